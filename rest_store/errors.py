@@ -1,0 +1,163 @@
+"""Every error that rest-store raises on purpose.
+
+    RestStoreError
+    |-- DatastoreError                  a datastore on disk cannot be used as it is
+    |   |-- DatastoreNotFoundError      no such directory, or no manifest in it  (FileNotFoundError)
+    |   |-- ManifestError               manifest.json cannot be read as one      (ValueError)
+    |   |-- MissingShardError           a file that the manifest names is absent (FileNotFoundError)
+    |   |-- NotAShardError              the file does not start with our magic   (ValueError)
+    |   |-- ByteOrderError              written with the other byte order        (ValueError)
+    |   |-- FormatVersionError          a newer (or unknown) format version      (ValueError)
+    |   |-- ShardHeaderError            header damaged or fields contradictory   (ValueError)
+    |   |-- ShardSizeError              truncated, or longer than its header says (ValueError)
+    |   |-- MixedBuildError             files of different builds side by side   (ValueError)
+    |   |-- ChecksumError               content differs from its checksum        (ValueError)
+    |   `-- SuffixOrderError            suffix array unsorted or not one entry per token (ValueError)
+    |-- TokenizerError
+    |   |-- TokenizerLoadError          a tokenizer cannot be loaded             (OSError)
+    |   `-- TokenizerMismatchError      not the tokenizer of the datastore       (ValueError)
+    |-- QueryError                      a request that cannot be answered
+    |   |-- ContextTypeError            context is not 1-D integers              (TypeError)
+    |   |-- EmptyContextError           context holds no token                   (ValueError)
+    |   |-- TokenRangeError             an id outside the vocabulary             (ValueError)
+    |   `-- LimitError                  a limit such as max_nodes out of range   (ValueError)
+    |-- TreeError                       arrays that are not a draft tree         (ValueError)
+    `-- BuildError                      a datastore cannot be built
+        |-- CorpusError                 a corpus cannot be read as asked         (ValueError)
+        |   |-- CorpusNotFoundError     no such file, directory or data set      (FileNotFoundError)
+        |   |-- CorpusFormatError       content does not have the expected schema
+        |   `-- EmptyCorpusError        no document, or only empty ones
+        |-- OutputError                 the datastore cannot be written          (OSError)
+        |-- MemoryBudgetError           too small a memory budget                (ValueError)
+        `-- ResumeError                 nothing to resume, or of other inputs    (ValueError)
+
+Each also subclasses the builtin that a caller would expect, named at the right. Messages read
+``{where}: {what} is {found}, expected {expected}``; `describe` writes them.
+"""
+
+from __future__ import annotations
+
+
+class RestStoreError(Exception):
+    """Base of every error that rest-store raises on purpose."""
+
+
+class DatastoreError(RestStoreError):
+    """A datastore on disk cannot be used as it is."""
+
+
+class DatastoreNotFoundError(DatastoreError, FileNotFoundError):
+    """There is no datastore at the path: no directory, or no manifest in it."""
+
+
+class ManifestError(DatastoreError, ValueError):
+    """`manifest.json` is not valid JSON, or a field is absent or of the wrong type."""
+
+
+class MissingShardError(DatastoreError, FileNotFoundError):
+    """The manifest names a file that is not there."""
+
+
+class NotAShardError(DatastoreError, ValueError):
+    """The file does not start with the magic bytes of a tokens or suffixes file."""
+
+
+class ByteOrderError(DatastoreError, ValueError):
+    """The file was written with the opposite byte order."""
+
+
+class FormatVersionError(DatastoreError, ValueError):
+    """The file or manifest has a format version that this release cannot read."""
+
+
+class ShardHeaderError(DatastoreError, ValueError):
+    """The header of a shard file is damaged, or its fields contradict each other."""
+
+
+class ShardSizeError(DatastoreError, ValueError):
+    """A shard file is shorter or longer than its header says."""
+
+
+class MixedBuildError(DatastoreError, ValueError):
+    """Files of different builds lie side by side: intact, but not made together."""
+
+
+class ChecksumError(DatastoreError, ValueError):
+    """The content of a shard file differs from its recorded checksum."""
+
+
+class SuffixOrderError(DatastoreError, ValueError):
+    """A suffix array is not sorted, or does not hold each token's position once."""
+
+
+class TokenizerError(RestStoreError):
+    """Something is wrong with a tokenizer."""
+
+
+class TokenizerLoadError(TokenizerError, OSError):
+    """A tokenizer cannot be loaded from the given name or path."""
+
+
+class TokenizerMismatchError(TokenizerError, ValueError):
+    """The tokenizer is not the one the datastore was built with."""
+
+
+class QueryError(RestStoreError):
+    """A request to a datastore that cannot be answered as asked."""
+
+
+class ContextTypeError(QueryError, TypeError):
+    """The context is not a one-dimensional sequence of integers."""
+
+
+class EmptyContextError(QueryError, ValueError):
+    """The context holds no token."""
+
+
+class TokenRangeError(QueryError, ValueError):
+    """A token id lies outside the vocabulary of the datastore."""
+
+
+class LimitError(QueryError, ValueError):
+    """A limit (`max_nodes`, `max_suffix`, `max_depth`) is out of range."""
+
+
+class TreeError(RestStoreError, ValueError):
+    """The arrays given do not form a draft tree."""
+
+
+class BuildError(RestStoreError):
+    """A datastore cannot be built."""
+
+
+class CorpusError(BuildError, ValueError):
+    """A corpus cannot be read as asked."""
+
+
+class CorpusNotFoundError(CorpusError, FileNotFoundError):
+    """There is no such file, directory or data set."""
+
+
+class CorpusFormatError(CorpusError):
+    """The content of a corpus does not have the expected schema."""
+
+
+class EmptyCorpusError(CorpusError):
+    """The corpora hold no document, or only empty ones."""
+
+
+class OutputError(BuildError, OSError):
+    """The datastore cannot be written: no space, no permission, or the place is taken."""
+
+
+class MemoryBudgetError(BuildError, ValueError):
+    """The memory budget is too small for what must be held at once."""
+
+
+class ResumeError(BuildError, ValueError):
+    """There is no unfinished build to resume, or it is of other inputs or options."""
+
+
+def describe(where: object, what: str, found: object, expected: object) -> str:
+    """Return the one wording of our errors: ``{where}: {what} is {found}, expected {expected}``."""
+    return f"{where}: {what} is {found}, expected {expected}"
