@@ -1,0 +1,301 @@
+"""Which tokenizer a datastore was built with: its identity, and the comparison of two.
+
+Token ids mean nothing without their tokenizer, so a datastore records the identity of its own in the manifest (see
+FORMAT.md, section 5) and refuses any other. The identity is computed from the serialization of Hugging Face
+`tokenizers` (`tokenizer.json`); neither `tokenizers` nor `transformers` is imported here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rest_store.errors import ManifestError, TokenizerLoadError, TokenizerMismatchError, describe
+
+_FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
+_NAMED_AT_MOST = 3  # added tokens named in a message; further ones are only counted
+
+
+@dataclass(frozen=True)
+class TokenizerIdentity:
+    """What must be equal for token ids to mean the same.
+
+    Attributes:
+        name: name or path as the user gave it; not compared.
+        fingerprint: `"sha256:"` and 64 hexadecimal digits, see `fingerprint_of`.
+        vocabulary_size: the greatest id + 1, over vocabulary and added tokens.
+        special_tokens: ids of the control tokens, by their text.
+        added_tokens: ids of all added tokens, control tokens or not, by their text.
+
+    Immutable as long as nobody writes to its dictionaries; safe to share between threads.
+    """
+
+    name: str = field(compare=False)
+    fingerprint: str
+    vocabulary_size: int
+    special_tokens: dict[str, int] = field(hash=False)
+    added_tokens: dict[str, int] = field(hash=False)
+
+    @classmethod
+    def from_tokenizer_json(cls, tokenizer: str | Mapping[str, Any], name: str) -> TokenizerIdentity:
+        """Compute the identity of a tokenizer from its `tokenizer.json`.
+
+        Args:
+            tokenizer: the text of the file, or the object that it holds.
+            name: what to call the tokenizer in manifests and messages.
+
+        Returns:
+            The identity; equal for equal tokenizers, however their JSON is ordered or their merges are written.
+
+        Raises:
+            TokenizerLoadError: not JSON, or not the serialization of a tokenizer.
+        """
+        if isinstance(tokenizer, str):
+            try:
+                tokenizer = json.loads(tokenizer)
+            except ValueError as error:
+                raise TokenizerLoadError(
+                    describe(name, "tokenizer", f"not JSON ({error})", "a tokenizer.json")
+                ) from None
+        if not isinstance(tokenizer, Mapping):
+            found = f"a JSON {type(tokenizer).__name__}"
+            raise TokenizerLoadError(describe(name, "tokenizer", found, "the object of a tokenizer.json"))
+        model = _model(tokenizer, name)
+        added = _added_tokens(tokenizer, name)
+        entries = {(entry[0], entry[1]) for entry in _vocabulary(model, name)}
+        entries.update((id_, text) for id_, text, _ in added)
+        if not entries:
+            raise TokenizerLoadError(describe(name, "vocabulary", "empty", "at least one token"))
+        return cls(
+            name=name,
+            fingerprint=fingerprint_of(tokenizer, name),
+            vocabulary_size=max(id_ for id_, _ in entries) + 1,
+            special_tokens={text: id_ for id_, text, special in added if special},
+            added_tokens={text: id_ for id_, text, _ in added},
+        )
+
+    @classmethod
+    def from_manifest(cls, fields: object, where: object) -> TokenizerIdentity:
+        """Read the identity back from the `tokenizer` object of a manifest.
+
+        Args:
+            fields: what `json.load` gave for that object; fields not known are ignored.
+            where: the manifest's path, for messages.
+
+        Returns:
+            The identity.
+
+        Raises:
+            ManifestError: a field is absent, of the wrong type, or contradicts another.
+        """
+        if not isinstance(fields, Mapping):
+            raise ManifestError(describe(where, "tokenizer", _shown(fields), "an object"))
+
+        def require(ok: bool, what: str, expected: str) -> None:
+            if not ok:
+                found = _shown(fields[what]) if what in fields else "absent"
+                raise ManifestError(describe(where, f"tokenizer.{what}", found, expected))
+
+        name: Any = fields.get("name")
+        fingerprint: Any = fields.get("fingerprint")
+        size: Any = fields.get("vocabulary_size")
+        require(isinstance(name, str), "name", "a string")
+        valid = isinstance(fingerprint, str) and _FINGERPRINT.fullmatch(fingerprint) is not None
+        require(valid, "fingerprint", "'sha256:' and 64 hexadecimal digits")
+        require(_is_int(size) and size > 0, "vocabulary_size", "a positive integer")
+        for what in ("special_tokens", "added_tokens"):
+            tokens = fields.get(what)
+            valid = isinstance(tokens, Mapping) and all(
+                isinstance(text, str) and _is_int(id_) and 0 <= id_ < size for text, id_ in tokens.items()
+            )
+            require(valid, what, f"an object of token texts and ids 0..{size - 1}")
+        special, added = dict(fields["special_tokens"]), dict(fields["added_tokens"])
+        require(special.items() <= added.items(), "special_tokens", "a subset of added_tokens")
+        return cls(name, fingerprint, size, special, added)
+
+    def to_manifest(self) -> dict[str, Any]:
+        """Return the `tokenizer` object of the manifest (FORMAT.md, section 5), ready for `json.dump`."""
+        return {
+            "name": self.name,
+            "fingerprint": self.fingerprint,
+            "vocabulary_size": self.vocabulary_size,
+            "special_tokens": dict(self.special_tokens),
+            "added_tokens": dict(self.added_tokens),
+        }
+
+    def require_same(self, other: TokenizerIdentity, where: object) -> None:
+        """Refuse a tokenizer that is not this one.
+
+        Args:
+            other: the tokenizer that somebody wants to use; this one is what the datastore was built with.
+            where: the datastore, for the message.
+
+        Raises:
+            TokenizerMismatchError: they differ; the message says in what: vocabulary size, else added tokens, else
+                vocabulary, merges or normalizer.
+        """
+        what = f"tokenizer '{other.name}'"
+        if self.vocabulary_size != other.vocabulary_size:
+            found = f"one with a vocabulary of {other.vocabulary_size}"
+            expected = f"{self.vocabulary_size} as in '{self.name}'"
+            raise TokenizerMismatchError(describe(where, what, found, expected))
+        missing = self.added_tokens.items() - other.added_tokens.items()
+        extra = other.added_tokens.items() - self.added_tokens.items()
+        if missing or extra:
+            parts = [f"{word} {_listed(tokens)}" for word, tokens in (("without", missing), ("with", extra)) if tokens]
+            expected = f"the added tokens of '{self.name}'"
+            raise TokenizerMismatchError(describe(where, what, " and ".join(parts), expected))
+        if self.fingerprint != other.fingerprint:
+            found = f"{other.fingerprint} (vocabulary, merges or normalizer differ)"
+            raise TokenizerMismatchError(describe(where, what, found, f"{self.fingerprint} as of '{self.name}'"))
+
+
+def identity_of(tokenizer: object, name: str | None = None) -> TokenizerIdentity:
+    """Return the identity of any tokenizer object that is serialized as `tokenizer.json`.
+
+    Args:
+        tokenizer: a `TokenizerIdentity`, something whose `identity` is one, a fast tokenizer of `transformers` (it has
+            `backend_tokenizer`), or a `tokenizers.Tokenizer` (it has `to_str`).
+        name: what to call it; by default its `name_or_path`, or its class.
+
+    Returns:
+        The identity. Takes a fraction of a second for `tokenizers` and `transformers` objects: keep it.
+
+    Raises:
+        TokenizerLoadError: none of these, for instance a tokenizer of `transformers` in pure Python.
+    """
+    for identity in (tokenizer, getattr(tokenizer, "identity", None)):
+        if isinstance(identity, TokenizerIdentity):
+            return identity
+    kind = type(tokenizer).__name__
+    if name is None:
+        name = str(getattr(tokenizer, "name_or_path", "") or kind)
+    serialize = getattr(getattr(tokenizer, "backend_tokenizer", tokenizer), "to_str", None)
+    if not callable(serialize):
+        raise TokenizerLoadError(describe(name, "tokenizer", f"a {kind}", "a fast tokenizer (with a tokenizer.json)"))
+    return TokenizerIdentity.from_tokenizer_json(str(serialize()), name)
+
+
+def fingerprint_of(tokenizer: Mapping[str, Any], name: str = "tokenizer") -> str:
+    """Hash what decides the meaning of token ids: model type, vocabulary, merges, added tokens, normalizer.
+
+    Written down canonically, so that none of these changes it: the order of keys; merges as `"a b"` or as pairs; an
+    added token that is also listed in the vocabulary or is not; a normalizer wrapped in a sequence of one; the flags of
+    added tokens; padding, truncation, pre-tokenizer, post-processor and decoder.
+
+    Args:
+        tokenizer: the object that a `tokenizer.json` holds (BPE, WordPiece, Unigram or WordLevel).
+        name: for messages.
+
+    Returns:
+        `"sha256:"` and 64 hexadecimal digits.
+
+    Raises:
+        TokenizerLoadError: `tokenizer` is not such an object.
+    """
+    model = _model(tokenizer, name)
+    vocabulary = _vocabulary(model, name)
+    added = _added_tokens(tokenizer, name)
+    described = {
+        "model": _model_type(model),
+        "vocabulary": sorted({entry[:2] for entry in vocabulary} | {(id_, text) for id_, text, _ in added}),
+        "scores": sorted((entry[0], entry[2]) for entry in vocabulary if len(entry) > 2),
+        "merges": _merges(model, name),
+        "added_tokens": [(id_, text) for id_, text, _ in added],
+        "normalizer": _normalizer(tokenizer.get("normalizer")),
+    }
+    canonical = json.dumps(described, sort_keys=True, separators=(",", ":"))
+    return "sha256:" + hashlib.sha256(canonical.encode("ascii")).hexdigest()
+
+
+def _model(tokenizer: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    model = tokenizer.get("model")
+    if not isinstance(model, Mapping) or "vocab" not in model:
+        keys = ", ".join(sorted(map(str, tokenizer))) or "none"
+        raise TokenizerLoadError(describe(name, "tokenizer", f"without model.vocab (keys: {keys})", "a tokenizer.json"))
+    return model
+
+
+def _model_type(model: Mapping[str, Any]) -> str:
+    """Return the type; old files do not write it."""
+    if "type" in model:
+        return str(model["type"])
+    if "merges" in model:
+        return "BPE"
+    if isinstance(model["vocab"], list):
+        return "Unigram"
+    return "WordPiece" if "max_input_chars_per_word" in model else "WordLevel"
+
+
+def _vocabulary(model: Mapping[str, Any], name: str) -> list[tuple[Any, ...]]:
+    """Return (id, text), or (id, text, score) for Unigram, whose ids are the places in its list."""
+    vocabulary = model["vocab"]
+    if isinstance(vocabulary, Mapping) and all(_is_id(id_) for id_ in vocabulary.values()):
+        return [(id_, str(text)) for text, id_ in vocabulary.items()]
+    if isinstance(vocabulary, list) and all(
+        isinstance(entry, list | tuple) and len(entry) == 2 for entry in vocabulary
+    ):
+        return [(id_, str(text), float(score)) for id_, (text, score) in enumerate(vocabulary)]
+    expected = "an object of texts and ids, or a list of [text, score]"
+    raise TokenizerLoadError(describe(name, "model.vocab", _shown(vocabulary), expected))
+
+
+def _merges(model: Mapping[str, Any], name: str) -> list[list[str]]:
+    merges = model.get("merges") or []
+    pairs = [merge.split(" ") if isinstance(merge, str) else list(merge) for merge in merges]
+    for number, pair in enumerate(pairs):
+        if len(pair) != 2:
+            found = _shown(merges[number])
+            raise TokenizerLoadError(describe(name, f"model.merges[{number}]", found, "two tokens"))
+    return pairs
+
+
+def _added_tokens(tokenizer: Mapping[str, Any], name: str) -> list[tuple[int, str, bool]]:
+    """Return (id, text, whether it is a control token), by id."""
+    added = []
+    for token in tokenizer.get("added_tokens") or []:
+        if not (isinstance(token, Mapping) and _is_id(token.get("id")) and isinstance(token.get("content"), str)):
+            raise TokenizerLoadError(describe(name, "an added token", _shown(token), "an object with id and content"))
+        added.append((int(token["id"]), str(token["content"]), bool(token.get("special"))))
+    return sorted(added)
+
+
+def _normalizer(normalizer: object) -> object:
+    """Return the normalizer with nested sequences flattened; None for none, or an empty sequence."""
+    steps = list(_normalizer_steps(normalizer))
+    return steps or None
+
+
+def _normalizer_steps(normalizer: object) -> Iterable[object]:
+    if normalizer is None:
+        return
+    if isinstance(normalizer, Mapping) and normalizer.get("type") == "Sequence":
+        for step in normalizer.get("normalizers") or []:
+            yield from _normalizer_steps(step)
+    else:
+        yield normalizer
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _listed(tokens: Iterable[tuple[str, int]]) -> str:
+    by_id = sorted((id_, text) for text, id_ in tokens)
+    named = ", ".join(f"{text!r} (id {id_})" for id_, text in by_id[:_NAMED_AT_MOST])
+    further = len(by_id) - _NAMED_AT_MOST
+    return f"added tokens {named}" + (f" and {further} more" if further > 0 else "")
+
+
+def _shown(value: object) -> str:
+    """Return a value as a message shows it: at most 60 characters."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
