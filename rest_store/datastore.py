@@ -1,0 +1,247 @@
+"""A datastore, opened: from shards to drafts (REST, arXiv 2311.08252, sections 3.1 and 3.2)."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from rest_store.errors import ContextTypeError, EmptyContextError, LimitError, QueryError, TokenRangeError, describe
+from rest_store.kernel import MAX_DEPTH, MAX_NODES, MAX_SUFFIX, kernel_name, open_kernel
+from rest_store.manifest import FILE_NAME, Manifest, ShardRecord
+from rest_store.shard import Shard
+from rest_store.tokenizer import TokenizerIdentity, identity_of
+from rest_store.tree import SuffixMatch, TokenTree
+
+IntSequence: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
+
+_NATIVE_TYPES = ("<i8", "<i4", "<u2", "<u4")  # integer arrays that kernels read as they are
+
+
+@dataclass(frozen=True)
+class DatastoreInfo:
+    """What a datastore is.
+
+    Attributes:
+        path: its directory.
+        tokenizer: identity of the tokenizer that it was built with.
+        token_count: tokens of all shards.
+        document_count: documents of all shards.
+        shard_count: number of shards.
+        size: bytes of all shard files.
+        built: when its manifest was written.
+        kernel: what answers its queries here, "native" or "reference".
+        manifest: the whole manifest, with provenance and build options.
+    """
+
+    path: Path
+    tokenizer: TokenizerIdentity
+    token_count: int
+    document_count: int
+    shard_count: int
+    size: int
+    built: datetime
+    kernel: str
+    manifest: Manifest
+
+
+class Datastore:
+    """All shards of one directory, mapped into memory and ready to be asked. Make one with `Datastore.open`.
+
+    Thread-safe; the native kernel releases the GIL.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest, shards: list[Shard]) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.shards = shards
+        self.vocabulary_size = manifest.tokenizer.vocabulary_size
+        self._kernel = open_kernel(shards, self.vocabulary_size)
+        self._draft = self._kernel.draft
+
+    @classmethod
+    def open(cls, path: str | Path, *, tokenizer: object = None) -> Datastore:
+        """Open the datastore in directory `path`.
+
+        Maps its files and validates their structure; takes neither time nor memory in proportion to their size.
+
+        Args:
+            path: a directory that `rest-build` wrote.
+            tokenizer: if given, the tokenizer in use (a `transformers` or `tokenizers` tokenizer, or a
+                `TokenizerIdentity`); the datastore must have been built with the same.
+
+        Raises:
+            DatastoreError: the subclass that names what is wrong with the files (FORMAT.md, section 6).
+            TokenizerMismatchError: `tokenizer` differs from the datastore's.
+        """
+        directory = Path(path)
+        manifest = Manifest.read(directory)
+        if tokenizer is not None:
+            manifest.tokenizer.require_same(identity_of(tokenizer), directory)
+        shards = []
+        for record in manifest.shards:
+            shard = Shard.open(directory, record.name)
+            record.require_same(ShardRecord.of(record.name, shard), directory)
+            shard.require_vocabulary(manifest.tokenizer.vocabulary_size)
+            shards.append(shard)
+        return cls(directory, manifest, shards)
+
+    def info(self) -> DatastoreInfo:
+        """Return what this datastore is."""
+        return DatastoreInfo(
+            path=self.path,
+            tokenizer=self.manifest.tokenizer,
+            token_count=self.manifest.token_count,
+            document_count=self.manifest.document_count,
+            shard_count=len(self.shards),
+            size=sum(shard.size for shard in self.shards),
+            built=datetime.fromtimestamp((self.path / FILE_NAME).stat().st_mtime, timezone.utc),
+            kernel=kernel_name(),
+            manifest=self.manifest,
+        )
+
+    def longest_suffix_match(self, context: IntSequence, *, max_suffix: int = 16) -> SuffixMatch:
+        """Find the longest suffix of `context` that occurs in this datastore (REST, Algorithm 1).
+
+        Args:
+            context: 1-D integers, oldest first; only the last `max_suffix` are read.
+            max_suffix: longest suffix tried, in tokens, 1..64.
+
+        Returns:
+            SuffixMatch(length, count): `length` in tokens, 0 if even the last token is absent.
+
+        Raises:
+            QueryError: `context` is not 1-D integers, is empty, or holds an id outside the vocabulary, or a limit is
+                out of range.
+
+        Thread-safe; releases the GIL.
+        """
+        _require_limit("max_suffix", max_suffix, MAX_SUFFIX)
+        try:
+            return SuffixMatch(*self._kernel.longest_suffix_match(_plain(context), max_suffix))
+        except (TypeError, ValueError) as error:
+            raise self._explain(context, max_suffix) or QueryError(f"query: {error}") from error
+
+    def draft(
+        self, context: IntSequence, *, max_nodes: int = 64, max_suffix: int = 16, max_depth: int = 10
+    ) -> TokenTree:
+        """Return the most frequent continuations of the longest suffix match of `context` as a tree.
+
+        Counts are exact, over all matches. Nodes come by count, greatest first; of equal counts the one with fewer
+        tokens first, of those the lexicographically first (FORMAT.md, section 7).
+
+        Args:
+            context: 1-D integers, oldest first; only the last `max_suffix` are read.
+            max_nodes: most draft tokens, 1..1024.
+            max_suffix: longest suffix tried, in tokens, 1..64.
+            max_depth: longest continuation, in tokens, 1..32.
+
+        Returns:
+            The draft tree, with its suffix match; empty if nothing matches or no match is continued.
+
+        Raises:
+            QueryError: `context` is not 1-D integers, is empty, or holds an id outside the vocabulary, or a limit is
+                out of range.
+
+        Thread-safe; releases the GIL.
+        """
+        if not (1 <= max_nodes <= MAX_NODES and 1 <= max_suffix <= MAX_SUFFIX and 1 <= max_depth <= MAX_DEPTH):
+            _require_limits(max_nodes, max_suffix, max_depth)
+        try:
+            packed, length, count = self._draft(
+                context if type(context) is list else _plain(context), max_nodes, max_suffix, max_depth
+            )
+        except (TypeError, ValueError) as error:
+            raise self._explain(context, max_suffix) or QueryError(f"query: {error}") from error
+        return TokenTree.from_packed(packed, SuffixMatch(length, count))
+
+    def draft_batch(
+        self, contexts: Sequence[IntSequence], *, max_nodes: int = 64, max_suffix: int = 16, max_depth: int = 10
+    ) -> list[TokenTree]:
+        """Return what `draft` returns, for each of `contexts`; faster than one call each.
+
+        Raises:
+            QueryError: as `draft`; the message names the context's place.
+
+        Thread-safe; releases the GIL.
+        """
+        _require_limits(max_nodes, max_suffix, max_depth)
+        plain = [_plain(context) for context in contexts]
+        try:
+            answers = self._kernel.draft_batch(plain, max_nodes, max_suffix, max_depth)
+        except (TypeError, ValueError) as error:
+            for place, context in enumerate(contexts):
+                reason = self._explain(context, max_suffix, f"context {place}")
+                if reason is not None:
+                    raise reason from error
+            raise
+        return [TokenTree.from_packed(packed, SuffixMatch(length, count)) for packed, length, count in answers]
+
+    def count(self, tokens: IntSequence) -> int:
+        """Return how often the sequence `tokens` occurs within documents of this datastore.
+
+        Args:
+            tokens: 1-D integers, 1 to 64 of them.
+
+        Raises:
+            QueryError: `tokens` is not 1-D integers, is empty or too long, or holds an id outside the vocabulary.
+
+        Thread-safe; releases the GIL.
+        """
+        try:
+            return self._kernel.count(_plain(tokens))
+        except (TypeError, ValueError) as error:
+            reason = self._explain(tokens, MAX_SUFFIX, "tokens")
+            raise reason or LimitError(describe("tokens", "length", len(tokens), f"1..{MAX_SUFFIX}")) from error
+
+    def _explain(self, context: object, max_suffix: int, what: str = "context") -> QueryError | None:
+        """Find out why a kernel did not take `context`; None if this context is in order."""
+        try:
+            array = np.asarray(context)
+        except (TypeError, ValueError):  # ragged
+            array = np.empty((), dtype=object)
+        if array.size == 0 and array.ndim == 1:
+            return EmptyContextError(describe("query", what, "empty", "at least one token"))
+        if array.ndim != 1 or array.dtype.kind not in "iu":
+            shape = f"{array.ndim}-D {array.dtype}" if array.dtype != object else type(context).__name__
+            return ContextTypeError(describe("query", what, shape, "1-D integers"))
+        tail = array[-max_suffix:]
+        outside = tail[(tail < 0) | (tail >= self.vocabulary_size)]
+        if outside.size:
+            expected = f"0..{self.vocabulary_size - 1}"
+            return TokenRangeError(describe("query", f"token id in {what}", int(outside[0]), expected))
+        return None
+
+    def __repr__(self) -> str:
+        return f"Datastore({str(self.path)!r}, {self.manifest.token_count} tokens, {len(self.shards)} shards)"
+
+
+def _plain(context: IntSequence) -> Any:
+    """Return `context` as a kernel takes it: a list, a tuple or an array of a common integer type."""
+    if type(context) in (list, tuple):
+        return context
+    array = np.asarray(context)
+    if array.ndim == 1 and array.dtype.kind in "iu" and array.dtype.str not in _NATIVE_TYPES:
+        return array.astype(np.int64)
+    return array
+
+
+def _require_limit(name: str, value: object, greatest: int) -> None:
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = 0
+    if not 1 <= number <= greatest:
+        raise LimitError(describe("query", name, repr(value), f"1..{greatest}"))
+
+
+def _require_limits(max_nodes: object, max_suffix: object, max_depth: object) -> None:
+    _require_limit("max_nodes", max_nodes, MAX_NODES)
+    _require_limit("max_suffix", max_suffix, MAX_SUFFIX)
+    _require_limit("max_depth", max_depth, MAX_DEPTH)

@@ -1,0 +1,90 @@
+"""The choice between the native query kernel and its numpy reference, and the interface that both have."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any, Protocol
+
+from rest_store._reference import KernelShard, ReferenceKernel
+from rest_store.shard import Shard
+
+MAX_SUFFIX = 64
+MAX_DEPTH = 32
+MAX_NODES = 1024
+
+
+class Kernel(Protocol):
+    """Exact queries over shards. Contexts are 1-D integers, of which the last `max_suffix` are read.
+
+    Methods raise TypeError or ValueError, without saying more, for a context that is not 1-D integers of the
+    vocabulary or is empty. Thread-safe; the native kernel releases the GIL.
+    """
+
+    def longest_suffix_match(self, context: Any, max_suffix: int, /) -> tuple[int, int]:
+        """Return (match length, count)."""
+
+    def count(self, tokens: Any, /) -> int:
+        """Return the occurrences of `tokens`, 1 to 64 of them."""
+
+    def draft(self, context: Any, max_nodes: int, max_suffix: int, max_depth: int, /) -> tuple[bytes, int, int]:
+        """Return (packed tree, match length, match count)."""
+
+    def draft_batch(
+        self, contexts: list[Any], max_nodes: int, max_suffix: int, max_depth: int, /
+    ) -> list[tuple[bytes, int, int]]:
+        """Return what `draft` returns, for each of `contexts`."""
+
+
+def native_kernel() -> type[Any] | None:
+    """Return the native kernel's class, or None if it was not built."""
+    try:
+        from rest_store._kernel import NativeKernel
+    except ImportError:
+        return None
+    return NativeKernel  # type: ignore[no-any-return]
+
+
+def kernel_name() -> str:
+    """Return which kernel opens datastores in this process: "native" or "reference".
+
+    The environment variable REST_STORE_KERNEL=reference asks for the reference where both are there.
+    """
+    if os.environ.get("REST_STORE_KERNEL") == "reference" or native_kernel() is None:
+        return "reference"
+    return "native"
+
+
+_warned = False
+
+
+def open_kernel(shards: list[Shard], vocabulary_size: int) -> Kernel:
+    """Return a kernel over `shards`, native if it was built; say once in a process if it was not."""
+    global _warned
+    views = [_view(shard) for shard in shards]
+    native = native_kernel()
+    if kernel_name() == "native" and native is not None:
+        return native(views, vocabulary_size)  # type: ignore[no-any-return]
+    if native is None and not _warned:
+        _warned = True
+        warnings.warn(
+            "rest-store: the native kernel was not built; queries run on the numpy reference, exact but slow. "
+            "Install a C++20 compiler and reinstall to get it.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return ReferenceKernel(views, vocabulary_size)
+
+
+def _view(shard: Shard) -> KernelShard:
+    tokens, suffixes = shard.tokens, shard.suffixes
+    return KernelShard(
+        symbols=tokens.payload_and_tail,
+        keys=suffixes.key_bytes,
+        entries=suffixes.packed,
+        position_count=tokens.header.position_count,
+        entry_count=suffixes.header.entry_count,
+        key_count=suffixes.header.key_count,
+        width=tokens.header.width,
+        bits=suffixes.header.bits,
+    )

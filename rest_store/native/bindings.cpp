@@ -1,0 +1,154 @@
+// Python's view of the kernel: conversions and the release of the GIL, no algorithm.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/vector.h>
+
+#include "kernel.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace rest_store;
+
+namespace {
+
+using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+// One token of a context. Anything but an integer of the vocabulary is a ValueError or TypeError that the caller explains.
+Token to_token(PyObject* item, std::uint32_t vocabulary) {
+  const nb::object number = nb::steal(PyNumber_Index(item));
+  if (!number.is_valid()) throw nb::python_error();
+  const long long value = PyLong_AsLongLong(number.ptr());
+  if (value < 0 || value >= static_cast<long long>(vocabulary)) {
+    PyErr_Clear();
+    throw nb::value_error("token outside the vocabulary");
+  }
+  return static_cast<Token>(value);
+}
+
+template <class Integer>
+void copy_tokens(const void* from, std::size_t skip, std::size_t count, std::ptrdiff_t stride, std::uint32_t vocabulary, Token* to) {
+  const Integer* data = static_cast<const Integer*>(from);
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto value = static_cast<std::int64_t>(data[static_cast<std::ptrdiff_t>(skip + i) * stride]);
+    if (value < 0 || value >= static_cast<std::int64_t>(vocabulary)) throw nb::value_error("token outside the vocabulary");
+    to[i] = static_cast<Token>(value);
+  }
+}
+
+// The last tokens of `context`, a list, a tuple or a 1-D integer array.
+Suffix to_suffix(const Kernel& kernel, nb::handle context, std::size_t max_suffix, bool whole = false) {
+  Token tokens[kMaxSuffix];
+  std::size_t count = 0;
+  const auto keep = [&](std::size_t size) {
+    if (size == 0 || (whole && size > max_suffix)) throw nb::value_error("context of unusable length");
+    count = std::min(size, max_suffix);
+    return size - count;
+  };
+  if (PyList_CheckExact(context.ptr()) || PyTuple_CheckExact(context.ptr())) {
+    const std::size_t skip = keep(static_cast<std::size_t>(PySequence_Fast_GET_SIZE(context.ptr())));
+    PyObject** items = PySequence_Fast_ITEMS(context.ptr());
+    for (std::size_t i = 0; i < count; ++i) tokens[i] = to_token(items[skip + i], kernel.vocabulary());
+  } else {
+    const auto array = nb::cast<nb::ndarray<nb::ndim<1>, nb::ro, nb::device::cpu>>(context);
+    const std::size_t skip = keep(array.shape(0));
+    const auto copy = [&]<class Integer>(Integer) {
+      copy_tokens<Integer>(array.data(), skip, count, array.stride(0), kernel.vocabulary(), tokens);
+    };
+    if (array.dtype() == nb::dtype<std::int64_t>()) copy(std::int64_t{});
+    else if (array.dtype() == nb::dtype<std::int32_t>()) copy(std::int32_t{});
+    else if (array.dtype() == nb::dtype<std::uint16_t>()) copy(std::uint16_t{});
+    else if (array.dtype() == nb::dtype<std::uint32_t>()) copy(std::uint32_t{});
+    else throw nb::type_error("context of an unexpected type");
+  }
+  return Suffix(tokens, count, kernel.width());
+}
+
+// (packed, match length, match count); packed: counts int64[N], tokens int32[N], parents int32[N], depths int32[N].
+nb::tuple to_python(const Answer& answer) {
+  const std::size_t count = answer.tree.size();
+  const nb::bytes packed = nb::steal<nb::bytes>(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(20 * count)));
+  char* base = PyBytes_AS_STRING(packed.ptr());
+  const auto put = [&](std::size_t offset, const auto& value) { std::memcpy(base + offset, &value, sizeof value); };
+  for (std::size_t i = 0; i < count; ++i) {
+    const DraftNode& node = answer.tree[i];
+    put(8 * i, node.count);
+    put(8 * count + 4 * i, node.token);
+    put(12 * count + 4 * i, node.parent);
+    put(16 * count + 4 * i, node.depth);
+  }
+  return nb::make_tuple(packed, answer.length, answer.count);
+}
+
+// A kernel and the arrays that keep its mappings open.
+class Opened {
+ public:
+  Opened(const nb::list& shards, std::uint32_t vocabulary) : keep_(shards), kernel_(views(shards), vocabulary) {}
+
+  nb::tuple longest_suffix_match(nb::handle context, std::size_t max_suffix) {
+    const std::vector<Suffix> contexts{to_suffix(kernel_, context, max_suffix)};
+    std::uint32_t length = 0;
+    std::uint64_t count = 0;
+    {
+      const nb::gil_scoped_release release;
+      const Match& match = kernel_.match(contexts)[0];
+      length = match.length;
+      count = match.count;
+    }
+    return nb::make_tuple(length, count);
+  }
+
+  nb::tuple draft(nb::handle context, std::uint32_t max_nodes, std::uint32_t max_suffix, std::uint32_t max_depth) {
+    const std::vector<Suffix> contexts{to_suffix(kernel_, context, max_suffix)};
+    return to_python(answer(contexts, {max_nodes, max_suffix, max_depth})[0]);
+  }
+
+  nb::list draft_batch(const nb::list& batch, std::uint32_t max_nodes, std::uint32_t max_suffix, std::uint32_t max_depth) {
+    std::vector<Suffix> contexts;
+    contexts.reserve(batch.size());
+    for (nb::handle context : batch) contexts.push_back(to_suffix(kernel_, context, max_suffix));
+    nb::list out;
+    for (const Answer& one : answer(contexts, {max_nodes, max_suffix, max_depth})) out.append(to_python(one));
+    return out;
+  }
+
+  std::uint64_t count(nb::handle tokens) {
+    const Suffix sequence = to_suffix(kernel_, tokens, kMaxSuffix, true);
+    const nb::gil_scoped_release release;
+    return kernel_.count(sequence);
+  }
+
+ private:
+  static std::vector<ShardView> views(const nb::list& shards) {
+    std::vector<ShardView> out;
+    for (nb::handle shard : shards) {
+      const auto symbols = nb::cast<Bytes>(shard.attr("symbols")), keys = nb::cast<Bytes>(shard.attr("keys")),
+                 entries = nb::cast<Bytes>(shard.attr("entries"));
+      const auto field = [&](const char* name) { return nb::cast<std::uint64_t>(shard.attr(name)); };
+      out.push_back({symbols.data(), reinterpret_cast<const std::uint64_t*>(keys.data()), entries.data(),
+                     field("position_count"), field("entry_count"), field("key_count"),
+                     static_cast<std::uint32_t>(field("width")), static_cast<std::uint32_t>(field("bits"))});
+    }
+    return out;
+  }
+
+  std::vector<Answer> answer(const std::vector<Suffix>& contexts, const Limits& limits) {
+    const nb::gil_scoped_release release;
+    return kernel_.draft(contexts, limits);
+  }
+
+  nb::list keep_;
+  Kernel kernel_;
+};
+
+}  // namespace
+
+NB_MODULE(_kernel, module) {
+  module.doc() = "The native query kernel; rest_store.kernel chooses between it and the numpy reference.";
+  nb::class_<Opened>(module, "NativeKernel")
+      .def(nb::init<const nb::list&, std::uint32_t>(), "shards"_a, "vocabulary_size"_a)
+      .def("longest_suffix_match", &Opened::longest_suffix_match)
+      .def("draft", &Opened::draft)
+      .def("draft_batch", &Opened::draft_batch)
+      .def("count", &Opened::count);
+}

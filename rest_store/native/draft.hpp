@@ -1,0 +1,242 @@
+// The heaviest continuations of a match, as a tree with exact counts.
+//
+// Read a sample of the match's continuations; every node of the true trie that it shows has a count within bounds that
+// follow from the sample's stride, and every node that it does not show is lighter than the stride. Refine until enough
+// nodes are certain to be heavier than any unseen one, find the boundaries of those that may be among the heaviest, and
+// take the best. With a stride of one this is the plain trie of all continuations.
+#pragma once
+
+#include <array>
+#include <functional>
+
+#include "match.hpp"
+#include "sample.hpp"
+
+namespace rest_store {
+
+struct DraftNode {
+  Token token;
+  std::int32_t parent;  // -1: child of the context
+  std::int32_t depth;   // 1 for a child of the context
+  std::int64_t count;
+};
+
+class Drafter {
+ public:
+  // The `max_nodes` heaviest continuations of at most `max_depth` tokens of `match`: by count, greatest first; of equal
+  // counts the shorter; of those the lexicographically first (FORMAT.md, section 7).
+  const std::vector<DraftNode>& draft(const std::vector<ShardView>& shards, const Match& match,
+                                      std::uint32_t vocabulary, std::uint32_t max_nodes, std::uint32_t max_depth) {
+    tree_.clear();
+    if (match.count == 0 || max_nodes == 0 || max_depth == 0) return tree_;
+    max_nodes_ = max_nodes;
+    const std::uint64_t wanted = std::uint64_t{kSamplesPerNode} * max_nodes;
+    sample_.start(shards, match.intervals, match.length, max_depth, vocabulary, 
+                  match.count <= 2 * wanted ? match.count : wanted);
+    for (;;) {
+      collect();
+      // What one row, or none, shows of a node is at most this.
+      const std::uint64_t shards = sample_.parts().size(), slack = sample_.stride() - 1;
+      if (slack == 0 || threshold_ > (shards + 1) * slack + 1) break;
+      const std::uint64_t stride = std::clamp<std::uint64_t>(estimate_ / (2 * shards + 2), sample_.stride() / 16, sample_.stride() / 2);
+      sample_.refine(stride <= 2 ? 1 : stride);
+    }
+    if (sample_.stride() > 1) measure(match.length);
+    else add_singles();
+    choose();
+    return tree_;
+  }
+
+  // Give back memory that only a rare query needs.
+  void release_excess() { sample_.release_excess(); }
+
+ private:
+  static constexpr std::uint32_t kSamplesPerNode = 12;
+
+  // A node of the trie: the first `depth` tokens of rows begin .. end - 1.
+  struct Node {
+    std::uint32_t begin, end, depth;
+    std::uint64_t low;   // occurrences, at least; exact once measured
+    std::uint64_t high;  // at most
+  };
+
+  // What nodes are sorted by: count, greatest first; then depth; then place in `nodes_`, which for nodes of one depth is
+  // lexicographic, because rows are and nodes are kept in the order in which they end.
+  __extension__ using Key = unsigned __int128;
+  Key key(std::size_t place) const {
+    const Node& node = nodes_[place];
+    return Key{~node.low} << 64 | std::uint64_t{node.depth} << 32 | place;
+  }
+
+  // Walk the sampled trie in depth-first order and keep the nodes that may be among the heaviest, of those with two rows
+  // or more: a node with one row is not heavier than twice what a sample leaves unseen.
+  void collect() {
+    nodes_.clear();
+    threshold_ = estimate_ = 0;
+    capacity_ = 4 * std::size_t{max_nodes_};
+    const auto rows = static_cast<std::uint32_t>(sample_.size());
+    const std::uint64_t slack = sample_.stride() - 1, shards = sample_.parts().size();
+    shared_.resize(rows + 1);
+    shared_[0] = 0;
+    std::array<std::uint32_t, kMaxDepth + 1> begins{};  // first row of the open node at each depth
+    std::uint32_t open = 0;                             // tokens in common with the row before
+    for (std::uint32_t row = 0; row < rows; ++row) {
+      const std::uint32_t next = row + 1 < rows ? sample_.common_prefix(row) : 0;
+      shared_[row + 1] = next;
+      for (std::uint32_t depth = open + 1; depth <= next; ++depth) begins[depth] = row;
+      for (std::uint32_t depth = open; depth > next; --depth) {
+        const std::uint32_t begin = begins[depth], end = row + 1;
+        const std::uint64_t weight = sample_.weight(begin, end), missed = std::min<std::uint64_t>(shards, end - begin) * slack;
+        const std::uint64_t high = weight + shards * slack;
+        if (high < threshold_ || (slack == 0 && high == threshold_ && depth >= threshold_depth_)) continue;
+        nodes_.push_back({begin, end, depth, std::max<std::uint64_t>(end - begin, weight - std::min(weight, missed)), high});
+        if (nodes_.size() >= capacity_) prune();
+      }
+      open = next;
+    }
+    prune();
+  }
+
+  // Fill up with continuations that occur once, if the sample is complete: shallow ones first, then in row order.
+  void add_singles() {
+    if (nodes_.size() >= max_nodes_) return;
+    const auto rows = static_cast<std::uint32_t>(sample_.size());
+    std::size_t room = max_nodes_ - nodes_.size();
+    std::uint32_t limit = 0, last = 0;  // all singles up to depth `limit`, and of the next depth those of rows before `last`
+    for (bool any = true; any && room > 0;) {
+      any = false;
+      ++limit;
+      for (last = 0; last < rows && room > 0; ++last) {
+        any |= sample_.length(last) > limit;
+        room -= single_at(last, limit);
+      }
+    }
+    ends_.swap(nodes_);
+    nodes_.clear();
+    auto inner = ends_.begin();
+    for (std::uint32_t row = 0; row < rows; ++row) {
+      const std::uint32_t deepest = std::min(sample_.length(row), row < last ? limit : limit - 1);
+      for (std::uint32_t depth = deepest; depth > 0 && single_at(row, depth); --depth)
+        nodes_.push_back({row, row + 1, depth, 1, 1});
+      for (; inner != ends_.end() && inner->end == row + 1; ++inner) nodes_.push_back(*inner);
+    }
+  }
+
+  bool single_at(std::uint32_t row, std::uint32_t depth) const {
+    return depth > std::max(shared_[row], shared_[row + 1]) && depth <= sample_.length(row);
+  }
+
+  // Drop the nodes that cannot be among the heaviest, in place.
+  void prune() {
+    if (nodes_.size() < max_nodes_) return;
+    keys_.resize(nodes_.size());
+    for (std::size_t i = 0; i < nodes_.size(); ++i) keys_[i] = key(i);
+    const auto nth = keys_.begin() + max_nodes_ - 1;
+    std::nth_element(keys_.begin(), nth, keys_.end());
+    threshold_ = ~static_cast<std::uint64_t>(*nth >> 64);
+    threshold_depth_ = static_cast<std::uint32_t>(*nth >> 32);
+    const Node& last = nodes_[static_cast<std::uint32_t>(*nth)];
+    estimate_ = sample_.weight(last.begin, last.end);
+    const bool exact = sample_.stride() == 1;
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i < nodes_.size(); ++i)
+      if (exact ? key(i) <= *nth : nodes_[i].high >= threshold_) nodes_[kept++] = nodes_[i];
+    nodes_.resize(kept);
+    capacity_ = std::max(capacity_, 2 * kept);
+  }
+
+  // Find the exact counts of the nodes that may still be among the heaviest.
+  void measure(std::uint32_t skip) {
+    boundaries_.clear();
+    const bool one = sample_.parts().size() == 1;
+    for (const Node& node : nodes_)
+      for (const Sample::Part& part : sample_.parts()) {
+        const std::uint32_t ends[2] = {node.begin, node.end};
+        for (int side = 0; side < 2; ++side) {
+          const auto place = one ? ends[side]
+                                 : static_cast<std::size_t>(std::lower_bound(part.merged.begin(), part.merged.end(), ends[side]) -
+                                                            part.merged.begin());
+          const Interval gap = part.gap_before(place);
+          boundaries_.push_back({part.shard, sample_.row(node.begin), node.depth * sample_.width(), skip, side == 1, gap.begin,
+                                 gap.end, 0});
+        }
+      }
+    // First to an eighth of the gaps: that excludes most of those that are not among the heaviest.
+    for (const std::uint64_t gap : {sample_.stride() / 8, std::uint64_t{0}}) {
+      find_boundaries(boundaries_, gap);
+      const Boundary* boundary = boundaries_.data();
+      for (Node& node : nodes_) {
+        node.low = node.high = 0;
+        for (std::size_t part = 0; part < sample_.parts().size(); ++part, boundary += 2) {
+          node.low += boundary[1].low - std::min(boundary[0].high, boundary[1].low);
+          node.high += boundary[1].high - std::min(boundary[0].low, boundary[1].high);
+        }
+      }
+      if (gap > 0) prune_measured();
+    }
+  }
+
+  // Drop nodes that are surely lighter than max_nodes others, with their boundaries.
+  void prune_measured() {
+    if (nodes_.size() <= max_nodes_) return;
+    lows_.clear();
+    for (const Node& node : nodes_) lows_.push_back(node.low);
+    const auto nth = lows_.begin() + max_nodes_ - 1;
+    std::nth_element(lows_.begin(), nth, lows_.end(), std::greater<>());
+    const std::size_t each = 2 * sample_.parts().size();
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i < nodes_.size(); ++i) {
+      if (nodes_[i].high < *nth) continue;
+      nodes_[kept] = nodes_[i];
+      std::copy_n(boundaries_.begin() + static_cast<std::ptrdiff_t>(i * each), each, boundaries_.begin() + static_cast<std::ptrdiff_t>(kept++ * each));
+    }
+    nodes_.resize(kept);
+    boundaries_.resize(kept * each);
+  }
+
+  // Take the best nodes and link each to its parent.
+  void choose() {
+    keys_.resize(nodes_.size());
+    parents_.resize(nodes_.size());
+    std::array<std::uint32_t, kMaxDepth + 1> path{};
+    for (std::size_t i = nodes_.size(); i-- > 0;) {  // parents end after their children: backwards, they come first
+      keys_[i] = key(i);
+      path[nodes_[i].depth] = static_cast<std::uint32_t>(i);
+      parents_[i] = path[nodes_[i].depth - 1];
+    }
+    const std::size_t count = std::min<std::size_t>(nodes_.size(), max_nodes_);
+    if (count < nodes_.size()) std::nth_element(keys_.begin(), keys_.begin() + static_cast<std::ptrdiff_t>(count), keys_.end());
+    std::sort(keys_.begin(), keys_.begin() + static_cast<std::ptrdiff_t>(count));
+    outputs_.assign(nodes_.size(), -1);
+    for (std::size_t k = 0; k < count; ++k) {
+      const auto place = static_cast<std::uint32_t>(keys_[k]);
+      const Node& node = nodes_[place];
+      std::int32_t parent = -1;
+      if (node.depth > 1) {
+        // Missing, later or not above: only in a damaged file. Leave the node out.
+        const Node& above = nodes_[parents_[place]];
+        parent = outputs_[parents_[place]];
+        if (parent < 0 || above.depth + 1 != node.depth || above.begin > node.begin || above.end < node.end) continue;
+      }
+      outputs_[place] = static_cast<std::int32_t>(tree_.size());
+      tree_.push_back({sample_.token(node.begin, node.depth - 1), parent, static_cast<std::int32_t>(node.depth),
+                       static_cast<std::int64_t>(node.low)});
+    }
+  }
+
+  std::uint32_t max_nodes_ = 0;
+  std::uint64_t threshold_ = 0;  // occurrences, at least, of the max_nodes-th heaviest node seen
+  std::uint64_t estimate_ = 0;   // about how many
+  std::uint32_t threshold_depth_ = 0;  // and its depth
+  std::size_t capacity_ = 0;     // nodes kept before the next prune
+  Sample sample_;
+  std::vector<Node> nodes_, ends_;
+  std::vector<Boundary> boundaries_;
+  std::vector<std::uint64_t> lows_;
+  std::vector<std::uint32_t> shared_, parents_;
+  std::vector<std::int32_t> outputs_;
+  std::vector<Key> keys_;
+  std::vector<DraftNode> tree_;
+};
+
+}  // namespace rest_store

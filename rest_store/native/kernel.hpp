@@ -1,0 +1,92 @@
+// The queries of a datastore: its shards, and what a thread needs to answer from them.
+#pragma once
+
+#include "memo.hpp"
+
+namespace rest_store {
+
+struct Limits {
+  std::uint32_t max_nodes;
+  std::uint32_t max_suffix;
+  std::uint32_t max_depth;
+};
+
+struct Answer {
+  std::uint32_t length = 0;
+  std::uint64_t count = 0;
+  std::vector<DraftNode> tree;
+};
+
+// Thread-safe: shards are read-only, the memo locks itself, scratch memory belongs to the thread.
+class Kernel {
+ public:
+  Kernel(std::vector<ShardView> shards, std::uint32_t vocabulary) : shards_(std::move(shards)), vocabulary_(vocabulary) {}
+
+  std::uint32_t vocabulary() const { return vocabulary_; }
+  std::uint32_t width() const { return shards_[0].width; }
+
+  // `contexts` holds the last tokens of each context, at most max_suffix.
+  const std::vector<Match>& match(const std::vector<Suffix>& contexts) const { return scratch().matcher.longest(shards_, contexts); }
+
+  std::vector<Answer> draft(const std::vector<Suffix>& contexts, const Limits& limits) {
+    Scratch& own = scratch();
+    const std::vector<Match>& matches = own.matcher.longest(shards_, contexts);
+    std::vector<Answer> answers(matches.size());
+    for (std::size_t i = 0; i < matches.size(); ++i) {
+      if (i + 1 < matches.size()) ask_for(matches[i + 1]);
+      const Match& match = matches[i];
+      answers[i].length = match.length;
+      answers[i].count = match.count;
+      const bool heavy = match.count >= Memo::kHeavy;
+      if (heavy)
+        if (const auto known = memo_.find(match, limits.max_nodes, limits.max_depth)) {
+          answers[i].tree = *known;
+          continue;
+        }
+      answers[i].tree = own.drafter.draft(shards_, match, vocabulary_, limits.max_nodes, limits.max_depth);
+      if (heavy) memo_.keep(match, limits.max_nodes, limits.max_depth, answers[i].tree);
+    }
+    own.drafter.release_excess();
+    return answers;
+  }
+
+  // Occurrences of a token sequence.
+  std::uint64_t count(const Suffix& tokens) const {
+    Scratch& own = scratch();
+    own.searches.clear();
+    for (const ShardView& shard : shards_) own.searches.emplace_back(shard, tokens.last(tokens.length), tokens.length * tokens.width);
+    locate(own.searches);
+    std::uint64_t total = 0;
+    for (const Search& search : own.searches)
+      if (search.found) {
+        Boundary pair[2];
+        interval_boundaries(search, pair);
+        find_boundaries(pair);
+        total += pair[1].low - pair[0].low;
+      }
+    return total;
+  }
+
+ private:
+  struct Scratch {
+    Matcher matcher;
+    Drafter drafter;
+    std::vector<Search> searches;
+  };
+
+  static Scratch& scratch() {
+    thread_local Scratch own;
+    return own;
+  }
+
+  void ask_for(const Match& match) const {
+    for (std::size_t s = 0; s < match.intervals.size(); ++s)
+      if (match.intervals[s].width() > 0) prefetch(shards_[s].entry_address(match.intervals[s].begin));
+  }
+
+  std::vector<ShardView> shards_;
+  std::uint32_t vocabulary_;
+  Memo memo_;
+};
+
+}  // namespace rest_store

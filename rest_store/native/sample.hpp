@@ -1,0 +1,253 @@
+// Continuations of a match at sampled ranks: rows of symbols, sorted, from all shards together.
+//
+// A sample is refined only between neighbours whose rows differ: between equal rows lie only equal ones, because a suffix
+// array is sorted. What a sample does not show is bounded by its stride.
+#pragma once
+
+#include <algorithm>
+#include <cassert>
+#include <vector>
+
+#include "shard_view.hpp"
+
+namespace rest_store {
+
+class Sample {
+ public:
+  // The samples of one shard, in rank order. Sample k of the part is row `first + k`.
+  struct Part {
+    const ShardView* shard;
+    Interval interval;
+    std::size_t first = 0;
+    std::vector<Rank> ranks;
+    std::vector<std::uint32_t> merged;  // places of its rows in the order over all parts, ascending
+
+    // The ranks at which the boundary before the part's sample k may lie: (rank of k-1, rank of k].
+    Interval gap_before(std::size_t k) const {
+      return {k == 0 ? interval.begin : ranks[k - 1] + 1, k == ranks.size() ? interval.end : ranks[k]};
+    }
+  };
+
+  // Start with about `wanted` samples of the occurrences in `intervals` of `shards`; a row is the `depth` symbols after
+  // the first `skip` of a suffix.
+  void start(const std::vector<ShardView>& shards, const std::vector<Interval>& intervals, std::uint32_t skip,
+             std::uint32_t depth, std::uint32_t vocabulary, std::uint64_t wanted) {
+    skip_ = skip;
+    depth_ = depth;
+    vocabulary_ = vocabulary;
+    width_ = shards[0].width;
+    row_bytes_ = (width_ * depth_ + 7) / 8 * 8;
+    std::uint64_t total = 0;
+    parts_.clear();
+    for (std::size_t s = 0; s < shards.size(); ++s)
+      if (intervals[s].width() > 0) {
+        parts_.push_back({&shards[s], intervals[s], 0, {}, {}});
+        total += intervals[s].width();
+      }
+    lengths_.clear();
+    stride_ = std::max<std::uint64_t>(1, total / wanted);
+    fill([&](const Part& part, auto&& add) { add_between(part.interval.begin, part.interval.end, add); });
+  }
+
+  // Add samples until neighbours that differ are at most `stride` ranks apart.
+  void refine(std::uint64_t stride) {
+    stride_ = stride;
+    fill([&](const Part& part, auto&& add) {
+      for (std::size_t k = 0; k <= part.ranks.size(); ++k) {
+        const bool inner = k > 0 && k < part.ranks.size();
+        const Interval gap = part.gap_before(k);
+        if (!inner || !same_row(part.first + k - 1, part.first + k)) add_between(gap.begin, gap.end, add);
+        if (k < part.ranks.size()) add(part.ranks[k], static_cast<std::ptrdiff_t>(part.first + k));
+      }
+    });
+  }
+
+  void release_excess() {
+    constexpr std::size_t kKept = std::size_t{4} << 20;  // bytes of rows; a draft of 1,024 nodes takes less
+    if (bytes_.capacity() > kKept || new_bytes_.capacity() > kKept) *this = Sample();
+  }
+
+  std::uint64_t stride() const { return stride_; }
+  const std::vector<Part>& parts() const { return parts_; }
+  std::uint32_t width() const { return width_; }
+  std::size_t size() const { return order_.size(); }  // rows, in merged order:
+
+  const std::uint8_t* row(std::size_t i) const { return bytes_.data() + order_[i] * row_bytes_; }
+  std::uint32_t length(std::size_t i) const { return lengths_[order_[i]]; }  // tokens before a separator
+
+  // Occurrences that rows i .. j-1 stand for: each for itself and those between it and the one before it in its shard.
+  std::uint64_t weight(std::size_t i, std::size_t j) const { return weights_[j] - weights_[i]; }
+
+  // Tokens that rows i and i + 1 have in common at their start.
+  std::uint32_t common_prefix(std::size_t i) const {
+    const std::uint8_t *a = row(i), *b = row(i + 1);
+    const std::uint32_t limit = std::min(length(i), length(i + 1));
+    for (std::size_t at = 0; at < row_bytes_; at += 8) {
+      const std::uint64_t difference = load_little(a + at) ^ load_little(b + at);
+      if (difference != 0)
+        return std::min(limit, static_cast<std::uint32_t>((at + __builtin_ctzll(difference) / 8) / width_));
+    }
+    return limit;
+  }
+
+  Token token(std::size_t i, std::uint32_t depth) const { return symbol(row(i) + width_ * depth); }
+
+ private:
+  bool same_row(std::size_t a, std::size_t b) const {
+    return std::memcmp(bytes_.data() + a * row_bytes_, bytes_.data() + b * row_bytes_, row_bytes_) == 0;
+  }
+
+  Token symbol(const std::uint8_t* at) const {
+    const Token two = static_cast<Token>(at[0]) << 8 | at[1];
+    return width_ == 2 ? two : two << 8 | at[2];
+  }
+
+  // Every stride-th rank of [begin, end), so that no run of `stride` ranks is missed.
+  template <class Add>
+  void add_between(Rank begin, Rank end, Add&& add) const {
+    for (Rank rank = begin + stride_ - 1; rank < end; rank += stride_) add(rank, std::ptrdiff_t{-1});
+  }
+
+  // Lay the sample out anew: `visit(part, add)` names each part's ranks, and the row that is already known, or -1.
+  template <class Visit>
+  void fill(Visit&& visit) {
+    new_bytes_.clear();
+    new_lengths_.clear();
+    known_.clear();
+    for (Part& part : parts_) {
+      new_ranks_.clear();
+      visit(part, [&](Rank rank, std::ptrdiff_t known) {
+        new_ranks_.push_back(rank);
+        known_.push_back(known);
+      });
+      const std::size_t first = known_.size() - new_ranks_.size();
+      new_bytes_.resize(known_.size() * row_bytes_ + 8);
+      new_lengths_.resize(known_.size());
+      gather(part, first);
+      part.ranks.swap(new_ranks_);
+      part.first = first;  // rows of later parts are still read at their old places: `visit` sees only its own part
+    }
+    bytes_.swap(new_bytes_);
+    lengths_.swap(new_lengths_);
+    merge();
+  }
+
+  // Read the rows at new_ranks_ into places first, first + 1, ...: addresses of entries, then of symbols, then the symbols,
+  // each asked for well before it is used.
+  void gather(const Part& part, std::size_t first) {
+    constexpr std::size_t kBlock = 32;
+    const ShardView& shard = *part.shard;
+    const std::size_t count = new_ranks_.size();
+    const std::uint8_t* at[2][kBlock];
+    const auto ask = [&](std::size_t begin) {
+      for (std::size_t i = begin; i < std::min(begin + kBlock, count); ++i)
+        if (known_[first + i] < 0) prefetch(shard.entry_address(new_ranks_[i]));
+    };
+    const auto resolve = [&](std::size_t begin) {
+      for (std::size_t i = begin; i < std::min(begin + kBlock, count); ++i)
+        if (known_[first + i] < 0) {
+          const std::uint8_t* row = shard.suffix(shard.position(new_ranks_[i]) + skip_);
+          prefetch(row);
+          prefetch(row + row_bytes_ - 1);
+          at[begin / kBlock % 2][i - begin] = row;
+        }
+    };
+    ask(0);
+    resolve(0);
+    ask(kBlock);
+    for (std::size_t begin = 0; begin < count; begin += kBlock) {
+      ask(begin + 2 * kBlock);
+      resolve(begin + kBlock);
+      for (std::size_t i = begin; i < std::min(begin + kBlock, count); ++i) {
+        std::uint8_t* to = new_bytes_.data() + (first + i) * row_bytes_;
+        if (known_[first + i] < 0) {
+          new_lengths_[first + i] = copy_row(shard, at[begin / kBlock % 2][i - begin], to);
+        } else {
+          const auto old = static_cast<std::size_t>(known_[first + i]);
+          std::memcpy(to, bytes_.data() + old * row_bytes_, row_bytes_);
+          new_lengths_[first + i] = lengths_[old];
+        }
+      }
+    }
+  }
+
+  std::uint32_t copy_row(const ShardView& shard, const std::uint8_t* from, std::uint8_t* to) const {
+    const auto left = static_cast<std::size_t>(shard.symbols + shard.position_count * width_ - from);
+    std::size_t readable = width_ * depth_;
+    if (left >= readable) {
+      for (std::size_t i = 0; i < row_bytes_; i += 8) std::memcpy(to + i, from + i, 8);  // up to 7 bytes of the tail
+    } else {
+      readable = left;
+      std::memcpy(to, from, readable);
+    }
+    const auto limit = static_cast<std::uint32_t>(readable / width_);
+    std::uint32_t length = 0;
+    while (length < limit && symbol(to + width_ * length) < vocabulary_) ++length;
+    std::memset(to + width_ * length, 0xFF, row_bytes_ - width_ * length);
+    return length;
+  }
+
+  // Put the rows of all parts into one lexicographic order, and sum up what each stands for.
+  void merge() {
+    const std::size_t count = lengths_.size();
+    order_.resize(count);
+    for (std::size_t i = 0; i < count; ++i) order_[i] = static_cast<std::uint32_t>(i);
+    const auto before = [&](std::uint32_t a, std::uint32_t b) {
+      const std::uint64_t x = load_big(bytes_.data() + a * row_bytes_), y = load_big(bytes_.data() + b * row_bytes_);
+      if (x != y) return x < y;
+      return std::memcmp(bytes_.data() + a * row_bytes_, bytes_.data() + b * row_bytes_, row_bytes_) < 0;
+    };
+    bounds_.clear();
+    for (const Part& part : parts_) bounds_.push_back(part.first);
+    bounds_.push_back(count);
+    while (bounds_.size() > 2) {  // merge neighbouring runs in pairs
+      scratch_.resize(count);
+      std::size_t kept = 0;
+      for (std::size_t r = 0; r + 1 < bounds_.size(); r += 2) {
+        const auto from = order_.begin();
+        const std::size_t a = bounds_[r], b = bounds_[r + 1], c = bounds_[std::min(r + 2, bounds_.size() - 1)];
+        std::merge(from + static_cast<std::ptrdiff_t>(a), from + static_cast<std::ptrdiff_t>(b),
+                   from + static_cast<std::ptrdiff_t>(b), from + static_cast<std::ptrdiff_t>(c),
+                   scratch_.begin() + static_cast<std::ptrdiff_t>(a), before);
+        bounds_[kept++] = a;
+      }
+      bounds_[kept++] = count;
+      bounds_.resize(kept);
+      order_.swap(scratch_);
+    }
+
+    weights_.resize(count + 1);
+    weights_[0] = 0;
+    if (parts_.size() == 1) {
+      const Part& part = parts_[0];
+      for (std::size_t i = 0; i < count; ++i) weights_[i + 1] = part.ranks[i] + 1 - part.interval.begin;
+      return;
+    }
+    owners_.resize(count);
+    for (std::size_t p = 0; p < parts_.size(); ++p) {
+      parts_[p].merged.clear();
+      std::fill_n(owners_.begin() + static_cast<std::ptrdiff_t>(parts_[p].first), parts_[p].ranks.size(),
+                  static_cast<std::uint32_t>(p));
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+      Part& part = parts_[owners_[order_[i]]];
+      const std::size_t k = order_[i] - part.first;
+      const Interval gap = part.gap_before(k);
+      weights_[i + 1] = weights_[i] + gap.width() + 1;
+      part.merged.push_back(static_cast<std::uint32_t>(i));
+    }
+  }
+
+  std::uint32_t skip_ = 0, depth_ = 0, vocabulary_ = 0, width_ = 0;
+  std::size_t row_bytes_ = 0;
+  std::uint64_t stride_ = 1;
+  std::vector<Part> parts_;
+  std::vector<std::uint8_t> bytes_, new_bytes_;
+  std::vector<std::uint32_t> lengths_, new_lengths_, order_, scratch_, owners_;
+  std::vector<std::uint64_t> weights_;
+  std::vector<std::size_t> bounds_;
+  std::vector<Rank> new_ranks_;
+  std::vector<std::ptrdiff_t> known_;
+};
+
+}  // namespace rest_store

@@ -1,0 +1,161 @@
+// Searches for token sequences in shards, many at once: each step of each search touches memory that was prefetched
+// while the others took theirs, so that a batch pays for bandwidth, not for latency.
+#pragma once
+
+#include <span>
+
+#include "shard_view.hpp"
+
+namespace rest_store {
+
+// One search: does `pattern` (bytes of tokens, big-endian, eight readable bytes behind it) occur in `shard`, and where.
+// After locate(): ranks below `low` hold smaller suffixes, ranks from `high` on do not; if `found`, `hit` is a rank whose
+// suffix starts with the pattern, and low <= first such rank <= hit.
+struct Search {
+  const ShardView* shard = nullptr;
+  const std::uint8_t* pattern = nullptr;
+  std::uint32_t size = 0;  // bytes
+  bool found = false;
+  std::uint64_t least = 0, greatest = 0;  // keys of suffixes that start with the pattern are in least .. greatest
+  std::uint64_t base = 0;                 // the first key not less than `least`
+  std::uint64_t span = 0;
+  Rank low = 0, high = 0, hit = 0;
+  Position probe = 0;
+
+  Search() = default;
+  Search(const ShardView& in, const std::uint8_t* bytes, std::uint32_t count)
+      : shard(&in), pattern(bytes), size(count), least(load_big(bytes)), greatest(least), span(in.key_count) {
+    if (size < 8) {
+      const std::uint64_t rest = ~std::uint64_t{0} >> (8 * size);
+      least &= ~rest;
+      greatest |= rest;
+    }
+  }
+
+  bool whole_in_key() const { return size <= 8; }
+};
+
+// Halve the keys of every search in step until the first that is not less than the pattern is known.
+inline void narrow_by_keys(std::span<Search> searches) {
+  std::uint64_t widest = 0;
+  for (const Search& s : searches) widest = std::max(widest, s.span);
+  for (; widest > 0; widest /= 2)
+    for (Search& s : searches) {
+      const std::uint64_t half = s.span / 2;
+      const std::uint64_t* middle = s.shard->keys + s.base + half;
+      const bool below = s.span > 0 && *middle < s.least;
+      s.base += below ? half + 1 : 0;
+      s.span = below ? s.span - half - 1 : half;
+      prefetch(s.shard->keys + s.base + s.span / 2);
+    }
+}
+
+// The first key greater than every key of the pattern, searched upwards from `from` in doubling steps.
+inline std::uint64_t keys_end(const Search& s, std::uint64_t from) {
+  const std::uint64_t* keys = s.shard->keys;
+  std::uint64_t step = 1, low = from, high = from;
+  while (high < s.shard->key_count && keys[high] <= s.greatest) {
+    low = high + 1;
+    high = std::min(s.shard->key_count, high + step);
+    step *= 2;
+  }
+  return static_cast<std::uint64_t>(std::upper_bound(keys + low, keys + high, s.greatest) - keys);
+}
+
+// Find for every search one occurrence, or that there is none.
+inline void locate(std::span<Search> searches) {
+  narrow_by_keys(searches);
+  bool active = false;
+  for (Search& s : searches) {
+    const ShardView& shard = *s.shard;
+    s.low = s.base == 0 ? 0 : (s.base - 1) * kKeyStride + 1;
+    s.high = std::min(s.base * kKeyStride, shard.entry_count);
+    if (s.whole_in_key()) {
+      if (s.base < shard.key_count && shard.keys[s.base] <= s.greatest) {
+        s.found = true;
+        s.hit = s.high;  // the sampled suffix itself
+        continue;
+      }
+    } else {
+      s.high = std::min(keys_end(s, s.base) * kKeyStride, shard.entry_count);
+    }
+    if (s.low < s.high) {
+      prefetch(shard.entry_address((s.low + s.high) / 2));
+      active = true;
+    }
+  }
+  while (active) {
+    active = false;
+    for (Search& s : searches) {
+      if (s.found || s.low >= s.high) continue;
+      s.probe = s.shard->position((s.low + s.high) / 2);
+      prefetch(s.shard->suffix(s.probe));
+    }
+    for (Search& s : searches) {
+      if (s.found || s.low >= s.high) continue;
+      const Rank middle = (s.low + s.high) / 2;
+      const int order = compare_bytes(s.shard->suffix(s.probe), s.pattern, s.size);
+      if (order == 0) {
+        s.found = true;
+        s.hit = middle;
+        continue;
+      }
+      if (order < 0) s.low = middle + 1;
+      else s.high = middle;
+      if (s.low < s.high) {
+        prefetch(s.shard->entry_address((s.low + s.high) / 2));
+        active = true;
+      }
+    }
+  }
+}
+
+// One boundary: the least rank in [low, high] whose suffix, from `skip` symbols on, is greater than `pattern` (if `after`)
+// or not less than it.
+struct Boundary {
+  const ShardView* shard = nullptr;
+  const std::uint8_t* pattern = nullptr;
+  std::uint32_t size = 0;
+  std::uint32_t skip = 0;
+  bool after = false;
+  Rank low = 0, high = 0;
+  Position probe = 0;
+};
+
+// Narrow every boundary to at most `gap` ranks of doubt; with no doubt left, `low` is the boundary.
+inline void find_boundaries(std::span<Boundary> boundaries, std::uint64_t gap = 0) {
+  constexpr std::size_t kLanes = 24;  // about what one core keeps in flight
+  for (std::size_t first = 0; first < boundaries.size(); first += kLanes) {
+    const auto lanes = boundaries.subspan(first, std::min(kLanes, boundaries.size() - first));
+    for (const Boundary& b : lanes) prefetch(b.shard->entry_address((b.low + b.high) / 2));
+    for (bool active = true; active;) {
+      active = false;
+      for (Boundary& b : lanes) {
+        if (b.low + gap >= b.high) continue;
+        b.probe = b.shard->position((b.low + b.high) / 2) + b.skip;
+        prefetch(b.shard->suffix(b.probe));
+      }
+      for (Boundary& b : lanes) {
+        if (b.low + gap >= b.high) continue;
+        const Rank middle = (b.low + b.high) / 2;
+        const bool below = compare_bytes(b.shard->suffix(b.probe), b.pattern, b.size) < static_cast<int>(b.after);
+        b.low = below ? middle + 1 : b.low;
+        b.high = below ? b.high : middle;
+        prefetch(b.shard->entry_address((b.low + b.high) / 2));
+        active |= b.low + gap < b.high;
+      }
+    }
+  }
+}
+
+// The two boundaries of the interval of a search that found an occurrence.
+inline void interval_boundaries(const Search& s, Boundary out[2]) {
+  const std::uint64_t end = keys_end(s, s.base);
+  const Rank above = std::min(end * kKeyStride, s.shard->entry_count);
+  Rank below = s.hit + 1;
+  if (s.whole_in_key() && end > 0) below = std::max(below, (end - 1) * kKeyStride + 1);
+  out[0] = {s.shard, s.pattern, s.size, 0, false, s.low, s.hit, 0};
+  out[1] = {s.shard, s.pattern, s.size, 0, true, below, std::max(below, above), 0};
+}
+
+}  // namespace rest_store

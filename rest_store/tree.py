@@ -1,0 +1,148 @@
+"""The draft tree: proposed continuations of a context that share their common beginnings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rest_store.errors import TreeError, describe
+
+_NODE_SIZE = 20  # bytes of a node when packed
+
+
+class SuffixMatch(NamedTuple):
+    """The longest suffix of a context found in a source.
+
+    Attributes:
+        length: match length in tokens; 0 if even the last token is absent.
+        count: its occurrences in the source; 0 if `length` is 0.
+    """
+
+    length: int
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody asks of a match
+
+
+class TokenTree:
+    """Continuations of a context as a tree; each node is one draft token.
+
+    Parents come before their children. Immutable and thread-safe; the arrays are read-only views of one block.
+
+    Args:
+        tokens: int[N], the draft token of each node.
+        parents: int[N], the place of each node's parent in the tree; -1 for a child of the context.
+        counts: int[N], occurrences of the continuation that ends in the node, after the match.
+        match: the suffix match that the continuations follow.
+
+    Raises:
+        TreeError: arrays of unequal length, or a parent that does not come before its child.
+    """
+
+    __slots__ = ("_packed", "match")
+
+    def __init__(
+        self,
+        tokens: Sequence[int] | npt.NDArray[np.integer[Any]],
+        parents: Sequence[int] | npt.NDArray[np.integer[Any]],
+        counts: Sequence[int] | npt.NDArray[np.integer[Any]],
+        *,
+        match: SuffixMatch = SuffixMatch(0, 0),  # noqa: B008  a named tuple is immutable
+    ) -> None:
+        sizes = (len(tokens), len(parents), len(counts))
+        if len(set(sizes)) > 1:
+            raise TreeError(describe("draft tree", "length of tokens, parents and counts", sizes, "one and the same"))
+        depths = np.zeros(sizes[0], dtype=np.int32)
+        for node, parent in enumerate(parents):
+            if not -1 <= parent < node:
+                raise TreeError(describe("draft tree", f"parent of node {node}", int(parent), f"-1..{node - 1}"))
+            depths[node] = 1 if parent < 0 else depths[parent] + 1
+        self._packed = b"".join(
+            np.asarray(values, dtype=dtype).tobytes()
+            for values, dtype in ((counts, np.int64), (tokens, np.int32), (parents, np.int32), (depths, np.int32))
+        )
+        self.match = match
+
+    @classmethod
+    def from_packed(cls, packed: bytes, match: SuffixMatch) -> TokenTree:
+        """Wrap what a query kernel returns, unchecked: counts int64[N], then tokens, parents and depths int32[N]."""
+        tree = cls.__new__(cls)
+        tree._packed = packed
+        tree.match = match
+        return tree
+
+    @property
+    def packed(self) -> bytes:
+        """Counts int64[N], tokens int32[N], parents int32[N] and depths int32[N], one after the other."""
+        return self._packed
+
+    def __len__(self) -> int:
+        return len(self._packed) // _NODE_SIZE
+
+    def _column(self, start: int) -> npt.NDArray[np.int32]:
+        return np.frombuffer(self._packed, np.int32, len(self), start * len(self))
+
+    @property
+    def counts(self) -> npt.NDArray[np.int64]:
+        """Occurrences of the continuation that ends in each node, int64[N]."""
+        return np.frombuffer(self._packed, np.int64, len(self))
+
+    @property
+    def tokens(self) -> npt.NDArray[np.int32]:
+        """Draft tokens, int32[N]."""
+        return self._column(8)
+
+    @property
+    def parents(self) -> npt.NDArray[np.int32]:
+        """Places of the parents, int32[N]; -1: child of the context."""
+        return self._column(12)
+
+    @property
+    def depths(self) -> npt.NDArray[np.int32]:
+        """Tokens from the context to each node, int32[N]; 1 for a child of the context."""
+        return self._column(16)
+
+    def mask(self) -> npt.NDArray[np.bool_]:
+        """Return who sees whom under tree attention, bool[N, N]: a row sees itself and its ancestors."""
+        size, parents, depths = len(self), self.parents, self.depths
+        mask = np.eye(size, dtype=np.bool_)
+        for depth in range(2, int(depths.max(initial=0)) + 1):
+            level = np.flatnonzero(depths == depth)
+            mask[level] |= mask[parents[level]]
+        return mask
+
+    def positions(self, context_length: int) -> npt.NDArray[np.int64]:
+        """Return the position of each node in the sequence, int64[N], for a context of `context_length` tokens."""
+        return self.depths.astype(np.int64) + (context_length - 1)
+
+    def children(self, node: int) -> npt.NDArray[np.int64]:
+        """Return the places of the children of `node`, ascending; -1 asks for those of the context."""
+        return np.flatnonzero(self.parents == node)
+
+    def longest_path(self, tokens: Iterable[int]) -> npt.NDArray[np.int64]:
+        """Return the nodes met when walking down along `tokens`, int64[k], k the number that the tree foresaw."""
+        by_parent = {
+            (parent, token): node
+            for node, (parent, token) in reversed(
+                list(enumerate(zip(self.parents.tolist(), self.tokens.tolist(), strict=True)))
+            )
+        }
+        path: list[int] = []
+        for token in tokens:
+            node = by_parent.get((path[-1] if path else -1, int(token)))
+            if node is None:
+                break
+            path.append(node)
+        return np.array(path, dtype=np.int64)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TokenTree):
+            return NotImplemented
+        return self._packed == other._packed and self.match == other.match
+
+    def __hash__(self) -> int:
+        return hash((self._packed, self.match))
+
+    def __repr__(self) -> str:
+        return f"TokenTree({len(self)} nodes, depth {int(self.depths.max(initial=0))}, match={tuple(self.match)})"

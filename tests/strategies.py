@@ -1,0 +1,123 @@
+"""Shared generators: small datastores, and what brute force says of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from hypothesis import strategies as st
+
+from build_index.suffix_array import suffix_array
+from rest_store.datastore import Datastore
+from rest_store.header import separator_id
+from rest_store.manifest import FILE_NAME, Manifest, ShardRecord
+from rest_store.shard import Shard, TokensFile, TokensWriter, write_suffixes
+from rest_store.tokenizer import TokenizerIdentity
+
+Document = list[int]
+Shards = list[list[Document]]  # documents of each shard
+
+
+@dataclass(frozen=True)
+class Corpus:
+    vocabulary_size: int
+    shards: Shards
+
+    @property
+    def documents(self) -> list[Document]:
+        return [document for shard in self.shards for document in shard]
+
+
+# Vocabularies on both sides of the token width, used from both ends, so that ids of one, two and three bytes occur.
+VOCABULARY_SIZES = [3, 256, 49_152, 65_535, 65_536, 131_072, 2**24 - 1]
+
+
+@st.composite
+def corpora(draw: st.DrawFn, max_shards: int = 4) -> Corpus:
+    """A few short documents over a handful of ids, so that repeats and ties abound."""
+    vocabulary_size = draw(st.sampled_from(VOCABULARY_SIZES))
+    ids = sorted({0, 1, 2, vocabulary_size // 2, vocabulary_size - 1} & set(range(vocabulary_size)))
+    alphabet = st.sampled_from(ids[: draw(st.integers(1, len(ids)))])
+    document = st.lists(alphabet, min_size=1, max_size=draw(st.sampled_from([3, 12, 60])))
+    shard = st.lists(document, min_size=1, max_size=6)
+    return Corpus(vocabulary_size, draw(st.lists(shard, min_size=1, max_size=max_shards)))
+
+
+@st.composite
+def contexts(draw: st.DrawFn, corpus: Corpus) -> list[int]:
+    """A context that mostly occurs: a piece of a document, sometimes with another token before or after it."""
+    document = draw(st.sampled_from(corpus.documents))
+    start = draw(st.integers(0, len(document) - 1))
+    piece = document[start : draw(st.integers(start + 1, len(document)))]
+    token = st.integers(0, corpus.vocabulary_size - 1) | st.sampled_from(document)
+    return draw(st.lists(token, max_size=2)) + piece + draw(st.lists(token, max_size=1))
+
+
+def sorted_suffixes(symbols: list[int], separator: int) -> list[int]:
+    """The suffix array of FORMAT.md, section 3, by comparing lists."""
+    return sorted((p for p, symbol in enumerate(symbols) if symbol != separator), key=lambda p: symbols[p:])
+
+
+def identity(vocabulary_size: int) -> TokenizerIdentity:
+    return TokenizerIdentity("test", "sha256:" + f"{vocabulary_size:064x}", vocabulary_size, {}, {})
+
+
+def write_datastore(directory: Path, corpus: Corpus) -> Path:
+    """Write the datastore of `corpus` with the writers of `rest_store.shard`; small ones with the slowest of sorts."""
+    records = []
+    for place, documents in enumerate(corpus.shards):
+        name = f"shard-{place:05d}"
+        writer = TokensWriter(directory / f"{name}.tokens", corpus.vocabulary_size)
+        for document in documents:
+            writer.append(np.array(document))
+        writer.close()
+        tokens = TokensFile.open(directory / f"{name}.tokens")
+        symbols = tokens.symbols()
+        if symbols.size < 2_000:
+            order = np.array(sorted_suffixes(symbols.tolist(), separator_id(corpus.vocabulary_size)))
+        else:
+            order = suffix_array(symbols, vocabulary_size=corpus.vocabulary_size)
+        write_suffixes(directory / f"{name}.suffixes", tokens, order)
+        records.append(ShardRecord.of(name, Shard.open(directory, name)))
+    manifest = Manifest("rest-store test", identity(corpus.vocabulary_size), tuple(records), (), {})
+    (directory / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
+    return directory
+
+
+def open_datastore(directory: Path, corpus: Corpus) -> Datastore:
+    return Datastore.open(write_datastore(directory, corpus))
+
+
+def brute_count(corpus: Corpus, tokens: list[int]) -> int:
+    return sum(
+        document[start : start + len(tokens)] == tokens
+        for document in corpus.documents
+        for start in range(len(document) - len(tokens) + 1)
+    )
+
+
+def brute_match(corpus: Corpus, context: list[int], max_suffix: int) -> tuple[int, int]:
+    for length in range(min(max_suffix, len(context)), 0, -1):
+        count = brute_count(corpus, context[-length:])
+        if count:
+            return length, count
+    return 0, 0
+
+
+def brute_draft(
+    corpus: Corpus, context: list[int], max_nodes: int, max_suffix: int, max_depth: int
+) -> list[tuple[tuple[int, ...], int]]:
+    """Continuations and counts by the rule of FORMAT.md, section 7."""
+    length, _ = brute_match(corpus, context, max_suffix)
+    if length == 0:
+        return []
+    match = context[-length:]
+    found: Counter[tuple[int, ...]] = Counter()
+    for document in corpus.documents:
+        for start in range(len(document) - length + 1):
+            if document[start : start + length] == match:
+                rest = document[start + length : start + length + max_depth]
+                found.update(tuple(rest[:depth]) for depth in range(1, len(rest) + 1))
+    return sorted(found.items(), key=lambda item: (-item[1], len(item[0]), item[0]))[:max_nodes]
