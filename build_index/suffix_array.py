@@ -1,0 +1,341 @@
+"""The suffix array of a shard: its symbols packed into as few bytes as possible, then sorted by libdivsufsort.
+
+libdivsufsort sorts bytes, in time and memory that grow with their number: a byte of text takes five bytes, one for
+itself and four for its place. So the ids that occur get codewords of one to three bytes, the shorter the more often
+they occur, ordered as the ids are (`_Code`). Afterwards the place of a codeword's first byte is turned back into a
+position through a map that takes the room of the text (`_write_locator`), and other places are dropped.
+
+Python source (standard library and installed packages) with SmolLM2's tokenizer and with Mistral's Tekken; AMD EPYC,
+one thread; peak of resident memory above the symbols themselves; see benchmarks/results/suffix_sort.json, made by
+`python benchmarks/bench_suffix_sort.py smollm2.u16:49152 tekken.u32:131072 --positions 10000000 --positions 100000000
+--threads 1 --threads 2`:
+
+    packing                         97.9M symbols, V = 49,152      90.5M symbols, V = 131,072
+                                    seconds    bytes a symbol      seconds    bytes a symbol
+    pydivsufsort's own (2, 4 bytes)   17.8          20.0             24.3          40.0
+    2 or 3 big-endian bytes           15.7          10.0             17.1          15.0
+    ranks of ids that occur, 2 bytes  15.7          10.0             14.9          10.0
+    fitted code, as here              12.8           7.5             13.4           8.2
+
+The fitted code takes 1.47 and 1.60 bytes a symbol. Two threads (OMP_NUM_THREADS=2) changed its time by -11 and +2 %, on
+a machine that others used too: only one stage of libdivsufsort is parallel. At 10M symbols it leads too (0.95 s against
+1.27 s, 1.16 s against 1.31 s); below two million, fitting the code takes longer than it saves, 0.05 s.
+
+Limits: the sorter counts bytes in 32 bits, so the text may have 2^31 - 1. At worst, all ids about equally frequent, a
+symbol takes two bytes for `V <= 65,535` and three above: 2^30 - 1 and 715,827,882 positions are always possible, and
+FORMAT.md's 2^30 wherever symbols take less than two bytes on average. The 64-bit sorter is not used.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections import deque
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+from pydivsufsort.dll import libdivsufsort
+
+from rest_store.errors import BuildError, describe
+
+Symbols = npt.NDArray[np.unsignedinteger]
+
+MAX_POSITIONS = 2**30  # FORMAT.md, section 1
+MAX_TEXT_BYTES = 2**31 - 1  # the 32-bit sorter counts bytes in a signed int
+_BLOCK = 2**14  # symbols or ranks handled at once, a multiple of _STRIDE; larger ones take fresh pages from malloc
+_STRIDE = 128  # text bytes for each anchor of the locator: what seven bits can count
+_START = 0x80  # locator bit: a codeword starts here
+_DEEPEST_RUN = 2**15  # symbols that share a first byte: 256 runs of 256, less what steps of 16 and lone symbols waste
+_MOST_FITTED = 2**18  # distinct symbols up to which the code is fitted to their counts
+
+
+def suffix_array(symbols: Symbols, *, vocabulary_size: int) -> npt.NDArray[np.int32]:
+    """Sort the suffixes of a shard (FORMAT.md, section 3).
+
+    Args:
+        symbols: tokens and separators in order. Unsigned integers of shape `(P,)` in any byte order, or big-endian
+            bytes, uint8 of shape `(P, w)`: the payload of a tokens file as it is. May be a read-only mapping; it is
+            read in blocks, three times through. `0 <= P <= 2^30`.
+        vocabulary_size: `V`, 1..16,777,215. Every symbol is below `V`, or the separator `2^(8w) - 1`.
+
+    Returns:
+        int32 of shape `(N,)`, an array of its own: the positions of all symbols but separators, in ascending order of
+        the suffixes that start there, separators greatest and a proper prefix before what it is a prefix of.
+
+    Raises:
+        BuildError: `symbols` has another type or shape, or more than 2^30 symbols, or holds an id that is neither
+            below `V` nor the separator; or the packed text exceeds 2^31 - 1 bytes (never below `max_positions`).
+        MemoryError: memory does not suffice; `peak_bytes` says how much it takes.
+
+    Thread-safe; releases the GIL while it sorts. Deterministic, whatever the number of threads (OMP_NUM_THREADS).
+    """
+    width = _token_width(vocabulary_size)
+    is_payload = symbols.dtype == np.uint8 and symbols.ndim == 2 and symbols.shape[1] == width
+    if not is_payload and not (symbols.ndim == 1 and symbols.dtype.kind == "u" and symbols.dtype.itemsize <= 4):
+        found = f"{symbols.dtype} of shape {symbols.shape}"
+        expected = f"unsigned of up to 32 bits and shape (P,), or uint8 of shape (P, {width})"
+        raise BuildError(describe("suffix array", "the type of symbols", found, expected))
+    if len(symbols) > MAX_POSITIONS:
+        raise BuildError(describe("suffix array", "the number of symbols", len(symbols), f"at most {MAX_POSITIONS}"))
+
+    counts = np.zeros(vocabulary_size + 1, dtype=np.int64)
+    for ids in _blocks(symbols, vocabulary_size, max(_BLOCK, vocabulary_size)):
+        counts += np.bincount(ids, minlength=vocabulary_size + 1)
+    code = _Code(counts)
+    if code.text_bytes > MAX_TEXT_BYTES:
+        found, expected = f"{code.text_bytes} bytes", f"at most {MAX_TEXT_BYTES}"
+        raise BuildError(describe("suffix array", "the packed text", found, expected))
+
+    # Whole strides, and room for what `_encode` writes past the last codeword before it knows better.
+    text = np.empty((code.text_bytes + 2 + _STRIDE - 1) // _STRIDE * _STRIDE, dtype=np.uint8)
+    _encode(symbols, code, text)
+    order = np.empty(code.text_bytes, dtype=np.int32)
+    status = libdivsufsort.divsufsort(
+        text.ctypes.data_as(ctypes.c_void_p), order.ctypes.data_as(ctypes.c_void_p), ctypes.c_int32(len(order))
+    )
+    if status:
+        raise MemoryError(f"suffix array: libdivsufsort returned {status} for {len(order)} bytes of text")
+    anchors = _write_locator(symbols, code, text)
+    _keep_symbols(order, text, anchors, len(symbols) - int(counts[vocabulary_size]))
+    return order
+
+
+def peak_bytes(position_count: int, vocabulary_size: int) -> int:
+    """Bound the memory that `suffix_array` allocates, its result included and `symbols` not.
+
+    The bound holds for any symbols, so it counts two bytes of text a symbol where 65,536 codewords suffice and three
+    otherwise; real text takes less (see above). Mapped pages of `symbols` are the operating system's to drop.
+
+    Args:
+        position_count: `P`, symbols of the shard.
+        vocabulary_size: `V`, 1..16,777,215.
+
+    Returns:
+        Bytes at the peak.
+    """
+    text_bytes = position_count * _token_width(vocabulary_size)
+    return -(-text_bytes * 41 // 8) + _table_bytes(vocabulary_size)  # text, four-byte order, anchors
+
+
+def max_positions(byte_budget: int, vocabulary_size: int) -> int:
+    """Return the most positions whose suffix array surely takes no more than `byte_budget` bytes to make.
+
+    Args:
+        byte_budget: bytes that `suffix_array` may allocate, its result included.
+        vocabulary_size: `V`, 1..16,777,215.
+
+    Returns:
+        Positions, 0 if the budget is too small for any. Never more than the 32-bit sorter takes whatever the symbols:
+        2^30 - 1 if `V <= 65,535`, otherwise 715,827,882.
+    """
+    width = _token_width(vocabulary_size)
+    affordable = max(0, byte_budget - _table_bytes(vocabulary_size)) * 8 // (41 * width)
+    return min(affordable, MAX_POSITIONS, MAX_TEXT_BYTES // width)
+
+
+def _token_width(vocabulary_size: int) -> int:
+    """Return `w` of FORMAT.md, section 1, in bytes: also the most that a codeword takes on average."""
+    if not 1 <= vocabulary_size <= 0xFFFFFF:
+        raise BuildError(describe("suffix array", "the vocabulary size", vocabulary_size, "1..16777215"))
+    return 2 if vocabulary_size <= 0xFFFF else 3
+
+
+def _table_bytes(vocabulary_size: int) -> int:
+    """Bound what does not grow with the positions: counts, the fitting of the code, blocks and huge-page rounding."""
+    return 192 * (vocabulary_size + 1) + 2**24
+
+
+def _blocks(symbols: Symbols, vocabulary_size: int, size: int) -> Iterator[npt.NDArray[np.intp]]:
+    """Yield the symbols, `size` at once, as ids, the separator as `vocabulary_size`: just above the tokens."""
+    separator = 2 ** (8 * _token_width(vocabulary_size)) - 1
+    for start in range(0, len(symbols), size):
+        block = symbols[start : start + size]
+        if block.ndim == 1:
+            ids = block.astype(np.intp)
+        else:
+            ids = np.zeros(len(block), dtype=np.intp)
+            for column in block.T:
+                ids = ids << 8 | column
+        beyond = np.flatnonzero(ids >= vocabulary_size)
+        if len(beyond):
+            strange = beyond[ids[beyond] != separator]
+            if len(strange):
+                what, found = f"the symbol at position {start + strange[0]}", ids[strange[0]]
+                raise BuildError(describe("suffix array", what, found, f"less than {vocabulary_size} or {separator}"))
+            ids[beyond] = vocabulary_size
+        yield ids
+
+
+class _Code:
+    """An order-preserving, prefix-free code of one to three bytes a symbol, short for the symbols that occur often.
+
+    The first byte divides the occurring symbols, in numeric order, into at most 256 runs; a run of more than one is
+    divided by the second byte, and so on. No codeword is a prefix of another and codewords are ordered as symbols are,
+    so encoded suffixes are ordered as the suffixes, ends included.
+
+    Attributes:
+        lengths: uint8 of shape `(V + 1,)`, bytes of each symbol's codeword, 0 if it does not occur.
+        columns: uint8 of shape `(longest, V + 1)`, the bytes themselves.
+        text_bytes: bytes of all symbols, encoded.
+    """
+
+    def __init__(self, counts: npt.NDArray[np.int64]) -> None:
+        """Fit the code to `counts`, int64 of shape `(V + 1,)`: how often each symbol occurs, the separator last."""
+        present = np.flatnonzero(counts)
+        self.lengths = np.zeros(len(counts), dtype=np.uint8)
+        self.columns = np.zeros((3, len(counts)), dtype=np.uint8)
+        if len(present) <= _MOST_FITTED:
+            self._divide(present, counts[present], depth=0)
+        flat = 2 if len(present) <= 2**16 else 3
+        if len(present) > _MOST_FITTED or self._total(counts) > flat * int(counts.sum()):
+            self.lengths[present] = flat
+            for depth in range(flat):
+                self.columns[depth, present] = np.arange(len(present)) >> 8 * (flat - 1 - depth) & 0xFF
+        self.columns = self.columns[: self.lengths.max(initial=0)]
+        self.text_bytes = self._total(counts)
+
+    def _total(self, counts: npt.NDArray[np.int64]) -> int:
+        return int((counts * self.lengths).sum())
+
+    def _divide(self, ids: npt.NDArray[np.intp], weights: npt.NDArray[np.int64], depth: int) -> None:
+        for byte, (start, stop) in enumerate(pairwise(_cuts(weights, deepest=depth == 1))):
+            self.columns[depth, ids[start:stop]] = byte
+            self.lengths[ids[start:stop]] = depth + 1
+            if stop - start > 1:
+                self._divide(ids[start:stop], weights[start:stop], depth + 1)
+
+
+def _cuts(weights: npt.NDArray[np.int64], *, deepest: bool) -> list[int]:
+    """Divide a sequence of symbols into at most 256 runs, so that its text becomes short.
+
+    A run of one takes one byte a symbol, of up to 256 two, of up to 32,768 (not if `deepest`) three: more than it will
+    take, since its heavy symbols will get two. A price on each run (a Lagrange multiplier) makes the best division a
+    shortest path; the lowest price that leaves 256 runs or fewer is found by bisection. Runs start only beside
+    one of the 2,048 heaviest symbols or in steps of 16 from it: 0.2 % more text, found in a tenth of the time.
+
+    Args:
+        weights: int64 of shape `(m,)`, how often each symbol occurs, in numeric order; all positive.
+        deepest: whether only one more byte may follow; then `m <= 32,768`.
+
+    Returns:
+        The bounds of the runs, from 0 to `m`.
+    """
+    if len(weights) <= 256:
+        return list(range(len(weights) + 1))
+    heaviest = np.argsort(-weights, kind="stable")[:2048]
+    steps = np.arange(len(weights) + 1)
+    is_bound = np.zeros(len(weights) + 1, dtype=bool)
+    is_bound[heaviest] = is_bound[heaviest + 1] = True
+    is_bound |= (steps - np.maximum.accumulate(np.where(is_bound, steps, 0))) % 16 == 0
+    is_bound[-1] = True
+    bounds = np.flatnonzero(is_bound)
+    before = np.concatenate([[0], np.cumsum(weights)])[bounds]
+
+    kinds = [(1, 1), (256, 2)] if deepest else [(1, 1), (256, 2), (_DEEPEST_RUN, 3)]
+    price = float(weights[heaviest[128]]) / 2  # cutting one symbol out of a run saves its weight and costs two runs
+    low, high = 0.0, math.inf
+    while True:
+        path = _shortest_path(bounds.tolist(), before.tolist(), kinds, price)
+        if len(path) - 1 <= 256:
+            fewest, high = path, price
+        else:
+            low = price
+        if high < math.inf and (len(fewest) - 1 >= 248 or high < 1.03 * low):
+            return fewest
+        price = 4 * low if high == math.inf else high / 4 if low == 0 else (low + high) / 2
+
+
+def _shortest_path(bounds: list[int], before: list[int], kinds: list[tuple[int, int]], price: float) -> list[int]:
+    """Divide a sequence into runs at the least cost: the text bytes of its symbols, and `price` for each run.
+
+    Args:
+        bounds: where runs may start and end, ascending from 0.
+        before: the weight of the symbols before each bound.
+        kinds: `(most symbols of a run, bytes a symbol)`; the last reaches from any bound to the next.
+        price: cost of a run, in bytes.
+
+    Returns:
+        The bounds of the runs, from the first of `bounds` to the last.
+    """
+    cost = 0.0  # of the best division up to a bound
+    last = [0] * len(bounds)  # where its last run starts, a place in `bounds`
+    # For each kind, the starts from which a run may still reach on, with ascending cost less bytes * weight before.
+    starts = [deque([(0.0, 0)]) for _ in kinds]
+    for i in range(1, len(bounds)):
+        best = math.inf
+        for (longest, code_bytes), window in zip(kinds, starts, strict=True):
+            while window and bounds[window[0][1]] < bounds[i] - longest:
+                window.popleft()
+            if window and window[0][0] + code_bytes * before[i] < best:
+                best, last[i] = window[0][0] + code_bytes * before[i], window[0][1]
+        cost = best + price
+        for (_, code_bytes), window in zip(kinds, starts, strict=True):
+            key = cost - code_bytes * before[i]
+            while window and window[-1][0] > key:
+                window.pop()
+            window.append((key, i))
+    path = [len(bounds) - 1]
+    while path[-1]:
+        path.append(last[path[-1]])
+    return [bounds[i] for i in reversed(path)]
+
+
+def _codeword_starts(symbols: Symbols, code: _Code) -> Iterator[tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]]:
+    """Yield the symbols in blocks as `(ids, offsets)`, both of shape `(block,)`: where in the text each one starts."""
+    done = 0
+    for ids in _blocks(symbols, len(code.lengths) - 1, _BLOCK):
+        lengths = code.lengths.take(ids)
+        offsets = np.cumsum(lengths, dtype=np.intp)
+        offsets += done
+        done = int(offsets[-1])
+        offsets -= lengths
+        yield ids, offsets
+
+
+def _encode(symbols: Symbols, code: _Code, text: npt.NDArray[np.uint8]) -> None:
+    """Write the codewords of all symbols one after another; up to two bytes after the last are written as well."""
+    for ids, offsets in _codeword_starts(symbols, code):
+        # Last bytes first: what a short codeword writes too far is overwritten by the codewords after it, whose bytes
+        # at the same place come earlier in them.
+        for depth in reversed(range(len(code.columns))):
+            text[offsets + depth] = code.columns[depth].take(ids)
+
+
+def _write_locator(symbols: Symbols, code: _Code, text: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
+    """Turn the text, sorted and no longer needed, into a map from text offsets to positions.
+
+    Where a codeword starts, its byte becomes `_START | position mod 128`, all others 0. The rest of the position comes
+    from an anchor, the position of the first codeword that starts in a stride of 128 bytes: the position is at most
+    127 further. A stride holds 42 starts at least, so anchors follow from the low bits of each other.
+
+    Returns:
+        The anchors, int32 of shape `(len(text) / 128,)`.
+    """
+    text[:] = 0
+    low_bits = (np.arange(_BLOCK) % _STRIDE | _START).astype(np.uint8)
+    for ids, offsets in _codeword_starts(symbols, code):
+        text[offsets] = low_bits[: len(ids)]
+    first, second, third = text.reshape(-1, _STRIDE)[:, :3].T
+    low_bits = np.where(first, first, np.where(second, second, third))
+    anchors = np.zeros(len(low_bits), dtype=np.int32)
+    np.cumsum((low_bits[1:] - low_bits[:-1] - 1) % _STRIDE + 1, out=anchors[1:])
+    return anchors
+
+
+def _keep_symbols(
+    order: npt.NDArray[np.int32], locator: npt.NDArray[np.uint8], anchors: npt.NDArray[np.int32], token_count: int
+) -> None:
+    """Shrink the sorted text offsets, in place, to the positions of tokens: of the codeword starts the first ones."""
+    kept = 0
+    for start in range(0, len(order), _BLOCK):
+        offsets = order[start : start + _BLOCK]
+        marks = locator.take(offsets)
+        starts = np.flatnonzero(marks & _START)
+        nearest = anchors.take(offsets.take(starts) >> _STRIDE.bit_length() - 1)
+        positions = nearest + (marks.take(starts) - nearest & _STRIDE - 1)
+        positions = positions[: token_count - kept]  # separators come last
+        order[kept : kept + len(positions)] = positions
+        kept += len(positions)
+    order.resize(token_count, refcheck=False)
