@@ -154,12 +154,12 @@ class Datastore:
         if not (1 <= max_nodes <= MAX_NODES and 1 <= max_suffix <= MAX_SUFFIX and 1 <= max_depth <= MAX_DEPTH):
             _require_limits(max_nodes, max_suffix, max_depth)
         try:
-            packed, length, count = self._draft(
+            packed, match = self._draft(
                 context if type(context) is list else _plain(context), max_nodes, max_suffix, max_depth
             )
         except (TypeError, ValueError) as error:
             raise self._explain(context, max_suffix) or QueryError(f"query: {error}") from error
-        return TokenTree.from_packed(packed, SuffixMatch(length, count))
+        return TokenTree.from_packed(packed, match)
 
     def draft_batch(
         self, contexts: Sequence[IntSequence], *, max_nodes: int = 64, max_suffix: int = 16, max_depth: int = 10
@@ -172,7 +172,7 @@ class Datastore:
         Thread-safe; releases the GIL.
         """
         _require_limits(max_nodes, max_suffix, max_depth)
-        plain = [_plain(context) for context in contexts]
+        plain = [context if type(context) is list else _plain(context) for context in contexts]
         try:
             answers = self._kernel.draft_batch(plain, max_nodes, max_suffix, max_depth)
         except (TypeError, ValueError) as error:
@@ -181,7 +181,7 @@ class Datastore:
                 if reason is not None:
                     raise reason from error
             raise
-        return [TokenTree.from_packed(packed, SuffixMatch(length, count)) for packed, length, count in answers]
+        return [TokenTree.from_packed(packed, match) for packed, match in answers]
 
     def count(self, tokens: IntSequence) -> int:
         """Return how often the sequence `tokens` occurs within documents of this datastore.

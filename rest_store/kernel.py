@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from rest_store._reference import KernelShard, ReferenceKernel
 from rest_store.shard import Shard
@@ -12,6 +12,9 @@ from rest_store.shard import Shard
 MAX_SUFFIX = 64
 MAX_DEPTH = 32
 MAX_NODES = 1024
+
+
+PackedDraft: TypeAlias = tuple[bytes, tuple[int, int]]
 
 
 class Kernel(Protocol):
@@ -27,12 +30,10 @@ class Kernel(Protocol):
     def count(self, tokens: Any, /) -> int:
         """Return the occurrences of `tokens`, 1 to 64 of them."""
 
-    def draft(self, context: Any, max_nodes: int, max_suffix: int, max_depth: int, /) -> tuple[bytes, int, int]:
-        """Return (packed tree, match length, match count)."""
+    def draft(self, context: Any, max_nodes: int, max_suffix: int, max_depth: int, /) -> PackedDraft:
+        """Return (packed tree, (match length, match count)); see `TokenTree.from_packed`."""
 
-    def draft_batch(
-        self, contexts: list[Any], max_nodes: int, max_suffix: int, max_depth: int, /
-    ) -> list[tuple[bytes, int, int]]:
+    def draft_batch(self, contexts: list[Any], max_nodes: int, max_suffix: int, max_depth: int, /) -> list[PackedDraft]:
         """Return what `draft` returns, for each of `contexts`."""
 
 

@@ -40,7 +40,7 @@ class TokenTree:
         TreeError: arrays of unequal length, or a parent that does not come before its child.
     """
 
-    __slots__ = ("_packed", "match")
+    __slots__ = ("_match", "_packed")
 
     def __init__(
         self,
@@ -62,15 +62,20 @@ class TokenTree:
             np.asarray(values, dtype=dtype).tobytes()
             for values, dtype in ((counts, np.int64), (tokens, np.int32), (parents, np.int32), (depths, np.int32))
         )
-        self.match = match
+        self._match: tuple[int, int] = match
 
     @classmethod
-    def from_packed(cls, packed: bytes, match: SuffixMatch) -> TokenTree:
+    def from_packed(cls, packed: bytes, match: tuple[int, int]) -> TokenTree:
         """Wrap what a query kernel returns, unchecked: counts int64[N], then tokens, parents and depths int32[N]."""
         tree = cls.__new__(cls)
         tree._packed = packed
-        tree.match = match
+        tree._match = match
         return tree
+
+    @property
+    def match(self) -> SuffixMatch:
+        """The suffix match that the continuations follow."""
+        return SuffixMatch(*self._match)
 
     @property
     def packed(self) -> bytes:
@@ -139,10 +144,10 @@ class TokenTree:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TokenTree):
             return NotImplemented
-        return self._packed == other._packed and self.match == other.match
+        return self._packed == other._packed and self._match == other._match
 
     def __hash__(self) -> int:
-        return hash((self._packed, self.match))
+        return hash((self._packed, *self._match))
 
     def __repr__(self) -> str:
-        return f"TokenTree({len(self)} nodes, depth {int(self.depths.max(initial=0))}, match={tuple(self.match)})"
+        return f"TokenTree({len(self)} nodes, depth {int(self.depths.max(initial=0))}, match={tuple(self._match)})"

@@ -64,7 +64,7 @@ Suffix to_suffix(const Kernel& kernel, nb::handle context, std::size_t max_suffi
   return Suffix(tokens, count, kernel.width());
 }
 
-// (packed, match length, match count); packed: counts int64[N], tokens int32[N], parents int32[N], depths int32[N].
+// (packed, (match length, match count)); packed: counts int64[N], tokens int32[N], parents int32[N], depths int32[N].
 nb::tuple to_python(const Answer& answer) {
   const std::size_t count = answer.tree.size();
   const nb::bytes packed = nb::steal<nb::bytes>(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(20 * count)));
@@ -77,7 +77,7 @@ nb::tuple to_python(const Answer& answer) {
     put(12 * count + 4 * i, node.parent);
     put(16 * count + 4 * i, node.depth);
   }
-  return nb::make_tuple(packed, answer.length, answer.count);
+  return nb::make_tuple(packed, nb::make_tuple(answer.length, answer.count));
 }
 
 // A kernel and the arrays that keep its mappings open.

@@ -38,6 +38,7 @@ class Drafter {
       // What one row, or none, shows of a node is at most this.
       const std::uint64_t shards = sample_.parts().size(), slack = sample_.stride() - 1;
       if (slack == 0 || threshold_ > (shards + 1) * slack + 1) break;
+      // The stride at which the estimate would pass.
       const std::uint64_t stride = std::clamp<std::uint64_t>(estimate_ / (2 * shards + 2), sample_.stride() / 16, sample_.stride() / 2);
       sample_.refine(stride <= 2 ? 1 : stride);
     }

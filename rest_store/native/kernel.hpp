@@ -55,15 +55,15 @@ class Kernel {
     Scratch& own = scratch();
     own.searches.clear();
     for (const ShardView& shard : shards_) own.searches.emplace_back(shard, tokens.last(tokens.length), tokens.length * tokens.width);
-    locate(own.searches);
+    locate(own.searches, own.searches.size(), own.decided);
+    if (!own.decided[0]) return 0;
     std::uint64_t total = 0;
-    for (const Search& search : own.searches)
-      if (search.found) {
-        Boundary pair[2];
-        interval_boundaries(search, pair);
-        find_boundaries(pair);
-        total += pair[1].low - pair[0].low;
-      }
+    for (const Search& search : own.searches) {
+      Boundary pair[2];
+      interval_boundaries(search, pair);
+      find_boundaries(pair);
+      total += std::max(pair[0].low, pair[1].low) - pair[0].low;
+    }
     return total;
   }
 
@@ -72,6 +72,7 @@ class Kernel {
     Matcher matcher;
     Drafter drafter;
     std::vector<Search> searches;
+    std::vector<std::uint8_t> decided;
   };
 
   static Scratch& scratch() {

@@ -44,7 +44,7 @@ class Matcher {
       searches_.clear();
       for (State& state : states_) plan(state, shards);
       open = !searches_.empty();
-      locate(searches_);
+      locate(searches_, shards.size(), decided_);
       for (std::size_t i = 0; i < states_.size(); ++i) learn(states_[i], shards.size(), best_.data() + i * shards.size());
     }
     bound(shards.size());
@@ -53,7 +53,7 @@ class Matcher {
 
  private:
   static constexpr std::uint32_t kProbes = 4;   // lengths tried at once, at most
-  static constexpr std::size_t kInFlight = 8;   // searches that one context should have under way
+  static constexpr std::size_t kInFlight = 8;   // searches that should be under way, about
 
   struct State {
     const Suffix* suffix;
@@ -67,7 +67,7 @@ class Matcher {
   // failure yet, lengths grow by half of what is known to occur; after one they cut the gap evenly.
   void plan(State& state, const std::vector<ShardView>& shards) {
     const std::uint32_t gap = state.absent - state.present - 1;
-    const auto probes = static_cast<std::uint32_t>(std::clamp<std::size_t>(kInFlight / shards.size(), 1, kProbes));
+    const auto probes = static_cast<std::uint32_t>(std::clamp<std::size_t>(kInFlight / (shards.size() * states_.size()), 1, kProbes));
     const bool growing = state.absent > state.suffix->length;
     state.first = searches_.size();
     state.count = std::min(gap, probes);
@@ -84,11 +84,10 @@ class Matcher {
   // Read the results of the searches that plan() appended.
   void learn(State& state, std::size_t shards, Search* best) {
     for (std::uint32_t i = state.count; i-- > 0;) {
-      const auto begin = searches_.begin() + static_cast<std::ptrdiff_t>(state.first + i * shards);
-      const auto end = begin + static_cast<std::ptrdiff_t>(shards);
-      if (std::any_of(begin, end, [](const Search& s) { return s.found; })) {
+      const std::size_t first = state.first + i * shards;
+      if (decided_[first / shards]) {
         state.present = state.lengths[i];
-        std::copy(begin, end, best);
+        std::copy_n(searches_.begin() + static_cast<std::ptrdiff_t>(first), shards, best);
         return;
       }
       state.absent = state.lengths[i];
@@ -99,7 +98,7 @@ class Matcher {
   void bound(std::size_t shards) {
     boundaries_.clear();
     for (std::size_t i = 0; i < best_.size(); ++i)
-      if (states_[i / shards].present > 0 && best_[i].found) {
+      if (states_[i / shards].present > 0) {
         boundaries_.resize(boundaries_.size() + 2);
         interval_boundaries(best_[i], boundaries_.data() + boundaries_.size() - 2);
       }
@@ -114,8 +113,8 @@ class Matcher {
         match.count = 0;
         match.intervals.assign(shards, {});
       }
-      if (state.present == 0 || !best_[i].found) continue;
-      match.intervals[i % shards] = {boundary[0].low, boundary[1].low};
+      if (state.present == 0) continue;
+      match.intervals[i % shards] = {boundary[0].low, std::max(boundary[0].low, boundary[1].low)};
       match.count += match.intervals[i % shards].width();
       boundary += 2;
     }
@@ -123,6 +122,7 @@ class Matcher {
 
   std::vector<State> states_;
   std::vector<Search> searches_, best_;
+  std::vector<std::uint8_t> decided_;
   std::vector<Boundary> boundaries_;
   std::vector<Match> matches_;
 };

@@ -1,8 +1,8 @@
 // Answers to heavy matches, kept: the few matches with many occurrences come up again and again, and their trees cost the
-// most. A fixed number of slots, one answer each; a new answer takes the place of the old one. A shard never changes, so
-// an answer is never stale.
+// most. A shard never changes, so an answer is never stale.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <mutex>
@@ -12,48 +12,73 @@
 
 namespace rest_store {
 
+// A hash table that forgets: each answer may lie in one of a few slots, a new one takes the place of the lightest match
+// there, and nodes in all are bounded. Thread-safe.
 class Memo {
  public:
   using Tree = std::vector<DraftNode>;
 
-  static constexpr std::uint64_t kHeavy = 512;  // occurrences from which on an answer is worth keeping
-  static constexpr std::size_t kSlots = 4096;
+  static constexpr std::uint64_t kHeavy = 64;  // occurrences from which on an answer is worth keeping
 
   std::shared_ptr<const Tree> find(const Match& match, std::uint32_t max_nodes, std::uint32_t max_depth) {
-    const std::size_t slot = slot_of(match, max_nodes, max_depth);
-    const std::lock_guard lock(locks_[slot % kLocks]);
-    const Answer& answer = answers_[slot];
-    const bool same = answer.tree && answer.max_nodes == max_nodes && answer.max_depth == max_depth &&
-                      answer.length == match.length && std::equal(answer.intervals.begin(), answer.intervals.end(), match.intervals.begin(),
-                      [](const Interval& a, const Interval& b) { return a.begin == b.begin && a.end == b.end; });
-    return same ? answer.tree : nullptr;
+    const std::uint64_t hash = hash_of(match, max_nodes, max_depth);
+    Segment& segment = segments_[hash % kSegments];
+    const std::lock_guard lock(segment.mutex);
+    for (const Answer* answer = segment.slots(hash); answer != segment.slots(hash) + kWays; ++answer)
+      if (answer->tree && answer->max_nodes == max_nodes && answer->max_depth == max_depth &&
+          answer->length == match.length && answer->intervals == match.intervals)
+        return answer->tree;
+    return nullptr;
   }
 
   void keep(const Match& match, std::uint32_t max_nodes, std::uint32_t max_depth, const Tree& tree) {
-    Answer answer{max_nodes, max_depth, match.length, match.intervals, std::make_shared<const Tree>(tree)};
-    const std::size_t slot = slot_of(match, max_nodes, max_depth);
-    const std::lock_guard lock(locks_[slot % kLocks]);
-    std::swap(answers_[slot], answer);
+    const std::uint64_t hash = hash_of(match, max_nodes, max_depth);
+    Segment& segment = segments_[hash % kSegments];
+    Answer answer{max_nodes, max_depth, match.length, match.count, match.intervals, std::make_shared<const Tree>(tree)};
+    const std::lock_guard lock(segment.mutex);
+    Answer* first = segment.slots(hash);
+    segment.put(*std::min_element(first, first + kWays, [](const Answer& a, const Answer& b) { return a.count < b.count; }),
+                std::move(answer));
+    while (segment.nodes > kNodes) segment.put(segment.answers[segment.hand++ % (kSets * kWays)], {});
   }
 
  private:
-  static constexpr std::size_t kLocks = 64;
+  static constexpr std::size_t kSegments = 16;  // each with a lock of its own
+  static constexpr std::size_t kSets = 128;     // in a segment, of
+  static constexpr std::size_t kWays = 4;       // slots each
+  static constexpr std::size_t kNodes = 32768;  // in a segment; 24 bytes each, 12 MB in all
 
   struct Answer {
     std::uint32_t max_nodes = 0, max_depth = 0, length = 0;
+    std::uint64_t count = 0;  // of the match; 0: free
     std::vector<Interval> intervals;
     std::shared_ptr<const Tree> tree;
   };
 
-  static std::size_t slot_of(const Match& match, std::uint32_t max_nodes, std::uint32_t max_depth) {
+  struct Segment {
+    std::mutex mutex;
+    std::vector<Answer> answers = std::vector<Answer>(kSets * kWays);
+    std::size_t nodes = 0, hand = 0;
+
+    Answer* slots(std::uint64_t hash) { return answers.data() + hash / kSegments % kSets * kWays; }
+
+    void put(Answer& slot, Answer answer) {
+      nodes -= slot.tree ? slot.tree->size() : 0;
+      nodes += answer.tree ? answer.tree->size() : 0;
+      slot = std::move(answer);
+    }
+  };
+
+  static std::uint64_t hash_of(const Match& match, std::uint32_t max_nodes, std::uint32_t max_depth) {
     std::uint64_t hash = std::uint64_t{max_nodes} << 32 | max_depth << 16 | match.length;
-    for (const Interval& interval : match.intervals)
-      hash = (hash ^ interval.begin ^ interval.end << 32) * 0x9E3779B97F4A7C15ULL ^ hash >> 29;
-    return (hash ^ hash >> 32) % kSlots;
+    for (const Interval& interval : match.intervals) {
+      hash = (hash ^ interval.begin ^ interval.end << 32) * 0x9E3779B97F4A7C15ULL;
+      hash ^= hash >> 29;
+    }
+    return hash;
   }
 
-  std::array<std::mutex, kLocks> locks_;
-  std::vector<Answer> answers_ = std::vector<Answer>(kSlots);
+  std::array<Segment, kSegments> segments_;
 };
 
 }  // namespace rest_store

@@ -3,14 +3,15 @@
 #pragma once
 
 #include <span>
+#include <vector>
 
 #include "shard_view.hpp"
 
 namespace rest_store {
 
 // One search: does `pattern` (bytes of tokens, big-endian, eight readable bytes behind it) occur in `shard`, and where.
-// After locate(): ranks below `low` hold smaller suffixes, ranks from `high` on do not; if `found`, `hit` is a rank whose
-// suffix starts with the pattern, and low <= first such rank <= hit.
+// After locate(): ranks below `low` hold suffixes less than the pattern; if `found`, `hit` is a rank whose suffix starts
+// with the pattern; if not, ranks from `high` on hold greater ones.
 struct Search {
   const ShardView* shard = nullptr;
   const std::uint8_t* pattern = nullptr;
@@ -62,50 +63,50 @@ inline std::uint64_t keys_end(const Search& s, std::uint64_t from) {
   return static_cast<std::uint64_t>(std::upper_bound(keys + low, keys + high, s.greatest) - keys);
 }
 
-// Find for every search one occurrence, or that there is none.
-inline void locate(std::span<Search> searches) {
+// Find out for each group of `group` searches (one pattern in several shards) whether any finds an occurrence. Those of a
+// group that is decided may be left half-way: their bounds hold, but `found` may be false where the pattern occurs.
+inline void locate(std::span<Search> searches, std::size_t group, std::vector<std::uint8_t>& decided) {
   narrow_by_keys(searches);
-  bool active = false;
-  for (Search& s : searches) {
+  decided.assign(searches.size() / group, 0);
+  for (std::size_t i = 0; i < searches.size(); ++i) {
+    Search& s = searches[i];
     const ShardView& shard = *s.shard;
     s.low = s.base == 0 ? 0 : (s.base - 1) * kKeyStride + 1;
-    s.high = std::min(s.base * kKeyStride, shard.entry_count);
-    if (s.whole_in_key()) {
-      if (s.base < shard.key_count && shard.keys[s.base] <= s.greatest) {
-        s.found = true;
-        s.hit = s.high;  // the sampled suffix itself
-        continue;
-      }
-    } else {
-      s.high = std::min(keys_end(s, s.base) * kKeyStride, shard.entry_count);
-    }
-    if (s.low < s.high) {
-      prefetch(shard.entry_address((s.low + s.high) / 2));
+    s.hit = std::min(s.base * kKeyStride, shard.entry_count);
+    s.found = s.whole_in_key() && s.base < shard.key_count && shard.keys[s.base] <= s.greatest;  // the sampled suffix itself
+    s.high = s.found || s.whole_in_key() ? s.hit : std::min(keys_end(s, s.base) * kKeyStride, shard.entry_count);
+    decided[i / group] |= s.found;
+  }
+  const auto done = [&](std::size_t i) { return decided[i / group] || searches[i].low >= searches[i].high; };
+  bool active = false;
+  for (std::size_t i = 0; i < searches.size(); ++i)
+    if (!done(i)) {
+      prefetch(searches[i].shard->entry_address((searches[i].low + searches[i].high) / 2));
       active = true;
     }
-  }
   while (active) {
     active = false;
-    for (Search& s : searches) {
-      if (s.found || s.low >= s.high) continue;
+    for (std::size_t i = 0; i < searches.size(); ++i) {
+      if (done(i)) continue;
+      Search& s = searches[i];
       s.probe = s.shard->position((s.low + s.high) / 2);
       prefetch(s.shard->suffix(s.probe));
     }
-    for (Search& s : searches) {
-      if (s.found || s.low >= s.high) continue;
+    for (std::size_t i = 0; i < searches.size(); ++i) {
+      if (done(i)) continue;
+      Search& s = searches[i];
       const Rank middle = (s.low + s.high) / 2;
       const int order = compare_bytes(s.shard->suffix(s.probe), s.pattern, s.size);
       if (order == 0) {
         s.found = true;
         s.hit = middle;
+        decided[i / group] = 1;
         continue;
       }
-      if (order < 0) s.low = middle + 1;
-      else s.high = middle;
-      if (s.low < s.high) {
-        prefetch(s.shard->entry_address((s.low + s.high) / 2));
-        active = true;
-      }
+      s.low = order < 0 ? middle + 1 : s.low;
+      s.high = order < 0 ? s.high : middle;
+      prefetch(s.shard->entry_address((s.low + s.high) / 2));
+      active |= s.low < s.high;
     }
   }
 }
@@ -148,13 +149,13 @@ inline void find_boundaries(std::span<Boundary> boundaries, std::uint64_t gap = 
   }
 }
 
-// The two boundaries of the interval of a search that found an occurrence.
+// The two boundaries of the interval of a search, which is empty if the pattern does not occur.
 inline void interval_boundaries(const Search& s, Boundary out[2]) {
   const std::uint64_t end = keys_end(s, s.base);
-  const Rank above = std::min(end * kKeyStride, s.shard->entry_count);
-  Rank below = s.hit + 1;
+  Rank above = std::min(end * kKeyStride, s.shard->entry_count), below = s.found ? s.hit + 1 : s.low;
   if (s.whole_in_key() && end > 0) below = std::max(below, (end - 1) * kKeyStride + 1);
-  out[0] = {s.shard, s.pattern, s.size, 0, false, s.low, s.hit, 0};
+  if (!s.found) above = std::max(std::min(above, s.high), below);
+  out[0] = {s.shard, s.pattern, s.size, 0, false, s.low, s.found ? s.hit : s.high, 0};
   out[1] = {s.shard, s.pattern, s.size, 0, true, below, std::max(below, above), 0};
 }
 

@@ -73,6 +73,7 @@ struct Interval {
   Rank begin = 0;
   Rank end = 0;
   std::uint64_t width() const { return end - begin; }
+  bool operator==(const Interval&) const = default;
 };
 
 }  // namespace rest_store
