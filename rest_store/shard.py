@@ -155,13 +155,8 @@ def pack_entries(entries: npt.NDArray[np.integer[Any]], bits: int) -> bytes:
     return words.astype("<u8").tobytes()[: 8 * -(-entries.size * bits // 64)]
 
 
-def unpack_entries(raw: npt.NDArray[np.uint8], bits: int, start: int, stop: int) -> npt.NDArray[np.int64]:
-    """Return entries `start .. stop - 1` of the bit string `raw` (which a tail of 8 bytes follows)."""
-    return gather_entries(raw, bits, np.arange(start, stop, dtype=np.int64))
-
-
 def gather_entries(raw: npt.NDArray[np.uint8], bits: int, ranks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the entries at `ranks` int64[n] of the bit string `raw`."""
+    """Return the entries at `ranks` int64[n] of the bit string `raw`, which a tail of 8 bytes follows."""
     offsets = ranks * bits
     loaded = raw[(offsets >> 3)[:, None] + np.arange(8)].view("<u8")[:, 0]
     shifted = loaded >> (offsets & 7).astype(np.uint64)
@@ -268,9 +263,18 @@ class SuffixesFile:
         """The entries' bit string with the tail, straight from the mapping."""
         return self.raw[HEADER_SIZE + 8 * self.header.key_count :]
 
+    @property
+    def payload(self) -> npt.NDArray[np.uint8]:
+        """Keys and entries as they lie in the file, uint8."""
+        return self.raw[HEADER_SIZE:-TAIL_SIZE]
+
+    def gather(self, ranks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the positions at `ranks` int64[n]."""
+        return gather_entries(self.packed, self.header.bits, ranks)
+
     def entries(self, start: int, stop: int) -> npt.NDArray[np.int64]:
         """Return the positions at ranks `start .. stop - 1`, int64 (a copy)."""
-        return unpack_entries(self.packed, self.header.bits, start, stop)
+        return self.gather(np.arange(start, stop, dtype=np.int64))
 
 
 @dataclass(frozen=True)

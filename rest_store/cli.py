@@ -1,0 +1,199 @@
+"""The command line: `rest-store` and its commands; `rest-build` is `rest-store build`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+import rest_store
+from rest_store.errors import RestStoreError
+
+
+class _Group(click.Group):
+    """A group whose commands end with one clear line and exit status 1 where something on purpose went wrong.
+
+    A command may live in another package, named `module:attribute`, which is imported only when it is asked for.
+    """
+
+    elsewhere = {"build": "build_index.cli:build"}  # noqa: RUF012  read only
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return sorted([*super().list_commands(context), *self.elsewhere])
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        return _imported(self.elsewhere[name]) if name in self.elsewhere else super().get_command(context, name)
+
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            return super().invoke(context)
+        except RestStoreError as error:
+            raise _Failure(str(error)) from error
+
+
+class _Failure(click.ClickException):
+    """One line on standard error, exit status 1."""
+
+    exit_code = 1
+
+
+def _imported(place: str) -> click.Command:
+    import importlib
+
+    module, _, attribute = place.partition(":")
+    command: click.Command = getattr(importlib.import_module(module), attribute)
+    return command
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(rest_store.__version__, prog_name="rest-store")
+def main() -> None:
+    """Retrieval-based speculative decoding: build a datastore of tokens, look at it, ask it."""
+
+
+def build_main() -> None:
+    """Run `rest-store build` under the name `rest-build`."""
+    main(args=["build", *sys.argv[1:]], prog_name="rest-build")
+
+
+@main.command(epilog="Example: rest-store info python.ds")
+@click.argument("datastore", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def info(datastore: Path, as_json: bool) -> None:
+    """Show what DATASTORE is: from what it was built, when, how big, with which tokenizer."""
+    from rest_store.datastore import Datastore
+
+    found = Datastore.open(datastore).info()
+    manifest = json.loads(found.manifest.to_json())
+    facts = {
+        "path": str(found.path),
+        "built": found.built.isoformat(timespec="seconds"),
+        "kernel": found.kernel,
+        "size": found.size,
+        "bytes_per_token": round(found.size / found.token_count, 3),
+        **manifest,
+    }
+    if as_json:
+        click.echo(json.dumps(facts, ensure_ascii=False))
+        return
+    tokenizer = found.tokenizer
+    rows = [
+        ("datastore", found.path),
+        ("built", f"{facts['built']} by {found.manifest.created_by}"),
+        ("tokens", f"{found.token_count:,} in {found.document_count:,} documents"),
+        ("size", f"{found.size:,} bytes in {found.shard_count} shards, {facts['bytes_per_token']} bytes a token"),
+        ("tokenizer", f"{tokenizer.name}, {tokenizer.vocabulary_size:,} ids, {tokenizer.fingerprint[:23]}..."),
+        *(("corpus", _one_line(corpus)) for corpus in found.manifest.corpora),
+        ("options", _one_line(found.manifest.options) or "defaults"),
+        ("kernel", found.kernel),
+    ]
+    for name, value in rows:
+        click.echo(f"{name + ':':<11}{value}")
+
+
+def _one_line(fields: dict[str, Any]) -> str:
+    """Return JSON fields as `name value, name value`, without those that say nothing."""
+    shown = {name: value for name, value in fields.items() if value not in (None, 0, "", [], {}, False)}
+    return ", ".join(f"{name} {_short(value)}" for name, value in shown.items())
+
+
+def _short(value: object) -> str:
+    if isinstance(value, dict):
+        return "(" + _one_line(value) + ")"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return str(value)
+
+
+@main.command(epilog="Example: rest-store check python.ds --full")
+@click.argument("datastore", type=click.Path(path_type=Path))
+@click.option("--full", is_flag=True, help="Compare all neighbouring suffixes, not a sample.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def check(datastore: Path, full: bool, as_json: bool) -> None:
+    """Read DATASTORE through and verify it: checksums, symbols, keys, order of the suffix arrays."""
+    from rest_store.check import check_datastore
+
+    show = sys.stderr.isatty() and not as_json
+    shown = ""
+
+    def progress(stage: str, done: int, total: int) -> None:
+        nonlocal shown
+        line = f"{stage}: {100 * done // max(1, total)} %"
+        if show and line != shown:
+            click.echo(f"\r{line:<50}", nl=False, err=True)
+            shown = line
+
+    store = check_datastore(datastore, full=full, progress=progress)
+    if show:
+        click.echo("\r" + " " * 50 + "\r", nl=False, err=True)
+    verified = {"datastore": str(datastore), "verified": "full" if full else "sampled", "shards": len(store.shards)}
+    verified["tokens"] = store.manifest.token_count
+    if as_json:
+        click.echo(json.dumps(verified))
+    else:
+        what = "every suffix compared" if full else "suffixes compared on samples"
+        click.echo(f"{datastore}: in order: {len(store.shards)} shards, {store.manifest.token_count:,} tokens, {what}")
+
+
+@main.command(epilog='Example: rest-store query python.ds --text "for i "')
+@click.argument("datastore", type=click.Path(path_type=Path))
+@click.option("--text", help="Context as text, encoded with the datastore's tokenizer.")
+@click.option("--tokens", help="Context as token ids, separated by spaces or commas.")
+@click.option("--tokenizer", help="Name or path of the tokenizer; default: the one kept in the datastore.")
+@click.option("--max-nodes", default=24, show_default=True, help="Most draft tokens.")
+@click.option("--max-suffix", default=16, show_default=True, help="Longest suffix tried, in tokens.")
+@click.option("--max-depth", default=10, show_default=True, help="Longest continuation, in tokens.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def query(
+    datastore: Path,
+    text: str | None,
+    tokens: str | None,
+    tokenizer: str | None,
+    max_nodes: int,
+    max_suffix: int,
+    max_depth: int,
+    as_json: bool,
+) -> None:
+    """Show what DATASTORE drafts for a context: the longest match, its count, and the weighted trie."""
+    from rest_store.datastore import Datastore
+    from rest_store.drawing import draft_as_json, draw_draft
+
+    if (text is None) == (tokens is None):
+        raise click.UsageError("give the context as either --text or --tokens")
+    store = Datastore.open(datastore)
+    target = _tokenizer(store, tokenizer, needed=text is not None)
+    if text is not None:
+        assert target is not None
+        context = [int(token) for token in target.encode(text)]
+    else:
+        assert tokens is not None
+        try:
+            context = [int(token) for token in tokens.replace(",", " ").split()]
+        except ValueError:
+            raise click.BadParameter("token ids are whole numbers", param_hint="--tokens") from None
+    tree = store.draft(context, max_nodes=max_nodes, max_suffix=max_suffix, max_depth=max_depth)
+    name = target.token_text if target is not None else str
+    if as_json:
+        click.echo(json.dumps(draft_as_json(tree, context, name), ensure_ascii=False))
+    else:
+        click.echo(draw_draft(tree, context, name))
+
+
+def _tokenizer(store: Any, name: str | None, *, needed: bool) -> Any:
+    """Return the tokenizer to show and encode text with: the one named, or the copy in the datastore, or None."""
+    from rest_store.manifest import TOKENIZER_FILE_NAME
+
+    kept = store.path / TOKENIZER_FILE_NAME
+    if name is None and not kept.exists():
+        if needed:
+            raise click.UsageError(f"{store.path} keeps no tokenizer: name it with --tokenizer, or give --tokens")
+        return None
+    from build_index.tokenization import load_tokenizer
+
+    target = load_tokenizer(name if name is not None else os.fspath(kept))
+    store.manifest.tokenizer.require_same(target.identity, store.path)
+    return target
