@@ -176,11 +176,12 @@ def query(
         except ValueError:
             raise click.BadParameter("token ids are whole numbers", param_hint="--tokens") from None
     tree = store.draft(context, max_nodes=max_nodes, max_suffix=max_suffix, max_depth=max_depth)
-    name = target.token_text if target is not None else str
     if as_json:
-        click.echo(json.dumps(draft_as_json(tree, context, name), ensure_ascii=False))
+        text_of = target.token_text if target is not None else None
+        click.echo(json.dumps(draft_as_json(tree, context, text_of), ensure_ascii=False))
     else:
-        click.echo(draw_draft(tree, context, name))
+        label = str if target is None else lambda token: repr(target.token_text(token))
+        click.echo(draw_draft(tree, context, label))
 
 
 def _tokenizer(store: Any, name: str | None, *, needed: bool) -> Any:

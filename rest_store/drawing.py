@@ -7,21 +7,19 @@ from typing import Any
 
 from rest_store.tree import TokenTree
 
-TokenText = Callable[[int], str]
 
-
-def draw_draft(tree: TokenTree, context: Sequence[int], token_text: TokenText) -> str:
-    """Return the match and the tree as lines of text, heaviest branches first.
+def draw_draft(tree: TokenTree, context: Sequence[int], label: Callable[[int], str]) -> str:
+    """Return the match and the tree as lines of text, heaviest branches first; a chain of equal counts on one line.
 
     Args:
         tree: what a source drafted for `context`.
         context: the tokens so far, oldest first.
-        token_text: the text of one token id.
+        label: what to show for a token id.
     """
     length, count = tree.match
     if length == 0:
         return "no match: the last token of the context does not occur"
-    matched = " ".join(repr(token_text(token)) for token in context[len(context) - length :])
+    matched = " ".join(label(token) for token in context[len(context) - length :])
     plural = "" if length == 1 else "s"
     lines = [f"match: {length} token{plural}, {count:,} occurrences: {matched}"]
     if not len(tree):
@@ -32,22 +30,27 @@ def draw_draft(tree: TokenTree, context: Sequence[int], token_text: TokenText) -
         children = tree.children(node).tolist()
         for child in children:
             last = child == children[-1]
-            text = repr(token_text(int(tree.tokens[child])))
+            chain = [child]
+            while len(below := tree.children(chain[-1])) == 1 and tree.counts[below[0]] == tree.counts[child]:
+                chain.append(int(below[0]))
+            text = " ".join(label(int(tree.tokens[node])) for node in chain)
             lines.append(f"{int(tree.counts[child]):>{width},} {before}{'└─' if last else '├─'} {text}")
-            draw(child, before + ("   " if last else "│  "))
+            draw(chain[-1], before + ("   " if last else "│  "))
 
     draw(-1, "")
     return "\n".join(lines)
 
 
-def draft_as_json(tree: TokenTree, context: Sequence[int], token_text: TokenText) -> dict[str, Any]:
+def draft_as_json(
+    tree: TokenTree, context: Sequence[int], text_of: Callable[[int], str] | None = None
+) -> dict[str, Any]:
     """Return the match and the tree as a JSON object; nodes in tree order, `parent` -1 for a child of the context."""
     columns = zip(tree.tokens.tolist(), tree.parents.tolist(), tree.depths.tolist(), tree.counts.tolist(), strict=True)
-    return {
-        "context": list(context),
-        "match": {"length": tree.match.length, "count": tree.match.count},
-        "nodes": [
-            {"token": token, "text": token_text(token), "parent": parent, "depth": depth, "count": count}
-            for token, parent, depth, count in columns
-        ],
-    }
+    nodes: list[dict[str, Any]] = [
+        {"token": token, "parent": parent, "depth": depth, "count": count} for token, parent, depth, count in columns
+    ]
+    if text_of is not None:
+        for node in nodes:
+            node["text"] = text_of(node["token"])
+    match = {"length": tree.match.length, "count": tree.match.count}
+    return {"context": list(context), "match": match, "nodes": nodes}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from strategies import Corpus, brute_count, brute_draft, brute_match, contexts, corpora, open_datastore, write_datastore
 
@@ -39,7 +39,6 @@ def test_the_native_kernel_is_built() -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=300, deadline=None)
 def test_kernels_agree_with_brute_force(data: st.DataObject) -> None:
     corpus = data.draw(corpora())
     limits = {
@@ -86,10 +85,10 @@ def test_heavy_matches_are_exact(
     native, reference = both_kernels(tmp_path, corpus, monkeypatch)
     rng = np.random.default_rng(0)
     asked = 0
-    for document in corpus.documents[:: max(1, len(corpus.documents) // 25)]:
+    for document in corpus.documents[:: max(1, len(corpus.documents) // 12)]:
         end = int(rng.integers(1, len(document) + 1))
-        for max_suffix in (1, 2, 3, 16):
-            for max_nodes, max_depth in ((1, 1), (4, 2), (16, 10), (64, 10), (300, 4)):
+        for max_suffix in (1, 2, 16):
+            for max_nodes, max_depth in ((1, 1), (4, 10), (64, 10), (300, 3)):
                 limits = {"max_nodes": max_nodes, "max_suffix": max_suffix, "max_depth": max_depth}
                 tree = native.draft(document[:end], **limits)
                 assert tree == reference.draft(document[:end], **limits)

@@ -14,7 +14,8 @@ namespace {
 
 using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// One token of a context. Anything but an integer of the vocabulary is a ValueError or TypeError that the caller explains.
+// One token of a context. Anything but an integer of the vocabulary is a ValueError or TypeError that the caller
+// explains.
 Token to_token(PyObject* item, std::uint32_t vocabulary) {
   const nb::object number = nb::steal(PyNumber_Index(item));
   if (!number.is_valid()) throw nb::python_error();
@@ -27,11 +28,13 @@ Token to_token(PyObject* item, std::uint32_t vocabulary) {
 }
 
 template <class Integer>
-void copy_tokens(const void* from, std::size_t skip, std::size_t count, std::ptrdiff_t stride, std::uint32_t vocabulary, Token* to) {
+void copy_tokens(const void* from, std::size_t skip, std::size_t count, std::ptrdiff_t stride, std::uint32_t vocabulary,
+                 Token* to) {
   const Integer* data = static_cast<const Integer*>(from);
   for (std::size_t i = 0; i < count; ++i) {
     const auto value = static_cast<std::int64_t>(data[static_cast<std::ptrdiff_t>(skip + i) * stride]);
-    if (value < 0 || value >= static_cast<std::int64_t>(vocabulary)) throw nb::value_error("token outside the vocabulary");
+    if (value < 0 || value >= static_cast<std::int64_t>(vocabulary))
+      throw nb::value_error("token outside the vocabulary");
     to[i] = static_cast<Token>(value);
   }
 }
@@ -67,7 +70,8 @@ Suffix to_suffix(const Kernel& kernel, nb::handle context, std::size_t max_suffi
 // (packed, (match length, match count)); packed: counts int64[N], tokens int32[N], parents int32[N], depths int32[N].
 nb::tuple to_python(const Answer& answer) {
   const std::size_t count = answer.tree.size();
-  const nb::bytes packed = nb::steal<nb::bytes>(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(20 * count)));
+  const nb::bytes packed =
+      nb::steal<nb::bytes>(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(20 * count)));
   char* base = PyBytes_AS_STRING(packed.ptr());
   const auto put = [&](std::size_t offset, const auto& value) { std::memcpy(base + offset, &value, sizeof value); };
   for (std::size_t i = 0; i < count; ++i) {
@@ -103,7 +107,8 @@ class Opened {
     return to_python(answer(contexts, {max_nodes, max_suffix, max_depth})[0]);
   }
 
-  nb::list draft_batch(const nb::list& batch, std::uint32_t max_nodes, std::uint32_t max_suffix, std::uint32_t max_depth) {
+  nb::list draft_batch(const nb::list& batch, std::uint32_t max_nodes, std::uint32_t max_suffix,
+                       std::uint32_t max_depth) {
     std::vector<Suffix> contexts;
     contexts.reserve(batch.size());
     for (nb::handle context : batch) contexts.push_back(to_suffix(kernel_, context, max_suffix));

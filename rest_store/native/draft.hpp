@@ -31,7 +31,7 @@ class Drafter {
     if (match.count == 0 || max_nodes == 0 || max_depth == 0) return tree_;
     max_nodes_ = max_nodes;
     const std::uint64_t wanted = std::uint64_t{kSamplesPerNode} * max_nodes;
-    sample_.start(shards, match.intervals, match.length, max_depth, vocabulary, 
+    sample_.start(shards, match.intervals, match.length, max_depth, vocabulary,
                   match.count <= 2 * wanted ? match.count : wanted);
     for (;;) {
       collect();
@@ -39,7 +39,8 @@ class Drafter {
       const std::uint64_t shards = sample_.parts().size(), slack = sample_.stride() - 1;
       if (slack == 0 || threshold_ > (shards + 1) * slack + 1) break;
       // The stride at which the estimate would pass.
-      const std::uint64_t stride = std::clamp<std::uint64_t>(estimate_ / (2 * shards + 2), sample_.stride() / 16, sample_.stride() / 2);
+      const std::uint64_t stride =
+          std::clamp<std::uint64_t>(estimate_ / (2 * shards + 2), sample_.stride() / 16, sample_.stride() / 2);
       sample_.refine(stride <= 2 ? 1 : stride);
     }
     if (sample_.stride() > 1) measure(match.length);
@@ -61,16 +62,16 @@ class Drafter {
     std::uint64_t high;  // at most
   };
 
-  // What nodes are sorted by: count, greatest first; then depth; then place in `nodes_`, which for nodes of one depth is
-  // lexicographic, because rows are and nodes are kept in the order in which they end.
+  // What nodes are sorted by: count, greatest first; then depth; then place in `nodes_`, which for nodes of one depth
+  // is lexicographic, because rows are and nodes are kept in the order in which they end.
   __extension__ using Key = unsigned __int128;
   Key key(std::size_t place) const {
     const Node& node = nodes_[place];
     return Key{~node.low} << 64 | std::uint64_t{node.depth} << 32 | place;
   }
 
-  // Walk the sampled trie in depth-first order and keep the nodes that may be among the heaviest, of those with two rows
-  // or more: a node with one row is not heavier than twice what a sample leaves unseen.
+  // Walk the sampled trie in depth-first order and keep the nodes that may be among the heaviest, of those with two
+  // rows or more: a node with one row is not heavier than twice what a sample leaves unseen.
   void collect() {
     nodes_.clear();
     threshold_ = estimate_ = 0;
@@ -87,10 +88,12 @@ class Drafter {
       for (std::uint32_t depth = open + 1; depth <= next; ++depth) begins[depth] = row;
       for (std::uint32_t depth = open; depth > next; --depth) {
         const std::uint32_t begin = begins[depth], end = row + 1;
-        const std::uint64_t weight = sample_.weight(begin, end), missed = std::min<std::uint64_t>(shards, end - begin) * slack;
+        const std::uint64_t weight = sample_.weight(begin, end),
+                            missed = std::min<std::uint64_t>(shards, end - begin) * slack;
         const std::uint64_t high = weight + shards * slack;
         if (high < threshold_ || (slack == 0 && high == threshold_ && depth >= threshold_depth_)) continue;
-        nodes_.push_back({begin, end, depth, std::max<std::uint64_t>(end - begin, weight - std::min(weight, missed)), high});
+        nodes_.push_back(
+            {begin, end, depth, std::max<std::uint64_t>(end - begin, weight - std::min(weight, missed)), high});
         if (nodes_.size() >= capacity_) prune();
       }
       open = next;
@@ -103,7 +106,8 @@ class Drafter {
     if (nodes_.size() >= max_nodes_) return;
     const auto rows = static_cast<std::uint32_t>(sample_.size());
     std::size_t room = max_nodes_ - nodes_.size();
-    std::uint32_t limit = 0, last = 0;  // all singles up to depth `limit`, and of the next depth those of rows before `last`
+    std::uint32_t limit = 0,
+                  last = 0;  // all singles up to depth `limit`, and of the next depth those of rows before `last`
     for (bool any = true; any && room > 0;) {
       any = false;
       ++limit;
@@ -154,12 +158,13 @@ class Drafter {
       for (const Sample::Part& part : sample_.parts()) {
         const std::uint32_t ends[2] = {node.begin, node.end};
         for (int side = 0; side < 2; ++side) {
-          const auto place = one ? ends[side]
-                                 : static_cast<std::size_t>(std::lower_bound(part.merged.begin(), part.merged.end(), ends[side]) -
-                                                            part.merged.begin());
+          const auto place =
+              one ? ends[side]
+                  : static_cast<std::size_t>(std::lower_bound(part.merged.begin(), part.merged.end(), ends[side]) -
+                                             part.merged.begin());
           const Interval gap = part.gap_before(place);
-          boundaries_.push_back({part.shard, sample_.row(node.begin), node.depth * sample_.width(), skip, side == 1, gap.begin,
-                                 gap.end, 0});
+          boundaries_.push_back({part.shard, sample_.row(node.begin), node.depth * sample_.width(), skip, side == 1,
+                                 gap.begin, gap.end, 0});
         }
       }
     // First to an eighth of the gaps: that excludes most of those that are not among the heaviest.
@@ -189,7 +194,8 @@ class Drafter {
     for (std::size_t i = 0; i < nodes_.size(); ++i) {
       if (nodes_[i].high < *nth) continue;
       nodes_[kept] = nodes_[i];
-      std::copy_n(boundaries_.begin() + static_cast<std::ptrdiff_t>(i * each), each, boundaries_.begin() + static_cast<std::ptrdiff_t>(kept++ * each));
+      std::copy_n(boundaries_.begin() + static_cast<std::ptrdiff_t>(i * each), each,
+                  boundaries_.begin() + static_cast<std::ptrdiff_t>(kept++ * each));
     }
     nodes_.resize(kept);
     boundaries_.resize(kept * each);
@@ -206,7 +212,8 @@ class Drafter {
       parents_[i] = path[nodes_[i].depth - 1];
     }
     const std::size_t count = std::min<std::size_t>(nodes_.size(), max_nodes_);
-    if (count < nodes_.size()) std::nth_element(keys_.begin(), keys_.begin() + static_cast<std::ptrdiff_t>(count), keys_.end());
+    if (count < nodes_.size())
+      std::nth_element(keys_.begin(), keys_.begin() + static_cast<std::ptrdiff_t>(count), keys_.end());
     std::sort(keys_.begin(), keys_.begin() + static_cast<std::ptrdiff_t>(count));
     outputs_.assign(nodes_.size(), -1);
     for (std::size_t k = 0; k < count; ++k) {
@@ -226,10 +233,10 @@ class Drafter {
   }
 
   std::uint32_t max_nodes_ = 0;
-  std::uint64_t threshold_ = 0;  // occurrences, at least, of the max_nodes-th heaviest node seen
-  std::uint64_t estimate_ = 0;   // about how many
+  std::uint64_t threshold_ = 0;        // occurrences, at least, of the max_nodes-th heaviest node seen
+  std::uint64_t estimate_ = 0;         // about how many
   std::uint32_t threshold_depth_ = 0;  // and its depth
-  std::size_t capacity_ = 0;     // nodes kept before the next prune
+  std::size_t capacity_ = 0;           // nodes kept before the next prune
   Sample sample_;
   std::vector<Node> nodes_, ends_;
   std::vector<Boundary> boundaries_;

@@ -20,13 +20,16 @@ struct Answer {
 // Thread-safe: shards are read-only, the memo locks itself, scratch memory belongs to the thread.
 class Kernel {
  public:
-  Kernel(std::vector<ShardView> shards, std::uint32_t vocabulary) : shards_(std::move(shards)), vocabulary_(vocabulary) {}
+  Kernel(std::vector<ShardView> shards, std::uint32_t vocabulary)
+      : shards_(std::move(shards)), vocabulary_(vocabulary) {}
 
   std::uint32_t vocabulary() const { return vocabulary_; }
   std::uint32_t width() const { return shards_[0].width; }
 
   // `contexts` holds the last tokens of each context, at most max_suffix.
-  const std::vector<Match>& match(const std::vector<Suffix>& contexts) const { return scratch().matcher.longest(shards_, contexts); }
+  const std::vector<Match>& match(const std::vector<Suffix>& contexts) const {
+    return scratch().matcher.longest(shards_, contexts);
+  }
 
   std::vector<Answer> draft(const std::vector<Suffix>& contexts, const Limits& limits) {
     Scratch& own = scratch();
@@ -54,7 +57,8 @@ class Kernel {
   std::uint64_t count(const Suffix& tokens) const {
     Scratch& own = scratch();
     own.searches.clear();
-    for (const ShardView& shard : shards_) own.searches.emplace_back(shard, tokens.last(tokens.length), tokens.length * tokens.width);
+    for (const ShardView& shard : shards_)
+      own.searches.emplace_back(shard, tokens.last(tokens.length), tokens.length * tokens.width);
     locate(own.searches, own.searches.size(), own.decided);
     if (!own.decided[0]) return 0;
     std::uint64_t total = 0;

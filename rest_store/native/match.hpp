@@ -32,8 +32,8 @@ struct Match {
 
 // Finds the longest matches of one or many contexts; their searches share rounds. Keeps its memory between calls.
 //
-// Occurrence is monotone in suffix length. A first round tries the short lengths, which the keys alone mostly decide; each
-// further round cuts the gap between the longest length known to occur and the shortest known not to.
+// Occurrence is monotone in suffix length. A first round tries the short lengths, which the keys alone mostly decide;
+// each further round cuts the gap between the longest length known to occur and the shortest known not to.
 class Matcher {
  public:
   const std::vector<Match>& longest(const std::vector<ShardView>& shards, const std::vector<Suffix>& suffixes) {
@@ -45,15 +45,16 @@ class Matcher {
       for (State& state : states_) plan(state, shards);
       open = !searches_.empty();
       locate(searches_, shards.size(), decided_);
-      for (std::size_t i = 0; i < states_.size(); ++i) learn(states_[i], shards.size(), best_.data() + i * shards.size());
+      for (std::size_t i = 0; i < states_.size(); ++i)
+        learn(states_[i], shards.size(), best_.data() + i * shards.size());
     }
     bound(shards.size());
     return matches_;
   }
 
  private:
-  static constexpr std::uint32_t kProbes = 4;   // lengths tried at once, at most
-  static constexpr std::size_t kInFlight = 8;   // searches that should be under way, about
+  static constexpr std::uint32_t kProbes = 4;  // lengths tried at once, at most
+  static constexpr std::size_t kInFlight = 8;  // searches that should be under way, about
 
   struct State {
     const Suffix* suffix;
@@ -67,7 +68,8 @@ class Matcher {
   // failure yet, lengths grow by half of what is known to occur; after one they cut the gap evenly.
   void plan(State& state, const std::vector<ShardView>& shards) {
     const std::uint32_t gap = state.absent - state.present - 1;
-    const auto probes = static_cast<std::uint32_t>(std::clamp<std::size_t>(kInFlight / (shards.size() * states_.size()), 1, kProbes));
+    const auto probes =
+        static_cast<std::uint32_t>(std::clamp<std::size_t>(kInFlight / (shards.size() * states_.size()), 1, kProbes));
     const bool growing = state.absent > state.suffix->length;
     state.first = searches_.size();
     state.count = std::min(gap, probes);
@@ -77,7 +79,8 @@ class Matcher {
       else if (state.present == 0 && probes == 1) length = std::min(3U, gap);
       else length = std::min(length + std::max(1U, state.present / 2), state.absent - (state.count - i));
       state.lengths[i] = length;
-      for (const ShardView& shard : shards) searches_.emplace_back(shard, state.suffix->last(length), length * state.suffix->width);
+      for (const ShardView& shard : shards)
+        searches_.emplace_back(shard, state.suffix->last(length), length * state.suffix->width);
     }
   }
 

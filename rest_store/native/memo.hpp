@@ -1,5 +1,5 @@
-// Answers to heavy matches, kept: the few matches with many occurrences come up again and again, and their trees cost the
-// most. A shard never changes, so an answer is never stale.
+// Answers to heavy matches, kept: the few matches with many occurrences come up again and again, and their trees cost
+// the most. A shard never changes, so an answer is never stale.
 #pragma once
 
 #include <algorithm>
@@ -37,8 +37,9 @@ class Memo {
     Answer answer{max_nodes, max_depth, match.length, match.count, match.intervals, std::make_shared<const Tree>(tree)};
     const std::lock_guard lock(segment.mutex);
     Answer* first = segment.slots(hash);
-    segment.put(*std::min_element(first, first + kWays, [](const Answer& a, const Answer& b) { return a.count < b.count; }),
-                std::move(answer));
+    segment.put(
+        *std::min_element(first, first + kWays, [](const Answer& a, const Answer& b) { return a.count < b.count; }),
+        std::move(answer));
     while (segment.nodes > kNodes) segment.put(segment.answers[segment.hand++ % (kSets * kWays)], {});
   }
 

@@ -1,7 +1,7 @@
 // Continuations of a match at sampled ranks: rows of symbols, sorted, from all shards together.
 //
-// A sample is refined only between neighbours whose rows differ: between equal rows lie only equal ones, because a suffix
-// array is sorted. What a sample does not show is bounded by its stride.
+// A sample is refined only between neighbours whose rows differ: between equal rows lie only equal ones, because a
+// suffix array is sorted. What a sample does not show is bounded by its stride.
 #pragma once
 
 #include <algorithm>
@@ -132,8 +132,8 @@ class Sample {
     merge();
   }
 
-  // Read the rows at new_ranks_ into places first, first + 1, ...: addresses of entries, then of symbols, then the symbols,
-  // each asked for well before it is used.
+  // Read the rows at new_ranks_ into places first, first + 1, ...: addresses of entries, then of symbols, then the
+  // symbols, each asked for well before it is used.
   void gather(const Part& part, std::size_t first) {
     constexpr std::size_t kBlock = 32;
     const ShardView& shard = *part.shard;

@@ -10,8 +10,8 @@
 namespace rest_store {
 
 // One search: does `pattern` (bytes of tokens, big-endian, eight readable bytes behind it) occur in `shard`, and where.
-// After locate(): ranks below `low` hold suffixes less than the pattern; if `found`, `hit` is a rank whose suffix starts
-// with the pattern; if not, ranks from `high` on hold greater ones.
+// After locate(): ranks below `low` hold suffixes less than the pattern; if `found`, `hit` is a rank whose suffix
+// starts with the pattern; if not, ranks from `high` on hold greater ones.
 struct Search {
   const ShardView* shard = nullptr;
   const std::uint8_t* pattern = nullptr;
@@ -63,8 +63,8 @@ inline std::uint64_t keys_end(const Search& s, std::uint64_t from) {
   return static_cast<std::uint64_t>(std::upper_bound(keys + low, keys + high, s.greatest) - keys);
 }
 
-// Find out for each group of `group` searches (one pattern in several shards) whether any finds an occurrence. Those of a
-// group that is decided may be left half-way: their bounds hold, but `found` may be false where the pattern occurs.
+// Find out for each group of `group` searches (one pattern in several shards) whether any finds an occurrence. Those of
+// a group that is decided may be left half-way: their bounds hold, but `found` may be false where the pattern occurs.
 inline void locate(std::span<Search> searches, std::size_t group, std::vector<std::uint8_t>& decided) {
   narrow_by_keys(searches);
   decided.assign(searches.size() / group, 0);
@@ -73,7 +73,8 @@ inline void locate(std::span<Search> searches, std::size_t group, std::vector<st
     const ShardView& shard = *s.shard;
     s.low = s.base == 0 ? 0 : (s.base - 1) * kKeyStride + 1;
     s.hit = std::min(s.base * kKeyStride, shard.entry_count);
-    s.found = s.whole_in_key() && s.base < shard.key_count && shard.keys[s.base] <= s.greatest;  // the sampled suffix itself
+    s.found =
+        s.whole_in_key() && s.base < shard.key_count && shard.keys[s.base] <= s.greatest;  // the sampled suffix itself
     s.high = s.found || s.whole_in_key() ? s.hit : std::min(keys_end(s, s.base) * kKeyStride, shard.entry_count);
     decided[i / group] |= s.found;
   }
@@ -111,8 +112,8 @@ inline void locate(std::span<Search> searches, std::size_t group, std::vector<st
   }
 }
 
-// One boundary: the least rank in [low, high] whose suffix, from `skip` symbols on, is greater than `pattern` (if `after`)
-// or not less than it.
+// One boundary: the least rank in [low, high] whose suffix, from `skip` symbols on, is greater than `pattern` (if
+// `after`) or not less than it.
 struct Boundary {
   const ShardView* shard = nullptr;
   const std::uint8_t* pattern = nullptr;

