@@ -17,13 +17,17 @@ using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::dev
 // One token of a context. Anything but an integer of the vocabulary is a ValueError or TypeError that the caller
 // explains.
 Token to_token(PyObject* item, std::uint32_t vocabulary) {
-  const nb::object number = nb::steal(PyNumber_Index(item));
-  if (!number.is_valid()) throw nb::python_error();
-  const long long value = PyLong_AsLongLong(number.ptr());
-  if (value < 0 || value >= static_cast<long long>(vocabulary)) {
-    PyErr_Clear();
-    throw nb::value_error("token outside the vocabulary");
+  long long value = -1;
+  if (PyLong_CheckExact(item)) {
+    int overflow = 0;
+    value = PyLong_AsLongLongAndOverflow(item, &overflow);
+  } else {
+    const nb::object number = nb::steal(PyNumber_Index(item));
+    if (!number.is_valid()) throw nb::python_error();
+    int overflow = 0;
+    value = PyLong_AsLongLongAndOverflow(number.ptr(), &overflow);
   }
+  if (value < 0 || value >= static_cast<long long>(vocabulary)) throw nb::value_error("token outside the vocabulary");
   return static_cast<Token>(value);
 }
 
@@ -69,13 +73,13 @@ Suffix to_suffix(const Kernel& kernel, nb::handle context, std::size_t max_suffi
 
 // (packed, (match length, match count)); packed: counts int64[N], tokens int32[N], parents int32[N], depths int32[N].
 nb::tuple to_python(const Answer& answer) {
-  const std::size_t count = answer.tree.size();
+  const std::size_t count = answer.tree->size();
   const nb::bytes packed =
       nb::steal<nb::bytes>(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(20 * count)));
   char* base = PyBytes_AS_STRING(packed.ptr());
   const auto put = [&](std::size_t offset, const auto& value) { std::memcpy(base + offset, &value, sizeof value); };
   for (std::size_t i = 0; i < count; ++i) {
-    const DraftNode& node = answer.tree[i];
+    const DraftNode& node = (*answer.tree)[i];
     put(8 * i, node.count);
     put(8 * count + 4 * i, node.token);
     put(12 * count + 4 * i, node.parent);

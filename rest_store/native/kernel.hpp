@@ -14,7 +14,7 @@ struct Limits {
 struct Answer {
   std::uint32_t length = 0;
   std::uint64_t count = 0;
-  std::vector<DraftNode> tree;
+  std::shared_ptr<const Tree> tree;
 };
 
 // Thread-safe: shards are read-only, the memo locks itself, scratch memory belongs to the thread.
@@ -36,17 +36,14 @@ class Kernel {
     const std::vector<Match>& matches = own.matcher.longest(shards_, contexts);
     std::vector<Answer> answers(matches.size());
     for (std::size_t i = 0; i < matches.size(); ++i) {
-      if (i + 1 < matches.size()) ask_for(matches[i + 1]);
       const Match& match = matches[i];
       answers[i].length = match.length;
       answers[i].count = match.count;
       const bool heavy = match.count >= Memo::kHeavy;
-      if (heavy)
-        if (const auto known = memo_.find(match, limits.max_nodes, limits.max_depth)) {
-          answers[i].tree = *known;
-          continue;
-        }
-      answers[i].tree = own.drafter.draft(shards_, match, vocabulary_, limits.max_nodes, limits.max_depth);
+      if (heavy) answers[i].tree = memo_.find(match, limits.max_nodes, limits.max_depth);
+      if (answers[i].tree) continue;
+      answers[i].tree = std::make_shared<const Tree>(
+          own.drafter.draft(shards_, match, vocabulary_, limits.max_nodes, limits.max_depth));
       if (heavy) memo_.keep(match, limits.max_nodes, limits.max_depth, answers[i].tree);
     }
     own.drafter.release_excess();
@@ -82,11 +79,6 @@ class Kernel {
   static Scratch& scratch() {
     thread_local Scratch own;
     return own;
-  }
-
-  void ask_for(const Match& match) const {
-    for (std::size_t s = 0; s < match.intervals.size(); ++s)
-      if (match.intervals[s].width() > 0) prefetch(shards_[s].entry_address(match.intervals[s].begin));
   }
 
   std::vector<ShardView> shards_;

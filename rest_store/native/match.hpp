@@ -75,7 +75,7 @@ class Matcher {
     state.count = std::min(gap, probes);
     std::uint32_t length = state.present;
     for (std::uint32_t i = 0; i < state.count; ++i) {
-      if (!growing) length = state.present + (i + 1) * (gap + 1) / (state.count + 1);
+      if (!growing) length = state.present + ((i + 1) * (gap + 1) + state.count) / (state.count + 1);
       else if (state.present == 0 && probes == 1) length = std::min(3U, gap);
       else length = std::min(length + std::max(1U, state.present / 2), state.absent - (state.count - i));
       state.lengths[i] = length;

@@ -12,12 +12,12 @@
 
 namespace rest_store {
 
+using Tree = std::vector<DraftNode>;
+
 // A hash table that forgets: each answer may lie in one of a few slots, a new one takes the place of the lightest match
 // there, and nodes in all are bounded. Thread-safe.
 class Memo {
  public:
-  using Tree = std::vector<DraftNode>;
-
   static constexpr std::uint64_t kHeavy = 64;  // occurrences from which on an answer is worth keeping
 
   std::shared_ptr<const Tree> find(const Match& match, std::uint32_t max_nodes, std::uint32_t max_depth) {
@@ -31,10 +31,10 @@ class Memo {
     return nullptr;
   }
 
-  void keep(const Match& match, std::uint32_t max_nodes, std::uint32_t max_depth, const Tree& tree) {
+  void keep(const Match& match, std::uint32_t max_nodes, std::uint32_t max_depth, std::shared_ptr<const Tree> tree) {
     const std::uint64_t hash = hash_of(match, max_nodes, max_depth);
     Segment& segment = segments_[hash % kSegments];
-    Answer answer{max_nodes, max_depth, match.length, match.count, match.intervals, std::make_shared<const Tree>(tree)};
+    Answer answer{max_nodes, max_depth, match.length, match.count, match.intervals, std::move(tree)};
     const std::lock_guard lock(segment.mutex);
     Answer* first = segment.slots(hash);
     segment.put(

@@ -16,7 +16,7 @@ class Sample {
  public:
   // The samples of one shard, in rank order. Sample k of the part is row `first + k`.
   struct Part {
-    const ShardView* shard;
+    const ShardView* shard = nullptr;
     Interval interval;
     std::size_t first = 0;
     std::vector<Rank> ranks;
@@ -38,12 +38,17 @@ class Sample {
     width_ = shards[0].width;
     row_bytes_ = (width_ * depth_ + 7) / 8 * 8;
     std::uint64_t total = 0;
-    parts_.clear();
+    std::size_t used = 0;
+    parts_.resize(shards.size());  // keeps the memory of those there were
     for (std::size_t s = 0; s < shards.size(); ++s)
       if (intervals[s].width() > 0) {
-        parts_.push_back({&shards[s], intervals[s], 0, {}, {}});
+        Part& part = parts_[used++];
+        part.shard = &shards[s];
+        part.interval = intervals[s];
+        part.ranks.clear();
         total += intervals[s].width();
       }
+    parts_.resize(used);
     lengths_.clear();
     stride_ = std::max<std::uint64_t>(1, total / wanted);
     fill([&](const Part& part, auto&& add) { add_between(part.interval.begin, part.interval.end, add); });

@@ -22,6 +22,7 @@ struct Search {
   std::uint64_t span = 0;
   Rank low = 0, high = 0, hit = 0;
   Position probe = 0;
+  static constexpr std::uint32_t skip = 0;  // symbols of a suffix before those compared
 
   Search() = default;
   Search(const ShardView& in, const std::uint8_t* bytes, std::uint32_t count)
@@ -63,6 +64,41 @@ inline std::uint64_t keys_end(const Search& s, std::uint64_t from) {
   return static_cast<std::uint64_t>(std::upper_bound(keys + low, keys + high, s.greatest) - keys);
 }
 
+// Compare each item's pattern with the suffix in the middle of its ranks low .. high and let `step(item, middle,
+// order)` (order: the suffix's, against the pattern) narrow them, until it is `done(item)`. Items take turns, as many
+// at once as a core keeps reads in flight: each asks for an entry, then for the suffix it names, and compares when that
+// has come.
+template <class Item, class Done, class Step>
+void halve_together(std::span<Item> items, Done&& done, Step&& step) {
+  constexpr std::size_t kLanes = 24;
+  Item* live[kLanes];
+  std::size_t count = 0;
+  auto next = items.begin();
+  const auto ask = [](const Item& item) { prefetch(item.shard->entry_address((item.low + item.high) / 2)); };
+  for (;;) {
+    for (; count < kLanes && next != items.end(); ++next)
+      if (!done(*next)) {
+        ask(*next);
+        live[count++] = &*next;
+      }
+    if (count == 0) return;
+    for (std::size_t i = 0; i < count; ++i) {
+      Item& item = *live[i];
+      item.probe = item.shard->position((item.low + item.high) / 2) + item.skip;
+      prefetch(item.shard->suffix(item.probe));
+    }
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      Item& item = *live[i];
+      step(item, (item.low + item.high) / 2, compare_bytes(item.shard->suffix(item.probe), item.pattern, item.size));
+      if (done(item)) continue;
+      ask(item);
+      live[kept++] = &item;
+    }
+    count = kept;
+  }
+}
+
 // Find out for each group of `group` searches (one pattern in several shards) whether any finds an occurrence. Those of
 // a group that is decided may be left half-way: their bounds hold, but `found` may be false where the pattern occurs.
 inline void locate(std::span<Search> searches, std::size_t group, std::vector<std::uint8_t>& decided) {
@@ -78,38 +114,18 @@ inline void locate(std::span<Search> searches, std::size_t group, std::vector<st
     s.high = s.found || s.whole_in_key() ? s.hit : std::min(keys_end(s, s.base) * kKeyStride, shard.entry_count);
     decided[i / group] |= s.found;
   }
-  const auto done = [&](std::size_t i) { return decided[i / group] || searches[i].low >= searches[i].high; };
-  bool active = false;
-  for (std::size_t i = 0; i < searches.size(); ++i)
-    if (!done(i)) {
-      prefetch(searches[i].shard->entry_address((searches[i].low + searches[i].high) / 2));
-      active = true;
+  const auto done = [&](const Search& s) {
+    return decided[static_cast<std::size_t>(&s - searches.data()) / group] || s.low >= s.high;
+  };
+  halve_together(searches, done, [&](Search& s, Rank middle, int order) {
+    if (order == 0) {
+      s.found = true;
+      s.hit = middle;
+      decided[static_cast<std::size_t>(&s - searches.data()) / group] = 1;
     }
-  while (active) {
-    active = false;
-    for (std::size_t i = 0; i < searches.size(); ++i) {
-      if (done(i)) continue;
-      Search& s = searches[i];
-      s.probe = s.shard->position((s.low + s.high) / 2);
-      prefetch(s.shard->suffix(s.probe));
-    }
-    for (std::size_t i = 0; i < searches.size(); ++i) {
-      if (done(i)) continue;
-      Search& s = searches[i];
-      const Rank middle = (s.low + s.high) / 2;
-      const int order = compare_bytes(s.shard->suffix(s.probe), s.pattern, s.size);
-      if (order == 0) {
-        s.found = true;
-        s.hit = middle;
-        decided[i / group] = 1;
-        continue;
-      }
-      s.low = order < 0 ? middle + 1 : s.low;
-      s.high = order < 0 ? s.high : middle;
-      prefetch(s.shard->entry_address((s.low + s.high) / 2));
-      active |= s.low < s.high;
-    }
-  }
+    s.low = order < 0 ? middle + 1 : s.low;
+    s.high = order > 0 ? middle : s.high;
+  });
 }
 
 // One boundary: the least rank in [low, high] whose suffix, from `skip` symbols on, is greater than `pattern` (if
@@ -126,28 +142,13 @@ struct Boundary {
 
 // Narrow every boundary to at most `gap` ranks of doubt; with no doubt left, `low` is the boundary.
 inline void find_boundaries(std::span<Boundary> boundaries, std::uint64_t gap = 0) {
-  constexpr std::size_t kLanes = 24;  // about what one core keeps in flight
-  for (std::size_t first = 0; first < boundaries.size(); first += kLanes) {
-    const auto lanes = boundaries.subspan(first, std::min(kLanes, boundaries.size() - first));
-    for (const Boundary& b : lanes) prefetch(b.shard->entry_address((b.low + b.high) / 2));
-    for (bool active = true; active;) {
-      active = false;
-      for (Boundary& b : lanes) {
-        if (b.low + gap >= b.high) continue;
-        b.probe = b.shard->position((b.low + b.high) / 2) + b.skip;
-        prefetch(b.shard->suffix(b.probe));
-      }
-      for (Boundary& b : lanes) {
-        if (b.low + gap >= b.high) continue;
-        const Rank middle = (b.low + b.high) / 2;
-        const bool below = compare_bytes(b.shard->suffix(b.probe), b.pattern, b.size) < static_cast<int>(b.after);
+  halve_together(
+      boundaries, [gap](const Boundary& b) { return b.low + gap >= b.high; },
+      [](Boundary& b, Rank middle, int order) {
+        const bool below = order < static_cast<int>(b.after);
         b.low = below ? middle + 1 : b.low;
         b.high = below ? b.high : middle;
-        prefetch(b.shard->entry_address((b.low + b.high) / 2));
-        active |= b.low + gap < b.high;
-      }
-    }
-  }
+      });
 }
 
 // The two boundaries of the interval of a search, which is empty if the pattern does not occur.

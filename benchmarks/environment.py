@@ -1,0 +1,49 @@
+"""Where a result was measured, for the JSON that keeps it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def environment(packages: Sequence[str] = ("numpy",)) -> dict[str, object]:
+    """Return commit, processor, Python and the versions of `packages`."""
+    commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    changed = subprocess.run(
+        ["git", "-C", str(ROOT), "status", "--porcelain", "rest_store", "build_index"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return {
+        "commit": commit.stdout.strip() + (" with changes" if changed.stdout.strip() else ""),
+        "cpu": f"{_cpu()}, {os.cpu_count()} cores",
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "packages": {name: version(name) for name in packages},
+    }
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def write_result(path: Path | None, name: str, arguments: object, packages: Sequence[str], results: object) -> None:
+    """Write `results` with their environment to `path`, if there is one."""
+    if path is None:
+        return
+    plain = {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()}
+    report = {"benchmark": name, "arguments": plain, **environment(packages), "results": results}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
