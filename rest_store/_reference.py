@@ -7,6 +7,7 @@ Slow and simple: one binary search for each boundary, one pass over all matches 
 from __future__ import annotations
 
 import heapq
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -101,16 +102,14 @@ class ReferenceKernel:
         self.vocabulary_size = vocabulary_size
 
     def _suffix(self, context: Any, max_suffix: int) -> npt.NDArray[np.int64]:
-        array = np.asarray(context)
-        if array.ndim != 1 or array.dtype.kind not in "iu":
-            raise TypeError("context is not 1-D integers")
-        suffix = array[-max_suffix:].astype(np.int64)
-        if suffix.size == 0 or suffix.min() < 0 or suffix.max() >= self.vocabulary_size:
+        suffix = [operator.index(token) for token in context[-max_suffix:]]
+        if not suffix or min(suffix) < 0 or max(suffix) >= self.vocabulary_size:
             raise ValueError("context is empty, or holds an id outside the vocabulary")
-        return suffix
+        return np.array(suffix, dtype=np.int64)
 
     def _occurrences(self, tokens: npt.NDArray[np.int64]) -> Intervals:
-        return [(shard.first_rank(tokens, after=False), shard.first_rank(tokens, after=True)) for shard in self.shards]
+        found = [(shard.first_rank(tokens, after=False), shard.first_rank(tokens, after=True)) for shard in self.shards]
+        return [(begin, max(begin, end)) for begin, end in found]  # crossed only in a damaged shard
 
     def _match(self, suffix: npt.NDArray[np.int64]) -> tuple[int, Intervals]:
         best: tuple[int, Intervals] = (0, [(0, 0)] * len(self.shards))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,12 @@ class _Group(click.Group):
         return _imported(self.elsewhere[name]) if name in self.elsewhere else super().get_command(context, name)
 
     def invoke(self, context: click.Context) -> Any:
-        try:
-            return super().invoke(context)
-        except RestStoreError as error:
-            raise _Failure(str(error)) from error
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: click.echo(f"Warning: {message}", err=True)
+            try:
+                return super().invoke(context)
+            except RestStoreError as error:
+                raise _Failure(str(error)) from error
 
 
 class _Failure(click.ClickException):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -151,7 +152,9 @@ class Datastore:
 
         Thread-safe; releases the GIL.
         """
-        if not (1 <= max_nodes <= MAX_NODES and 1 <= max_suffix <= MAX_SUFFIX and 1 <= max_depth <= MAX_DEPTH):
+        if not (type(max_nodes) is int and type(max_suffix) is int and type(max_depth) is int) or not (
+            1 <= max_nodes <= MAX_NODES and 1 <= max_suffix <= MAX_SUFFIX and 1 <= max_depth <= MAX_DEPTH
+        ):
             _require_limits(max_nodes, max_suffix, max_depth)
         try:
             packed, match = self._draft(
@@ -172,15 +175,20 @@ class Datastore:
         Thread-safe; releases the GIL.
         """
         _require_limits(max_nodes, max_suffix, max_depth)
-        plain = [context if type(context) is list else _plain(context) for context in contexts]
         try:
+            batch = list(contexts)
+        except TypeError:
+            found, expected = type(contexts).__name__, "a sequence of contexts"
+            raise ContextTypeError(describe("query", "contexts", found, expected)) from None
+        try:
+            plain = [context if type(context) is list else _plain(context) for context in batch]
             answers = self._kernel.draft_batch(plain, max_nodes, max_suffix, max_depth)
         except (TypeError, ValueError) as error:
-            for place, context in enumerate(contexts):
+            for place, context in enumerate(batch):
                 reason = self._explain(context, max_suffix, f"context {place}")
                 if reason is not None:
                     raise reason from error
-            raise
+            raise QueryError(f"query: {error}") from error
         return [TokenTree.from_packed(packed, match) for packed, match in answers]
 
     def count(self, tokens: IntSequence) -> int:
@@ -198,24 +206,32 @@ class Datastore:
             return self._kernel.count(_plain(tokens))
         except (TypeError, ValueError) as error:
             reason = self._explain(tokens, MAX_SUFFIX, "tokens")
-            raise reason or LimitError(describe("tokens", "length", len(tokens), f"1..{MAX_SUFFIX}")) from error
+            expected = f"1..{MAX_SUFFIX}"
+            raise reason or LimitError(describe("query", "number of tokens", len(tokens), expected)) from error
 
     def _explain(self, context: object, max_suffix: int, what: str = "context") -> QueryError | None:
         """Find out why a kernel did not take `context`; None if this context is in order."""
-        try:
-            array = np.asarray(context)
-        except (TypeError, ValueError):  # ragged
-            array = np.empty((), dtype=object)
-        if array.size == 0 and array.ndim == 1:
+        if isinstance(context, list | tuple):
+            tail = list(context[-max_suffix:])
+        else:
+            try:
+                array = np.asarray(context)
+            except (TypeError, ValueError):  # ragged
+                array = np.empty((), dtype=object)
+            if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+                shape = f"{array.ndim}-D {array.dtype}" if array.dtype != object else type(context).__name__
+                return ContextTypeError(describe("query", what, shape, "1-D integers"))
+            tail = array[-max_suffix:].tolist()
+        if not tail:
             return EmptyContextError(describe("query", what, "empty", "at least one token"))
-        if array.ndim != 1 or array.dtype.kind not in "iu":
-            shape = f"{array.ndim}-D {array.dtype}" if array.dtype != object else type(context).__name__
-            return ContextTypeError(describe("query", what, shape, "1-D integers"))
-        tail = array[-max_suffix:]
-        outside = tail[(tail < 0) | (tail >= self.vocabulary_size)]
-        if outside.size:
-            expected = f"0..{self.vocabulary_size - 1}"
-            return TokenRangeError(describe("query", f"token id in {what}", int(outside[0]), expected))
+        for item in tail:
+            try:
+                token = operator.index(item)
+            except TypeError:
+                return ContextTypeError(describe("query", f"an item of {what}", reprlib.repr(item), "an integer"))
+            if not 0 <= token < self.vocabulary_size:
+                expected = f"0..{self.vocabulary_size - 1}"
+                return TokenRangeError(describe("query", f"token id in {what}", token, expected))
         return None
 
     def __repr__(self) -> str:
@@ -223,12 +239,17 @@ class Datastore:
 
 
 def _plain(context: IntSequence) -> Any:
-    """Return `context` as a kernel takes it: a list, a tuple or an array of a common integer type."""
+    """Return `context` as a kernel takes it: a list, a tuple or a 1-D array of a common integer type.
+
+    Items of lists and tuples are left to the kernel, which takes what `operator.index` takes.
+    """
     if type(context) in (list, tuple):
         return context
     array = np.asarray(context)
-    if array.ndim == 1 and array.dtype.kind in "iu" and array.dtype.str not in _NATIVE_TYPES:
-        return array.astype(np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise TypeError("context is not 1-D integers")
+    if array.dtype.str not in _NATIVE_TYPES:
+        return array.astype(np.int64)  # 2^63 and above become negative: outside the vocabulary all the same
     return array
 
 

@@ -4,7 +4,7 @@
     |-- DatastoreError                  a datastore on disk cannot be used as it is
     |   |-- DatastoreNotFoundError      no such directory, or no manifest in it  (FileNotFoundError)
     |   |-- ManifestError               manifest.json cannot be read as one      (ValueError)
-    |   |-- MissingShardError           a file that the manifest names is absent (FileNotFoundError)
+    |   |-- MissingShardError           a file of the manifest is absent, unreadable (FileNotFoundError)
     |   |-- NotAShardError              the file does not start with our magic   (ValueError)
     |   |-- ByteOrderError              written with the other byte order        (ValueError)
     |   |-- FormatVersionError          a newer (or unknown) format version      (ValueError)
@@ -55,7 +55,7 @@ class ManifestError(DatastoreError, ValueError):
 
 
 class MissingShardError(DatastoreError, FileNotFoundError):
-    """The manifest names a file that is not there."""
+    """The manifest names a file that is not there, or that cannot be read."""
 
 
 class NotAShardError(DatastoreError, ValueError):

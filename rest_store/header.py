@@ -93,6 +93,7 @@ class TokensHeader:
         require(where, "position count", positions, 1 <= positions <= MAX_POSITIONS, f"1..{MAX_POSITIONS}")
         require(where, "document count", documents, 1 <= documents <= positions // 2, f"1..{positions // 2}")
         require(where, "payload size", size, size == width * positions, width * positions)
+        _require_reserved(raw, _TOKENS_FIELDS, where)
         return header
 
 
@@ -144,6 +145,7 @@ class SuffixesHeader:
         require(where, "entry count", entries, 1 <= entries < MAX_POSITIONS, f"1..{MAX_POSITIONS - 1}")
         require(where, "key count", keys, keys == header.key_count, header.key_count)
         require(where, "payload size", size, size == header.payload_size, header.payload_size)
+        _require_reserved(raw, _SUFFIXES_FIELDS, where)
         return header
 
 
@@ -156,6 +158,11 @@ def require(where: Path, what: str, found: object, holds: bool, expected: object
     """Raise ShardHeaderError unless `holds`."""
     if not holds:
         raise ShardHeaderError(describe(where, what, found, expected))
+
+
+def _require_reserved(raw: bytes, fields: struct.Struct, where: Path) -> None:
+    reserved = raw[_PREFIX.size + fields.size : HEADER_SIZE - 4]
+    require(where, "reserved bytes", reserved.strip(b"\0").hex(), not any(reserved), "zero bytes")
 
 
 def _require_prefix(raw: bytes, magic: bytes, where: Path) -> None:

@@ -72,7 +72,7 @@ def open_kernel(shards: list[Shard], vocabulary_size: int) -> Kernel:
             "rest-store: the native kernel was not built; queries run on the numpy reference, exact but slow. "
             "Install a C++20 compiler and reinstall to get it.",
             RuntimeWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
     return ReferenceKernel(views, vocabulary_size)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from rest_store.tokenizer import TokenizerIdentity
 FILE_NAME = "manifest.json"
 TOKENIZER_FILE_NAME = "tokenizer.json"
 _FORMAT = "rest-store"
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # no directories, nothing hidden, nothing that a file system refuses
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,8 @@ class Manifest:
             raise DatastoreNotFoundError(describe(directory, "datastore", f"absent ({what})", "a built one")) from None
         except UnicodeDecodeError as error:
             raise ManifestError(describe(where, "encoding", f"not UTF-8 ({error})", "UTF-8")) from None
+        except OSError as error:
+            raise ManifestError(describe(where, "file", f"unreadable ({error.strerror})", "a readable file")) from None
         try:
             fields = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -139,6 +143,10 @@ class Manifest:
         )
         if not manifest.shards:
             raise ManifestError(describe(where, "number of shards", 0, "at least 1"))
+        names = [shard.name for shard in manifest.shards]
+        if len(set(names)) != len(names):
+            found = f"{len(set(names))} for {len(names)} shards"
+            raise ManifestError(describe(where, "number of distinct shard names", found, "one for each shard"))
         size = manifest.tokenizer.vocabulary_size
         if not 1 <= size <= MAX_VOCABULARY:
             raise ManifestError(describe(where, "vocabulary size", size, f"1..{MAX_VOCABULARY}"))
@@ -156,8 +164,9 @@ def _shard(fields: object, where: Path) -> ShardRecord:
     record = ShardRecord(
         **{what: _field(fields, what, kinds.get(what, int), where) for what in ShardRecord.__match_args__}
     )
-    if Path(record.name).name != record.name or not record.name:
-        raise ManifestError(describe(where, "shard name", repr(record.name), "a file name without directories"))
+    if _NAME.fullmatch(record.name) is None:
+        expected = "a file name of letters, digits, '-', '_' and '.'"
+        raise ManifestError(describe(where, "shard name", ascii(record.name), expected))
     return record
 
 

@@ -171,6 +171,9 @@ def _map(path: Path) -> mmap.mmap:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except FileNotFoundError:
         raise MissingShardError(describe(path, "file", "absent", "a file that the manifest names")) from None
+    except OSError as error:
+        found = f"unreadable ({error.strerror})"
+        raise MissingShardError(describe(path, "file", found, "a file that the manifest names")) from None
 
 
 def _require_size(mapped: mmap.mmap, expected: int, where: Path) -> None:

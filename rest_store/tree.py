@@ -37,7 +37,7 @@ class TokenTree:
         match: the suffix match that the continuations follow.
 
     Raises:
-        TreeError: arrays of unequal length, or a parent that does not come before its child.
+        TreeError: not 1-D integers, arrays of unequal length, or a parent that does not come before its child.
     """
 
     __slots__ = ("_match", "_packed")
@@ -50,18 +50,20 @@ class TokenTree:
         *,
         match: SuffixMatch = SuffixMatch(0, 0),  # noqa: B008  a named tuple is immutable
     ) -> None:
-        sizes = (len(tokens), len(parents), len(counts))
+        columns = [
+            _integers("counts", counts, np.int64),
+            _integers("tokens", tokens, np.int32),
+            _integers("parents", parents, np.int32),
+        ]
+        sizes = (columns[1].size, columns[2].size, columns[0].size)
         if len(set(sizes)) > 1:
             raise TreeError(describe("draft tree", "length of tokens, parents and counts", sizes, "one and the same"))
-        depths = np.zeros(sizes[0], dtype=np.int32)
-        for node, parent in enumerate(parents):
+        depths: list[int] = []
+        for node, parent in enumerate(columns[2].tolist()):
             if not -1 <= parent < node:
-                raise TreeError(describe("draft tree", f"parent of node {node}", int(parent), f"-1..{node - 1}"))
-            depths[node] = 1 if parent < 0 else depths[parent] + 1
-        self._packed = b"".join(
-            np.asarray(values, dtype=dtype).tobytes()
-            for values, dtype in ((counts, np.int64), (tokens, np.int32), (parents, np.int32), (depths, np.int32))
-        )
+                raise TreeError(describe("draft tree", f"parent of node {node}", parent, f"-1..{node - 1}"))
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        self._packed = b"".join(column.tobytes() for column in (*columns, np.array(depths, dtype=np.int32)))
         self._match: tuple[int, int] = match
 
     @classmethod
@@ -151,3 +153,20 @@ class TokenTree:
 
     def __repr__(self) -> str:
         return f"TokenTree({len(self)} nodes, depth {int(self.depths.max(initial=0))}, match={tuple(self._match)})"
+
+
+def _integers(
+    what: str, values: Sequence[int] | npt.NDArray[np.integer[Any]], dtype: type[np.signedinteger[Any]]
+) -> npt.NDArray[np.signedinteger[Any]]:
+    """Return `values` as 1-D integers of type `dtype`; raise TreeError unless they are."""
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError):  # ragged
+        array = np.empty((), dtype=object)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise TreeError(describe("draft tree", what, f"{array.ndim}-D {array.dtype}", "1-D integers"))
+    limits = np.iinfo(dtype)
+    if array.size and not limits.min <= int(array.min()) <= int(array.max()) <= limits.max:
+        found = int(array.min()) if int(array.min()) < limits.min else int(array.max())
+        raise TreeError(describe("draft tree", f"one of {what}", found, f"{limits.min}..{limits.max}"))
+    return array.astype(dtype)

@@ -1,0 +1,126 @@
+"""The commands as a user runs them: what they print, in which form, and with which exit status."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from strategies import Corpus, write_datastore
+
+import rest_store
+from rest_store.cli import main
+
+CORPUS = Corpus(300, [[[1, 2, 3, 4, 9], [1, 2, 3, 5]], [[7, 1, 2, 3, 4, 8]]])
+
+
+@pytest.fixture
+def datastore(tmp_path: Path) -> Path:
+    (tmp_path / "ds").mkdir()
+    return write_datastore(tmp_path / "ds", CORPUS)
+
+
+def run(*arguments: object) -> tuple[int, str, str]:
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments], prog_name="rest-store")
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_query_draws_the_tree_of_the_longest_match(datastore: Path) -> None:
+    status, out, err = run("query", datastore, "--tokens", "9,1 2 3")
+    assert (status, err) == (0, "")
+    assert out.splitlines() == [
+        "match: 3 tokens, 3 occurrences: 1 2 3",
+        "2 ├─ 4",
+        "1 │  ├─ 8",
+        "1 │  └─ 9",
+        "1 └─ 5",
+    ]
+
+
+def test_query_says_when_nothing_matches_or_nothing_follows(datastore: Path) -> None:
+    assert run("query", datastore, "--tokens", "299")[1] == "no match: the last token of the context does not occur\n"
+    assert run("query", datastore, "--tokens", "9")[1].splitlines()[1] == "no continuation: documents end after it"
+
+
+def test_query_as_json_is_one_object(datastore: Path) -> None:
+    status, out, _ = run("query", datastore, "--tokens", "1 2 3", "--json", "--max-nodes", 2)
+    assert status == 0
+    assert json.loads(out) == {
+        "context": [1, 2, 3],
+        "match": {"length": 3, "count": 3},
+        "nodes": [
+            {"token": 4, "parent": -1, "depth": 1, "count": 2},
+            {"token": 5, "parent": -1, "depth": 1, "count": 1},
+        ],
+    }
+
+
+def test_info_shows_what_how_big_and_which_kernel(datastore: Path) -> None:
+    status, out, _ = run("info", datastore)
+    assert status == 0
+    rows = dict(line.split(":", 1) for line in out.splitlines())
+    assert rows["tokens"].strip() == "15 in 3 documents"
+    assert rows["kernel"].strip() == "native"
+    facts = json.loads(run("info", datastore, "--json")[1])
+    assert facts["token_count"] == 15
+    assert facts["size"] == sum(path.stat().st_size for path in datastore.glob("shard-*"))
+
+
+@pytest.mark.parametrize("full", [[], ["--full"]])
+def test_check_passes_a_good_datastore_and_names_a_bad_one(datastore: Path, full: list[str]) -> None:
+    status, out, _ = run("check", datastore, *full)
+    assert status == 0
+    assert "in order" in out
+    assert json.loads(run("check", datastore, "--json", *full)[1])["tokens"] == 15
+    path = datastore / "shard-00001.tokens"
+    damaged = bytearray(path.read_bytes())
+    damaged[260] ^= 1
+    path.write_bytes(damaged)
+    status, out, err = run("check", datastore, *full)
+    assert (status, out) == (1, "")
+    assert err.startswith(f"Error: {path}: SHA-256 of the payload is ")
+
+
+@pytest.mark.parametrize("command", [["info"], ["check"], ["query", "--tokens", "1"]])
+def test_a_failure_is_one_line_and_status_1(tmp_path: Path, command: list[str]) -> None:
+    status, out, err = run(command[0], tmp_path / "absent", *command[1:])
+    assert (status, out) == (1, "")
+    assert err == f"Error: {tmp_path / 'absent'}: datastore is absent (no such directory), expected a built one\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--tokens", "1", "--text", "a"],
+        ["--tokens", "one"],
+        ["--text", "a"],  # this datastore keeps no tokenizer
+        ["--tokens", "1", "--max-nodes", "many"],
+    ],
+)
+def test_bad_usage_is_status_2(datastore: Path, arguments: list[str]) -> None:
+    status, out, err = run("query", datastore, *arguments)
+    assert (status, out) == (2, "")
+    assert "Error: " in err
+
+
+def test_a_limit_out_of_range_is_a_failure_that_says_the_range(datastore: Path) -> None:
+    status, _, err = run("query", datastore, "--tokens", "1", "--max-nodes", 5000)
+    assert (status, err) == (1, "Error: query: max_nodes is 5000, expected 1..1024\n")
+
+
+@pytest.mark.parametrize("command", ["info", "check", "query", "build"])
+def test_every_command_has_help_with_an_example(command: str) -> None:
+    status, out, _ = run(command, "--help")
+    assert status == 0
+    assert "Example" in out
+    assert "--json" in out
+
+
+def test_the_version_is_the_packages() -> None:
+    assert run("--version")[1] == f"rest-store, version {rest_store.__version__}\n"
+    done = subprocess.run([sys.executable, "-m", "rest_store", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"rest-store, version {rest_store.__version__}\n"
