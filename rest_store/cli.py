@@ -100,7 +100,7 @@ def info(datastore: Path, as_json: bool) -> None:
 
 def _one_line(fields: dict[str, Any]) -> str:
     """Return JSON fields as `name value, name value`, without those that say nothing."""
-    shown = {name: value for name, value in fields.items() if value not in (None, 0, "", [], {}, False)}
+    shown = {name: value for name, value in fields.items() if value and not name.endswith("sha256")}
     return ", ".join(f"{name} {_short(value)}" for name, value in shown.items())
 
 

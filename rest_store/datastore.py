@@ -123,7 +123,7 @@ class Datastore:
 
         Thread-safe; releases the GIL.
         """
-        _require_limit("max_suffix", max_suffix, MAX_SUFFIX)
+        max_suffix = _limit("max_suffix", max_suffix, MAX_SUFFIX)
         try:
             return SuffixMatch(*self._kernel.longest_suffix_match(_plain(context), max_suffix))
         except (TypeError, ValueError) as error:
@@ -155,7 +155,7 @@ class Datastore:
         if not (type(max_nodes) is int and type(max_suffix) is int and type(max_depth) is int) or not (
             1 <= max_nodes <= MAX_NODES and 1 <= max_suffix <= MAX_SUFFIX and 1 <= max_depth <= MAX_DEPTH
         ):
-            _require_limits(max_nodes, max_suffix, max_depth)
+            max_nodes, max_suffix, max_depth = _limits(max_nodes, max_suffix, max_depth)
         try:
             packed, match = self._draft(
                 context if type(context) is list else _plain(context), max_nodes, max_suffix, max_depth
@@ -174,7 +174,7 @@ class Datastore:
 
         Thread-safe; releases the GIL.
         """
-        _require_limits(max_nodes, max_suffix, max_depth)
+        max_nodes, max_suffix, max_depth = _limits(max_nodes, max_suffix, max_depth)
         try:
             batch = list(contexts)
         except TypeError:
@@ -245,6 +245,8 @@ def _plain(context: IntSequence) -> Any:
     """
     if type(context) in (list, tuple):
         return context
+    if isinstance(context, list | tuple):  # subclasses, such as a named tuple
+        return list(context)
     array = np.asarray(context)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise TypeError("context is not 1-D integers")
@@ -253,16 +255,20 @@ def _plain(context: IntSequence) -> Any:
     return array
 
 
-def _require_limit(name: str, value: object, greatest: int) -> None:
+def _limit(name: str, value: Any, greatest: int) -> int:
+    """Return the limit `value` as an int; raise LimitError unless it is one of 1 .. greatest."""
     try:
-        number = operator.index(value)  # type: ignore[arg-type]
+        number = operator.index(value)
     except TypeError:
         number = 0
     if not 1 <= number <= greatest:
         raise LimitError(describe("query", name, repr(value), f"1..{greatest}"))
+    return number
 
 
-def _require_limits(max_nodes: object, max_suffix: object, max_depth: object) -> None:
-    _require_limit("max_nodes", max_nodes, MAX_NODES)
-    _require_limit("max_suffix", max_suffix, MAX_SUFFIX)
-    _require_limit("max_depth", max_depth, MAX_DEPTH)
+def _limits(max_nodes: Any, max_suffix: Any, max_depth: Any) -> tuple[int, int, int]:
+    return (
+        _limit("max_nodes", max_nodes, MAX_NODES),
+        _limit("max_suffix", max_suffix, MAX_SUFFIX),
+        _limit("max_depth", max_depth, MAX_DEPTH),
+    )

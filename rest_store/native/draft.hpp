@@ -8,6 +8,7 @@
 
 #include <array>
 #include <functional>
+#include <numeric>
 
 #include "match.hpp"
 #include "sample.hpp"
@@ -36,11 +37,11 @@ class Drafter {
     for (;;) {
       collect();
       // What one row, or none, shows of a node is at most this.
-      const std::uint64_t shards = sample_.parts().size(), slack = sample_.stride() - 1;
-      if (slack == 0 || threshold_ > (shards + 1) * slack + 1) break;
+      const std::uint64_t parts = sample_.parts().size(), slack = sample_.stride() - 1;
+      if (slack == 0 || threshold_ > (parts + 1) * slack + 1) break;
       // The stride at which the estimate would pass.
       const std::uint64_t stride =
-          std::clamp<std::uint64_t>(estimate_ / (2 * shards + 2), sample_.stride() / 16, sample_.stride() / 2);
+          std::clamp<std::uint64_t>(estimate_ / (2 * parts + 2), sample_.stride() / 16, sample_.stride() / 2);
       sample_.refine(stride <= 2 ? 1 : stride);
     }
     if (sample_.stride() > 1) measure(match.length);
@@ -150,55 +151,84 @@ class Drafter {
     capacity_ = std::max(capacity_, 2 * kept);
   }
 
-  // Find the exact counts of the nodes that may still be among the heaviest.
+  // Find the exact counts of the nodes that may be among the heaviest, and drop the others.
   void measure(std::uint32_t skip) {
+    // First those that seem heaviest: their least count is one that the others have to reach.
+    places_.resize(nodes_.size());
+    std::iota(places_.begin(), places_.end(), 0U);
+    const auto top = places_.begin() + static_cast<std::ptrdiff_t>(std::min<std::size_t>(max_nodes_, nodes_.size()));
+    std::nth_element(places_.begin(), top, places_.end(), [this](std::uint32_t a, std::uint32_t b) {
+      return sample_.weight(nodes_[a].begin, nodes_[a].end) > sample_.weight(nodes_[b].begin, nodes_[b].end);
+    });
+    const std::span seemingly(places_.begin(), top);
+    open_boundaries(seemingly, skip);
+    narrow(seemingly, 0);
+    // Then the others step by step, as each step excludes some.
+    std::span others(top, places_.end());
+    others = still_possible(others);
+    open_boundaries(others, skip);
+    for (std::uint64_t gap = sample_.stride() / 2; !others.empty(); gap = gap > 8 ? gap / 2 : 0) {
+      narrow(others, gap);
+      if (gap == 0) break;
+      others = still_possible(others);
+    }
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i < nodes_.size(); ++i)
+      if (nodes_[i].low == nodes_[i].high) nodes_[kept++] = nodes_[i];
+    nodes_.resize(kept);
+  }
+
+  void open_boundaries(std::span<const std::uint32_t> places, std::uint32_t skip) {
     boundaries_.clear();
-    const bool one = sample_.parts().size() == 1;
-    for (const Node& node : nodes_)
-      for (const Sample::Part& part : sample_.parts()) {
-        const std::uint32_t ends[2] = {node.begin, node.end};
-        for (int side = 0; side < 2; ++side) {
-          const auto place =
-              one ? ends[side]
-                  : static_cast<std::size_t>(std::lower_bound(part.merged.begin(), part.merged.end(), ends[side]) -
-                                             part.merged.begin());
-          const Interval gap = part.gap_before(place);
-          boundaries_.push_back({part.shard, sample_.row(node.begin), node.depth * sample_.width(), skip, side == 1,
-                                 gap.begin, gap.end, 0});
+    for (const std::uint32_t place : places) {
+      const Node& node = nodes_[place];
+      for (std::size_t part = 0; part < sample_.parts().size(); ++part)
+        for (const bool after : {false, true}) {
+          const Interval gap = sample_.gap_before(part, after ? node.end : node.begin);
+          boundaries_.push_back({sample_.parts()[part].shard, sample_.row(node.begin), node.depth * sample_.width(),
+                                 skip, after, gap.begin, gap.end, 0});
         }
-      }
-    // First to an eighth of the gaps: that excludes most of those that are not among the heaviest.
-    for (const std::uint64_t gap : {sample_.stride() / 8, std::uint64_t{0}}) {
-      find_boundaries(boundaries_, gap);
-      const Boundary* boundary = boundaries_.data();
-      for (Node& node : nodes_) {
-        node.low = node.high = 0;
-        for (std::size_t part = 0; part < sample_.parts().size(); ++part, boundary += 2) {
-          node.low += boundary[1].low - std::min(boundary[0].high, boundary[1].low);
-          node.high += boundary[1].high - std::min(boundary[0].low, boundary[1].high);
-        }
-      }
-      if (gap > 0) prune_measured();
     }
   }
 
-  // Drop nodes that are surely lighter than max_nodes others, with their boundaries.
-  void prune_measured() {
-    if (nodes_.size() <= max_nodes_) return;
+  // Narrow the boundaries of the nodes at `places`, which are those that are open, and so their counts.
+  void narrow(std::span<const std::uint32_t> places, std::uint64_t gap) {
+    find_boundaries(boundaries_, gap);
+    const Boundary* boundary = boundaries_.data();
+    for (const std::uint32_t place : places) {
+      Node& node = nodes_[place];
+      node.low = node.high = 0;
+      for (std::size_t part = 0; part < sample_.parts().size(); ++part, boundary += 2) {
+        node.low += boundary[1].low - std::min(boundary[0].high, boundary[1].low);
+        node.high += boundary[1].high - std::min(boundary[0].low, boundary[1].high);
+      }
+    }
+  }
+
+  // Of the nodes at `places`, those that may be among the heaviest, moved to the front with their open boundaries; the
+  // others get an upper bound of zero.
+  std::span<std::uint32_t> still_possible(std::span<std::uint32_t> places) {
+    if (nodes_.size() <= max_nodes_) return places;
     lows_.clear();
-    for (const Node& node : nodes_) lows_.push_back(node.low);
+    for (const Node& node : nodes_) lows_.push_back(node.high == 0 ? 0 : node.low);
     const auto nth = lows_.begin() + max_nodes_ - 1;
     std::nth_element(lows_.begin(), nth, lows_.end(), std::greater<>());
     const std::size_t each = 2 * sample_.parts().size();
+    const bool opened = boundaries_.size() == places.size() * each;
     std::size_t kept = 0;
-    for (std::size_t i = 0; i < nodes_.size(); ++i) {
-      if (nodes_[i].high < *nth) continue;
-      nodes_[kept] = nodes_[i];
-      std::copy_n(boundaries_.begin() + static_cast<std::ptrdiff_t>(i * each), each,
-                  boundaries_.begin() + static_cast<std::ptrdiff_t>(kept++ * each));
+    for (std::size_t i = 0; i < places.size(); ++i) {
+      if (nodes_[places[i]].high < *nth) {
+        nodes_[places[i]].low = 1;
+        nodes_[places[i]].high = 0;
+        continue;
+      }
+      if (opened)
+        std::copy_n(boundaries_.begin() + static_cast<std::ptrdiff_t>(i * each), each,
+                    boundaries_.begin() + static_cast<std::ptrdiff_t>(kept * each));
+      places[kept++] = places[i];
     }
-    nodes_.resize(kept);
-    boundaries_.resize(kept * each);
+    if (opened) boundaries_.resize(kept * each);
+    return places.first(kept);
   }
 
   // Take the best nodes and link each to its parent.
@@ -241,7 +271,7 @@ class Drafter {
   std::vector<Node> nodes_, ends_;
   std::vector<Boundary> boundaries_;
   std::vector<std::uint64_t> lows_;
-  std::vector<std::uint32_t> shared_, parents_;
+  std::vector<std::uint32_t> shared_, parents_, places_;
   std::vector<std::int32_t> outputs_;
   std::vector<Key> keys_;
   std::vector<DraftNode> tree_;

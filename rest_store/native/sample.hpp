@@ -20,7 +20,6 @@ class Sample {
     Interval interval;
     std::size_t first = 0;
     std::vector<Rank> ranks;
-    std::vector<std::uint32_t> merged;  // places of its rows in the order over all parts, ascending
 
     // The ranks at which the boundary before the part's sample k may lie: (rank of k-1, rank of k].
     Interval gap_before(std::size_t k) const {
@@ -70,6 +69,11 @@ class Sample {
   void release_excess() {
     constexpr std::size_t kKept = std::size_t{4} << 20;  // bytes of rows; a draft of 1,024 nodes takes less
     if (bytes_.capacity() > kKept || new_bytes_.capacity() > kKept) *this = Sample();
+  }
+
+  // The ranks of a part at which a boundary between merged rows i - 1 and i may lie.
+  Interval gap_before(std::size_t part, std::size_t i) const {
+    return parts_[part].gap_before(parts_.size() == 1 ? i : before_[i * parts_.size() + part]);
   }
 
   std::uint64_t stride() const { return stride_; }
@@ -228,18 +232,19 @@ class Sample {
       for (std::size_t i = 0; i < count; ++i) weights_[i + 1] = part.ranks[i] + 1 - part.interval.begin;
       return;
     }
+    const std::size_t parts = parts_.size();
     owners_.resize(count);
-    for (std::size_t p = 0; p < parts_.size(); ++p) {
-      parts_[p].merged.clear();
+    for (std::size_t p = 0; p < parts; ++p)
       std::fill_n(owners_.begin() + static_cast<std::ptrdiff_t>(parts_[p].first), parts_[p].ranks.size(),
                   static_cast<std::uint32_t>(p));
-    }
+    before_.resize((count + 1) * parts);
+    std::fill_n(before_.begin(), parts, 0U);
     for (std::size_t i = 0; i < count; ++i) {
-      Part& part = parts_[owners_[order_[i]]];
-      const std::size_t k = order_[i] - part.first;
-      const Interval gap = part.gap_before(k);
-      weights_[i + 1] = weights_[i] + gap.width() + 1;
-      part.merged.push_back(static_cast<std::uint32_t>(i));
+      std::uint32_t* counts = before_.data() + i * parts;
+      const std::uint32_t owner = owners_[order_[i]];
+      weights_[i + 1] = weights_[i] + parts_[owner].gap_before(counts[owner]).width() + 1;
+      std::copy_n(counts, parts, counts + parts);
+      ++counts[parts + owner];
     }
   }
 
@@ -249,6 +254,7 @@ class Sample {
   std::vector<Part> parts_;
   std::vector<std::uint8_t> bytes_, new_bytes_;
   std::vector<std::uint32_t> lengths_, new_lengths_, order_, scratch_, owners_;
+  std::vector<std::uint32_t> before_;  // of more parts than one: samples of each part before each merged row
   std::vector<std::uint64_t> weights_;
   std::vector<std::size_t> bounds_;
   std::vector<Rank> new_ranks_;
