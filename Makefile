@@ -52,17 +52,22 @@ format: setup
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i rest_store/native/*.hpp rest_store/native/*.cpp
 
-# The kernel's tests under AddressSanitizer and UndefinedBehaviorSanitizer, on a copy of the package.
+# The kernel's tests under AddressSanitizer and UndefinedBehaviorSanitizer, on a copy of the package that comes before
+# the installed one.
+SANITIZE := build/sanitize
+SANITIZED := cd $(SANITIZE)/package && PYTHONPATH="$$PWD" HYPOTHESIS_PROFILE=sanitize ASAN_OPTIONS=detect_leaks=0 \
+  LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" $(CURDIR)/$(BIN)/python
 sanitize: setup
-	rm -rf build/sanitize && mkdir -p build/sanitize/package
-	$(BIN)/cmake -G Ninja -S rest_store/native -B build/sanitize/kernel -DREST_STORE_SANITIZE=ON \
-	  -DCMAKE_BUILD_TYPE=Debug -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(BIN)/ninja"
-	$(BIN)/cmake --build build/sanitize/kernel
-	cp -r rest_store build_index build/sanitize/package
-	cp build/sanitize/kernel/_kernel*.so build/sanitize/package/rest_store
-	cd build/sanitize/package && LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" \
-	  ASAN_OPTIONS=detect_leaks=0 PYTHONPATH="$$PWD" HYPOTHESIS_PROFILE=sanitize \
-	  ../../../$(BIN)/python -m pytest -c ../../../pyproject.toml --rootdir ../../.. ../../../tests/test_kernel.py ../../../tests/test_damage.py
+	rm -rf $(SANITIZE) && mkdir -p $(SANITIZE)/package
+	$(BIN)/cmake -G Ninja -S rest_store/native -B $(SANITIZE)/kernel -DREST_STORE_SANITIZE=ON -DCMAKE_BUILD_TYPE=Debug \
+	  -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(BIN)/ninja"
+	$(BIN)/cmake --build $(SANITIZE)/kernel
+	cp -r rest_store build_index $(SANITIZE)/kernel/_kernel*.so $(SANITIZE)/package
+	mv $(SANITIZE)/package/_kernel*.so $(SANITIZE)/package/rest_store
+	echo 'import sys; sys.meta_path[:] = [f for f in sys.meta_path if "_editable_" not in type(f).__module__]' \
+	  > $(SANITIZE)/package/sitecustomize.py
+	$(SANITIZED) -c 'import rest_store._kernel as k; assert "sanitize" in k.__file__, k.__file__'
+	$(SANITIZED) -m pytest -c $(CURDIR)/pyproject.toml --rootdir $(CURDIR) $(CURDIR)/tests/test_kernel.py
 
 bench: setup
 	$(BIN)/python benchmarks/bench_query.py --quick
