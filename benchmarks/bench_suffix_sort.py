@@ -24,15 +24,14 @@ import ctypes
 import hashlib
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 import time
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
+from environment import write_result
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKINGS = ("pydivsufsort", "whole", "ranks", "fitted")
@@ -67,9 +66,7 @@ def main() -> None:
     for symbols, vocabulary_size in sources:
         for positions in arguments.positions or [len(symbols)]:
             results += compare(symbols[:positions], vocabulary_size, arguments)
-    if arguments.json:
-        report = {"benchmark": "suffix_sort", "arguments": plain(arguments), **environment(), "results": results}
-        arguments.json.write_text(json.dumps(report, indent=2, sort_keys=True) + "\n")
+    write_result(arguments.json, "suffix_sort", arguments, ("numpy", "pydivsufsort"), results)
 
 
 def compare(symbols: np.ndarray, vocabulary_size: int, arguments: argparse.Namespace) -> list[dict[str, object]]:
@@ -204,24 +201,6 @@ def zipf_symbols(vocabulary_size: int, count: int, seed: int) -> tuple[np.ndarra
     symbols = np.minimum(np.random.default_rng(seed).zipf(1.2, count) - 1, vocabulary_size - 1)
     symbols[499::500] = 2**16 - 1 if vocabulary_size < 2**16 else 2**24 - 1
     return symbols.astype(np.uint16 if vocabulary_size < 2**16 else np.uint32), vocabulary_size
-
-
-def plain(arguments: argparse.Namespace) -> dict[str, object]:
-    """Return the arguments without machine paths."""
-    kept = {name: value for name, value in vars(arguments).items() if name not in ("json", "measure")}
-    return {**kept, "tokens": [Path(name).name for name in arguments.tokens]}
-
-
-def environment() -> dict[str, object]:
-    commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    cpu = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "")
-    packages = {name: version(name) for name in ("numpy", "pydivsufsort")}
-    return {
-        "commit": commit.stdout.strip() if commit.returncode == 0 else None,
-        "cpu": f"{cpu.partition(':')[2].strip()}, {os.cpu_count()} cores",
-        "python": platform.python_version(),
-        "packages": packages,
-    }
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -39,11 +40,20 @@ def _cpu() -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
-def write_result(path: Path | None, name: str, arguments: object, packages: Sequence[str], results: object) -> None:
-    """Write `results` with their environment to `path`, if there is one."""
+def write_result(
+    path: Path | None, name: str, arguments: argparse.Namespace, packages: Sequence[str], results: object
+) -> None:
+    """Write `results` with their environment to `path`, if there is one; of paths in `arguments` the last part only."""
     if path is None:
         return
-    plain = {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()}
-    report = {"benchmark": name, "arguments": plain, **environment(packages), "results": results}
+    report = {"benchmark": name, "arguments": _plain(vars(arguments)), **environment(packages), "results": results}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: _plain(part) for name, part in value.items() if name != "json"}
+    if isinstance(value, list):
+        return [_plain(part) for part in value]
+    return Path(value).name if isinstance(value, Path | str) and os.sep in str(value) else value
