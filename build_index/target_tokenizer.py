@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 CONTROL_MARK = "\U0010ffff"  # noncharacters (Unicode 23.7): never interchanged as text
 TEXT_MARK = "\U0010fffe"
-PIECE_CHARACTERS = 1 << 20  # longer texts are encoded in pieces, split at line ends
-BATCH_CHARACTERS = 4 << 20  # encoded at once: about 100 MB of tokenizers' objects
+PIECE_CHARACTERS = 1 << 17  # longer texts are encoded in pieces, split at line ends
+BATCH_CHARACTERS = 1 << 19  # encoded at once: up to 400 bytes a character, by tokenizers and in the allocator
 
 Tokens: TypeAlias = NDArray[np.unsignedinteger[Any]]
 """Token ids of one document: 1-D, 2 bytes each if the vocabulary has at most 65,535 tokens, otherwise 4."""
@@ -87,7 +87,7 @@ class TargetTokenizer:
         """Tokenize documents. No control token is added, and none results from their text.
 
         Args:
-            texts: any number of texts. One of more than 2^20 characters is encoded in pieces split at line ends, for
+            texts: any number of texts. One of more than 2^17 characters is encoded in pieces split at line ends, for
                 the sake of memory: at such a place the tokens may differ from those of the whole.
 
         Returns:

@@ -10,7 +10,7 @@ from build_index.documents import Document
 from build_index.tally import Tally
 from rest_store.errors import CorpusFormatError, describe
 
-PIECE_BYTES = 64 << 20
+PIECE_BYTES = 8 << 20
 """Longer files are given out in pieces of at most this many bytes, cut after a line end."""
 _STEP_BYTES = 1 << 18
 

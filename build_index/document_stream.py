@@ -1,0 +1,125 @@
+"""The documents of several corpora, in batches, without exact duplicates."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from build_index.corpus import Corpus
+from build_index.documents import Document
+from build_index.duplicates import SeenDocuments, content_digest
+from build_index.journal import CHAIN_START, Cursor
+from build_index.workplace import output_errors
+from rest_store.errors import ResumeError, describe
+
+BATCH_CHARACTERS = 1 << 19  # enough for the tokenizing threads; more only takes memory
+BATCH_DOCUMENTS = 1 << 13
+
+
+@dataclass(frozen=True, slots=True)
+class ReadDocument:
+    """A document and its place.
+
+    Attributes:
+        document: what was read.
+        corpus: number of its corpus.
+        number: documents read up to here, this one included, over all corpora, duplicates included.
+        chain: digest over all of these.
+    """
+
+    document: Document
+    corpus: int
+    number: int
+    chain: bytes
+
+
+class DocumentStream:
+    """Reads corpora one after another.
+
+    Args:
+        corpora: what to read.
+        seen: finds duplicates; None: they are kept.
+        start: a place up to which an earlier build got.
+        where: the datastore, for messages.
+
+    Attributes:
+        documents_read: documents read, duplicates included.
+        chain: digest over them, by content and order.
+        duplicates: duplicates dropped, for each corpus.
+        digests: SHA-256 over the digests of the documents read, for each corpus.
+        seconds: time spent reading and looking for duplicates.
+
+    Not thread-safe. Iterating raises what reading a corpus raises, ResumeError when the documents up to `start` are
+    not those of the earlier build, and OutputError when the disk is full.
+    """
+
+    def __init__(self, corpora: Sequence[Corpus], seen: SeenDocuments | None, start: Cursor, where: Path) -> None:
+        self.corpora = corpora
+        self.documents_read = 0
+        self.chain = CHAIN_START
+        self.duplicates = [0] * len(corpora)
+        self.digests = [hashlib.sha256() for _ in corpora]
+        self.seconds = 0.0
+        self._seen = seen
+        self._start = start
+        self._where = where
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes read so far of all corpora, in the units of `size_hint`."""
+        return sum(corpus.bytes_read for corpus in self.corpora)
+
+    def batches(self) -> Iterator[list[ReadDocument]]:
+        """Yield documents, duplicates left out, in batches of about 2^19 characters; a batch may be empty."""
+        start = time.perf_counter()
+        batch: list[ReadDocument] = []
+        digests: list[bytes] = []
+        characters = 0
+        for number, corpus in enumerate(self.corpora):
+            for document in corpus:
+                batch.append(self._next(document, number, digests))
+                characters += document.size
+                if characters >= BATCH_CHARACTERS or len(batch) >= BATCH_DOCUMENTS:
+                    distinct = self._without_duplicates(batch, digests)
+                    batch, digests, characters = [], [], 0
+                    self.seconds += time.perf_counter() - start
+                    yield distinct
+                    start = time.perf_counter()
+        distinct = self._without_duplicates(batch, digests)
+        self.seconds += time.perf_counter() - start
+        if self.documents_read < self._start.documents:
+            raise self._changed(f"{self.documents_read} documents long")
+        yield distinct
+
+    def _next(self, document: Document, corpus: int, digests: list[bytes]) -> ReadDocument:
+        digest = content_digest(document)
+        digests.append(digest)
+        self.digests[corpus].update(digest)
+        self.chain = hashlib.sha256(self.chain + digest).digest()
+        self.documents_read += 1
+        if self.documents_read == self._start.documents and self.chain.hex() != self._start.chain:
+            raise self._changed(f"different in its first {self.documents_read} documents")
+        return ReadDocument(document, corpus, self.documents_read, self.chain)
+
+    def _without_duplicates(self, batch: list[ReadDocument], digests: list[bytes]) -> list[ReadDocument]:
+        if self._seen is None or not batch:
+            return batch
+        keys = np.frombuffer(b"".join(digests), dtype="<u8")[::4].astype(np.uint64)
+        with output_errors(self._seen.directory):
+            is_new = self._seen.add(keys)
+        distinct = []
+        for read, new in zip(batch, is_new.tolist(), strict=True):
+            if new:
+                distinct.append(read)
+            else:
+                self.duplicates[read.corpus] += 1
+        return distinct
+
+    def _changed(self, found: str) -> ResumeError:
+        expected = f"one that begins with the {self._start.documents} documents of the unfinished build"
+        return ResumeError(describe(self._where, "corpus", found, f"{expected}; or build without --resume"))

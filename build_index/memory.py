@@ -1,0 +1,222 @@
+"""How much memory a build may take, and the size of shard that fits.
+
+Resident at the peak are: the process with its packages and tokenizer; documents being read and tokenized; digests of
+the documents seen; and one shard being sorted, the pages of its tokens file included. The bytes of a shard are bounded
+for any tokens (`suffix_array.peak_bytes`), so real text leaves some of the budget unused. A document is held whole: one
+of more than about 16 MB (in JSON or parquet; text files are read in pieces) takes memory beyond the budget.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from rest_store.errors import BuildError, MemoryBudgetError, describe
+from rest_store.header import MAX_POSITIONS, token_width
+
+MIB = 1 << 20
+SMALLEST_SHARD = 1 << 20  # positions; fewer are only made when asked for
+WORK_BYTES = 320 * MIB  # reading, tokenizing a batch, and what the allocator keeps of it
+_PROCESS_STEP = 64 * MIB  # the process is counted in such steps, so that a few pages do not change the result
+_DIGESTS_SHARE = 32
+_M_ARENA_MAX = -8  # malloc.h
+_ARENAS = 8
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What the memory budget is spent on; all in bytes but `shard_positions`.
+
+    Attributes:
+        budget: bound on the peak of resident memory.
+        process: packages and tokenizer, as they are before the first document.
+        digests: digests of documents seen; further ones go to disk.
+        shard_positions: tokens and separators of a shard.
+    """
+
+    budget: int
+    process: int
+    digests: int
+    shard_positions: int
+
+
+def plan_memory(
+    budget: int, process_bytes: int, vocabulary_size: int, shard_positions: int | None = None
+) -> MemoryPlan:
+    """Choose the size of shards.
+
+    Args:
+        budget: bound on the peak of resident memory, in bytes.
+        process_bytes: resident memory now, packages and tokenizer loaded.
+        vocabulary_size: `V`.
+        shard_positions: tokens and separators of a shard, if they are given; None: the largest power of two that fits,
+            or the most that can be sorted, so that small changes of the budget do not change the result.
+
+    Returns:
+        The plan.
+
+    Raises:
+        BuildError: `shard_positions` is not between 2 and what can be sorted.
+        MemoryBudgetError: the shard asked for, or one of 2^20 positions, does not fit.
+    """
+    process = -(-process_bytes // _PROCESS_STEP) * _PROCESS_STEP
+    digests = budget // _DIGESTS_SHARE
+    left = budget - process - digests - WORK_BYTES
+    limit = most_positions(vocabulary_size)
+    if shard_positions is not None and not 2 <= shard_positions <= limit:
+        raise BuildError(describe("shard", "the number of tokens", shard_positions, f"2..{limit}"))
+    sizes = [
+        min(1 << bits, limit) for bits in range(MAX_POSITIONS.bit_length() - 1, SMALLEST_SHARD.bit_length() - 2, -1)
+    ]
+    for positions in sizes if shard_positions is None else [shard_positions]:
+        if shard_bytes(positions, vocabulary_size) <= left:
+            return MemoryPlan(budget, process, digests, positions)
+    smallest = sizes[-1] if shard_positions is None else shard_positions
+    needed = process + WORK_BYTES + shard_bytes(smallest, vocabulary_size)
+    needed = -(-needed * _DIGESTS_SHARE // (_DIGESTS_SHARE - 1))
+    expected = f"at least {size_text(needed)} for shards of {smallest} tokens (--memory, --shard-tokens)"
+    raise MemoryBudgetError(describe("build", "the memory budget", size_text(budget), expected))
+
+
+def shard_bytes(positions: int, vocabulary_size: int) -> int:
+    """Bound the memory that sorting and writing a shard takes, in bytes, mapped pages included.
+
+    Args:
+        positions: tokens and separators of the shard.
+        vocabulary_size: `V`.
+
+    Returns:
+        Bytes at the peak.
+    """
+    from build_index.suffix_array import peak_bytes
+
+    mapped = token_width(vocabulary_size) * positions
+    # Writing: the suffix array, blocks of at most 2^20 entries, and keys of at most 2^26, measured.
+    written = 4 * positions + 16 * min(positions, 1 << 20) + 5 * min(positions, 1 << 26) // 4 + MIB
+    return mapped + max(peak_bytes(positions, vocabulary_size), written)
+
+
+def most_positions(vocabulary_size: int) -> int:
+    """Return the most positions that a shard can have, whatever the memory."""
+    from build_index.suffix_array import max_positions
+
+    return min(MAX_POSITIONS, max_positions(1 << 62, vocabulary_size))
+
+
+def parse_size(text: str) -> int:
+    """Read a size such as `8G`, `512M`, `1.5GiB` or a number of bytes; K, M, G and T are powers of 1,024.
+
+    Args:
+        text: what the user wrote.
+
+    Returns:
+        Bytes.
+
+    Raises:
+        MemoryBudgetError: it is no size, or zero.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    size = 0 if match is None else int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
+    if size < 1:
+        raise MemoryBudgetError(describe("--memory", "size", f"'{text}'", "a size such as 8G or 512M"))
+    return size
+
+
+def size_text(size: float) -> str:
+    """Return a size in bytes as a person reads it: `"1.5 GiB"`."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def limit_arenas() -> None:
+    """Let threads share at most eight areas of the allocator (glibc), unless MALLOC_ARENA_MAX says otherwise.
+
+    By default each thread has an area of its own, up to eight a core, and keeps there what it has freed: with 16
+    tokenizing threads that took 250 MB more.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None and "MALLOC_ARENA_MAX" not in os.environ:
+        mallopt(_M_ARENA_MAX, _ARENAS)
+
+
+def resident_bytes(field: str = "VmRSS") -> int:
+    """Return the resident memory of this process in bytes: `"VmRSS"` now, `"VmHWM"` its peak; 0 where it is unknown."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(f"{field}:")), 0)
+
+
+def available_bytes(root: Path = Path("/")) -> int:
+    """Return the memory that may still be taken: what the system has, or what a control group leaves, in bytes.
+
+    Args:
+        root: where `proc` and `sys` are.
+
+    Returns:
+        Bytes, at least 0.
+
+    Raises:
+        MemoryBudgetError: the system does not tell.
+    """
+    try:
+        meminfo = (root / "proc/meminfo").read_text(encoding="ascii")
+        fields = dict(line.split(":", 1) for line in meminfo.splitlines() if ":" in line)
+        available = int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError, IndexError) as error:
+        found, expected = "unknown (/proc/meminfo does not tell it)", "given as --memory SIZE"
+        raise MemoryBudgetError(describe("build", "the memory available", found, expected)) from error
+    return max(0, min([available, *_control_group_rooms(root)]))
+
+
+def _control_group_rooms(root: Path) -> list[int]:
+    """Return what each control group of this process, and each above it, leaves of its limit (versions 1 and 2)."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    rooms = []
+    for line in lines:
+        _, controllers, name = line.split(":", 2)
+        if controllers == "":
+            top, limit_file, usage_file = root / "sys/fs/cgroup", "memory.max", "memory.current"
+        elif "memory" in controllers.split(","):
+            top, limit_file, usage_file = (
+                root / "sys/fs/cgroup/memory",
+                "memory.limit_in_bytes",
+                "memory.usage_in_bytes",
+            )
+        else:
+            continue
+        parts = [part for part in name.split("/") if part not in ("", "..")]
+        for depth in range(len(parts) + 1):
+            group = top.joinpath(*parts[:depth])
+            limit, usage = _number(group / limit_file), _number(group / usage_file)
+            if limit is not None and usage is not None:
+                rooms.append(limit - usage + _reclaimable(group / "memory.stat"))
+    return rooms
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):  # absent, or "max"
+        return None
+
+
+def _reclaimable(path: Path) -> int:
+    """Return the bytes of cached file content that a control group drops when it needs room."""
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    counts = {name: int(value) for name, _, value in (line.partition(" ") for line in lines) if value.isdecimal()}
+    return counts.get("total_inactive_file", counts.get("inactive_file", 0))

@@ -1,0 +1,94 @@
+"""What a build is asked for, and what it says when it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from build_index.corpus import CorpusSpec
+from rest_store.errors import BuildError, describe
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """What to build.
+
+    Attributes:
+        corpora: what to read, in this order.
+        tokenizer: see `load_tokenizer`.
+        out: directory of the datastore; a datastore that is there is replaced when the new one is complete.
+        shard_tokens: tokens and separators of a shard; None: as many as the memory allows, a power of two.
+        memory: bound on the peak of resident memory, in bytes; None: half of what is available.
+        workers: threads that tokenize; None: one for each core. Takes effect if nothing has been tokenized in this
+            process before. The result does not depend on it.
+        resume: go on from the last complete shard of a build that was interrupted.
+        keep_duplicates: store documents that are equal to an earlier one.
+        chat_template: Jinja text, or a file with it, instead of the tokenizer's own.
+
+    Raises:
+        BuildError: no corpus, or a number out of range.
+    """
+
+    corpora: tuple[CorpusSpec, ...]
+    tokenizer: str
+    out: Path
+    shard_tokens: int | None = None
+    memory: int | None = None
+    workers: int | None = None
+    resume: bool = False
+    keep_duplicates: bool = False
+    chat_template: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.corpora:
+            raise BuildError(describe("build", "the number of corpora", 0, "at least 1"))
+        for name in ("shard_tokens", "memory", "workers"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise BuildError(describe("build", name, value, "at least 1"))
+
+
+@dataclass(frozen=True)
+class BuildSummary:
+    """What was built; sizes in bytes, times in seconds.
+
+    Attributes:
+        out: the datastore.
+        documents: documents stored.
+        tokens: tokens stored.
+        duplicates: exact duplicates dropped.
+        skipped: documents and files passed over, by reason.
+        split_documents: documents longer than a shard, stored in pieces.
+        shards: number of shards.
+        resumed_shards: those of them that an earlier, interrupted run had tokenized.
+        shard_positions: tokens and separators that a shard may have.
+        size: bytes of all shard files.
+        bytes_per_token: the same, for each token.
+        seconds: from start to end.
+        stage_seconds: time by stage: `load` (packages and tokenizer), `read`, `tokenize`, `sort` and `write`; in all
+            it may be more than `seconds`, since sorting and writing suffix arrays overlap the others.
+        memory: the bound on resident memory.
+        peak_memory: the most that was resident, of the whole process since it started.
+    """
+
+    out: str
+    documents: int
+    tokens: int
+    duplicates: int
+    skipped: Mapping[str, int]
+    split_documents: int
+    shards: int
+    resumed_shards: int
+    shard_positions: int
+    size: int
+    bytes_per_token: float
+    seconds: float = 0.0
+    stage_seconds: Mapping[str, float] = field(default_factory=dict)
+    memory: int = 0
+    peak_memory: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that `--json` prints."""
+        return asdict(self)

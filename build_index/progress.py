@@ -1,0 +1,123 @@
+"""How far a build is: what it tells a listener, and bars that show it on a terminal."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TextIO
+
+from build_index.memory import size_text
+
+_BAR = 28
+_SECONDS_BETWEEN = 0.1
+
+
+@dataclass(frozen=True)
+class StageProgress:
+    """How far one stage is.
+
+    Attributes:
+        stage: `"tokenizing"`, which includes reading, `"sorting"` or `"writing"`.
+        done: so far, in `unit`.
+        total: in all; None: not known. An estimate for sorting and writing until everything is tokenized.
+        unit: `"bytes"` of the corpora, or `"tokens"`.
+        seconds: time spent on it.
+    """
+
+    stage: str
+    done: int
+    total: int | None
+    unit: str
+    seconds: float
+
+    @property
+    def share(self) -> float | None:
+        """The part that is done, 0..1, or None if the total is not known."""
+        return None if not self.total else min(1.0, self.done / self.total)
+
+    @property
+    def rate(self) -> float:
+        """Units a second."""
+        return self.done / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Time that the rest takes at this rate, or None if that is not known."""
+        return max(0.0, (self.total - self.done) / self.rate) if self.total and self.rate else None
+
+
+class ProgressListener(Protocol):
+    """Something to call with the progress of a build."""
+
+    def __call__(self, stages: Sequence[StageProgress], /) -> None:
+        """Take notice of all stages, in order; called a few times a second and once at the end."""
+
+
+class TerminalBars:
+    """A line with a bar for each stage, drawn anew in place.
+
+    Args:
+        file: the terminal.
+
+    Use it as a ProgressListener, then `close` it. Not thread-safe.
+    """
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self._drawn = 0
+        self._last = 0.0
+        self._stages: Sequence[StageProgress] = ()
+
+    @staticmethod
+    def fits(file: TextIO) -> bool:
+        """Whether the file is a terminal on which lines can be drawn anew."""
+        return file.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+    def __call__(self, stages: Sequence[StageProgress], /) -> None:
+        """Draw them, unless that was done a moment ago."""
+        self._stages = stages
+        if time.monotonic() - self._last >= _SECONDS_BETWEEN:
+            self._draw()
+
+    def close(self) -> None:
+        """Draw the last state and leave it there."""
+        if self._stages:
+            self._draw()
+
+    def _draw(self) -> None:
+        self._last = time.monotonic()
+        up = f"\x1b[{self._drawn}A" if self._drawn else ""
+        width = shutil.get_terminal_size().columns - 1
+        self._file.write(up + "".join(f"\r\x1b[2K{line_of(stage)[:width]}\n" for stage in self._stages))
+        self._file.flush()
+        self._drawn = len(self._stages)
+
+
+def line_of(stage: StageProgress) -> str:
+    """Return the line that shows a stage: bar, share, amount, rate and time left."""
+    filled = int((stage.share or 0) * _BAR)
+    share = "    " if stage.share is None else f"{int(100 * stage.share):3}%"
+    left = "" if stage.seconds_left is None or stage.share == 1 else f"  {clock(stage.seconds_left)} left"
+    rate = f"  {amount(stage.rate, stage.unit)}/s" if stage.rate else ""
+    bar = "#" * filled + "-" * (_BAR - filled)
+    return f"{stage.stage:<10} [{bar}] {share}  {amount(stage.done, stage.unit)}{rate}{left}"
+
+
+def amount(number: float, unit: str) -> str:
+    """Return a number of bytes or tokens as a person reads it."""
+    if unit == "bytes":
+        return size_text(number)
+    for divisor, letter in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if number >= divisor:
+            return f"{number / divisor:.1f}{letter} {unit}"
+    return f"{number:.0f} {unit}"
+
+
+def clock(seconds: float) -> str:
+    """Return a time as hours, minutes and seconds: `"1:02:03"`, or `"2:03"`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,132 @@
+"""The tokens files of a datastore, written one after another: documents are put into shards in the order they come."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from copy import deepcopy
+from pathlib import Path
+
+from build_index.document_stream import ReadDocument
+from build_index.journal import CHAIN_START, CorpusCounts, Cursor, TokensRecord
+from build_index.target_tokenizer import Tokens
+from build_index.workplace import output_errors
+from rest_store.shard import TokensWriter
+
+
+def shard_name(number: int) -> str:
+    """Return the name of a shard, counted from 0."""
+    return f"shard-{number:05}"
+
+
+def first_cursor(corpus_count: int) -> Cursor:
+    """Return the place before the first document."""
+    return Cursor(0, CHAIN_START.hex(), 0, 0, tuple(CorpusCounts() for _ in range(corpus_count)))
+
+
+class ShardTokens:
+    """Writes tokens files of a given size.
+
+    A document that does not fit into what is left of a shard begins the next one. A document longer than a shard is
+    split: its pieces fill shards of their own, but for the last, which others follow.
+
+    Args:
+        directory: where.
+        vocabulary_size: `V`.
+        shard_positions: tokens and separators that a shard may have, at least 2.
+        start: the end of the shards that are there already.
+        shard_count: how many these are.
+
+    Attributes:
+        position_count: tokens and separators written, of complete and unfinished shards.
+        end: the place up to which documents have been taken.
+
+    Not thread-safe. OutputError is raised when files cannot be written.
+    """
+
+    def __init__(
+        self, directory: Path, vocabulary_size: int, shard_positions: int, start: Cursor, shard_count: int
+    ) -> None:
+        self.position_count = 0
+        self.end = start
+        self._directory = directory
+        self._vocabulary_size = vocabulary_size
+        self._shard_positions = shard_positions
+        self._start = start
+        self._shard_count = shard_count
+        self._stored_documents = start.stored_documents
+        self._counts = deepcopy(start.counts)
+        self._writer: TokensWriter | None = None
+
+    def is_done(self, read: ReadDocument) -> bool:
+        """Whether a document is in the shards that were there already, to its last token."""
+        partial = self._start.tokens_stored > 0 and read.number == self._start.documents
+        return read.number <= self._start.documents and not partial
+
+    def append(self, read: ReadDocument, ids: Tokens) -> Iterator[TokensRecord]:
+        """Take a document up.
+
+        Args:
+            read: the document, one that is not done.
+            ids: its tokens.
+
+        Yields:
+            A record of each shard that has become complete.
+        """
+        done = self._start.tokens_stored if read.number == self._start.documents else 0
+        if not len(ids):
+            self._counts[read.corpus].without_tokens += 1
+            self._move(read)
+            return
+        written = 0 if self._writer is None else self._writer.position_count
+        if written and written + len(ids) - done + 1 > self._shard_positions:
+            yield self._complete()
+        if done == 0:
+            self._stored_documents += 1
+            self._counts[read.corpus].split_documents += len(ids) + 1 > self._shard_positions
+        while len(ids) - done + 1 > self._shard_positions:
+            piece = ids[done : done + self._shard_positions - 1]
+            self._write(piece)
+            done += len(piece)
+            self._move(read, done)
+            yield self._complete()
+        self._write(ids[done:])
+        self._move(read)
+
+    def finish(self) -> Iterator[TokensRecord]:
+        """Complete the last shard, and yield its record if there is one."""
+        if self._writer is not None:
+            yield self._complete()
+
+    def abandon(self) -> None:
+        """Close the unfinished file; it is no shard."""
+        if self._writer is not None:
+            with suppress(OSError):
+                self._writer.abandon()
+            self._writer = None
+
+    def _move(self, read: ReadDocument, tokens_stored: int = 0) -> None:
+        self.end = Cursor(read.number, read.chain.hex(), tokens_stored, self._stored_documents, deepcopy(self._counts))
+
+    def _write(self, ids: Tokens) -> None:
+        path = self._directory / f"{shard_name(self._shard_count)}.tokens"
+        with output_errors(path):
+            if self._writer is None:
+                self._writer = TokensWriter(path, self._vocabulary_size)
+            self._writer.append(ids)
+        self.position_count += len(ids) + 1
+
+    def _complete(self) -> TokensRecord:
+        assert self._writer is not None
+        writer, name = self._writer, shard_name(self._shard_count)
+        with output_errors(writer.path):
+            header = writer.close()
+            descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(descriptor)  # the name of the file
+            finally:
+                os.close(descriptor)
+        self._writer = None
+        self._shard_count += 1
+        return TokensRecord(name, header.position_count, header.sha256.hex(), self.end)
