@@ -108,8 +108,7 @@ class ReferenceKernel:
         return np.array(suffix, dtype=np.int64)
 
     def _occurrences(self, tokens: npt.NDArray[np.int64]) -> Intervals:
-        found = [(shard.first_rank(tokens, after=False), shard.first_rank(tokens, after=True)) for shard in self.shards]
-        return [(begin, max(begin, end)) for begin, end in found]  # crossed only in a damaged shard
+        return [(shard.first_rank(tokens, after=False), shard.first_rank(tokens, after=True)) for shard in self.shards]
 
     def _match(self, suffix: npt.NDArray[np.int64]) -> tuple[int, Intervals]:
         best: tuple[int, Intervals] = (0, [(0, 0)] * len(self.shards))

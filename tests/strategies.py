@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
+import struct
+import zlib
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 
 from build_index.suffix_array import suffix_array
 from rest_store.datastore import Datastore
+from rest_store.errors import RestStoreError
 from rest_store.header import separator_id
 from rest_store.manifest import FILE_NAME, Manifest, ShardRecord
 from rest_store.shard import Shard, TokensFile, TokensWriter, write_suffixes
@@ -121,3 +130,53 @@ def brute_draft(
                 rest = document[start + length : start + length + max_depth]
                 found.update(tuple(rest[:depth]) for depth in range(1, len(rest) + 1))
     return sorted(found.items(), key=lambda item: (-item[1], len(item[0]), item[0]))[:max_nodes]
+
+
+def edit_manifest(directory: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Pass what `manifest.json` holds through `change`, which alters it in place."""
+    path = directory / FILE_NAME
+    fields = json.loads(path.read_text(encoding="utf-8"))
+    change(fields)
+    path.write_text(json.dumps(fields), encoding="utf-8")
+
+
+def edit_file(path: Path, change: Callable[[bytearray], object]) -> None:
+    """Pass the bytes of a shard file through `change`, which alters them in place."""
+    data = bytearray(path.read_bytes())
+    change(data)
+    path.write_bytes(data)
+
+
+def seal_header(data: bytearray) -> None:
+    """Make the CRC-32 of a shard file's header right (FORMAT.md, sections 2 and 3)."""
+    struct.pack_into("<I", data, 252, zlib.crc32(data[:252]))
+
+
+def seal_datastore(directory: Path) -> None:
+    """Make every checksum of a datastore right, whatever its files hold: a fault that only reading through can find."""
+    fields = json.loads((directory / FILE_NAME).read_text(encoding="utf-8"))
+    for record in fields["shards"]:
+        digest = b""
+        for kind in ("tokens", "suffixes"):
+            path = directory / f"{record['name']}.{kind}"
+            data = bytearray(path.read_bytes())
+            if kind == "suffixes":
+                data[80:112] = digest
+            digest = hashlib.sha256(data[256:-8]).digest()
+            data[48:80] = digest
+            seal_header(data)
+            path.write_bytes(data)
+            record[f"{kind}_sha256"], record[f"{kind}_size"] = digest.hex(), len(data)
+    (directory / FILE_NAME).write_text(json.dumps(fields), encoding="utf-8")
+
+
+def refused(error: type[RestStoreError], call: Callable[[], object], *fragments: str) -> str:
+    """Return the message with which `call` raises exactly `error`: in our wording, and holding all `fragments`."""
+    with pytest.raises(error) as caught:
+        call()
+    message = str(caught.value)
+    assert type(caught.value) is error
+    assert re.fullmatch(r"(?s).+: .+ is .+, expected .+", message), message
+    for fragment in fragments:
+        assert fragment in message
+    return message

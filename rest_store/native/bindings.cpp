@@ -54,8 +54,13 @@ Suffix to_suffix(const Kernel& kernel, nb::handle context, std::size_t max_suffi
   };
   if (PyList_CheckExact(context.ptr()) || PyTuple_CheckExact(context.ptr())) {
     const std::size_t skip = keep(static_cast<std::size_t>(PySequence_Fast_GET_SIZE(context.ptr())));
-    PyObject** items = PySequence_Fast_ITEMS(context.ptr());
-    for (std::size_t i = 0; i < count; ++i) tokens[i] = to_token(items[skip + i], kernel.vocabulary());
+    for (std::size_t i = 0; i < count; ++i) {
+      // Taking an item as an index may run Python code, which may shorten the list.
+      if (skip + i >= static_cast<std::size_t>(PySequence_Fast_GET_SIZE(context.ptr())))
+        throw nb::value_error("context that changes while it is read");
+      const nb::object item = nb::borrow(PySequence_Fast_GET_ITEM(context.ptr(), static_cast<Py_ssize_t>(skip + i)));
+      tokens[i] = to_token(item.ptr(), kernel.vocabulary());
+    }
   } else {
     const auto array = nb::cast<nb::ndarray<nb::ndim<1>, nb::ro, nb::device::cpu>>(context);
     const std::size_t skip = keep(array.shape(0));

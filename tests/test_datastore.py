@@ -1,0 +1,391 @@
+"""Opening a datastore and asking it: what it costs, and what is said of questions that cannot be answered."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from strategies import Corpus, edit_manifest, identity, refused, write_datastore
+
+from rest_store.datastore import Datastore
+from rest_store.errors import (
+    ContextTypeError,
+    EmptyContextError,
+    LimitError,
+    QueryError,
+    TokenizerLoadError,
+    TokenizerMismatchError,
+    TokenRangeError,
+)
+from rest_store.header import TAIL_SIZE, SuffixesHeader, TokensHeader, entry_bits
+from rest_store.manifest import FILE_NAME, Manifest, ShardRecord
+from rest_store.tokenizer import TokenizerIdentity
+
+CORPUS = Corpus(300, [[[1, 2, 3, 4, 5, 1, 2, 3, 9]], [[7, 8]]])
+
+
+@pytest.fixture(params=["native", "reference"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Datastore:
+    monkeypatch.setenv("REST_STORE_KERNEL", request.param)
+    opened = Datastore.open(write_datastore(tmp_path, CORPUS))
+    assert opened.info().kernel == request.param
+    return opened
+
+
+# Questions that cannot be answered.
+
+Ask = Callable[[Datastore, Any], object]
+
+QUERIES: dict[str, tuple[Ask, str]] = {  # how to ask with a context, and what messages call it
+    "draft": (lambda store, context: store.draft(context), "context"),
+    "longest_suffix_match": (lambda store, context: store.longest_suffix_match(context), "context"),
+    "draft_batch": (lambda store, context: store.draft_batch([[1], context]), "context 1"),
+    "count": (lambda store, context: store.count(context), "tokens"),
+}
+
+
+class FiveByIndex:
+    def __index__(self) -> int:
+        return 5
+
+
+BAD_CONTEXTS: list[tuple[object, type[QueryError], str, str, str]] = [
+    # context, error, what, what is found, what is expected; {} stands for how messages call the context
+    (None, ContextTypeError, "{}", "NoneType", "1-D integers"),
+    (5, ContextTypeError, "{}", "0-D int64", "1-D integers"),
+    ("abc", ContextTypeError, "{}", "0-D <U3", "1-D integers"),
+    (b"abc", ContextTypeError, "{}", "0-D |S3", "1-D integers"),
+    ({1, 2}, ContextTypeError, "{}", "set", "1-D integers"),
+    ({1: 2}, ContextTypeError, "{}", "dict", "1-D integers"),
+    (iter([1]), ContextTypeError, "{}", "list_iterator", "1-D integers"),
+    (np.array(5), ContextTypeError, "{}", "0-D int64", "1-D integers"),
+    (np.array([[1, 2], [3, 4]]), ContextTypeError, "{}", "2-D int64", "1-D integers"),
+    (np.zeros((0, 3), dtype=int), ContextTypeError, "{}", "2-D int64", "1-D integers"),
+    (np.array([1.0, 2.0]), ContextTypeError, "{}", "1-D float64", "1-D integers"),
+    (np.array([True]), ContextTypeError, "{}", "1-D bool", "1-D integers"),
+    (np.array(["a"]), ContextTypeError, "{}", "1-D <U1", "1-D integers"),
+    (np.array([1, 2], dtype=object), ContextTypeError, "{}", "ndarray", "1-D integers"),
+    (deque([1, [2, 3]]), ContextTypeError, "{}", "deque", "1-D integers"),
+    ([1.5], ContextTypeError, "an item of {}", "1.5", "an integer"),
+    ([1, 2.0], ContextTypeError, "an item of {}", "2.0", "an integer"),
+    ((1, "2"), ContextTypeError, "an item of {}", "'2'", "an integer"),
+    ([None, 1], ContextTypeError, "an item of {}", "None", "an integer"),
+    ([[1, 2], [3, 4]], ContextTypeError, "an item of {}", "[1, 2]", "an integer"),
+    ([1, [2, 3]], ContextTypeError, "an item of {}", "[2, 3]", "an integer"),
+    ([[]], ContextTypeError, "an item of {}", "[]", "an integer"),
+    ([np.True_], ContextTypeError, "an item of {}", "True", "an integer"),
+    ([], EmptyContextError, "{}", "empty", "at least one token"),
+    ((), EmptyContextError, "{}", "empty", "at least one token"),
+    (np.array([]), EmptyContextError, "{}", "empty", "at least one token"),
+    (np.array([], dtype=np.int32), EmptyContextError, "{}", "empty", "at least one token"),
+    (range(0), EmptyContextError, "{}", "empty", "at least one token"),
+    ([1, -1], TokenRangeError, "token id in {}", "-1", "0..299"),
+    ([300, 1], TokenRangeError, "token id in {}", "300", "0..299"),
+    ((1, 2**31), TokenRangeError, "token id in {}", str(2**31), "0..299"),
+    ([1, 2**32 + 1], TokenRangeError, "token id in {}", str(2**32 + 1), "0..299"),
+    ([-1, 2**63], TokenRangeError, "token id in {}", "-1", "0..299"),
+    ([2**63], TokenRangeError, "token id in {}", str(2**63), "0..299"),
+    ([1, 2**64 + 1], TokenRangeError, "token id in {}", str(2**64 + 1), "0..299"),
+    ([2**70], TokenRangeError, "token id in {}", str(2**70), "0..299"),
+    ([-(2**70)], TokenRangeError, "token id in {}", str(-(2**70)), "0..299"),
+    (np.array([1, 300]), TokenRangeError, "token id in {}", "300", "0..299"),
+    (np.array([-1, 1], dtype=np.int8), TokenRangeError, "token id in {}", "-1", "0..299"),
+    (np.array([2**32 - 1], dtype=np.uint32), TokenRangeError, "token id in {}", str(2**32 - 1), "0..299"),
+    (np.array([1, 2**63], dtype=np.uint64), TokenRangeError, "token id in {}", str(2**63), "0..299"),
+    (np.array([2**64 - 1], dtype=np.uint64), TokenRangeError, "token id in {}", str(2**64 - 1), "0..299"),
+    (range(-1, 2), TokenRangeError, "token id in {}", "-1", "0..299"),
+]
+
+
+@pytest.mark.parametrize("query", QUERIES)
+@pytest.mark.parametrize(
+    ("context", "error", "what", "found", "expected"),
+    BAD_CONTEXTS,
+    ids=[f"{type(context).__name__} {context!r}"[:40] for context, *_ in BAD_CONTEXTS],
+)
+def test_a_bad_context(
+    store: Datastore, query: str, context: object, error: type[QueryError], what: str, found: str, expected: str
+) -> None:
+    ask, name = QUERIES[query]
+    message = refused(error, lambda: ask(store, context))
+    if "True" in found:
+        message = message.replace("np.True_", "True")  # as numpy 1 and 2 write it
+    assert message == f"query: {what.format(name)} is {found}, expected {expected}"
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_a_list_that_changes_while_it_is_read(store: Datastore, query: str) -> None:
+    class Clears:
+        def __index__(self) -> int:
+            context.clear()
+            return 1
+
+    context: list[object] = [Clears(), *range(10**6, 10**6 + 50)]
+    with pytest.raises(QueryError):
+        QUERIES[query][0](store, context)
+
+
+@pytest.mark.parametrize("query", QUERIES)
+@pytest.mark.parametrize(
+    ("context", "meant"),
+    [
+        ([True, 2], [1, 2]),
+        ([FiveByIndex()], [5]),
+        ([np.array(5)], [5]),
+        (range(1, 4), [1, 2, 3]),
+        (deque([1, 2]), [1, 2]),
+        (np.array([1, 2], dtype=np.uint64), [1, 2]),
+        (np.array([1, 2], dtype=">u2"), [1, 2]),
+    ],
+    ids=str,
+)
+def test_whatever_can_be_an_index_is_an_integer(store: Datastore, query: str, context: object, meant: object) -> None:
+    """Of lists and tuples, the items that Python itself would take as an index: True is 1, but an array of bools is
+    not one of integers."""
+    ask, _ = QUERIES[query]
+    assert ask(store, context) == ask(store, meant)
+
+
+@pytest.mark.parametrize("before", [-1, 300, 2**70, None, 1.5, "a", [1]])
+def test_what_lies_before_the_last_max_suffix_tokens_is_not_read(store: Datastore, before: object) -> None:
+    context: Any = [before, 2, 3]
+    assert store.draft(context, max_suffix=2) == store.draft([2, 3], max_suffix=2)
+    assert store.draft_batch([context], max_suffix=2) == [store.draft([2, 3], max_suffix=2)]
+    assert store.longest_suffix_match(context, max_suffix=2) == (2, 2)
+    with pytest.raises(QueryError):
+        store.draft(context, max_suffix=3)
+
+
+def test_contexts_that_are_no_sequence(store: Datastore) -> None:
+    message = refused(ContextTypeError, lambda: store.draft_batch(None))  # type: ignore[arg-type]
+    assert message == "query: contexts is NoneType, expected a sequence of contexts"
+    contexts: Any = (context for context in ([1], [2], [300]))
+    refused(TokenRangeError, lambda: store.draft_batch(contexts), "token id in context 2 is 300")
+    assert store.draft_batch([]) == []
+
+
+@pytest.mark.parametrize(
+    ("limit", "greatest", "queries"),
+    [
+        ("max_nodes", 1024, ("draft", "draft_batch")),
+        ("max_suffix", 64, ("draft", "draft_batch", "longest_suffix_match")),
+        ("max_depth", 32, ("draft", "draft_batch")),
+    ],
+)
+@pytest.mark.parametrize(
+    "value", [0, -1, ..., 2**32 + 1, 2**70, -(2**70), 4.0, np.float64(4), "4", None, [4], np.array([4, 5])]
+)
+def test_a_limit_out_of_range(
+    store: Datastore, limit: str, greatest: int, queries: tuple[str, ...], value: object
+) -> None:
+    value = greatest + 1 if value is ... else value
+    for query in queries:
+        context: Any = [[1]] if query == "draft_batch" else [1]
+        message = refused(LimitError, lambda: getattr(store, query)(context, **{limit: value}))  # noqa: B023
+        assert message == f"query: {limit} is {value!r}, expected 1..{greatest}"
+
+
+@pytest.mark.parametrize("value", [1, True, np.int64(1), np.uint8(1), FiveByIndex()])
+def test_limits_may_be_of_any_integer_type(store: Datastore, value: Any) -> None:
+    expected = store.draft([1], max_nodes=int(value.__index__()))
+    assert store.draft([1], max_nodes=value) == expected
+    assert store.draft_batch([[1]], max_nodes=value) == [expected]
+    assert store.longest_suffix_match([1], max_suffix=value) == (1, 2)
+    assert store.draft([1], max_depth=value, max_suffix=value).depths.max() == value.__index__()
+
+
+def test_the_greatest_limits_are_allowed(store: Datastore) -> None:
+    tree = store.draft([9] * 60 + [1, 2, 3], max_nodes=1024, max_suffix=64, max_depth=32)
+    assert tree.match == (3, 2)
+    assert len(tree) == 7
+
+
+def test_counting_more_than_64_tokens(store: Datastore) -> None:
+    assert store.count([1] * 64) == 0
+    message = refused(LimitError, lambda: store.count([1] * 65))
+    assert message == "query: number of tokens is 65, expected 1..64"
+
+
+# Opening.
+
+
+def test_info_says_what_the_datastore_is(store: Datastore) -> None:
+    os.utime(store.path / FILE_NAME, (1_700_000_000, 1_700_000_000))
+    info = store.info()
+    assert info.path == store.path
+    assert info.tokenizer == identity(300)
+    assert (info.token_count, info.document_count, info.shard_count) == (11, 2, 2)
+    assert info.size == sum(path.stat().st_size for path in store.path.glob("shard-*"))
+    assert info.built == datetime.fromtimestamp(1_700_000_000, timezone.utc)
+    assert info.manifest == Manifest.read(store.path)
+    assert repr(store) == f"Datastore({str(store.path)!r}, 11 tokens, 2 shards)"
+
+
+TOKENIZER = TokenizerIdentity("mine", "sha256:" + f"{300:064x}", 300, {}, {})
+WITH_ADDED = TokenizerIdentity("mine", "sha256:" + f"{300:064x}", 300, {"<s>": 1}, {"<s>": 1})
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "found", "expected"),
+    [
+        (TokenizerIdentity("mine", "sha256:" + "0" * 64, 301, {}, {}), "a vocabulary of 301", "300 as in 'test'"),
+        (
+            TokenizerIdentity("mine", "sha256:" + "0" * 64, 300, {}, {}),
+            "vocabulary, merges or normalizer",
+            f"{300:064x}",
+        ),
+        (WITH_ADDED, "with added tokens '<s>'", "the added tokens of 'test'"),
+    ],
+)
+def test_another_tokenizer(tmp_path: Path, tokenizer: TokenizerIdentity, found: str, expected: str) -> None:
+    write_datastore(tmp_path, CORPUS)
+    message = refused(TokenizerMismatchError, lambda: Datastore.open(tmp_path, tokenizer=tokenizer), str(tmp_path))
+    assert found in message.split(", expected ")[0]
+    assert expected in message.split(", expected ")[1]
+
+
+def test_the_tokenizer_it_was_built_with(tmp_path: Path) -> None:
+    write_datastore(tmp_path, CORPUS)
+    assert Datastore.open(str(tmp_path), tokenizer=TOKENIZER).vocabulary_size == 300
+    refused(TokenizerLoadError, lambda: Datastore.open(tmp_path, tokenizer=7), "a int")
+
+
+def run_python(code: str, *arguments: object, **environment: str) -> str:
+    """Return what `code` prints in a process of its own, warnings as they come by default."""
+    done = subprocess.run(
+        [sys.executable, *(["-S"] if sys.flags.no_site else []), "-c", code, *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def write_sparse_datastore(directory: Path, positions: int) -> int:
+    """Write a datastore of 3-byte zeros in files without blocks; return their size."""
+    documents = positions // 2
+    header = TokensHeader(70_000, positions, documents, b"t" * 32)
+    suffixes = SuffixesHeader(entry_bits(positions), positions - documents, b"s" * 32, b"t" * 32)
+    for kind, packed, size in (
+        ("tokens", header.pack(), header.file_size),
+        ("suffixes", suffixes.pack(), suffixes.file_size),
+    ):
+        with (directory / f"big.{kind}").open("wb") as file:
+            file.write(packed)
+            file.truncate(size)
+            if kind == "tokens":
+                file.seek(size - TAIL_SIZE - 3)
+                file.write(b"\xff" * 3)
+    record = ShardRecord(
+        "big",
+        positions,
+        positions - documents,
+        documents,
+        header.file_size,
+        (b"t" * 32).hex(),
+        suffixes.file_size,
+        (b"s" * 32).hex(),
+    )
+    manifest = Manifest("test", identity(70_000), (record,), (), {})
+    (directory / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
+    return header.file_size + suffixes.file_size
+
+
+OPEN_AND_ASK = """
+import sys
+from pathlib import Path
+from rest_store.datastore import Datastore
+
+def resident():
+    fields = Path("/proc/self/status").read_text().split()
+    return int(fields[fields.index("VmRSS:") + 1])
+
+Datastore.open(sys.argv[1])
+before = resident()
+store = Datastore.open(sys.argv[2])
+match = store.longest_suffix_match([1, 2, 3])
+store.info()
+print(resident() - before, *match)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads resident memory from Linux's /proc")
+@pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer's shadow memory is resident too")
+def test_opening_maps_and_does_not_read(tmp_path: Path) -> None:
+    """Three gigabytes of files cost no memory in proportion; without blocks on the disk, they cost no disk either."""
+    small, big = tmp_path / "small", tmp_path / "big"
+    small.mkdir()
+    big.mkdir()
+    write_datastore(small, CORPUS)
+    assert write_sparse_datastore(big, 1 << 29) > 2_400_000_000
+    kibibytes, length, count = map(int, run_python(OPEN_AND_ASK, small, big).split())
+    assert kibibytes < 20 * 1024
+    assert (length, count) == (0, 0)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files in Linux's /proc")
+def test_dropped_datastores_leave_no_open_files_and_no_mappings(tmp_path: Path) -> None:
+    write_datastore(tmp_path, CORPUS)
+
+    def held() -> tuple[int, int]:
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8")
+        return len(list(Path("/proc/self/fd").iterdir())), maps.count(str(tmp_path))
+
+    before = held()
+    store = Datastore.open(tmp_path)
+    assert held()[1] == before[1] + 4
+    for _ in range(500):
+        store = Datastore.open(tmp_path)
+        store.draft([1])
+    del store
+    assert held() == before
+
+
+def test_refused_datastores_leave_no_open_files(tmp_path: Path) -> None:
+    write_datastore(tmp_path, CORPUS)
+    edit_manifest(tmp_path, lambda fields: fields["shards"][1].update(tokens_sha256="00"))
+    files = Path("/proc/self/fd")
+    if not files.exists():
+        pytest.skip("counts open files in Linux's /proc")
+    before = len(list(files.iterdir()))
+    for _ in range(50):
+        with pytest.raises(ValueError, match="tokens sha256"):
+            Datastore.open(tmp_path)
+    assert len(list(files.iterdir())) == before
+
+
+WITHOUT_NATIVE = """
+import sys, warnings
+sys.modules["rest_store._kernel"] = None
+from rest_store.datastore import Datastore
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    stores = [Datastore.open(sys.argv[1]) for _ in range(3)]
+tree = stores[0].draft([1, 2, 3])
+print(len(caught), caught[0].category.__name__, caught[0].filename, stores[0].info().kernel, tree.packed.hex(), sep="|")
+print(caught[0].message)
+"""
+
+
+def test_without_the_native_kernel_a_warning_is_given_once_and_answers_are_exact(tmp_path: Path) -> None:
+    write_datastore(tmp_path, CORPUS)
+    facts, message = run_python(WITHOUT_NATIVE, tmp_path, REST_STORE_KERNEL="").splitlines()
+    expected = Datastore.open(tmp_path).draft([1, 2, 3]).packed.hex()
+    assert facts.split("|") == ["1", "RuntimeWarning", "<string>", "reference", expected]
+    assert message.startswith("rest-store: the native kernel was not built")
+
+
+def test_asking_for_the_reference_gives_no_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REST_STORE_KERNEL", "reference")
+    store = Datastore.open(write_datastore(tmp_path, CORPUS))  # warnings are errors here
+    assert store.info().kernel == "reference"
