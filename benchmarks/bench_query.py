@@ -4,11 +4,11 @@ r"""What a query costs: drafts from real contexts on real Python source, through
         --json benchmarks/results/query.json
 
 Contexts are the 16 tokens before random places of recorded model outputs (`--traces`; without it, before random places
-of the datastore's own documents with the oldest tokens changed, so that the match is a true suffix). Half of them warm
-up pages and caches, the other half are measured, each asked once: `first` is that pass, `again` a second one over the
-same contexts, when answers to heavy matches are remembered. Times are microseconds per context, one thread unless said,
-garbage collection off as in timeit. Targets: median 12, mean 40, 99th percentile 500; eight shards at most double, a
-batch of 64 at least twice as fast per context, two threads scale.
+of the datastore's own documents with the oldest tokens changed, so that the match is a true suffix). Those of every
+second recording warm up pages and caches, the others are measured, each asked once: `first` is that pass, `again` a
+second one over the same contexts, `nothing remembered` one with the memory of heavy answers empty at its start. Times
+are microseconds per context, one thread unless said, garbage collection off as in timeit. Targets: median 12, mean 40,
+99th percentile 500; eight shards at most double, a batch of 64 at least twice as fast per context, two threads scale.
 
 `--sizes` shows how cost grows, each warm and cold (pages dropped from the page cache first, mapping new); the size of
 1,000 million tokens is synthetic (`datastores.perturbed`). `--leave GIB` takes memory away first, until so much is
@@ -70,19 +70,16 @@ def main() -> None:
 
     results: dict[str, object] = {"tokens": stores[1].manifest.token_count, "contexts": len(measured)}
     print(f"{results['tokens']:,} tokens, {len(measured):,} contexts measured, kernel {stores[1].info().kernel}")
-    print(f"{'':34}{'median':>8}{'mean':>8}{'p90':>8}{'p99':>8}{'max':>9}")
+    print(f"{'':36}{'median':>8}{'mean':>8}{'p90':>8}{'p99':>8}{'max':>9}")
     for shards, store in stores.items():
-        asked = {
-            "touch": warm_up,  # pages
-            "warm up": warm_up,
-            "first": measured,
-            "again": measured,
-        }
-        for name, these in asked.items():
-            figures = percentiles(time_each(store.draft, these))
-            if name not in ("touch", "warm up"):
-                results[f"draft, {shards} shards, {name}"] = figures
-                show(f"draft, {shards} shards, {name}", figures)
+        time_each(store.draft, warm_up)  # pages
+        time_each(store.draft, warm_up)
+        empty = Datastore(store.path, store.manifest, store.shards)  # the same mappings, no answer remembered
+        asked = {"first": (store, measured), "again": (store, measured), "nothing remembered": (empty, measured)}
+        for name, (asked_store, these) in asked.items():
+            figures = percentiles(time_each(asked_store.draft, these))
+            results[f"draft, {shards} shards, {name}"] = figures
+            show(f"draft, {shards} shards, {name}", figures)
     results["longest_suffix_match"] = percentiles(time_each(stores[1].longest_suffix_match, measured))
     show("longest_suffix_match, 1 shard", results["longest_suffix_match"])
 
@@ -126,13 +123,14 @@ def read_contexts(traces: Path | None, store: Datastore, count: int, seed: int) 
                 context[: int(rng.integers(8, LENGTH))] = rng.integers(0, store.vocabulary_size)
                 out.append(context.tolist())
         return out
-    places = []
+    halves: list[Contexts] = [[], []]  # by recording: what warms up and what is measured share none
     with gzip.open(traces, "rt", encoding="utf-8") as lines:
-        for line in lines:
+        for number, line in enumerate(lines):
             trace = json.loads(line)
             tokens = trace["prompt"] + trace["output"]
-            places += [tokens[max(0, end - LENGTH) : end] for end in range(len(trace["prompt"]), len(tokens))]
-    return [places[place] for place in rng.permutation(len(places))[:count]]
+            ends = range(len(trace["prompt"]), len(tokens))
+            halves[number % 2] += [tokens[max(0, end - LENGTH) : end] for end in ends]
+    return [half[place] for half in halves for place in rng.permutation(len(half))[: count // 2]]
 
 
 def time_each(ask: Callable[[list[int]], object], contexts: Contexts) -> np.ndarray:
@@ -154,40 +152,34 @@ def percentiles(times: np.ndarray) -> dict[str, float]:
 
 def show(name: str, figures: object) -> None:
     assert isinstance(figures, dict)
-    print(f"{name:34}" + "".join(f"{figures[key]:>8.1f}" for key in ("median", "mean", "p90", "p99")), end="")
+    print(f"{name:36}" + "".join(f"{figures[key]:>8.1f}" for key in ("median", "mean", "p90", "p99")), end="")
     print(f"{figures['max']:>9.0f}")
 
 
 def compare_batch(store: Datastore, contexts: Contexts, rounds: int = 5) -> dict[str, float]:
-    """Time batches against single calls, in turns, per context."""
+    """Time batches against single calls per context; who goes first alternates from batch to batch."""
     batches = [contexts[start : start + 64] for start in range(0, len(contexts) - 63, 64)]
-    single, batched = [], []
-    for _ in range(rounds):
-        for batch in batches:
-            start = time.perf_counter_ns()
-            for context in batch:
-                store.draft(context)
-            middle = time.perf_counter_ns()
-            store.draft_batch(batch)
-            single.append((middle - start) / 64e3)
-            batched.append((time.perf_counter_ns() - middle) / 64e3)
-    # Turns alternate, so that neither profits from the other's warm caches more than the other from its own.
-    reverse_single, reverse_batched = [], []
-    for batch in batches:
-        start = time.perf_counter_ns()
-        store.draft_batch(batch)
-        middle = time.perf_counter_ns()
+    times: dict[str, list[float]] = {"single": [], "batch": []}
+
+    def single(batch: Contexts) -> None:
         for context in batch:
             store.draft(context)
-        reverse_batched.append((middle - start) / 64e3)
-        reverse_single.append((time.perf_counter_ns() - middle) / 64e3)
-    cold = {"single": float(np.median(single)), "batch after single": float(np.median(batched))}
-    cold |= {"batch": float(np.median(reverse_batched)), "single after batch": float(np.median(reverse_single))}
-    ratio = cold["single"] / cold["batch"]
+
+    ways: dict[str, Callable[[Contexts], object]] = {"single": single, "batch": store.draft_batch}
+    for turn in range(rounds):
+        for place, batch in enumerate(batches):
+            for name in sorted(ways, reverse=(turn + place) % 2 == 0):
+                start = time.perf_counter_ns()
+                ways[name](batch)
+                times[name].append((time.perf_counter_ns() - start) / 64e3)
+    figures = {f"{name}, {kind.__name__}": float(kind(times[name])) for name in times for kind in (np.median, np.mean)}
+    ratios = {kind: figures[f"single, {kind}"] / figures[f"batch, {kind}"] for kind in ("median", "mean")}
     print(
-        f"batch of 64: {cold['batch']:.2f} us a context, single calls {cold['single']:.2f}: {ratio:.2f} times as fast"
+        f"batch of 64: {figures['batch, median']:.2f} us a context, single calls {figures['single, median']:.2f}: ",
+        end="",
     )
-    return {name: round(value, 2) for name, value in cold.items()} | {"ratio": round(ratio, 2)}
+    print(f"{ratios['median']:.2f} times as fast (means: {ratios['mean']:.2f})")
+    return {name: round(value, 2) for name, value in {**figures, **ratios}.items()}
 
 
 def compare_threads(store: Datastore, contexts: Contexts, rounds: int = 5) -> dict[str, float]:
@@ -245,7 +237,7 @@ def describe_matches(store: Datastore, contexts: Contexts) -> dict[str, object]:
 
 
 def cost_of_opening(path: Path) -> dict[str, float]:
-    """Open `path` in a process of its own; milliseconds, and resident memory that opening and one query add."""
+    """Open `path` in a process of its own; milliseconds, and resident memory that opening adds."""
     program = (
         "import sys, time, json\n"
         "from rest_store.datastore import Datastore\n"

@@ -11,12 +11,12 @@ import numpy.typing as npt
 
 from rest_store.datastore import Datastore
 from rest_store.errors import ChecksumError, ShardHeaderError, SuffixOrderError, describe
-from rest_store.header import KEY_STRIDE, separator_id
+from rest_store.header import KEY_STRIDE, MAX_POSITIONS, separator_id
 from rest_store.shard import Shard
 
 SAMPLES = 1 << 17  # neighbouring suffixes compared in each shard unless all are
-_BLOCK = 1 << 22  # bytes or ranks read at once
-_EQUAL_AT_MOST = 1 << 16  # symbols that two neighbours are compared over before they count as in order
+_BLOCK = 1 << 18  # ranks, symbols or bytes read at once
+_EQUAL_AT_MOST = 1 << 16  # symbols after which a sampled pair of neighbours counts as in order
 
 Progress = Callable[[str, int, int], None]
 
@@ -26,12 +26,12 @@ def check_datastore(
 ) -> Datastore:
     """Verify a datastore beyond its structure: checksums, symbols, keys and the order of its suffix arrays.
 
-    Reads every file once, in blocks.
+    Reads the files through, in blocks.
 
     Args:
         path: directory of the datastore.
         full: compare all neighbouring suffixes instead of a sample, and see that each token is listed once; takes one
-            bit of memory for each position of a shard and far more time.
+            byte of memory for each position of a shard and far more time.
         progress: told (shard and stage, units done, units in all).
 
     Returns:
@@ -118,12 +118,15 @@ def _check_order(shard: Shard, full: bool, told: Told) -> None:
         blocks = [np.unique(np.random.default_rng(0).integers(0, count - 1, SAMPLES))]
     for place, ranks in enumerate(blocks):
         told(place, len(blocks))
-        _compare_neighbours(shard, ranks.astype(np.int64))
+        _compare_neighbours(shard, ranks.astype(np.int64), MAX_POSITIONS if full else _EQUAL_AT_MOST)
     told(len(blocks), len(blocks))
 
 
-def _compare_neighbours(shard: Shard, ranks: npt.NDArray[np.int64]) -> None:
-    """Raise SuffixOrderError unless each suffix at `ranks` int64[n] is less than the one after it."""
+def _compare_neighbours(shard: Shard, ranks: npt.NDArray[np.int64], symbols: int) -> None:
+    """Raise SuffixOrderError unless each suffix at `ranks` int64[n] is less than the one after it.
+
+    Neighbours that agree in the first `symbols` symbols count as in order.
+    """
     tokens, suffixes = shard.tokens, shard.suffixes
     limit, width = tokens.header.position_count, tokens.header.width
     left, right = suffixes.gather(ranks), suffixes.gather(ranks + 1)
@@ -132,7 +135,7 @@ def _compare_neighbours(shard: Shard, ranks: npt.NDArray[np.int64]) -> None:
     compared = 0  # whole symbols known to be equal
     step = 8 // width
     unused = np.uint64(8 * (8 - step * width))
-    while ranks.size and compared < _EQUAL_AT_MOST:
+    while ranks.size and compared < symbols:
         # A suffix that has ended is a proper prefix of the other one: it must be the left one.
         ended_left, ended_right = left + compared >= limit, right + compared >= limit
         x = tokens.keys(np.minimum(left + compared, limit)) >> unused

@@ -65,6 +65,8 @@ class Datastore:
         self.vocabulary_size = manifest.tokenizer.vocabulary_size
         self._kernel = open_kernel(shards, self.vocabulary_size)
         self._draft = self._kernel.draft
+        self._kernel_name = kernel_name()
+        self._built = datetime.fromtimestamp((path / FILE_NAME).stat().st_mtime, timezone.utc)
 
     @classmethod
     def open(cls, path: str | Path, *, tokenizer: object = None) -> Datastore:
@@ -102,8 +104,8 @@ class Datastore:
             document_count=self.manifest.document_count,
             shard_count=len(self.shards),
             size=sum(shard.size for shard in self.shards),
-            built=datetime.fromtimestamp((self.path / FILE_NAME).stat().st_mtime, timezone.utc),
-            kernel=kernel_name(),
+            built=self._built,
+            kernel=self._kernel_name,
             manifest=self.manifest,
         )
 
@@ -189,7 +191,8 @@ class Datastore:
                 if reason is not None:
                     raise reason from error
             raise QueryError(f"query: {error}") from error
-        return [TokenTree.from_packed(packed, match) for packed, match in answers]
+        from_packed = TokenTree.from_packed
+        return [from_packed(packed, match) for packed, match in answers]
 
     def count(self, tokens: IntSequence) -> int:
         """Return how often the sequence `tokens` occurs within documents of this datastore.
@@ -250,7 +253,7 @@ def _plain(context: IntSequence) -> Any:
     array = np.asarray(context)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise TypeError("context is not 1-D integers")
-    if array.dtype.str not in _NATIVE_TYPES:
+    if array.dtype.str not in _NATIVE_TYPES or array.strides[0] % array.itemsize or not array.flags.aligned:
         return array.astype(np.int64)  # 2^63 and above become negative: outside the vocabulary all the same
     return array
 

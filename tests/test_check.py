@@ -61,9 +61,9 @@ def test_large_shards_are_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     compared: list[int] = []
     compare = check._compare_neighbours
 
-    def count(shard: Shard, ranks: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
+    def count(shard: Shard, ranks: np.ndarray[tuple[int], np.dtype[np.int64]], symbols: int) -> None:
         compared.extend(ranks.tolist())
-        compare(shard, ranks)
+        compare(shard, ranks, symbols)
 
     monkeypatch.setattr(check, "_compare_neighbours", count)
     check_datastore(tmp_path)
@@ -170,14 +170,16 @@ def test_an_entry_at_a_separator_that_is_in_order(directory: Path) -> None:
     )
 
 
-def test_entries_equal_over_a_long_run_are_told_by_a_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neighbours are compared over a limited length only."""
+def test_entries_equal_over_a_long_run_are_told_by_a_full_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sampled check compares neighbours over a limited length only."""
     write_datastore(tmp_path, Corpus(300, [[[1]], [[7] * 60]]))
     monkeypatch.setattr(check, "_EQUAL_AT_MOST", 16)
     change_entries(tmp_path, lambda entries: entries.__setitem__(1, entries[0]))
     check_datastore(tmp_path)
     message = refused(SuffixOrderError, lambda: check_datastore(tmp_path, full=True))
-    assert message.endswith("number of distinct positions is 59, expected 60")
+    assert message.endswith("suffix at rank 1 is not after that at rank 0, expected in ascending order")
 
 
 @FULL

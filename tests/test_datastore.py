@@ -219,6 +219,7 @@ def test_counting_more_than_64_tokens(store: Datastore) -> None:
 
 def test_info_says_what_the_datastore_is(store: Datastore) -> None:
     os.utime(store.path / FILE_NAME, (1_700_000_000, 1_700_000_000))
+    store = Datastore.open(store.path)
     info = store.info()
     assert info.path == store.path
     assert info.tokenizer == identity(300)

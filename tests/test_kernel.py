@@ -161,3 +161,22 @@ def test_contexts_of_every_integer_type_are_taken(tmp_path: Path, kind: object) 
     assert store.draft(context) == expected  # type: ignore[arg-type]
     assert store.draft_batch([context]) == [expected]  # type: ignore[list-item]
     assert store.longest_suffix_match(context) == (3, 2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("layout", ["odd stride", "odd offset"])
+def test_unaligned_contexts_are_taken(tmp_path: Path, layout: str) -> None:
+    store = open_datastore(tmp_path, Corpus(300, [[[1, 2, 3, 4]]]))
+    if layout == "odd stride":
+        records = np.zeros(3, dtype=[("token", "i4"), ("other", "i2")])
+        records["token"] = [1, 2, 3]
+        context = records["token"]
+    else:
+        context = np.frombuffer(b"\0" + np.array([1, 2, 3], dtype=np.int32).tobytes(), dtype=np.int32, offset=1)
+    assert store.draft(context) == store.draft([1, 2, 3])
+    assert store.count(context) == 1
+
+
+def test_batches_larger_than_what_is_searched_together_are_answered_in_order(tmp_path: Path) -> None:
+    store = open_datastore(tmp_path, Corpus(1_000, [[list(range(1_000))]]))
+    trees = store.draft_batch([[token] for token in range(999)], max_nodes=1)
+    assert [tree.tokens.tolist() for tree in trees] == [[token + 1] for token in range(999)]

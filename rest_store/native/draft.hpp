@@ -1,7 +1,8 @@
 // The heaviest continuations of a match, as a tree with exact counts.
 //
 // Read a sample of the match's continuations; every node of the true trie that it shows has a count within bounds that
-// follow from the sample's stride, and every node that it does not show is lighter than the stride. Refine until enough
+// follow from the sample's stride, and every node that it does not show is lighter than the strides of all shards
+// together. Refine until enough
 // nodes are certain to be heavier than any unseen one, find the boundaries of those that may be among the heaviest, and
 // take the best. With a stride of one this is the plain trie of all continuations.
 #pragma once
@@ -50,8 +51,8 @@ class Drafter {
     return tree_;
   }
 
-  // Give back memory that only a rare query needs.
-  void release_excess() { sample_.release_excess(); }
+  // Whether a rare query has left it with much more memory than queries need.
+  bool holds_excess() const { return sample_.holds_excess(); }
 
  private:
   static constexpr std::uint32_t kSamplesPerNode = 12;
@@ -72,7 +73,7 @@ class Drafter {
   }
 
   // Walk the sampled trie in depth-first order and keep the nodes that may be among the heaviest, of those with two
-  // rows or more: a node with one row is not heavier than twice what a sample leaves unseen.
+  // rows or more: a node with one row stands for at most a stride, and what its shards and the others leave unseen.
   void collect() {
     nodes_.clear();
     threshold_ = estimate_ = 0;

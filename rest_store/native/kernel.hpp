@@ -31,22 +31,16 @@ class Kernel {
     return scratch().matcher.longest(shards_, contexts);
   }
 
-  std::vector<Answer> draft(const std::vector<Suffix>& contexts, const Limits& limits) {
+  std::vector<Answer> draft(std::span<const Suffix> contexts, const Limits& limits) {
     Scratch& own = scratch();
-    const std::vector<Match>& matches = own.matcher.longest(shards_, contexts);
-    std::vector<Answer> answers(matches.size());
-    for (std::size_t i = 0; i < matches.size(); ++i) {
-      const Match& match = matches[i];
-      answers[i].length = match.length;
-      answers[i].count = match.count;
-      const bool heavy = match.count >= Memo::kHeavy;
-      if (heavy) answers[i].tree = memo_.find(match, limits.max_nodes, limits.max_depth);
-      if (answers[i].tree) continue;
-      answers[i].tree = std::make_shared<const Tree>(
-          own.drafter.draft(shards_, match, vocabulary_, limits.max_nodes, limits.max_depth));
-      if (heavy) memo_.keep(match, limits.max_nodes, limits.max_depth, answers[i].tree);
+    std::vector<Answer> answers;
+    answers.reserve(contexts.size());
+    for (std::size_t first = 0; first < contexts.size(); first += kTogether) {
+      const auto some = contexts.subspan(first, std::min(kTogether, contexts.size() - first));
+      for (const Match& match : own.matcher.longest(shards_, some))
+        answers.push_back({match.length, match.count, tree_of(match, limits, own.drafter)});
     }
-    own.drafter.release_excess();
+    if (own.drafter.holds_excess()) own.drafter = Drafter();
     return answers;
   }
 
@@ -75,6 +69,18 @@ class Kernel {
     std::vector<Search> searches;
     std::vector<std::uint8_t> decided;
   };
+
+  static constexpr std::size_t kTogether = 256;  // contexts whose searches share rounds, at most
+
+  std::shared_ptr<const Tree> tree_of(const Match& match, const Limits& limits, Drafter& drafter) {
+    const bool heavy = match.count >= Memo::kHeavy;
+    if (heavy)
+      if (auto known = memo_.find(match, limits.max_nodes, limits.max_depth)) return known;
+    auto tree =
+        std::make_shared<const Tree>(drafter.draft(shards_, match, vocabulary_, limits.max_nodes, limits.max_depth));
+    if (heavy) memo_.keep(match, limits.max_nodes, limits.max_depth, tree);
+    return tree;
+  }
 
   static Scratch& scratch() {
     thread_local Scratch own;

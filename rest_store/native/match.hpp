@@ -36,7 +36,7 @@ struct Match {
 // each further round cuts the gap between the longest length known to occur and the shortest known not to.
 class Matcher {
  public:
-  const std::vector<Match>& longest(const std::vector<ShardView>& shards, const std::vector<Suffix>& suffixes) {
+  const std::vector<Match>& longest(const std::vector<ShardView>& shards, std::span<const Suffix> suffixes) {
     states_.clear();
     for (const Suffix& suffix : suffixes) states_.push_back({&suffix, 0, suffix.length + 1, 0, 0, {}});
     best_.resize(suffixes.size() * shards.size());

@@ -47,13 +47,15 @@ class Memo {
   static constexpr std::size_t kSegments = 16;  // each with a lock of its own
   static constexpr std::size_t kSets = 128;     // in a segment, of
   static constexpr std::size_t kWays = 4;       // slots each
-  static constexpr std::size_t kNodes = 32768;  // in a segment; 24 bytes each, 12 MB in all
+  static constexpr std::size_t kNodes = 32768;  // and intervals in a segment; 24 bytes each at most, 12 MB in all
 
   struct Answer {
     std::uint32_t max_nodes = 0, max_depth = 0, length = 0;
     std::uint64_t count = 0;  // of the match; 0: free
     std::vector<Interval> intervals;
     std::shared_ptr<const Tree> tree;
+
+    std::size_t size() const { return tree ? tree->size() + intervals.size() : 0; }
   };
 
   struct Segment {
@@ -64,8 +66,8 @@ class Memo {
     Answer* slots(std::uint64_t hash) { return answers.data() + hash / kSegments % kSets * kWays; }
 
     void put(Answer& slot, Answer answer) {
-      nodes -= slot.tree ? slot.tree->size() : 0;
-      nodes += answer.tree ? answer.tree->size() : 0;
+      nodes += answer.size();
+      nodes -= slot.size();
       slot = std::move(answer);
     }
   };

@@ -38,7 +38,7 @@ class Sample {
     row_bytes_ = (width_ * depth_ + 7) / 8 * 8;
     std::uint64_t total = 0;
     std::size_t used = 0;
-    parts_.resize(shards.size());  // keeps the memory of those there were
+    parts_.resize(shards.size());
     for (std::size_t s = 0; s < shards.size(); ++s)
       if (intervals[s].width() > 0) {
         Part& part = parts_[used++];
@@ -66,9 +66,9 @@ class Sample {
     });
   }
 
-  void release_excess() {
+  bool holds_excess() const {
     constexpr std::size_t kKept = std::size_t{4} << 20;  // bytes of rows; a draft of 1,024 nodes takes less
-    if (bytes_.capacity() > kKept || new_bytes_.capacity() > kKept) *this = Sample();
+    return bytes_.capacity() > kKept || new_bytes_.capacity() > kKept;
   }
 
   // The ranks of a part at which a boundary between merged rows i - 1 and i may lie.
