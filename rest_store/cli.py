@@ -60,7 +60,7 @@ def main() -> None:
 
 def build_main() -> None:
     """Run `rest-store build` under the name `rest-build`."""
-    main(args=["build", *sys.argv[1:]], prog_name="rest-build")
+    _imported(_Group.elsewhere["build"]).main(prog_name="rest-build")
 
 
 @main.command(epilog="Example: rest-store info python.ds")
