@@ -15,14 +15,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import sysconfig
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from environment import write_result
 
 ROOT = Path(__file__).resolve().parents[1]
 STAGES = ("read", "tokenize", "sort", "write")
@@ -52,9 +52,7 @@ def main() -> None:
             f"{row['overlap_seconds']:>9.1f} {row['peak_memory'] / 2**20:>9.0f} {row['memory'] / 2**20:>7.0f} ", end=""
         )
         print(f"{row['bytes_per_token']:>11.3f}", flush=True)
-    if arguments.json:
-        report = {"benchmark": "build", "arguments": plain(arguments), **environment(), "results": results}
-        arguments.json.write_text(json.dumps(report, indent=2, sort_keys=True) + "\n")
+    write_result(arguments.json, "build", arguments, ("numpy", "pydivsufsort", "tokenizers"), results)
 
 
 def default_corpora() -> list[str]:
@@ -87,25 +85,6 @@ def measure(arguments: argparse.Namespace, corpora: list[str], shard_tokens: str
     load = os.getloadavg()[1]  # over five minutes; with nothing else at work, about one for each core
     measured = {"tokens_per_second": rates, "overlap_seconds": overlap, "load_average": load}
     return {**summary, "shard_tokens": shard_tokens, **measured}
-
-
-def plain(arguments: argparse.Namespace) -> dict[str, object]:
-    """Return the arguments without machine paths."""
-    kept = {name: value for name, value in vars(arguments).items() if name not in ("json", "keep")}
-    corpora = [Path(corpus).name for corpus in arguments.corpus or ()] or ["standard library", "installed packages"]
-    return {**kept, "tokenizer": Path(arguments.tokenizer).name, "corpus": corpora}
-
-
-def environment() -> dict[str, object]:
-    """Return commit, processor and versions."""
-    commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    cpu = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "")
-    return {
-        "commit": commit.stdout.strip() if commit.returncode == 0 else None,
-        "cpu": f"{cpu.partition(':')[2].strip()}, {os.cpu_count()} cores",
-        "python": platform.python_version(),
-        "packages": {name: version(name) for name in ("numpy", "pydivsufsort", "tokenizers")},
-    }
 
 
 if __name__ == "__main__":

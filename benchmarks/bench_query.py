@@ -185,26 +185,16 @@ def compare_batch(store: Datastore, contexts: Contexts, rounds: int = 5) -> dict
 def compare_threads(store: Datastore, contexts: Contexts, rounds: int = 5) -> dict[str, float]:
     """Time the same work on one thread and on two, in turns; contexts a second."""
 
-    def work(threads: int) -> float:
-        parts = [contexts[place::threads] for place in range(threads)]
-        running = [
-            threading.Thread(target=lambda part=part: [store.draft(context) for context in part]) for part in parts
-        ]
-        start = time.perf_counter()
-        for thread in running:
-            thread.start()
-        for thread in running:
-            thread.join()
-        return len(contexts) / (time.perf_counter() - start)
+    def single(part: Contexts) -> None:
+        for context in part:
+            store.draft(context)
 
-    def work_in_batches(threads: int) -> float:
-        parts = [contexts[place::threads] for place in range(threads)]
+    def batches(part: Contexts) -> None:
+        for start in range(0, len(part), 64):
+            store.draft_batch(part[start : start + 64])
 
-        def ask(part: Contexts) -> None:
-            for start in range(0, len(part), 64):
-                store.draft_batch(part[start : start + 64])
-
-        running = [threading.Thread(target=ask, args=(part,)) for part in parts]
+    def rate(ask: Callable[[Contexts], None], threads: int) -> float:
+        running = [threading.Thread(target=ask, args=(contexts[place::threads],)) for place in range(threads)]
         start = time.perf_counter()
         for thread in running:
             thread.start()
@@ -213,11 +203,11 @@ def compare_threads(store: Datastore, contexts: Contexts, rounds: int = 5) -> di
         return len(contexts) / (time.perf_counter() - start)
 
     figures: dict[str, float] = {}
-    for name, run in (("single calls", work), ("batches of 64", work_in_batches)):
+    for name, ask in (("single calls", single), ("batches of 64", batches)):
         rates = {threads: [] for threads in (1, 2)}
         for _ in range(rounds):
             for threads in rates:
-                rates[threads].append(run(threads))
+                rates[threads].append(rate(ask, threads))
         one, two = (float(np.median(rates[threads])) for threads in (1, 2))
         figures |= {
             f"{name}, 1 thread": round(one),
