@@ -49,7 +49,7 @@ Suffix to_suffix(const Kernel& kernel, nb::handle context, std::size_t max_suffi
   std::size_t count = 0;
   const auto keep = [&](std::size_t size) {
     if (size == 0 || (whole && size > max_suffix)) throw nb::value_error("context of unusable length");
-    count = std::min(size, max_suffix);
+    count = std::min({size, max_suffix, kMaxSuffix});
     return size - count;
   };
   if (PyList_CheckExact(context.ptr()) || PyTuple_CheckExact(context.ptr())) {
@@ -147,6 +147,7 @@ class Opened {
   }
 
   std::vector<Answer> answer(const std::vector<Suffix>& contexts, const Limits& limits) {
+    if (limits.max_nodes > kMaxNodes || limits.max_depth > kMaxDepth) throw nb::value_error("limit out of range");
     const nb::gil_scoped_release release;
     return kernel_.draft(contexts, limits);
   }
