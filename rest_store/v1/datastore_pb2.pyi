@@ -1,0 +1,227 @@
+import datetime
+
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Selection(_message.Message):
+    __slots__ = ("datastores", "tokenizer_fingerprint")
+    DATASTORES_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    datastores: _containers.RepeatedScalarFieldContainer[str]
+    tokenizer_fingerprint: str
+    def __init__(self, datastores: _Optional[_Iterable[str]] = ..., tokenizer_fingerprint: _Optional[str] = ...) -> None: ...
+
+class DraftLimits(_message.Message):
+    __slots__ = ("max_nodes", "max_suffix", "max_depth")
+    MAX_NODES_FIELD_NUMBER: _ClassVar[int]
+    MAX_SUFFIX_FIELD_NUMBER: _ClassVar[int]
+    MAX_DEPTH_FIELD_NUMBER: _ClassVar[int]
+    max_nodes: int
+    max_suffix: int
+    max_depth: int
+    def __init__(self, max_nodes: _Optional[int] = ..., max_suffix: _Optional[int] = ..., max_depth: _Optional[int] = ...) -> None: ...
+
+class Proposals(_message.Message):
+    __slots__ = ("tokens", "parents")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PARENTS_FIELD_NUMBER: _ClassVar[int]
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    parents: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Context(_message.Message):
+    __slots__ = ("tokens", "proposals")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROPOSALS_FIELD_NUMBER: _ClassVar[int]
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    proposals: Proposals
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., proposals: _Optional[_Union[Proposals, _Mapping]] = ...) -> None: ...
+
+class Tree(_message.Message):
+    __slots__ = ("nodes", "match_length", "match_count")
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    MATCH_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    MATCH_COUNT_FIELD_NUMBER: _ClassVar[int]
+    nodes: bytes
+    match_length: int
+    match_count: int
+    def __init__(self, nodes: _Optional[bytes] = ..., match_length: _Optional[int] = ..., match_count: _Optional[int] = ...) -> None: ...
+
+class DraftRequest(_message.Message):
+    __slots__ = ("selection", "limits", "contexts")
+    SELECTION_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    CONTEXTS_FIELD_NUMBER: _ClassVar[int]
+    selection: Selection
+    limits: DraftLimits
+    contexts: _containers.RepeatedCompositeFieldContainer[Context]
+    def __init__(self, selection: _Optional[_Union[Selection, _Mapping]] = ..., limits: _Optional[_Union[DraftLimits, _Mapping]] = ..., contexts: _Optional[_Iterable[_Union[Context, _Mapping]]] = ...) -> None: ...
+
+class DraftResponse(_message.Message):
+    __slots__ = ("trees", "datastores")
+    TREES_FIELD_NUMBER: _ClassVar[int]
+    DATASTORES_FIELD_NUMBER: _ClassVar[int]
+    trees: _containers.RepeatedCompositeFieldContainer[Tree]
+    datastores: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, trees: _Optional[_Iterable[_Union[Tree, _Mapping]]] = ..., datastores: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class DraftStreamRequest(_message.Message):
+    __slots__ = ("selection", "limits", "tokens", "proposals", "sequence")
+    SELECTION_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROPOSALS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    selection: Selection
+    limits: DraftLimits
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    proposals: Proposals
+    sequence: int
+    def __init__(self, selection: _Optional[_Union[Selection, _Mapping]] = ..., limits: _Optional[_Union[DraftLimits, _Mapping]] = ..., tokens: _Optional[_Iterable[int]] = ..., proposals: _Optional[_Union[Proposals, _Mapping]] = ..., sequence: _Optional[int] = ...) -> None: ...
+
+class DraftStreamResponse(_message.Message):
+    __slots__ = ("trees", "datastores", "sequence")
+    TREES_FIELD_NUMBER: _ClassVar[int]
+    DATASTORES_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    trees: _containers.RepeatedCompositeFieldContainer[Tree]
+    datastores: _containers.RepeatedScalarFieldContainer[str]
+    sequence: int
+    def __init__(self, trees: _Optional[_Iterable[_Union[Tree, _Mapping]]] = ..., datastores: _Optional[_Iterable[str]] = ..., sequence: _Optional[int] = ...) -> None: ...
+
+class LongestSuffixMatchRequest(_message.Message):
+    __slots__ = ("selection", "max_suffix", "tokens")
+    SELECTION_FIELD_NUMBER: _ClassVar[int]
+    MAX_SUFFIX_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    selection: Selection
+    max_suffix: int
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, selection: _Optional[_Union[Selection, _Mapping]] = ..., max_suffix: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class LongestSuffixMatchResponse(_message.Message):
+    __slots__ = ("matches",)
+    class Match(_message.Message):
+        __slots__ = ("datastore", "length", "count")
+        DATASTORE_FIELD_NUMBER: _ClassVar[int]
+        LENGTH_FIELD_NUMBER: _ClassVar[int]
+        COUNT_FIELD_NUMBER: _ClassVar[int]
+        datastore: str
+        length: int
+        count: int
+        def __init__(self, datastore: _Optional[str] = ..., length: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+    MATCHES_FIELD_NUMBER: _ClassVar[int]
+    matches: _containers.RepeatedCompositeFieldContainer[LongestSuffixMatchResponse.Match]
+    def __init__(self, matches: _Optional[_Iterable[_Union[LongestSuffixMatchResponse.Match, _Mapping]]] = ...) -> None: ...
+
+class TokenSequence(_message.Message):
+    __slots__ = ("tokens",)
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class CountRequest(_message.Message):
+    __slots__ = ("selection", "sequences")
+    SELECTION_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    selection: Selection
+    sequences: _containers.RepeatedCompositeFieldContainer[TokenSequence]
+    def __init__(self, selection: _Optional[_Union[Selection, _Mapping]] = ..., sequences: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ...) -> None: ...
+
+class CountResponse(_message.Message):
+    __slots__ = ("counts", "datastores")
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    DATASTORES_FIELD_NUMBER: _ClassVar[int]
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    datastores: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, counts: _Optional[_Iterable[int]] = ..., datastores: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class DescribeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DescribeResponse(_message.Message):
+    __slots__ = ("version", "kernel", "datastores", "limits")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    KERNEL_FIELD_NUMBER: _ClassVar[int]
+    DATASTORES_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    kernel: str
+    datastores: _containers.RepeatedCompositeFieldContainer[DatastoreDescription]
+    limits: ServiceLimits
+    def __init__(self, version: _Optional[str] = ..., kernel: _Optional[str] = ..., datastores: _Optional[_Iterable[_Union[DatastoreDescription, _Mapping]]] = ..., limits: _Optional[_Union[ServiceLimits, _Mapping]] = ...) -> None: ...
+
+class DatastoreDescription(_message.Message):
+    __slots__ = ("name", "tokenizer", "token_count", "document_count", "shard_count", "size", "built", "format_version", "generation")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    SHARD_COUNT_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    BUILT_FIELD_NUMBER: _ClassVar[int]
+    FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    tokenizer: TokenizerDescription
+    token_count: int
+    document_count: int
+    shard_count: int
+    size: int
+    built: _timestamp_pb2.Timestamp
+    format_version: int
+    generation: int
+    def __init__(self, name: _Optional[str] = ..., tokenizer: _Optional[_Union[TokenizerDescription, _Mapping]] = ..., token_count: _Optional[int] = ..., document_count: _Optional[int] = ..., shard_count: _Optional[int] = ..., size: _Optional[int] = ..., built: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., format_version: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
+
+class TokenizerDescription(_message.Message):
+    __slots__ = ("name", "fingerprint", "vocabulary_size", "special_tokens", "added_tokens")
+    class SpecialTokensEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class AddedTokensEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ADDED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    fingerprint: str
+    vocabulary_size: int
+    special_tokens: _containers.ScalarMap[str, int]
+    added_tokens: _containers.ScalarMap[str, int]
+    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., special_tokens: _Optional[_Mapping[str, int]] = ..., added_tokens: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class ServiceLimits(_message.Message):
+    __slots__ = ("max_message_bytes", "max_contexts", "max_nodes", "max_suffix", "max_depth", "max_streams", "max_in_flight")
+    MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_CONTEXTS_FIELD_NUMBER: _ClassVar[int]
+    MAX_NODES_FIELD_NUMBER: _ClassVar[int]
+    MAX_SUFFIX_FIELD_NUMBER: _ClassVar[int]
+    MAX_DEPTH_FIELD_NUMBER: _ClassVar[int]
+    MAX_STREAMS_FIELD_NUMBER: _ClassVar[int]
+    MAX_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    max_message_bytes: int
+    max_contexts: int
+    max_nodes: int
+    max_suffix: int
+    max_depth: int
+    max_streams: int
+    max_in_flight: int
+    def __init__(self, max_message_bytes: _Optional[int] = ..., max_contexts: _Optional[int] = ..., max_nodes: _Optional[int] = ..., max_suffix: _Optional[int] = ..., max_depth: _Optional[int] = ..., max_streams: _Optional[int] = ..., max_in_flight: _Optional[int] = ...) -> None: ...
