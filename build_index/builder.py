@@ -24,7 +24,7 @@ import rest_store
 from build_index.corpus import Corpus, open_corpus
 from build_index.duplicates import SeenDocuments
 from build_index.journal import Completion, Journaled, read_journal
-from build_index.memory import MemoryPlan, available_bytes, limit_arenas, plan_memory, resident_bytes
+from build_index.memory import MemoryPlan, available_budget, limit_arenas, plan_memory, resident_bytes
 from build_index.options import BuildOptions, BuildSummary
 from build_index.packages import import_package
 from build_index.pipeline import Pipeline
@@ -186,7 +186,7 @@ class _Build:
         }
 
     def _memory(self) -> MemoryPlan:
-        budget = self.options.memory if self.options.memory is not None else available_bytes() // 2
+        budget = self.options.memory if self.options.memory is not None else available_budget() // 2
         positions = self.reached.plan["shard_positions"] if self.is_resumed else self.options.shard_tokens
         return plan_memory(budget, resident_bytes(), self.vocabulary_size, positions)
 

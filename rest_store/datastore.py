@@ -16,6 +16,7 @@ import numpy.typing as npt
 from rest_store.errors import ContextTypeError, EmptyContextError, LimitError, QueryError, TokenRangeError, describe
 from rest_store.kernel import MAX_DEPTH, MAX_NODES, MAX_SUFFIX, kernel_name, open_kernel
 from rest_store.manifest import FILE_NAME, Manifest, ShardRecord
+from rest_store.memory import available_bytes
 from rest_store.shard import Shard
 from rest_store.tokenizer import TokenizerIdentity, identity_of
 from rest_store.tree import SuffixMatch, TokenTree
@@ -72,7 +73,8 @@ class Datastore:
     def open(cls, path: str | Path, *, tokenizer: object = None) -> Datastore:
         """Open the datastore in directory `path`.
 
-        Maps its files and validates their structure; takes neither time nor memory in proportion to their size.
+        Maps its files and validates their structure; takes neither time nor memory in proportion to their size. Of a
+        datastore larger than the memory available, only those pages are read that queries touch.
 
         Args:
             path: a directory that `rest-build` wrote.
@@ -93,6 +95,10 @@ class Datastore:
             record.require_same(ShardRecord.of(record.name, shard), directory)
             shard.require_vocabulary(manifest.tokenizer.vocabulary_size)
             shards.append(shard)
+        available = available_bytes()
+        if available is not None and sum(shard.size for shard in shards) > available:
+            for shard in shards:
+                shard.expect_scattered_reads()
         return cls(directory, manifest, shards)
 
     def info(self) -> DatastoreInfo:

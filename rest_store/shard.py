@@ -189,6 +189,7 @@ class TokensFile:
     def __init__(self, path: Path, header: TokensHeader, mapped: mmap.mmap) -> None:
         self.path = path
         self.header = header
+        self.mapped = mapped
         self.raw: npt.NDArray[np.uint8] = np.frombuffer(mapped, dtype=np.uint8)
 
     @classmethod
@@ -237,6 +238,7 @@ class SuffixesFile:
     def __init__(self, path: Path, header: SuffixesHeader, mapped: mmap.mmap) -> None:
         self.path = path
         self.header = header
+        self.mapped = mapped
         self.raw: npt.NDArray[np.uint8] = np.frombuffer(mapped, dtype=np.uint8)
 
     @classmethod
@@ -310,6 +312,15 @@ class Shard:
     def size(self) -> int:
         """Bytes of both files."""
         return self.tokens.raw.size + self.suffixes.raw.size
+
+    def expect_scattered_reads(self) -> None:
+        """Tell the system to read only the pages that are asked for, and none around them.
+
+        Pages that are read in advance speed up a shard that will soon be in memory as a whole. Where it will not, they
+        push out those that are needed.
+        """
+        for file in (self.tokens, self.suffixes):
+            file.mapped.madvise(mmap.MADV_RANDOM)
 
     def require_vocabulary(self, vocabulary_size: int) -> None:
         """Raise MixedBuildError unless the shard was written for `vocabulary_size` ids."""

@@ -390,3 +390,24 @@ def test_asking_for_the_reference_gives_no_warning(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("REST_STORE_KERNEL", "reference")
     store = Datastore.open(write_datastore(tmp_path, CORPUS))  # warnings are errors here
     assert store.info().kernel == "reference"
+
+
+@pytest.mark.parametrize(("short_of", "scattered"), [(1, True), (0, False), (None, False)])
+def test_pages_around_those_asked_for_are_read_unless_the_datastore_is_larger_than_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_of: int | None, scattered: bool
+) -> None:
+    directory = write_datastore(tmp_path, CORPUS)
+    size = Datastore.open(directory).info().size
+    available = None if short_of is None else size - short_of
+    monkeypatch.setattr("rest_store.datastore.available_bytes", lambda: available)
+    opened = Datastore.open(directory)
+    assert opened.draft([1, 2, 3]).counts.tolist()[:1] == [1]
+    flags: dict[str, set[str]] = {}
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split(maxsplit=1)[0]:
+            path = line.split(maxsplit=5)[-1]
+        elif line.startswith("VmFlags:"):
+            flags[path] = set(line.split()[1:])
+    of_shards = [found for path, found in flags.items() if path.startswith(str(directory))]
+    assert len(of_shards) == 4
+    assert all(("rr" in found) == scattered for found in of_shards)

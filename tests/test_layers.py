@@ -19,14 +19,14 @@ BUILD_INDEX = Path(build_index.__file__).parent
 # other.
 LAYERS = [
     ["errors"],
-    ["header", "shard", "tokenizer", "tree", "manifest", "_reference", "kernel", "statuses"],
+    ["memory", "header", "shard", "tokenizer", "tree", "manifest", "_reference", "kernel", "statuses"],
     ["datastore", "check", "drawing"],
     ["server", "client", "sources", "session", "verify"],
     ["generate"],
     ["cli", "__main__"],
 ]
 ORDER = [module for layer in LAYERS for module in layer]
-OF_BUILD_INDEX = {"errors", "header", "shard", "tokenizer", "manifest", "kernel", "__init__"}
+OF_BUILD_INDEX = {"errors", "header", "shard", "tokenizer", "manifest", "kernel", "memory", "__init__"}
 HEAVY = {
     "torch": {"verify", "generate"},
     "transformers": {"generate"},

@@ -10,7 +10,7 @@ from build_index.memory import (
     MIB,
     SMALLEST_SHARD,
     WORK_BYTES,
-    available_bytes,
+    available_budget,
     most_positions,
     parse_size,
     plan_memory,
@@ -20,6 +20,7 @@ from build_index.memory import (
 )
 from build_index.suffix_array import peak_bytes
 from rest_store.errors import BuildError, MemoryBudgetError
+from rest_store.memory import available_bytes
 
 
 @given(
@@ -109,8 +110,8 @@ MEMINFO = "MemTotal:  2000 kB\nMemAvailable:  1000 kB\n"
 
 def test_what_is_available_is_what_the_system_says(tmp_path):
     write(tmp_path, {"proc/meminfo": MEMINFO})
-    assert available_bytes(tmp_path) == 1000 * 1024
-    assert available_bytes() > 0
+    assert available_bytes(tmp_path) == available_budget(tmp_path) == 1000 * 1024
+    assert available_budget() > 0
     assert resident_bytes("VmHWM") >= resident_bytes() > MIB
     assert resident_bytes("VmNone") == 0
 
@@ -150,4 +151,5 @@ def test_where_the_system_does_not_tell_memory_must_be_given(tmp_path, meminfo):
     if meminfo is not None:
         write(tmp_path, {"proc/meminfo": meminfo})
     with pytest.raises(MemoryBudgetError, match=r"the memory available is unknown .*, expected given as --memory SIZE"):
-        available_bytes(tmp_path)
+        available_budget(tmp_path)
+    assert available_bytes(tmp_path) is None

@@ -35,17 +35,19 @@ class Drafter {
     const std::uint64_t wanted = std::uint64_t{kSamplesPerNode} * max_nodes;
     sample_.start(shards, match.intervals, match.length, max_depth, vocabulary,
                   match.count <= 2 * wanted ? match.count : wanted);
+    floor_ = 0;
     for (;;) {
       collect();
+      if (sample_.unseen() == 0) break;
       // What one row, or none, shows of a node is at most this.
-      const std::uint64_t parts = sample_.parts().size(), slack = sample_.stride() - 1;
-      if (slack == 0 || threshold_ > (parts + 1) * slack + 1) break;
-      // The stride at which the estimate would pass.
-      const std::uint64_t stride =
-          std::clamp<std::uint64_t>(estimate_ / (2 * parts + 2), sample_.stride() / 16, sample_.stride() / 2);
-      sample_.refine(stride <= 2 ? 1 : stride);
+      const std::uint64_t doubt = sample_.unseen() + sample_.most_unseen() + 1;
+      if (estimate_ > doubt) {
+        measure_heaviest(match.length);
+        if (floor_ > doubt) break;
+      }
+      sample_.refine(std::clamp(estimate_ * 3 / 4, doubt / 16, doubt / 2));
     }
-    if (sample_.stride() > 1) measure(match.length);
+    if (sample_.unseen() > 0) measure_others(match.length);
     else add_singles();
     choose();
     return tree_;
@@ -64,6 +66,18 @@ class Drafter {
     std::uint64_t high;  // at most
   };
 
+  // The ranks, first to last, at which a node may begin and end in one shard.
+  struct Bounds {
+    Interval begin, end;
+    std::uint64_t least() const { return end.begin - std::min(begin.end, end.begin); }
+    std::uint64_t most() const { return end.end - std::min(begin.begin, end.end); }
+  };
+
+  // A node that is being measured: its place in `nodes_`, and that of its bounds, one for each shard.
+  struct Measured {
+    std::uint32_t place, bounds;
+  };
+
   // What nodes are sorted by: count, greatest first; then depth; then place in `nodes_`, which for nodes of one depth
   // is lexicographic, because rows are and nodes are kept in the order in which they end.
   __extension__ using Key = unsigned __int128;
@@ -76,10 +90,12 @@ class Drafter {
   // rows or more: a node with one row stands for at most a stride, and what its shards and the others leave unseen.
   void collect() {
     nodes_.clear();
-    threshold_ = estimate_ = 0;
+    estimate_ = 0;
+    threshold_ = floor_;
+    threshold_depth_ = kMaxDepth + 1;
     capacity_ = 4 * std::size_t{max_nodes_};
     const auto rows = static_cast<std::uint32_t>(sample_.size());
-    const std::uint64_t slack = sample_.stride() - 1, shards = sample_.parts().size();
+    const std::uint64_t unseen = sample_.unseen(), most = sample_.most_unseen();
     shared_.resize(rows + 1);
     shared_[0] = 0;
     std::array<std::uint32_t, kMaxDepth + 1> begins{};  // first row of the open node at each depth
@@ -90,10 +106,9 @@ class Drafter {
       for (std::uint32_t depth = open + 1; depth <= next; ++depth) begins[depth] = row;
       for (std::uint32_t depth = open; depth > next; --depth) {
         const std::uint32_t begin = begins[depth], end = row + 1;
-        const std::uint64_t weight = sample_.weight(begin, end),
-                            missed = std::min<std::uint64_t>(shards, end - begin) * slack;
-        const std::uint64_t high = weight + shards * slack;
-        if (high < threshold_ || (slack == 0 && high == threshold_ && depth >= threshold_depth_)) continue;
+        const std::uint64_t weight = sample_.weight(begin, end), missed = std::min(unseen, (end - begin) * most);
+        const std::uint64_t high = weight + unseen;
+        if (high < threshold_ || (unseen == 0 && high == threshold_ && depth >= threshold_depth_)) continue;
         nodes_.push_back(
             {begin, end, depth, std::max<std::uint64_t>(end - begin, weight - std::min(weight, missed)), high});
         if (nodes_.size() >= capacity_) prune();
@@ -101,6 +116,12 @@ class Drafter {
       open = next;
     }
     prune();
+    if (unseen == 0 || nodes_.size() < max_nodes_) return;
+    lows_.clear();
+    for (const Node& node : nodes_) lows_.push_back(sample_.weight(node.begin, node.end));
+    const auto nth = lows_.begin() + max_nodes_ - 1;
+    std::nth_element(lows_.begin(), nth, lows_.end(), std::greater<>());
+    estimate_ = *nth;
   }
 
   // Fill up with continuations that occur once, if the sample is complete: shallow ones first, then in row order.
@@ -140,11 +161,10 @@ class Drafter {
     for (std::size_t i = 0; i < nodes_.size(); ++i) keys_[i] = key(i);
     const auto nth = keys_.begin() + max_nodes_ - 1;
     std::nth_element(keys_.begin(), nth, keys_.end());
-    threshold_ = ~static_cast<std::uint64_t>(*nth >> 64);
-    threshold_depth_ = static_cast<std::uint32_t>(*nth >> 32);
-    const Node& last = nodes_[static_cast<std::uint32_t>(*nth)];
-    estimate_ = sample_.weight(last.begin, last.end);
-    const bool exact = sample_.stride() == 1;
+    const std::uint64_t least = ~static_cast<std::uint64_t>(*nth >> 64);
+    const bool exact = sample_.unseen() == 0;
+    if (least >= threshold_) threshold_depth_ = static_cast<std::uint32_t>(*nth >> 32);
+    threshold_ = std::max(threshold_, least);
     std::size_t kept = 0;
     for (std::size_t i = 0; i < nodes_.size(); ++i)
       if (exact ? key(i) <= *nth : nodes_[i].high >= threshold_) nodes_[kept++] = nodes_[i];
@@ -152,26 +172,39 @@ class Drafter {
     capacity_ = std::max(capacity_, 2 * kept);
   }
 
-  // Find the exact counts of the nodes that may be among the heaviest, and drop the others.
-  void measure(std::uint32_t skip) {
-    // First those that seem heaviest: their least count is one that the others have to reach.
+  // Find the exact counts of the nodes that seem heaviest; their least is one that the others have to reach.
+  void measure_heaviest(std::uint32_t skip) {
     places_.resize(nodes_.size());
     std::iota(places_.begin(), places_.end(), 0U);
     const auto top = places_.begin() + static_cast<std::ptrdiff_t>(std::min<std::size_t>(max_nodes_, nodes_.size()));
     std::nth_element(places_.begin(), top, places_.end(), [this](std::uint32_t a, std::uint32_t b) {
       return sample_.weight(nodes_[a].begin, nodes_[a].end) > sample_.weight(nodes_[b].begin, nodes_[b].end);
     });
-    const std::span seemingly(places_.begin(), top);
-    open_boundaries(seemingly, skip);
-    narrow(seemingly, 0);
-    // Then the others step by step, as each step excludes some.
-    std::span others(top, places_.end());
-    others = still_possible(others);
-    open_boundaries(others, skip);
-    for (std::uint64_t gap = sample_.stride() / 2; !others.empty(); gap = gap > 8 ? gap / 2 : 0) {
-      narrow(others, gap);
-      if (gap == 0) break;
-      others = still_possible(others);
+    open(std::span(places_.begin(), top));
+    for (std::size_t part = 0; part < sample_.parts().size(); ++part) narrow(part, 0, skip);
+    std::uint64_t least = ~std::uint64_t{0};
+    for (const Measured& one : measured_) least = std::min(least, nodes_[one.place].low);
+    floor_ = std::max(floor_, least);
+  }
+
+  // Find those of the others that may be among the heaviest, step by step and shard by shard, as each excludes some.
+  void measure_others(std::uint32_t skip) {
+    const std::vector<Sample::Part>& parts = sample_.parts();
+    open(std::span(places_).subspan(std::min<std::size_t>(max_nodes_, places_.size())));
+    for (std::uint32_t step = 1; !measured_.empty(); ++step) {
+      bool exact = true;
+      for (std::size_t part = 0; part < parts.size(); ++part) {
+        const std::uint64_t gap = parts[part].slack() >> step;
+        std::erase_if(measured_, [this](const Measured& one) { return nodes_[one.place].high < floor_; });
+        narrow(part, gap > 4 ? gap : 0, skip);
+        exact &= gap <= 4;
+      }
+      if (exact) break;
+      lows_.clear();
+      for (const Node& node : nodes_) lows_.push_back(node.low);
+      const auto nth = lows_.begin() + max_nodes_ - 1;
+      std::nth_element(lows_.begin(), nth, lows_.end(), std::greater<>());
+      floor_ = std::max(floor_, *nth);
     }
     std::size_t kept = 0;
     for (std::size_t i = 0; i < nodes_.size(); ++i)
@@ -179,73 +212,80 @@ class Drafter {
     nodes_.resize(kept);
   }
 
-  void open_boundaries(std::span<const std::uint32_t> places, std::uint32_t skip) {
-    boundaries_.clear();
-    for (const std::uint32_t place : places) {
-      const Node& node = nodes_[place];
-      for (std::size_t part = 0; part < sample_.parts().size(); ++part)
-        for (const bool after : {false, true}) {
-          const Interval gap = sample_.gap_before(part, after ? node.end : node.begin);
-          boundaries_.push_back({sample_.parts()[part].shard, sample_.row(node.begin), node.depth * sample_.width(),
-                                 skip, after, gap.begin, gap.end, 0});
-        }
-    }
-  }
-
-  // Narrow the boundaries of the nodes at `places`, which are those that are open, and so their counts.
-  void narrow(std::span<const std::uint32_t> places, std::uint64_t gap) {
-    find_boundaries(boundaries_, gap);
-    const Boundary* boundary = boundaries_.data();
+  // Begin to measure the nodes at `places`, with what the sample tells of their boundaries in each shard.
+  void open(std::span<const std::uint32_t> places) {
+    measured_.clear();
+    bounds_.clear();
     for (const std::uint32_t place : places) {
       Node& node = nodes_[place];
+      if (node.high < floor_) continue;
+      measured_.push_back({place, static_cast<std::uint32_t>(bounds_.size())});
       node.low = node.high = 0;
-      for (std::size_t part = 0; part < sample_.parts().size(); ++part, boundary += 2) {
-        node.low += boundary[1].low - std::min(boundary[0].high, boundary[1].low);
-        node.high += boundary[1].high - std::min(boundary[0].low, boundary[1].high);
+      for (std::size_t part = 0; part < sample_.parts().size(); ++part) {
+        bounds_.push_back({sample_.gap_before(part, node.begin), sample_.gap_before(part, node.end)});
+        node.low += bounds_.back().least();
+        node.high += bounds_.back().most();
       }
     }
   }
 
-  // Of the nodes at `places`, those that may be among the heaviest, moved to the front with their open boundaries; the
-  // others get an upper bound of zero.
-  std::span<std::uint32_t> still_possible(std::span<std::uint32_t> places) {
-    if (nodes_.size() <= max_nodes_) return places;
-    lows_.clear();
-    for (const Node& node : nodes_) lows_.push_back(node.high == 0 ? 0 : node.low);
-    const auto nth = lows_.begin() + max_nodes_ - 1;
-    std::nth_element(lows_.begin(), nth, lows_.end(), std::greater<>());
-    const std::size_t each = 2 * sample_.parts().size();
-    const bool opened = boundaries_.size() == places.size() * each;
-    std::size_t kept = 0;
-    for (std::size_t i = 0; i < places.size(); ++i) {
-      if (nodes_[places[i]].high < *nth) {
-        nodes_[places[i]].low = 1;
-        nodes_[places[i]].high = 0;
-        continue;
-      }
-      if (opened)
-        std::copy_n(boundaries_.begin() + static_cast<std::ptrdiff_t>(i * each), each,
-                    boundaries_.begin() + static_cast<std::ptrdiff_t>(kept * each));
-      places[kept++] = places[i];
+  // Narrow the boundaries in one shard of the nodes that are being measured to a doubt of `gap`, and so their counts.
+  void narrow(std::size_t part, std::uint64_t gap, std::uint32_t skip) {
+    boundaries_.clear();
+    for (const Measured& one : measured_) {
+      const Node& node = nodes_[one.place];
+      const Bounds& bounds = bounds_[one.bounds + part];
+      Boundary boundary{sample_.parts()[part].shard,
+                        sample_.row(node.begin),
+                        node.depth * sample_.width(),
+                        skip,
+                        false,
+                        bounds.begin.begin,
+                        bounds.begin.end,
+                        0};
+      boundaries_.push_back(boundary);
+      boundary.after = true;
+      boundary.low = bounds.end.begin;
+      boundary.high = bounds.end.end;
+      boundaries_.push_back(boundary);
     }
-    if (opened) boundaries_.resize(kept * each);
-    return places.first(kept);
+    find_boundaries(boundaries_, gap);
+    const Boundary* boundary = boundaries_.data();
+    for (const Measured& one : measured_) {
+      Node& node = nodes_[one.place];
+      Bounds& bounds = bounds_[one.bounds + part];
+      node.low -= bounds.least();
+      node.high -= bounds.most();
+      bounds = {{boundary[0].low, boundary[0].high}, {boundary[1].low, boundary[1].high}};
+      if (gap == 0) bounds.begin.end = bounds.begin.begin, bounds.end.end = bounds.end.begin;
+      node.low += bounds.least();
+      node.high += bounds.most();
+      boundary += 2;
+    }
   }
 
   // Take the best nodes and link each to its parent.
   void choose() {
-    keys_.resize(nodes_.size());
+    keys_.clear();
     parents_.resize(nodes_.size());
-    std::array<std::uint32_t, kMaxDepth + 1> path{};
+    std::array<std::uint32_t, kMaxDepth + 1> path{}, singles{};
     for (std::size_t i = nodes_.size(); i-- > 0;) {  // parents end after their children: backwards, they come first
-      keys_[i] = key(i);
-      path[nodes_[i].depth] = static_cast<std::uint32_t>(i);
-      parents_[i] = path[nodes_[i].depth - 1];
+      const Node& node = nodes_[i];
+      if (node.low > 1) keys_.push_back(key(i));
+      else ++singles[node.depth];
+      path[node.depth] = static_cast<std::uint32_t>(i);
+      parents_[i] = path[node.depth - 1];
     }
-    const std::size_t count = std::min<std::size_t>(nodes_.size(), max_nodes_);
-    if (count < nodes_.size())
+    const std::size_t count = std::min<std::size_t>(nodes_.size(), max_nodes_), heavier = keys_.size();
+    if (count < heavier)
       std::nth_element(keys_.begin(), keys_.begin() + static_cast<std::ptrdiff_t>(count), keys_.end());
-    std::sort(keys_.begin(), keys_.begin() + static_cast<std::ptrdiff_t>(count));
+    std::sort(keys_.begin(), keys_.begin() + static_cast<std::ptrdiff_t>(std::min(count, heavier)));
+    if (count > heavier) {  // those that occur once are often many, and already in order but for their depths
+      keys_.resize(nodes_.size());
+      std::exclusive_scan(singles.begin(), singles.end(), singles.begin(), static_cast<std::uint32_t>(heavier));
+      for (std::size_t i = 0; i < nodes_.size(); ++i)
+        if (nodes_[i].low <= 1) keys_[singles[nodes_[i].depth]++] = key(i);
+    }
     outputs_.assign(nodes_.size(), -1);
     for (std::size_t k = 0; k < count; ++k) {
       const auto place = static_cast<std::uint32_t>(keys_[k]);
@@ -264,12 +304,15 @@ class Drafter {
   }
 
   std::uint32_t max_nodes_ = 0;
-  std::uint64_t threshold_ = 0;        // occurrences, at least, of the max_nodes-th heaviest node seen
-  std::uint64_t estimate_ = 0;         // about how many
+  std::uint64_t threshold_ = 0;        // occurrences, at least, of the max_nodes-th heaviest node
+  std::uint64_t floor_ = 0;            // what is known of it from measuring, whatever the sample
+  std::uint64_t estimate_ = 0;         // about how many; 0 if fewer nodes are seen
   std::uint32_t threshold_depth_ = 0;  // and its depth
   std::size_t capacity_ = 0;           // nodes kept before the next prune
   Sample sample_;
   std::vector<Node> nodes_, ends_;
+  std::vector<Measured> measured_;
+  std::vector<Bounds> bounds_;
   std::vector<Boundary> boundaries_;
   std::vector<std::uint64_t> lows_;
   std::vector<std::uint32_t> shared_, parents_, places_;

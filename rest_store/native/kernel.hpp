@@ -37,8 +37,12 @@ class Kernel {
     answers.reserve(contexts.size());
     for (std::size_t first = 0; first < contexts.size(); first += kTogether) {
       const auto some = contexts.subspan(first, std::min(kTogether, contexts.size() - first));
-      for (const Match& match : own.matcher.longest(shards_, some))
-        answers.push_back({match.length, match.count, tree_of(match, limits, own.drafter)});
+      const std::vector<Match>& matches = own.matcher.longest(shards_, some);
+      for (std::size_t i = 0; i < matches.size(); ++i) {
+        if (i % kAhead == 0 && matches.size() > 1)
+          ask_for(std::span(matches).subspan(i).first(std::min(kAhead, matches.size() - i)), limits.max_depth);
+        answers.push_back({matches[i].length, matches[i].count, tree_of(matches[i], limits, own.drafter)});
+      }
     }
     if (own.drafter.holds_excess()) own.drafter = Drafter();
     return answers;
@@ -71,6 +75,25 @@ class Kernel {
   };
 
   static constexpr std::size_t kTogether = 256;  // contexts whose searches share rounds, at most
+  static constexpr std::size_t kAhead = 32;      // contexts whose light matches are asked for at once
+
+  // Ask memory for what drafts of these matches will read, if that is little.
+  void ask_for(std::span<const Match> matches, std::uint32_t max_depth) const {
+    for (const bool text : {false, true})
+      for (const Match& match : matches) {
+        if (match.count >= Memo::kHeavy) continue;
+        for (std::size_t s = 0; s < shards_.size(); ++s)
+          for (Rank rank = match.intervals[s].begin; rank < match.intervals[s].end; ++rank) {
+            if (!text) {
+              prefetch(shards_[s].entry_address(rank));
+              continue;
+            }
+            const std::uint8_t* row = shards_[s].suffix(shards_[s].position(rank) + match.length);
+            prefetch(row);
+            prefetch(row + width() * max_depth - 1);
+          }
+      }
+  }
 
   std::shared_ptr<const Tree> tree_of(const Match& match, const Limits& limits, Drafter& drafter) {
     const bool heavy = match.count >= Memo::kHeavy;

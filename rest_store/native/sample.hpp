@@ -1,11 +1,13 @@
 // Continuations of a match at sampled ranks: rows of symbols, sorted, from all shards together.
 //
 // A sample is refined only between neighbours whose rows differ: between equal rows lie only equal ones, because a
-// suffix array is sorted. What a sample does not show is bounded by its stride.
+// suffix array is sorted. What a sample does not show is bounded by the strides of its parts: their sum bounds what is
+// unseen, and rows cost the least for a given sum when a part's stride grows with the square root of its occurrences.
 #pragma once
 
 #include <algorithm>
 #include <cassert>
+#include <cmath>
 #include <vector>
 
 #include "shard_view.hpp"
@@ -18,8 +20,13 @@ class Sample {
   struct Part {
     const ShardView* shard = nullptr;
     Interval interval;
+    std::uint64_t stride = 1;
+    double root = 0;  // of the interval's width
     std::size_t first = 0;
     std::vector<Rank> ranks;
+
+    // Occurrences in a row that no sample may show, at most.
+    std::uint64_t slack() const { return std::min(stride - 1, interval.width()); }
 
     // The ranks at which the boundary before the part's sample k may lie: (rank of k-1, rank of k].
     Interval gap_before(std::size_t k) const {
@@ -36,7 +43,7 @@ class Sample {
     vocabulary_ = vocabulary;
     width_ = shards[0].width;
     row_bytes_ = (width_ * depth_ + 7) / 8 * 8;
-    std::uint64_t total = 0;
+    double roots = 0;
     std::size_t used = 0;
     parts_.resize(shards.size());
     for (std::size_t s = 0; s < shards.size(); ++s)
@@ -45,22 +52,30 @@ class Sample {
         part.shard = &shards[s];
         part.interval = intervals[s];
         part.ranks.clear();
-        total += intervals[s].width();
+        part.root = std::sqrt(static_cast<double>(part.interval.width()));
+        roots += part.root;
       }
     parts_.resize(used);
     lengths_.clear();
-    stride_ = std::max<std::uint64_t>(1, total / wanted);
-    fill([&](const Part& part, auto&& add) { add_between(part.interval.begin, part.interval.end, add); });
+    set_strides([&](const Part& part) { return part.root * roots / static_cast<double>(wanted); });
+    fill([&](const Part& part, auto&& add) { add_between(part, part.interval.begin, part.interval.end, add); });
   }
 
-  // Add samples until neighbours that differ are at most `stride` ranks apart.
-  void refine(std::uint64_t stride) {
-    stride_ = stride;
+  // Add samples until `unseen() + most_unseen()` is at most `doubt`.
+  void refine(std::uint64_t doubt) {
+    double roots = 0, greatest = 0;
+    for (const Part& part : parts_) {
+      roots += part.root;
+      greatest = std::max(greatest, part.root);
+    }
+    const double factor =
+        static_cast<double>(doubt + (doubt > parts_.size() ? parts_.size() + 1 : 0)) / (roots + greatest);
+    set_strides([&](const Part& part) { return std::min(part.root * factor, static_cast<double>(part.stride)); });
     fill([&](const Part& part, auto&& add) {
       for (std::size_t k = 0; k <= part.ranks.size(); ++k) {
         const bool inner = k > 0 && k < part.ranks.size();
         const Interval gap = part.gap_before(k);
-        if (!inner || !same_row(part.first + k - 1, part.first + k)) add_between(gap.begin, gap.end, add);
+        if (!inner || !same_row(part.first + k - 1, part.first + k)) add_between(part, gap.begin, gap.end, add);
         if (k < part.ranks.size()) add(part.ranks[k], static_cast<std::ptrdiff_t>(part.first + k));
       }
     });
@@ -76,7 +91,10 @@ class Sample {
     return parts_[part].gap_before(parts_.size() == 1 ? i : before_[i * parts_.size() + part]);
   }
 
-  std::uint64_t stride() const { return stride_; }
+  // Occurrences of a continuation that no row shows, at most; 0: rows show all.
+  std::uint64_t unseen() const { return unseen_; }
+  // Those of one shard.
+  std::uint64_t most_unseen() const { return most_unseen_; }
   const std::vector<Part>& parts() const { return parts_; }
   std::uint32_t width() const { return width_; }
   std::size_t size() const { return order_.size(); }  // rows, in merged order:
@@ -102,6 +120,12 @@ class Sample {
   Token token(std::size_t i, std::uint32_t depth) const { return symbol(row(i) + width_ * depth); }
 
  private:
+  // A row and its first eight bytes.
+  struct Head {
+    std::uint64_t key;
+    std::uint32_t row;
+  };
+
   bool same_row(std::size_t a, std::size_t b) const {
     return std::memcmp(bytes_.data() + a * row_bytes_, bytes_.data() + b * row_bytes_, row_bytes_) == 0;
   }
@@ -113,8 +137,18 @@ class Sample {
 
   // Every stride-th rank of [begin, end), so that no run of `stride` ranks is missed.
   template <class Add>
-  void add_between(Rank begin, Rank end, Add&& add) const {
-    for (Rank rank = begin + stride_ - 1; rank < end; rank += stride_) add(rank, std::ptrdiff_t{-1});
+  void add_between(const Part& part, Rank begin, Rank end, Add&& add) const {
+    for (Rank rank = begin + part.stride - 1; rank < end; rank += part.stride) add(rank, std::ptrdiff_t{-1});
+  }
+
+  template <class Stride>
+  void set_strides(Stride&& stride) {
+    unseen_ = most_unseen_ = 0;
+    for (Part& part : parts_) {
+      part.stride = std::max<std::uint64_t>(1, static_cast<std::uint64_t>(stride(part)));
+      unseen_ += part.slack();
+      most_unseen_ = std::max(most_unseen_, part.slack());
+    }
   }
 
   // Lay the sample out anew: `visit(part, add)` names each part's ranks, and the row that is already known, or -1.
@@ -200,11 +234,22 @@ class Sample {
   void merge() {
     const std::size_t count = lengths_.size();
     order_.resize(count);
-    for (std::size_t i = 0; i < count; ++i) order_[i] = static_cast<std::uint32_t>(i);
-    const auto before = [&](std::uint32_t a, std::uint32_t b) {
-      const std::uint64_t x = load_big(bytes_.data() + a * row_bytes_), y = load_big(bytes_.data() + b * row_bytes_);
-      if (x != y) return x < y;
-      return std::memcmp(bytes_.data() + a * row_bytes_, bytes_.data() + b * row_bytes_, row_bytes_) < 0;
+    if (parts_.size() == 1) {
+      const Part& part = parts_[0];
+      weights_.resize(count + 1);
+      weights_[0] = 0;
+      for (std::size_t i = 0; i < count; ++i) {
+        order_[i] = static_cast<std::uint32_t>(i);
+        weights_[i + 1] = part.ranks[i] + 1 - part.interval.begin;
+      }
+      return;
+    }
+    heads_.resize(count);
+    for (std::size_t i = 0; i < count; ++i)
+      heads_[i] = {load_big(bytes_.data() + i * row_bytes_), static_cast<std::uint32_t>(i)};
+    const auto before = [&](const Head& a, const Head& b) {
+      if (a.key != b.key) return a.key < b.key;
+      return std::memcmp(bytes_.data() + a.row * row_bytes_, bytes_.data() + b.row * row_bytes_, row_bytes_) < 0;
     };
     bounds_.clear();
     for (const Part& part : parts_) bounds_.push_back(part.first);
@@ -213,7 +258,7 @@ class Sample {
       scratch_.resize(count);
       std::size_t kept = 0;
       for (std::size_t r = 0; r + 1 < bounds_.size(); r += 2) {
-        const auto from = order_.begin();
+        const auto from = heads_.begin();
         const std::size_t a = bounds_[r], b = bounds_[r + 1], c = bounds_[std::min(r + 2, bounds_.size() - 1)];
         std::merge(from + static_cast<std::ptrdiff_t>(a), from + static_cast<std::ptrdiff_t>(b),
                    from + static_cast<std::ptrdiff_t>(b), from + static_cast<std::ptrdiff_t>(c),
@@ -222,16 +267,11 @@ class Sample {
       }
       bounds_[kept++] = count;
       bounds_.resize(kept);
-      order_.swap(scratch_);
+      heads_.swap(scratch_);
     }
 
     weights_.resize(count + 1);
     weights_[0] = 0;
-    if (parts_.size() == 1) {
-      const Part& part = parts_[0];
-      for (std::size_t i = 0; i < count; ++i) weights_[i + 1] = part.ranks[i] + 1 - part.interval.begin;
-      return;
-    }
     const std::size_t parts = parts_.size();
     owners_.resize(count);
     for (std::size_t p = 0; p < parts; ++p)
@@ -241,6 +281,7 @@ class Sample {
     std::fill_n(before_.begin(), parts, 0U);
     for (std::size_t i = 0; i < count; ++i) {
       std::uint32_t* counts = before_.data() + i * parts;
+      order_[i] = heads_[i].row;
       const std::uint32_t owner = owners_[order_[i]];
       weights_[i + 1] = weights_[i] + parts_[owner].gap_before(counts[owner]).width() + 1;
       std::copy_n(counts, parts, counts + parts);
@@ -250,10 +291,11 @@ class Sample {
 
   std::uint32_t skip_ = 0, depth_ = 0, vocabulary_ = 0, width_ = 0;
   std::size_t row_bytes_ = 0;
-  std::uint64_t stride_ = 1;
+  std::uint64_t unseen_ = 0, most_unseen_ = 0;
   std::vector<Part> parts_;
   std::vector<std::uint8_t> bytes_, new_bytes_;
-  std::vector<std::uint32_t> lengths_, new_lengths_, order_, scratch_, owners_;
+  std::vector<std::uint32_t> lengths_, new_lengths_, order_, owners_;
+  std::vector<Head> heads_, scratch_;
   std::vector<std::uint32_t> before_;  // of more parts than one: samples of each part before each merged row
   std::vector<std::uint64_t> weights_;
   std::vector<std::size_t> bounds_;

@@ -1,0 +1,68 @@
+"""How much memory may still be taken: of the system, and of the control groups that this process is in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def available_bytes(root: Path = Path("/")) -> int | None:
+    """Return the memory that may still be taken: what the system has, or what a control group leaves, in bytes.
+
+    Args:
+        root: where `proc` and `sys` are.
+
+    Returns:
+        Bytes, at least 0; None if the system does not tell.
+    """
+    try:
+        meminfo = (root / "proc/meminfo").read_text(encoding="ascii")
+        fields = dict(line.split(":", 1) for line in meminfo.splitlines() if ":" in line)
+        available = int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError, IndexError):
+        return None
+    return max(0, min([available, *_control_group_rooms(root)]))
+
+
+def _control_group_rooms(root: Path) -> list[int]:
+    """Return what each control group of this process, and each above it, leaves of its limit (versions 1 and 2)."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    rooms = []
+    for line in lines:
+        _, controllers, name = line.split(":", 2)
+        if controllers == "":
+            top, limit_file, usage_file = root / "sys/fs/cgroup", "memory.max", "memory.current"
+        elif "memory" in controllers.split(","):
+            top, limit_file, usage_file = (
+                root / "sys/fs/cgroup/memory",
+                "memory.limit_in_bytes",
+                "memory.usage_in_bytes",
+            )
+        else:
+            continue
+        parts = [part for part in name.split("/") if part not in ("", "..")]
+        for depth in range(len(parts) + 1):
+            group = top.joinpath(*parts[:depth])
+            limit, usage = _number(group / limit_file), _number(group / usage_file)
+            if limit is not None and usage is not None:
+                rooms.append(limit - usage + _reclaimable(group / "memory.stat"))
+    return rooms
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):  # absent, or "max"
+        return None
+
+
+def _reclaimable(path: Path) -> int:
+    """Return the bytes of cached file content that a control group drops when it needs room."""
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    counts = {name: int(value) for name, _, value in (line.partition(" ") for line in lines) if value.isdecimal()}
+    return counts.get("total_inactive_file", counts.get("inactive_file", 0))
