@@ -1,10 +1,10 @@
 // The heaviest continuations of a match, as a tree with exact counts.
 //
-// Read a sample of the match's continuations; every node of the true trie that it shows has a count within bounds that
-// follow from the sample's stride, and every node that it does not show is lighter than the strides of all shards
-// together. Refine until enough
-// nodes are certain to be heavier than any unseen one, find the boundaries of those that may be among the heaviest, and
-// take the best. With a stride of one this is the plain trie of all continuations.
+// Read a sample of the match's continuations. Every node of the true trie that it shows has a count within bounds that
+// follow from the sample's strides, and every node that it does not show is lighter than the strides of all shards
+// together. Refine until the nodes that seem heaviest, measured exactly, are heavier than any unseen one; measure the
+// others as far as they may be among the heaviest; take the best. With strides of one this is the plain trie of all
+// continuations.
 #pragma once
 
 #include <array>
