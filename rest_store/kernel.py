@@ -77,6 +77,28 @@ def open_kernel(shards: list[Shard], vocabulary_size: int) -> Kernel:
     return ReferenceKernel(views, vocabulary_size)
 
 
+class PageGuard(Protocol):
+    """Watches mapped pages for as long as it lives."""
+
+    @property
+    def lost(self) -> bool:
+        """Whether a page could not be read, so that zeros have taken the place of it and of what follows."""
+
+
+def guard_pages(shards: list[Shard]) -> PageGuard | None:
+    """Keep this process alive should files of `shards` be truncated underneath, or their disk fail (SIGBUS).
+
+    Installs a handler of SIGBUS for the whole process, once. Returns None where the native kernel was not built, which
+    has the handler.
+    """
+    try:
+        from rest_store._kernel import PageGuard as NativeGuard
+    except ImportError:
+        return None
+    arrays = [raw for shard in shards for raw in (shard.tokens.raw, shard.suffixes.raw)]
+    return NativeGuard(arrays)  # type: ignore[no-any-return]
+
+
 def _view(shard: Shard) -> KernelShard:
     tokens, suffixes = shard.tokens, shard.suffixes
     return KernelShard(

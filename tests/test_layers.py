@@ -20,17 +20,22 @@ BUILD_INDEX = Path(build_index.__file__).parent
 LAYERS = [
     ["errors"],
     ["header", "shard", "tokenizer", "tree", "manifest", "_reference", "kernel", "statuses"],
-    ["datastore", "check", "drawing"],
+    [
+        *("datastore", "check", "drawing"),
+        # The rooms of the service, below it.
+        *("addresses", "logs", "metrics", "admission", "catalog", "questions", "replies"),
+        *("credentials", "health", "servicer", "reload"),
+    ],
     ["server", "client", "sources", "session", "verify"],
     ["generate"],
-    ["cli", "__main__"],
+    ["serve", "cli", "__main__"],
 ]
 ORDER = [module for layer in LAYERS for module in layer]
 OF_BUILD_INDEX = {"errors", "header", "shard", "tokenizer", "manifest", "kernel", "__init__"}
 HEAVY = {
     "torch": {"verify", "generate"},
     "transformers": {"generate"},
-    "grpc": {"server", "client"},
+    "grpc": {"server", "client", "credentials", "health", "servicer", "reload"},
 }
 
 

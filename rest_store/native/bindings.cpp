@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "kernel.hpp"
+#include "page_guard.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -156,6 +157,23 @@ class Opened {
   Kernel kernel_;
 };
 
+// A guard and the arrays whose pages it watches.
+class Guarded {
+ public:
+  explicit Guarded(const nb::list& arrays) : keep_(arrays) {
+    for (nb::handle array : arrays) {
+      const auto bytes = nb::cast<Bytes>(array);
+      guard_.watch(bytes.data(), bytes.size());
+    }
+  }
+
+  bool lost() const { return guard_.lost(); }
+
+ private:
+  nb::list keep_;  // freed after the guard that watches them
+  PageGuard guard_;
+};
+
 }  // namespace
 
 NB_MODULE(_kernel, module) {
@@ -166,4 +184,7 @@ NB_MODULE(_kernel, module) {
       .def("draft", &Opened::draft)
       .def("draft_batch", &Opened::draft_batch)
       .def("count", &Opened::count);
+  nb::class_<Guarded>(module, "PageGuard")
+      .def(nb::init<const nb::list&>(), "arrays"_a)
+      .def_prop_ro("lost", &Guarded::lost);
 }
