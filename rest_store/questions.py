@@ -92,7 +92,7 @@ def empty_context(what: str) -> EmptyContextError:
 def require_tokens(
     sequences: Sequence[Sequence[int]], last: int, vocabulary_size: int, what: str, first: int = 0
 ) -> None:
-    """Raise TokenRangeError, with its place from `first` on, if one of the `last` tokens of a sequence is outside the vocabulary."""
+    """Raise TokenRangeError if one of a sequence's `last` tokens is outside the vocabulary; they count from `first`."""
     for place, tokens in enumerate(sequences, first):
         for token in tokens[-last:]:
             if not 0 <= token < vocabulary_size:

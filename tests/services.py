@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import grpc
 import trustme
@@ -20,6 +22,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from rest_store.statuses import DOMAIN
+from rest_store.v1 import datastore_pb2 as pb
 from rest_store.v1 import datastore_pb2_grpc
 
 PATIENCE = 60.0  # seconds after which a test that waits for an event fails
@@ -198,6 +201,29 @@ class Certificates:
             issue("client", "client@example.org"),
             options(issue("expired", "localhost", "127.0.0.1", not_after=hour_ago)),
         )
+
+
+class Talk:
+    """One stream of drafts, asked step by step."""
+
+    def __init__(self, stub: Any, timeout: float = PATIENCE) -> None:
+        self._requests: queue.SimpleQueue[pb.DraftStreamRequest | None] = queue.SimpleQueue()
+        self.call = stub.DraftStream(iter(self._requests.get, None), timeout=timeout)
+
+    def ask(self, request: pb.DraftStreamRequest) -> pb.DraftStreamResponse:
+        """Send a request and wait for its answer."""
+        self._requests.put(request)
+        return next(self.call)
+
+    def close(self) -> None:
+        """End the stream and wait until the service has, too."""
+        self._requests.put(None)
+        assert list(self.call) == []
+
+    def leave(self) -> None:
+        """Let go of a stream that has ended already."""
+        self._requests.put(None)
+        self.call.cancel()
 
 
 def reason_of(error: grpc.RpcError) -> str | None:
