@@ -2,13 +2,14 @@
 
 Small work is done at once, in the event loop: a draft takes microseconds, less than handing it to a thread. Larger
 work goes to worker threads in pieces (the kernel releases the GIL), so that others are answered meanwhile and that no
-more than a piece is wasted on a client who has gone. So does all work for a second after a small one was slow, which is
-how a datastore whose pages are still on the disk shows.
+more than a piece is wasted on a client who has gone. So does all work for a second after a small one had to wait
+for the disk, as happens while a datastore's pages are not in memory yet.
 """
 
 from __future__ import annotations
 
 import asyncio
+import resource
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,8 +39,8 @@ _AT_ONCE = 512  # nodes at most that are drafted in the event loop
 _PIECE = 8192  # nodes at most that a worker thread drafts in one go
 _COUNTS_AT_ONCE = 16
 _COUNTS_PIECE = 256
-_SLOW = 0.002  # seconds that work in the event loop should not take
-_PATIENCE = 1.0  # seconds for which it goes to worker threads if it does
+_SLOW = 0.002  # seconds of work in the event loop after which it is asked whether the disk was the reason
+_PATIENCE = 1.0  # seconds for which work goes to worker threads if it was
 
 Reply: TypeAlias = bytes | Awaitable[bytes]
 _T = TypeVar("_T")
@@ -69,6 +70,7 @@ class Replies:
         self._metrics = metrics
         self._workers = workers
         self._patient_until = 0.0
+        self._waits = _disk_waits()
 
     # Each returns the bytes of the response, now or later, and raises an error of the table in statuses.py.
 
@@ -247,12 +249,13 @@ class Replies:
         return self._done(work, False, join)
 
     def _done(self, work: Sequence[Callable[[], _T]], small: bool, finish: Callable[[list[_T]], bytes]) -> Reply:
-        """Do `work`, at once if it is small and has not been slow lately, and make the answer of its results."""
+        """Do `work`, at once if it is small and the disk has not been met lately, and make the answer of its results."""
         start = perf_counter()
         if not small or start < self._patient_until:
             return self._done_by_workers(work, finish)
         results = [piece() for piece in work]
-        if perf_counter() - start > _SLOW:
+        if perf_counter() - start > _SLOW and (waits := _disk_waits()) > self._waits:
+            self._waits = waits
             self._patient_until = start + _PATIENCE
         return finish(results)
 
@@ -272,6 +275,11 @@ class Replies:
             nodes += len(tree)
         metrics.nodes += nodes
         metrics.trees += len(trees)
+
+
+def _disk_waits() -> int:
+    """Return how many pages this thread has waited for."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
 
 
 def _little_endian(tree: TokenTree) -> bytes:
