@@ -35,6 +35,7 @@ class Service:
         self._arguments = list(arguments)
         self._environment = dict(environment)
         self.log: list[str] = []
+        self.log_grew = threading.Event()
         self.targets: list[str] = []
         self.metrics: str | None = None
         self._start(self._arguments)
@@ -66,6 +67,7 @@ class Service:
     def _read_log(self, stream: Iterator[str]) -> None:
         for line in stream:
             self.log.append(line)
+            self.log_grew.set()
 
     @property
     def target(self) -> str:
