@@ -60,9 +60,8 @@ class Service:
                 self.metrics = rest
             elif word == "ready":
                 return
-        self.process.wait(PATIENCE)
-        self._reader.join(PATIENCE)
-        raise RuntimeError(f"the service ended with status {self.process.returncode}:\n" + "".join(self.log))
+        status = self._ended()
+        raise RuntimeError(f"the service ended with status {status}:\n" + "".join(self.log))
 
     def _read_log(self, stream: Iterator[str]) -> None:
         for line in stream:
