@@ -249,7 +249,7 @@ class Replies:
         return self._done(work, False, join)
 
     def _done(self, work: Sequence[Callable[[], _T]], small: bool, finish: Callable[[list[_T]], bytes]) -> Reply:
-        """Do `work`, at once if it is small and the disk has not been met lately, and make the answer of its results."""
+        """Do `work`, at once if it is small and the disk was not met lately, and make the answer of its results."""
         start = perf_counter()
         if not small or start < self._patient_until:
             return self._done_by_workers(work, finish)
