@@ -19,14 +19,29 @@ BUILD_INDEX = Path(build_index.__file__).parent
 # other.
 LAYERS = [
     ["errors"],
-    ["header", "shard", "tokenizer", "tree", "manifest", "_reference", "kernel", "statuses"],
+    [
+        "header",
+        "shard",
+        "tokenizer",
+        "tree",
+        "manifest",
+        "_reference",
+        "kernel",
+        "statuses",
+        "queries",
+        "circuit",
+        "tally",
+    ],
     [
         *("datastore", "check", "drawing"),
         # The rooms of the service, below it.
         *("addresses", "logs", "metrics", "admission", "catalog", "questions", "replies"),
         *("credentials", "health", "servicer", "reload"),
+        # The rooms of its clients.
+        *("failures", "endpoints", "answers", "counterpart", "connections", "conversation"),
+        *("exchange", "stream", "async_stream"),
     ],
-    ["server", "client", "sources", "session", "verify"],
+    ["server", "client", "async_client", "sources", "session", "verify"],
     ["generate"],
     ["serve", "cli", "__main__"],
 ]
@@ -35,7 +50,18 @@ OF_BUILD_INDEX = {"errors", "header", "shard", "tokenizer", "manifest", "kernel"
 HEAVY = {
     "torch": {"verify", "generate"},
     "transformers": {"generate"},
-    "grpc": {"server", "client", "credentials", "health", "servicer", "reload"},
+    "grpc": {
+        "server",
+        "client",
+        "async_client",
+        "connections",
+        "exchange",
+        "async_stream",
+        "credentials",
+        "health",
+        "servicer",
+        "reload",
+    },
 }
 
 
