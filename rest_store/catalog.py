@@ -54,7 +54,7 @@ class Served:
 
     def require_readable(self) -> None:
         """Raise DatastoreUnavailableError unless `readable`; to be asked after each answer, which is void then."""
-        if not self.readable:
+        if self._changed is not None or (self._guard is not None and self._guard.lost):
             found = self._changed or "unreadable: truncated underneath, or its disk fails"
             expected = "as they were opened; restore and reload it"
             raise DatastoreUnavailableError(describe(f"datastore {self.name!r}", "one of its files", found, expected))

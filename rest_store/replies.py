@@ -49,13 +49,14 @@ _T = TypeVar("_T")
 class Generation:
     """The state of one stream: what its first message chose, and the end of its context."""
 
-    __slots__ = ("fingerprint", "named", "names", "served", "size", "tail", "version")
+    __slots__ = ("fingerprint", "named", "names", "served", "size", "tail", "unnamed", "version")
 
     def __init__(self) -> None:
         self.names: tuple[str, ...] = ()
         self.fingerprint = ""
         self.served: tuple[Served, ...] = ()
         self.named: tuple[str, ...] | None = None  # the names last sent
+        self.unnamed = True  # whether those of `served` may be others
         self.size: Size | None = None
         self.tail: list[int] = []
         self.version = -1  # of the catalog when `served` was chosen
@@ -116,6 +117,7 @@ class Replies:
         if generation.version != self._catalog.version:
             generation.served = self._catalog.select(generation.names, generation.fingerprint)
             generation.version = self._catalog.version
+            generation.unnamed = True
         if generation.size is None or request.HasField("limits"):
             generation.size = size_of(request.limits, self._limits)
         size, served = generation.size, generation.served
@@ -124,19 +126,27 @@ class Replies:
         del tail[:-MAX_SUFFIX]
         if not tail:
             raise empty_context("context")
-        sequences = [tail]
-        if request.HasField("proposals"):
-            sequences = [tail, *self._proposed(tail, request.proposals, 0, len(served))]
-        require_work(len(sequences) * len(served), self._limits)
         response = pb.DraftStreamResponse(sequence=request.sequence)
-        names = tuple(one.name for one in served)
-        if names != generation.named:
-            response.datastores.extend(names)
+        names = generation.named
+        if generation.unnamed:
+            names = tuple(one.name for one in served)
+            if names != generation.named:
+                response.datastores.extend(names)
+        if not request.HasField("proposals"):
+            if len(served) == 1 and size.max_nodes <= _AT_ONCE and (start := perf_counter()) >= self._patient_until:
+                tree = _draft(served[0], tail, size)
+                self._look_at_disk(start)
+                self._put(response.trees, (tree,))
+                generation.named, generation.unnamed = names, False
+                return response.SerializeToString()
+            sequences = [tail]
+        else:
+            sequences = [tail, *self._proposed(tail, request.proposals, 0, len(served))]
 
         def finish(drafts: list[list[TokenTree]]) -> bytes:
             for trees in drafts:
                 self._put(response.trees, trees)
-            generation.named = names
+            generation.named, generation.unnamed = names, False
             return response.SerializeToString()
 
         return self._drafted(served, sequences, size, finish)
@@ -254,16 +264,20 @@ class Replies:
         if not small or start < self._patient_until:
             return self._done_by_workers(work, finish)
         results = [piece() for piece in work]
+        self._look_at_disk(start)
+        return finish(results)
+
+    def _look_at_disk(self, start: float) -> None:
+        """Notice it if work in the event loop, begun at `start`, has waited for the disk."""
         if perf_counter() - start > _SLOW and (waits := _disk_waits()) > self._waits:
             self._waits = waits
             self._patient_until = start + _PATIENCE
-        return finish(results)
 
     async def _done_by_workers(self, work: Sequence[Callable[[], _T]], finish: Callable[[list[_T]], bytes]) -> bytes:
         loop = asyncio.get_running_loop()
         return finish([await loop.run_in_executor(self._workers, piece) for piece in work])
 
-    def _put(self, to: Any, trees: list[TokenTree]) -> None:
+    def _put(self, to: Any, trees: Sequence[TokenTree]) -> None:
         """Append `trees` to the repeated field `to`, and count them."""
         metrics = self._metrics
         lengths = metrics.match_lengths
@@ -275,6 +289,18 @@ class Replies:
             nodes += len(tree)
         metrics.nodes += nodes
         metrics.trees += len(trees)
+
+
+def _draft(served: Served, tokens: list[int], size: Size) -> TokenTree:
+    """Return the draft of one context, from the shortest way to it."""
+    nodes, suffix, depth = size
+    try:
+        tree = served.store.draft(tokens, max_nodes=nodes, max_suffix=suffix, max_depth=depth)
+    except QueryError:
+        require_tokens([tokens], suffix, served.store.vocabulary_size, "context")
+        raise
+    served.require_readable()
+    return tree
 
 
 def _disk_waits() -> int:

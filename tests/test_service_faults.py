@@ -112,6 +112,18 @@ def test_a_paused_service_costs_no_more_than_the_deadline_and_goes_on_afterwards
         talk.close()
 
 
+def test_a_crowd_that_gathered_while_the_service_was_paused_is_answered_or_refused_by_name(service: Service) -> None:
+    with service.stub() as stub:
+        stub.Draft(ASKED)
+        service.pause()
+        calls = [stub.Draft.future(ASKED, timeout=PATIENCE) for _ in range(1250)]
+        service.resume()
+        reasons = [None if call.exception() is None else reason_of(call.exception()) for call in calls]
+        assert set(reasons) <= {None, "OVERLOADED"}
+        assert None in reasons
+        assert len(stub.Draft(ASKED, timeout=PATIENCE).trees) == 2
+
+
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
