@@ -65,7 +65,7 @@ class AsyncDatastoreClient:
 
     def __init__(
         self,
-        targets: str | Sequence[str],
+        targets: str | list[str] | tuple[str, ...],
         *,
         datastore: str | Sequence[str] | None = None,
         tokenizer: object = None,
@@ -76,7 +76,7 @@ class AsyncDatastoreClient:
         failure_threshold: int = 5,
         pause: float = 1.0,
     ) -> None:
-        addresses = [target_of(target) for target in ([targets] if isinstance(targets, str) else targets)]
+        addresses = [target_of(target) for target in (targets if isinstance(targets, list | tuple) else [targets])]
         if not addresses:
             raise TargetError(describe("client", "targets", "empty", "at least one address"))
         names = () if datastore is None else (datastore,) if isinstance(datastore, str) else tuple(datastore)

@@ -25,6 +25,7 @@ from rest_store.exchange import StreamCall, open_stream
 from rest_store.failures import failed_call
 from rest_store.kernel import MAX_SUFFIX
 from rest_store.queries import IntSequence, batch, limit, limits
+from rest_store.service_source import ServiceSource
 from rest_store.stream import DraftStream
 from rest_store.tally import ClientStatistics, Tally
 from rest_store.tokenizer import identity_of
@@ -71,7 +72,7 @@ class DatastoreClient:
 
     def __init__(
         self,
-        targets: str | Sequence[str],
+        targets: str | list[str] | tuple[str, ...],
         *,
         datastore: str | Sequence[str] | None = None,
         tokenizer: object = None,
@@ -82,7 +83,7 @@ class DatastoreClient:
         failure_threshold: int = 5,
         pause: float = 1.0,
     ) -> None:
-        addresses = [target_of(target) for target in ([targets] if isinstance(targets, str) else targets)]
+        addresses = [target_of(target) for target in (targets if isinstance(targets, list | tuple) else [targets])]
         if not addresses:
             raise TargetError(describe("client", "targets", "empty", "at least one address"))
         names = () if datastore is None else (datastore,) if isinstance(datastore, str) else tuple(datastore)
@@ -270,6 +271,10 @@ class DatastoreClient:
         bounds = limits(max_nodes, max_suffix, max_depth)
         conversation = Conversation(self._counterpart, bounds)
         return DraftStream(conversation, self._endpoints, self._open, self._known, self._seconds(timeout))
+
+    def source(self) -> ServiceSource:
+        """Return this client as a source of drafts that never raises: it answers an empty tree, and counts it."""
+        return ServiceSource(self, self._tally)
 
     def _open(self, endpoint: Endpoint[_Connection]) -> StreamCall:
         return open_stream(endpoint.connection.channel, self._dialer.metadata, endpoint.target)

@@ -39,6 +39,7 @@ LAYERS = [
         *("credentials", "health", "servicer", "reload"),
         # The rooms of its clients.
         *("failures", "endpoints", "answers", "counterpart", "connections", "conversation"),
+        "service_source",
         *("exchange", "stream", "async_stream"),
     ],
     ["server", "client", "async_client", "sources", "session", "verify"],
