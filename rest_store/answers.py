@@ -22,6 +22,8 @@ M = TypeVar("M", bound=Message)
 _NODE_SIZE = 20  # bytes of a node on the way
 _PLACES = np.arange(MAX_NODES, dtype=np.uint32)
 _SWAPPED = sys.byteorder == "big"
+_CONTEXT = bytes(4)
+_greatest, _any = np.maximum.reduce, np.logical_or.reduce  # faster than the methods of arrays
 _BATCHED = 4  # trees from which on verifying those of equal size together is faster
 
 
@@ -200,21 +202,28 @@ class TreeReader:
     def _verify(self, group: list[bytes]) -> None:
         """Raise ProtocolError unless all of `group`, packed trees of one size, are trees within the limits."""
         size = len(group[0]) // _NODE_SIZE
-        joined = group[0] if len(group) == 1 else b"".join(group)
-        columns: Any = np.frombuffer(joined, "<i4" if not _SWAPPED else np.int32).reshape(len(group), 5 * size)
-        counts: Any = columns[:, : 2 * size].reshape(len(group), 2 * size).view(np.int64)
-        tokens, parents, depths = (columns[:, start * size : (start + 1) * size] for start in (2, 3, 4))
-        if tokens.view(np.uint32).max() >= self._vocabulary_size:
-            self._refuse("token ids", f"up to {tokens.view(np.uint32).max()}", f"0..{self._vocabulary_size - 1}")
-        if ((parents + 1).view(np.uint32) > _PLACES[:size]).any():
+        # After each tree the context itself, at depth 0: the place -1 of a parent means it.
+        joined = (
+            group[0] + _CONTEXT if len(group) == 1 else b"".join([part for one in group for part in (one, _CONTEXT)])
+        )
+        columns: Any = np.frombuffer(joined, np.int32).reshape(len(group), 5 * size + 1)
+        tokens, parents = columns[:, 2 * size : 3 * size], columns[:, 3 * size : 4 * size]
+        depths, with_context = columns[:, 4 * size : -1], columns[:, 4 * size :]
+        counts: Any = np.ascontiguousarray(columns[:, : 2 * size]).view(np.int64)
+        greatest = _greatest(tokens.view(np.uint32), None)
+        if greatest >= self._vocabulary_size:
+            self._refuse("token ids", f"up to {greatest}", f"0..{self._vocabulary_size - 1}")
+        if _any((parents + 1).view(np.uint32) > _PLACES[:size], None):
             self._refuse("parents", "not all before their children", "trees, parents first")
-        with_root = np.zeros((len(group), size + 1), dtype=np.int32)  # the last one: the context, at depth 0
-        with_root[:, :size] = depths
-        above = with_root[0][parents] if len(group) == 1 else np.take_along_axis(with_root, parents.astype(np.intp), 1)
-        if (above + 1 != depths).any() or depths.max() > self._max_depth:
+        if len(group) == 1:
+            above = with_context[0][parents]
+        else:
+            above = np.take_along_axis(with_context, parents.astype(np.intp), 1)
+        if _any(above + 1 != depths, None) or _greatest(depths, None) > self._max_depth:
             self._refuse("depths", "wrong", f"one more than the parent's, at most {self._max_depth}")
-        if counts.min() < 1:
-            self._refuse("counts", f"as low as {counts.min()}", "at least 1")
+        least = np.minimum.reduce(counts, None)
+        if least < 1:
+            self._refuse("counts", f"as low as {least}", "at least 1")
 
     def _refuse(self, what: str, found: str, expected: str) -> None:
         raise ProtocolError(describe(self._where, f"{what} of a draft tree", found, expected))

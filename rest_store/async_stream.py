@@ -13,7 +13,7 @@ import grpc.aio
 from rest_store.conversation import Conversation
 from rest_store.counterpart import longest
 from rest_store.endpoints import Endpoint, Endpoints, Pursuit
-from rest_store.errors import DeadlineError, RestStoreError, ServiceUnavailableError, describe
+from rest_store.errors import DeadlineError, RestStoreError, ServiceInternalError, ServiceUnavailableError, describe
 from rest_store.failures import failed_call
 from rest_store.queries import IntSequence
 from rest_store.tree import TokenTree
@@ -37,8 +37,11 @@ class AsyncStreamCall:
         try:
             await self._call.write(message)
         except grpc.aio.AioRpcError as error:
-            raise failed_call(self._target, error) from None
-        except asyncio.InvalidStateError:  # it has ended without an error
+            found = failed_call(self._target, error)
+            # What grpc.aio calls an internal error here is only that the call has ended; its status is lost then, and
+            # a further attempt learns it.
+            raise (self._ended() if isinstance(found, ServiceInternalError) else found) from None
+        except asyncio.InvalidStateError:
             raise self._ended() from None
         except asyncio.CancelledError:
             if self._is_stuck:
@@ -142,6 +145,7 @@ class AsyncDraftStream:
             ends = time.monotonic() + self._timeout
             await self._know(self._timeout)
             self._conversation.add(new_tokens)
+            self._endpoints.require_one()
             pursuit = Pursuit(self._endpoints, ends - time.monotonic(), self._endpoint)
             while True:
                 try:

@@ -53,6 +53,10 @@ class Circuit:
             self._probing = True
             return True
 
+    def would_admit(self, now: float) -> bool:
+        """Return what `admits` would, without making a call of it."""
+        return self._failures < self.threshold or now >= self._until
+
     def succeeded(self) -> None:
         """Take note of an answer."""
         if self._failures:

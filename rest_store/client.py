@@ -285,6 +285,11 @@ class DatastoreClient:
     def _prepare(self, timeout: float | None) -> tuple[Counterpart, float]:
         """Return the service, described, and the seconds that are left for the call itself."""
         seconds = self._seconds(timeout)
+        try:
+            self._endpoints.require_one()
+        except RestStoreError as error:
+            self._tally.failed(error)
+            raise
         if self._counterpart.is_known:
             return self._counterpart, seconds
         began = time.monotonic()

@@ -61,6 +61,7 @@ class Endpoints(Generic[C]):
         self.tally = tally
         self.retries = retries
         self._preferred = self.members[0]
+        self._not_asked = describe(self, "service", "not asked, after failures in a row", "one that answers")
 
     def choose(self, now: float, instead_of: Endpoint[C] | None = None) -> Endpoint[C] | None:
         """Return the endpoint to ask at `now`, other than `instead_of`; None if no circuit admits a call."""
@@ -74,6 +75,14 @@ class Endpoints(Generic[C]):
                     self._preferred = member
                     return member
         return None
+
+    def require_one(self) -> None:
+        """Raise CircuitOpenError, in a microsecond, if no circuit would admit a call now."""
+        now = time.monotonic()
+        for member in self.members:
+            if member.circuit.would_admit(now):
+                return
+        raise CircuitOpenError(self._not_asked)
 
     def prefer(self, endpoint: Endpoint[C]) -> None:
         """Ask `endpoint` first from now on."""
@@ -114,8 +123,7 @@ class Pursuit(Generic[C]):
         if endpoint is None or not endpoint.circuit.admits(now):
             endpoint = endpoints.choose(now, instead_of=endpoint)
         if endpoint is None:
-            found = "not asked, after failures in a row"
-            raise CircuitOpenError(describe(endpoints, "service", found, "one that answers"))
+            raise CircuitOpenError(endpoints._not_asked)
         self.endpoint = endpoint
 
     def allowance(self) -> float:

@@ -10,6 +10,8 @@ from rest_store.queries import IntSequence
 from rest_store.tally import Tally
 from rest_store.tree import TokenTree
 
+_EMPTY = TokenTree([], [], [])
+
 
 class _Drafter(Protocol):
     def draft(self, context: IntSequence, *, max_nodes: int, max_suffix: int, max_depth: int) -> TokenTree: ...
@@ -38,7 +40,7 @@ class ServiceSource:
             return self._client.draft(context, max_nodes=max_nodes, max_suffix=max_suffix, max_depth=max_depth)
         except RestStoreError:
             self._tally.add("empty_answers")
-            return TokenTree([], [], [])
+            return _EMPTY
 
     def draft_batch(
         self,
@@ -53,7 +55,7 @@ class ServiceSource:
             return self._client.draft_batch(contexts, max_nodes=max_nodes, max_suffix=max_suffix, max_depth=max_depth)
         except RestStoreError:
             self._tally.add("empty_answers")
-            return [TokenTree([], [], [])] * len(contexts)
+            return [_EMPTY] * len(contexts)
 
     def __repr__(self) -> str:
         return f"ServiceSource({self._client!r})"

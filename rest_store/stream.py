@@ -83,6 +83,7 @@ class DraftStream:
             ends = time.monotonic() + self._timeout
             self._know(self._timeout)
             self._conversation.add(new_tokens)
+            self._endpoints.require_one()
             pursuit = Pursuit(self._endpoints, ends - time.monotonic(), self._endpoint)
             while True:
                 try:
