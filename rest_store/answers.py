@@ -12,7 +12,7 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 
 from rest_store.errors import ManifestError, ProtocolError, describe
-from rest_store.kernel import MAX_NODES
+from rest_store.kernel import MAX_NODES, native_tree_fault
 from rest_store.tokenizer import TokenizerIdentity
 from rest_store.tree import TokenTree
 from rest_store.v1 import datastore_pb2 as pb
@@ -24,7 +24,8 @@ _PLACES = np.arange(MAX_NODES, dtype=np.uint32)
 _SWAPPED = sys.byteorder == "big"
 _CONTEXT = bytes(4)
 _greatest, _any = np.maximum.reduce, np.logical_or.reduce  # faster than the methods of arrays
-_BATCHED = 4  # trees from which on verifying those of equal size together is faster
+_BATCHED = 4  # trees from which on numpy verifies those of equal size together faster
+_tree_fault = native_tree_fault()
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,13 @@ class TreeReader:
                 nodes = _in_native_order(nodes)
             packed.append(nodes)
             read.append(TokenTree.from_packed(nodes, (length, count)))
-        if len(packed) < _BATCHED:
+        if _tree_fault is not None:
+            for nodes in packed:
+                fault = _tree_fault(nodes, self._vocabulary_size, self._max_depth)
+                if fault:
+                    self._verify([nodes])
+                    raise AssertionError(f"fault {fault} of a tree that is none")
+        elif len(packed) < _BATCHED:
             for nodes in packed:
                 if nodes:
                     self._verify([nodes])

@@ -14,7 +14,7 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import grpc
@@ -36,8 +36,8 @@ _START, _STATUS, _SENT, _RECEIVED, _WOKEN = "start", "status", "sent", "received
 class StreamCall(Protocol):
     """One stream to a service. Not thread-safe."""
 
-    def send(self, message: bytes) -> None:
-        """Send a message; raise ServiceError if the stream has ended, or the service takes nothing any more."""
+    def send(self, message: bytes, ends: float) -> None:
+        """Send a message; raise ServiceError if the stream has ended, or has not taken the last one by `ends`."""
 
     def receive(self, ends: float) -> bytes | None:
         """Return the next message, or None at `ends` (`time.monotonic`); raise ServiceError if the stream has ended."""
@@ -99,6 +99,7 @@ class Exchange:
         self._target = target
         self._error: Exception | None = None
         self._sending = self._receiving = False
+        self._arrived: list[bytes] = []  # at most one: the next is asked for when it has been taken
         self._woken = math.nan
         self.due = math.inf
         self._watch = _watch
@@ -117,13 +118,14 @@ class Exchange:
         )
         self._watch.add(self)
 
-    def send(self, message: bytes) -> None:
-        """Send `message`; raise ServiceError if the stream has ended or the last one has not left yet."""
-        if self._error is not None:
-            raise self._error
-        if self._sending:
+    def send(self, message: bytes, ends: float) -> None:
+        """Send `message`; raise ServiceError if the stream has ended, or has not taken the last one by `ends`."""
+        # The last one has left as a rule, but its answer may have been faster than the news of it.
+        if self._sending and not self._wait(ends, lambda: not self._sending):
             found = "not taking messages"
             raise ServiceUnavailableError(describe(self._target, "stream", found, "one that does"))
+        if self._error is not None:
+            raise self._error
         self._sending = True
         if not self._call.operate((cygrpc.SendMessageOperation(message, 0),), _SENT):
             self._sending = False
@@ -133,35 +135,40 @@ class Exchange:
 
     def receive(self, ends: float) -> bytes | None:
         """Return the next message, or None at `ends`; raise ServiceError if the stream has ended."""
-        if self._error is not None:
-            raise self._error
-        if not self._receiving:
-            self._receiving = True
-            if not self._call.operate((cygrpc.ReceiveMessageOperation(0),), _RECEIVED):
-                self._receiving = False
+        if not self._arrived:
+            if self._error is None and not self._receiving:
+                self._receiving = True
+                if not self._call.operate((cygrpc.ReceiveMessageOperation(0),), _RECEIVED):
+                    self._receiving = False
+            if not self._wait(ends, lambda: self._arrived):
+                return None
+        return self._arrived.pop()
+
+    def _wait(self, ends: float, done: Callable[[], object]) -> bool:
+        """Take events until `done`, or `ends`, which gives False; raise ServiceError if the stream ends first."""
         self.due = ends
         try:
             if ends < self._watch.next_look:
                 self._watch.hurry()
-            while True:
-                message = self._next()
-                if message is not None:
-                    return message
+            while not done():
                 if self._error is not None:
                     raise self._error
+                self._next()
                 if time.monotonic() >= ends:
-                    return None
+                    return bool(done())
+            return True
         finally:
             self.due = math.inf
 
-    def _next(self) -> bytes | None:
-        """Wait for one event and take note of it; return the message that it brought, if any."""
+    def _next(self) -> None:
+        """Wait for one event and take note of it."""
         event = self._call.next_event()
         if event.tag is _RECEIVED:
             self._receiving = False
-            message: bytes | None = event.batch_operations[0].message()
-            return message  # None at the end of the stream, whose status follows
-        if event.tag is _SENT:
+            message = event.batch_operations[0].message()
+            if message is not None:  # as it is at the end of the stream, whose status follows
+                self._arrived.append(message)
+        elif event.tag is _SENT:
             self._sending = False
         elif event.tag is _STATUS:
             (status,) = event.batch_operations
@@ -174,7 +181,6 @@ class Exchange:
                 )
             else:
                 self._error = failure_of(self._target, code, details, status.trailing_metadata())
-        return None
 
     def wake(self, due: float) -> None:
         """Make `receive` look at the time, once for each deadline. Called from another thread."""
@@ -215,7 +221,7 @@ class ThreadedExchange:
         except grpc.RpcError as error:
             self._answers.put(failed_call(self._target, error))
 
-    def send(self, message: bytes) -> None:
+    def send(self, message: bytes, ends: float) -> None:
         """Send `message`; raise ServiceError if the stream has ended."""
         if self._error is not None:
             raise self._error

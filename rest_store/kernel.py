@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
 from rest_store._reference import KernelShard, ReferenceKernel
@@ -83,6 +84,19 @@ class PageGuard(Protocol):
     @property
     def lost(self) -> bool:
         """Whether a page could not be read, so that zeros have taken the place of it and of what follows."""
+
+
+def native_tree_fault() -> Callable[[bytes, int, int], int] | None:
+    """Return what checks a packed tree, given vocabulary size and greatest depth; None if the kernel was not built.
+
+    It returns 0 for a tree, else what is wrong with the first node that is: 1 its token, 2 its parent, 3 its depth, 4
+    its count.
+    """
+    try:
+        from rest_store._kernel import tree_fault
+    except ImportError:
+        return None
+    return tree_fault  # type: ignore[no-any-return]
 
 
 def guard_pages(shards: list[Shard]) -> PageGuard | None:

@@ -110,7 +110,7 @@ class DraftStream:
             self._endpoint = pursuit.endpoint
             self._endpoints.tally.add("streams_opened")
         target = pursuit.endpoint.target
-        call.send(conversation.request(proposals))
+        call.send(conversation.request(proposals), ends)
         conversation.sent(proposals)
         while True:
             message = call.receive(ends)

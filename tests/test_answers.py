@@ -7,18 +7,27 @@ from typing import Any
 import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rest_store import answers
 from rest_store.answers import TreeReader, parsed, served_by
 from rest_store.errors import ProtocolError
+from rest_store.kernel import native_tree_fault
 from rest_store.tree import TokenTree
 from rest_store.v1 import datastore_pb2 as pb
 from tests.strategies import refused
 
 VOCABULARY = 300
 READER = TreeReader("peer", VOCABULARY, 16, 16, 10)
+
+
+@pytest.fixture(autouse=True, params=["native", "numpy"])
+def verified_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "numpy":
+        monkeypatch.setattr(answers, "_tree_fault", None)
+    elif answers._tree_fault is None:
+        pytest.skip("the native kernel was not built")
 
 
 @st.composite
@@ -40,11 +49,13 @@ def message(tree: TokenTree) -> pb.Tree:
     return pb.Tree(nodes=tree.packed, match_length=tree.match.length, match_count=tree.match.count)
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(token_trees(), max_size=8))
 def test_trees_arrive_as_they_were(trees: list[TokenTree]) -> None:
     assert READER.read([message(tree) for tree in trees]) == trees
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(token_trees().filter(len), st.data(), st.integers(1, 6))
 def test_a_damaged_tree_is_refused_or_still_a_tree(tree: TokenTree, data: st.DataObject, copies: int) -> None:
     nodes = bytearray(tree.packed)
@@ -100,6 +111,7 @@ def test_bringing_nodes_into_this_machines_order_keeps_them() -> None:
     assert answers._in_native_order(tree.packed) == tree.packed
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=60))
 def test_bytes_that_are_no_message_are_refused(data: bytes) -> None:
     try:
@@ -132,3 +144,19 @@ def test_descriptions_that_cannot_be_are_refused(datastores: list[pb.DatastoreDe
 def test_a_description_is_read() -> None:
     (found,) = served_by(pb.DescribeResponse(datastores=[description(token_count=5, generation=2)]), "peer")
     assert (found.name, found.token_count, found.generation, found.tokenizer.vocabulary_size) == ("a", 5, 2, 9)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(token_trees().filter(len), st.lists(st.tuples(st.integers(0, 319), st.integers(0, 255)), max_size=3))
+def test_kernel_and_numpy_refuse_the_same(tree: TokenTree, changes: list[tuple[int, int]]) -> None:
+    nodes = bytearray(tree.packed)
+    for place, value in changes:
+        nodes[place % len(nodes)] = value
+    native = native_tree_fault()
+    if native is None:
+        pytest.skip("the native kernel was not built")
+    fault = native(bytes(nodes), VOCABULARY, 10)
+    if fault:
+        refused(ProtocolError, lambda: READER._verify([bytes(nodes)]))
+    else:
+        READER._verify([bytes(nodes)])
