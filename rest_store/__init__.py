@@ -9,6 +9,9 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rest_store.async_client import AsyncDatastoreClient
+    from rest_store.client import DatastoreClient
+    from rest_store.connections import Tls
     from rest_store.datastore import Datastore
     from rest_store.errors import RestStoreError
     from rest_store.tokenizer import TokenizerIdentity
@@ -16,9 +19,22 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["Datastore", "RestStoreError", "SuffixMatch", "TokenTree", "TokenizerIdentity", "__version__"]
+__all__ = [
+    "AsyncDatastoreClient",
+    "Datastore",
+    "DatastoreClient",
+    "RestStoreError",
+    "SuffixMatch",
+    "Tls",
+    "TokenTree",
+    "TokenizerIdentity",
+    "__version__",
+]
 
 _HOMES = {
+    "AsyncDatastoreClient": "rest_store.async_client",
+    "DatastoreClient": "rest_store.client",
+    "Tls": "rest_store.connections",
     "Datastore": "rest_store.datastore",
     "RestStoreError": "rest_store.errors",
     "SuffixMatch": "rest_store.tree",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -21,7 +22,11 @@ class _Group(click.Group):
     A command may live in another package, named `module:attribute`, which is imported only when it is asked for.
     """
 
-    elsewhere = {"build": "build_index.cli:build"}  # noqa: RUF012  read only
+    elsewhere = {  # noqa: RUF012  read only
+        "build": "build_index.cli:build",
+        "serve": "rest_store.serve:serve",
+        "reload": "rest_store.serve:reload",
+    }
 
     def list_commands(self, context: click.Context) -> list[str]:
         return sorted([*super().list_commands(context), *self.elsewhere])
@@ -143,48 +148,87 @@ def check(datastore: Path, full: bool, as_json: bool) -> None:
 
 
 @main.command(epilog='Example: rest-store query python.ds --text "for i "')
-@click.argument("datastore", type=click.Path(path_type=Path))
+@click.argument("datastore")
 @click.option("--text", help="Context as text, encoded with the datastore's tokenizer.")
 @click.option("--tokens", help="Context as token ids, separated by spaces or commas.")
 @click.option("--tokenizer", help="Name or path of the tokenizer; default: the one kept in the datastore.")
 @click.option("--max-nodes", default=24, show_default=True, help="Most draft tokens.")
 @click.option("--max-suffix", default=16, show_default=True, help="Longest suffix tried, in tokens.")
 @click.option("--max-depth", default=10, show_default=True, help="Longest continuation, in tokens.")
+@click.option("--name", "names", multiple=True, help="Of a service: datastore to ask; may be repeated. Default: all.")
+@click.option("--token", envvar="REST_STORE_TOKEN", show_envvar=True, help="Of a service: bearer token.")
+@click.option("--tls-ca", help="Of a service: PEM file of the authority of its certificate; turns TLS on.")
+@click.option("--tls-cert", help="Of a service: PEM file of a client certificate.")
+@click.option("--tls-key", help="Of a service: PEM file of the client certificate's key.")
+@click.option("--timeout", default=10.0, show_default=True, help="Of a service: seconds to wait for it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def query(
-    datastore: Path,
+    datastore: str,
     text: str | None,
     tokens: str | None,
     tokenizer: str | None,
     max_nodes: int,
     max_suffix: int,
     max_depth: int,
+    names: tuple[str, ...],
+    token: str | None,
+    tls_ca: str | None,
+    tls_cert: str | None,
+    tls_key: str | None,
+    timeout: float,
     as_json: bool,
 ) -> None:
-    """Show what DATASTORE drafts for a context: the longest match, its count, and the weighted trie."""
-    from rest_store.datastore import Datastore
+    """Show what DATASTORE drafts for a context: the longest match, its count, and the weighted trie.
+
+    DATASTORE is a directory, or a service: HOST:PORT or unix:/path, which keeps no tokenizer for --text.
+    """
     from rest_store.drawing import draft_as_json, draw_draft
 
     if (text is None) == (tokens is None):
         raise click.UsageError("give the context as either --text or --tokens")
-    store = Datastore.open(datastore)
-    target = _tokenizer(store, tokenizer, needed=text is not None)
-    if text is not None:
-        assert target is not None
-        context = [int(token) for token in target.encode(text)]
+    if _is_service(datastore):
+        from rest_store.client import DatastoreClient
+        from rest_store.connections import Tls
+
+        if tokenizer is None and text is not None:
+            raise click.UsageError("a service keeps no tokenizer: name it with --tokenizer, or give --tokens")
+        target = _load_tokenizer(tokenizer) if tokenizer is not None else None
+        tls = Tls(tls_ca, tls_cert, tls_key) if tls_ca or tls_cert or tls_key else None
+        store: Any = DatastoreClient(
+            datastore, datastore=names or None, tokenizer=target, token=token, tls=tls, timeout=timeout
+        )
     else:
-        assert tokens is not None
-        try:
-            context = [int(token) for token in tokens.replace(",", " ").split()]
-        except ValueError:
-            raise click.BadParameter("token ids are whole numbers", param_hint="--tokens") from None
-    tree = store.draft(context, max_nodes=max_nodes, max_suffix=max_suffix, max_depth=max_depth)
+        from rest_store.datastore import Datastore
+
+        store = Datastore.open(datastore)
+        target = _tokenizer(store, tokenizer, needed=text is not None)
+    context = _context(text, tokens, target)
+    with contextlib.closing(store) if _is_service(datastore) else contextlib.nullcontext():
+        tree = store.draft(context, max_nodes=max_nodes, max_suffix=max_suffix, max_depth=max_depth)
     if as_json:
         text_of = target.token_text if target is not None else None
         click.echo(json.dumps(draft_as_json(tree, context, text_of), ensure_ascii=False))
     else:
         label = str if target is None else lambda token: repr(target.token_text(token))
         click.echo(draw_draft(tree, context, label))
+
+
+def _is_service(text: str) -> bool:
+    """Whether DATASTORE is the address of a service; a directory of that name comes first."""
+    host, _, port = text.rpartition(":")
+    return not Path(text).exists() and (text.startswith("unix:") or bool(host and port.isdecimal()))
+
+
+def _context(text: str | None, tokens: str | None, target: Any) -> list[int]:
+    """Return the token ids of the context given in one of two ways."""
+    if text is not None:
+        assert target is not None
+        return [int(token) for token in target.encode(text)]
+    assert tokens is not None
+    try:
+        return [int(token) for token in tokens.replace(",", " ").split()]
+    except ValueError:
+        raise click.BadParameter("token ids are whole numbers", param_hint="--tokens") from None
 
 
 def _tokenizer(store: Any, name: str | None, *, needed: bool) -> Any:
@@ -196,8 +240,12 @@ def _tokenizer(store: Any, name: str | None, *, needed: bool) -> Any:
         if needed:
             raise click.UsageError(f"{store.path} keeps no tokenizer: name it with --tokenizer, or give --tokens")
         return None
-    from build_index.tokenization import load_tokenizer
-
-    target = load_tokenizer(name if name is not None else os.fspath(kept))
+    target = _load_tokenizer(name if name is not None else os.fspath(kept))
     store.manifest.tokenizer.require_same(target.identity, store.path)
     return target
+
+
+def _load_tokenizer(name: str) -> Any:
+    from build_index.tokenization import load_tokenizer
+
+    return load_tokenizer(name)

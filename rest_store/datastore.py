@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import operator
-import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-
-from rest_store.errors import ContextTypeError, EmptyContextError, LimitError, QueryError, TokenRangeError, describe
+from rest_store.errors import QueryError
 from rest_store.kernel import MAX_DEPTH, MAX_NODES, MAX_SUFFIX, kernel_name, open_kernel
 from rest_store.manifest import FILE_NAME, Manifest, ShardRecord
 from rest_store.memory import available_bytes
+from rest_store.queries import IntSequence, batch, explain, limit, limits, plain, too_many_tokens
 from rest_store.shard import Shard
 from rest_store.tokenizer import TokenizerIdentity, identity_of
 from rest_store.tree import SuffixMatch, TokenTree
-
-IntSequence: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
-
-_NATIVE_TYPES = ("<i8", "<i4", "<u2", "<u4")  # integer arrays that kernels read as they are
 
 
 @dataclass(frozen=True)
@@ -131,11 +122,11 @@ class Datastore:
 
         Thread-safe; releases the GIL.
         """
-        max_suffix = _limit("max_suffix", max_suffix, MAX_SUFFIX)
+        max_suffix = limit("max_suffix", max_suffix, MAX_SUFFIX)
         try:
-            return SuffixMatch(*self._kernel.longest_suffix_match(_plain(context), max_suffix))
+            return SuffixMatch(*self._kernel.longest_suffix_match(plain(context), max_suffix))
         except (TypeError, ValueError) as error:
-            raise self._explain(context, max_suffix) or QueryError(f"query: {error}") from error
+            raise explain(context, max_suffix, self.vocabulary_size) or QueryError(f"query: {error}") from error
 
     def draft(
         self, context: IntSequence, *, max_nodes: int = 64, max_suffix: int = 16, max_depth: int = 10
@@ -163,13 +154,13 @@ class Datastore:
         if not (type(max_nodes) is int and type(max_suffix) is int and type(max_depth) is int) or not (
             1 <= max_nodes <= MAX_NODES and 1 <= max_suffix <= MAX_SUFFIX and 1 <= max_depth <= MAX_DEPTH
         ):
-            max_nodes, max_suffix, max_depth = _limits(max_nodes, max_suffix, max_depth)
+            max_nodes, max_suffix, max_depth = limits(max_nodes, max_suffix, max_depth)
         try:
             packed, match = self._draft(
-                context if type(context) is list else _plain(context), max_nodes, max_suffix, max_depth
+                context if type(context) is list else plain(context), max_nodes, max_suffix, max_depth
             )
         except (TypeError, ValueError) as error:
-            raise self._explain(context, max_suffix) or QueryError(f"query: {error}") from error
+            raise explain(context, max_suffix, self.vocabulary_size) or QueryError(f"query: {error}") from error
         return TokenTree.from_packed(packed, match)
 
     def draft_batch(
@@ -182,18 +173,14 @@ class Datastore:
 
         Thread-safe; releases the GIL.
         """
-        max_nodes, max_suffix, max_depth = _limits(max_nodes, max_suffix, max_depth)
+        max_nodes, max_suffix, max_depth = limits(max_nodes, max_suffix, max_depth)
+        asked = batch(contexts)
         try:
-            batch = list(contexts)
-        except TypeError:
-            found, expected = type(contexts).__name__, "a sequence of contexts"
-            raise ContextTypeError(describe("query", "contexts", found, expected)) from None
-        try:
-            plain = [context if type(context) is list else _plain(context) for context in batch]
-            answers = self._kernel.draft_batch(plain, max_nodes, max_suffix, max_depth)
+            readable = [context if type(context) is list else plain(context) for context in asked]
+            answers = self._kernel.draft_batch(readable, max_nodes, max_suffix, max_depth)
         except (TypeError, ValueError) as error:
-            for place, context in enumerate(batch):
-                reason = self._explain(context, max_suffix, f"context {place}")
+            for place, context in enumerate(asked):
+                reason = explain(context, max_suffix, self.vocabulary_size, f"context {place}")
                 if reason is not None:
                     raise reason from error
             raise QueryError(f"query: {error}") from error
@@ -212,72 +199,10 @@ class Datastore:
         Thread-safe; releases the GIL.
         """
         try:
-            return self._kernel.count(_plain(tokens))
+            return self._kernel.count(plain(tokens))
         except (TypeError, ValueError) as error:
-            reason = self._explain(tokens, MAX_SUFFIX, "tokens")
-            expected = f"1..{MAX_SUFFIX}"
-            raise reason or LimitError(describe("query", "number of tokens", len(tokens), expected)) from error
-
-    def _explain(self, context: object, max_suffix: int, what: str = "context") -> QueryError | None:
-        """Find out why a kernel did not take `context`; None if this context is in order."""
-        if isinstance(context, list | tuple):
-            tail = list(context[-max_suffix:])
-        else:
-            try:
-                array = np.asarray(context)
-            except (TypeError, ValueError):  # ragged
-                array = np.empty((), dtype=object)
-            if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-                shape = f"{array.ndim}-D {array.dtype}" if array.dtype != object else type(context).__name__
-                return ContextTypeError(describe("query", what, shape, "1-D integers"))
-            tail = array[-max_suffix:].tolist()
-        if not tail:
-            return EmptyContextError(describe("query", what, "empty", "at least one token"))
-        for item in tail:
-            try:
-                token = operator.index(item)
-            except TypeError:
-                return ContextTypeError(describe("query", f"an item of {what}", reprlib.repr(item), "an integer"))
-            if not 0 <= token < self.vocabulary_size:
-                expected = f"0..{self.vocabulary_size - 1}"
-                return TokenRangeError(describe("query", f"token id in {what}", token, expected))
-        return None
+            reason = explain(tokens, MAX_SUFFIX, self.vocabulary_size, "tokens")
+            raise reason or too_many_tokens(len(tokens)) from error
 
     def __repr__(self) -> str:
         return f"Datastore({str(self.path)!r}, {self.manifest.token_count} tokens, {len(self.shards)} shards)"
-
-
-def _plain(context: IntSequence) -> Any:
-    """Return `context` as a kernel takes it: a list, a tuple or a 1-D array of a common integer type.
-
-    Items of lists and tuples are left to the kernel, which takes what `operator.index` takes.
-    """
-    if type(context) in (list, tuple):
-        return context
-    if isinstance(context, list | tuple):  # subclasses, such as a named tuple
-        return list(context)
-    array = np.asarray(context)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise TypeError("context is not 1-D integers")
-    if array.dtype.str not in _NATIVE_TYPES or array.strides[0] % array.itemsize or not array.flags.aligned:
-        return array.astype(np.int64)  # 2^63 and above become negative: outside the vocabulary all the same
-    return array
-
-
-def _limit(name: str, value: Any, greatest: int) -> int:
-    """Return the limit `value` as an int; raise LimitError unless it is one of 1 .. greatest."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = 0
-    if not 1 <= number <= greatest:
-        raise LimitError(describe("query", name, repr(value), f"1..{greatest}"))
-    return number
-
-
-def _limits(max_nodes: Any, max_suffix: Any, max_depth: Any) -> tuple[int, int, int]:
-    return (
-        _limit("max_nodes", max_nodes, MAX_NODES),
-        _limit("max_suffix", max_suffix, MAX_SUFFIX),
-        _limit("max_depth", max_depth, MAX_DEPTH),
-    )

@@ -24,6 +24,7 @@
     |-- TreeError                       arrays that are not a draft tree         (ValueError)
     |-- ServiceError                    a service cannot be run, or did not answer as asked
     |   |-- ServeError                  it cannot start as asked                 (OSError)
+    |   |-- TargetError                 an address or certificate that is none   (ValueError)
     |   |-- ServiceUnavailableError     not reachable, went away, shutting down  (ConnectionError)
     |   |   |-- CircuitOpenError        not asked: it has just failed too often
     |   |   `-- DatastoreUnavailableError its datastore cannot be read any more
@@ -144,6 +145,10 @@ class ServiceError(RestStoreError):
 
 class ServeError(ServiceError, OSError):
     """The service cannot start as asked: its address, certificates, token or options."""
+
+
+class TargetError(ServiceError, ValueError):
+    """An address, token or certificate with which no service can be reached."""
 
 
 class ServiceUnavailableError(ServiceError, ConnectionError):

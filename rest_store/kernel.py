@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
 from rest_store._reference import KernelShard, ReferenceKernel
@@ -75,6 +76,41 @@ def open_kernel(shards: list[Shard], vocabulary_size: int) -> Kernel:
             stacklevel=4,
         )
     return ReferenceKernel(views, vocabulary_size)
+
+
+class PageGuard(Protocol):
+    """Watches mapped pages for as long as it lives."""
+
+    @property
+    def lost(self) -> bool:
+        """Whether a page could not be read, so that zeros have taken the place of it and of what follows."""
+
+
+def native_tree_fault() -> Callable[[bytes, int, int], int] | None:
+    """Return what checks a packed tree, given vocabulary size and greatest depth; None if the kernel was not built.
+
+    It returns 0 for a tree, else what is wrong with the first node that is: 1 its token, 2 its parent, 3 its depth, 4
+    its count.
+    """
+    try:
+        from rest_store._kernel import tree_fault
+    except ImportError:
+        return None
+    return tree_fault  # type: ignore[no-any-return]
+
+
+def guard_pages(shards: list[Shard]) -> PageGuard | None:
+    """Keep this process alive should files of `shards` be truncated underneath, or their disk fail (SIGBUS).
+
+    Installs a handler of SIGBUS for the whole process, once. Returns None where the native kernel was not built, which
+    has the handler.
+    """
+    try:
+        from rest_store._kernel import PageGuard as NativeGuard
+    except ImportError:
+        return None
+    arrays = [raw for shard in shards for raw in (shard.tokens.raw, shard.suffixes.raw)]
+    return NativeGuard(arrays)  # type: ignore[no-any-return]
 
 
 def _view(shard: Shard) -> KernelShard:

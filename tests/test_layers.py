@@ -19,18 +19,51 @@ BUILD_INDEX = Path(build_index.__file__).parent
 # other.
 LAYERS = [
     ["errors"],
-    ["memory", "header", "shard", "tokenizer", "tree", "manifest", "_reference", "kernel", "statuses"],
-    ["datastore", "check", "drawing"],
-    ["server", "client", "sources", "session", "verify"],
+    [
+        "memory",
+        "header",
+        "shard",
+        "tokenizer",
+        "tree",
+        "manifest",
+        "_reference",
+        "kernel",
+        "statuses",
+        "queries",
+        "circuit",
+        "tally",
+    ],
+    [
+        *("datastore", "check", "drawing"),
+        # The rooms of the service, below it.
+        *("addresses", "logs", "metrics", "admission", "catalog", "questions", "replies"),
+        *("credentials", "health", "servicer", "reload"),
+        # The rooms of its clients.
+        *("failures", "endpoints", "answers", "counterpart", "connections", "conversation"),
+        "service_source",
+        *("exchange", "stream", "async_stream"),
+    ],
+    ["server", "client", "async_client", "sources", "session", "verify"],
     ["generate"],
-    ["cli", "__main__"],
+    ["serve", "cli", "__main__"],
 ]
 ORDER = [module for layer in LAYERS for module in layer]
 OF_BUILD_INDEX = {"errors", "header", "shard", "tokenizer", "manifest", "kernel", "memory", "__init__"}
 HEAVY = {
     "torch": {"verify", "generate"},
     "transformers": {"generate"},
-    "grpc": {"server", "client"},
+    "grpc": {
+        "server",
+        "client",
+        "async_client",
+        "connections",
+        "exchange",
+        "async_stream",
+        "credentials",
+        "health",
+        "servicer",
+        "reload",
+    },
 }
 
 

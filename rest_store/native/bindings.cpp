@@ -5,6 +5,8 @@
 #include <nanobind/stl/vector.h>
 
 #include "kernel.hpp"
+#include "packed_tree.hpp"
+#include "page_guard.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -156,14 +158,39 @@ class Opened {
   Kernel kernel_;
 };
 
+// A guard and the arrays whose pages it watches.
+class Guarded {
+ public:
+  explicit Guarded(const nb::list& arrays) : keep_(arrays) {
+    for (nb::handle array : arrays) {
+      const auto bytes = nb::cast<Bytes>(array);
+      guard_.watch(bytes.data(), bytes.size());
+    }
+  }
+
+  bool lost() const { return guard_.lost(); }
+
+ private:
+  nb::list keep_;  // freed after the guard that watches them
+  PageGuard guard_;
+};
+
 }  // namespace
 
 NB_MODULE(_kernel, module) {
+  nb::set_leak_warnings(false);  // a process may well end with a datastore open, whatever still refers to it
   module.doc() = "The native query kernel; rest_store.kernel chooses between it and the numpy reference.";
+  module.def("tree_fault", [](const nb::bytes& packed, std::uint32_t vocabulary, std::int32_t max_depth) {
+    if (packed.size() % kNodeSize != 0) throw nb::value_error("not a whole number of nodes");
+    return static_cast<int>(tree_fault(packed.c_str(), packed.size() / kNodeSize, vocabulary, max_depth));
+  });
   nb::class_<Opened>(module, "NativeKernel")
       .def(nb::init<const nb::list&, std::uint32_t>(), "shards"_a, "vocabulary_size"_a)
       .def("longest_suffix_match", &Opened::longest_suffix_match)
       .def("draft", &Opened::draft)
       .def("draft_batch", &Opened::draft_batch)
       .def("count", &Opened::count);
+  nb::class_<Guarded>(module, "PageGuard")
+      .def(nb::init<const nb::list&>(), "arrays"_a)
+      .def_prop_ro("lost", &Guarded::lost);
 }

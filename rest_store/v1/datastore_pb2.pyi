@@ -225,3 +225,22 @@ class ServiceLimits(_message.Message):
     max_streams: int
     max_in_flight: int
     def __init__(self, max_message_bytes: _Optional[int] = ..., max_contexts: _Optional[int] = ..., max_nodes: _Optional[int] = ..., max_suffix: _Optional[int] = ..., max_depth: _Optional[int] = ..., max_streams: _Optional[int] = ..., max_in_flight: _Optional[int] = ...) -> None: ...
+
+class ReloadRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReloadResponse(_message.Message):
+    __slots__ = ("outcomes",)
+    class Outcome(_message.Message):
+        __slots__ = ("datastore", "generation", "refused")
+        DATASTORE_FIELD_NUMBER: _ClassVar[int]
+        GENERATION_FIELD_NUMBER: _ClassVar[int]
+        REFUSED_FIELD_NUMBER: _ClassVar[int]
+        datastore: str
+        generation: int
+        refused: str
+        def __init__(self, datastore: _Optional[str] = ..., generation: _Optional[int] = ..., refused: _Optional[str] = ...) -> None: ...
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    outcomes: _containers.RepeatedCompositeFieldContainer[ReloadResponse.Outcome]
+    def __init__(self, outcomes: _Optional[_Iterable[_Union[ReloadResponse.Outcome, _Mapping]]] = ...) -> None: ...

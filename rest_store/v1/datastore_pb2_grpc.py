@@ -59,6 +59,11 @@ class DatastoreServiceStub(object):
                 request_serializer=rest__store_dot_v1_dot_datastore__pb2.DescribeRequest.SerializeToString,
                 response_deserializer=rest__store_dot_v1_dot_datastore__pb2.DescribeResponse.FromString,
                 _registered_method=True)
+        self.Reload = channel.unary_unary(
+                '/rest_store.v1.DatastoreService/Reload',
+                request_serializer=rest__store_dot_v1_dot_datastore__pb2.ReloadRequest.SerializeToString,
+                response_deserializer=rest__store_dot_v1_dot_datastore__pb2.ReloadResponse.FromString,
+                _registered_method=True)
 
 
 class DatastoreServiceServicer(object):
@@ -100,6 +105,14 @@ class DatastoreServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Reload(self, request, context):
+        """Opens every datastore anew and swaps in those that are in order; the others stay as they are. For operators: answered
+        on loopback addresses and Unix sockets only, UNAUTHENTICATED elsewhere.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DatastoreServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -127,6 +140,11 @@ def add_DatastoreServiceServicer_to_server(servicer, server):
                     servicer.Describe,
                     request_deserializer=rest__store_dot_v1_dot_datastore__pb2.DescribeRequest.FromString,
                     response_serializer=rest__store_dot_v1_dot_datastore__pb2.DescribeResponse.SerializeToString,
+            ),
+            'Reload': grpc.unary_unary_rpc_method_handler(
+                    servicer.Reload,
+                    request_deserializer=rest__store_dot_v1_dot_datastore__pb2.ReloadRequest.FromString,
+                    response_serializer=rest__store_dot_v1_dot_datastore__pb2.ReloadResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -264,6 +282,33 @@ class DatastoreService(object):
             '/rest_store.v1.DatastoreService/Describe',
             rest__store_dot_v1_dot_datastore__pb2.DescribeRequest.SerializeToString,
             rest__store_dot_v1_dot_datastore__pb2.DescribeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Reload(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rest_store.v1.DatastoreService/Reload',
+            rest__store_dot_v1_dot_datastore__pb2.ReloadRequest.SerializeToString,
+            rest__store_dot_v1_dot_datastore__pb2.ReloadResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,347 @@
+r"""What a draft costs through the service, against a gRPC echo of the same messages in the same run.
+
+    python benchmarks/bench_service.py --datastore build/bench/python --json benchmarks/results/service.json
+
+The service, the echo (`echo_service.py`: parses each request, sends a prepared answer of the service, does nothing) and
+this client run on one machine, each in a process of its own. Rounds of both alternate, so that what else the machine
+does meets both. Contexts are 16 tokens before random places of the datastore's documents, one of them changed, so that
+matches of all lengths occur; 64 nodes, suffix 16, depth 10.
+
+- one client: median and 99th percentile in microseconds, unary and stream, TCP and Unix socket, sync and asyncio;
+- sixteen clients at once, each with its own connection, in one asyncio process: requests a second;
+- batches of 256 contexts from one client and from two: contexts a second;
+- requests arriving at random (Poisson) at a given rate: latency from the moment of arrival, and what was refused.
+
+Targets: median at most 1.3 times the echo's, 90% of its requests a second, 20,000 contexts a second in batches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import queue
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+from environment import write_result
+
+from rest_store.datastore import Datastore
+from rest_store.v1 import datastore_pb2 as pb
+from rest_store.v1 import datastore_pb2_grpc
+
+CLIENTS = 16
+BATCH = 256
+OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
+Timings = dict[str, list[float]]  # seconds, by target
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--datastore", type=Path, required=True)
+    parser.add_argument("--requests", type=int, default=6_000, help="of one client, for each kind of call and target")
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--seconds", type=float, default=4.0, help="for each load")
+    parser.add_argument("--quick", action="store_true", help="a tenth of it: a look, not a result")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path, help="PNG of latency against load")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.requests, arguments.rounds, arguments.seconds = 600, 4, 1.0
+    contexts = some_contexts(arguments.datastore, 4_000, arguments.seed)
+    results: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        service = stack.enter_context(
+            server(["-m", "rest_store", "serve", str(arguments.datastore)], folder, "service")
+        )
+        answers = Path(folder) / "answers"
+        answers.write_bytes(recorded(service["TCP"], contexts))
+        echo = stack.enter_context(
+            server([str(Path(__file__).with_name("echo_service.py")), str(answers)], folder, "echo")
+        )
+        targets = {"echo": echo, "service": service}
+        per_round = max(1, arguments.requests // arguments.rounds)
+        print("one client, us: echo median / 99th, service median / 99th, ratio of medians")
+        for transport in ("TCP", "Unix"):
+            for kind, measure in (
+                ("unary, sync", unary_sync),
+                ("unary, asyncio", in_loop(unary_asyncio)),
+                ("stream, sync", stream_sync),
+                ("stream, asyncio", in_loop(stream_asyncio)),
+            ):
+                timings = alternate(targets, transport, measure, contexts, per_round, arguments.rounds)
+                results[f"{kind}, {transport}"] = compared(f"{kind}, {transport}", timings)
+        print(f"{CLIENTS} clients at once, requests a second: echo, service, share")
+        for kind, call in (("unary", unary_asyncio), ("stream", stream_asyncio)):
+            results[f"{CLIENTS} clients, {kind}"] = throughput(kind, targets, call, contexts, arguments)
+        results["batches"] = batches(service["TCP"], contexts, arguments)
+        top = results[f"{CLIENTS} clients, unary"]["service"]
+        results["load"] = {
+            name: asyncio.run(loads(name, target["TCP"], contexts, top, arguments.seconds))
+            for name, target in targets.items()
+        }
+    if arguments.plot is not None:
+        plot(arguments.plot, results["load"])
+    write_result(arguments.json, "bench_service", arguments, ["grpcio", "protobuf", "numpy"], results)
+
+
+def some_contexts(directory: Path, number: int, seed: int) -> list[list[int]]:
+    """Return `number` contexts of 16 tokens from the datastore's documents, one token of each changed."""
+    store = Datastore.open(directory)
+    chance = random.Random(seed)
+    found: list[list[int]] = []
+    while len(found) < number:
+        tokens = chance.choice(store.shards).tokens
+        start = chance.randrange(tokens.header.position_count - 16)
+        context = [int(token) for token in tokens.symbols(start, start + 16)]
+        context[chance.randrange(15)] = chance.randrange(store.vocabulary_size)
+        if max(context) < store.vocabulary_size:
+            found.append(context)
+    return found
+
+
+@contextlib.contextmanager
+def server(command: list[str], folder: str, name: str) -> Iterator[dict[str, str]]:
+    """Run a server; yield its addresses by transport."""
+    socket = f"unix:{folder}/{name}"
+    listen = ["--listen", "127.0.0.1:0", "--listen", socket] if name == "service" else [socket]
+    process = subprocess.Popen([sys.executable, *command, *listen], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        lines = [line.split()[-1] for line in iter(process.stdout.readline, "ready\n")]
+        yield {"TCP": lines[0], "Unix": lines[1]}
+    finally:
+        process.kill()
+        process.wait()
+
+
+def request_of(*contexts: list[int]) -> pb.DraftRequest:
+    return pb.DraftRequest(contexts=[pb.Context(tokens=context) for context in contexts])
+
+
+def recorded(target: str, contexts: list[list[int]]) -> bytes:
+    """Return the service's answers to `contexts`, one after the other; this also warms its pages."""
+    with grpc.insecure_channel(target) as channel:
+        stub = datastore_pb2_grpc.DatastoreServiceStub(channel)
+        answers = [stub.Draft(request_of(context)).SerializeToString() for context in contexts]
+    return b"".join(len(answer).to_bytes(4, "little") + answer for answer in answers)
+
+
+def unary_sync(target: str, contexts: list[list[int]]) -> list[float]:
+    with grpc.insecure_channel(target, OWN_CONNECTION) as channel:
+        draft = datastore_pb2_grpc.DatastoreServiceStub(channel).Draft
+        draft(request_of(contexts[0]))
+        times = []
+        for context in contexts:
+            start = time.perf_counter()
+            draft(request_of(context))
+            times.append(time.perf_counter() - start)
+    return times
+
+
+def stream_sync(target: str, contexts: list[list[int]]) -> list[float]:
+    with grpc.insecure_channel(target, OWN_CONNECTION) as channel:
+        requests: queue.SimpleQueue[pb.DraftStreamRequest | None] = queue.SimpleQueue()
+        answers = datastore_pb2_grpc.DatastoreServiceStub(channel).DraftStream(iter(requests.get, None))
+        times = []
+        for context in [contexts[0], *contexts]:
+            start = time.perf_counter()
+            requests.put(pb.DraftStreamRequest(tokens=context))
+            next(answers)
+            times.append(time.perf_counter() - start)
+        requests.put(None)
+        assert list(answers) == []
+    return times[1:]
+
+
+async def unary_asyncio(target: str, contexts: list[list[int]]) -> list[float]:
+    async with grpc.aio.insecure_channel(target, OWN_CONNECTION) as channel:
+        draft = datastore_pb2_grpc.DatastoreServiceStub(channel).Draft
+        await draft(request_of(contexts[0]))
+        times = []
+        for context in contexts:
+            start = time.perf_counter()
+            await draft(request_of(context))
+            times.append(time.perf_counter() - start)
+    return times
+
+
+async def stream_asyncio(target: str, contexts: list[list[int]]) -> list[float]:
+    async with grpc.aio.insecure_channel(target, OWN_CONNECTION) as channel:
+        call = datastore_pb2_grpc.DatastoreServiceStub(channel).DraftStream()
+        times = []
+        for context in [contexts[0], *contexts]:
+            start = time.perf_counter()
+            await call.write(pb.DraftStreamRequest(tokens=context))
+            await call.read()
+            times.append(time.perf_counter() - start)
+        await call.done_writing()
+        assert await call.read() is grpc.aio.EOF
+    return times[1:]
+
+
+Asynchronous = Callable[[str, list[list[int]]], Awaitable[list[float]]]
+
+
+def in_loop(call: Asynchronous) -> Callable[[str, list[list[int]]], list[float]]:
+    async def run(target: str, contexts: list[list[int]]) -> list[float]:
+        return await call(target, contexts)
+
+    return lambda target, contexts: asyncio.run(run(target, contexts))
+
+
+def alternate(
+    targets: dict[str, dict[str, str]],
+    transport: str,
+    measure: Callable[[str, list[list[int]]], list[float]],
+    contexts: list[list[int]],
+    per_round: int,
+    rounds: int,
+) -> Timings:
+    """Measure all targets in turn, each round with other contexts."""
+    timings: Timings = {name: [] for name in targets}
+    for turn in range(rounds):
+        first = turn * per_round % (len(contexts) - per_round)
+        for name in sorted(targets, reverse=turn % 2 == 1):
+            timings[name] += measure(targets[name][transport], contexts[first : first + per_round])
+    return timings
+
+
+def compared(label: str, timings: Timings) -> dict[str, float]:
+    row: dict[str, float] = {}
+    for name, times in timings.items():
+        row[f"{name} median us"], row[f"{name} p99 us"] = (
+            round(float(q) * 1e6, 1) for q in np.percentile(times, [50, 99])
+        )
+    row["ratio"] = round(row["service median us"] / row["echo median us"], 3)
+    figures = [row[f"{name} {what} us"] for name in ("echo", "service") for what in ("median", "p99")]
+    print(f"  {label:<24}" + " ".join(f"{figure:8.1f}" for figure in figures) + f"  {row['ratio']:.3f}", flush=True)
+    return row
+
+
+def throughput(
+    kind: str, targets: dict[str, dict[str, str]], call: Asynchronous, contexts: list[list[int]], arguments: Any
+) -> dict[str, float]:
+    """Return requests a second of 16 clients at once, the median of several rounds."""
+    share = min(arguments.requests, len(contexts)) // CLIENTS
+
+    async def all_at_once(target: str) -> float:
+        start = time.perf_counter()
+        await asyncio.gather(*(call(target, contexts[place * share : (place + 1) * share]) for place in range(CLIENTS)))
+        return CLIENTS * share / (time.perf_counter() - start)
+
+    rates: Timings = {name: [] for name in targets}
+    for turn in range(arguments.rounds):
+        for name in sorted(targets, reverse=turn % 2 == 1):
+            rates[name].append(asyncio.run(all_at_once(targets[name]["TCP"])))
+    row = {name: round(float(np.median(each)), 1) for name, each in rates.items()}
+    row["share"] = round(row["service"] / row["echo"], 3)
+    print(f"  {kind:<24}{row['echo']:8.0f} {row['service']:8.0f}  {row['share']:.3f}", flush=True)
+    return row
+
+
+def batches(target: str, contexts: list[list[int]], arguments: Any) -> dict[str, float]:
+    """Return contexts a second in batches of 256, requests made anew for each call."""
+    number = max(8, arguments.requests // 50)
+
+    async def run(clients: int) -> float:
+        async def one(first: int) -> None:
+            async with grpc.aio.insecure_channel(target, OWN_CONNECTION) as channel:
+                draft = datastore_pb2_grpc.DatastoreServiceStub(channel).Draft
+                for turn in range(number):
+                    start = (first + turn) * BATCH % (len(contexts) - BATCH)
+                    response = await draft(request_of(*contexts[start : start + BATCH]))
+                    assert len(response.trees) == BATCH
+
+        start = time.perf_counter()
+        await asyncio.gather(*(one(5 * place) for place in range(clients)))
+        return clients * number * BATCH / (time.perf_counter() - start)
+
+    row = {
+        f"{clients} clients": round(float(np.median([asyncio.run(run(clients)) for _ in range(5)])))
+        for clients in (1, 2)
+    }
+    print(
+        f"batches of {BATCH}, contexts a second: one client {row['1 clients']:,}, two {row['2 clients']:,}", flush=True
+    )
+    return row
+
+
+async def loads(
+    name: str, target: str, contexts: list[list[int]], top: float, seconds: float
+) -> list[dict[str, float]]:
+    """Return latencies at rates up to one and a half times `top` requests a second, arriving at random."""
+    chance = random.Random(1)
+    rows = []
+    print(f"{name}: offered a second, answered a second, median us, 99th us, refused")
+    async with contextlib.AsyncExitStack() as stack:
+        drafts = []
+        for _ in range(CLIENTS):
+            channel = await stack.enter_async_context(grpc.aio.insecure_channel(target, OWN_CONNECTION))
+            drafts.append(datastore_pb2_grpc.DatastoreServiceStub(channel).Draft)
+            await drafts[-1](request_of(contexts[0]))
+        for share in (0.1, 0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5):
+            times: list[float] = []
+            refused = 0
+
+            async def one(place: int, due: float, times: list[float] = times) -> None:
+                nonlocal refused
+                try:
+                    await drafts[place % CLIENTS](request_of(contexts[place % len(contexts)]))
+                    times.append(time.perf_counter() - due)
+                except grpc.aio.AioRpcError as error:
+                    if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+                        raise
+                    refused += 1
+
+            tasks = []
+            begin = due = time.perf_counter()
+            while due < begin + seconds:
+                due += chance.expovariate(share * top)
+                if (wait := due - time.perf_counter()) > 0 or len(tasks) % 16 == 0:
+                    await asyncio.sleep(max(0.0, wait))
+                tasks.append(asyncio.create_task(one(len(tasks), due)))
+            await asyncio.gather(*tasks)
+            took = time.perf_counter() - begin
+            median, high = (float(q) * 1e6 for q in np.percentile(times, [50, 99]))
+            row = {
+                "offered": round(len(tasks) / seconds, 1),
+                "answered": round(len(times) / took, 1),
+                "median us": round(median, 1),
+                "p99 us": round(high, 1),
+                "refused": refused,
+            }
+            rows.append(row)
+            print("  " + " ".join(f"{value:10.0f}" for value in row.values()), flush=True)
+    return rows
+
+
+def plot(path: Path, load: dict[str, list[dict[str, float]]]) -> None:
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4.5))
+    for name, rows in load.items():
+        for what, style in (("median us", "o-"), ("p99 us", "o--")):
+            axes.plot(
+                [row["offered"] for row in rows], [row[what] for row in rows], style, label=f"{name}, {what[:-3]}"
+            )
+    axes.set(
+        xlabel="requests offered a second", ylabel="latency, us", yscale="log", title="Latency against offered load"
+    )
+    axes.grid(True, which="both", alpha=0.3)
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    main()

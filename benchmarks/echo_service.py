@@ -1,0 +1,62 @@
+"""A gRPC server that does nothing: the baseline of bench_service.py.
+
+It takes the messages of a datastore service and answers each with the next of the answers in a file, which the real
+service gave, parsed and serialized by protobuf as generated code does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from rest_store.v1 import datastore_pb2 as pb
+from rest_store.v1 import datastore_pb2_grpc
+
+
+class Echo(datastore_pb2_grpc.DatastoreServiceServicer):
+    """Answers every request with the next of `answers`."""
+
+    def __init__(self, answers: list[pb.DraftResponse]) -> None:
+        self._answers = itertools.cycle(answers)
+        self._steps = itertools.cycle([pb.DraftStreamResponse(trees=answer.trees) for answer in answers])
+
+    async def Draft(self, request: pb.DraftRequest, context: Any) -> pb.DraftResponse:  # noqa: N802
+        """Return the next answer."""
+        return next(self._answers)
+
+    async def DraftStream(self, requests: AsyncIterator[Any], context: Any) -> None:  # noqa: N802
+        """Write the next answer for each request."""
+        while await context.read() is not grpc.aio.EOF:
+            await context.write(next(self._steps))
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "answers", type=Path, help="serialized DraftResponse messages, each after its length in 4 bytes"
+    )
+    parser.add_argument("socket", help="unix:/path")
+    arguments = parser.parse_args()
+    data = arguments.answers.read_bytes()
+    answers, place = [], 0
+    while place < len(data):
+        size = int.from_bytes(data[place : place + 4], "little")
+        answers.append(pb.DraftResponse.FromString(data[place + 4 : place + 4 + size]))
+        place += 4 + size
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    datastore_pb2_grpc.add_DatastoreServiceServicer_to_server(Echo(answers), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.add_insecure_port(arguments.socket)
+    await server.start()
+    print(f"listening on 127.0.0.1:{port}\nlistening on {arguments.socket}\nready", flush=True)
+    await server.wait_for_termination()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,103 @@
+"""Where a service listens: `HOST:PORT` or `unix:/path`, and whether the world can reach it."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from rest_store.errors import ServeError, describe
+
+_TCP = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\[\]:/\s]+):(\d{1,5})")
+_LONGEST_PATH = 107  # bytes of a Unix socket's path on Linux
+
+
+@dataclass(frozen=True)
+class Address:
+    """One address as gRPC takes it.
+
+    Attributes:
+        text: `HOST:PORT`, `[IPv6]:PORT` or `unix:/path`.
+        host: the host without brackets; None for a Unix socket.
+        port: the TCP port, 0 for any free one; None for a Unix socket.
+        path: the socket's file; None for TCP.
+    """
+
+    text: str
+    host: str | None = None
+    port: int | None = None
+    path: Path | None = None
+
+    @classmethod
+    def parse(cls, text: str, what: str = "address") -> Address:
+        """Read an address as the command line takes it.
+
+        Raises:
+            ServeError: neither `HOST:PORT` nor `unix:/path`.
+        """
+        if text.startswith("unix:"):
+            path = Path(text.removeprefix("unix:").removeprefix("//"))
+            if not path.is_absolute():
+                raise ServeError(describe("service", what, repr(text), "unix: and an absolute path"))
+            if len(str(path).encode()) > _LONGEST_PATH:
+                expected = f"a path of at most {_LONGEST_PATH} bytes"
+                raise ServeError(describe("service", what, f"{len(str(path).encode())} bytes long", expected))
+            return cls(f"unix:{path}", path=path)
+        found = _TCP.fullmatch(text)
+        if found is None or int(found[2]) > 65_535:
+            raise ServeError(describe("service", what, repr(text), "HOST:PORT, [IPv6]:PORT or unix:/path"))
+        return cls(text, host=found[1].strip("[]"), port=int(found[2]))
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach it: a Unix socket, or a host all of whose addresses are loopback."""
+        return self.host is None or _is_loopback(self.host)
+
+    def with_port(self, port: int) -> Address:
+        """Return the address with the port that was really bound."""
+        assert self.host is not None
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return Address(f"{host}:{port}", host=self.host, port=port)
+
+    def require_unanswered(self) -> None:
+        """Raise ServeError if a process listens on this Unix socket; a socket file left behind is no obstacle."""
+        if self.path is None or not self.path.exists():
+            return
+        if not self.path.is_socket():
+            raise ServeError(describe(self.path, "file", "not a socket", "a socket, or nothing"))
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(str(self.path))
+            except OSError:
+                return
+        raise ServeError(describe(self.path, "socket", "in use by another process", "a free one"))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        pass
+    try:
+        found = socket.getaddrinfo(host, None)
+    except OSError:
+        return False
+    return all(ipaddress.ip_address(str(entry[4][0]).partition("%")[0]).is_loopback for entry in found)
+
+
+def is_local_peer(peer: str) -> bool:
+    """Whether `peer`, as gRPC names the other side of a call, is on this machine."""
+    kind, _, rest = peer.partition(":")
+    if kind == "unix":
+        return True
+    if kind not in ("ipv4", "ipv6"):
+        return False
+    host = rest.replace("%5B", "[").replace("%5D", "]").rpartition(":")[0].strip("[]").partition("%")[0]
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback

@@ -1,0 +1,78 @@
+"""A circuit breaker: a service that has just failed too often is not asked for a while."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+
+class Circuit:
+    """Whether to ask one endpoint, given how it answered lately.
+
+    Closed, it admits every call. `threshold` failures in a row open it: for `pause` seconds it admits none. Then one
+    call may try (half open): its success closes the circuit, its failure opens it for twice as long, up to
+    `longest_pause`. Pauses are shortened at random by up to a half, so that many clients do not come back at once.
+
+    Thread-safe. Costs a comparison while closed and takes no lock then; makes no system call.
+
+    Args:
+        threshold: failures in a row that open it, at least 1.
+        pause: seconds of the first pause.
+        longest_pause: seconds of the longest.
+    """
+
+    __slots__ = ("_failures", "_lock", "_pause", "_probing", "_until", "first_pause", "longest_pause", "threshold")
+
+    def __init__(self, threshold: int = 5, pause: float = 1.0, longest_pause: float = 30.0) -> None:
+        self.threshold = threshold
+        self.first_pause = pause
+        self.longest_pause = longest_pause
+        self._lock = threading.Lock()
+        self._failures = 0
+        self._pause = pause
+        self._until = 0.0
+        self._probing = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the endpoint has failed too often and has not answered since."""
+        return self._failures >= self.threshold
+
+    def admits(self, now: float) -> bool:
+        """Return whether a call may be made at `now`, in seconds of `time.monotonic`; if half open, this call is it."""
+        if self._failures < self.threshold:
+            return True
+        if now < self._until:
+            return False
+        with self._lock:
+            if self._failures < self.threshold:
+                return True
+            if now < self._until:
+                return False
+            self._until = now + self._pause  # if this one never reports back, another may try after the same pause
+            self._probing = True
+            return True
+
+    def would_admit(self, now: float) -> bool:
+        """Return what `admits` would, without making a call of it."""
+        return self._failures < self.threshold or now >= self._until
+
+    def succeeded(self) -> None:
+        """Take note of an answer."""
+        if self._failures:
+            with self._lock:
+                self._failures = 0
+                self._pause = self.first_pause
+                self._probing = False
+
+    def failed(self, now: float) -> bool:
+        """Take note of a failure; return whether it has opened the circuit, or kept it open after a try."""
+        with self._lock:
+            self._failures += 1
+            if self._failures < self.threshold or (self._failures > self.threshold and not self._probing):
+                return False  # not yet, or a call that was under way when the circuit opened
+            if self._probing:
+                self._pause = min(2 * self._pause, self.longest_pause)
+            self._probing = False
+            self._until = now + self._pause * random.uniform(0.5, 1.0)
+            return True

@@ -1,0 +1,92 @@
+"""The state of one stream of drafts, without the network: what to send next, and what an answer means."""
+
+from __future__ import annotations
+
+from rest_store.answers import parsed
+from rest_store.counterpart import Counterpart, Limits
+from rest_store.errors import EmptyContextError, ProtocolError, describe
+from rest_store.queries import IntSequence, tail
+from rest_store.tree import TokenTree
+from rest_store.v1 import datastore_pb2 as pb
+
+KEPT = 64  # tokens that service and client keep of a generation: the longest suffix that can be asked for
+_MOST_UNANSWERED = 8
+
+
+class Conversation:
+    """What one generation has said to a service. Not thread-safe.
+
+    Args:
+        counterpart: the service.
+        bounds: limits of every draft.
+    """
+
+    def __init__(self, counterpart: Counterpart, bounds: Limits) -> None:
+        self._counterpart = counterpart
+        self._bounds = bounds
+        self._kept: list[int] = []
+        self._unsent: list[int] = []
+        self._fresh = True
+        self._sequence = 0
+        self._names: tuple[str, ...] = ()
+        self._each: dict[int, int] = {}  # unanswered request to the trees that it asked of each datastore
+
+    @property
+    def is_clogged(self) -> bool:
+        """Whether so many requests are unanswered that a new stream is better than waiting for them."""
+        return len(self._each) >= _MOST_UNANSWERED
+
+    def add(self, tokens: IntSequence) -> None:
+        """Take the tokens that came since the last step.
+
+        Raises:
+            QueryError: not 1-D integers of the vocabulary, or there has never been one.
+        """
+        none = not tokens if isinstance(tokens, list | tuple) else getattr(tokens, "size", 1) == 0
+        new = [] if none else tail(tokens, KEPT, self._counterpart.vocabulary_size)
+        self._kept = (self._kept + new)[-KEPT:]
+        self._unsent = (self._unsent + new)[-KEPT:]
+        if not self._kept:
+            raise EmptyContextError(describe("query", "context", "empty", "at least one token"))
+
+    def restart(self) -> None:
+        """Begin anew, on a new stream: the next request carries the kept tokens."""
+        self._fresh = True
+        self._names = ()
+        self._each.clear()
+
+    def request(self, proposals: TokenTree | None) -> bytes:
+        """Return the next message; `sent` says that it has left."""
+        tokens = self._kept if self._fresh else self._unsent
+        bounds = self._bounds if self._fresh else None
+        return self._counterpart.stream_request(tokens, bounds, proposals, self._sequence + 1)
+
+    def sent(self, proposals: TokenTree | None) -> None:
+        """Take note that the message of `request` has left."""
+        self._sequence += 1
+        self._fresh = False
+        self._unsent = []
+        self._each[self._sequence] = 1 + (len(proposals) if proposals is not None else 0)
+
+    def answer(self, message: bytes, target: str) -> dict[str, list[TokenTree]] | None:
+        """Read a message of the service.
+
+        Returns:
+            By name of datastore, the tree of the context and then one for each proposal; None for a late answer to an
+            earlier request.
+
+        Raises:
+            ProtocolError: not an answer to a request of this stream.
+        """
+        response = parsed(pb.DraftStreamResponse, message, target)
+        each = self._each.pop(response.sequence, None)
+        if each is None:
+            expected = f"one of {list(self._each)}"
+            raise ProtocolError(describe(target, "sequence of an answer", response.sequence, expected))
+        if response.datastores or not self._names:
+            self._names = self._counterpart.answering(response.datastores, target)
+        if response.sequence != self._sequence:
+            return None
+        names = self._names
+        trees = self._counterpart.drafts(response.trees, names, self._bounds, target, groups=1, each=each)
+        return {name: trees[place * each : (place + 1) * each] for place, name in enumerate(names)}

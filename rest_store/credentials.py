@@ -1,0 +1,68 @@
+"""The service's side of TLS: its certificate, and the authority of its clients' certificates."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from rest_store.errors import ServeError, describe
+
+
+@dataclass(frozen=True)
+class CertificateFiles:
+    """PEM files: the certificate (chain), its key, and the authority that clients' certificates must come from."""
+
+    certificate: Path
+    key: Path
+    client_authority: Path | None = None
+
+
+class Certificates:
+    """Certificates read from files, and read again when the service reloads; each new connection gets the newest.
+
+    Raises:
+        ServeError: a file cannot be read, or certificate and key do not belong together.
+    """
+
+    def __init__(self, files: CertificateFiles) -> None:
+        self._files = files
+        self._current = self._read()
+
+    def reload(self) -> None:
+        """Read the files again; on an error the certificates stay as they are."""
+        self._current = self._read()
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """Return what a server's port takes."""
+        return grpc.dynamic_ssl_server_credentials(
+            self._current, lambda: self._current, self._files.client_authority is not None
+        )
+
+    def _read(self) -> grpc.ServerCertificateConfiguration:
+        certificate, key, authority = (
+            None if path is None else _content(path)
+            for path in (self._files.certificate, self._files.key, self._files.client_authority)
+        )
+        try:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(self._files.certificate, self._files.key, password=lambda: "")
+            if authority is not None:
+                context.load_verify_locations(cadata=authority.decode("ascii", "replace"))
+        except (ssl.SSLError, ValueError) as error:
+            files = ", ".join(str(path) for path in vars(self._files).values() if path is not None)
+            found = f"unusable ({getattr(error, 'reason', None) or error})"
+            expected = "PEM files of a certificate and its unencrypted key"
+            raise ServeError(describe(files, "certificate", found, expected)) from None
+        assert certificate is not None
+        assert key is not None
+        return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=authority)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ServeError(describe(path, "file", f"unreadable ({error.strerror})", "a readable PEM file")) from None

@@ -1,0 +1,141 @@
+"""What a service counts, as plain numbers that cost nothing to add to, and their exposition for Prometheus."""
+
+from __future__ import annotations
+
+import platform
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+# Upper bounds in seconds; a last bucket takes what is longer.
+SECONDS = (
+    *(10e-6, 20e-6, 50e-6, 100e-6, 200e-6, 500e-6),
+    *(1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0),
+)
+MATCH_LENGTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+
+
+class MethodCounts:
+    """Counts of one RPC method. Only its service's event loop writes; any thread may read."""
+
+    __slots__ = ("bytes_received", "bytes_sent", "codes", "seconds", "seconds_sum")
+
+    def __init__(self) -> None:
+        self.codes: dict[str, int] = {}
+        self.seconds = [0] * (len(SECONDS) + 1)
+        self.seconds_sum = 0.0
+        self.bytes_received = 0
+        self.bytes_sent = 0
+
+    def answered(self, seconds: float, received: int, sent: int) -> None:
+        """Count one request that was answered: its time in the service, and the sizes of its two messages in bytes."""
+        self.ended("OK")
+        self.seconds[bisect_left(SECONDS, seconds)] += 1
+        self.seconds_sum += seconds
+        self.bytes_received += received
+        self.bytes_sent += sent
+
+    def ended(self, code: str) -> None:
+        """Count one request that ended with the gRPC status `code`."""
+        self.codes[code] = self.codes.get(code, 0) + 1
+
+
+class DatastoreState(NamedTuple):
+    """What is shown of one datastore."""
+
+    name: str
+    tokens: int
+    size: int
+    generation: int
+    readable: bool
+
+
+class Metrics:
+    """Everything a service counts; see `collect` for what each number is called outside."""
+
+    def __init__(self, methods: Iterable[str], version: str, kernel: str) -> None:
+        self.methods = {method: MethodCounts() for method in methods}
+        self.build = {"version": version, "kernel": kernel, "python": platform.python_version()}
+        self.match_lengths = [0] * 65
+        self.trees = 0
+        self.nodes = 0
+        self.rejected: dict[str, int] = {}
+        self.reloads = {"taken": 0, "refused": 0}
+
+    def reject(self, reason: str) -> None:
+        """Count one request refused before it was looked at."""
+        self.rejected[reason] = self.rejected.get(reason, 0) + 1
+
+    def collect(
+        self, in_flight: int, streams: int, draining: bool, datastores: Iterable[DatastoreState]
+    ) -> Iterator[Metric]:
+        """Yield all numbers as Prometheus metrics; gauges are given as they are now."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+        build = GaugeMetricFamily("rest_store_build_info", "Version and build; always 1.", labels=list(self.build))
+        build.add_metric(list(self.build.values()), 1)
+        yield build
+
+        requests = CounterMetricFamily(
+            "rest_store_requests", "Requests (on streams: messages) ended, by gRPC status.", labels=["method", "code"]
+        )
+        received = CounterMetricFamily("rest_store_received_bytes", "Bytes of answered requests.", labels=["method"])
+        sent = CounterMetricFamily("rest_store_sent_bytes", "Bytes of answers.", labels=["method"])
+        seconds = HistogramMetricFamily(
+            "rest_store_request_seconds", "From a request's arrival in the service to its answer.", labels=["method"]
+        )
+        for method, counts in self.methods.items():
+            for code, count in list(counts.codes.items()):
+                requests.add_metric([method, code], count)
+            received.add_metric([method], counts.bytes_received)
+            sent.add_metric([method], counts.bytes_sent)
+            seconds.add_metric([method], _cumulative(SECONDS, counts.seconds), counts.seconds_sum)
+        yield from (requests, received, sent, seconds)
+
+        lengths = [0] * (len(MATCH_LENGTHS) + 1)
+        for length, count in enumerate(self.match_lengths):
+            lengths[bisect_left(MATCH_LENGTHS, length)] += count
+        matches = HistogramMetricFamily("rest_store_match_length_tokens", "Longest suffix matches of drafts.")
+        total = sum(length * count for length, count in enumerate(self.match_lengths))
+        matches.add_metric([], _cumulative(MATCH_LENGTHS, lengths), total)
+        yield matches
+        yield CounterMetricFamily("rest_store_trees", "Draft trees sent.", value=self.trees)
+        yield CounterMetricFamily("rest_store_nodes", "Nodes of all draft trees sent.", value=self.nodes)
+
+        rejected = CounterMetricFamily("rest_store_rejected", "Requests refused unread, by reason.", labels=["reason"])
+        for reason, count in list(self.rejected.items()):
+            rejected.add_metric([reason], count)
+        yield rejected
+        reloads = CounterMetricFamily("rest_store_reloads", "Datastores reloaded, by outcome.", labels=["outcome"])
+        for outcome, count in self.reloads.items():
+            reloads.add_metric([outcome], count)
+        yield reloads
+
+        yield GaugeMetricFamily("rest_store_in_flight", "Requests being worked on.", value=in_flight)
+        yield GaugeMetricFamily("rest_store_streams", "Streams open.", value=streams)
+        yield GaugeMetricFamily("rest_store_draining", "1 while the service is shutting down.", value=int(draining))
+        gauges: dict[str, tuple[str, Callable[[DatastoreState], int]]] = {
+            "rest_store_datastore_tokens": ("Tokens.", lambda state: state.tokens),
+            "rest_store_datastore_size_bytes": ("Bytes of all shard files.", lambda state: state.size),
+            "rest_store_datastore_generation": ("1, and one more for each reload.", lambda state: state.generation),
+            "rest_store_datastore_readable": ("0 when its files cannot be read.", lambda state: int(state.readable)),
+        }
+        states = list(datastores)
+        for name, (meaning, value_of) in gauges.items():
+            gauge = GaugeMetricFamily(name, meaning, labels=["datastore"])
+            for state in states:
+                gauge.add_metric([state.name], value_of(state))
+            yield gauge
+
+
+def _cumulative(bounds: Iterable[float], counts: list[int]) -> list[tuple[str, float]]:
+    """Return (upper bound, number up to it) for each bucket, the last one without bound."""
+    rows: list[tuple[str, float]] = []
+    total = 0
+    for bound, count in zip([*map(str, bounds), "+Inf"], counts, strict=True):
+        total += count
+        rows.append((bound, total))
+    return rows

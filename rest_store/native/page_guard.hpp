@@ -1,0 +1,112 @@
+// Pages of mapped files that cannot be read any more: the file was truncated underneath, or its disk fails.
+//
+// Reading such a page raises SIGBUS, which ends the process. Where a guard watches the page, zeros take the place of
+// the rest of its range instead and the guard remembers it: the kernel answers any content within bounds, and who asked
+// can see that the answer is worth nothing.
+
+#pragma once
+
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <stdexcept>
+
+namespace rest_store {
+
+class PageGuard {
+ public:
+  PageGuard() { install(); }
+  PageGuard(const PageGuard&) = delete;
+  PageGuard& operator=(const PageGuard&) = delete;
+
+  ~PageGuard() {
+    const std::lock_guard lock(mutex());
+    for (Range* range = first().load(); range != nullptr; range = range->next)
+      if (range->owner.load() == this) range->owner.store(nullptr);
+  }
+
+  // Watches the pages of `size` bytes at `start`, which must stay mapped while this guard lives.
+  void watch(const void* start, std::size_t size) {
+    const std::lock_guard lock(mutex());
+    Range* range = first().load();
+    while (range != nullptr && range->owner.load() != nullptr) range = range->next;
+    if (range == nullptr) {  // ranges are used again, never freed: the signal handler walks them without a lock
+      range = new Range;
+      range->next = first().load();
+      first().store(range);
+    }
+    const std::uintptr_t page = page_size();
+    range->begin.store(reinterpret_cast<std::uintptr_t>(start) / page * page);
+    range->end.store((reinterpret_cast<std::uintptr_t>(start) + size + page - 1) / page * page);
+    range->owner.store(this);
+  }
+
+  // Whether a page could not be read since the guard was made.
+  bool lost() const { return lost_.load(std::memory_order_acquire); }
+
+ private:
+  struct Range {
+    std::atomic<PageGuard*> owner{nullptr};
+    std::atomic<std::uintptr_t> begin{0}, end{0};
+    Range* next = nullptr;
+  };
+
+  static std::atomic<Range*>& first() {
+    static std::atomic<Range*> value{nullptr};
+    return value;
+  }
+
+  static std::mutex& mutex() {
+    static std::mutex value;
+    return value;
+  }
+
+  static struct sigaction& previous() {
+    static struct sigaction value = {};
+    return value;
+  }
+
+  static std::uintptr_t page_size() {
+    static const auto value = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
+    return value;
+  }
+
+  static void install() {
+    static const bool once = [] {
+      first();  // all that the handler uses exists before it can be called
+      page_size();
+      struct sigaction action = {};
+      action.sa_sigaction = on_bus_error;
+      action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+      sigemptyset(&action.sa_mask);
+      if (sigaction(SIGBUS, &action, &previous()) != 0) throw std::runtime_error("SIGBUS cannot be handled");
+      return true;
+    }();
+    static_cast<void>(once);
+  }
+
+  // Async-signal-safe: atomics and system calls only.
+  static void on_bus_error(int, siginfo_t* info, void*) {
+    const auto address = reinterpret_cast<std::uintptr_t>(info->si_addr);
+    for (Range* range = first().load(); range != nullptr; range = range->next) {
+      PageGuard* owner = range->owner.load();
+      const std::uintptr_t begin = range->begin.load(), end = range->end.load();
+      if (owner == nullptr || address < begin || address >= end) continue;
+      owner->lost_.store(true, std::memory_order_release);  // before a zero can be read
+      void* const page = reinterpret_cast<void*>(address / page_size() * page_size());
+      const std::size_t rest = end - reinterpret_cast<std::uintptr_t>(page);
+      if (mmap(page, rest, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED) return;
+      break;
+    }
+    sigaction(SIGBUS, &previous(), nullptr);  // not ours: the instruction runs again and meets who was there before
+  }
+
+  std::atomic<bool> lost_{false};
+};
+
+}  // namespace rest_store

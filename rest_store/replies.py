@@ -1,0 +1,316 @@
+"""From the bytes of a request to the bytes of its answer; nothing here knows of gRPC.
+
+Small work is done at once, in the event loop: a draft takes microseconds, less than handing it to a thread. Larger
+work goes to worker threads in pieces (the kernel releases the GIL), so that others are answered meanwhile and that no
+more than a piece is wasted on a client who has gone. So does all work for a second after a small one had to wait
+for the disk, as happens while a datastore's pages are not in memory yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from time import perf_counter
+from typing import Any, TypeAlias, TypeVar
+
+from rest_store.admission import Limits
+from rest_store.catalog import Catalog, Served
+from rest_store.errors import EmptyContextError, LimitError, QueryError, describe
+from rest_store.kernel import MAX_SUFFIX
+from rest_store.metrics import Metrics
+from rest_store.questions import (
+    Size,
+    empty_context,
+    parsed,
+    proposed,
+    require_tokens,
+    require_work,
+    size_of,
+    suffix_of,
+)
+from rest_store.tree import TokenTree
+from rest_store.v1 import datastore_pb2 as pb
+
+_AT_ONCE = 512  # nodes at most that are drafted in the event loop
+_PIECE = 8192  # nodes at most that a worker thread drafts in one go
+_COUNTS_AT_ONCE = 16
+_COUNTS_PIECE = 256
+_SLOW = 0.002  # seconds of work in the event loop after which it is asked whether the disk was the reason
+_PATIENCE = 1.0  # seconds for which work goes to worker threads if it was
+
+Reply: TypeAlias = bytes | Awaitable[bytes]
+_T = TypeVar("_T")
+
+
+class Generation:
+    """The state of one stream: what its first message chose, and the end of its context."""
+
+    __slots__ = ("fingerprint", "named", "names", "served", "size", "tail", "unnamed", "version")
+
+    def __init__(self) -> None:
+        self.names: tuple[str, ...] = ()
+        self.fingerprint = ""
+        self.served: tuple[Served, ...] = ()
+        self.named: tuple[str, ...] | None = None  # the names last sent
+        self.unnamed = True  # whether those of `served` may be others
+        self.size: Size | None = None
+        self.tail: list[int] = []
+        self.version = -1  # of the catalog when `served` was chosen
+
+
+class Replies:
+    """Answers requests from the datastores of `catalog`. For use within one event loop, which owns `metrics`."""
+
+    def __init__(self, catalog: Catalog, limits: Limits, metrics: Metrics, workers: ThreadPoolExecutor) -> None:
+        self._catalog = catalog
+        self._limits = limits
+        self._metrics = metrics
+        self._workers = workers
+        self._patient_until = 0.0
+        self._waits = _disk_waits()
+
+    # Each returns the bytes of the response, now or later, and raises an error of the table in statuses.py.
+
+    def draft(self, data: bytes) -> Reply:
+        """Answer a DraftRequest."""
+        request = parsed(pb.DraftRequest, data)
+        selection = request.selection
+        served = self._catalog.select(tuple(selection.datastores), selection.tokenizer_fingerprint)
+        size = size_of(request.limits, self._limits)
+        sequences: list[list[int]] = []
+        ends: list[int] = []
+        contexts = request.contexts
+        require_work(len(contexts) * len(served), self._limits)
+        for place, context in enumerate(contexts):
+            tail = context.tokens[-size.max_suffix :]
+            if not tail:
+                raise empty_context(f"context {place}")
+            sequences.append(tail)
+            if context.HasField("proposals"):
+                sequences += self._proposed(tail, context.proposals, place, len(served))
+            ends.append(len(sequences))
+        names = [one.name for one in served]
+
+        def finish(drafts: list[list[TokenTree]]) -> bytes:
+            response = pb.DraftResponse(datastores=names)
+            start = 0
+            for end in ends:
+                for trees in drafts:
+                    self._put(response.trees, trees[start:end])
+                start = end
+            return response.SerializeToString()
+
+        return self._drafted(served, sequences, size, finish)
+
+    def continued(self, generation: Generation, data: bytes) -> Reply:
+        """Answer the next DraftStreamRequest of a generation."""
+        request = parsed(pb.DraftStreamRequest, data)
+        if request.HasField("selection"):
+            selection = request.selection
+            generation.names = tuple(selection.datastores)
+            generation.fingerprint = selection.tokenizer_fingerprint
+            generation.version = -1
+        if generation.version != self._catalog.version:
+            generation.served = self._catalog.select(generation.names, generation.fingerprint)
+            generation.version = self._catalog.version
+            generation.unnamed = True
+        if generation.size is None or request.HasField("limits"):
+            generation.size = size_of(request.limits, self._limits)
+        size, served = generation.size, generation.served
+        tail = generation.tail
+        tail += request.tokens[-MAX_SUFFIX:]
+        del tail[:-MAX_SUFFIX]
+        if not tail:
+            raise empty_context("context")
+        response = pb.DraftStreamResponse(sequence=request.sequence)
+        names = generation.named
+        if generation.unnamed:
+            names = tuple(one.name for one in served)
+            if names != generation.named:
+                response.datastores.extend(names)
+        if not request.HasField("proposals"):
+            if len(served) == 1 and size.max_nodes <= _AT_ONCE and (start := perf_counter()) >= self._patient_until:
+                tree = _draft(served[0], tail, size)
+                self._look_at_disk(start)
+                self._put(response.trees, (tree,))
+                generation.named, generation.unnamed = names, False
+                return response.SerializeToString()
+            sequences = [tail]
+        else:
+            sequences = [tail, *self._proposed(tail, request.proposals, 0, len(served))]
+
+        def finish(drafts: list[list[TokenTree]]) -> bytes:
+            for trees in drafts:
+                self._put(response.trees, trees)
+            generation.named, generation.unnamed = names, False
+            return response.SerializeToString()
+
+        return self._drafted(served, sequences, size, finish)
+
+    def longest_suffix_match(self, data: bytes) -> Reply:
+        """Answer a LongestSuffixMatchRequest."""
+        request = parsed(pb.LongestSuffixMatchRequest, data)
+        selection = request.selection
+        served = self._catalog.select(tuple(selection.datastores), selection.tokenizer_fingerprint)
+        require_work(len(served), self._limits)
+        max_suffix = suffix_of(request.max_suffix, self._limits)
+        tail = request.tokens[-max_suffix:]
+        if not tail:
+            raise empty_context("context")
+
+        def match(one: Served) -> tuple[int, int]:
+            found = one.store.longest_suffix_match(tail, max_suffix=max_suffix)
+            one.require_readable()
+            return found
+
+        def finish(matches: list[tuple[int, int]]) -> bytes:
+            response = pb.LongestSuffixMatchResponse()
+            for one, (length, count) in zip(served, matches, strict=True):
+                response.matches.add(datastore=one.name, length=length, count=count)
+            return response.SerializeToString()
+
+        return self._done([partial(match, one) for one in served], len(served) <= _COUNTS_AT_ONCE, finish)
+
+    def count(self, data: bytes) -> Reply:
+        """Answer a CountRequest."""
+        request = parsed(pb.CountRequest, data)
+        selection = request.selection
+        served = self._catalog.select(tuple(selection.datastores), selection.tokenizer_fingerprint)
+        require_work(len(request.sequences) * len(served), self._limits)
+        sequences = [list(sequence.tokens) for sequence in request.sequences]
+        for place, sequence in enumerate(sequences):
+            what = f"sequence {place}"
+            if not sequence:
+                raise EmptyContextError(describe("request", what, "empty", "at least one token"))
+            if len(sequence) > MAX_SUFFIX:
+                raise LimitError(describe("request", f"length of {what}", len(sequence), f"1..{MAX_SUFFIX}"))
+        for one in served:
+            require_tokens(sequences, MAX_SUFFIX, one.store.vocabulary_size, "sequence")
+
+        def count(piece: Sequence[list[int]]) -> list[int]:
+            counts = [one.store.count(sequence) for sequence in piece for one in served]
+            for one in served:
+                one.require_readable()
+            return counts
+
+        def finish(counts: list[list[int]]) -> bytes:
+            flat = [count for piece in counts for count in piece]
+            names = [one.name for one in served]
+            return pb.CountResponse(counts=flat, datastores=names).SerializeToString()
+
+        pieces = [sequences[at : at + _COUNTS_PIECE] for at in range(0, len(sequences), _COUNTS_PIECE)]
+        small = len(sequences) * len(served) <= _COUNTS_AT_ONCE
+        return self._done([partial(count, piece) for piece in pieces], small, finish)
+
+    def describe(self, data: bytes) -> Reply:
+        """Answer a DescribeRequest."""
+        parsed(pb.DescribeRequest, data)
+        build, limits = self._metrics.build, self._limits
+        return pb.DescribeResponse(
+            version=build["version"],
+            kernel=build["kernel"],
+            datastores=[served.describe() for served in self._catalog.served],
+            limits=pb.ServiceLimits(**vars(limits)),
+        ).SerializeToString()
+
+    def _proposed(self, tail: list[int], proposals: pb.Proposals, place: int, times: int) -> list[list[int]]:
+        require_work((1 + len(proposals.tokens)) * times, self._limits)
+        return proposed(tail, proposals, place)
+
+    def _drafted(
+        self,
+        served: tuple[Served, ...],
+        sequences: list[list[int]],
+        size: Size,
+        finish: Callable[[list[list[TokenTree]]], bytes],
+    ) -> Reply:
+        """Draft for all `sequences` from each of `served`, and make the answer of it."""
+        amount = len(sequences) * len(served)
+        require_work(amount, self._limits)
+
+        def draft(one: Served, piece: list[list[int]], first: int) -> list[TokenTree]:
+            nodes, suffix, depth = size
+            try:
+                if len(piece) == 1:
+                    trees = [one.store.draft(piece[0], max_nodes=nodes, max_suffix=suffix, max_depth=depth)]
+                else:
+                    trees = one.store.draft_batch(piece, max_nodes=nodes, max_suffix=suffix, max_depth=depth)
+            except QueryError:
+                what = "context" if len(sequences) == 1 else "sequence"
+                require_tokens(piece, suffix, one.store.vocabulary_size, what, first)
+                raise
+            one.require_readable()
+            return trees
+
+        if amount * size.max_nodes <= _AT_ONCE:
+            return self._done([partial(draft, one, sequences, 0) for one in served], True, finish)
+        step = max(1, _PIECE // size.max_nodes)
+        starts = range(0, len(sequences), step)
+        work = [partial(draft, one, sequences[at : at + step], at) for one in served for at in starts]
+
+        def join(pieces: list[list[TokenTree]]) -> bytes:
+            rows = iter(pieces)
+            return finish([[tree for _ in starts for tree in next(rows)] for _ in served])
+
+        return self._done(work, False, join)
+
+    def _done(self, work: Sequence[Callable[[], _T]], small: bool, finish: Callable[[list[_T]], bytes]) -> Reply:
+        """Do `work`, at once if it is small and the disk was not met lately, and make the answer of its results."""
+        start = perf_counter()
+        if not small or start < self._patient_until:
+            return self._done_by_workers(work, finish)
+        results = [piece() for piece in work]
+        self._look_at_disk(start)
+        return finish(results)
+
+    def _look_at_disk(self, start: float) -> None:
+        """Notice it if work in the event loop, begun at `start`, has waited for the disk."""
+        if perf_counter() - start > _SLOW and (waits := _disk_waits()) > self._waits:
+            self._waits = waits
+            self._patient_until = start + _PATIENCE
+
+    async def _done_by_workers(self, work: Sequence[Callable[[], _T]], finish: Callable[[list[_T]], bytes]) -> bytes:
+        loop = asyncio.get_running_loop()
+        return finish([await loop.run_in_executor(self._workers, piece) for piece in work])
+
+    def _put(self, to: Any, trees: Sequence[TokenTree]) -> None:
+        """Append `trees` to the repeated field `to`, and count them."""
+        metrics = self._metrics
+        lengths = metrics.match_lengths
+        nodes = 0
+        for tree in trees:
+            length, count = tree.match
+            to.add(nodes=_little_endian(tree), match_length=length, match_count=count)
+            lengths[length] += 1
+            nodes += len(tree)
+        metrics.nodes += nodes
+        metrics.trees += len(trees)
+
+
+def _draft(served: Served, tokens: list[int], size: Size) -> TokenTree:
+    """Return the draft of one context, from the shortest way to it."""
+    nodes, suffix, depth = size
+    try:
+        tree = served.store.draft(tokens, max_nodes=nodes, max_suffix=suffix, max_depth=depth)
+    except QueryError:
+        require_tokens([tokens], suffix, served.store.vocabulary_size, "context")
+        raise
+    served.require_readable()
+    return tree
+
+
+def _disk_waits() -> int:
+    """Return how many pages this thread has waited for."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
+
+
+def _little_endian(tree: TokenTree) -> bytes:
+    """Return the nodes as a Tree message has them."""
+    if sys.byteorder == "little":
+        return tree.packed
+    columns = (tree.counts, tree.tokens, tree.parents, tree.depths)
+    return b"".join(column.astype(column.dtype.newbyteorder("<")).tobytes() for column in columns)

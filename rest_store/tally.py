@@ -1,0 +1,99 @@
+"""What a client counts."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, fields
+
+from rest_store.errors import (
+    AuthenticationError,
+    CircuitOpenError,
+    DeadlineError,
+    MessageSizeError,
+    OverloadedError,
+    ProtocolError,
+    QueryError,
+    ServiceInternalError,
+    ServiceUnavailableError,
+    TokenizerMismatchError,
+    UnknownDatastoreError,
+)
+
+
+@dataclass(frozen=True)
+class ClientStatistics:
+    """What a client has done so far. A call is one request of its user; it may take several attempts.
+
+    Attributes:
+        calls: calls made, steps of streams counted.
+        answers: calls that were answered.
+        retries: attempts after the first of a call.
+        failovers: attempts made at another endpoint than the one before.
+        unavailable: calls that failed because no endpoint could be reached.
+        deadlines: calls that failed because no answer came in time.
+        not_asked: calls that failed at once because every circuit was open.
+        overloaded: calls that the service refused because it had too much to do.
+        refused: calls refused for another reason: token, tokenizer, name, size, or the query itself.
+        broken: calls that met a defect, of the service or in its answer.
+        circuits_opened: times that a circuit opened, or stayed open after a try.
+        streams_opened: streams opened, the first of a generation and those that replace it.
+        late_answers: answers of a stream that came after their deadline and were skipped.
+        empty_answers: empty trees that a source of drafts gave in place of an error.
+    """
+
+    calls: int = 0
+    answers: int = 0
+    retries: int = 0
+    failovers: int = 0
+    unavailable: int = 0
+    deadlines: int = 0
+    not_asked: int = 0
+    overloaded: int = 0
+    refused: int = 0
+    broken: int = 0
+    circuits_opened: int = 0
+    streams_opened: int = 0
+    late_answers: int = 0
+    empty_answers: int = 0
+
+
+_COUNTED_AS: tuple[tuple[type[Exception], str], ...] = (
+    (CircuitOpenError, "not_asked"),
+    (ServiceUnavailableError, "unavailable"),
+    (DeadlineError, "deadlines"),
+    (OverloadedError, "overloaded"),
+    (ProtocolError, "broken"),
+    (ServiceInternalError, "broken"),
+    (AuthenticationError, "refused"),
+    (TokenizerMismatchError, "refused"),
+    (UnknownDatastoreError, "refused"),
+    (MessageSizeError, "refused"),
+    (QueryError, "refused"),
+)
+
+
+class Tally:
+    """The counters behind `ClientStatistics`. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts = {field.name: 0 for field in fields(ClientStatistics)}
+
+    def add(self, *names: str) -> None:
+        """Count one more of each of `names`."""
+        with self._lock:
+            for name in names:
+                self._counts[name] += 1
+
+    def failed(self, error: BaseException) -> None:
+        """Count a call that ended with `error`."""
+        for kind, name in _COUNTED_AS:
+            if isinstance(error, kind):
+                self.add("calls", name)
+                return
+        self.add("calls")
+
+    def snapshot(self) -> ClientStatistics:
+        """Return the counts at this moment."""
+        with self._lock:
+            return ClientStatistics(**self._counts)

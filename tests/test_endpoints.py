@@ -1,0 +1,107 @@
+"""When a call is made again, where, and for how long."""
+
+from __future__ import annotations
+
+import pytest
+
+from rest_store import errors
+from rest_store.circuit import Circuit
+from rest_store.endpoints import Endpoint, Endpoints, Pursuit
+from rest_store.errors import CircuitOpenError, DeadlineError, OverloadedError, RestStoreError, ServiceUnavailableError
+from rest_store.tally import ClientStatistics, Tally
+from tests.strategies import refused
+
+
+def endpoints(*names: str, retries: int = 3, threshold: int = 5) -> Endpoints[str]:
+    members = [Endpoint(name, Circuit(threshold, pause=100.0), str.upper) for name in names]
+    return Endpoints(members, Tally(), retries)
+
+
+def give_up(pursuit: Pursuit[str], error: RestStoreError) -> None:
+    with pytest.raises(type(error)) as caught:
+        pursuit.failed(error)
+    assert caught.value is error
+
+
+def test_connections_are_made_once_and_when_first_asked() -> None:
+    (member,) = endpoints("a").members
+    assert member.connection is member.connection
+    assert (member.connection, member.release(), member.release()) == ("A", "A", None)
+
+
+def test_an_unreachable_endpoint_leads_to_the_next_at_once() -> None:
+    several = endpoints("a", "b", "c")
+    pursuit = Pursuit(several, 10.0)
+    assert [pursuit.endpoint.target] == ["a"]
+    assert pursuit.failed(ServiceUnavailableError("x")) == 0
+    assert pursuit.endpoint.target == "b"
+    assert pursuit.failed(ServiceUnavailableError("x")) == 0
+    assert pursuit.endpoint.target == "c"
+    assert pursuit.failed(ServiceUnavailableError("x")) > 0  # all have been asked
+    pursuit.succeeded()
+    assert Pursuit(several, 10.0).endpoint is pursuit.endpoint
+    assert several.tally.snapshot() == ClientStatistics(calls=1, answers=1, retries=3, failovers=3)
+
+
+def test_retries_end() -> None:
+    pursuit = Pursuit(endpoints("a", retries=2, threshold=10), 10.0)
+    first, second = (pursuit.failed(OverloadedError("x")) for _ in range(2))
+    assert 0 < first < 2 * second
+    give_up(pursuit, OverloadedError("x"))
+
+
+def test_no_retry_beyond_the_deadline() -> None:
+    give_up(Pursuit(endpoints("a"), 0.002), ServiceUnavailableError("x"))
+    late = Pursuit(endpoints("a", "b"), 1e-9)
+    give_up(late, ServiceUnavailableError("x"))
+    refused(DeadlineError, late.allowance, "late")
+
+
+def test_a_late_endpoint_leaves_time_for_another_only_if_there_is_one() -> None:
+    alone, several = Pursuit(endpoints("a"), 10.0), Pursuit(endpoints("a", "b"), 10.0)
+    assert 9 < alone.allowance() <= 10
+    assert 4 < several.allowance() <= 5
+    give_up(alone, DeadlineError("x"))
+    assert several.failed(DeadlineError("x")) == 0
+    assert several.endpoint.target == "b"
+
+
+def test_an_overloaded_service_is_asked_again_only_after_a_wait() -> None:
+    pursuit = Pursuit(endpoints("a", "b"), 10.0)
+    assert pursuit.failed(OverloadedError("x")) > 0
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        errors.LimitError,
+        errors.ProtocolError,
+        errors.AuthenticationError,
+        errors.ServiceInternalError,
+        errors.TokenizerMismatchError,
+    ],
+)
+def test_what_would_fail_again_is_not_tried_again(kind: type[RestStoreError]) -> None:
+    several = endpoints("a", "b", threshold=1)
+    give_up(Pursuit(several, 10.0), kind("x"))
+    assert not several.members[0].circuit.is_open  # it does answer
+
+
+def test_open_circuits_are_passed_over_and_when_all_are_nothing_is_asked() -> None:
+    several = endpoints("a", "b", threshold=1, retries=0)
+    give_up(Pursuit(several, 10.0), ServiceUnavailableError("x"))
+    pursuit = Pursuit(several, 10.0)
+    assert pursuit.endpoint.target == "b"
+    assert pursuit.allowance() > 9  # no other to save time for
+    give_up(pursuit, ServiceUnavailableError("x"))
+    refused(CircuitOpenError, lambda: Pursuit(several, 10.0), "a, b: service")
+    assert several.tally.snapshot().circuits_opened == 2
+
+
+@pytest.mark.parametrize("name", [name for name in dir(errors) if name.endswith("Error")])
+def test_every_error_is_counted_as_a_call(name: str) -> None:
+    tally = Tally()
+    tally.failed(getattr(errors, name)("x"))
+    counts = tally.snapshot()
+    assert counts.calls == 1
+    assert counts.answers == 0
