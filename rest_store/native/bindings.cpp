@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "kernel.hpp"
+#include "session_bindings.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -160,6 +161,7 @@ class Opened {
 
 NB_MODULE(_kernel, module) {
   module.doc() = "The native query kernel; rest_store.kernel chooses between it and the numpy reference.";
+  bind_sessions(module);
   nb::class_<Opened>(module, "NativeKernel")
       .def(nb::init<const nb::list&, std::uint32_t>(), "shards"_a, "vocabulary_size"_a)
       .def("longest_suffix_match", &Opened::longest_suffix_match)
