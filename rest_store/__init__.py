@@ -9,17 +9,35 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rest_store.calibration import Calibration
     from rest_store.datastore import Datastore
     from rest_store.errors import RestStoreError
+    from rest_store.session import DraftSession
+    from rest_store.sources import PromptLookup, RecycledLogits
     from rest_store.tokenizer import TokenizerIdentity
     from rest_store.tree import SuffixMatch, TokenTree
 
 __version__ = "0.1.0"
 
-__all__ = ["Datastore", "RestStoreError", "SuffixMatch", "TokenTree", "TokenizerIdentity", "__version__"]
+__all__ = [
+    "Calibration",
+    "Datastore",
+    "DraftSession",
+    "PromptLookup",
+    "RecycledLogits",
+    "RestStoreError",
+    "SuffixMatch",
+    "TokenTree",
+    "TokenizerIdentity",
+    "__version__",
+]
 
 _HOMES = {
+    "Calibration": "rest_store.calibration",
     "Datastore": "rest_store.datastore",
+    "DraftSession": "rest_store.session",
+    "PromptLookup": "rest_store.sources",
+    "RecycledLogits": "rest_store.sources",
     "RestStoreError": "rest_store.errors",
     "SuffixMatch": "rest_store.tree",
     "TokenTree": "rest_store.tree",

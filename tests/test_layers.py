@@ -20,10 +20,10 @@ BUILD_INDEX = Path(build_index.__file__).parent
 LAYERS = [
     ["errors"],
     ["memory", "header", "shard", "tokenizer", "tree", "manifest", "_reference", "kernel", "statuses"],
-    ["datastore", "check", "drawing"],
-    ["server", "client", "sources", "session", "verify"],
-    ["generate"],
-    ["cli", "__main__"],
+    ["datastore", "check", "drawing", "calibration", "sources"],
+    ["server", "client", "session", "verify"],
+    ["generate", "replay", "quality"],
+    ["quality_cli", "cli", "__main__"],
 ]
 ORDER = [module for layer in LAYERS for module in layer]
 OF_BUILD_INDEX = {"errors", "header", "shard", "tokenizer", "manifest", "kernel", "memory", "__init__"}
