@@ -141,8 +141,7 @@ def read_recordings(path: str | Path, encode: Encode | None = None) -> list[Reco
 
 def _lines(path: str | Path) -> Iterator[str]:
     try:
-        opened = gzip.open(path, "rt", encoding="utf-8") if str(path).endswith(".gz") else Path(path).open(encoding="utf-8")
-        with opened as file:
+        with (gzip.open if str(path).endswith(".gz") else open)(path, "rt", encoding="utf-8") as file:
             for line in file:
                 if line.strip():
                     yield line
@@ -175,6 +174,7 @@ def replay(
     max_nodes: int = 16,
     learn: bool = False,
     skip: int = 0,
+    max_suffix: int = 16,
     record: list[tuple[bytes, bytes, bytes]] | None = None,
 ) -> Outcome:
     """Replay with draft sessions.
@@ -186,6 +186,7 @@ def replay(
         max_nodes: budget of a step.
         learn: whether the calibration learns on the way, across recordings.
         skip: tokens of each output that count as prompt.
+        max_suffix: of the sessions.
         record: if given, what sessions record for `Calibration.fit` is appended.
     """
     outcome = Outcome()
@@ -195,7 +196,7 @@ def replay(
         text = np.concatenate([recording.prompt, recording.output])
         own = [RecycledLogits() if isinstance(source, RecycledLogits) else source for source in sources]
         place = start = recording.prompt.size + skip
-        with DraftSession(own, text[:place], calibration=calibration, learn=learn) as session:
+        with DraftSession(own, text[:place], calibration=calibration, learn=learn, max_suffix=max_suffix) as session:
             session._native.record(record is not None)
             steps = known = 0
             while place < text.size:

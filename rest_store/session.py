@@ -26,7 +26,7 @@ from rest_store.errors import (
     TokenRangeError,
     describe,
 )
-from rest_store.kernel import MAX_NODES, native_session_kernel
+from rest_store.kernel import MAX_NODES, MAX_SUFFIX, native_session_kernel
 from rest_store.sources import PromptLookup, RecycledLogits, Source, evidence_of
 from rest_store.tokenizer import TokenizerIdentity, identity_of
 from rest_store.tree import TokenTree
@@ -69,12 +69,15 @@ class DraftSession:
         calibration: what turns evidence into probabilities, shared and taught by all sessions that are given it; None:
             a copy of the one that comes with the package.
         learn: whether accepted tokens adjust the calibration.
+        max_suffix: longest suffix of the context that datastores are asked for, in tokens, 1..64; within a tree, paths
+            make matches longer.
         tokenizer: the target model's tokenizer or its `TokenizerIdentity`; a source that says it has another one is
             left out. None: that of the first source that has one.
         source_timeout: seconds that a step waits for sources in Python; None: as long as they take.
 
     Raises:
         SourceError: an object that is no source, given twice, or too many.
+        LimitError: `max_suffix` out of range.
         ContextTypeError, TokenRangeError: `prompt` is not 1-D integers of 0 .. 2^31 - 1.
         NativeKernelError: the kernel was not compiled.
 
@@ -89,6 +92,7 @@ class DraftSession:
         prompt_top_k: npt.ArrayLike | None = None,
         calibration: Calibration | None = None,
         learn: bool = True,
+        max_suffix: int = 16,
         tokenizer: object = None,
         source_timeout: float | None = None,
     ) -> None:
@@ -105,6 +109,9 @@ class DraftSession:
             stores, self.calibration.native, recycled[0] if recycled else None, self._places
         )
         self._native.learn_online(learn)
+        if not 1 <= max_suffix <= MAX_SUFFIX:
+            raise LimitError(describe("draft session", "max_suffix", max_suffix, f"1..{MAX_SUFFIX}"))
+        self._native.limit_suffix(max_suffix)
         self._leave_out_other_tokenizers(list(sources), tokenizer)
         tokens = _tokens("prompt", prompt)
         self._native.prompt(tokens)
@@ -137,7 +144,9 @@ class DraftSession:
                 raise SourceError(describe("draft session", f"source {place}", found, "a source with draft_batch"))
             self._places.append(place)
         if len(stores) > most:
-            raise SourceError(describe("draft session", "number of sources with counts", len(stores), f"at most {most}"))
+            raise SourceError(
+                describe("draft session", "number of sources with counts", len(stores), f"at most {most}")
+            )
         return stores
 
     def _leave_out_other_tokenizers(self, sources: list[object], tokenizer: object) -> None:
@@ -296,9 +305,7 @@ class DraftSession:
 def _ask_one(source: Source, contexts: list[npt.NDArray[np.int32]]) -> list[TokenTree]:
     if not contexts:
         return []
-    return source.draft_batch(
-        contexts, max_nodes=_ASKED_NODES, max_suffix=_SUFFIXES[0], max_depth=_ASKED_DEPTH
-    )
+    return source.draft_batch(contexts, max_nodes=_ASKED_NODES, max_suffix=_SUFFIXES[0], max_depth=_ASKED_DEPTH)
 
 
 def _tokens(what: str, values: IntSequence) -> npt.NDArray[np.int32]:

@@ -67,4 +67,3 @@ def evidence_of(store: Datastore) -> Any:
             views = [shard_view(shard) for shard in store.shards]
             _evidence[store] = native_session_kernel().NativeEvidence(views, store.vocabulary_size)
         return _evidence[store]
-

@@ -30,8 +30,15 @@ struct Correction {
       if (has(bits, i)) origins[i] += step;
   }
 
+  // Pull back to nothing, a little, and within bounds.
   void settle() {
-    const auto hold = [](float& weight) { weight = std::clamp(weight * kFade, -kMost, kMost); };
+    bias *= kFade;
+    for (float& weight : origins) weight *= kFade;
+    bound();
+  }
+
+  void bound() {
+    const auto hold = [](float& weight) { weight = std::clamp(weight, -kMost, kMost); };
     hold(bias);
     std::for_each(origins.begin(), origins.end(), hold);
   }

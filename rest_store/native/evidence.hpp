@@ -12,8 +12,8 @@
 
 namespace rest_store {
 
-constexpr std::uint32_t kShort = 4;                // suffixes up to this length always have a rung
-constexpr std::size_t kRungs = kShort + 2;         // the longest, one between, and the short ones
+constexpr std::uint32_t kShort = 4;                 // suffixes up to this length always have a rung
+constexpr std::size_t kRungs = kShort + 2;          // the longest, one between, and the short ones
 constexpr std::uint32_t kLongest = kMaxSuffix - 1;  // no rung grows beyond
 
 // One suffix of the context: how often it occurs, where, and what follows.
@@ -103,7 +103,7 @@ class EvidenceReader {
   }
 
  private:
-  static constexpr std::size_t kSamples = 32, kShortSamples = 128;
+  static constexpr std::size_t kSamples = 24, kShortSamples = 96;
   static constexpr std::size_t kSlots = std::size_t{1} << 15, kLocks = 64;
 
   struct Scratch {
@@ -142,7 +142,7 @@ class EvidenceReader {
         clear(rung);
         continue;
       }
-      const std::uint64_t key = key_of(tail.last(length));
+      const ShortSuffix key = short_suffix(tail.last(length));
       if (!recall(key, rung)) {
         find(suffix, length, rung);
         rung.next = scratch().reader.read(shards_, rung.intervals, length, vocabulary_, kShortSamples);
@@ -176,8 +176,8 @@ class EvidenceReader {
     const std::uint32_t length = from.length + 1;
     for (std::size_t i = 0; i < shards_.size(); ++i)
       for (const bool after : {false, true})
-        own.boundaries.push_back({&shards_[i], suffix.last(length), length * width(), 0, after,
-                                  from.intervals[i].begin, from.intervals[i].end, 0});
+        own.boundaries.push_back({&shards_[i], suffix.last(length), length * width(), 0, after, from.intervals[i].begin,
+                                  from.intervals[i].end, 0});
     find_boundaries(own.boundaries);
     to.length = length;
     bound(to);
@@ -197,34 +197,43 @@ class EvidenceReader {
     }
   }
 
-  static std::uint64_t key_of(std::span<const Token> tokens) {
-    std::uint64_t key = tokens.size();
-    for (const Token token : tokens) {
-      key = (key ^ token) * 0x9E3779B97F4A7C15ULL;
-      key ^= key >> 29;
+  // The tokens of a short suffix, the last one first; the rest of the array holds a value that is no token.
+  using ShortSuffix = std::array<Token, kShort>;
+  static ShortSuffix short_suffix(std::span<const Token> tokens) {
+    ShortSuffix out;
+    out.fill(~Token{0});
+    std::copy(tokens.rbegin(), tokens.rend(), out.begin());
+    return out;
+  }
+
+  static std::size_t slot_of(const ShortSuffix& suffix) {
+    std::uint64_t hash = 0;
+    for (const Token token : suffix) {
+      hash = (hash ^ token) * 0x9E3779B97F4A7C15ULL;
+      hash ^= hash >> 29;
     }
-    return key | 1;
+    return (hash >> 20) % kSlots;
   }
 
   struct Slot {
-    std::uint64_t key = 0;
+    ShortSuffix suffix{};
+    bool used = false;
     Rung rung;
   };
 
-  bool recall(std::uint64_t key, Rung& rung) {
-    const std::size_t place = (key >> 20) % kSlots;
+  bool recall(const ShortSuffix& suffix, Rung& rung) {
+    const std::size_t place = slot_of(suffix);
     const std::lock_guard lock(locks_[place % kLocks]);
     const Slot& slot = slots_[place];
-    if (slot.key != key) return false;
+    if (!slot.used || slot.suffix != suffix) return false;
     rung = slot.rung;
     return true;
   }
 
-  void remember(std::uint64_t key, const Rung& rung) {
-    const std::size_t place = (key >> 20) % kSlots;
+  void remember(const ShortSuffix& suffix, const Rung& rung) {
+    const std::size_t place = slot_of(suffix);
     const std::lock_guard lock(locks_[place % kLocks]);
-    slots_[place].key = key;
-    slots_[place].rung = rung;
+    slots_[place] = {suffix, true, rung};
   }
 
   const std::vector<ShardView> shards_;

@@ -9,10 +9,9 @@
 
 namespace rest_store {
 
-constexpr std::size_t kWindow = 64;      // last tokens of a context that sources read
-constexpr float kLikely = 0.8F;  // chances beyond are not waited for where they would change little
-constexpr std::size_t kFirstSuffix = 16;  // longest suffix that a datastore is asked for at the root
-constexpr std::uint32_t kDeepest = 48;   // of a draft tree
+constexpr std::size_t kWindow = 64;     // last tokens of a context that sources read
+constexpr float kLikely = 0.45F;        // chances beyond are not waited for where they would change little
+constexpr std::uint32_t kDeepest = 48;  // of a draft tree
 
 struct GrownNode {
   Token token;
@@ -44,7 +43,8 @@ class Growth {
   CountedSource& store(std::size_t place) { return stores_[place]; }
   const std::vector<GrownNode>& nodes() const { return nodes_; }
   Correction correction;
-  bool corrects = true;  // whether accept() moves the correction
+  bool corrects = true;             // whether accept() moves the correction
+  std::size_t longest_suffix = 16;  // that a datastore is asked for at the root, in tokens
 
   // Grow a tree of at most `max_nodes` nodes, in the order in which they were taken: never a greater score after a
   // lesser one, parents before children.
@@ -52,6 +52,8 @@ class Growth {
     max_nodes_ = max_nodes;
     nodes_.clear();
     open_.clear();
+    bar_ = 0;
+    count_ = 0;
     expansions_ = 0;
     expansion_of_.clear();
     facts_.clear();
@@ -62,10 +64,12 @@ class Growth {
       std::pop_heap(open_.begin(), open_.end(), Later());
       const Open best = open_.back();
       open_.pop_back();
-      nodes_.push_back({best.token, best.parent, best.parent < 0 ? 1 : nodes_[static_cast<std::size_t>(best.parent)].depth + 1,
-                        best.origins, best.score, best.chance});
+      nodes_.push_back({best.token, best.parent,
+                        best.parent < 0 ? 1 : nodes_[static_cast<std::size_t>(best.parent)].depth + 1, best.origins,
+                        best.score, best.chance});
       expansion_of_.push_back(-1);
-      if (worth_expanding(best.score) && nodes_.back().depth < kDeepest) expand(static_cast<std::int32_t>(nodes_.size()) - 1);
+      if (worth_expanding(best.score) && nodes_.back().depth < kDeepest)
+        expand(static_cast<std::int32_t>(nodes_.size()) - 1);
     }
     return nodes_;
   }
@@ -150,12 +154,26 @@ class Growth {
   bool worth_expanding(float score) {
     const std::size_t left = max_nodes_ - nodes_.size();
     if (recording_) return true;
-    if (left == 0) return false;
-    if (open_.size() < left) return true;
+    return left > 0 && score * kLikely > least_of_best(left);
+  }
+
+  // The least score of the `count` best open proposals; 0 if there are fewer. Forgets, now and then, those that cannot
+  // become nodes any more.
+  float least_of_best(std::size_t count) {
+    if (open_.size() < count) return 0;
+    if (open_.size() > 2 * count + kProposals) {
+      const auto last = open_.begin() + static_cast<std::ptrdiff_t>(count) - 1;
+      std::nth_element(open_.begin(), last, open_.end(), [](const Open& a, const Open& b) { return Later()(b, a); });
+      bar_ = last->score;
+      open_.resize(count);
+      std::make_heap(open_.begin(), open_.end(), Later());
+      return bar_;
+    }
     scores_.clear();
     for (const Open& one : open_) scores_.push_back(one.score);
-    std::nth_element(scores_.begin(), scores_.begin() + static_cast<std::ptrdiff_t>(left) - 1, scores_.end(), std::greater<>());
-    return score * kLikely > scores_[left - 1];
+    const auto last = scores_.begin() + static_cast<std::ptrdiff_t>(count) - 1;
+    std::nth_element(scores_.begin(), last, scores_.end(), std::greater<>());
+    return *last;
   }
 
   // Ask every datastore about the place that ends in `tail`, `depth` tokens below the root, whose parent's evidence is
@@ -165,7 +183,7 @@ class Growth {
       CountedSource& source = stores_[i];
       if (!source.present) opinions.stores[i].clear();
       else if (source.reader == nullptr) source.grove.at(tail.last(depth), opinions.stores[i]);
-      else if (depth == 0) source.reader->root(tail.last(std::min(tail.size(), kFirstSuffix)), opinions.stores[i]);
+      else if (depth == 0) source.reader->root(tail.last(std::min(tail.size(), longest_suffix)), opinions.stores[i]);
       else source.reader->child(opinions_[above].stores[i], tail, opinions.stores[i]);
     }
   }
@@ -184,7 +202,8 @@ class Growth {
       consult(root_, tail, 0, opinions);
     } else {
       const GrownNode& own = nodes_[static_cast<std::size_t>(node)];
-      const std::size_t above = own.parent < 0 ? root_ : static_cast<std::size_t>(expansion_of_[static_cast<std::size_t>(own.parent)]);
+      const std::size_t above =
+          own.parent < 0 ? root_ : static_cast<std::size_t>(expansion_of_[static_cast<std::size_t>(own.parent)]);
       consult(above, tail, own.depth, opinions);
       place.depth = static_cast<float>(own.depth);
       place.score = own.score;
@@ -197,7 +216,8 @@ class Growth {
       for (std::size_t row = 0; row < proposals_.size(); row += kLanes)
         forest_->evaluate(proposals_.columns() + row, kProposals, chances.data() + row);
       float sum = 1;
-      for (std::size_t row = 0; row < proposals_.size(); ++row) sum += chances[row] = std::exp(chances[row] + correction.of(proposals_.origins(row)));
+      for (std::size_t row = 0; row < proposals_.size(); ++row)
+        sum += chances[row] = std::exp(chances[row] + correction.of(proposals_.origins(row)));
       for (std::size_t row = 0; row < proposals_.size(); ++row) chances[row] /= sum;
     } else {
       float sum = 0;
@@ -207,9 +227,12 @@ class Growth {
     }
     for (std::size_t row = 0; row < proposals_.size(); ++row) {
       const float chance = chances[row];
-      open_.push_back({place.score * chance, count_++, proposals_.token(row), node, proposals_.origins(row), chance});
-      std::push_heap(open_.begin(), open_.end(), Later());
-      rows_.push_back({static_cast<std::uint32_t>(expansions_), proposals_.token(row), chance, proposals_.origins(row)});
+      if (const float score = place.score * chance; score >= bar_) {
+        open_.push_back({score, count_++, proposals_.token(row), node, proposals_.origins(row), chance});
+        std::push_heap(open_.begin(), open_.end(), Later());
+      }
+      rows_.push_back(
+          {static_cast<std::uint32_t>(expansions_), proposals_.token(row), chance, proposals_.origins(row)});
       if (recording_) {
         for (std::size_t fact = 0; fact < kFacts; ++fact) facts_.push_back(proposals_.fact(row, fact));
       }
@@ -219,18 +242,21 @@ class Growth {
 
   // `token` came after `node`.
   void learn(std::int32_t node, Token token) {
-    const std::int32_t expansion = node < 0 ? static_cast<std::int32_t>(root_) : expansion_of_[static_cast<std::size_t>(node)];
+    const std::int32_t expansion =
+        node < 0 ? static_cast<std::int32_t>(root_) : expansion_of_[static_cast<std::size_t>(node)];
     if (expansion < 0) return;
     const Opinions& opinions = opinions_[static_cast<std::size_t>(expansion)];
     const auto right = static_cast<std::int64_t>(token);
     if (const std::int64_t guess = opinions.echo_guess(); guess >= 0) trusts_.echo.learn(guess == right);
     if (const std::int64_t guess = opinions.rank_guess(); guess >= 0) trusts_.rank.learn(guess == right);
     for (std::size_t i = 0; i < stores_.size(); ++i) {
-      if (const std::int64_t guess = opinions.store_guess(i); stores_[i].present) trusts_.stores[i].learn(guess == right);
+      if (const std::int64_t guess = opinions.store_guess(i); stores_[i].present)
+        trusts_.stores[i].learn(guess == right);
     }
     if (corrects) {
       for (const Row& row : rows_)
-        if (row.expansion == static_cast<std::uint32_t>(expansion)) correction.learn(row.origins, row.chance, row.token == token);
+        if (row.expansion == static_cast<std::uint32_t>(expansion))
+          correction.learn(row.origins, row.chance, row.token == token);
       correction.settle();
     }
     if (!recording_) return;
@@ -262,6 +288,7 @@ class Growth {
   std::uint32_t count_ = 0;
   std::vector<Token> tail_;
   std::vector<float> scores_;
+  float bar_ = 0;  // a lesser score cannot become a node
   Proposals proposals_;
 
   std::vector<Row> rows_;

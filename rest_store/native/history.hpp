@@ -17,14 +17,14 @@ constexpr std::array<std::uint32_t, 5> kOrders{1, 2, 3, 4, 8};
 // What the text says of one next token.
 struct Echo {
   Token token = 0;
-  std::uint32_t length = 0;        // of the longest match that it follows, in tokens
-  std::uint32_t age = 0;           // tokens since it last followed a match of the longest order that it follows
-  bool written = false;            // whether that was in the output, not in the prompt
-  std::array<float, 3> shares{};   // of recent occurrences of the suffixes of 1, 2 and 4 tokens, recent ones weigh more
+  std::uint32_t length = 0;       // of the longest match that it follows, in tokens
+  std::uint32_t age = 0;          // tokens since it last followed a match of the longest order that it follows
+  bool written = false;           // whether that was in the output, not in the prompt
+  std::array<float, 3> shares{};  // of recent occurrences of the suffixes of 1, 2 and 4 tokens, recent ones weigh more
 };
 
 struct Echoes {
-  std::uint32_t length = 0;              // of the longest match, in tokens
+  std::uint32_t length = 0;               // of the longest match, in tokens
   std::array<std::uint32_t, 3> counts{};  // occurrences seen of the suffixes of 1, 2 and 4 tokens, bounded
   std::vector<Echo> tokens;
 };
@@ -77,13 +77,14 @@ class History {
   }
 
  private:
-  static constexpr std::uint32_t kWalk = 24;       // occurrences seen of one suffix
+  static constexpr std::uint32_t kWalk = 24;      // occurrences seen of one suffix
   static constexpr std::uint32_t kCompared = 48;  // tokens compared to tell the length of a match
 
   // One suffix length: where each sequence was last, as end position + 1 (0: nowhere), and where it was before.
   struct Order {
     std::vector<std::uint32_t> before;
-    std::vector<std::pair<std::uint64_t, std::uint32_t>> table = std::vector<std::pair<std::uint64_t, std::uint32_t>>(64);
+    std::vector<std::pair<std::uint64_t, std::uint32_t>> table =
+        std::vector<std::pair<std::uint64_t, std::uint32_t>>(64);
     std::size_t used = 0;
 
     std::size_t slot(std::uint64_t hash) const {
@@ -123,7 +124,8 @@ class History {
     const Order& links = orders_[order];
     float weight = 1, total = 0;
     std::uint32_t seen = 0;
-    for (std::uint32_t end = links.last(hash_of(tail.last(size))); end != 0 && seen < kWalk; end = links.before[end - 1]) {
+    for (std::uint32_t end = links.last(hash_of(tail.last(size))); end != 0 && seen < kWalk;
+         end = links.before[end - 1]) {
       if (end >= tokens_.size()) continue;  // nothing follows yet
       std::uint32_t length = 0;
       while (length < kCompared && length < end && length < tail.size() &&

@@ -6,7 +6,8 @@
 namespace rest_store {
 
 // The number of nodes, of those in the order in which they were taken, that makes a step produce most tokens in its
-// time; `costs[n]` is the time of a step that verifies n nodes. A node more must be worth its time: of equals the fewest.
+// time; `costs[n]` is the time of a step that verifies n nodes. A node more must be worth its time: of equals the
+// fewest.
 inline std::size_t worthwhile(std::span<const GrownNode> nodes, std::span<const double> costs) {
   double tokens = 1, best = 0;
   std::size_t kept = 0;

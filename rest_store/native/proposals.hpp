@@ -16,16 +16,46 @@ constexpr std::size_t kStoreSlots = 6;  // suffix lengths of a datastore that ar
 
 // The columns of the table.
 enum Fact : std::size_t {
-  kDepth, kParentScore, kParentChance, kMomentum,
-  kPrior, kPriorRank, kPriorRival, kPriorAbove, kAgreement, kOccurrences, kLastSeen,
-  kEchoLongest, kEchoLength, kEchoAge, kEchoWritten, kEchoShare1, kEchoShare2, kEchoShare4, kEchoCount1, kEchoCount2,
-  kEchoCount4, kEchoTrust, kEchoBlend,
-  kRank1, kRank2, kRank3, kRankTrust,
+  kDepth,
+  kParentScore,
+  kParentChance,
+  kMomentum,
+  kPrior,
+  kPriorRank,
+  kPriorRival,
+  kPriorAbove,
+  kAgreement,
+  kOccurrences,
+  kLastSeen,
+  kEchoLongest,
+  kEchoLength,
+  kEchoAge,
+  kEchoWritten,
+  kEchoShare1,
+  kEchoShare2,
+  kEchoShare4,
+  kEchoCount1,
+  kEchoCount2,
+  kEchoCount4,
+  kEchoTrust,
+  kEchoBlend,
+  kRank1,
+  kRank2,
+  kRank3,
+  kRankTrust,
   kFirst,  // of the first datastore; then of the second
 };
-enum StoreFact : std::size_t { kLength, kTrust, kBetween, kBlend, kShares, kCounts = kShares + kStoreSlots, kStoreFacts = kCounts + kStoreSlots };
+enum StoreFact : std::size_t {
+  kLength,
+  kTrust,
+  kBetween,
+  kBlend,
+  kShares,
+  kCounts = kShares + kStoreSlots,
+  kStoreFacts = kCounts + kStoreSlots
+};
 constexpr std::size_t kMostStores = 6;  // datastores of one session
-constexpr std::size_t kStores = 2;  // datastores told apart; any more are weighed by the two best
+constexpr std::size_t kStores = 2;      // datastores told apart; any more are weighed by the two best
 constexpr std::size_t kFacts = kFirst + kStores * kStoreFacts;
 
 // How often a source's best guess came true of late; a running mean.
@@ -167,7 +197,8 @@ class Proposals {
       const float faith = longest_order ? weight(trusts.rank, 2 * static_cast<float>(order)) : 0;
       total += faith;
       for (std::size_t rank = 0; rank < ranks.size; ++rank)
-        pool_.prior[pool_.row(ranks.tokens[rank], 1)] += faith * kTop[order - 1] / static_cast<float>((rank + 1) * (rank + 1));
+        pool_.prior[pool_.row(ranks.tokens[rank], 1)] +=
+            faith * kTop[order - 1] / static_cast<float>((rank + 1) * (rank + 1));
       longest_order = false;
     }
     for (std::size_t store = 0; store < opinions.stores.size(); ++store) {
@@ -242,8 +273,8 @@ class Proposals {
       at(kEchoWritten, row) = echo ? static_cast<float>(echo->written) : -1;
       for (std::size_t i = 0; i < 3; ++i) at(kEchoShare1 + i, row) = echo ? echo->shares[i] : 0;
       for (std::size_t i = 0; i < kKeyed; ++i)
-        at(kRank1 + i, row) =
-            opinions.rows[i].size > 0 ? static_cast<float>(opinions.rows[i].rank(token(row))) : static_cast<float>(kRanks + 1);
+        at(kRank1 + i, row) = opinions.rows[i].size > 0 ? static_cast<float>(opinions.rows[i].rank(token(row)))
+                                                        : static_cast<float>(kRanks + 1);
     }
     // The two datastores that deserve most trust, the better first.
     std::array<std::size_t, kStores> best{};
@@ -263,7 +294,8 @@ class Proposals {
       const Evidence& evidence = opinions.stores[best[i]];
       const Rung* longest = evidence.longest();
       const Rung* between = evidence.rungs[1].length > 0 ? &evidence.rungs[1] : evidence.longest(kShort);
-      const std::array<const Rung*, kStoreSlots> slots{longest, between, evidence.longest(4), evidence.longest(3), evidence.longest(2), evidence.longest(1)};
+      const std::array<const Rung*, kStoreSlots> slots{
+          longest, between, evidence.longest(4), evidence.longest(3), evidence.longest(2), evidence.longest(1)};
       all(first + kLength, longest ? static_cast<float>(longest->length) : 0);
       all(first + kBetween, between ? static_cast<float>(between->length) : 0);
       all(first + kTrust, trusts.stores[best[i]].value);
@@ -274,14 +306,15 @@ class Proposals {
         all(first + kShares + slot, 0);
         if (!rung) continue;
         for (const Continuation& one : rung->next)
-          if (const std::size_t row = places_[pool_.find(one.token)]; row < size_) at(first + kShares + slot, row) = one.share;
+          if (const std::size_t row = places_[pool_.find(one.token)]; row < size_)
+            at(first + kShares + slot, row) = one.share;
       }
     }
   }
 
   Pool pool_;
   std::size_t size_ = 0;
-  std::array<std::uint8_t, Pool::kMost> order_;   // rows of the pool, best first
+  std::array<std::uint8_t, Pool::kMost> order_;     // rows of the pool, best first
   std::array<std::uint8_t, Pool::kMost> places_{};  // of each row of the pool in that order
   std::array<float, kFacts * kProposals> columns_{};
 };

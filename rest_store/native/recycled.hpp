@@ -43,9 +43,10 @@ class Recycled {
     const std::lock_guard lock(mutex_);
     if (rows_.empty()) return out;
     for (std::size_t order = 1; order <= kKeyed && order <= tail.size(); ++order) {
-      const std::uint64_t key = key_of(tail.last(order));
+      const Key key = key_of(tail.last(order));
       for (std::size_t way = 0; way < kWays; ++way)
-        if (const Row& row = rows_[(key + way) & (rows_.size() - 1)]; row.key == key) out[order - 1] = row.ranks;
+        if (const Row& row = rows_[place_of(key, way)]; row.ranks.size > 0 && row.key == key)
+          out[order - 1] = row.ranks;
     }
     return out;
   }
@@ -59,30 +60,39 @@ class Recycled {
   static constexpr std::size_t kMost = std::size_t{1} << 17;  // rows; 48 bytes each
   static constexpr std::size_t kWays = 4;                     // places where a row may lie
 
+  // The last tokens of a place, the last one first; the rest of the array holds a value that is no token.
+  using Key = std::array<Token, kKeyed>;
+
   struct Row {
-    std::uint64_t key = 0;  // 0: free
-    Ranks ranks;
+    Key key;
+    Ranks ranks;  // size 0: free
   };
 
-  static std::uint64_t key_of(std::span<const Token> tokens) {
-    std::uint64_t key = tokens.size();
-    for (const Token token : tokens) {
-      key = (key ^ token) * 0x9E3779B97F4A7C15ULL;
-      key ^= key >> 29;
+  static Key key_of(std::span<const Token> tokens) {
+    Key key;
+    key.fill(~Token{0});
+    std::copy(tokens.rbegin(), tokens.rend(), key.begin());
+    return key;
+  }
+
+  std::size_t place_of(const Key& key, std::size_t way) const {
+    std::uint64_t hash = 0;
+    for (const Token token : key) {
+      hash = (hash ^ token) * 0x9E3779B97F4A7C15ULL;
+      hash ^= hash >> 29;
     }
-    return key | std::uint64_t{1} << 63;
+    return ((hash >> 20) + way) & (rows_.size() - 1);
   }
 
   void put(const Row& row) {
-    const std::size_t mask = rows_.size() - 1;
     for (std::size_t way = 0; way < kWays; ++way) {
-      Row& place = rows_[(row.key + way) & mask];
-      if (place.key != 0 && place.key != row.key) continue;
-      used_ += place.key == 0;
+      Row& place = rows_[place_of(row.key, way)];
+      if (place.ranks.size > 0 && place.key != row.key) continue;
+      used_ += place.ranks.size == 0;
       place = row;
       return;
     }
-    rows_[(row.key + turn_++ % kWays) & mask] = row;
+    rows_[place_of(row.key, turn_++ % kWays)] = row;
   }
 
   void spread() {
@@ -90,7 +100,7 @@ class Recycled {
     old.swap(rows_);
     used_ = 0;
     for (const Row& row : old)
-      if (row.key != 0) put(row);
+      if (row.ranks.size > 0) put(row);
   }
 
   mutable std::mutex mutex_;

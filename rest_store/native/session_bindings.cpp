@@ -88,7 +88,7 @@ struct Calibrated {
     correction.bias += after.bias - before.bias;
     for (std::size_t i = 0; i < Correction::kOrigins; ++i)
       correction.origins[i] += after.origins[i] - before.origins[i];
-    correction.settle();
+    correction.bound();
   }
   std::vector<float> weights() const {
     const Correction now = correction_now();
@@ -101,7 +101,7 @@ struct Calibrated {
     const std::lock_guard lock(mutex);
     correction.bias = weights[0];
     std::copy(weights.begin() + 1, weights.end(), correction.origins.begin());
-    correction.settle();
+    correction.bound();
   }
 
   Forest forest;
@@ -214,6 +214,7 @@ class Session {
   }
 
   void record(bool on) { growth_.record(on); }
+  void limit_suffix(std::size_t tokens) { growth_.longest_suffix = tokens; }
   void learn_online(bool on) { growth_.corrects = on; }
 
   // (facts float32[rows, kFacts], labels uint8[rows], ends uint32[groups]) recorded since the last call.
@@ -227,7 +228,8 @@ class Session {
  private:
   static std::vector<EvidenceReader*> readers(const nb::list& stores) {
     std::vector<EvidenceReader*> out;
-    for (nb::handle store : stores) out.push_back(store.is_none() ? nullptr : nb::cast<Evidenced*>(store)->reader.get());
+    for (nb::handle store : stores)
+      out.push_back(store.is_none() ? nullptr : nb::cast<Evidenced*>(store)->reader.get());
     if (out.size() > kMostStores) throw nb::value_error("too many sources");
     return out;
   }
@@ -295,6 +297,7 @@ void bind_sessions(nb::module_& module) {
       .def("length", &Session::length)
       .def("tail", &Session::tail)
       .def("record", &Session::record)
+      .def("limit_suffix", &Session::limit_suffix)
       .def("learn_online", &Session::learn_online)
       .def("recorded", &Session::recorded);
 }
