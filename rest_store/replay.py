@@ -113,7 +113,7 @@ def read_recordings(path: str | Path, encode: Encode | None = None) -> list[Reco
         RecordingError: the file cannot be read, or a line is no recording.
     """
     out = []
-    for number, line in enumerate(_lines(path), 1):
+    for number, line in _lines(path):
         where = f"{path}, line {number}"
         try:
             fields = json.loads(line)
@@ -129,22 +129,25 @@ def read_recordings(path: str | Path, encode: Encode | None = None) -> list[Reco
             prompt, output = encode(str(prompt), str(output))
         try:
             tokens = np.array(prompt, np.int32), np.array(output, np.int32)
-            top_k = np.array(fields.get("topk", []), np.int32).reshape(len(fields.get("topk", [])), -1)
+            top_k = np.array(fields.get("topk") or np.zeros((0, 0)), np.int32)
         except (TypeError, ValueError, OverflowError) as error:
             raise RecordingError(describe(where, "recording", "of other types", "lists of token ids")) from error
-        if tokens[0].ndim != 1 or tokens[1].ndim != 1 or len(top_k) not in (0, tokens[0].size + tokens[1].size):
+        if (tokens[0].ndim, tokens[1].ndim, top_k.ndim) != (1, 1, 2) or len(top_k) not in (
+            0,
+            tokens[0].size + tokens[1].size,
+        ):
             raise RecordingError(describe(where, "recording", "of other shapes", "ids, and top-k of each position"))
         family = str(fields.get("set", fields.get("model", "all")))
         out.append(Recording(family, part_of(key), *tokens, top_k))
     return out
 
 
-def _lines(path: str | Path) -> Iterator[str]:
+def _lines(path: str | Path) -> Iterator[tuple[int, str]]:
     try:
         with (gzip.open if str(path).endswith(".gz") else open)(path, "rt", encoding="utf-8") as file:
-            for line in file:
+            for number, line in enumerate(file, 1):
                 if line.strip():
-                    yield line
+                    yield number, line
     except (OSError, UnicodeDecodeError, EOFError) as error:
         raise RecordingError(describe(path, "recordings", f"unreadable ({error})", "JSON lines")) from error
 
