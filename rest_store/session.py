@@ -32,7 +32,9 @@ from rest_store.tokenizer import TokenizerIdentity, identity_of
 from rest_store.tree import TokenTree
 
 _SUFFIXES = (16, 4, 3, 2, 1)  # lengths of the context that a source in Python is asked for, in tokens
-_ASKED_NODES, _ASKED_DEPTH = 64, 12  # of each of those trees
+_SUFFIXES_OF_PATHS = (16, 2)  # of each path that the other sources would draft, in tokens
+_OWN_NODES = 8  # of those paths
+_ASKED_NODES, _ASKED_DEPTH = 64, 12  # of each of the trees asked for
 _LAST_TOKEN = 2**31 - 1
 _NO_COSTS = np.zeros(0)
 
@@ -250,10 +252,7 @@ class DraftSession:
 
     def _ask(self) -> None:
         """Ask the sources in Python about this step's context, at once, and give their trees to the kernel."""
-        tail = np.frombuffer(self._native.tail(_SUFFIXES[0]), np.int32)
-        contexts = [tail[-size:] for size in _SUFFIXES if size <= tail.size or size == _SUFFIXES[0]]
-        if tail.size == 0:
-            contexts = []
+        contexts = self._contexts()
         if self._timeout is None:
             for store, place, source in self._foreign:
                 try:
@@ -285,8 +284,31 @@ class DraftSession:
                 self._native.give(store, None)
                 self._drop(place, "error")
 
+    def _contexts(self) -> list[npt.NDArray[np.int32]]:
+        """Return what to ask for: suffixes of the context, and of the paths that the other sources would draft."""
+        tail = np.frombuffer(self._native.tail(_SUFFIXES[0]), np.int32)
+        self._befores = [tail[:0]] * len(_SUFFIXES)
+        contexts = [tail[-size:] for size in _SUFFIXES]
+        if tail.size == 0:
+            return []
+        for store, _, _ in self._foreign:
+            self._native.give(store, None)
+        own = TokenTree.from_packed(self._native.draft(_OWN_NODES, _NO_COSTS)[0], (0, 0))
+        paths: list[npt.NDArray[np.int32]] = []
+        for token, parent in zip(own.tokens, own.parents.tolist(), strict=True):
+            path = np.append(paths[parent] if parent >= 0 else tail[:0], token)
+            paths.append(path)
+            whole = np.concatenate([tail, path])
+            for size in _SUFFIXES_OF_PATHS:
+                self._befores.append(path)
+                contexts.append(whole[-size:])
+        return contexts
+
     def _give(self, store: int, trees: list[TokenTree]) -> None:
-        given = [(tree.match.length, tree.match.count, tree.counts, tree.tokens, tree.parents) for tree in trees]
+        given = [
+            (before, tree.match.length, tree.match.count, tree.counts, tree.tokens, tree.parents)
+            for before, tree in zip(self._befores, trees, strict=True)
+        ]
         self._native.give(store, given)
 
     def __enter__(self) -> DraftSession:

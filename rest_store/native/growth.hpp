@@ -11,6 +11,7 @@ namespace rest_store {
 
 constexpr std::size_t kWindow = 64;     // last tokens of a context that sources read
 constexpr float kLikely = 0.45F;        // chances beyond are not waited for where they would change little
+constexpr float kLeast = 1e-9F;         // a lesser score is not worth a node
 constexpr std::uint32_t kDeepest = 48;  // of a draft tree
 
 struct GrownNode {
@@ -227,7 +228,7 @@ class Growth {
     }
     for (std::size_t row = 0; row < proposals_.size(); ++row) {
       const float chance = chances[row];
-      if (const float score = place.score * chance; score >= bar_) {
+      if (const float score = place.score * chance; score >= std::max(bar_, kLeast)) {
         open_.push_back({score, count_++, proposals_.token(row), node, proposals_.origins(row), chance});
         std::push_heap(open_.begin(), open_.end(), Later());
       }

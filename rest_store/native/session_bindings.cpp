@@ -128,7 +128,8 @@ class Session {
     growth_.history().end_prompt();
   }
 
-  // Trees of one step for the store at `place`: (match length, match count, counts, tokens, parents) each; None: the
+  // Trees of one step for the store at `place`: (path before it, match length, match count, counts, tokens,
+  // parents) each; None: the
   // source is left out of this step.
   void give(std::size_t place, const nb::object& trees) {
     CountedSource& source = growth_.store(place);
@@ -137,9 +138,11 @@ class Session {
     if (trees.is_none()) return;
     for (nb::handle item : trees) {
       const auto tree = nb::cast<nb::tuple>(item);
-      GivenTree given{nb::cast<std::uint32_t>(tree[0]), nb::cast<std::uint64_t>(tree[1]), {}, {}, {}};
-      const auto counts = nb::cast<Array<std::int64_t>>(tree[2]);
-      const auto tokens = nb::cast<Array<std::int32_t>>(tree[3]), parents = nb::cast<Array<std::int32_t>>(tree[4]);
+      const auto before = nb::cast<Array<std::int32_t>>(tree[0]);
+      GivenTree given{{}, nb::cast<std::uint32_t>(tree[1]), nb::cast<std::uint64_t>(tree[2]), {}, {}, {}};
+      given.before.assign(tokens_of(before).begin(), tokens_of(before).end());
+      const auto counts = nb::cast<Array<std::int64_t>>(tree[3]);
+      const auto tokens = nb::cast<Array<std::int32_t>>(tree[4]), parents = nb::cast<Array<std::int32_t>>(tree[5]);
       if (counts.size() != tokens.size() || parents.size() != tokens.size()) throw nb::value_error("no tree");
       given.tokens.assign(tokens_of(tokens).begin(), tokens_of(tokens).end());
       given.parents.assign(parents.data(), parents.data() + parents.size());
