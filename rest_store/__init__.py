@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rest_store.async_client import AsyncDatastoreClient
+    from rest_store.calibration import Calibration
     from rest_store.client import DatastoreClient
     from rest_store.connections import Tls
     from rest_store.datastore import Datastore
     from rest_store.errors import RestStoreError
+    from rest_store.session import DraftSession
+    from rest_store.sources import PromptLookup, RecycledLogits
     from rest_store.tokenizer import TokenizerIdentity
     from rest_store.tree import SuffixMatch, TokenTree
 
@@ -21,8 +24,12 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AsyncDatastoreClient",
+    "Calibration",
     "Datastore",
     "DatastoreClient",
+    "DraftSession",
+    "PromptLookup",
+    "RecycledLogits",
     "RestStoreError",
     "SuffixMatch",
     "Tls",
@@ -35,7 +42,11 @@ _HOMES = {
     "AsyncDatastoreClient": "rest_store.async_client",
     "DatastoreClient": "rest_store.client",
     "Tls": "rest_store.connections",
+    "Calibration": "rest_store.calibration",
     "Datastore": "rest_store.datastore",
+    "DraftSession": "rest_store.session",
+    "PromptLookup": "rest_store.sources",
+    "RecycledLogits": "rest_store.sources",
     "RestStoreError": "rest_store.errors",
     "SuffixMatch": "rest_store.tree",
     "TokenTree": "rest_store.tree",

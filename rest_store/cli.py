@@ -26,6 +26,8 @@ class _Group(click.Group):
         "build": "build_index.cli:build",
         "serve": "rest_store.serve:serve",
         "reload": "rest_store.serve:reload",
+        "bench": "rest_store.quality_cli:bench",
+        "calibrate": "rest_store.quality_cli:calibrate",
     }
 
     def list_commands(self, context: click.Context) -> list[str]:

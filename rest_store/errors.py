@@ -22,6 +22,12 @@
     |   |-- TokenRangeError             an id outside the vocabulary             (ValueError)
     |   `-- LimitError                  a limit such as max_nodes out of range   (ValueError)
     |-- TreeError                       arrays that are not a draft tree         (ValueError)
+    |-- SessionError                    a draft session cannot do what is asked
+    |   |-- NativeKernelError           it needs the compiled kernel             (RuntimeError)
+    |   |-- SourceError                 an object that is no source, or too many (TypeError)
+    |   `-- SessionClosedError          the session was closed                   (ValueError)
+    |-- CalibrationError                a file that is no calibration of this release (ValueError)
+    |-- RecordingError                  recordings that cannot be read or replayed (ValueError)
     |-- ServiceError                    a service cannot be run, or did not answer as asked
     |   |-- ServeError                  it cannot start as asked                 (OSError)
     |   |-- TargetError                 an address or certificate that is none   (ValueError)
@@ -189,6 +195,30 @@ class ProtocolError(ServiceError, ValueError):
 
 class ServiceInternalError(ServiceError, RuntimeError):
     """A defect of the service."""
+
+
+class SessionError(RestStoreError):
+    """A draft session cannot do what is asked of it."""
+
+
+class NativeKernelError(SessionError, RuntimeError):
+    """Draft sessions and calibrations run in the compiled kernel, which was not built."""
+
+
+class SourceError(SessionError, TypeError):
+    """An object that is no source of continuations, one given twice, or more sources than a session takes."""
+
+
+class SessionClosedError(SessionError, ValueError):
+    """The draft session was closed."""
+
+
+class CalibrationError(RestStoreError, ValueError):
+    """The file is no calibration, is damaged, or belongs to another release."""
+
+
+class RecordingError(RestStoreError, ValueError):
+    """Recordings cannot be read, or hold too little to fit or to report."""
 
 
 class BuildError(RestStoreError):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
 from rest_store._reference import KernelShard, ReferenceKernel
+from rest_store.errors import NativeKernelError, describe
 from rest_store.shard import Shard
 
 MAX_SUFFIX = 64
@@ -57,13 +58,27 @@ def kernel_name() -> str:
     return "native"
 
 
+def native_session_kernel() -> Any:
+    """Return the compiled module, which draft sessions run in.
+
+    Raises:
+        NativeKernelError: it was not built.
+    """
+    try:
+        from rest_store import _kernel
+    except ImportError as error:
+        expected = "installed; install a C++20 compiler and reinstall rest-store"
+        raise NativeKernelError(describe("draft session", "the native kernel", "missing", expected)) from error
+    return _kernel
+
+
 _warned = False
 
 
 def open_kernel(shards: list[Shard], vocabulary_size: int) -> Kernel:
     """Return a kernel over `shards`, native if it was built; say once in a process if it was not."""
     global _warned
-    views = [_view(shard) for shard in shards]
+    views = [shard_view(shard) for shard in shards]
     native = native_kernel()
     if kernel_name() == "native" and native is not None:
         return native(views, vocabulary_size)  # type: ignore[no-any-return]
@@ -113,7 +128,8 @@ def guard_pages(shards: list[Shard]) -> PageGuard | None:
     return NativeGuard(arrays)  # type: ignore[no-any-return]
 
 
-def _view(shard: Shard) -> KernelShard:
+def shard_view(shard: Shard) -> KernelShard:
+    """Return the arrays of `shard` as kernels read them."""
     tokens, suffixes = shard.tokens, shard.suffixes
     return KernelShard(
         symbols=tokens.payload_and_tail,

@@ -35,12 +35,14 @@ class TokenTree:
         parents: int[N], the place of each node's parent in the tree; -1 for a child of the context.
         counts: int[N], occurrences of the continuation that ends in the node, after the match.
         match: the suffix match that the continuations follow.
+        scores: float[N], the calibrated probability that each node is accepted; None if nobody estimated it.
+        origins: uint8[N], bit i set: source i of a draft session proposed the node; None outside of sessions.
 
     Raises:
         TreeError: not 1-D integers, arrays of unequal length, or a parent that does not come before its child.
     """
 
-    __slots__ = ("_match", "_packed")
+    __slots__ = ("_match", "_origins", "_packed", "_scores")
 
     def __init__(
         self,
@@ -49,6 +51,8 @@ class TokenTree:
         counts: Sequence[int] | npt.NDArray[np.integer[Any]],
         *,
         match: SuffixMatch = SuffixMatch(0, 0),  # noqa: B008  a named tuple is immutable
+        scores: Sequence[float] | npt.NDArray[np.floating[Any]] | None = None,
+        origins: Sequence[int] | npt.NDArray[np.integer[Any]] | None = None,
     ) -> None:
         columns = [
             _integers("counts", counts, np.int64),
@@ -65,13 +69,25 @@ class TokenTree:
             depths.append(1 if parent < 0 else depths[parent] + 1)
         self._packed = b"".join(column.tobytes() for column in (*columns, np.array(depths, dtype=np.int32)))
         self._match: tuple[int, int] = match
+        self._scores = None if scores is None else np.asarray(scores, np.float32).tobytes()
+        self._origins = None if origins is None else np.asarray(origins, np.uint8).tobytes()
+        for what, column, width in (("scores", self._scores, 4), ("origins", self._origins, 1)):
+            if column is not None and len(column) != width * len(self):
+                raise TreeError(describe("draft tree", f"length of {what}", len(column) // width, len(self)))
 
     @classmethod
-    def from_packed(cls, packed: bytes, match: tuple[int, int]) -> TokenTree:
-        """Wrap what a query kernel returns, unchecked: counts int64[N], then tokens, parents and depths int32[N]."""
+    def from_packed(
+        cls, packed: bytes, match: tuple[int, int], scores: bytes | None = None, origins: bytes | None = None
+    ) -> TokenTree:
+        """Wrap what a kernel returns, unchecked: counts int64[N], then tokens, parents and depths int32[N].
+
+        A session's trees come with scores float32[N] and origins uint8[N].
+        """
         tree = cls.__new__(cls)
         tree._packed = packed
         tree._match = match
+        tree._scores = scores
+        tree._origins = origins
         return tree
 
     @property
@@ -110,6 +126,16 @@ class TokenTree:
         """Tokens from the context to each node, int32[N]; 1 for a child of the context."""
         return self._column(16)
 
+    @property
+    def scores(self) -> npt.NDArray[np.float32] | None:
+        """Calibrated probability that each node is accepted, float32[N]; None for a datastore's trees."""
+        return None if self._scores is None else np.frombuffer(self._scores, np.float32)
+
+    @property
+    def origins(self) -> npt.NDArray[np.uint8] | None:
+        """Which sources of the session proposed each node, one bit each, uint8[N]; None for a datastore's trees."""
+        return None if self._origins is None else np.frombuffer(self._origins, np.uint8)
+
     def mask(self) -> npt.NDArray[np.bool_]:
         """Return who sees whom under tree attention, bool[N, N]: a row sees itself and its ancestors."""
         size, parents, depths = len(self), self.parents, self.depths
@@ -146,10 +172,15 @@ class TokenTree:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TokenTree):
             return NotImplemented
-        return self._packed == other._packed and self._match == other._match
+        return (self._packed, self._match, self._scores, self._origins) == (
+            other._packed,
+            other._match,
+            other._scores,
+            other._origins,
+        )
 
     def __hash__(self) -> int:
-        return hash((self._packed, *self._match))
+        return hash((self._packed, *self._match, self._scores, self._origins))
 
     def __repr__(self) -> str:
         return f"TokenTree({len(self)} nodes, depth {int(self.depths.max(initial=0))}, match={tuple(self._match)})"

@@ -30,7 +30,7 @@ from rest_store.errors import (
     ShardSizeError,
 )
 from rest_store.header import MAX_POSITIONS, MAX_VOCABULARY, SuffixesHeader, TokensHeader, entry_bits, token_width
-from rest_store.kernel import _view, kernel_name, native_kernel
+from rest_store.kernel import kernel_name, native_kernel, shard_view
 from rest_store.manifest import FILE_NAME, Manifest, ShardRecord
 from rest_store.tree import SuffixMatch, TokenTree
 
@@ -452,7 +452,7 @@ def on_exact_copies(store: Datastore) -> None:
     assert native is not None
     views = [
         dataclasses.replace(view, symbols=view.symbols.copy(), keys=view.keys.copy(), entries=view.entries.copy())
-        for view in map(_view, store.shards)
+        for view in map(shard_view, store.shards)
     ]
     store._kernel = native(views, store.vocabulary_size)
     store._draft = store._kernel.draft

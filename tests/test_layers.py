@@ -34,7 +34,7 @@ LAYERS = [
         "tally",
     ],
     [
-        *("datastore", "check", "drawing"),
+        *("datastore", "check", "drawing", "calibration", "sources"),
         # The rooms of the service, below it.
         *("addresses", "logs", "metrics", "admission", "catalog", "questions", "replies"),
         *("credentials", "health", "servicer", "reload"),
@@ -43,9 +43,9 @@ LAYERS = [
         "service_source",
         *("exchange", "stream", "async_stream"),
     ],
-    ["server", "client", "async_client", "sources", "session", "verify"],
-    ["generate"],
-    ["serve", "cli", "__main__"],
+    ["server", "client", "async_client", "session", "verify"],
+    ["generate", "replay", "quality"],
+    ["serve", "quality_cli", "cli", "__main__"],
 ]
 ORDER = [module for layer in LAYERS for module in layer]
 OF_BUILD_INDEX = {"errors", "header", "shard", "tokenizer", "manifest", "kernel", "memory", "__init__"}

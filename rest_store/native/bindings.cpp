@@ -7,6 +7,7 @@
 #include "kernel.hpp"
 #include "packed_tree.hpp"
 #include "page_guard.hpp"
+#include "session_bindings.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -184,6 +185,7 @@ NB_MODULE(_kernel, module) {
     if (packed.size() % kNodeSize != 0) throw nb::value_error("not a whole number of nodes");
     return static_cast<int>(tree_fault(packed.c_str(), packed.size() / kNodeSize, vocabulary, max_depth));
   });
+  bind_sessions(module);
   nb::class_<Opened>(module, "NativeKernel")
       .def(nb::init<const nb::list&, std::uint32_t>(), "shards"_a, "vocabulary_size"_a)
       .def("longest_suffix_match", &Opened::longest_suffix_match)

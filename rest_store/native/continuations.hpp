@@ -1,0 +1,109 @@
+// What follows a match: the heaviest next tokens, counted or estimated from a sample.
+#pragma once
+
+#include <array>
+
+#include "match.hpp"
+
+namespace rest_store {
+
+constexpr std::size_t kContinuations = 16;  // next tokens kept of one match
+
+struct Continuation {
+  Token token = 0;
+  float share = 0;  // of the match's occurrences, about
+};
+
+// The next tokens of a match, heaviest first.
+struct Continuations {
+  std::uint32_t size = 0;
+  std::array<Continuation, kContinuations> top{};
+
+  const Continuation* begin() const { return top.data(); }
+  const Continuation* end() const { return top.data() + size; }
+  float share(Token token) const {
+    for (const Continuation& one : *this)
+      if (one.token == token) return one.share;
+    return 0;
+  }
+};
+
+// Adds up weights of tokens that come mostly in runs, then ranks them.
+class Tally {
+ public:
+  void clear() { counts_.clear(); }
+
+  void add(Token token, double weight) {
+    if (!counts_.empty() && counts_.back().first == token) {
+      counts_.back().second += weight;
+      return;
+    }
+    for (auto& [other, sum] : counts_)
+      if (other == token) {
+        sum += weight;
+        return;
+      }
+    counts_.emplace_back(token, weight);
+  }
+
+  // The heaviest first, of equal weights the lesser token.
+  Continuations ranked(double total) {
+    const std::size_t size = std::min(counts_.size(), kContinuations);
+    std::partial_sort(
+        counts_.begin(), counts_.begin() + static_cast<std::ptrdiff_t>(size), counts_.end(),
+        [](const auto& a, const auto& b) { return a.second != b.second ? a.second > b.second : a.first < b.first; });
+    Continuations out;
+    out.size = static_cast<std::uint32_t>(size);
+    for (std::size_t i = 0; i < size; ++i)
+      out.top[i] = {counts_[i].first, static_cast<float>(counts_[i].second / total)};
+    return out;
+  }
+
+ private:
+  std::vector<std::pair<Token, double>> counts_;
+};
+
+// Reads the next tokens of a match of `length` tokens: all of them if they are few, else every n-th of the sorted
+// suffixes, which misses no token of more than n occurrences. Keeps its memory between calls.
+class ContinuationReader {
+ public:
+  Continuations read(const std::vector<ShardView>& shards, std::span<const Interval> intervals, std::uint32_t length,
+                     std::uint32_t vocabulary, std::size_t samples) {
+    std::uint64_t count = 0;
+    for (const Interval& interval : intervals) count += interval.width();
+    if (count == 0) return {};
+    const std::uint64_t stride = count <= samples ? 1 : (count + samples - 1) / samples;
+    probes_.clear();
+    for (std::size_t i = 0; i < shards.size(); ++i) {
+      const Interval& interval = intervals[i];
+      for (Rank rank = interval.begin + std::min(stride / 2, interval.width() / 2); rank < interval.end;
+           rank += stride) {
+        probes_.push_back({&shards[i], rank});
+        prefetch(shards[i].entry_address(rank));
+      }
+    }
+    for (Probe& probe : probes_) {
+      probe.place = probe.shard->position(probe.place) + length;
+      prefetch(probe.shard->suffix(probe.place));
+    }
+    tally_.clear();
+    for (const Probe& probe : probes_) {
+      const std::uint8_t* at = probe.shard->suffix(probe.place);
+      Token token = 0;
+      for (std::uint32_t byte = 0; byte < probe.shard->width; ++byte) token = token << 8 | at[byte];
+      if (token < vocabulary) tally_.add(token, 1);
+    }
+    return tally_.ranked(static_cast<double>(probes_.size()));
+  }
+
+ private:
+  struct Probe {
+    const ShardView* shard;
+    std::uint64_t place;  // a rank, then a position
+  };
+
+  std::vector<Probe> probes_;
+  Tally tally_;
+};
+
+}  // namespace rest_store

@@ -1,0 +1,57 @@
+// Gradient-boosted trees that ask the same question of all nodes of a level (oblivious trees, as in CatBoost, arXiv
+// 1706.09516): a tree of depth d is d comparisons and one look-up, for many rows at once.
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <vector>
+
+// Compiled for wide registers, too, where compiler and system choose at load time; sums are the same, bit for bit.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__linux__)
+#define REST_STORE_WIDE __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define REST_STORE_WIDE
+#endif
+
+namespace rest_store {
+
+constexpr std::size_t kForestDepth = 6;
+constexpr std::size_t kLanes = 16;  // rows evaluated together
+
+struct ObliviousTree {
+  std::array<std::uint16_t, kForestDepth> features{};
+  std::array<float, kForestDepth> thresholds{};  // a feature above it sets the bit of its level
+  std::array<float, std::size_t{1} << kForestDepth> leaves{};
+};
+
+struct Forest {
+  float base = 0;
+  std::vector<ObliviousTree> trees;
+
+  // Log odds of `kLanes` rows; `columns` holds feature f of row r at [f * stride + r].
+  REST_STORE_WIDE void evaluate(const float* columns, std::size_t stride, float* out) const {
+    using Floats __attribute__((vector_size(4 * kLanes))) = float;
+    using Places __attribute__((vector_size(4 * kLanes))) = std::int32_t;
+    Floats sum = Floats{} + base;
+    for (const ObliviousTree& tree : trees) {
+      Places leaf{};
+      for (std::size_t level = 0; level < kForestDepth; ++level) {
+        Floats column;
+        std::memcpy(&column, columns + tree.features[level] * stride, sizeof column);
+        leaf |= (column > tree.thresholds[level]) & (1 << level);
+      }
+      Floats found;
+      for (std::size_t row = 0; row < kLanes; ++row) found[row] = tree.leaves[static_cast<std::size_t>(leaf[row])];
+      sum += found;
+    }
+    std::memcpy(out, &sum, sizeof sum);
+  }
+};
+
+inline float probability(float log_odds) { return 1.0F / (1.0F + std::exp(-log_odds)); }
+
+}  // namespace rest_store

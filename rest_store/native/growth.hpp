@@ -1,0 +1,301 @@
+// One generation's drafting: grows draft trees from all sources, best node first, and learns from what was accepted.
+#pragma once
+
+#include <functional>
+
+#include "correction.hpp"
+#include "grove.hpp"
+#include "proposals.hpp"
+
+namespace rest_store {
+
+constexpr std::size_t kWindow = 64;     // last tokens of a context that sources read
+constexpr float kLikely = 0.45F;        // chances beyond are not waited for where they would change little
+constexpr float kLeast = 1e-9F;         // a lesser score is not worth a node
+constexpr std::uint32_t kDeepest = 48;  // of a draft tree
+
+struct GrownNode {
+  Token token;
+  std::int32_t parent;  // -1: child of the context
+  std::uint32_t depth;
+  std::uint32_t origins;
+  float score;   // chance that it is accepted
+  float chance;  // given that its parent is
+};
+
+// A source with counts of continuations: a datastore in this process, or trees that were given for this step.
+struct CountedSource {
+  EvidenceReader* reader = nullptr;
+  Grove grove;
+  bool present = true;  // in this step
+};
+
+// Not thread-safe: one generation has one. What it points to outlives it.
+class Growth {
+ public:
+  // `recycled` may be null.
+  Growth(const std::vector<EvidenceReader*>& stores, const Forest* forest, Recycled* recycled, bool use_echoes)
+      : forest_(forest), recycled_(recycled), use_echoes_(use_echoes), stores_(stores.size()) {
+    for (std::size_t i = 0; i < stores.size(); ++i) stores_[i].reader = stores[i];
+    trusts_.stores.resize(stores_.size());
+  }
+
+  History& history() { return history_; }
+  CountedSource& store(std::size_t place) { return stores_[place]; }
+  const std::vector<GrownNode>& nodes() const { return nodes_; }
+  Correction correction;
+  bool corrects = true;             // whether accept() moves the correction
+  std::size_t longest_suffix = 16;  // that a datastore is asked for at the root, in tokens
+
+  // Grow a tree of at most `max_nodes` nodes, in the order in which they were taken: never a greater score after a
+  // lesser one, parents before children.
+  const std::vector<GrownNode>& grow(std::size_t max_nodes) {
+    max_nodes_ = max_nodes;
+    nodes_.clear();
+    open_.clear();
+    bar_ = 0;
+    count_ = 0;
+    expansions_ = 0;
+    expansion_of_.clear();
+    facts_.clear();
+    rows_.clear();
+    if (history_.tokens().empty()) return nodes_;
+    expand(-1);
+    while (nodes_.size() < max_nodes && !open_.empty()) {
+      std::pop_heap(open_.begin(), open_.end(), Later());
+      const Open best = open_.back();
+      open_.pop_back();
+      nodes_.push_back({best.token, best.parent,
+                        best.parent < 0 ? 1 : nodes_[static_cast<std::size_t>(best.parent)].depth + 1, best.origins,
+                        best.score, best.chance});
+      expansion_of_.push_back(-1);
+      if (worth_expanding(best.score) && nodes_.back().depth < kDeepest)
+        expand(static_cast<std::int32_t>(nodes_.size()) - 1);
+    }
+    return nodes_;
+  }
+
+  // Keep only the first `count` nodes of the tree: the others are not verified.
+  void keep(std::size_t count) {
+    nodes_.resize(count);
+    expansion_of_.resize(count);
+  }
+
+  // The last tokens of the context and the path to `node`, which it ends with; valid until the next call.
+  std::span<const Token> tail_of(std::int32_t node) {
+    const std::vector<Token>& text = history_.tokens();
+    const std::size_t depth = node < 0 ? 0 : nodes_[static_cast<std::size_t>(node)].depth;
+    const std::size_t from = std::min(text.size(), kWindow);
+    tail_.resize(from + depth);
+    std::copy(text.end() - static_cast<std::ptrdiff_t>(from), text.end(), tail_.begin());
+    for (std::size_t place = tail_.size(); node >= 0; node = nodes_[static_cast<std::size_t>(node)].parent)
+      tail_[--place] = nodes_[static_cast<std::size_t>(node)].token;
+    return std::span<const Token>(tail_).last(std::min(tail_.size(), kWindow));
+  }
+
+  // Append the tokens that the target model produced after the context of the last tree, learn from them, and return
+  // how many of them the tree foresaw.
+  std::size_t accept(std::span<const Token> tokens) {
+    std::int32_t node = -1;
+    bool on_tree = expansions_ > 0;
+    std::size_t depth = 0;
+    for (const Token token : tokens) {
+      if (on_tree) {
+        learn(node, token);
+        std::int32_t next = -1;
+        for (std::size_t i = 0; i < nodes_.size(); ++i)
+          if (nodes_[i].parent == node && nodes_[i].token == token) next = static_cast<std::int32_t>(i);
+        on_tree = next >= 0;
+        node = next;
+        depth += on_tree;
+      }
+      history_.append(token);
+    }
+    if (expansions_ > 0) momentum_ += 0.2F * (static_cast<float>(depth) - momentum_);
+    expansions_ = 0;
+    nodes_.clear();
+    return depth;
+  }
+
+  // For calibration: keep the facts of every proposal, and hand out those along the path that was accepted.
+  void record(bool on) { recording_ = on; }
+  const std::vector<float>& recorded_facts() const { return recorded_facts_; }
+  const std::vector<std::uint8_t>& recorded_labels() const { return recorded_labels_; }
+  const std::vector<std::uint32_t>& recorded_ends() const { return recorded_ends_; }
+  const std::vector<float>& recorded_chances() const { return recorded_chances_; }
+  void forget_recorded() {
+    recorded_facts_.clear();
+    recorded_labels_.clear();
+    recorded_chances_.clear();
+    recorded_ends_.clear();
+  }
+
+ private:
+  struct Open {
+    float score;
+    std::uint32_t number;
+    Token token;
+    std::int32_t parent;
+    std::uint32_t origins;
+    float chance;
+  };
+  struct Later {
+    bool operator()(const Open& a, const Open& b) const {
+      return a.score != b.score ? a.score < b.score : a.number > b.number;
+    }
+  };
+  struct Row {
+    std::uint32_t expansion;
+    Token token;
+    float chance;
+    std::uint32_t origins;
+  };
+
+  // Whether a child of a node of this score may still be among the best.
+  bool worth_expanding(float score) {
+    const std::size_t left = max_nodes_ - nodes_.size();
+    if (recording_) return true;
+    return left > 0 && score * kLikely > least_of_best(left);
+  }
+
+  // The least score of the `count` best open proposals; 0 if there are fewer. Forgets, now and then, those that cannot
+  // become nodes any more.
+  float least_of_best(std::size_t count) {
+    if (open_.size() < count) return 0;
+    if (open_.size() > 2 * count + kProposals) {
+      const auto last = open_.begin() + static_cast<std::ptrdiff_t>(count) - 1;
+      std::nth_element(open_.begin(), last, open_.end(), [](const Open& a, const Open& b) { return Later()(b, a); });
+      bar_ = last->score;
+      open_.resize(count);
+      std::make_heap(open_.begin(), open_.end(), Later());
+      return bar_;
+    }
+    scores_.clear();
+    for (const Open& one : open_) scores_.push_back(one.score);
+    const auto last = scores_.begin() + static_cast<std::ptrdiff_t>(count) - 1;
+    std::nth_element(scores_.begin(), last, scores_.end(), std::greater<>());
+    return *last;
+  }
+
+  // Ask every datastore about the place that ends in `tail`, `depth` tokens below the root, whose parent's evidence is
+  // that of expansion `above`.
+  void consult(std::size_t above, std::span<const Token> tail, std::size_t depth, Opinions& opinions) {
+    for (std::size_t i = 0; i < stores_.size(); ++i) {
+      CountedSource& source = stores_[i];
+      if (!source.present) opinions.stores[i].clear();
+      else if (source.reader == nullptr) source.grove.at(tail.last(depth), opinions.stores[i]);
+      else if (depth == 0) source.reader->root(tail.last(std::min(tail.size(), longest_suffix)), opinions.stores[i]);
+      else source.reader->child(opinions_[above].stores[i], tail, opinions.stores[i]);
+    }
+  }
+
+  void expand(std::int32_t node) {
+    const std::span<const Token> tail = tail_of(node);
+    if (expansions_ == opinions_.size()) opinions_.emplace_back();
+    Opinions& opinions = opinions_[expansions_];
+    opinions.stores.resize(stores_.size());
+    if (use_echoes_) history_.find(tail, opinions.echoes);
+    if (recycled_ != nullptr) opinions.rows = recycled_->find(tail);
+    Place place;
+    place.momentum = momentum_;
+    if (node < 0) {
+      root_ = expansions_;
+      consult(root_, tail, 0, opinions);
+    } else {
+      const GrownNode& own = nodes_[static_cast<std::size_t>(node)];
+      const std::size_t above =
+          own.parent < 0 ? root_ : static_cast<std::size_t>(expansion_of_[static_cast<std::size_t>(own.parent)]);
+      consult(above, tail, own.depth, opinions);
+      place.depth = static_cast<float>(own.depth);
+      place.score = own.score;
+      place.chance = own.chance;
+      expansion_of_[static_cast<std::size_t>(node)] = static_cast<std::int32_t>(expansions_);
+    }
+    proposals_.gather(opinions, trusts_, place, history_, place.score >= 0.3F && max_nodes_ > 16 ? kProposals : kLanes);
+    std::array<float, kProposals> chances{};
+    if (forest_ != nullptr && !forest_->trees.empty()) {
+      for (std::size_t row = 0; row < proposals_.size(); row += kLanes)
+        forest_->evaluate(proposals_.columns() + row, kProposals, chances.data() + row);
+      float sum = 1;
+      for (std::size_t row = 0; row < proposals_.size(); ++row)
+        sum += chances[row] = std::exp(chances[row] + correction.of(proposals_.origins(row)));
+      for (std::size_t row = 0; row < proposals_.size(); ++row) chances[row] /= sum;
+    } else {
+      float sum = 0;
+      for (std::size_t row = 0; row < proposals_.size(); ++row) sum += chances[row] = proposals_.prior(row);
+      if (sum > 1)
+        for (std::size_t row = 0; row < proposals_.size(); ++row) chances[row] /= sum;
+    }
+    for (std::size_t row = 0; row < proposals_.size(); ++row) {
+      const float chance = chances[row];
+      if (const float score = place.score * chance; score >= std::max(bar_, kLeast)) {
+        open_.push_back({score, count_++, proposals_.token(row), node, proposals_.origins(row), chance});
+        std::push_heap(open_.begin(), open_.end(), Later());
+      }
+      rows_.push_back(
+          {static_cast<std::uint32_t>(expansions_), proposals_.token(row), chance, proposals_.origins(row)});
+      if (recording_) {
+        for (std::size_t fact = 0; fact < kFacts; ++fact) facts_.push_back(proposals_.fact(row, fact));
+      }
+    }
+    ++expansions_;
+  }
+
+  // `token` came after `node`.
+  void learn(std::int32_t node, Token token) {
+    const std::int32_t expansion =
+        node < 0 ? static_cast<std::int32_t>(root_) : expansion_of_[static_cast<std::size_t>(node)];
+    if (expansion < 0) return;
+    const Opinions& opinions = opinions_[static_cast<std::size_t>(expansion)];
+    const auto right = static_cast<std::int64_t>(token);
+    if (const std::int64_t guess = opinions.echo_guess(); guess >= 0) trusts_.echo.learn(guess == right);
+    if (const std::int64_t guess = opinions.rank_guess(); guess >= 0) trusts_.rank.learn(guess == right);
+    for (std::size_t i = 0; i < stores_.size(); ++i) {
+      if (const std::int64_t guess = opinions.store_guess(i); stores_[i].present)
+        trusts_.stores[i].learn(guess == right);
+    }
+    if (corrects) {
+      for (const Row& row : rows_)
+        if (row.expansion == static_cast<std::uint32_t>(expansion))
+          correction.learn(row.origins, row.chance, row.token == token);
+      correction.settle();
+    }
+    if (!recording_) return;
+    const std::size_t before = recorded_labels_.size();
+    for (std::size_t i = 0; i < rows_.size(); ++i) {
+      if (rows_[i].expansion != static_cast<std::uint32_t>(expansion)) continue;
+      recorded_labels_.push_back(rows_[i].token == token);
+      recorded_chances_.push_back(rows_[i].chance);
+      const auto first = facts_.begin() + static_cast<std::ptrdiff_t>(i * kFacts);
+      recorded_facts_.insert(recorded_facts_.end(), first, first + kFacts);
+    }
+    if (recorded_labels_.size() > before) recorded_ends_.push_back(static_cast<std::uint32_t>(recorded_labels_.size()));
+  }
+
+  const Forest* forest_;
+  Recycled* recycled_;
+  bool use_echoes_;
+  std::vector<CountedSource> stores_;
+  History history_;
+  Trusts trusts_;
+  float momentum_ = 1;
+  bool recording_ = false;
+
+  std::vector<GrownNode> nodes_;
+  std::vector<std::int32_t> expansion_of_;  // of each node; -1: not expanded
+  std::vector<Open> open_;                  // a heap
+  std::vector<Opinions> opinions_;          // of each expansion
+  std::size_t expansions_ = 0, root_ = 0, max_nodes_ = 0;
+  std::uint32_t count_ = 0;
+  std::vector<Token> tail_;
+  std::vector<float> scores_;
+  float bar_ = 0;  // a lesser score cannot become a node
+  Proposals proposals_;
+
+  std::vector<Row> rows_;
+  std::vector<float> facts_, recorded_facts_, recorded_chances_;
+  std::vector<std::uint8_t> recorded_labels_;
+  std::vector<std::uint32_t> recorded_ends_;
+};
+
+}  // namespace rest_store

@@ -1,0 +1,207 @@
+"""The commands `rest-store calibrate` and `rest-store bench quality`."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rest_store.calibration import Calibration
+from rest_store.datastore import Datastore
+from rest_store.errors import CorpusError, RecordingError, describe
+
+if TYPE_CHECKING:
+    from rest_store.replay import Encode, Outcome, Recording
+
+_recordings = click.option(
+    "--recordings",
+    "paths",
+    multiple=True,
+    required=True,
+    type=click.Path(path_type=Path),
+    help="JSON lines of prompt and output, as token ids or text, also .gz. May be repeated.",
+)
+_datastores = click.option(
+    "--datastore", "stores", multiple=True, type=click.Path(path_type=Path), help="To draft from. May be repeated."
+)
+_tokenizer = click.option(
+    "--tokenizer", help="For recordings of text: name or path; default: the one kept in the first datastore."
+)
+
+
+@click.command(
+    epilog="Example: rest-store calibrate --recordings mine.jsonl --datastore python.ds --out mine.calibration"
+)
+@_recordings
+@_datastores
+@_tokenizer
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="The calibration to write.")
+@click.option("--trees", default=250, show_default=True, type=click.IntRange(1, 2000), help="Boosted trees.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def calibrate(
+    paths: tuple[Path, ...], stores: tuple[Path, ...], tokenizer: str | None, out: Path, trees: int, as_json: bool
+) -> None:
+    """Fit a calibration to recordings of your own model, and say how good it is.
+
+    Seven tenths of the prompts, by a fixed hash, are fitted to; the figures are those of the others.
+    """
+    from rest_store.replay import FIT_PARTS, fit_calibration, replay
+
+    opened = _open(stores)
+    recordings = _read(paths, opened, tokenizer)
+    fit = [recording for recording in recordings if recording.part < FIT_PARTS]
+    held = [recording for recording in recordings if recording.part >= FIT_PARTS]
+    if not fit or not held:
+        found = f"{len(fit)} recordings to fit and {len(held)} to report"
+        raise RecordingError(describe("calibrate", "data", found, "some of each: record more prompts"))
+    sources = _sources(opened)
+    facts = {
+        "recordings": [path.name for path in paths],
+        "prompts": f"parts 0..{FIT_PARTS - 1} of 10",
+        "datastores": [path.name for path in stores],
+        "trees": trees,
+    }
+    calibration = fit_calibration([(fit, sources)], start=Calibration.default(), trees=trees, provenance=facts)
+    calibration.save(out)
+    rows = [
+        {"calibration": name, "nodes": nodes, **replay(held, sources, one, max_nodes=nodes).as_json()}
+        for name, one in (("default", Calibration.default()), ("fitted", calibration))
+        for nodes in (16, 64)
+    ]
+    if as_json:
+        click.echo(json.dumps({"out": str(out), "fitted": len(fit), "reported": len(held), "rows": rows}))
+        return
+    click.echo(f"{out}: fitted to {len(fit)} recordings; on {len(held)} others:")
+    for row in rows:
+        error = f"calibration error {row['calibration_error']:.4f}"
+        click.echo(f"  {row['calibration']:<8} {row['nodes']:>3} nodes  M {row['M']:.3f}  {error}")
+
+
+@click.group()
+def bench() -> None:
+    """Measure what rest-store is worth on your data and machine."""
+
+
+@bench.command(epilog="Example: rest-store bench quality --recordings traces.jsonl.gz --datastore python.ds")
+@_recordings
+@_datastores
+@_tokenizer
+@click.option(
+    "--calibration",
+    default="fit",
+    show_default=True,
+    help="'fit': fitted here to seven tenths of the prompts; 'default': the one of the package; or a file.",
+)
+@click.option("--nodes", "budgets", multiple=True, default=(16, 64), show_default=True, type=click.IntRange(1, 1024))
+@click.option("--every", default=1, show_default=True, type=click.IntRange(1), help="Take each n-th recording only.")
+@click.option("--no-ablations", is_flag=True, help="Leave out rows with each source alone or left out.")
+@click.option("--plots", type=click.Path(path_type=Path), help="Folder for plots; takes the extra [plots].")
+@click.option(
+    "--series",
+    nargs=2,
+    multiple=True,
+    type=(float, click.Path(path_type=Path)),
+    help="For the plot against size: relative size, and a datastore of that size. May be repeated.",
+)
+@click.option("--json", "result", type=click.Path(path_type=Path), help="Write all figures to this file.")
+def quality(
+    paths: tuple[Path, ...],
+    stores: tuple[Path, ...],
+    tokenizer: str | None,
+    calibration: str,
+    budgets: tuple[int, ...],
+    every: int,
+    no_ablations: bool,
+    plots: Path | None,
+    series: tuple[tuple[float, Path], ...],
+    result: Path | None,
+) -> None:
+    """Replay recordings and print M, tokens per forward pass: the session, its parts, REST's rule, prompt lookup.
+
+    The figures are of three tenths of the prompts, by a fixed hash; no calibration is fitted to those.
+    """
+    from rest_store.quality import measure, measure_series, plot
+    from rest_store.replay import FIT_PARTS, fit_calibration
+
+    opened = _open(stores)
+    recordings = _read(paths, opened, tokenizer)[::every]
+    held = [recording for recording in recordings if recording.part >= FIT_PARTS]
+    fit = [recording for recording in recordings if recording.part < FIT_PARTS]
+    if not held or (calibration == "fit" and not fit):
+        found = f"{len(fit)} recordings to fit and {len(held)} to report"
+        raise RecordingError(describe("bench quality", "data", found, "some of each: record more prompts"))
+    if calibration == "fit":
+        used = fit_calibration([(fit, _sources(opened))], start=Calibration.default())
+    else:
+        used = Calibration.default() if calibration == "default" else Calibration.load(calibration)
+
+    def show(drafting: str, outcome: Outcome) -> None:
+        by_family = "  ".join(
+            f"{name} {tokens / steps:.2f}" for name, (tokens, steps) in sorted(outcome.families.items())
+        )
+        click.echo(f"{drafting:<52}{outcome.mean_accepted:6.3f}   {by_family}")
+
+    click.echo(f"{len(held)} recordings, {sum(one.output.size for one in held)} tokens; M, and by family:")
+    rows = measure(held, opened, used, budgets=budgets, ablations=not no_ablations, progress=show)
+    for row in rows:
+        if "reliability" in row:
+            click.echo(f"calibration error with {row['nodes']} nodes: {row['calibration_error']:.4f}")
+    curves: dict[str, list[tuple[float, float]]] = {}
+    if plots is not None:
+        sizes = {size: _open((path,)) for size, path in series}
+        curves = measure_series(held, {**sizes, 1.0: opened}, used)
+        plot(rows, curves, plots)
+    if result is not None:
+        facts: dict[str, Any] = {"recordings": [path.name for path in paths], "calibration": calibration}
+        facts |= {
+            "datastores": {name: store.manifest.token_count for name, store in opened.items()},
+            "reported": len(held),
+        }
+        result.write_text(json.dumps({**facts, "rows": rows, "curves": curves}, indent=1) + "\n", encoding="utf-8")
+
+
+def _open(paths: tuple[Path, ...]) -> dict[str, Datastore]:
+    return {path.name: Datastore.open(path) for path in paths}
+
+
+def _sources(stores: dict[str, Datastore]) -> list[object]:
+    from rest_store.sources import PromptLookup, RecycledLogits
+
+    return [PromptLookup(), RecycledLogits(), *stores.values()]
+
+
+def _read(paths: tuple[Path, ...], stores: dict[str, Datastore], tokenizer: str | None) -> list[Recording]:
+    from rest_store.replay import read_recordings
+
+    encode = _encoder(next(iter(stores.values()), None), tokenizer)
+    return [recording for path in paths for recording in read_recordings(path, encode)]
+
+
+def _encoder(store: Datastore | None, name: str | None) -> Encode | None:
+    """Return what turns a prompt and its answer into tokens as a chat would, or None without a tokenizer."""
+    from rest_store.manifest import TOKENIZER_FILE_NAME
+
+    kept = None if store is None else store.path / TOKENIZER_FILE_NAME
+    if name is None and (kept is None or not kept.exists()):
+        return None
+    from build_index.documents import Document
+    from build_index.tokenization import load_tokenizer
+
+    target = load_tokenizer(name if name is not None else os.fspath(kept or ""))
+
+    def encode(prompt: str, answer: str) -> tuple[list[int], list[int]]:
+        output = target.encode(answer).tolist()
+        try:
+            chat = Document(messages=(("user", prompt), ("assistant", answer)))
+            whole = target.encode_conversations([chat])[0].tolist()
+        except CorpusError:  # no chat template
+            return target.encode(prompt).tolist(), output
+        for end in range(len(whole), len(output) - 1, -1):
+            if whole[end - len(output) : end] == output:
+                return whole[: end - len(output)], output
+        return target.encode(prompt).tolist(), output
+
+    return encode

@@ -1,0 +1,266 @@
+"""Replaying recorded generations: how many tokens a step would have given, without running the model.
+
+Draft from the context, walk the tree along the recorded output, accept the matching path and one bonus token. No token
+that comes later is seen: a session is given the recorded top-k only up to the token before the last accepted one.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rest_store.calibration import Calibration
+from rest_store.errors import RecordingError, describe
+from rest_store.session import DraftSession
+from rest_store.sources import RecycledLogits
+from rest_store.tree import TokenTree
+
+BINS = 20  # of reliability
+PARTS = 10  # that prompts are divided into
+FIT_PARTS = 7  # of those, the first ones are for fitting, the others for reporting
+
+Encode = Callable[[str, str], tuple[list[int], list[int]]]  # prompt and answer to their tokens
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One recorded generation.
+
+    Attributes:
+        family: what kind of task it is, for reports.
+        part: 0..9, by a fixed hash of the prompt, or of the task's id where several prompts ask for the same.
+        prompt: int32[p].
+        output: int32[n].
+        top_k: int32[p + n, k], most likely tokens after each position of prompt + output; k may be 0.
+    """
+
+    family: str
+    part: int
+    prompt: npt.NDArray[np.int32]
+    output: npt.NDArray[np.int32]
+    top_k: npt.NDArray[np.int32]
+
+
+@dataclass
+class Outcome:
+    """What replays gave, summed up.
+
+    Attributes:
+        tokens: tokens of the outputs.
+        steps: target forward passes.
+        expected: tokens that the scores promised, over all steps.
+        reliability: float[3, 20], by score of a drafted node in bins of 1/20: nodes, sum of scores, nodes accepted.
+        families: tokens and steps of each family.
+    """
+
+    tokens: int = 0
+    steps: int = 0
+    expected: float = 0.0
+    reliability: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros((3, BINS)))
+    families: dict[str, list[int]] = field(default_factory=dict)
+
+    @property
+    def mean_accepted(self) -> float:
+        """M, tokens per target forward pass (REST, section 4.1)."""
+        return self.tokens / max(1, self.steps)
+
+    @property
+    def calibration_error(self) -> float:
+        """Expected calibration error of node scores: mean distance of promised and true acceptance over the bins."""
+        nodes, promised, accepted = self.reliability
+        return float(np.abs(promised - accepted).sum() / max(1.0, nodes.sum()))
+
+    def add(self, family: str, tokens: int, steps: int) -> None:
+        """Count one replay."""
+        self.tokens += tokens
+        self.steps += steps
+        of_family = self.families.setdefault(family, [0, 0])
+        of_family[0] += tokens
+        of_family[1] += steps
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the figures as a report holds them."""
+        return {
+            "M": round(self.mean_accepted, 4),
+            "tokens": self.tokens,
+            "steps": self.steps,
+            "promised": round(self.expected / max(1, self.steps), 4),
+            "calibration_error": round(self.calibration_error, 5),
+            "families": {name: round(tokens / steps, 4) for name, (tokens, steps) in sorted(self.families.items())},
+        }
+
+
+def part_of(key: str) -> int:
+    """Return which part of the prompts the one with this key belongs to, 0..9; fixed for ever."""
+    return int(hashlib.sha256(b"split 1 " + key.encode()).hexdigest(), 16) % PARTS
+
+
+def read_recordings(path: str | Path, encode: Encode | None = None) -> list[Recording]:
+    """Read recordings: JSON lines, also as `.gz`, each with `prompt` and `output` (or `answer`).
+
+    Both are token ids, or texts that `encode` turns into tokens. Optional: `topk` (for each position the most likely
+    next tokens), `set` or `model` (the family), `id` (of the task, which keeps several prompts of one task together).
+
+    Raises:
+        RecordingError: the file cannot be read, or a line is no recording.
+    """
+    out = []
+    for number, line in _lines(path):
+        where = f"{path}, line {number}"
+        try:
+            fields = json.loads(line)
+            prompt, output = fields["prompt"], fields["output"] if "output" in fields else fields["answer"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise RecordingError(describe(where, "recording", "malformed", "JSON with prompt and output")) from error
+        key = str(fields.get("id", prompt))
+        if "id" in fields and "/" not in key:
+            key = str(fields.get("set", "")) + key
+        if isinstance(prompt, str) or isinstance(output, str):
+            if encode is None:
+                raise RecordingError(describe(where, "prompt or output", "text", "token ids, or a tokenizer for it"))
+            prompt, output = encode(str(prompt), str(output))
+        try:
+            tokens = np.array(prompt, np.int32), np.array(output, np.int32)
+            top_k = np.array(fields.get("topk") or np.zeros((0, 0)), np.int32)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise RecordingError(describe(where, "recording", "of other types", "lists of token ids")) from error
+        if (tokens[0].ndim, tokens[1].ndim, top_k.ndim) != (1, 1, 2) or len(top_k) not in (
+            0,
+            tokens[0].size + tokens[1].size,
+        ):
+            raise RecordingError(describe(where, "recording", "of other shapes", "ids, and top-k of each position"))
+        family = str(fields.get("set", fields.get("model", "all")))
+        out.append(Recording(family, part_of(key), *tokens, top_k))
+    return out
+
+
+def _lines(path: str | Path) -> Iterator[tuple[int, str]]:
+    try:
+        with (gzip.open if str(path).endswith(".gz") else open)(path, "rt", encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield number, line
+    except (OSError, UnicodeDecodeError, EOFError) as error:
+        raise RecordingError(describe(path, "recordings", f"unreadable ({error})", "JSON lines")) from error
+
+
+Draft = Callable[[npt.NDArray[np.int32]], TokenTree]  # of a context
+
+
+def walk(recordings: Iterable[Recording], draft: Draft) -> Outcome:
+    """Replay with a drafting rule that knows the context alone; its trees need no scores."""
+    outcome = Outcome()
+    for recording in recordings:
+        text = np.concatenate([recording.prompt, recording.output])
+        place, steps = recording.prompt.size, 0
+        while place < text.size:
+            path = draft(text[:place]).longest_path(text[place:])
+            place = min(place + len(path) + 1, text.size)
+            steps += 1
+        outcome.add(recording.family, recording.output.size, steps)
+    return outcome
+
+
+def replay(
+    recordings: Iterable[Recording],
+    sources: Sequence[object],
+    calibration: Calibration,
+    *,
+    max_nodes: int = 16,
+    learn: bool = False,
+    skip: int = 0,
+    max_suffix: int = 16,
+    record: list[tuple[bytes, bytes, bytes]] | None = None,
+) -> Outcome:
+    """Replay with draft sessions.
+
+    Args:
+        recordings: what to replay, in this order.
+        sources: of each session; a `RecycledLogits` among them stands for a new one in each session.
+        calibration: of all sessions.
+        max_nodes: budget of a step.
+        learn: whether the calibration learns on the way, across recordings.
+        skip: tokens of each output that count as prompt.
+        max_suffix: of the sessions.
+        record: if given, what sessions record for `Calibration.fit` is appended.
+    """
+    outcome = Outcome()
+    for recording in recordings:
+        if recording.output.size <= skip:
+            continue
+        text = np.concatenate([recording.prompt, recording.output])
+        own = [RecycledLogits() if isinstance(source, RecycledLogits) else source for source in sources]
+        place = start = recording.prompt.size + skip
+        with DraftSession(own, text[:place], calibration=calibration, learn=learn, max_suffix=max_suffix) as session:
+            session._native.record(record is not None)
+            steps = known = 0
+            while place < text.size:
+                tree = session.draft(max_nodes)
+                taken = tree.longest_path(text[place:])
+                _count(outcome, tree, taken)
+                end = min(place + len(taken) + 1, text.size)
+                session.accept(text[place:end])
+                # The forward pass has read all but the last of these tokens.
+                if recording.top_k.size:
+                    session._native.learn_text(known, np.ascontiguousarray(recording.top_k[known : end - 1]))
+                known, place, steps = end - 1, end, steps + 1
+            if record is not None:
+                record.append(session._native.recorded())
+        outcome.add(recording.family, text.size - start, steps)
+    return outcome
+
+
+def _count(outcome: Outcome, tree: TokenTree, taken: npt.NDArray[np.int64]) -> None:
+    scores = tree.scores
+    assert scores is not None
+    bins = np.minimum((scores * BINS).astype(np.int64), BINS - 1)
+    outcome.reliability[0] += np.bincount(bins, minlength=BINS)
+    outcome.reliability[1] += np.bincount(bins, scores, minlength=BINS)
+    outcome.reliability[2] += np.bincount(bins[taken], minlength=BINS)
+    outcome.expected += 1 + float(scores.sum())
+
+
+def fit_calibration(
+    jobs: Sequence[tuple[Sequence[Recording], Sequence[object]]],
+    *,
+    start: Calibration | None = None,
+    budgets: Sequence[tuple[int, int]] = ((24, 0), (24, 2), (64, 1)),
+    trees: int = 250,
+    provenance: dict[str, Any] | None = None,
+) -> Calibration:
+    """Fit a calibration to recordings.
+
+    Args:
+        jobs: recordings, and the sources that draft for them.
+        start: drafts while recording, so that what is learnt is what happens on its trees; None: an untrained rule.
+        budgets: replays of all recordings: (nodes, tokens of the output that count as prompt).
+        trees: of the calibration.
+        provenance: kept with it.
+
+    Raises:
+        RecordingError: no step of any recording has a proposal.
+    """
+    guide = start or Calibration(bytes(4))
+    record: list[tuple[bytes, bytes, bytes]] = []
+    for nodes, skip in budgets:
+        for recordings, sources in jobs:
+            replay(recordings, sources, guide, max_nodes=nodes, skip=skip, record=record)
+    facts = np.frombuffer(b"".join(one[0] for one in record), np.float32)
+    labels = np.frombuffer(b"".join(one[1] for one in record), np.uint8)
+    if labels.size == 0:
+        raise RecordingError(describe("fit", "number of proposals", 0, "at least one"))
+    ends, before = [], 0
+    for _, own_labels, own_ends in record:
+        ends.append(np.frombuffer(own_ends, np.uint32) + before)
+        before += len(own_labels)
+    return Calibration.fit(
+        facts.reshape(labels.size, -1), labels, np.concatenate(ends), trees=trees, provenance=provenance
+    )

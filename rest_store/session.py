@@ -1,0 +1,371 @@
+"""The drafting side of one generation: a calibrated draft tree from all sources, best first, within a budget."""
+
+from __future__ import annotations
+
+import operator
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as LateError
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rest_store.calibration import Calibration
+from rest_store.datastore import Datastore
+from rest_store.errors import (
+    ContextTypeError,
+    EmptyContextError,
+    LimitError,
+    SessionClosedError,
+    SourceError,
+    TokenRangeError,
+    describe,
+)
+from rest_store.kernel import MAX_NODES, MAX_SUFFIX, native_session_kernel
+from rest_store.queries import IntSequence
+from rest_store.sources import PromptLookup, RecycledLogits, Source, evidence_of
+from rest_store.tokenizer import TokenizerIdentity, identity_of
+from rest_store.tree import TokenTree
+
+_SUFFIXES = (16, 4, 3, 2, 1)  # lengths of the context that a source in Python is asked for, in tokens
+_SUFFIXES_OF_PATHS = (16, 2)  # of each path that the other sources would draft, in tokens
+_OWN_NODES = 8  # of those paths
+_ASKED_NODES, _ASKED_DEPTH = 64, 12  # of each of the trees asked for
+_LAST_TOKEN = 2**31 - 1
+_NO_COSTS = np.zeros(0)
+
+
+@dataclass
+class SessionStatistics:
+    """What a session has done so far.
+
+    Attributes:
+        steps: calls of `draft`.
+        drafted: draft tokens of all trees.
+        accepted: draft tokens that the target model produced, too.
+        tokens: tokens given to `accept`.
+        dropped: steps that went on without a source: (its place among the sources, why) -> steps; why is "error",
+            "late" or "tokenizer".
+    """
+
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    tokens: int = 0
+    dropped: dict[tuple[int, str], int] = field(default_factory=dict)
+
+
+class DraftSession:
+    """One generation's drafting: knows its text, asks the sources, learns from what was accepted.
+
+    Args:
+        sources: at most 8: `Datastore`, `PromptLookup`, `RecycledLogits`, or anything with `draft_batch` as
+            `sources.Source` has it, such as a service's client; of those with counts at most 6, of the others one each.
+        prompt: 1-D integers, the text so far, oldest token first; may be empty.
+        prompt_top_k: int[len(prompt), k], the target model's k most likely tokens after each token of the prompt, -1:
+            unknown; for `RecycledLogits`.
+        calibration: what turns evidence into probabilities, shared and taught by all sessions that are given it; None:
+            a copy of the one that comes with the package.
+        learn: whether accepted tokens adjust the calibration.
+        max_suffix: longest suffix of the context that datastores are asked for, in tokens, 1..64; within a tree, paths
+            make matches longer.
+        tokenizer: the target model's tokenizer or its `TokenizerIdentity`; a source that says it has another one is
+            left out. None: that of the first source that has one.
+        source_timeout: seconds that a step waits for sources in Python; None: as long as they take.
+
+    Raises:
+        SourceError: an object that is no source, given twice, or too many.
+        LimitError: `max_suffix` out of range.
+        ContextTypeError, TokenRangeError: `prompt` is not 1-D integers of 0 .. 2^31 - 1.
+        NativeKernelError: the kernel was not compiled.
+
+    Not thread-safe: one thread at a time. A context manager; `close` ends it.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[object],
+        prompt: IntSequence = (),
+        *,
+        prompt_top_k: npt.ArrayLike | None = None,
+        calibration: Calibration | None = None,
+        learn: bool = True,
+        max_suffix: int = 16,
+        tokenizer: object = None,
+        source_timeout: float | None = None,
+    ) -> None:
+        kernel = native_session_kernel()
+        self.calibration = Calibration.default() if calibration is None else calibration
+        self.statistics = SessionStatistics()
+        self._timeout = source_timeout
+        self._pool: ThreadPoolExecutor | None = None
+        self._late: dict[int, Future[list[TokenTree]]] = {}
+        self._closed = threading.Event()
+        stores = self._sort(list(sources), int(kernel.MOST_STORES))
+        recycled = [source.native for source in sources if isinstance(source, RecycledLogits)]
+        self._native = kernel.NativeSession(
+            stores, self.calibration.native, recycled[0] if recycled else None, self._places
+        )
+        self._native.learn_online(learn)
+        if not 1 <= max_suffix <= MAX_SUFFIX:
+            raise LimitError(describe("draft session", "max_suffix", max_suffix, f"1..{MAX_SUFFIX}"))
+        self._native.limit_suffix(max_suffix)
+        self._leave_out_other_tokenizers(list(sources), tokenizer)
+        tokens = _tokens("prompt", prompt)
+        self._native.prompt(tokens)
+        if prompt_top_k is not None:
+            self._native.learn_text(0, _top_k("prompt_top_k", prompt_top_k, len(tokens)))
+
+    def _sort(self, sources: list[object], most: int) -> list[Any]:
+        """Tell the kinds of sources apart; return what the kernel reads of those with counts."""
+        if len(sources) > 8:
+            raise SourceError(describe("draft session", "number of sources", len(sources), "at most 8"))
+        self._places = [-1, -1]
+        self._foreign: list[tuple[int, int, Source]] = []  # place among the stores, place among the sources, source
+        stores: list[Any] = []
+        for place, source in enumerate(sources):
+            if any(source is other for other in sources[:place]):
+                raise SourceError(describe("draft session", f"source {place}", "one of the others", "another one"))
+            special = 0 if isinstance(source, PromptLookup) else 1 if isinstance(source, RecycledLogits) else None
+            if special is not None:
+                if self._places[special] >= 0:
+                    raise SourceError(describe("draft session", f"source {place}", f"a second {source}", "one of each"))
+                self._places[special] = place
+                continue
+            if isinstance(source, Datastore):
+                stores.append(evidence_of(source))
+            elif isinstance(source, Source):
+                self._foreign.append((len(stores), place, source))
+                stores.append(None)
+            else:
+                found = type(source).__name__
+                raise SourceError(describe("draft session", f"source {place}", found, "a source with draft_batch"))
+            self._places.append(place)
+        if len(stores) > most:
+            raise SourceError(
+                describe("draft session", "number of sources with counts", len(stores), f"at most {most}")
+            )
+        return stores
+
+    def _leave_out_other_tokenizers(self, sources: list[object], tokenizer: object) -> None:
+        """Drop, for all steps, sources that say they have another tokenizer than the session."""
+        expected = None if tokenizer is None else identity_of(tokenizer).fingerprint
+        self._misfits: list[int] = []
+        for store, place in enumerate(self._places[2:]):
+            source = sources[place]
+            own = source.manifest.tokenizer if isinstance(source, Datastore) else getattr(source, "tokenizer", None)
+            if not isinstance(own, TokenizerIdentity):
+                continue
+            expected = expected or own.fingerprint
+            if own.fingerprint != expected:
+                self._misfits.append(place)
+                self._native.give(store, None)
+        self._foreign = [one for one in self._foreign if one[1] not in self._misfits]
+
+    def __len__(self) -> int:
+        """Return the number of tokens of prompt and output so far."""
+        return int(self._native.length())
+
+    def draft(self, max_nodes: int = 16, costs: npt.ArrayLike | None = None) -> TokenTree:
+        """Return the draft tree that is worth verifying next.
+
+        Grown best-first: a node's score is the probability that it is accepted, its parent's times its own. Parents
+        come before children, and the likeliest path lies contiguous from node 0.
+
+        Args:
+            max_nodes: most draft tokens, 0..1024.
+            costs: float[n + 1], the time of a step that verifies 0, 1, .. n draft tokens, in any unit. The tree is
+                then cut to the number of nodes that makes (1 + sum of scores) / time greatest, which may be none.
+
+        Returns:
+            The tree, with `scores` and `origins`; its counts are zero.
+
+        Raises:
+            LimitError: `max_nodes` out of range, or `costs` that are not 1-D positive numbers.
+            SessionClosedError: after `close`.
+        """
+        if self._closed.is_set():
+            raise SessionClosedError(describe("draft", "the session", "closed", "open"))
+        try:
+            nodes = operator.index(max_nodes)
+        except TypeError:
+            nodes = -1
+        if not 0 <= nodes <= MAX_NODES:
+            raise LimitError(describe("draft", "max_nodes", repr(max_nodes), f"0..{MAX_NODES}"))
+        times = _NO_COSTS if costs is None else _times(costs)
+        if times.size:
+            nodes = min(nodes, times.size - 1)
+        for place in self._misfits:
+            self._drop(place, "tokenizer")
+        if self._foreign:
+            self._ask()
+        packed, scores, origins = self._native.draft(nodes, times)
+        tree = TokenTree.from_packed(packed, (0, 0), scores, origins)
+        self.statistics.steps += 1
+        self.statistics.drafted += len(tree)
+        return tree
+
+    def accept(
+        self, tokens: IntSequence, top_k: npt.ArrayLike | None = None, *, node_top_k: npt.ArrayLike | None = None
+    ) -> None:
+        """Take in what the target model produced: accepted draft tokens and the bonus token, or any others.
+
+        Args:
+            tokens: 1-D integers, at least one.
+            top_k: int[len(tokens), k], the model's k most likely tokens after each of `tokens`; -1: unknown, as after
+                the bonus token, which the model has not read yet.
+            node_top_k: int[1 + N, k], the same after the context (row 0) and after each node of the last tree, in its
+                order, accepted or not: all that a forward pass over the tree says.
+
+        Raises:
+            ContextTypeError, EmptyContextError, TokenRangeError: `tokens`, or a top-k, is not as above.
+            SessionClosedError: after `close`.
+        """
+        if self._closed.is_set():
+            raise SessionClosedError(describe("accept", "the session", "closed", "open"))
+        new = _tokens("tokens", tokens)
+        if new.size == 0:
+            raise EmptyContextError(describe("accept", "tokens", "empty", "at least one token"))
+        rows = None if top_k is None else _top_k("top_k", top_k, new.size)
+        if node_top_k is not None:
+            self._native.learn_nodes(_top_k("node_top_k", node_top_k, None))
+        before = len(self)
+        self.statistics.accepted += int(self._native.accept(new))
+        self.statistics.tokens += new.size
+        if rows is not None:
+            self._native.learn_text(before, rows)
+
+    def close(self) -> None:
+        """End the session; sources stay open. May be called again."""
+        self._closed.set()
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool = None
+
+    def _drop(self, place: int, why: str) -> None:
+        dropped = self.statistics.dropped
+        dropped[place, why] = dropped.get((place, why), 0) + 1
+
+    def _ask(self) -> None:
+        """Ask the sources in Python about this step's context, at once, and give their trees to the kernel."""
+        contexts = self._contexts()
+        if self._timeout is None:
+            for store, place, source in self._foreign:
+                try:
+                    self._give(store, _ask_one(source, contexts))
+                except Exception:
+                    self._native.give(store, None)
+                    self._drop(place, "error")
+            return
+        self._pool = self._pool or ThreadPoolExecutor(len(self._foreign), "rest-store-source")
+        self._late = {place: answer for place, answer in self._late.items() if not answer.done()}
+        asked = {
+            place: self._pool.submit(_ask_one, source, contexts)
+            for _, place, source in self._foreign
+            if place not in self._late
+        }
+        deadline = time.monotonic() + self._timeout
+        for store, place, _ in self._foreign:
+            answer = asked.get(place)
+            try:
+                if answer is None:
+                    raise LateError
+                self._give(store, answer.result(max(0.0, deadline - time.monotonic())))
+            except LateError:
+                if answer is not None:
+                    self._late[place] = answer
+                self._native.give(store, None)
+                self._drop(place, "late")
+            except Exception:
+                self._native.give(store, None)
+                self._drop(place, "error")
+
+    def _contexts(self) -> list[npt.NDArray[np.int32]]:
+        """Return what to ask for: suffixes of the context, and of the paths that the other sources would draft."""
+        tail = np.frombuffer(self._native.tail(_SUFFIXES[0]), np.int32)
+        self._befores = [tail[:0]] * len(_SUFFIXES)
+        contexts = [tail[-size:] for size in _SUFFIXES]
+        if tail.size == 0:
+            return []
+        for store, _, _ in self._foreign:
+            self._native.give(store, None)
+        own = TokenTree.from_packed(self._native.draft(_OWN_NODES, _NO_COSTS)[0], (0, 0))
+        paths: list[npt.NDArray[np.int32]] = []
+        for token, parent in zip(own.tokens, own.parents.tolist(), strict=True):
+            path = np.append(paths[parent] if parent >= 0 else tail[:0], token)
+            paths.append(path)
+            whole = np.concatenate([tail, path])
+            for size in _SUFFIXES_OF_PATHS:
+                self._befores.append(path)
+                contexts.append(whole[-size:])
+        return contexts
+
+    def _give(self, store: int, trees: list[TokenTree]) -> None:
+        given = [
+            (before, tree.match.length, tree.match.count, tree.counts, tree.tokens, tree.parents)
+            for before, tree in zip(self._befores, trees, strict=True)
+        ]
+        self._native.give(store, given)
+
+    def __enter__(self) -> DraftSession:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        done = self.statistics
+        return f"DraftSession({len(self)} tokens, {done.steps} steps, {done.accepted} of {done.drafted} accepted)"
+
+
+def _ask_one(source: Source, contexts: list[npt.NDArray[np.int32]]) -> list[TokenTree]:
+    if not contexts:
+        return []
+    return source.draft_batch(contexts, max_nodes=_ASKED_NODES, max_suffix=_SUFFIXES[0], max_depth=_ASKED_DEPTH)
+
+
+def _tokens(what: str, values: IntSequence) -> npt.NDArray[np.int32]:
+    """Return `values` as int32; raise unless they are 1-D integers from 0 on."""
+    array = _integers(what, values)
+    if array.ndim != 1:
+        raise ContextTypeError(describe("draft session", what, f"{array.ndim}-D", "1-D integers"))
+    if array.size and not 0 <= int(array.min()) <= int(array.max()) <= _LAST_TOKEN:
+        found = int(array.min()) if int(array.min()) < 0 else int(array.max())
+        raise TokenRangeError(describe("draft session", f"token id in {what}", found, f"0..{_LAST_TOKEN}"))
+    return np.ascontiguousarray(array, np.int32)
+
+
+def _integers(what: str, values: Any) -> npt.NDArray[Any]:
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError):  # ragged
+        array = np.empty((), dtype=object)
+    if array.size and array.dtype.kind not in "iu":
+        raise ContextTypeError(describe("draft session", what, f"{array.ndim}-D {array.dtype}", "integers"))
+    return array
+
+
+def _top_k(what: str, values: npt.ArrayLike, rows: int | None) -> npt.NDArray[np.int32]:
+    """Return `values` as int32[rows, k]; raise unless they are 2-D integers of so many rows."""
+    array = _integers(what, values)
+    if array.ndim != 2 or (rows is not None and array.shape[0] != rows):
+        expected = "2-D integers" if rows is None else f"[{rows}, k] integers"
+        raise ContextTypeError(describe("draft session", what, f"of shape {array.shape}", expected))
+    return np.ascontiguousarray(np.clip(array, -1, _LAST_TOKEN), np.int32)
+
+
+def _times(costs: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    try:
+        array = np.ascontiguousarray(costs, np.float64)
+    except (TypeError, ValueError):
+        array = np.empty((0, 0))
+    if array.ndim != 1 or array.size == 0 or not bool(np.all((array > 0) & np.isfinite(array))):
+        raise LimitError(describe("draft", "costs", f"of shape {array.shape}", "1-D positive finite numbers"))
+    return array

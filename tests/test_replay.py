@@ -1,0 +1,217 @@
+"""Replays count as a generation would, see nothing of the future, and the commands that use them work."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from strategies import Corpus, refused, write_datastore
+
+from rest_store.calibration import Calibration
+from rest_store.cli import main
+from rest_store.datastore import Datastore
+from rest_store.errors import RecordingError
+from rest_store.quality import measure, prompt_lookup_rule, rest_rule
+from rest_store.replay import Outcome, Recording, fit_calibration, part_of, read_recordings, replay, walk
+from rest_store.session import DraftSession
+from rest_store.sources import PromptLookup, RecycledLogits
+from rest_store.tree import TokenTree
+
+VOCABULARY = 300
+
+
+def generations(count: int, seed: int = 0, top_k: bool = True) -> list[dict[str, Any]]:
+    """Recorded generations of a made-up model that mostly goes on as a fixed table says, now and then elsewhere."""
+    rng = np.random.default_rng(seed)
+    follows = np.random.default_rng(99).permutation(VOCABULARY)
+    out = []
+    for number in range(count):
+        text = [int(rng.integers(VOCABULARY))]
+        while len(text) < 60:
+            text.append(int(follows[text[-1]]) if rng.random() < 0.85 else int(rng.integers(VOCABULARY)))
+        record: dict[str, Any] = {"set": f"family{number % 2}", "id": number, "prompt": text[:10], "output": text[10:]}
+        if top_k:
+            record["topk"] = [[int(follows[token]), *rng.integers(0, VOCABULARY, 7).tolist()] for token in text]
+        out.append(record)
+    return out
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("replay")
+    (folder / "ds").mkdir()
+    texts = [row["prompt"] + row["output"] for row in generations(20, seed=1)]
+    write_datastore(folder / "ds", Corpus(VOCABULARY, [texts]))
+    write(folder / "recordings.jsonl.gz", generations(40))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def recordings(folder: Path) -> list[Recording]:
+    return read_recordings(folder / "recordings.jsonl.gz")
+
+
+def test_walking_accepts_the_path_and_one_token() -> None:
+    empty = np.zeros((0, 0), np.int32)
+    recording = Recording("all", 0, np.array([1], np.int32), np.arange(2, 12, dtype=np.int32), empty)
+
+    def next_two(context: Any) -> TokenTree:
+        return TokenTree([context[-1] + 1, context[-1] + 2], [-1, 0], [1, 1])
+
+    assert walk([recording], next_two).steps == 4  # 3 + 3 + 3 + 1 tokens
+    assert walk([recording], lambda context: TokenTree([], [], [])).mean_accepted == 1
+
+
+def test_prompt_lookup_and_rest_are_the_known_rules(folder: Path) -> None:
+    draft = prompt_lookup_rule()
+    assert draft(np.array([7, 1, 2, 3, 4, 9, 1, 2, 3], np.int32)).tokens.tolist() == [4, 9, 1, 2, 3]
+    assert draft(np.array([1, 2, 5, 0, 2, 6, 1, 2], np.int32)).tokens.tolist() == [5, 0, 2, 6, 1, 2]
+    assert draft(np.array([256, 1, 0, 65536, 5, 0], np.int32)).tokens.tolist() == [
+        65536,
+        5,
+        0,
+    ]  # no match across tokens
+    assert len(draft(np.array([1, 2, 3], np.int32))) == 0
+    store = Datastore.open(folder / "ds")
+    context = np.array(generations(1)[0]["prompt"], np.int32)
+    assert rest_rule([store])(context) == store.draft(context, max_nodes=24)
+
+
+def test_no_token_of_the_future_is_seen(
+    recordings: list[Recording], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trees up to a place are the same, whatever comes after it in the recording."""
+    store, calibration = Datastore.open(folder / "ds"), Calibration.default()
+    seen: list[tuple[int, TokenTree]] = []
+    plain = DraftSession.draft
+
+    def draft(self: DraftSession, *arguments: Any) -> TokenTree:
+        tree = plain(self, *arguments)
+        seen.append((len(self), tree))
+        return tree
+
+    monkeypatch.setattr(DraftSession, "draft", draft)
+    for recording in recordings[:6]:
+        cut = recording.prompt.size + 25
+        other = Recording(
+            recording.family,
+            recording.part,
+            recording.prompt,
+            np.concatenate([recording.output[:25], 299 - recording.output[25:]]),
+            np.concatenate([recording.top_k[: cut - 1], 299 - recording.top_k[cut - 1 :]]),
+        )
+        trees = []
+        for one in (recording, other):
+            seen.clear()
+            replay([one], [PromptLookup(), RecycledLogits(), store], calibration, max_nodes=16)
+            trees.append({length: tree for length, tree in seen if length <= cut})
+        common = trees[0].keys() & trees[1].keys()
+        assert len(common) >= 2
+        assert all(trees[0][length] == trees[1][length] for length in common)
+
+
+def test_a_fitted_calibration_beats_the_rules_and_is_calibrated(folder: Path) -> None:
+    recordings = read_recordings(write(folder / "many.jsonl.gz", generations(160, seed=3)))
+    store = Datastore.open(folder / "ds")
+    sources = [PromptLookup(), RecycledLogits(), store]
+    fit, held = recordings[:120], recordings[120:]
+    fitted = fit_calibration([(fit, sources)], budgets=((16, 0), (16, 3)), trees=40)
+    outcome = replay(held, sources, fitted, max_nodes=16)
+    assert outcome.tokens == sum(one.output.size for one in held)
+    assert outcome.mean_accepted > walk(held, rest_rule([store], max_nodes=16)).mean_accepted
+    assert outcome.calibration_error < 0.03
+    assert outcome.reliability[2].sum() == outcome.tokens - outcome.steps + missed_bonus(held, sources, fitted)
+    rows = measure(held, {"ds": store}, fitted, budgets=(16,))
+    by_name = {row["drafting"]: row["M"] for row in rows}
+    assert by_name["session"] == pytest.approx(outcome.mean_accepted, abs=1e-3)
+    assert by_name["session without ds"] < by_name["session"]
+    assert {"session, prompt lookup alone", "session, recycled logits alone", "session, ds alone"} <= by_name.keys()
+
+
+def missed_bonus(held: list[Recording], sources: list[object], calibration: Calibration) -> int:
+    """Recordings whose last token was drafted, so that their last step has no bonus token."""
+    count = 0
+    for recording in held:
+        outcome = replay([recording], sources, calibration, max_nodes=16)
+        count += int(outcome.reliability[2].sum()) + outcome.steps - outcome.tokens
+    return count
+
+
+def test_an_outcome_without_drafts_has_no_error() -> None:
+    assert Outcome().calibration_error == 0
+
+
+def test_parts_are_fixed_and_tasks_stay_together() -> None:
+    assert [part_of(key) for key in ("HumanEval/0", "HumanEval/1", "a prompt")] == [7, 1, 8]
+
+
+def test_bad_recordings_are_refused_by_line(tmp_path: Path, recordings: list[Recording]) -> None:
+    path = tmp_path / "bad.jsonl"
+    good = json.dumps(generations(1)[0])
+    for line, fragment in (
+        ("{", "malformed"),
+        ("[1]", "malformed"),
+        ('{"prompt": [1]}', "malformed"),
+        ('{"prompt": "a", "answer": "b"}', "tokenizer"),
+        ('{"prompt": [1], "output": ["a"]}', "types"),
+        ('{"prompt": [1], "output": [99999999999]}', "types"),
+        ('{"prompt": [[1]], "output": [1]}', "shapes"),
+        ('{"prompt": [1], "output": [1], "topk": [[1]]}', "shapes"),
+    ):
+        path.write_text(f"{good}\n\n{line}\n")
+        refused(RecordingError, lambda: read_recordings(path), f"{path}, line 3", fragment)
+    refused(RecordingError, lambda: read_recordings(tmp_path / "none"), "unreadable")
+    (tmp_path / "bad.gz").write_bytes(b"no gzip")
+    refused(RecordingError, lambda: read_recordings(tmp_path / "bad.gz"), "unreadable")
+    refused(RecordingError, lambda: fit_calibration([]), "proposals")
+    path.write_text('{"prompt": "a b", "answer": "c"}\n')
+    assert read_recordings(path, lambda prompt, answer: ([1, 2], [3]))[0].output.tolist() == [3]
+
+
+def test_the_commands_fit_and_report(folder: Path, tmp_path: Path) -> None:
+    common = ["--recordings", str(folder / "recordings.jsonl.gz"), "--datastore", str(folder / "ds")]
+    out = tmp_path / "own.calibration"
+    done = CliRunner().invoke(main, ["calibrate", *common, "--out", str(out), "--trees", "20", "--json"])
+    assert done.exit_code == 0, done.output
+    facts = json.loads(done.output)
+    assert facts["fitted"] + facts["reported"] == 40
+    assert [row["calibration"] for row in facts["rows"]] == ["default", "default", "fitted", "fitted"]
+    assert Calibration.load(out).provenance["trees"] == 20
+    result = tmp_path / "quality.json"
+    options = ["--calibration", str(out), "--nodes", "8", "--json", str(result)]
+    done = CliRunner().invoke(main, ["bench", "quality", *common, *options])
+    assert done.exit_code == 0, done.output
+    assert "REST's rule, ds" in done.output
+    rows = json.loads(result.read_text())["rows"]
+    assert {row["nodes"] for row in rows if row["drafting"].startswith("session")} == {8}
+    assert all(row["tokens"] == rows[0]["tokens"] for row in rows)
+
+
+def test_too_few_recordings_are_refused(folder: Path, tmp_path: Path) -> None:
+    path = write(tmp_path / "few.jsonl.gz", generations(1))
+    common = ["--recordings", str(path), "--datastore", str(folder / "ds")]
+    for command in (["calibrate", *common, "--out", str(tmp_path / "out")], ["bench", "quality", *common]):
+        done = CliRunner().invoke(main, command)
+        assert done.exit_code == 1
+        assert "record more prompts" in done.output
+
+
+def test_plots_are_written(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra [plots] is not installed")
+    common = ["--recordings", str(folder / "recordings.jsonl.gz"), "--datastore", str(folder / "ds"), "--every", "4"]
+    options = ["--calibration", "default", "--nodes", "4", "--no-ablations", "--plots", str(tmp_path / "plots")]
+    done = CliRunner().invoke(main, ["bench", "quality", *common, *options, "--series", "0.5", str(folder / "ds")])
+    assert done.exit_code == 0, done.output
+    names = {path.name for path in (tmp_path / "plots").iterdir()}
+    assert names == {"nodes.png", "size.png", "suffix.png", "reliability.png"}
