@@ -22,6 +22,12 @@
     |   |-- TokenRangeError             an id outside the vocabulary             (ValueError)
     |   `-- LimitError                  a limit such as max_nodes out of range   (ValueError)
     |-- TreeError                       arrays that are not a draft tree         (ValueError)
+    |-- GenerationError                 text cannot be generated with drafts as asked
+    |   |-- ModelNotSupportedError      a model that cannot verify trees         (ValueError)
+    |   |-- ModeNotSupportedError       not greedy search or sampling            (ValueError)
+    |   |-- CacheNotSupportedError      a key-value cache that cannot hold trees (ValueError)
+    |   |-- DrafterError                neither sources nor what makes a session (TypeError)
+    |   `-- ModelLoadError              a model cannot be loaded                 (OSError)
     `-- BuildError                      a datastore cannot be built
         |-- CorpusError                 a corpus cannot be read as asked         (ValueError)
         |   |-- CorpusNotFoundError     no such file, directory or data set      (FileNotFoundError)
@@ -124,6 +130,30 @@ class LimitError(QueryError, ValueError):
 
 class TreeError(RestStoreError, ValueError):
     """The arrays given do not form a draft tree."""
+
+
+class GenerationError(RestStoreError):
+    """Text cannot be generated with drafts as asked."""
+
+
+class ModelNotSupportedError(GenerationError, ValueError):
+    """Draft trees cannot be verified with this model: encoder-decoder, recurrent, ALiBi..."""
+
+
+class ModeNotSupportedError(GenerationError, ValueError):
+    """The generation is not decided token by token: beam search, guidance, another speculative method..."""
+
+
+class CacheNotSupportedError(GenerationError, ValueError):
+    """The key-value cache cannot hold a tree: quantized, offloaded, recurrent..."""
+
+
+class DrafterError(GenerationError, TypeError):
+    """The drafter is neither a list of sources nor a callable that makes a session."""
+
+
+class ModelLoadError(GenerationError, OSError):
+    """A model cannot be loaded from the given name or path."""
 
 
 class BuildError(RestStoreError):
