@@ -166,7 +166,8 @@ class Generation:
         try:
             with torch.no_grad():
                 logits, verifier = self._prefill()
-                piece, _ = self._write(logits, [Draft(EMPTY, 0, 0)] * len(self.rows))
+                piece, paths = self._write(logits, [Draft(EMPTY, 0, 0)] * len(self.rows))
+                self._tell(drafting, piece, paths, logits)
             while self._unfinished():
                 started = time.perf_counter()
                 asked = self._ask(drafting)
@@ -311,12 +312,12 @@ class Generation:
         if self._maker is None:
             return None
         mask = self._model_kwargs.get("attention_mask")
-        prompt = self.rows[number].tokens
+        prompt = list(self.rows[number].tokens)
         if mask is not None:
             start = mask.shape[1] - len(prompt)
             prompt = [token for token, seen in zip(prompt, mask[number, start:].tolist(), strict=True) if seen]
         maker = self._maker
-        return lambda: maker(list(prompt))
+        return lambda: maker(prompt)
 
     def _ask(self, drafting: Drafting) -> list[int]:
         """Ask for the trees of the next step, or only tell what was accepted; return the rows asked for."""

@@ -18,6 +18,7 @@ from transformers.generation.logits_process import (
     EncoderNoRepeatNGramLogitsProcessor,
     EncoderRepetitionPenaltyLogitsProcessor,
     PrefixConstrainedLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
 )
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
@@ -134,6 +135,9 @@ def _for_row(processors: LogitsProcessorList, row: int, rows: int) -> LogitsProc
         if isinstance(alone, PrefixConstrainedLogitsProcessor):
             allowed = alone._prefix_allowed_tokens_fn
             alone._prefix_allowed_tokens_fn = partial(_of_row, allowed, row)
+        elif isinstance(alone, RepetitionPenaltyLogitsProcessor):
+            if isinstance(alone.prompt_ignore_length, torch.Tensor):
+                alone.prompt_ignore_length = alone.prompt_ignore_length[row : row + 1]
         elif isinstance(alone, EncoderRepetitionPenaltyLogitsProcessor):
             alone.encoder_input_ids = alone.encoder_input_ids[row : row + 1]
         elif isinstance(alone, EncoderNoRepeatNGramLogitsProcessor):
