@@ -49,6 +49,9 @@ class Draws:
         self._drawn[row] += 1
         newest = step == self._steps
         if newest:
+            oldest = min(self._drawn)
+            for passed in [known for known in self._states if known < oldest]:
+                del self._states[passed]
             self._states[step] = self._state()
             self._steps += 1
         else:
@@ -58,9 +61,6 @@ class Draws:
         drawn = torch.multinomial(probabilities.expand(self._rows, -1), num_samples=1)[row]
         if not newest:
             self._set_state(latest)
-        oldest = min(self._drawn)
-        for passed in [known for known in self._states if known < oldest]:
-            del self._states[passed]
         return drawn
 
     def finish(self, row: int) -> None:
