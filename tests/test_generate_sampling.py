@@ -32,7 +32,7 @@ def test_the_same_seed_gives_the_same_tokens(options: dict[str, Any], rows: int)
     model = tiny_model("llama")
     inputs = prompts(rows)
     seen = set()
-    for seed in range(4):
+    for seed in range(2):
         fixed = {**options, "max_new_tokens": 25, "do_sample": True}
         torch.manual_seed(seed)
         plain = model.generate(**inputs, **fixed)
@@ -53,14 +53,14 @@ def test_the_same_seed_gives_the_same_tokens(options: dict[str, Any], rows: int)
             assert torch.equal(output.sequences, plain)
             assert torch.equal(torch.rand(1), after), "as many draws as plain decoding"
             assert (output.statistics.drafts.accepted > 0) == (script is not wrong)
-    assert len(seen) == 4
+    assert len(seen) == 2
 
 
 def test_rows_that_end_early_draw_on_as_they_do_in_plain_decoding() -> None:
     model = tiny_model("llama")
     inputs = prompts(4)
     ends = list(range(40, 55))
-    for seed in range(5):
+    for seed in range(3):
         fixed = {"max_new_tokens": 25, "do_sample": True, "eos_token_id": ends, "temperature": 2.0}
         torch.manual_seed(seed)
         plain = model.generate(**inputs, **fixed)
@@ -154,5 +154,5 @@ def test_the_distribution_is_the_models(name: str) -> None:
     draws = rows * runs
     assert 0.05 * draws < accepted < 1.9 * draws, "drafts are accepted at times and rejected at times"
     assert surprise(observed, expected, draws) < 3.7
-    other = joint([TemperatureLogitsWarper(1.4), *warpers])
+    other = joint([TemperatureLogitsWarper(0.6), *warpers])
     assert surprise(observed, other, draws) > 10, "the test tells temperatures apart"

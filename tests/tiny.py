@@ -12,6 +12,8 @@ import transformers
 from rest_store.drafting import EMPTY, tree_of
 from rest_store.tree import TokenTree
 
+torch.set_num_threads(1)  # for models as small as these threads only wait for each other
+
 VOCABULARY = 96
 _ROPE = {
     "vocab_size": VOCABULARY,
