@@ -9,21 +9,34 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rest_store.custom_generate import generate
     from rest_store.datastore import Datastore
     from rest_store.errors import RestStoreError
+    from rest_store.generator import Generator
     from rest_store.tokenizer import TokenizerIdentity
     from rest_store.tree import SuffixMatch, TokenTree
 
 __version__ = "0.1.0"
 
-__all__ = ["Datastore", "RestStoreError", "SuffixMatch", "TokenTree", "TokenizerIdentity", "__version__"]
+__all__ = [
+    "Datastore",
+    "Generator",
+    "RestStoreError",
+    "SuffixMatch",
+    "TokenTree",
+    "TokenizerIdentity",
+    "__version__",
+    "generate",
+]
 
 _HOMES = {
     "Datastore": "rest_store.datastore",
+    "Generator": "rest_store.generator",
     "RestStoreError": "rest_store.errors",
     "SuffixMatch": "rest_store.tree",
     "TokenTree": "rest_store.tree",
     "TokenizerIdentity": "rest_store.tokenizer",
+    "generate": "rest_store.custom_generate",
 }
 
 

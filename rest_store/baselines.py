@@ -1,6 +1,6 @@
 """Other people's rules for drafting, as sessions of the same contract, to compare with in the same loop.
 
-    model.generate(..., custom_generate=rest_store.generate, drafter=PromptLookupRule.of(tokens=10))
+model.generate(..., custom_generate=rest_store.generate, drafter=PromptLookupRule.of(tokens=10))
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ import numpy.typing as npt
 import torch
 from transformers import DynamicCache
 
-from rest_store.costs import ForwardCosts, Payoff
 from rest_store.cache import TreeCache
+from rest_store.costs import ForwardCosts, Payoff
 from rest_store.drafting import EMPTY, Draft, DraftCounts, Drafting, Session
 from rest_store.sampling import Choice, Stops
 from rest_store.support import require_mode, require_model
@@ -224,9 +224,7 @@ class Generation:
     def _drafts(self, drafting: Drafting, asked: list[int]) -> list[Draft]:
         """Collect the trees asked for, without what could not be accepted any more."""
         trees = drafting.trees(self._options.draft_timeout) if asked else [EMPTY] * len(self.rows)
-        drafts = [
-            Draft(tree, self._max_nodes, self._room(row) - 1) for row, tree in zip(self.rows, trees, strict=True)
-        ]
+        drafts = [Draft(tree, self._max_nodes, self._room(row) - 1) for row, tree in zip(self.rows, trees, strict=True)]
         self.statistics.drafts.nodes += sum(len(draft.tree) for draft in drafts)
         return drafts
 
@@ -322,9 +320,9 @@ class Generation:
     def _ask(self, drafting: Drafting) -> list[int]:
         """Ask for the trees of the next step, or only tell what was accepted; return the rows asked for."""
         rows = [number for number, row in enumerate(self.rows) if self._room(row) > 1]
-        if drafting.busy:
-            rows = []
-        elif self._options.adaptive and drafting.active and (not self._payoff.drafts() or self._costs.wants_plain):
+        if drafting.busy or (
+            self._options.adaptive and drafting.active and (not self._payoff.drafts() or self._costs.wants_plain)
+        ):
             rows = []
         costs = self._costs.table(self._max_nodes) if self._options.adaptive else None
         drafting.ask(rows, self._max_nodes, costs)

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from transformers import StopStringCriteria
 
+from rest_store.custom_generate import generate, pieces, session_maker
 from rest_store.errors import DrafterError, describe
-from rest_store.generate import generate, pieces, session_maker
 from rest_store.generation import Piece
 
 Prompt = Any  # text, token ids, or what a tokenizer returns
@@ -21,7 +21,7 @@ class Generator:
     Args:
         model: a decoder-only model of `transformers`.
         tokenizer: its tokenizer; needed for prompts and stop strings that are text.
-        sources: what `DraftSession` drafts from, or a callable that makes the session of a prompt; none: plain decoding.
+        sources: what `DraftSession` drafts from, or a callable that makes the session of a prompt; none: plain.
         max_nodes: draft tokens of a step at most; by default 32, on an accelerator 64.
         draft_timeout: seconds to wait for a draft.
         adaptive: draft only while that pays.

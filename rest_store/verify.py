@@ -202,6 +202,7 @@ class attention_for_trees:  # noqa: N801  used as a function that returns a cont
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
+        """Return the context in which masks are taken."""
         own = self._config._attn_implementation_internal
         self._config._attn_implementation_internal = self.implementation
         try:

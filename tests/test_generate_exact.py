@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny import ARCHITECTURES, SCRIPTS, Scripted, bushy, futures_of, prompts, right, tiny_model
 
-import rest_store.generate as entry
+import rest_store.custom_generate as entry
 from rest_store.verify import attention_for_trees
 
 NEW = 40

@@ -14,7 +14,7 @@ import torch
 from tiny import VOCABULARY, Scripted, bushy, futures_of, prompts, right, tiny_model, wrong
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-import rest_store.generate as entry
+import rest_store.custom_generate as entry
 from rest_store.drafting import tree_of
 
 WARPERS = {

@@ -20,16 +20,46 @@ BUILD_INDEX = Path(build_index.__file__).parent
 LAYERS = [
     ["errors"],
     ["header", "shard", "tokenizer", "tree", "manifest", "_reference", "kernel"],
-    ["datastore", "check", "drawing"],
+    ["datastore", "check", "drawing", "cache", "drafting", "costs"],
     ["server", "client", "sources", "session", "verify"],
-    ["generate"],
-    ["cli", "__main__"],
+    [
+        "baselines",
+        "assistant",
+        "graphs",
+        "loading",
+        "origins",
+        "sampling",
+        "support",
+        "generation",
+        "custom_generate",
+        "generator",
+    ],
+    ["generate_command", "cli", "__main__"],
 ]
 ORDER = [module for layer in LAYERS for module in layer]
 OF_BUILD_INDEX = {"errors", "header", "shard", "tokenizer", "manifest", "kernel", "__init__"}
 HEAVY = {
-    "torch": {"verify", "generate"},
-    "transformers": {"generate"},
+    "torch": {
+        "assistant",
+        "cache",
+        "custom_generate",
+        "generate_command",
+        "generation",
+        "generator",
+        "graphs",
+        "sampling",
+        "verify",
+    },
+    "transformers": {
+        "assistant",
+        "cache",
+        "custom_generate",
+        "generation",
+        "generator",
+        "loading",
+        "sampling",
+        "support",
+    },
     "grpc": {"server", "client"},
 }
 

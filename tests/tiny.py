@@ -92,7 +92,9 @@ class Scripted:
         script: from the tokens to come and a random generator, what `draft` answers.
     """
 
-    def __init__(self, prompt: list[int], futures: dict[tuple[int, ...], list[int]], script: Callable[..., Any]) -> None:
+    def __init__(
+        self, prompt: list[int], futures: dict[tuple[int, ...], list[int]], script: Callable[..., Any]
+    ) -> None:
         self.future = list(futures[tuple(prompt)])
         self.script = script
         self.random = np.random.default_rng(len(prompt))
@@ -114,7 +116,7 @@ def right(future: list[int], random: np.random.Generator, max_nodes: int) -> Tok
 
 def wrong(future: list[int], random: np.random.Generator, max_nodes: int) -> TokenTree:
     never = [(token + 1) % VOCABULARY for token in future[:4]] or [5]
-    return tree_of([never[:3], never[:1] + [7, 8]])
+    return tree_of([never[:3], [*never[:1], 7, 8]])
 
 
 def bushy(future: list[int], random: np.random.Generator, max_nodes: int) -> TokenTree:

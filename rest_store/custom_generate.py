@@ -24,7 +24,7 @@ _DEFAULT_SESSION = "rest_store.session:DraftSession"
 
 
 @dataclass
-class GenerateOutput(GenerateDecoderOnlyOutput):  # type: ignore[misc]  # transformers is not typed
+class GenerateOutput(GenerateDecoderOnlyOutput):
     """What `generate` returns with `return_dict_in_generate=True`: the fields of transformers, and how it was drafted.
 
     Attributes:
