@@ -56,6 +56,69 @@ class RestRule:
         """Do nothing."""
 
 
+class MarkedTree(TokenTree):
+    """A tree whose nodes say where they come from.
+
+    Attributes:
+        origins: uint8[N], bit i set: source i proposed the node.
+    """
+
+    __slots__ = ("origins",)
+
+    origins: npt.NDArray[np.uint8]
+
+
+class MergedRules:
+    """Several sessions side by side: the trees of all in one, without any scores; earlier ones come first.
+
+    Args:
+        sessions: what is merged; bit i of a node's origins stands for session i.
+    """
+
+    def __init__(self, sessions: Sequence[Session]) -> None:
+        self._sessions = list(sessions)
+
+    @classmethod
+    def of(cls, makers: Sequence[Callable[[list[int]], Session]]) -> Callable[[list[int]], Session]:
+        """Return what makes the session of a prompt."""
+        return lambda prompt: cls([make(prompt) for make in makers])
+
+    def draft(self, *, max_nodes: int, costs: npt.NDArray[np.float64] | None) -> TokenTree:
+        """Return the merged tree; each session gets an equal part of what those before it left."""
+        tokens: list[int] = []
+        parents: list[int] = []
+        origins: list[int] = []
+        places: dict[tuple[int, int], int] = {}
+        for number, session in enumerate(self._sessions):
+            share = (max_nodes - len(tokens)) // (len(self._sessions) - number)
+            if share < 1:
+                continue
+            tree = session.draft(max_nodes=share, costs=None)
+            own: list[int] = []
+            for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
+                above = own[parent] if parent >= 0 else -1
+                place = places.setdefault((above, token), len(tokens))
+                if place == len(tokens):
+                    tokens.append(token)
+                    parents.append(above)
+                    origins.append(0)
+                origins[place] |= 1 << number
+                own.append(place)
+        merged = MarkedTree(tokens, parents, [1] * len(tokens))
+        merged.origins = np.array(origins, dtype=np.uint8)
+        return merged
+
+    def accept(self, tokens: Sequence[int], top_k: npt.NDArray[np.int64] | None = None) -> None:
+        """Take over `tokens`."""
+        for session in self._sessions:
+            session.accept(tokens, top_k=top_k)
+
+    def close(self) -> None:
+        """Close all sessions."""
+        for session in self._sessions:
+            session.close()
+
+
 class PromptLookupRule:
     """Prompt lookup as in `transformers`: what followed the first occurrence of the longest n-gram, as one chain.
 
@@ -77,7 +140,7 @@ class PromptLookupRule:
         return lambda prompt: cls(prompt, max_ngram=max_ngram, tokens=tokens)
 
     def draft(self, *, max_nodes: int, costs: npt.NDArray[np.float64] | None) -> TokenTree:
-        """Return the chain that followed the longest n-gram at the end of the context; empty if none occurred before."""
+        """Return the chain that followed the n-gram which ends the context; empty if none occurred before."""
         for size in range(min(self._max_ngram, len(self._context)), 0, -1):
             place = self._first.get(tuple(self._context[-size:]))
             if place is not None and place < len(self._context):

@@ -21,7 +21,10 @@ class _Group(click.Group):
     A command may live in another package, named `module:attribute`, which is imported only when it is asked for.
     """
 
-    elsewhere = {"build": "build_index.cli:build"}  # noqa: RUF012  read only
+    elsewhere = {  # noqa: RUF012  read only
+        "build": "build_index.cli:build",
+        "generate": "rest_store.generate_command:generate",
+    }
 
     def list_commands(self, context: click.Context) -> list[str]:
         return sorted([*super().list_commands(context), *self.elsewhere])

@@ -118,7 +118,7 @@ def pieces(
 ) -> Pieces:
     """Return the generation as something to iterate over; arguments and errors as of `generate`.
 
-    Also to be given as `custom_generate`: `model.generate` then returns, once everything is prepared, what this returns.
+    Also to be given as `custom_generate`: `model.generate` prepares everything, and returns what this returns.
     """
     options = Options(max_nodes, draft_timeout, adaptive)
     maker = session_maker(drafter)

@@ -1,7 +1,8 @@
 """The drafting side of a generation, kept at arm's length: what raises, is late or is malformed changes nothing.
 
 A drafter is somebody's code, often with a network behind it. Here it runs on a thread of its own and is asked for the
-next tree while the model's answer is written out; a tree is looked at before it is used, and what goes wrong is counted.
+next tree while the model's answer is written out; a tree is looked at before it is used, and what goes wrong is
+counted.
 """
 
 from __future__ import annotations
@@ -165,7 +166,7 @@ class Drafting:
             self._accepted.append((row, tokens, top_k))
 
     def ask(self, rows: Sequence[int], max_nodes: int, costs: npt.NDArray[np.float64] | None) -> None:
-        """Begin to draft a tree of at most `max_nodes` nodes for each of `rows`; with none, only tell what was accepted."""
+        """Begin to draft trees of at most `max_nodes` nodes for `rows`; with none, only tell what was accepted."""
         accepted, self._accepted = self._accepted, []
         if not self.active:
             return
@@ -276,7 +277,7 @@ def _shown(error: BaseException) -> str:
 
 
 def tree_of(paths: Sequence[Sequence[int]]) -> TokenTree:
-    """Return the tree of several continuations, shared where they begin alike; the first one lies contiguous in front."""
+    """Return the tree of several continuations, shared where they begin alike, the first one in front."""
     tokens: list[int] = []
     parents: list[int] = []
     places: dict[tuple[int, int], int] = {}

@@ -320,13 +320,15 @@ class Generation:
     def _ask(self, drafting: Drafting) -> list[int]:
         """Ask for the trees of the next step, or only tell what was accepted; return the rows asked for."""
         rows = [number for number, row in enumerate(self.rows) if self._room(row) > 1]
-        if drafting.busy or (
-            self._options.adaptive and drafting.active and (not self._payoff.drafts() or self._costs.wants_plain)
-        ):
+        if drafting.busy or (drafting.active and self._options.adaptive and self._rests()):
             rows = []
         costs = self._costs.table(self._max_nodes) if self._options.adaptive else None
         drafting.ask(rows, self._max_nodes, costs)
         return rows if drafting.active else []
+
+    def _rests(self) -> bool:
+        """Whether the next step is a plain one, because drafting does not pay or to measure what plain steps cost."""
+        return not self._payoff.drafts() or self._costs.wants_plain
 
     def _tell(self, drafting: Drafting, piece: Piece, paths: list[list[int]], logits: torch.Tensor) -> None:
         """Tell the sessions what was written, with the likeliest tokens after each where they are known."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -107,15 +107,3 @@ class Generator:
         if self.tokenizer is None:
             raise DrafterError(describe("Generator", "tokenizer", "None", "a tokenizer, for a prompt that is text"))
         return self.tokenizer
-
-
-def text_pieces(tokenizer: Any, pieces: Sequence[Sequence[int]]) -> Iterator[str]:
-    """Yield the text that each list of tokens adds, holding back characters that are not complete yet."""
-    so_far: list[int] = []
-    shown = 0
-    for number, tokens in enumerate(pieces):
-        so_far += tokens
-        text = tokenizer.decode(so_far, skip_special_tokens=True)
-        complete = len(text.rstrip("\ufffd")) if number < len(pieces) - 1 else len(text)
-        yield text[shown:complete]
-        shown = max(shown, complete)
