@@ -61,7 +61,7 @@ def generate(
         generation_config: prepared by `model.generate`.
         drafter: sources for a `DraftSession` of each row (a list), or a callable that makes the session of a prompt
             (a list of token ids); None: plain decoding.
-        max_nodes: draft tokens of a step at most; by default 32, on an accelerator 64.
+        max_nodes: draft tokens of a step at most; by default 16, on an accelerator 64.
         draft_timeout: seconds to wait for a draft; a step without one is plain.
         adaptive: measure what steps cost as it goes, and draft only while that pays.
         stream_to: a streamer of `transformers`, given the prompt and each token (one row only).

@@ -74,7 +74,7 @@ class Options:
     """How to draft.
 
     Attributes:
-        max_nodes: draft tokens of a step at most; None: 32, on an accelerator 64.
+        max_nodes: draft tokens of a step at most; None: 16, on an accelerator 64.
         draft_timeout: seconds to wait for a tree; without it the step goes on.
         adaptive: measure what steps cost and rest drafting while it does not pay.
     """
@@ -151,7 +151,7 @@ class Generation:
         self._keeps_scores = bool(config.return_dict_in_generate and config.output_scores)
         self._keeps_logits = bool(config.return_dict_in_generate and config.output_logits)
         on_cpu = input_ids.device.type == "cpu"
-        self._max_nodes = options.max_nodes if options.max_nodes is not None else (32 if on_cpu else 64)
+        self._max_nodes = options.max_nodes if options.max_nodes is not None else (16 if on_cpu else 64)
         known = _known_costs.setdefault(model, {})
         self._costs = known.setdefault((rows, torch.get_num_threads()), ForwardCosts(0.04 if on_cpu else 0.005))
         self._payoff = Payoff()

@@ -22,7 +22,7 @@ class Generator:
         model: a decoder-only model of `transformers`.
         tokenizer: its tokenizer; needed for prompts and stop strings that are text.
         sources: what `DraftSession` drafts from, or a callable that makes the session of a prompt; none: plain.
-        max_nodes: draft tokens of a step at most; by default 32, on an accelerator 64.
+        max_nodes: draft tokens of a step at most; by default 16, on an accelerator 64.
         draft_timeout: seconds to wait for a draft.
         adaptive: draft only while that pays.
 
