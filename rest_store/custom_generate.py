@@ -45,6 +45,7 @@ def generate(
     max_nodes: int | None = None,
     draft_timeout: float = 0.5,
     adaptive: bool = True,
+    widths: Sequence[int] = (),
     stream_to: Any = None,
     streamer: Any = None,
     **model_kwargs: Any,
@@ -64,6 +65,8 @@ def generate(
         max_nodes: draft tokens of a step at most; by default 16, on an accelerator 64.
         draft_timeout: seconds to wait for a draft; a step without one is plain.
         adaptive: measure what steps cost as it goes, and draft only while that pays.
+        widths: tokens of a step: each is padded to the next of these, all shapes are fixed, and on a CUDA device each
+            width is a recorded graph; none: steps are as wide as their trees.
         stream_to: a streamer of `transformers`, given the prompt and each token (one row only).
         streamer: the same, for `functools.partial` and direct calls: `model.generate` keeps its own to itself.
         model_kwargs: prepared by `model.generate`.
@@ -80,7 +83,7 @@ def generate(
     A drafter that raises, is late or answers with something that is no tree changes nothing; it is counted in
     `statistics.drafts`. One generation at a time for each model.
     """
-    options = Options(max_nodes, draft_timeout, adaptive)
+    options = Options(max_nodes, draft_timeout, adaptive, tuple(widths))
     generation = Generation(
         model,
         input_ids,
@@ -114,13 +117,14 @@ def pieces(
     max_nodes: int | None = None,
     draft_timeout: float = 0.5,
     adaptive: bool = True,
+    widths: Sequence[int] = (),
     **model_kwargs: Any,
 ) -> Pieces:
     """Return the generation as something to iterate over; arguments and errors as of `generate`.
 
     Also to be given as `custom_generate`: `model.generate` prepares everything, and returns what this returns.
     """
-    options = Options(max_nodes, draft_timeout, adaptive)
+    options = Options(max_nodes, draft_timeout, adaptive, tuple(widths))
     maker = session_maker(drafter)
     return Pieces(
         Generation(

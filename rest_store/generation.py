@@ -19,6 +19,7 @@ from transformers import DynamicCache
 from rest_store.cache import TreeCache
 from rest_store.costs import ForwardCosts, Payoff
 from rest_store.drafting import EMPTY, Draft, DraftCounts, Drafting, Session
+from rest_store.graphs import FixedVerifier
 from rest_store.sampling import Choice, Stops
 from rest_store.support import require_mode, require_model
 from rest_store.verify import Step, Verifier, patterns_of
@@ -77,11 +78,14 @@ class Options:
         max_nodes: draft tokens of a step at most; None: 16, on an accelerator 64.
         draft_timeout: seconds to wait for a tree; without it the step goes on.
         adaptive: measure what steps cost and rest drafting while it does not pay.
+        widths: tokens of a step, the last one included: each is padded to the next of these, and every shape is fixed,
+            so that an accelerator replays recorded graphs; none: steps are as wide as their trees.
     """
 
     max_nodes: int | None = None
     draft_timeout: float = 0.5
     adaptive: bool = True
+    widths: tuple[int, ...] = ()
 
 
 class _Row:
@@ -152,6 +156,8 @@ class Generation:
         self._keeps_logits = bool(config.return_dict_in_generate and config.output_logits)
         on_cpu = input_ids.device.type == "cpu"
         self._max_nodes = options.max_nodes if options.max_nodes is not None else (16 if on_cpu else 64)
+        if options.widths:
+            self._max_nodes = min(self._max_nodes, max(options.widths) - 1)
         known = _known_costs.setdefault(model, {})
         self._costs = known.setdefault((rows, torch.get_num_threads()), ForwardCosts(0.04 if on_cpu else 0.005))
         self._payoff = Payoff()
@@ -204,22 +210,24 @@ class Generation:
         self.cache = output.past_key_values
         config = self._model.config.get_text_config(decoder=True)
         length = self._input_ids.shape[1]
-        cache = TreeCache(self.cache, patterns_of(config, len(self.cache.layers)), length)
+        widths = self._options.widths
+        fixed = (self._stops.max_length or 2 * length) + max(widths) if widths else None
+        cache = TreeCache(self.cache, patterns_of(config, len(self.cache.layers)), length, fixed)
         mask, positions = kwargs.get("attention_mask"), kwargs.get("position_ids")
         if positions is None:
             positions = torch.arange(length).expand(len(self.rows), -1)
-        verifier = Verifier(
-            self._model,
-            cache,
-            seen=mask.bool() if mask is not None and not bool((mask == 1).all()) else None,
-            positions=positions[..., -1:] + 1,
-            extras={
+        given: dict[str, Any] = {
+            "seen": mask.bool() if mask is not None and not bool((mask == 1).all()) else None,
+            "positions": positions[..., -1:] + 1,
+            "extras": {
                 name: value
                 for name, value in kwargs.items()
                 if name not in _NOT_FORWARDED and not isinstance(value, torch.Tensor)
             },
-        )
-        return output.logits[:, -1:], verifier
+        }
+        if widths:
+            return output.logits[:, -1:], FixedVerifier(self._model, cache, widths, **given)
+        return output.logits[:, -1:], Verifier(self._model, cache, **given)
 
     def _drafts(self, drafting: Drafting, asked: list[int]) -> list[Draft]:
         """Collect the trees asked for, without what could not be accepted any more."""
