@@ -52,6 +52,7 @@ class Statistics:
         tokens: generated, over all rows.
         forward_passes: of the target model, over the prompt too.
         seconds: from before the prompt's pass to the last token.
+        forward_seconds: of them, in forward passes, up to when their logits are there to choose from.
         rests: how often drafting was given up for a while because it did not pay.
         drafts: what the drafter did.
         origins: for each row and generated token a bitmask of the sources that had drafted it; 0: the model alone.
@@ -60,6 +61,7 @@ class Statistics:
     tokens: int = 0
     forward_passes: int = 0
     seconds: float = 0.0
+    forward_seconds: float = 0.0
     rests: int = 0
     drafts: DraftCounts = field(default_factory=DraftCounts)
     origins: list[list[int]] = field(default_factory=list)
@@ -172,6 +174,7 @@ class Generation:
         try:
             with torch.no_grad():
                 logits, verifier = self._prefill()
+                self._forwarded(logits, began)
                 piece, paths = self._write(logits, [Draft(EMPTY, 0, 0)] * len(self.rows))
                 self._tell(drafting, piece, paths, logits)
             while self._unfinished():
@@ -183,7 +186,7 @@ class Generation:
                     drafts = self._drafts(drafting, asked)
                     step = Step([row.tokens[-1] for row in self.rows], [draft.tree for draft in drafts])
                     verifying = time.perf_counter()
-                    logits = verifier.run(step)
+                    logits = self._forwarded(verifier.run(step), verifying)
                     piece, paths = self._write(logits, drafts)
                     verifier.cache.keep(paths)
                     self._tell(drafting, piece, paths, logits)
@@ -361,6 +364,13 @@ class Generation:
             working = [len(tokens) for tokens in piece.tokens if tokens]
             self._payoff.observe(sum(working) / max(1, len(working)), now - started, self._costs.plain())
             self.statistics.rests = self._payoff.rests
+
+    def _forwarded(self, logits: torch.Tensor, since: float) -> torch.Tensor:
+        """Wait for the logits of a pass begun at `since`, which are needed next anyway, and count its time."""
+        if logits.device.type == "cuda":
+            torch.cuda.current_stream(logits.device).synchronize()
+        self.statistics.forward_seconds += time.perf_counter() - since
+        return logits
 
     def _record(self, row: _Row, scores: torch.Tensor | None, logits: torch.Tensor) -> None:
         if self._keeps_logits or self._keeps_scores:
