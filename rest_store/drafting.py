@@ -7,11 +7,12 @@ counted.
 
 from __future__ import annotations
 
+import inspect
 import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +39,10 @@ class Session(Protocol):
 
         Args:
             tokens: at least one, oldest first.
-            top_k: int64[len(tokens), k], the model's likeliest next tokens after each of them; None: not known.
+            top_k: int64[len(tokens), k], the model's likeliest next tokens after each of them, -1 where not known yet.
+
+        A session whose `accept` also has an argument `node_top_k` is given int64[1 + N, k] with it, the same after the
+        context and after each of the N nodes of its last tree, accepted or not; None if that tree was not verified.
         """
 
     def close(self) -> None:
@@ -95,14 +99,14 @@ def well_formed(tree: object, max_nodes: int, vocabulary_size: int) -> str | Non
     return None
 
 
-def pruned(tree: TokenTree, max_nodes: int, max_depth: int) -> TokenTree:
-    """Return `tree` without nodes deeper than `max_depth`, and of those the first `max_nodes`."""
-    if len(tree) <= max_nodes and int(tree.depths.max(initial=0)) <= max_depth:
-        return tree
+def pruned(tree: TokenTree, max_nodes: int, max_depth: int) -> tuple[TokenTree, npt.NDArray[np.int64]]:
+    """Return the first `max_nodes` nodes of `tree` no deeper than `max_depth`, and their places in `tree`."""
     kept = np.flatnonzero(tree.depths <= max_depth)[: max(0, max_nodes)]
+    if kept.size == len(tree):
+        return tree, kept
     places = np.full(len(tree) + 1, -1, dtype=np.int64)  # the last one stands for parent -1
     places[kept] = np.arange(kept.size)
-    return TokenTree(tree.tokens[kept], places[tree.parents[kept]], tree.counts[kept], match=tree.match)
+    return TokenTree(tree.tokens[kept], places[tree.parents[kept]], tree.counts[kept], match=tree.match), kept
 
 
 class Draft:
@@ -114,12 +118,31 @@ class Draft:
     """
 
     def __init__(self, tree: TokenTree, max_nodes: int, max_depth: int) -> None:
-        self.tree = pruned(tree, max_nodes, max_depth)
+        self.tree, self._kept = pruned(tree, max_nodes, max_depth)
+        self._size = len(tree)
         origins = getattr(tree, "origins", None)
         if origins is None or len(origins) != len(tree):
             self.origins = [1] * len(self.tree)
         else:
-            self.origins = np.asarray(origins)[tree.depths <= max_depth][: len(self.tree)].tolist()
+            self.origins = np.asarray(origins)[self._kept].tolist()
+
+    def of_all_nodes(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
+        """Spread rows for the context and each node verified over the nodes as they came, -1 elsewhere."""
+        if not self._size:
+            return None
+        spread = np.full((1 + self._size, rows.shape[1]), -1, dtype=np.int64)
+        spread[0] = rows[0]
+        spread[1 + self._kept] = rows[1 : 1 + len(self.tree)]
+        return spread
+
+
+class Accepted(NamedTuple):
+    """What the model produced for a row in one step; the arrays are as in `Session.accept`."""
+
+    row: int
+    tokens: list[int]
+    top_k: npt.NDArray[np.int64]
+    node_top_k: npt.NDArray[np.int64] | None
 
 
 class Drafting:
@@ -144,7 +167,8 @@ class Drafting:
         self._answered = 0
         self._news = threading.Condition()
         self._answer: list[TokenTree] = []
-        self._accepted: list[tuple[int, list[int], npt.NDArray[np.int64] | None]] = []
+        self._accepted: list[Accepted] = []
+        self._takes_nodes = [False] * len(make)
         if any(self._open):
             threading.Thread(target=self._work, name="rest-store drafting", daemon=True).start()
             self._jobs.put(lambda: self._make(make))
@@ -160,10 +184,10 @@ class Drafting:
         with self._news:
             return self._answered < self._round
 
-    def accept(self, row: int, tokens: list[int], top_k: npt.NDArray[np.int64] | None) -> None:
-        """Note what the model produced for `row`; told to the session with the next `ask`."""
-        if self._open[row]:
-            self._accepted.append((row, tokens, top_k))
+    def accept(self, accepted: Accepted) -> None:
+        """Note what the model produced for a row; told to the session with the next `ask`."""
+        if self._open[accepted.row]:
+            self._accepted.append(accepted)
 
     def ask(self, rows: Sequence[int], max_nodes: int, costs: npt.NDArray[np.float64] | None) -> None:
         """Begin to draft trees of at most `max_nodes` nodes for `rows`; with none, only tell what was accepted."""
@@ -204,25 +228,27 @@ class Drafting:
         for row, maker in enumerate(make):
             if maker is not None:
                 try:
-                    self._sessions[row] = maker()
+                    session = self._sessions[row] = maker()
+                    self._takes_nodes[row] = "node_top_k" in inspect.signature(session.accept).parameters
                 except Exception as error:
                     self._give_up(row, f"opening: {_shown(error)}")
 
     def _draft(
         self,
         number: int,
-        accepted: list[tuple[int, list[int], npt.NDArray[np.int64] | None]],
+        accepted: list[Accepted],
         rows: list[int],
         max_nodes: int,
         costs: npt.NDArray[np.float64] | None,
     ) -> None:
-        for row, tokens, top_k in accepted:
-            session = self._sessions[row]
+        for told in accepted:
+            session = self._sessions[told.row]
             if session is not None:
+                more: dict[str, Any] = {"node_top_k": told.node_top_k} if self._takes_nodes[told.row] else {}
                 try:
-                    session.accept(tokens, top_k=top_k)
+                    session.accept(told.tokens, top_k=told.top_k, **more)
                 except Exception as error:  # it no longer knows the context
-                    self._give_up(row, f"accept: {_shown(error)}")
+                    self._give_up(told.row, f"accept: {_shown(error)}")
         trees = [EMPTY] * len(self._sessions)
         for row in rows:
             if number == self._round:  # else nobody waits for this answer any more

@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from transformers import DynamicCache
 
 from rest_store.cache import TreeCache
 from rest_store.costs import ForwardCosts, Payoff
-from rest_store.drafting import EMPTY, Draft, DraftCounts, Drafting, Session
+from rest_store.drafting import EMPTY, Accepted, Draft, DraftCounts, Drafting, Session
 from rest_store.graphs import FixedVerifier
 from rest_store.sampling import Choice, Stops
 from rest_store.support import require_mode, require_model
@@ -175,8 +174,9 @@ class Generation:
             with torch.no_grad():
                 logits, verifier = self._prefill()
                 self._forwarded(logits, began)
-                piece, paths = self._write(logits, [Draft(EMPTY, 0, 0)] * len(self.rows))
-                self._tell(drafting, piece, paths, logits)
+                nothing = [Draft(EMPTY, 0, 0)] * len(self.rows)
+                piece, paths = self._write(logits, nothing)
+                self._tell(drafting, piece, paths, logits, nothing)
             while self._unfinished():
                 started = time.perf_counter()
                 asked = self._ask(drafting)
@@ -189,7 +189,7 @@ class Generation:
                     logits = self._forwarded(verifier.run(step), verifying)
                     piece, paths = self._write(logits, drafts)
                     verifier.cache.keep(paths)
-                    self._tell(drafting, piece, paths, logits)
+                    self._tell(drafting, piece, paths, logits, drafts)
                 self._measure(step.width - 1, verifying, started, piece, bool(asked))
             self.statistics.seconds = time.perf_counter() - began
             self._finish(verifier)
@@ -341,20 +341,25 @@ class Generation:
         """Whether the next step is a plain one, because drafting does not pay or to measure what plain steps cost."""
         return not self._payoff.drafts() or self._costs.wants_plain
 
-    def _tell(self, drafting: Drafting, piece: Piece, paths: list[list[int]], logits: torch.Tensor) -> None:
-        """Tell the sessions what was written, with the likeliest tokens after each where they are known."""
+    def _tell(
+        self,
+        drafting: Drafting,
+        piece: Piece,
+        paths: list[list[int]],
+        logits: torch.Tensor,
+        drafts: Sequence[Draft],
+    ) -> None:
+        """Tell the sessions what was written, with the likeliest tokens after all that was verified."""
+        if not drafting.active:
+            return
+        likeliest = logits.topk(min(_TOP_K, logits.shape[-1]), dim=-1).indices.cpu().numpy()
         for number, (tokens, path) in enumerate(zip(piece.tokens, paths, strict=True)):
-            if not tokens or not drafting.active:
+            if not tokens:
                 continue
-            drafting.accept(number, tokens, self._top_k(logits[number], path, len(tokens)))
-
-    def _top_k(self, logits: torch.Tensor, path: list[int], count: int) -> npt.NDArray[np.int64]:
-        """Return int64[count, k]; what follows the last token is not known yet, and -1."""
-        top = np.full((count, _TOP_K), -1, dtype=np.int64)
-        if count > 1:
-            known = logits[torch.tensor(path[1:count], device=logits.device)].topk(_TOP_K, dim=-1).indices
-            top[: count - 1] = known.cpu().numpy()
-        return top
+            top = np.full((len(tokens), likeliest.shape[2]), -1, dtype=np.int64)  # after the last: not known yet
+            top[: len(tokens) - 1] = likeliest[number, path[1 : len(tokens)]]
+            nodes = drafts[number].of_all_nodes(likeliest[number])
+            drafting.accept(Accepted(number, tokens, top, nodes))
 
     def _measure(self, nodes: int, verifying: float, started: float, piece: Piece, drafted: bool) -> None:
         now = time.perf_counter()

@@ -182,6 +182,48 @@ def test_sessions_are_told_what_was_written_in_order_with_the_likeliest_tokens_a
         assert top_k[:-1, 0].tolist() == tokens[1:], "greedy search takes the likeliest"
 
 
+def test_sessions_that_ask_are_told_what_follows_each_node_of_their_tree() -> None:
+    model = tiny_model("llama")
+    inputs = prompts(1)
+    plain = model.generate(**inputs, **FIXED)
+    text = plain[0].tolist()
+    futures = futures_of(inputs, plain)
+    checked = []
+
+    class Asking(Scripted):
+        def draft(self, *, max_nodes: int, costs: Any) -> Any:
+            self.context = text[: len(text) - (len(self.future) - 8)]
+            self.tree = tree_of([[*self.future[:2], 5, 6, 7], [3, 4]])
+            return self.tree
+
+        def accept(self, tokens: Any, top_k: Any = None, *, node_top_k: Any = None) -> None:
+            if node_top_k is not None:
+                assert node_top_k.shape == (1 + len(self.tree), 8)
+                for row in range(1 + len(self.tree)):
+                    path = np.flatnonzero(self.tree.mask()[row - 1]) if row else []
+                    with torch.no_grad():
+                        logits = model(torch.tensor([self.context + self.tree.tokens[path].tolist()])).logits[0, -1]
+                    if node_top_k[row, 0] < 0:
+                        assert self.tree.depths[row - 1] >= len(self.future) - 8, "only what was cut off is unknown"
+                    else:
+                        assert node_top_k[row].tolist() == logits.topk(8).indices.tolist()
+                        checked.append(row)
+            super().accept(tokens, top_k)
+
+    output = model.generate(
+        **inputs,
+        **FIXED,
+        custom_generate=entry.generate,
+        drafter=lambda prompt: Asking(prompt, futures, right),
+        adaptive=False,
+        draft_timeout=60.0,
+        return_dict_in_generate=True,
+    )
+    assert torch.equal(output.sequences, plain)
+    assert not output.statistics.drafts.errors
+    assert len(checked) > 30
+
+
 def test_well_formed_trees_are_taken() -> None:
     assert well_formed(tree_of([[1, 2], [1, 3], [4]]), 4, 5) is None
     assert well_formed(EMPTY, 4, 5) is None
@@ -189,11 +231,12 @@ def test_well_formed_trees_are_taken() -> None:
 
 def test_pruning_keeps_parents_and_order() -> None:
     tree = tree_of([[1, 2, 3], [1, 4], [5, 6, 7]])
-    assert pruned(tree, 16, 5) is tree
-    assert pruned(tree, 16, 2) == tree_of([[1, 2], [1, 4], [5, 6]])
-    assert pruned(tree, 4, 2) == tree_of([[1, 2], [1, 4], [5]])
-    assert pruned(tree, 16, 0) == EMPTY
-    assert pruned(tree, 16, -1) == EMPTY
+    assert pruned(tree, 16, 5)[0] is tree
+    shallow, kept = pruned(tree, 16, 2)
+    assert shallow == tree_of([[1, 2], [1, 4], [5, 6]])
+    assert kept.tolist() == [0, 1, 3, 4, 5]
+    assert pruned(tree, 4, 2)[0] == tree_of([[1, 2], [1, 4], [5]])
+    assert pruned(tree, 16, 0)[0] == pruned(tree, 16, -1)[0] == EMPTY
 
 
 def test_trees_that_share_beginnings_share_nodes() -> None:
