@@ -184,6 +184,10 @@ class Drafting:
         with self._news:
             return self._answered < self._round
 
+    def takes_nodes(self, row: int) -> bool:
+        """Whether the session of `row` is told what follows each node of its tree."""
+        return self._takes_nodes[row]
+
     def accept(self, accepted: Accepted) -> None:
         """Note what the model produced for a row; told to the session with the next `ask`."""
         if self._open[accepted.row]:

@@ -19,6 +19,7 @@ from rest_store.cache import TreeCache
 from rest_store.costs import ForwardCosts, Payoff
 from rest_store.drafting import EMPTY, Accepted, Draft, DraftCounts, Drafting, Session
 from rest_store.graphs import FixedVerifier
+from rest_store.likeliest import likeliest, top
 from rest_store.sampling import Choice, Stops
 from rest_store.support import require_mode, require_model
 from rest_store.verify import Step, Verifier, patterns_of
@@ -241,7 +242,7 @@ class Generation:
 
     def _write(self, logits: torch.Tensor, drafts: Sequence[Draft]) -> tuple[Piece, list[list[int]]]:
         """Choose tokens along each row's tree until they leave it, or end; return them and the paths followed."""
-        best = logits.argmax(dim=-1).tolist() if self._choice.plain else None
+        best = likeliest(logits) if self._choice.plain else None
         tokens, origins, paths = [], [], []
         for number, draft in enumerate(drafts):
             written, path = self._walk(number, draft, logits[number], best[number] if best is not None else None)
@@ -352,14 +353,17 @@ class Generation:
         """Tell the sessions what was written, with the likeliest tokens after all that was verified."""
         if not drafting.active:
             return
-        likeliest = logits.topk(min(_TOP_K, logits.shape[-1]), dim=-1).indices.cpu().numpy()
         for number, (tokens, path) in enumerate(zip(piece.tokens, paths, strict=True)):
             if not tokens:
                 continue
-            top = np.full((len(tokens), likeliest.shape[2]), -1, dtype=np.int64)  # after the last: not known yet
-            top[: len(tokens) - 1] = likeliest[number, path[1 : len(tokens)]]
-            nodes = drafts[number].of_all_nodes(likeliest[number])
-            drafting.accept(Accepted(number, tokens, top, nodes))
+            known = path[1 : len(tokens)]
+            every = drafting.takes_nodes(number)
+            wanted = logits[number] if every else logits[number, known]
+            after = top(wanted, _TOP_K).cpu().numpy()
+            rows = np.full((len(tokens), after.shape[1]), -1, dtype=np.int64)  # after the last: not known yet
+            rows[: len(known)] = after[known] if every else after
+            nodes = drafts[number].of_all_nodes(after) if every else None
+            drafting.accept(Accepted(number, tokens, rows, nodes))
 
     def _measure(self, nodes: int, verifying: float, started: float, piece: Piece, drafted: bool) -> None:
         now = time.perf_counter()

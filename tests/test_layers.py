@@ -20,7 +20,7 @@ BUILD_INDEX = Path(build_index.__file__).parent
 LAYERS = [
     ["errors"],
     ["header", "shard", "tokenizer", "tree", "manifest", "_reference", "kernel"],
-    ["datastore", "check", "drawing", "cache", "drafting", "costs"],
+    ["datastore", "check", "drawing", "cache", "drafting", "costs", "likeliest"],
     ["server", "client", "sources", "session", "verify"],
     [
         "baselines",
@@ -47,6 +47,7 @@ HEAVY = {
         "generation",
         "generator",
         "graphs",
+        "likeliest",
         "sampling",
         "verify",
     },
