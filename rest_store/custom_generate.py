@@ -18,7 +18,8 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from rest_store.drafting import Session
 from rest_store.errors import DrafterError, describe
-from rest_store.generation import Generation, Options, Piece, SessionMaker, Statistics
+from rest_store.generation import Generation, Options, SessionMaker
+from rest_store.progress import Piece, Statistics
 
 _DEFAULT_SESSION = "rest_store.session:DraftSession"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,10 @@ from transformers import DynamicCache
 
 from rest_store.cache import TreeCache
 from rest_store.costs import ForwardCosts, Payoff
-from rest_store.drafting import EMPTY, Accepted, Draft, DraftCounts, Drafting, Session
+from rest_store.drafting import EMPTY, Accepted, Draft, Drafting, Session
 from rest_store.graphs import FixedVerifier
 from rest_store.likeliest import likeliest, top
+from rest_store.progress import Piece, Row, Statistics
 from rest_store.sampling import Choice, Stops
 from rest_store.support import require_mode, require_model
 from rest_store.verify import Step, Verifier, patterns_of
@@ -29,47 +30,6 @@ SessionMaker = Callable[[list[int]], Session]
 _TOP_K = 8  # likeliest next tokens told to sessions that ask for them
 _NOT_FORWARDED = {"attention_mask", "position_ids", "past_key_values", "cache_params", "use_cache", "logits_to_keep"}
 _known_costs: weakref.WeakKeyDictionary[Any, dict[tuple[int, int], ForwardCosts]] = weakref.WeakKeyDictionary()
-
-
-@dataclass
-class Piece:
-    """What one forward pass wrote.
-
-    Attributes:
-        tokens: for each row the tokens written, possibly none.
-        origins: for each token a bitmask of the sources that had drafted it; 0: the model alone.
-    """
-
-    tokens: list[list[int]]
-    origins: list[list[int]]
-
-
-@dataclass
-class Statistics:
-    """What a generation took.
-
-    Attributes:
-        tokens: generated, over all rows.
-        forward_passes: of the target model, over the prompt too.
-        seconds: from before the prompt's pass to the last token.
-        forward_seconds: of them, in forward passes, up to when their logits are there to choose from.
-        rests: how often drafting was given up for a while because it did not pay.
-        drafts: what the drafter did.
-        origins: for each row and generated token a bitmask of the sources that had drafted it; 0: the model alone.
-    """
-
-    tokens: int = 0
-    forward_passes: int = 0
-    seconds: float = 0.0
-    forward_seconds: float = 0.0
-    rests: int = 0
-    drafts: DraftCounts = field(default_factory=DraftCounts)
-    origins: list[list[int]] = field(default_factory=list)
-
-    @property
-    def mean_tokens(self) -> float:
-        """M: generated tokens for each forward pass (REST, section 4.1), of all rows together."""
-        return self.tokens / self.forward_passes if self.forward_passes else 0.0
 
 
 @dataclass(frozen=True)
@@ -88,30 +48,6 @@ class Options:
     draft_timeout: float = 0.5
     adaptive: bool = True
     widths: tuple[int, ...] = ()
-
-
-class _Row:
-    """A sequence being written."""
-
-    def __init__(self, ids: torch.Tensor, capacity: int) -> None:
-        self.tokens: list[int] = ids.tolist()
-        self.origins: list[int] = []
-        self.scores: list[torch.Tensor] = []
-        self.logits: list[torch.Tensor] = []
-        self.ended: int | None = None  # length at which a criterion was met
-        self._ids = ids.new_empty((1, max(capacity, ids.shape[0])))
-        self._ids[0, : ids.shape[0]] = ids
-        self._written = ids.shape[0]
-
-    def ids(self) -> torch.Tensor:
-        """Return the row as a tensor, int64[1, length]."""
-        length = len(self.tokens)
-        if length > self._ids.shape[1]:
-            self._ids = torch.cat([self._ids, torch.empty_like(self._ids)], dim=1)
-        if self._written < length:
-            self._ids[0, self._written : length] = torch.tensor(self.tokens[self._written :])
-            self._written = length
-        return self._ids[:, :length]
 
 
 class Generation:
@@ -151,7 +87,7 @@ class Generation:
         rows = input_ids.shape[0]
         self._choice = Choice(processors, sample=bool(config.do_sample), rows=rows, device=input_ids.device)
         capacity = self._stops.max_length or 2 * input_ids.shape[1]
-        self.rows = [_Row(ids, capacity) for ids in input_ids]
+        self.rows = [Row(ids, capacity) for ids in input_ids]
         self.statistics = Statistics()
         self.cache: Any = None
         self._keeps_scores = bool(config.return_dict_in_generate and config.output_scores)
@@ -282,7 +218,7 @@ class Generation:
             if child is None:
                 return written, path
 
-    def _ends(self, row: _Row, token: int) -> bool:
+    def _ends(self, row: Row, token: int) -> bool:
         """Note whether `row` has met a criterion with its last token; return whether writing to it stops here."""
         if row.ended is None:
             if self._stops.plain:
@@ -297,7 +233,7 @@ class Generation:
 
     # --- parts -------------------------------------------------------------------------------------------------------
 
-    def _writes(self, row: _Row) -> bool:
+    def _writes(self, row: Row) -> bool:
         """Whether there is something to write to `row`.
 
         Where no token ends a row, `generate` writes on to rows that have met a criterion until the last one has.
@@ -312,7 +248,7 @@ class Generation:
     def _unfinished(self) -> bool:
         return any(self._writes(row) for row in self.rows)
 
-    def _room(self, row: _Row) -> int:
+    def _room(self, row: Row) -> int:
         """Return how many tokens `row` may still get."""
         if not self._writes(row):
             return 0
@@ -381,7 +317,7 @@ class Generation:
         self.statistics.forward_seconds += time.perf_counter() - since
         return logits
 
-    def _record(self, row: _Row, scores: torch.Tensor | None, logits: torch.Tensor) -> None:
+    def _record(self, row: Row, scores: torch.Tensor | None, logits: torch.Tensor) -> None:
         if self._keeps_logits or self._keeps_scores:
             raw = logits.to(copy=True, dtype=torch.float32)
             if self._keeps_logits:

@@ -10,7 +10,7 @@ from transformers import StopStringCriteria
 
 from rest_store.custom_generate import generate, pieces, session_maker
 from rest_store.errors import DrafterError, describe
-from rest_store.generation import Piece
+from rest_store.progress import Piece
 
 Prompt = Any  # text, token ids, or what a tokenizer returns
 

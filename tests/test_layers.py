@@ -20,7 +20,7 @@ BUILD_INDEX = Path(build_index.__file__).parent
 LAYERS = [
     ["errors"],
     ["header", "shard", "tokenizer", "tree", "manifest", "_reference", "kernel"],
-    ["datastore", "check", "drawing", "cache", "drafting", "costs", "likeliest"],
+    ["datastore", "check", "drawing", "cache", "drafting", "costs", "likeliest", "progress"],
     ["server", "client", "sources", "session", "verify"],
     [
         "baselines",
@@ -48,6 +48,7 @@ HEAVY = {
         "generator",
         "graphs",
         "likeliest",
+        "progress",
         "sampling",
         "verify",
     },
