@@ -145,6 +145,7 @@ def test_the_distribution_is_the_models(name: str) -> None:
             **options,
             custom_generate=entry.generate,
             drafter=lambda _: Likely(paths),
+            max_nodes=32,
             adaptive=False,
             draft_timeout=60.0,
             return_dict_in_generate=True,
