@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from rest_store.calibration import Calibration
     from rest_store.client import DatastoreClient
     from rest_store.connections import Tls
+    from rest_store.custom_generate import generate
     from rest_store.datastore import Datastore
     from rest_store.errors import RestStoreError
+    from rest_store.generator import Generator
     from rest_store.session import DraftSession
     from rest_store.sources import PromptLookup, RecycledLogits
     from rest_store.tokenizer import TokenizerIdentity
@@ -28,6 +30,7 @@ __all__ = [
     "Datastore",
     "DatastoreClient",
     "DraftSession",
+    "Generator",
     "PromptLookup",
     "RecycledLogits",
     "RestStoreError",
@@ -36,6 +39,7 @@ __all__ = [
     "TokenTree",
     "TokenizerIdentity",
     "__version__",
+    "generate",
 ]
 
 _HOMES = {
@@ -47,10 +51,12 @@ _HOMES = {
     "DraftSession": "rest_store.session",
     "PromptLookup": "rest_store.sources",
     "RecycledLogits": "rest_store.sources",
+    "Generator": "rest_store.generator",
     "RestStoreError": "rest_store.errors",
     "SuffixMatch": "rest_store.tree",
     "TokenTree": "rest_store.tree",
     "TokenizerIdentity": "rest_store.tokenizer",
+    "generate": "rest_store.custom_generate",
 }
 
 

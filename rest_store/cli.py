@@ -28,6 +28,7 @@ class _Group(click.Group):
         "reload": "rest_store.serve:reload",
         "bench": "rest_store.quality_cli:bench",
         "calibrate": "rest_store.quality_cli:calibrate",
+        "generate": "rest_store.generate_command:generate",
     }
 
     def list_commands(self, context: click.Context) -> list[str]:

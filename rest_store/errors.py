@@ -41,6 +41,12 @@
     |   |-- MessageSizeError            a message above the size limit           (ValueError)
     |   |-- ProtocolError               an answer that is none of ours           (ValueError)
     |   `-- ServiceInternalError        a defect of the service                  (RuntimeError)
+    |-- GenerationError                 text cannot be generated with drafts as asked
+    |   |-- ModelNotSupportedError      a model that cannot verify trees         (ValueError)
+    |   |-- ModeNotSupportedError       not greedy search or sampling            (ValueError)
+    |   |-- CacheNotSupportedError      a key-value cache that cannot hold trees (ValueError)
+    |   |-- DrafterError                neither sources nor what makes a session (TypeError)
+    |   `-- ModelLoadError              a model cannot be loaded                 (OSError)
     `-- BuildError                      a datastore cannot be built
         |-- CorpusError                 a corpus cannot be read as asked         (ValueError)
         |   |-- CorpusNotFoundError     no such file, directory or data set      (FileNotFoundError)
@@ -219,6 +225,30 @@ class CalibrationError(RestStoreError, ValueError):
 
 class RecordingError(RestStoreError, ValueError):
     """Recordings cannot be read, or hold too little to fit or to report."""
+
+
+class GenerationError(RestStoreError):
+    """Text cannot be generated with drafts as asked."""
+
+
+class ModelNotSupportedError(GenerationError, ValueError):
+    """Draft trees cannot be verified with this model: encoder-decoder, recurrent, ALiBi..."""
+
+
+class ModeNotSupportedError(GenerationError, ValueError):
+    """The generation is not decided token by token: beam search, guidance, another speculative method..."""
+
+
+class CacheNotSupportedError(GenerationError, ValueError):
+    """The key-value cache cannot hold a tree: quantized, offloaded, recurrent..."""
+
+
+class DrafterError(GenerationError, TypeError):
+    """The drafter is neither a list of sources nor a callable that makes a session."""
+
+
+class ModelLoadError(GenerationError, OSError):
+    """A model cannot be loaded from the given name or path."""
 
 
 class BuildError(RestStoreError):

@@ -42,16 +42,43 @@ LAYERS = [
         *("failures", "endpoints", "answers", "counterpart", "connections", "conversation"),
         "service_source",
         *("exchange", "stream", "async_stream"),
+        # The rooms of generation, below it.
+        *("cache", "drafting", "costs", "likeliest", "progress"),
     ],
     ["server", "client", "async_client", "session", "verify"],
-    ["generate", "replay", "quality"],
-    ["serve", "quality_cli", "cli", "__main__"],
+    [
+        *("replay", "quality"),
+        *("baselines", "assistant", "graphs", "loading", "origins", "sampling", "support"),
+        *("generation", "custom_generate", "generator"),
+    ],
+    ["serve", "quality_cli", "generate_command", "cli", "__main__"],
 ]
 ORDER = [module for layer in LAYERS for module in layer]
 OF_BUILD_INDEX = {"errors", "header", "shard", "tokenizer", "manifest", "kernel", "memory", "__init__"}
 HEAVY = {
-    "torch": {"verify", "generate"},
-    "transformers": {"generate"},
+    "torch": {
+        "assistant",
+        "cache",
+        "custom_generate",
+        "generate_command",
+        "generation",
+        "generator",
+        "graphs",
+        "likeliest",
+        "progress",
+        "sampling",
+        "verify",
+    },
+    "transformers": {
+        "assistant",
+        "cache",
+        "custom_generate",
+        "generation",
+        "generator",
+        "loading",
+        "sampling",
+        "support",
+    },
     "grpc": {
         "server",
         "client",

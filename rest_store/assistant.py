@@ -1,0 +1,74 @@
+"""A smaller model as a drafter, with the schedule of assisted generation. Torch is imported here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import DynamicCache
+
+from rest_store.drafting import Session, tree_of
+from rest_store.tree import TokenTree
+
+
+class AssistantRule:
+    """Drafts the chain that a smaller model of the same vocabulary would write (Leviathan et al., arXiv 2211.17192).
+
+    As in `transformers`, the chain grows by two tokens after one that was accepted whole, and shrinks by one otherwise.
+
+    Args:
+        model: the smaller model; decoder only.
+        prompt: the tokens so far.
+        tokens: draft tokens of the first chain.
+    """
+
+    def __init__(self, model: Any, prompt: Sequence[int], *, tokens: int = 5) -> None:
+        self._model = model
+        self._cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+        self._cache.activate_past_recording()
+        self._context = [int(token) for token in prompt]
+        self._held: list[int] = []  # tokens whose keys and values are in the cache
+        self._tokens = tokens
+        self._chain: list[int] = []
+
+    @classmethod
+    def of(cls, model: Any, *, tokens: int = 5) -> Callable[[list[int]], Session]:
+        """Return what makes the session of a prompt."""
+        return lambda prompt: cls(model, prompt, tokens=tokens)
+
+    @torch.no_grad()
+    def draft(self, *, max_nodes: int, costs: npt.NDArray[np.float64] | None) -> TokenTree:
+        """Return the smaller model's chain."""
+        common = 0
+        while common < min(len(self._held), len(self._context) - 1) and self._held[common] == self._context[common]:
+            common += 1
+        self._cache.crop(common - len(self._held))
+        self._held = self._held[:common]
+        self._chain = []
+        new = self._context[common:]
+        for _ in range(min(self._tokens, max_nodes)):
+            ids = torch.tensor([new], device=self._model.device)
+            places = torch.arange(len(self._held), len(self._held) + len(new), device=self._model.device)
+            logits = self._model(
+                input_ids=ids, position_ids=places[None], past_key_values=self._cache, use_cache=True
+            ).logits
+            self._held += new
+            new = [int(logits[0, -1].argmax())]
+            self._chain += new
+        return tree_of([self._chain])
+
+    def accept(self, tokens: Sequence[int], top_k: npt.NDArray[np.int64] | None = None) -> None:
+        """Take over `tokens`, and learn from how far they followed the chain."""
+        if self._chain:
+            whole = [int(token) for token in tokens[: len(self._chain)]] == self._chain
+            self._tokens = self._tokens + 2 if whole else max(1, self._tokens - 1)
+        self._chain = []
+        self._context += [int(token) for token in tokens]
+
+    def close(self) -> None:
+        """Let go of the cache."""
+        self._cache = DynamicCache()
+        self._held = []

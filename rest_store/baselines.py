@@ -1,0 +1,159 @@
+"""Other people's rules for drafting, as sessions of the same contract, to compare with in the same loop.
+
+model.generate(..., custom_generate=rest_store.generate, drafter=PromptLookupRule.of(tokens=10))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from rest_store.drafting import EMPTY, Session, tree_of
+from rest_store.tree import TokenTree
+
+
+class Store(Protocol):
+    """What answers drafts: a `Datastore` or what stands in for one."""
+
+    def draft(self, context: list[int], *, max_nodes: int, max_suffix: int, max_depth: int) -> TokenTree:
+        """Return the most frequent continuations of the longest suffix match of `context`."""
+
+
+class RestRule:
+    """REST's rule: the most frequent continuations of the longest match in one datastore (REST, section 3.2).
+
+    Args:
+        store: the datastore.
+        prompt: the tokens so far.
+        max_suffix: longest suffix tried.
+        max_depth: longest continuation.
+    """
+
+    def __init__(self, store: Store, prompt: Sequence[int], *, max_suffix: int = 16, max_depth: int = 10) -> None:
+        self._store = store
+        self._context = list(prompt[-max_suffix:])
+        self._max_suffix, self._max_depth = max_suffix, max_depth
+
+    @classmethod
+    def of(cls, store: Store) -> Callable[[list[int]], Session]:
+        """Return what makes the session of a prompt."""
+        return lambda prompt: cls(store, prompt)
+
+    def draft(self, *, max_nodes: int, costs: npt.NDArray[np.float64] | None) -> TokenTree:
+        """Return the datastore's tree."""
+        return self._store.draft(
+            self._context, max_nodes=max_nodes, max_suffix=self._max_suffix, max_depth=self._max_depth
+        )
+
+    def accept(self, tokens: Sequence[int], top_k: npt.NDArray[np.int64] | None = None) -> None:
+        """Take over `tokens`."""
+        self._context = [*self._context, *map(int, tokens)][-self._max_suffix :]
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class MarkedTree(TokenTree):
+    """A tree whose nodes say where they come from.
+
+    Attributes:
+        origins: uint8[N], bit i set: source i proposed the node.
+    """
+
+    __slots__ = ("origins",)
+
+    origins: npt.NDArray[np.uint8]
+
+
+class MergedRules:
+    """Several sessions side by side: the trees of all in one, without any scores; earlier ones come first.
+
+    Args:
+        sessions: what is merged; bit i of a node's origins stands for session i.
+    """
+
+    def __init__(self, sessions: Sequence[Session]) -> None:
+        self._sessions = list(sessions)
+
+    @classmethod
+    def of(cls, makers: Sequence[Callable[[list[int]], Session]]) -> Callable[[list[int]], Session]:
+        """Return what makes the session of a prompt."""
+        return lambda prompt: cls([make(prompt) for make in makers])
+
+    def draft(self, *, max_nodes: int, costs: npt.NDArray[np.float64] | None) -> TokenTree:
+        """Return the merged tree; each session gets an equal part of what those before it left."""
+        tokens: list[int] = []
+        parents: list[int] = []
+        origins: list[int] = []
+        places: dict[tuple[int, int], int] = {}
+        for number, session in enumerate(self._sessions):
+            share = (max_nodes - len(tokens)) // (len(self._sessions) - number)
+            if share < 1:
+                continue
+            tree = session.draft(max_nodes=share, costs=None)
+            own: list[int] = []
+            for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
+                above = own[parent] if parent >= 0 else -1
+                place = places.setdefault((above, token), len(tokens))
+                if place == len(tokens):
+                    tokens.append(token)
+                    parents.append(above)
+                    origins.append(0)
+                origins[place] |= 1 << number
+                own.append(place)
+        merged = MarkedTree(tokens, parents, [1] * len(tokens))
+        merged.origins = np.array(origins, dtype=np.uint8)
+        return merged
+
+    def accept(self, tokens: Sequence[int], top_k: npt.NDArray[np.int64] | None = None) -> None:
+        """Take over `tokens`."""
+        for session in self._sessions:
+            session.accept(tokens, top_k=top_k)
+
+    def close(self) -> None:
+        """Close all sessions."""
+        for session in self._sessions:
+            session.close()
+
+
+class PromptLookupRule:
+    """Prompt lookup as in `transformers`: what followed the first occurrence of the longest n-gram, as one chain.
+
+    Args:
+        prompt: the tokens so far.
+        max_ngram: tokens of the longest n-gram looked for.
+        tokens: draft tokens at most.
+    """
+
+    def __init__(self, prompt: Sequence[int], *, max_ngram: int = 3, tokens: int = 10) -> None:
+        self._max_ngram, self._tokens = max_ngram, tokens
+        self._context: list[int] = []
+        self._first: dict[tuple[int, ...], int] = {}  # where what follows an n-gram begins
+        self.accept(prompt)
+
+    @classmethod
+    def of(cls, *, max_ngram: int = 3, tokens: int = 10) -> Callable[[list[int]], Session]:
+        """Return what makes the session of a prompt."""
+        return lambda prompt: cls(prompt, max_ngram=max_ngram, tokens=tokens)
+
+    def draft(self, *, max_nodes: int, costs: npt.NDArray[np.float64] | None) -> TokenTree:
+        """Return the chain that followed the n-gram which ends the context; empty if none occurred before."""
+        for size in range(min(self._max_ngram, len(self._context)), 0, -1):
+            place = self._first.get(tuple(self._context[-size:]))
+            if place is not None and place < len(self._context):
+                return tree_of([self._context[place : place + min(self._tokens, max_nodes)]])
+        return EMPTY
+
+    def accept(self, tokens: Sequence[int], top_k: npt.NDArray[np.int64] | None = None) -> None:
+        """Take over `tokens`."""
+        for token in tokens:
+            self._context.append(int(token))
+            end = len(self._context)
+            for size in range(1, min(self._max_ngram, end) + 1):
+                self._first.setdefault(tuple(self._context[end - size : end]), end)
+
+    def close(self) -> None:
+        """Do nothing."""

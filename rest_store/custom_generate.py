@@ -1,0 +1,192 @@
+"""`rest_store.generate`: what `model.generate(custom_generate=...)` of transformers 5 calls.
+
+    model.generate(**inputs, custom_generate=rest_store.generate, drafter=[store, rest_store.PromptLookup()])
+
+`transformers` prepares everything as for its own decoding (cache, mask, processors, criteria), then hands over here. It
+passes the named arguments below on, and no others of its own: `streamer=` does not arrive, `stream_to=` does.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+from rest_store.drafting import Session
+from rest_store.errors import DrafterError, describe
+from rest_store.generation import Generation, Options, SessionMaker
+from rest_store.progress import Piece, Statistics
+
+_DEFAULT_SESSION = "rest_store.session:DraftSession"
+
+
+@dataclass
+class GenerateOutput(GenerateDecoderOnlyOutput):
+    """What `generate` returns with `return_dict_in_generate=True`: the fields of transformers, and how it was drafted.
+
+    Attributes:
+        statistics: forward passes, M, what the drafter did, where each token came from.
+    """
+
+    statistics: Statistics | None = None
+
+
+def generate(
+    model: Any,
+    input_ids: torch.Tensor,
+    logits_processor: Any = (),
+    stopping_criteria: Any = (),
+    generation_config: Any = None,
+    *,
+    drafter: Any = None,
+    max_nodes: int | None = None,
+    draft_timeout: float = 0.5,
+    adaptive: bool = True,
+    widths: Sequence[int] = (),
+    stream_to: Any = None,
+    streamer: Any = None,
+    **model_kwargs: Any,
+) -> Any:
+    """Generate as `model.generate` does, token for token, with fewer forward passes (REST, arXiv 2311.08252).
+
+    To be given to `model.generate` as `custom_generate`, which takes the arguments from `drafter` on by name.
+
+    Args:
+        model: a decoder-only model of `transformers`.
+        input_ids: int64[rows, length], padded on the left.
+        logits_processor: prepared by `model.generate`.
+        stopping_criteria: prepared by `model.generate`.
+        generation_config: prepared by `model.generate`.
+        drafter: sources for a `DraftSession` of each row (a list), or a callable that makes the session of a prompt
+            (a list of token ids); None: plain decoding.
+        max_nodes: draft tokens of a step at most; by default 16, on an accelerator 64.
+        draft_timeout: seconds to wait for a draft; a step without one is plain.
+        adaptive: measure what steps cost as it goes, and draft only while that pays.
+        widths: tokens of a step: each is padded to the next of these, all shapes are fixed, and on a CUDA device each
+            width is a recorded graph; none: steps are as wide as their trees.
+        stream_to: a streamer of `transformers`, given the prompt and each token (one row only).
+        streamer: the same, for `functools.partial` and direct calls: `model.generate` keeps its own to itself.
+        model_kwargs: prepared by `model.generate`.
+
+    Returns:
+        int64[rows, longer length], or a `GenerateOutput` if the configuration says `return_dict_in_generate`.
+
+    Raises:
+        ModelNotSupportedError: no decoder-only model whose keys and values can be kept for one path of a tree.
+        ModeNotSupportedError: not greedy search or sampling.
+        CacheNotSupportedError: a quantized or recurrent cache.
+        DrafterError: `drafter` is neither a list of sources nor a callable.
+
+    A drafter that raises, is late or answers with something that is no tree changes nothing; it is counted in
+    `statistics.drafts`. One generation at a time for each model.
+    """
+    options = Options(max_nodes, draft_timeout, adaptive, tuple(widths))
+    generation = Generation(
+        model,
+        input_ids,
+        logits_processor,
+        stopping_criteria,
+        generation_config,
+        session_maker(drafter),
+        options,
+        model_kwargs,
+    )
+    streamer = stream_to if stream_to is not None else streamer
+    if streamer is not None:
+        streamer.put(input_ids.cpu())
+    for piece in generation.steps():
+        if streamer is not None:
+            for tokens in zip(*piece.tokens, strict=False):
+                streamer.put(torch.tensor(tokens))
+    if streamer is not None:
+        streamer.end()
+    return _result(generation)
+
+
+def pieces(
+    model: Any,
+    input_ids: torch.Tensor,
+    logits_processor: Any,
+    stopping_criteria: Any,
+    generation_config: Any,
+    *,
+    drafter: Any = None,
+    max_nodes: int | None = None,
+    draft_timeout: float = 0.5,
+    adaptive: bool = True,
+    widths: Sequence[int] = (),
+    **model_kwargs: Any,
+) -> Pieces:
+    """Return the generation as something to iterate over; arguments and errors as of `generate`.
+
+    Also to be given as `custom_generate`: `model.generate` prepares everything, and returns what this returns.
+    """
+    options = Options(max_nodes, draft_timeout, adaptive, tuple(widths))
+    maker = session_maker(drafter)
+    return Pieces(
+        Generation(
+            model, input_ids, logits_processor, stopping_criteria, generation_config, maker, options, model_kwargs
+        )
+    )
+
+
+class Pieces:
+    """A generation to iterate over: each item is what one forward pass wrote.
+
+    Attributes:
+        statistics: up to date after each item.
+    """
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+        self.statistics = generation.statistics
+
+    def __iter__(self) -> Iterator[Piece]:
+        return self._generation.steps()
+
+    def result(self) -> Any:
+        """Return what `generate` returns; after the last item."""
+        return _result(self._generation)
+
+
+def session_maker(drafter: Any) -> SessionMaker | None:
+    """Return what makes the drafting session of a prompt.
+
+    Raises:
+        DrafterError: `drafter` is neither None, a callable, nor a list or tuple of sources.
+    """
+    if drafter is None or callable(drafter):
+        return drafter  # type: ignore[no-any-return]
+    if not isinstance(drafter, list | tuple):
+        expected = "a list of sources, or a callable that makes the session of a prompt"
+        raise DrafterError(describe("generate", "drafter", f"a {type(drafter).__name__}", expected))
+    return default_session(drafter) if drafter else None
+
+
+def default_session(sources: Sequence[Any]) -> SessionMaker:
+    """Return what makes a `DraftSession` of `sources` for a prompt."""
+    module, _, name = _DEFAULT_SESSION.partition(":")
+    session = getattr(importlib.import_module(module), name)
+
+    def make(prompt: list[int]) -> Session:
+        made: Session = session(sources=list(sources), prompt=prompt)
+        return made
+
+    return make
+
+
+def _result(generation: Generation) -> Any:
+    config = generation._config
+    if not config.return_dict_in_generate:
+        return generation.sequences()
+    return GenerateOutput(
+        sequences=generation.sequences(),
+        scores=generation.kept("scores"),
+        logits=generation.kept("logits"),
+        past_key_values=generation.cache,
+        statistics=generation.statistics,
+    )

@@ -1,0 +1,159 @@
+"""`rest-store generate`: write text with drafts, showing where each token came from."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+_SERVICE = re.compile(r"[\w.\-\[\]:]+:\d+")
+
+
+@click.command(epilog='Example: rest-store generate --model SmolLM2.gguf --datastore python.ds --prompt "def add("')
+@click.option("--model", "model_name", required=True, help="Hugging Face name, directory or GGUF file.")
+@click.option("--datastore", "datastores", multiple=True, help="Directory, or HOST:PORT of a service; repeatable.")
+@click.option("--prompt", required=True, help="What to continue.")
+@click.option("--chat", is_flag=True, help="The prompt is a user's turn: render it with the model's chat template.")
+@click.option("--max-new-tokens", default=256, show_default=True, help="Most tokens to write.")
+@click.option("--max-nodes", type=click.IntRange(1, 1024), help="Most draft tokens of a step.")
+@click.option("--temperature", type=float, help="Sample, at this temperature; default: the likeliest token.")
+@click.option("--seed", type=int, help="Seed of the random generator.")
+@click.option("--dtype", default="auto", show_default=True, help="Type of the weights, such as float32.")
+@click.option("--device", help="Where to run the model, such as cuda.")
+@click.option("--compare", is_flag=True, help="Decode plainly too: the same text, and how much slower.")
+@click.option("--html", "page_path", type=click.Path(path_type=Path, dir_okay=False), help="Also write a page.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def generate(
+    model_name: str,
+    datastores: tuple[str, ...],
+    prompt: str,
+    chat: bool,
+    max_new_tokens: int,
+    max_nodes: int | None,
+    temperature: float | None,
+    seed: int | None,
+    dtype: str,
+    device: str | None,
+    compare: bool,
+    page_path: Path | None,
+    as_json: bool,
+) -> None:
+    """Write text with a model and drafts from datastores, each token coloured by where it came from."""
+    from rest_store.generator import Generator
+    from rest_store.loading import load_model
+    from rest_store.origins import TokenText, coloured, origin_name, page
+
+    stores = [_open(place) for place in datastores]
+    model, tokenizer = load_model(model_name, dtype=dtype, device=device)
+    for store in stores:
+        store.manifest.tokenizer.require_same(_identity(tokenizer, model_name), store.path)
+    text = _rendered(tokenizer, prompt) if chat else prompt
+    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": temperature is not None}
+    if temperature is not None:
+        options["temperature"] = temperature
+    drafter, names = _drafter(stores)
+
+    _set_seed(seed)
+    generation = Generator(model, tokenizer, drafter, max_nodes=max_nodes).begin(text, **options)
+    writer = TokenText(tokenizer)
+    parts: list[tuple[str, str]] = []
+    name = "model"
+    for piece in generation:
+        for token, origin in zip(piece.tokens[0], piece.origins[0], strict=True):
+            name = origin_name(origin, names)
+            parts.append((writer.push(token), name))
+            if not as_json:
+                click.echo(coloured(*parts[-1]), nl=False)
+    parts.append((writer.rest(), name))
+    statistics = generation.statistics
+    facts: dict[str, Any] = {
+        "tokens": statistics.tokens,
+        "forward_passes": statistics.forward_passes,
+        "mean_tokens": round(statistics.mean_tokens, 3),
+        "tokens_per_second": round(statistics.tokens / statistics.seconds, 2),
+    }
+    if statistics.drafts.errors:
+        facts["drafter_errors"] = statistics.drafts.errors
+    if compare:
+        _set_seed(seed)
+        facts |= _plain(model, tokenizer, text, options, generation.result(), statistics.seconds)
+    summary = _summary(facts)
+    if as_json:
+        click.echo(json.dumps({"text": "".join(part for part, _ in parts), **facts}, ensure_ascii=False))
+    else:
+        click.echo(coloured(*parts[-1]))
+        click.echo(summary)
+    if page_path is not None:
+        page_path.write_text(page(model_name, text, parts, summary), encoding="utf-8")
+
+
+def _open(place: str) -> Any:
+    """Return the datastore at a directory or of a service."""
+    import rest_store
+
+    if not Path(place).exists() and _SERVICE.fullmatch(place):
+        return _public("DatastoreClient")(place)
+    return rest_store.Datastore.open(place)
+
+
+def _public(name: str) -> Any:
+    import rest_store
+
+    return getattr(rest_store, name)
+
+
+def _identity(tokenizer: Any, name: str) -> Any:
+    from rest_store.tokenizer import identity_of
+
+    return identity_of(tokenizer, name)
+
+
+def _drafter(stores: list[Any]) -> tuple[Any, list[str]]:
+    """Return what drafts from `stores` and the text so far, and what each source is called."""
+    if importlib.util.find_spec("rest_store.session") is None:
+        from rest_store.baselines import MergedRules, PromptLookupRule, RestRule
+
+        makers = [PromptLookupRule.of(), *(RestRule.of(store) for store in stores)]
+        return MergedRules.of(makers), ["prompt", *("datastore" for _ in stores)]
+    sources = [*stores, _public("PromptLookup")(), _public("RecycledLogits")()]
+    return sources, [*("datastore" for _ in stores), "prompt", "recycled"]
+
+
+def _rendered(tokenizer: Any, prompt: str) -> str:
+    turns = [{"role": "user", "content": prompt}]
+    return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+
+
+def _set_seed(seed: int | None) -> None:
+    if seed is not None:
+        import torch
+
+        torch.manual_seed(seed)
+
+
+def _plain(model: Any, tokenizer: Any, text: str, options: dict[str, Any], drafted: Any, seconds: float) -> Any:
+    """Decode plainly; return what that took, and whether the text is the same."""
+    inputs = tokenizer(text, return_tensors="pt").to(model.device)
+    began = time.perf_counter()
+    plain = model.generate(**inputs, **options)
+    took = time.perf_counter() - began
+    return {"speedup": round(took / seconds, 3), "identical": bool(plain.tolist() == drafted.tolist())}
+
+
+def _summary(facts: dict[str, Any]) -> str:
+    line = (
+        f"{facts['tokens']} tokens in {facts['forward_passes']} forward passes, M {facts['mean_tokens']:.2f}, "
+        f"{facts['tokens_per_second']:.1f} tokens a second"
+    )
+    if "speedup" in facts:
+        same = "the same text" if facts["identical"] else "another text"
+        line += f", {facts['speedup']:.2f} times as fast as plain decoding, which wrote {same}"
+    if "drafter_errors" in facts:
+        line += f"; the drafter failed at times ({facts['drafter_errors'][0]})"
+    return line

@@ -1,0 +1,42 @@
+"""Models and their tokenizers by name: of the Hugging Face hub, a directory, or a GGUF file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rest_store.errors import ModelLoadError, describe
+
+
+def load_model(name: str, *, dtype: str = "auto", device: str | None = None) -> tuple[Any, Any]:
+    """Load a model and its tokenizer.
+
+    Args:
+        name: a name on the Hugging Face hub, a directory, or a GGUF file (whose weights are dequantized).
+        dtype: "auto", or a type of torch such as "float32".
+        device: where to put the model; None: where it is loaded.
+
+    Returns:
+        The model, ready to generate, and its tokenizer.
+
+    Raises:
+        ModelLoadError: there is no such model, or it cannot be loaded; the message says why.
+    """
+    path = Path(name)
+    try:
+        if path.suffix == ".gguf":
+            place, options = str(path.parent), {"gguf_file": path.name}
+            if not path.is_file():
+                raise FileNotFoundError("no such file")
+        else:
+            place, options = name, {}
+        tokenizer = AutoTokenizer.from_pretrained(place, **options)
+        wanted = "float32" if options and dtype == "auto" else dtype
+        model = AutoModelForCausalLM.from_pretrained(place, dtype=wanted, **options).eval()
+        return (model.to(device) if device is not None else model), tokenizer
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        expected = "a causal language model of transformers: a name, a directory or a .gguf"
+        raise ModelLoadError(describe(name, "model", f"not loaded ({reason})", expected)) from error

@@ -1,0 +1,93 @@
+"""Generated text that shows where each token came from: in a terminal's colours, or as a page."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import click
+
+# Name, colour in a terminal, colour in a page; the first stands for tokens that nothing had drafted.
+_LOOKS = {
+    "model": (None, "#444444"),
+    "datastore": ("green", "#1b7f3b"),
+    "prompt": ("cyan", "#0b6e99"),
+    "recycled": ("magenta", "#8a3fa0"),
+    "several": ("yellow", "#a86a00"),
+    "drafted": ("blue", "#2747c4"),
+}
+
+
+class TokenText:
+    """Turns tokens into text one by one; what is not yet a whole character is held back.
+
+    Args:
+        tokenizer: a tokenizer of `transformers`.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._tokens: list[int] = []
+        self._start = self._shown = 0  # tokens from `_start` on are decoded together; those before `_shown` are shown
+
+    def push(self, token: int) -> str:
+        """Return the text that `token` adds; empty while a character is incomplete."""
+        self._tokens.append(token)
+        before = self._decoded(self._shown)
+        now = self._decoded(len(self._tokens))
+        if now.endswith("\ufffd") or len(now) <= len(before):
+            return ""
+        self._start, self._shown = self._shown, len(self._tokens)
+        return now[len(before) :]
+
+    def rest(self) -> str:
+        """Return what was held back, at the end."""
+        before, now = self._decoded(self._shown), self._decoded(len(self._tokens))
+        self._shown = len(self._tokens)
+        return now[len(before) :]
+
+    def _decoded(self, end: int) -> str:
+        return str(self._tokenizer.decode(self._tokens[self._start : end], skip_special_tokens=True))
+
+
+def origin_name(origin: int, sources: Sequence[str]) -> str:
+    """Return what to call an origin.
+
+    Args:
+        origin: bit i set: source i had drafted the token; 0: the model alone.
+        sources: the name of each source.
+    """
+    names = {sources[bit] if bit < len(sources) else "drafted" for bit in range(8) if origin >> bit & 1}
+    if not names:
+        return "model"
+    return names.pop() if len(names) == 1 else "several"
+
+
+def coloured(text: str, name: str) -> str:
+    """Return `text` in the colour of the origin `name`, for a terminal."""
+    colour = _LOOKS[name][0]
+    return click.style(text, fg=colour) if colour else text
+
+
+def page(title: str, prompt: str, parts: Iterable[tuple[str, str]], summary: str) -> str:
+    """Return a page of generated text.
+
+    Args:
+        title: of the page.
+        prompt: shown in front of the text.
+        parts: text and the name of its origin.
+        summary: a line below.
+    """
+    shown = list(parts)
+    used = [name for name in _LOOKS if any(name == other for _, other in shown)]
+    styles = "".join(f".{name}{{color:{_LOOKS[name][1]}}}" for name in used)
+    legend = " ".join(f'<span class="{name}">{name}</span>' for name in used)
+    body = "".join(f'<span class="{name}">{html.escape(text)}</span>' for text, name in shown)
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>\n'
+        f"<style>body{{max-width:60em;margin:2em auto;font-family:sans-serif}}pre{{white-space:pre-wrap}}"
+        f".given{{color:#999999}}{styles}</style></head>\n"
+        f'<body><h1>{html.escape(title)}</h1><p>{legend}</p>\n<pre><span class="given">{html.escape(prompt)}</span>'
+        f"{body}</pre>\n<p>{html.escape(summary)}</p></body></html>\n"
+    )

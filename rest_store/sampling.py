@@ -1,0 +1,183 @@
+"""Which token comes next, and whether it was the last: exactly as `generate` of `transformers` decides it.
+
+Every generated token is one call of the logits processors, at most one draw and one call of the stopping criteria, in
+the order of the sequence and with its true beginning. A draft is accepted as far as the tokens so chosen follow it, so
+drafts cannot bias anything. Torch is imported here; nothing is thread-safe.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import LogitsProcessorList
+from transformers.generation.logits_process import (
+    EncoderNoRepeatNGramLogitsProcessor,
+    EncoderRepetitionPenaltyLogitsProcessor,
+    PrefixConstrainedLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+)
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
+
+
+class Draws:
+    """Draws from distributions, one row at a time, as one call of `torch.multinomial` for all rows a step would.
+
+    `generate` draws for all rows of a batch at once. Rows that accept drafts are at different steps at one time; the
+    state of the random generator before each step is kept until the last row has passed it.
+
+    Args:
+        rows: rows of the batch.
+        device: where the distributions are.
+    """
+
+    def __init__(self, rows: int, device: torch.device) -> None:
+        self._rows = rows
+        self._device = device
+        self._states: dict[int, torch.Tensor] = {}
+        self._drawn = [0] * rows
+        self._steps = 0
+
+    def draw(self, row: int, probabilities: torch.Tensor) -> torch.Tensor:
+        """Return a token drawn from `probabilities`, float[1, vocabulary], for the next step of `row`, int64[1]."""
+        if self._rows == 1:
+            return torch.multinomial(probabilities, num_samples=1).squeeze(1)
+        step = self._drawn[row]
+        self._drawn[row] += 1
+        newest = step == self._steps
+        if newest:
+            oldest = min(self._drawn)
+            for passed in [known for known in self._states if known < oldest]:
+                del self._states[passed]
+            self._states[step] = self._state()
+            self._steps += 1
+        else:
+            latest = self._state()
+            self._set_state(self._states[step])
+        # The draw of a row depends on its own distribution and its place in the batch alone.
+        drawn = torch.multinomial(probabilities.expand(self._rows, -1), num_samples=1)[row]
+        if not newest:
+            self._set_state(latest)
+        return drawn
+
+    def finish(self, row: int) -> None:
+        """Forget a row that draws no more, so that what others have passed need not be kept for it."""
+        self._drawn[row] = 2**62
+
+    def _state(self) -> torch.Tensor:
+        if self._device.type == "cuda":
+            return torch.cuda.get_rng_state(self._device)
+        return torch.get_rng_state()
+
+    def _set_state(self, state: torch.Tensor) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.set_rng_state(state, self._device)
+        else:
+            torch.set_rng_state(state)
+
+
+class Choice:
+    """Chooses the next token of a row from the logits at the end of its context.
+
+    Args:
+        processors: the prepared logits processors of the generation.
+        sample: draw, or take the likeliest.
+        rows: rows of the batch.
+        device: where the logits are.
+
+    Attributes:
+        plain: the likeliest token of the raw logits is chosen; logits of many nodes may be judged at once.
+    """
+
+    def __init__(self, processors: LogitsProcessorList, *, sample: bool, rows: int, device: torch.device) -> None:
+        self.plain = not sample and len(processors) == 0
+        self._sample = sample
+        self._processors = [_for_row(processors, row, rows) for row in range(rows)]
+        self._draws = Draws(rows, device)
+
+    def choose(self, row: int, ids: torch.Tensor, logits: torch.Tensor) -> tuple[int, torch.Tensor]:
+        """Return the next token of `row` and its processed scores.
+
+        Args:
+            row: which row.
+            ids: int64[1, length], the row so far, padding on the left included.
+            logits: [1, vocabulary], any floating-point type.
+
+        Returns:
+            The token, and float32[1, vocabulary].
+        """
+        scores = self._processors[row](ids, logits.to(copy=True, dtype=torch.float32))
+        if self._sample:
+            token = self._draws.draw(row, torch.nn.functional.softmax(scores, dim=-1))
+        else:
+            token = torch.argmax(scores, dim=-1)
+        return int(token), scores
+
+    def finish(self, row: int) -> None:
+        """Take note that `row` has ended."""
+        self._draws.finish(row)
+
+
+def _for_row(processors: LogitsProcessorList, row: int, rows: int) -> LogitsProcessorList:
+    """Return processors that see one row of a batch alone, and treat it as they would among the others.
+
+    Those with an argument for each row get their row's; what a processor of somebody else remembers from call to call
+    is its row's own.
+    """
+    if rows == 1:
+        return processors
+    own = LogitsProcessorList()
+    for processor in processors:
+        alone = copy.copy(processor)
+        if isinstance(alone, PrefixConstrainedLogitsProcessor):
+            allowed = alone._prefix_allowed_tokens_fn
+            alone._prefix_allowed_tokens_fn = partial(_of_row, allowed, row)
+        elif isinstance(alone, RepetitionPenaltyLogitsProcessor):
+            if isinstance(alone.prompt_ignore_length, torch.Tensor):
+                alone.prompt_ignore_length = alone.prompt_ignore_length[row : row + 1]
+        elif isinstance(alone, EncoderRepetitionPenaltyLogitsProcessor):
+            alone.encoder_input_ids = alone.encoder_input_ids[row : row + 1]
+        elif isinstance(alone, EncoderNoRepeatNGramLogitsProcessor):
+            alone.batch_size = 1
+            alone.generated_ngrams = alone.generated_ngrams[row : row + 1]
+        own.append(alone)
+    return own
+
+
+def _of_row(allowed: Any, row: int, batch_id: int, ids: torch.Tensor) -> Any:
+    return allowed(row + batch_id, ids)
+
+
+class Stops:
+    """Decides whether a token was the last of its row.
+
+    Args:
+        criteria: the prepared stopping criteria of the generation.
+
+    Attributes:
+        plain: only the length and single tokens stop; no tensor of the row is needed.
+        pads: whether rows that have ended are padded (they are, where some token ends a row), or written on.
+        max_length: tokens of a row at most, prompt included; None: no limit.
+    """
+
+    def __init__(self, criteria: Sequence[Any]) -> None:
+        self._criteria = criteria
+        self.plain = all(type(criterion) in (EosTokenCriteria, MaxLengthCriteria) for criterion in criteria)
+        self.pads = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
+        lengths = [criterion.max_length for criterion in criteria if isinstance(criterion, MaxLengthCriteria)]
+        self.max_length: int | None = min(lengths) if lengths else None
+        self._ends: set[int] = set()
+        for criterion in criteria:
+            if type(criterion) is EosTokenCriteria:
+                self._ends.update(criterion.eos_token_id.flatten().tolist())
+
+    def after(self, token: int, length: int) -> bool:
+        """Return whether a row of `length` tokens that ends in `token` has ended; for plain criteria."""
+        return token in self._ends or (self.max_length is not None and length >= self.max_length)
+
+    def judge(self, ids: torch.Tensor, scores: Any) -> bool:
+        """Return whether the row `ids`, int64[1, length], has ended; for any criteria."""
+        return bool(self._criteria(ids, scores))  # type: ignore[operator]

@@ -1,0 +1,341 @@
+"""Streaming, one's own loop, what is refused, baselines, and the command."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from click.testing import CliRunner
+from models import byte_level_bpe
+from strategies import refused
+from tiny import VOCABULARY, Scripted, bushy, futures_of, prompts, right, tiny_model
+from transformers import PreTrainedTokenizerFast
+
+import rest_store
+from rest_store.assistant import AssistantRule
+from rest_store.baselines import MergedRules, PromptLookupRule, RestRule
+from rest_store.cli import main
+from rest_store.drafting import tree_of
+from rest_store.errors import (
+    CacheNotSupportedError,
+    DrafterError,
+    ModelLoadError,
+    ModelNotSupportedError,
+    ModeNotSupportedError,
+)
+from rest_store.loading import load_model
+from rest_store.origins import TokenText, coloured, origin_name, page
+
+FIXED = {"max_new_tokens": 24, "do_sample": False}
+
+
+class Collected:
+    """A streamer that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.given: list[list[int]] = []
+        self.ended = 0
+
+    def put(self, value: torch.Tensor) -> None:
+        self.given.append(value.flatten().tolist())
+
+    def end(self) -> None:
+        self.ended += 1
+
+
+def scripted(model: Any, inputs: Any, script: Any = right, **options: Any) -> tuple[torch.Tensor, Any]:
+    plain = model.generate(**inputs, **{**FIXED, **options})
+    futures = futures_of(inputs, plain)
+    return plain, lambda prompt: Scripted(prompt, futures, script)
+
+
+@pytest.mark.parametrize("way", ["named", "partial", "generator"])
+def test_a_streamer_gets_what_plain_decoding_gives_it(way: str) -> None:
+    model = tiny_model("llama")
+    inputs = prompts(1)
+    expected = Collected()
+    model.generate(**inputs, **FIXED, streamer=expected)
+    _, drafter = scripted(model, inputs)
+    streamer = Collected()
+    if way == "generator":
+        rest_store.Generator(model, None, drafter).generate(inputs, **FIXED, streamer=streamer)
+    elif way == "named":
+        model.generate(
+            **inputs, **FIXED, custom_generate=rest_store.generate, drafter=drafter, stream_to=streamer, max_nodes=3
+        )
+    else:
+        custom = functools.partial(rest_store.generate, streamer=streamer)
+        model.generate(**inputs, **FIXED, custom_generate=custom, drafter=drafter)
+    assert streamer.given == expected.given
+    assert streamer.ended == expected.ended == 1
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_pieces_are_what_is_written(rows: int) -> None:
+    model = tiny_model("llama")
+    inputs = prompts(rows)
+    plain, drafter = scripted(model, inputs, bushy)
+    generator = rest_store.Generator(model, None, drafter, adaptive=False, draft_timeout=60.0)
+    pieces = generator.begin(inputs, **FIXED)
+    written: list[list[int]] = [[] for _ in range(rows)]
+    origins: list[list[int]] = [[] for _ in range(rows)]
+    for passes, piece in enumerate(pieces, start=1):
+        for row in range(rows):
+            written[row] += piece.tokens[row]
+            origins[row] += piece.origins[row]
+        assert pieces.statistics.forward_passes == passes
+        assert not torch.is_grad_enabled() or torch.ones(1, requires_grad=True).mul(2).requires_grad
+    assert written == plain[:, 14:].tolist()
+    assert origins == pieces.statistics.origins
+    assert sum(origin > 0 for row in origins for origin in row) == pieces.statistics.drafts.accepted > 0
+    assert torch.equal(pieces.result(), plain)
+    streamed = [token for piece in generator.stream(inputs, **FIXED) for token in piece.tokens[0]]
+    assert streamed == written[0]
+
+
+def test_leaving_a_stream_ends_the_generation() -> None:
+    model = tiny_model("llama")
+    inputs = prompts(1)
+    closed = []
+
+    class Closing(Scripted):
+        def close(self) -> None:
+            closed.append(1)
+
+    plain = model.generate(**inputs, **FIXED)
+    futures = futures_of(inputs, plain)
+    stream = rest_store.Generator(model, None, lambda prompt: Closing(prompt, futures, right)).stream(inputs, **FIXED)
+    first = next(iter(stream))
+    assert first.tokens == [[int(plain[0, 14])]]
+    stream.close()  # type: ignore[attr-defined]
+    again = model.generate(**inputs, **FIXED)
+    assert torch.equal(again, plain)
+
+
+def tokenizer() -> Any:
+    return PreTrainedTokenizerFast(tokenizer_object=byte_level_bpe(), eos_token="<|endoftext|>")
+
+
+@pytest.fixture(scope="module")
+def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama that reads text."""
+    directory = tmp_path_factory.mktemp("model")
+    torch.manual_seed(3)
+    config = transformers.LlamaConfig(
+        vocab_size=512, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.3, eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(directory)
+    tokenizer().save_pretrained(directory)
+    return directory
+
+
+def test_text_in_and_stop_strings(model_directory: Path) -> None:
+    model, words = load_model(str(model_directory))
+    generator = rest_store.Generator(model, words, PromptLookupRule.of())
+    prompt = "for i in range(10):"
+    whole = model.generate(**words(prompt, return_tensors="pt"), **FIXED)
+    assert torch.equal(generator.generate(prompt, **FIXED), whole)
+    assert torch.equal(generator.generate(words(prompt)["input_ids"], **FIXED), whole)
+    text = words.decode(whole[0, -20:-10])
+    stop = text[len(text) // 2 :][:3]
+    plain = model.generate(**words(prompt, return_tensors="pt"), **FIXED, stop_strings=[stop], tokenizer=words)
+    assert plain.shape[1] < whole.shape[1]
+    assert torch.equal(generator.generate(prompt, **FIXED, stop_strings=[stop]), plain)
+
+
+# --- What is refused --------------------------------------------------------------------------------------------------
+
+
+def ask(model: Any, **options: Any) -> Any:
+    return model.generate(**prompts(1), custom_generate=rest_store.generate, **{**FIXED, **options})
+
+
+def test_modes_are_refused_by_name() -> None:
+    model = tiny_model("llama")
+    refused(ModeNotSupportedError, lambda: ask(model, num_beams=3), "beam search", "greedy search or sampling")
+    refused(ModeNotSupportedError, lambda: ask(model, prompt_lookup_num_tokens=3), "assisted generation")
+    refused(ModeNotSupportedError, lambda: ask(model, guidance_scale=1.5), "guidance_scale")
+    eager = tiny_model("llama", attention="eager")
+    for name in ("output_attentions", "output_hidden_states"):
+        options = {name: True, "return_dict_in_generate": True}
+        refused(ModeNotSupportedError, lambda options=options: ask(eager, **options), name)
+
+
+def test_models_are_refused_by_name() -> None:
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2}
+    mamba = transformers.MambaForCausalLM(transformers.MambaConfig(**sizes, state_size=4))
+    refused(ModelNotSupportedError, lambda: ask(mamba), "MambaForCausalLM", "recurrent")
+    bloom = transformers.BloomForCausalLM(transformers.BloomConfig(**sizes, n_head=4))
+    refused(ModelNotSupportedError, lambda: ask(bloom), "BloomForCausalLM", "ALiBi")
+    t5 = transformers.T5ForConditionalGeneration(
+        transformers.T5Config(vocab_size=VOCABULARY, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2,
+                              decoder_start_token_id=0)
+    )  # fmt: skip
+    refused(ModelNotSupportedError, lambda: ask(t5), "encoder-decoder")
+    llama = tiny_model("llama")
+    llama.config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 20}
+    refused(ModelNotSupportedError, lambda: ask(llama), "dynamic", "at most 20")
+
+
+def test_attention_without_masks_and_without_a_way_out_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("llama")
+    from rest_store.verify import attention_for_trees
+
+    monkeypatch.setattr(model.config, "_attn_implementation_internal", "flash_attention_2")
+    monkeypatch.setattr(type(model), "_can_set_attn_implementation", lambda *_: False, raising=False)
+    refused(ModelNotSupportedError, lambda: attention_for_trees(model, model.config), "flash_attention_2")
+
+
+def test_caches_are_refused_by_name() -> None:
+    from rest_store.cache import Pattern, TreeCache
+
+    cache = transformers.DynamicCache()
+    cache.update(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4), 0)
+
+    class Other(type(cache.layers[0])):  # type: ignore[misc]
+        pass
+
+    TreeCache(cache, [Pattern("full_attention")], 3)
+    cache.layers[0] = Other()
+    refused(CacheNotSupportedError, lambda: TreeCache(cache, [Pattern("full_attention")], 3), "Other")
+
+
+def test_drafters_are_refused() -> None:
+    model = tiny_model("llama")
+    refused(DrafterError, lambda: ask(model, drafter="python.ds"), "a str")
+    refused(DrafterError, lambda: rest_store.Generator(model).generate("text"), "tokenizer")
+
+
+def test_no_drafter_is_plain_decoding() -> None:
+    model = tiny_model("llama")
+    plain = model.generate(**prompts(2), **FIXED)
+    for drafter in (None, []):
+        output = model.generate(
+            **prompts(2), **FIXED, custom_generate=rest_store.generate, drafter=drafter, return_dict_in_generate=True
+        )
+        assert torch.equal(output.sequences, plain)
+        assert output.statistics.forward_passes == FIXED["max_new_tokens"]
+        assert output.statistics.drafts.asked == 0
+    assert torch.equal(ask(model, use_cache=False), ask(model))
+
+
+# --- Baselines --------------------------------------------------------------------------------------------------------
+
+
+class FromList:
+    """Answers as a datastore whose only continuations are given."""
+
+    def __init__(self, paths: list[list[int]]) -> None:
+        self.paths, self.asked = paths, []  # type: ignore[var-annotated]
+
+    def draft(self, context: list[int], *, max_nodes: int, max_suffix: int, max_depth: int) -> Any:
+        self.asked.append(context)
+        return tree_of([path[:max_nodes] for path in self.paths])
+
+
+def test_prompt_lookup_drafts_what_followed_before() -> None:
+    rule = PromptLookupRule([1, 2, 3, 4, 5, 9, 2, 3], tokens=3)
+    assert rule.draft(max_nodes=16, costs=None).tokens.tolist() == [4, 5, 9]
+    assert rule.draft(max_nodes=2, costs=None).tokens.tolist() == [4, 5]
+    rule.accept([4, 7])
+    assert len(rule.draft(max_nodes=16, costs=None)) == 0
+    rule.accept([1])
+    assert rule.draft(max_nodes=16, costs=None).tokens.tolist() == [2, 3, 4]
+
+
+def test_rests_rule_keeps_the_end_of_the_context() -> None:
+    store = FromList([[5, 6]])
+    rule = RestRule(store, range(40))  # type: ignore[arg-type]
+    rule.accept([7, 8])
+    assert rule.draft(max_nodes=16, costs=None).tokens.tolist() == [5, 6]
+    assert store.asked == [[*range(26, 40), 7, 8]]
+
+
+def test_merged_rules_share_nodes_and_say_where_they_come_from() -> None:
+    rules = [RestRule(FromList([[1, 2, 3]]), [0]), RestRule(FromList([[1, 2], [1, 4]]), [0])]
+    tree = MergedRules(rules).draft(max_nodes=16, costs=None)
+    assert tree.tokens.tolist() == [1, 2, 3, 4]
+    assert tree.parents.tolist() == [-1, 0, 1, 0]
+    assert tree.origins.tolist() == [3, 3, 1, 2]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("other", ["llama", "qwen3"])
+def test_an_assistant_model_drafts(other: str) -> None:
+    """The model itself as its assistant is always right, another one mostly wrong; the text is the same."""
+    model = tiny_model("llama")
+    inputs = prompts(2)
+    plain = model.generate(**inputs, **FIXED)
+    output = model.generate(
+        **inputs,
+        **FIXED,
+        custom_generate=rest_store.generate,
+        drafter=AssistantRule.of(tiny_model(other)),
+        adaptive=False,
+        draft_timeout=60.0,
+        return_dict_in_generate=True,
+    )
+    assert torch.equal(output.sequences, plain)
+    counts = output.statistics.drafts
+    assert not counts.errors
+    assert (counts.accepted == counts.nodes) == (other == "llama")
+
+
+# --- The command ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [[], ["--temperature", "0.8", "--seed", "4"]])
+def test_the_command_writes_text(model_directory: Path, tmp_path: Path, options: list[str]) -> None:
+    written = tmp_path / "out.html"
+    words = ["generate", "--model", str(model_directory), "--prompt", "for i in i in i in", "--max-new-tokens", "12"]
+    done = CliRunner().invoke(main, [*words, *options, "--compare", "--html", str(written)])
+    assert done.exit_code == 0, done.output
+    last = done.output.strip().splitlines()[-1]
+    assert re.search(r"^12 tokens in \d+ forward passes, M [\d.]+, .* plain decoding, which wrote the same text$", last)
+    assert "<pre>" in written.read_text(encoding="utf-8")
+    as_json = CliRunner().invoke(main, [*words, *options, "--json"])
+    facts = json.loads(as_json.stdout)
+    assert facts["tokens"] == 12
+    assert facts["text"].strip() in done.output
+
+
+def test_the_command_refuses_what_is_not_there(tmp_path: Path, model_directory: Path) -> None:
+    words = ["generate", "--prompt", "x", "--model"]
+    done = CliRunner().invoke(main, [*words, str(tmp_path / "no.gguf")])
+    assert done.exit_code == 1
+    assert "expected a causal language model" in done.output
+    refused(ModelLoadError, lambda: load_model(str(tmp_path)), str(tmp_path))
+    done = CliRunner().invoke(main, [*words, str(model_directory), "--datastore", str(tmp_path / "none.ds")])
+    assert done.exit_code == 1
+    assert len(done.output.strip().splitlines()) == 1
+
+
+def test_tokens_become_text_when_their_characters_are_whole() -> None:
+    words = tokenizer()
+    text = "naïve café 漢字 ok"
+    writer = TokenText(words)
+    pushed = [writer.push(token) for token in words(text)["input_ids"]]
+    assert "".join(pushed) + writer.rest() == text
+    assert "" in pushed
+    assert not any("\ufffd" in part for part in pushed)
+    broken = TokenText(words)
+    assert [broken.push(token) for token in words("漢")["input_ids"][:1]] == [""]
+    assert broken.rest() == "\ufffd"
+
+
+def test_origins_have_names_and_colours() -> None:
+    names = ["datastore", "datastore", "prompt"]
+    assert [origin_name(origin, names) for origin in (0, 1, 3, 4, 5, 8)] == [
+        "model", "datastore", "datastore", "prompt", "several", "drafted",
+    ]  # fmt: skip
+    assert coloured("x", "model") == "x"
+    assert coloured("x", "prompt") != "x"
+    shown = page("a & b", "<in>", [("<out>", "prompt")], "5 tokens")
+    assert "&lt;in&gt;" in shown
+    assert '<span class="prompt">&lt;out&gt;</span>' in shown
