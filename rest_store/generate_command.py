@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import json
 import re
 import time
@@ -12,7 +10,11 @@ from typing import Any
 
 import click
 
-_SERVICE = re.compile(r"[\w.\-\[\]:]+:\d+")
+import rest_store
+from rest_store.errors import DeadlineError, ServiceUnavailableError
+from rest_store.tokenizer import TokenizerIdentity, identity_of
+
+_SERVICE = re.compile(r"unix:.+|[\w.\-\[\]:]+:\d+")
 
 
 @click.command(epilog='Example: rest-store generate --model SmolLM2.gguf --datastore python.ds --prompt "def add("')
@@ -49,18 +51,17 @@ def generate(
     from rest_store.loading import load_model
     from rest_store.origins import TokenText, coloured, origin_name, page
 
-    stores = [_open(place) for place in datastores]
     model, tokenizer = load_model(model_name, dtype=dtype, device=device)
-    for store in stores:
-        store.manifest.tokenizer.require_same(_identity(tokenizer, model_name), store.path)
+    stores = [_open(place, identity_of(tokenizer, model_name)) for place in datastores]
     text = _rendered(tokenizer, prompt) if chat else prompt
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": temperature is not None}
     if temperature is not None:
         options["temperature"] = temperature
-    drafter, names = _drafter(stores)
+    sources = [*stores, rest_store.PromptLookup(), rest_store.RecycledLogits()]
+    names = [*("datastore" for _ in stores), "prompt", "recycled"]
 
     _set_seed(seed)
-    generation = Generator(model, tokenizer, drafter, max_nodes=max_nodes).begin(text, **options)
+    generation = Generator(model, tokenizer, sources, max_nodes=max_nodes).begin(text, **options)
     writer = TokenText(tokenizer)
     parts: list[tuple[str, str]] = []
     name = "model"
@@ -93,36 +94,20 @@ def generate(
         page_path.write_text(page(model_name, text, parts, summary), encoding="utf-8")
 
 
-def _open(place: str) -> Any:
-    """Return the datastore at a directory or of a service."""
-    import rest_store
+def _open(place: str, tokenizer: TokenizerIdentity) -> Any:
+    """Return the datastore at a directory or of a service; one that does not answer now is only told of.
 
-    if not Path(place).exists() and _SERVICE.fullmatch(place):
-        return _public("DatastoreClient")(place)
-    return rest_store.Datastore.open(place)
-
-
-def _public(name: str) -> Any:
-    import rest_store
-
-    return getattr(rest_store, name)
-
-
-def _identity(tokenizer: Any, name: str) -> Any:
-    from rest_store.tokenizer import identity_of
-
-    return identity_of(tokenizer, name)
-
-
-def _drafter(stores: list[Any]) -> tuple[Any, list[str]]:
-    """Return what drafts from `stores` and the text so far, and what each source is called."""
-    if importlib.util.find_spec("rest_store.session") is None:
-        from rest_store.baselines import MergedRules, PromptLookupRule, RestRule
-
-        makers = [PromptLookupRule.of(), *(RestRule.of(store) for store in stores)]
-        return MergedRules.of(makers), ["prompt", *("datastore" for _ in stores)]
-    sources = [*stores, _public("PromptLookup")(), _public("RecycledLogits")()]
-    return sources, [*("datastore" for _ in stores), "prompt", "recycled"]
+    Raises:
+        TokenizerMismatchError: it was built with another tokenizer.
+    """
+    if Path(place).exists() or not _SERVICE.fullmatch(place):
+        return rest_store.Datastore.open(place, tokenizer=tokenizer)
+    client = rest_store.DatastoreClient(place, tokenizer=tokenizer)
+    try:
+        client.connect(timeout=2.0)
+    except (ServiceUnavailableError, DeadlineError) as error:
+        click.echo(f"Warning: {error}; going on without its drafts until it answers", err=True)
+    return client.source()
 
 
 def _rendered(tokenizer: Any, prompt: str) -> str:
