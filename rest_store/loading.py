@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
 
 from rest_store.errors import ModelLoadError, describe
 
@@ -25,6 +26,7 @@ def load_model(name: str, *, dtype: str = "auto", device: str | None = None) -> 
         ModelLoadError: there is no such model, or it cannot be loaded; the message says why.
     """
     path = Path(name)
+    logging.disable_progress_bar()
     try:
         if path.suffix == ".gguf":
             place, options = str(path.parent), {"gguf_file": path.name}

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from models import byte_level_bpe
 from strategies import Corpus, write_datastore
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import rest_store
 from rest_store.cli import main
@@ -46,13 +49,35 @@ def test_the_python_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     (tmp_path / "demo" / "python.ds").mkdir(parents=True)
     write_datastore(tmp_path / "demo" / "python.ds", Corpus(49_152, [[[327, 335, 281, 2155, 24, 7, 8], [335, 281, 9]]]))
-    (example,) = (block for language, block in BLOCKS if language == "python")
+    (_, example) = (block for language, block in BLOCKS if language == "python")
     names: dict[str, object] = {}
     exec(example, names)
     assert names["store"].longest_suffix_match(names["context"]) == rest_store.SuffixMatch(5, 1)  # type: ignore[attr-defined]
     tree = names["tree"]
     assert isinstance(tree, rest_store.TokenTree)
     assert np.array_equal(tree.tokens, [7, 8])
+
+
+def test_the_example_of_generation_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_level_bpe(), eos_token="<|endoftext|>")
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4
+    )
+    tokenizer.save_pretrained("model")
+    LlamaForCausalLM(config).save_pretrained("model")
+    Path("text.txt").write_text("def fibonacci(n):\n    return n\n" * 20)
+    build = ["build", "--corpus", "text.txt", "--tokenizer", "model", "--out", "demo/python.ds"]
+    assert CliRunner().invoke(main, build).exit_code == 0
+    (example, _) = (block for language, block in BLOCKS if language == "python")
+    assert example.count("HuggingFaceTB/SmolLM2-135M-Instruct") == 1
+    names: dict[str, Any] = {}
+    exec(example.replace("HuggingFaceTB/SmolLM2-135M-Instruct", "model"), names)
+    model, inputs = names["model"], names["inputs"]
+    assert names["output"].tolist() == model.generate(**inputs, max_new_tokens=64).tolist()
+    assert capsys.readouterr().out.startswith("def fibonacci(n):")
 
 
 @pytest.mark.parametrize("path", re.findall(r"\]\(((?!https?:)[^)#]+)\)", README))
