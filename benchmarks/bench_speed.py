@@ -101,7 +101,7 @@ def make_methods(model: Any, stores: list[Any], arguments: argparse.Namespace) -
 
 
 def read_prompts(path: Path, count: int) -> list[dict[str, Any]]:
-    """Up to `count` prompts of each family that the shipped calibration was not fitted to, the families taking turns."""
+    """Up to `count` prompts of each family, families taking turns; none that the shipped calibration was fitted to."""
     families: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for recording in read_recordings(path):
         if recording.part >= FIT_PARTS and len(families[recording.family]) < count:
