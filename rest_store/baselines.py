@@ -56,18 +56,6 @@ class RestRule:
         """Do nothing."""
 
 
-class MarkedTree(TokenTree):
-    """A tree whose nodes say where they come from.
-
-    Attributes:
-        origins: uint8[N], bit i set: source i proposed the node.
-    """
-
-    __slots__ = ("origins",)
-
-    origins: npt.NDArray[np.uint8]
-
-
 class MergedRules:
     """Several sessions side by side: the trees of all in one, without any scores; earlier ones come first.
 
@@ -104,9 +92,7 @@ class MergedRules:
                     origins.append(0)
                 origins[place] |= 1 << number
                 own.append(place)
-        merged = MarkedTree(tokens, parents, [1] * len(tokens))
-        merged.origins = np.array(origins, dtype=np.uint8)
-        return merged
+        return TokenTree(tokens, parents, [1] * len(tokens), origins=origins)
 
     def accept(self, tokens: Sequence[int], top_k: npt.NDArray[np.int64] | None = None) -> None:
         """Take over `tokens`."""
