@@ -304,7 +304,7 @@ def test_work_whose_client_has_gone_is_dropped(tmp_path: Path) -> None:
 
 
 def test_memory_does_not_grow_with_requests(service: Service) -> None:
-    """A twentieth of what REST_STORE_REQUESTS=1000000 asks, which is how the figure in README was taken."""
+    """A small part of what REST_STORE_REQUESTS=1000000 asks."""
     number = int(os.environ.get("REST_STORE_REQUESTS", "12000"))
     contexts = [pb.DraftRequest(contexts=[pb.Context(tokens=[1 + place % 5, 2])]) for place in range(100)]
 
