@@ -1,12 +1,28 @@
-"""What all tests share: Hypothesis profiles."""
+"""What all tests share: Hypothesis profiles, and where builds read and write."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
+import pytest
+from builds import write_tokenizer
 from hypothesis import settings
 
 # No deadline anywhere: machines are slow at times. Under the sanitizers each example costs ten times as much.
 settings.register_profile("default", deadline=None)
 settings.register_profile("sanitize", deadline=None, max_examples=25)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a tiny tokenizer."""
+    return write_tokenizer(tmp_path_factory.mktemp("tokenizer") / "tokenizer.json")
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """Where a build may put its datastore."""
+    (tmp_path / "out").mkdir()
+    return tmp_path / "out" / "ds"

@@ -13,7 +13,7 @@ import sys
 import threading
 
 import pytest
-from builds import command, contents, documents, leftovers, run_build, write_jsonl, write_tokenizer
+from builds import command, contents, documents, leftovers, run_build, write_jsonl
 from click.testing import CliRunner
 
 from build_index import pipeline, progress, shard_sorter
@@ -25,20 +25,9 @@ from build_index.workplace import kept_shards
 from rest_store.manifest import Manifest
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    return write_tokenizer(tmp_path_factory.mktemp("tokenizer") / "tokenizer.json")
-
-
 @pytest.fixture
 def corpus(tmp_path):
     return write_jsonl(tmp_path / "corpus.jsonl", [*documents(40), "", *documents(3)])
-
-
-@pytest.fixture
-def out(tmp_path):
-    (tmp_path / "out").mkdir()
-    return tmp_path / "out" / "ds"
 
 
 def run(*arguments):

@@ -32,21 +32,10 @@ def small_batches(monkeypatch):
     monkeypatch.setattr(document_stream, "BATCH_DOCUMENTS", 4)
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    return write_tokenizer(tmp_path_factory.mktemp("tokenizer") / "tokenizer.json")
-
-
 @pytest.fixture
 def corpus(tmp_path):
     (tmp_path / "in").mkdir()
     return write_jsonl(tmp_path / "in" / "corpus.jsonl", TEXTS)
-
-
-@pytest.fixture
-def out(tmp_path):
-    (tmp_path / "out").mkdir()
-    return tmp_path / "out" / "ds"
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from builds import build_quick, contents, documents, leftovers, options, run_build, stored_documents, write_tokenizer
+from builds import build_quick, contents, documents, leftovers, options, run_build, stored_documents
 from builds import write_jsonl as jsonl
 from models import CHATML, word_level, word_piece
 
@@ -35,21 +35,10 @@ from rest_store.manifest import Manifest
 TEXTS = documents(60)
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    return write_tokenizer(tmp_path_factory.mktemp("tokenizer") / "tokenizer.json")
-
-
 @pytest.fixture
 def corpus(tmp_path):
     (tmp_path / "in").mkdir()
     return jsonl(tmp_path / "in" / "corpus.jsonl", TEXTS)
-
-
-@pytest.fixture
-def out(tmp_path):
-    (tmp_path / "out").mkdir()
-    return tmp_path / "out" / "ds"
 
 
 def tokens_of(tokenizer, texts):
