@@ -281,6 +281,7 @@ class AsyncDatastoreClient:
         return await self._known(seconds), seconds - (time.monotonic() - began)
 
     async def _known(self, seconds: float) -> Counterpart:
+        self._require_usable()
         if not self._counterpart.is_known:
             await self._call("Describe", b"", self._learn, seconds)
         return self._counterpart

@@ -13,7 +13,14 @@ import grpc.aio
 from rest_store.conversation import Conversation
 from rest_store.counterpart import longest
 from rest_store.endpoints import Endpoint, Endpoints, Pursuit
-from rest_store.errors import DeadlineError, RestStoreError, ServiceInternalError, ServiceUnavailableError, describe
+from rest_store.errors import (
+    DeadlineError,
+    RestStoreError,
+    ServiceError,
+    ServiceInternalError,
+    ServiceUnavailableError,
+    describe,
+)
 from rest_store.failures import failed_call
 from rest_store.queries import IntSequence
 from rest_store.tree import TokenTree
@@ -143,7 +150,11 @@ class AsyncDraftStream:
             if self._closed:
                 raise ServiceUnavailableError(describe("client", "stream", "closed", "an open one"))
             ends = time.monotonic() + self._timeout
-            await self._know(self._timeout)
+            try:
+                await self._know(self._timeout)
+            except ServiceError:
+                self._conversation.add(new_tokens)  # for the next step
+                raise
             self._conversation.add(new_tokens)
             self._endpoints.require_one()
             pursuit = Pursuit(self._endpoints, ends - time.monotonic(), self._endpoint)

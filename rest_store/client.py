@@ -296,6 +296,7 @@ class DatastoreClient:
         return self._known(seconds), seconds - (time.monotonic() - began)
 
     def _known(self, seconds: float) -> Counterpart:
+        self._require_usable()
         if not self._counterpart.is_known:
             self._call("Describe", b"", self._learn, seconds)
         return self._counterpart

@@ -10,6 +10,7 @@ from rest_store.tree import TokenTree
 from rest_store.v1 import datastore_pb2 as pb
 
 KEPT = 64  # tokens that service and client keep of a generation: the longest suffix that can be asked for
+_ANY_TOKEN = 1 << 31
 _MOST_UNANSWERED = 8
 
 
@@ -43,7 +44,8 @@ class Conversation:
             QueryError: not 1-D integers of the vocabulary, or there has never been one.
         """
         none = not tokens if isinstance(tokens, list | tuple) else getattr(tokens, "size", 1) == 0
-        new = [] if none else tail(tokens, KEPT, self._counterpart.vocabulary_size)
+        known = self._counterpart.is_known  # else the service will say what is outside its vocabulary
+        new = [] if none else tail(tokens, KEPT, self._counterpart.vocabulary_size if known else _ANY_TOKEN)
         self._kept = (self._kept + new)[-KEPT:]
         self._unsent = (self._unsent + new)[-KEPT:]
         if not self._kept:

@@ -9,7 +9,7 @@ from typing import Any
 from rest_store.conversation import Conversation
 from rest_store.counterpart import longest
 from rest_store.endpoints import Endpoint, Endpoints, Pursuit
-from rest_store.errors import DeadlineError, RestStoreError, ServiceUnavailableError, describe
+from rest_store.errors import DeadlineError, RestStoreError, ServiceError, ServiceUnavailableError, describe
 from rest_store.exchange import StreamCall
 from rest_store.queries import IntSequence
 from rest_store.tree import TokenTree
@@ -81,7 +81,11 @@ class DraftStream:
             if self._closed:
                 raise ServiceUnavailableError(describe("client", "stream", "closed", "an open one"))
             ends = time.monotonic() + self._timeout
-            self._know(self._timeout)
+            try:
+                self._know(self._timeout)
+            except ServiceError:
+                self._conversation.add(new_tokens)  # for the next step
+                raise
             self._conversation.add(new_tokens)
             self._endpoints.require_one()
             pursuit = Pursuit(self._endpoints, ends - time.monotonic(), self._endpoint)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from rest_store.errors import (
     MessageSizeError,
     OverloadedError,
     RestStoreError,
+    ServiceError,
     ServiceUnavailableError,
     TargetError,
     TokenizerMismatchError,
@@ -340,3 +342,24 @@ def test_query_asks_a_service_as_it_asks_a_directory(service: Service, directori
         assert run(target, "--name", "one") == expected
     assert run(service.target, "--name", "three")[0] == 1
     assert run(service.target, "--json", "--name", "one")[1] == run(directories["one"], "--json")[1]
+
+
+def test_a_stream_keeps_what_it_was_told_while_the_service_was_away(tmp_path: Path) -> None:
+    path = write_datastore(tmp_path, Corpus(300, [[[1, 2, 3, 4, 5, 4, 9]]]))
+    with running(path) as service, DatastoreClient(service.target, timeout=10, retries=0, pause=0.01) as client:
+        service.kill()
+        stream = client.stream()
+        with pytest.raises(ServiceError):
+            stream.draft([1, 2, 3])
+        service.restart()
+        new, tree = [4], None
+        ends = time.monotonic() + PATIENCE
+        while tree is None and time.monotonic() < ends:  # gRPC waits a little before it connects again
+            try:
+                tree = stream.draft(new)
+            except ServiceError:
+                new = []  # kept, too
+        assert tree == Datastore.open(path).draft([1, 2, 3, 4])
+        client.close()
+        with pytest.raises(ServiceUnavailableError, match="closed"):
+            stream.draft([5])
