@@ -88,6 +88,23 @@ class Gate:
         await self._empty.wait()
 
 
+def tokens_in(path: Path) -> list[str]:
+    """Return the bearer tokens of a file, one a line; empty lines and those that start with # are skipped.
+
+    Raises:
+        ServeError: the file cannot be read, holds no token, or one that no header can carry.
+    """
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="ascii").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        found = f"unreadable ({getattr(error, 'strerror', None) or error})"
+        raise ServeError(describe(path, "token file", found, "a file with one token a line, in ASCII")) from None
+    tokens = [line for line in lines if line and not line.startswith("#")]
+    if not tokens:
+        raise ServeError(describe(path, "token file", "without a token", "one token a line"))
+    return tokens
+
+
 class BearerTokens:
     """The tokens that a service accepts. None at all: everybody may ask.
 
@@ -111,15 +128,7 @@ class BearerTokens:
         """Read the file again; on an error the tokens stay as they are."""
         tokens = [self._given] if self._given else []
         if self._path is not None:
-            try:
-                lines = self._path.read_text(encoding="utf-8").splitlines()
-            except (OSError, UnicodeDecodeError) as error:
-                found = f"unreadable ({getattr(error, 'strerror', None) or error})"
-                raise ServeError(describe(self._path, "token file", found, "a file with one token a line")) from None
-            read = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
-            if not read:
-                raise ServeError(describe(self._path, "token file", "without a token", "one token a line"))
-            tokens += read
+            tokens += tokens_in(self._path)
         self._digests = tuple(hashlib.sha256(token.encode()).digest() for token in tokens)
 
     def __bool__(self) -> bool:

@@ -13,7 +13,7 @@ import click
 
 import rest_store
 from rest_store.addresses import Address
-from rest_store.admission import Limits
+from rest_store.admission import Limits, tokens_in
 from rest_store.errors import ServeError, describe
 
 TOKEN_VARIABLE = "REST_STORE_TOKEN"
@@ -149,8 +149,7 @@ def reload(address: str, token_file: Path | None, tls_ca: Path | None, timeout: 
 
     token = os.environ.get(TOKEN_VARIABLE) or None
     if token_file is not None:
-        lines = [line.strip() for line in token_file.read_text(encoding="utf-8").splitlines()]
-        token = next((line for line in lines if line and not line.startswith("#")), None)
+        token = tokens_in(token_file)[0]
     outcomes = request_reload(Address.parse(address), token=token, authority=tls_ca, timeout=timeout)
     if as_json:
         click.echo(json.dumps({"outcomes": [vars(one) for one in outcomes]}))

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import grpc
 import pytest
+from click.testing import CliRunner
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from rest_store.addresses import Address, is_local_peer
 from rest_store.admission import BearerTokens, Limits
 from rest_store.catalog import Catalog
+from rest_store.cli import main
 from rest_store.errors import AuthenticationError, ServeError
 from rest_store.v1 import datastore_pb2 as pb
 from rest_store.v1 import datastore_pb2_grpc
@@ -269,3 +271,18 @@ def test_tokens_need_not_be_text_that_humans_read() -> None:
     refused(AuthenticationError, lambda: tokens.require([("authorization", "bearer geheim")]), "not accepted")
     assert not BearerTokens()
     BearerTokens().require(None)
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [(None, "unreadable"), (b"p\xc3\xa4ss\n", "unreadable"), (b"# none\n", "without a token")],
+    ids=["absent", "not ASCII", "empty"],
+)
+def test_a_token_file_of_reload_that_is_none(tmp_path: Path, content: bytes | None, found: str) -> None:
+    file = tmp_path / "tokens"
+    if content is not None:
+        file.write_bytes(content)
+    outcome = CliRunner().invoke(main, ["reload", "127.0.0.1:1", "--token-file", str(file)])
+    assert outcome.exit_code == 1
+    assert outcome.output.startswith(f"Error: {file}: token file is {found}")
+    assert outcome.output.count("\n") == 1
