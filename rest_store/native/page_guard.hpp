@@ -92,6 +92,7 @@ class PageGuard {
 
   // Async-signal-safe: atomics and system calls only.
   static void on_bus_error(int, siginfo_t* info, void*) {
+    if (info->si_code <= 0) return;  // sent by a process, no page was met
     const auto address = reinterpret_cast<std::uintptr_t>(info->si_addr);
     for (Range* range = first().load(); range != nullptr; range = range->next) {
       PageGuard* owner = range->owner.load();
