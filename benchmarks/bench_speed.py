@@ -27,10 +27,10 @@ import torch
 from environment import write_result
 
 import rest_store
-from rest_store.assistant import AssistantRule
-from rest_store.baselines import MergedRules, PromptLookupRule, RestRule
-from rest_store.loading import load_model
-from rest_store.replay import FIT_PARTS, read_recordings
+from rest_store.bench.replay import FIT_PARTS, read_recordings
+from rest_store.generation.assistant import AssistantRule
+from rest_store.generation.baselines import MergedRules, PromptLookupRule, RestRule
+from rest_store.generation.loading import load_model
 
 Run = dict[str, Any]
 PACKAGES = ("numpy", "torch", "transformers")

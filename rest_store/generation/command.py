@@ -47,9 +47,9 @@ def generate(
     as_json: bool,
 ) -> None:
     """Write text with a model and drafts from datastores, each token coloured by where it came from."""
-    from rest_store.generator import Generator
-    from rest_store.loading import load_model
-    from rest_store.origins import TokenText, coloured, origin_name, page
+    from rest_store.generation.generator import Generator
+    from rest_store.generation.loading import load_model
+    from rest_store.generation.origins import TokenText, coloured, origin_name, page
 
     opened = {place: rest_store.Datastore.open(place) for place in datastores if not _is_service(place)}
     model, tokenizer = load_model(model_name, dtype=dtype, device=device)
