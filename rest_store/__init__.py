@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rest_store.errors import RestStoreError
     from rest_store.generation.generate import generate
     from rest_store.generation.generator import Generator
+    from rest_store.generation.packing import packed
     from rest_store.session import DraftSession
     from rest_store.sources import PromptLookup, RecycledLogits
     from rest_store.tokenizer import TokenizerIdentity
@@ -40,6 +41,7 @@ __all__ = [
     "TokenizerIdentity",
     "__version__",
     "generate",
+    "packed",
 ]
 
 _HOMES = {
@@ -57,6 +59,7 @@ _HOMES = {
     "TokenTree": "rest_store.tree",
     "TokenizerIdentity": "rest_store.tokenizer",
     "generate": "rest_store.generation.generate",
+    "packed": "rest_store.generation.packing",
 }
 
 

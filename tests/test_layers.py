@@ -33,7 +33,7 @@ LAYERS = [
         "session",
         *("generation.cache", "generation.drafting", "generation.costs", "generation.likeliest"),
         *("generation.progress", "generation.verify", "generation.baselines", "generation.assistant"),
-        *("generation.graphs", "generation.loading", "generation.origins", "generation.sampling"),
+        *("generation.graphs", "generation.loading", "generation.packing", "generation.origins", "generation.sampling"),
         *("generation.support", "generation.loop", "generation.generate", "generation.generator"),
     ],
     ["bench.replay", "bench.quality"],
