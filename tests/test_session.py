@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 import threading
@@ -176,6 +177,7 @@ def test_the_number_of_nodes_that_is_worth_its_time(store: Datastore, calibratio
     assert len(draft(np.arange(17) * 1000.0 + 1)) == 0
     assert len(draft(np.ones(3))) == 2
     assert len(draft([1.0])) == 0
+    assert draft(lambda width: 1 + 0.03 * width) == draft(1 + 0.03 * np.arange(1, 18))
     best = np.sort(whole.scores)[::-1]
     for slope in (0.01, 0.03, 0.1, 0.3):
         costs = 1 + slope * np.arange(17)
@@ -197,9 +199,63 @@ def test_recycled_logits_come_back(calibration: Calibration) -> None:
         assert 59 in session.draft().tokens.tolist()
     with DraftSession([recycled], [7, 1], calibration=calibration) as session:  # the next generation knows it, too
         assert 4 in session.draft().tokens.tolist()
-    for token in range(60_000):
-        session._native.learn_text(0, np.array([[token % 7]], np.int32)) if token < 2 else None
-    assert 0 < len(recycled) <= 131_072
+
+
+def test_what_follows_nodes_is_taken_for_the_last_tree_alone(store: Datastore) -> None:
+    """After an accept there is no tree any more: one row, after the context, is all that can be said."""
+    recycled = RecycledLogits()
+    with DraftSession([recycled, store], [1, 2]) as session:
+        rows = [[100 + i, 200 + i] for i in range(len(session.draft()) + 1)]
+        session.accept([9])
+        refused(ContextTypeError, lambda: session.accept([9], node_top_k=rows), "node_top_k", "[1, k]")
+        session.accept([8], node_top_k=[[77, 78]])
+        assert len(session) == 4
+    with DraftSession([recycled], [9]) as session:
+        assert {77, 78} <= set(session.draft().tokens.tolist())
+
+
+def test_estimates_do_not_depend_on_the_number_of_shards(tmp_path: Path, calibration: Calibration) -> None:
+    """A token that followed 30 times of 1030 is no likelier for having a shard of its own each time."""
+    usual, rare = [[1, 2]] * 1000, [[[1, 3]]] * 30
+    scores = []
+    for name, shards in (("one", [usual + [[1, 3]] * 30]), ("many", [usual, *rare])):
+        (tmp_path / name).mkdir()
+        with DraftSession(
+            [open_datastore(tmp_path / name, Corpus(300, shards))], [1], calibration=calibration
+        ) as session:
+            tree = session.draft(16)
+            assert tree.scores is not None
+            scores.append(dict(zip(tree.tokens.tolist(), tree.scores.tolist(), strict=True)))
+    assert scores[1][2] == pytest.approx(scores[0][2], rel=0.1)
+    assert scores[1][3] < 2 * scores[0][3]
+
+
+def test_the_longest_suffix_grows_by_the_path_and_no_more(tmp_path: Path, calibration: Calibration) -> None:
+    """With a suffix of one token, what follows the second of a path is told from two tokens, not from three."""
+    corpus = Corpus(300, [[[1, 2, 3, 50], [4, 2, 3, 60], [4, 2, 3, 60], [7, 2, 9]]])
+    store = open_datastore(tmp_path, corpus)
+
+    def scores(first: int, longest: int) -> list[float]:
+        with DraftSession([store], [first, 2], calibration=calibration, max_suffix=longest) as session:
+            tree = session.draft(64)
+            assert tree.scores is not None
+            return tree.scores.tolist()
+
+    assert scores(1, 1) == scores(4, 1)
+    assert scores(1, 2) != scores(4, 2)
+
+
+def test_a_datastore_truncated_underneath_is_left_out(tmp_path: Path, calibration: Calibration) -> None:
+    rng = np.random.default_rng(0)
+    store = open_datastore(tmp_path, Corpus(300, [[rng.integers(0, 300, 60_000).tolist()]]))
+    with DraftSession([PromptLookup(), store], [1, 2, 3, 1, 2], calibration=calibration) as session:
+        os.truncate(next(tmp_path.glob("*.tokens")), 4096)
+        tree = session.draft()
+        assert session.statistics.dropped == {(1, "error"): 1}
+        assert tree.origins is not None
+        assert set(tree.origins.tolist()) == {1}
+        session.draft()
+        assert session.statistics.dropped == {(1, "error"): 2}
 
 
 def test_recycled_logits_are_bounded() -> None:
@@ -259,9 +315,12 @@ def test_a_source_that_raises_is_left_out_and_counted(
         DraftSession([store], [1, 2], calibration=calibration) as alone,
     ):
         for _ in range(3):
-            tree = session.draft()
+            tree, expected = session.draft(), alone.draft()
             require_valid(tree, 16, 2)
-            assert set(tree.tokens.tolist()) == set(alone.draft().tokens.tolist())
+            assert tree.tokens.tolist() == expected.tokens.tolist()
+            assert tree.scores is not None
+            assert expected.scores is not None
+            assert tree.scores.tolist() == expected.scores.tolist()
             session.accept([3])
             alone.accept([3])
         assert session.statistics.dropped == {(0, "error"): 3}
@@ -355,12 +414,16 @@ def test_bad_input_is_refused_by_name(store: Datastore, calibration: Calibration
     session = opened(store)
     for limit in (-1, 1025, 1.5, None):
         refused(LimitError, lambda limit=limit: session.draft(limit), "max_nodes")  # type: ignore[misc]
-    for costs in ([], [[1.0]], [0.0], [1.0, -1.0], [float("nan")], "fast"):
+    for costs in ([], [[1.0]], [0.0], [1.0, -1.0], [float("nan")], "fast", 3.0, lambda width: -1.0, lambda: 1.0):
         refused(LimitError, lambda costs=costs: session.draft(4, costs), "costs")  # type: ignore[misc]
     refused(EmptyContextError, lambda: session.accept([]), "tokens")
     refused(TokenRangeError, lambda: session.accept([-5]), "-5")
     refused(ContextTypeError, lambda: session.accept([3], top_k=[[1], [2]]), "top_k")
     refused(ContextTypeError, lambda: session.accept([3], node_top_k=[1, 2]), "node_top_k")
+    size = len(session.draft())
+    for rows in (0, size, size + 2):
+        wrong = np.zeros((rows, 2), int)
+        refused(ContextTypeError, lambda wrong=wrong: session.accept([3], node_top_k=wrong), "node_top_k")  # type: ignore[misc]
     assert len(session) == 2  # nothing of that was taken in
     session.close()
     session.close()
