@@ -395,6 +395,19 @@ def test_one_calibration_may_serve_sessions_of_many_threads(store: Datastore) ->
     assert failures == []
 
 
+def test_sessions_of_one_maker_learn_together(store: Datastore) -> None:
+    generate = pytest.importorskip("rest_store.generation.generate", reason="the extra [hf] is not installed")
+    make = generate.default_session([store])
+    first = make([1, 2])
+    for _ in range(20):
+        first.draft()
+        first.accept([250, 1, 2])
+    second = make([1, 2])
+    assert second.calibration is first.calibration
+    assert min(second.calibration.weights) < 0
+    assert generate.default_session([store])([1, 2]).calibration.weights == [0] * 5
+
+
 def test_bad_input_is_refused_by_name(store: Datastore, calibration: Calibration) -> None:
     def opened(*sources: object, prompt: Any = (1, 2), **options: Any) -> DraftSession:
         return DraftSession(sources, prompt, calibration=calibration, **options)
