@@ -34,7 +34,7 @@ test: setup
 
 # The standard library's source, tokenized as SmolLM2 does: a datastore in demo/, what it drafts, and code written with it,
 # in process and through a service.
-WRITE = TQDM_DISABLE=1 $(BIN)/rest-store generate --model "$(MODEL)" --max-new-tokens 96 --prompt "def fibonacci(n):"
+WRITE = TQDM_DISABLE=1 $(BIN)/rest-store generate --model "$(MODEL)" --packed --max-new-tokens 96 --prompt "def fibonacci(n):"
 demo: $(DEMO)/manifest.json
 	$(BIN)/rest-store info $(DEMO)
 	$(BIN)/rest-store query $(DEMO) --text "    for i in range(len("
