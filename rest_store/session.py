@@ -94,8 +94,8 @@ class DraftSession:
     accepted), which is what `costs` are weighed against; it does not make trees of a fixed size accept more. Share one
     calibration among sessions to carry it from one generation to the next.
 
-    A datastore in this process whose files are truncated underneath is left out from then on; for that a handler of
-    SIGBUS is installed, once in a process.
+    A datastore in this process whose files are truncated underneath is left out from then on (what it answers itself is
+    worth nothing then); for that a handler of SIGBUS is installed, once in a process.
 
     Not thread-safe: one thread at a time. A context manager; `close` ends it.
     """
