@@ -18,7 +18,8 @@ class Source(Protocol):
     """Anything that proposes continuations with counts: a `Datastore`, a service's client, or your own.
 
     A session asks it once in a step, for the same context cut to several lengths. It may raise, and it may be late:
-    then the session goes on without it.
+    then the session goes on without it, as it does where a tree has tokens outside the vocabulary, more nodes than
+    asked for, or nodes but no match that lies within its context.
     """
 
     def draft_batch(
