@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -16,12 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rest_store
+from rest_store.channels import Tls
 from rest_store.cli import main
 from rest_store.client import exchange
 from rest_store.client.answers import ServiceInfo
-from rest_store.client.async_client import AsyncDatastoreClient
 from rest_store.client.client import DatastoreClient
-from rest_store.client.connections import Tls
 from rest_store.datastore import Datastore
 from rest_store.errors import (
     AuthenticationError,
@@ -37,6 +35,7 @@ from rest_store.errors import (
     UnknownDatastoreError,
 )
 from rest_store.tree import TokenTree
+from tests.clients import Waiting
 from tests.services import PATIENCE, Certificates, Service, running
 from tests.strategies import Corpus, contexts, identity, refused, write_datastore
 
@@ -69,33 +68,7 @@ def service(directories: dict[str, Path]) -> Iterator[Service]:
         yield service
 
 
-class Waiting:
-    """An AsyncDatastoreClient whose methods wait, so that both clients take the same tests."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        self.inner: Any = AsyncDatastoreClient(*arguments, **options)
-        self.loop = asyncio.new_event_loop()
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self.inner, name)
-        if not callable(found):
-            return found
-
-        def call(*arguments: Any, **options: Any) -> Any:
-            result = found(*arguments, **options)
-            if asyncio.iscoroutine(result):
-                return self.loop.run_until_complete(result)
-            waiting = Waiting.__new__(Waiting)
-            waiting.loop, waiting.inner = self.loop, result
-            return waiting
-
-        return call
-
-
-KINDS = [DatastoreClient, Waiting]
-
-
-@pytest.fixture(scope="module", params=KINDS, ids=["blocking", "asyncio"])
+@pytest.fixture(scope="module", params=[DatastoreClient, Waiting], ids=["blocking", "asyncio"])
 def connect(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
     """Make a client of either kind; with time for a busy machine, unless told otherwise."""
     made: list[Any] = []

@@ -26,7 +26,7 @@ def give_up(pursuit: Pursuit[str], error: RestStoreError) -> None:
 def test_connections_are_made_once_and_when_first_asked() -> None:
     (member,) = endpoints("a").members
     assert member.connection is member.connection
-    assert (member.connection, member.release(), member.release()) == ("A", "A", None)
+    assert (member.connection, member.close(), member.close()) == ("A", "A", None)
 
 
 def test_an_unreachable_endpoint_leads_to_the_next_at_once() -> None:
