@@ -211,3 +211,18 @@ def test_threads_share_a_client_through_restarts(service: Service, store: Datast
     assert not wrong
     assert counts.calls == 8 * len(contexts) * 5 + 1
     assert counts.answers + counts.unavailable == counts.calls
+
+
+@KINDS
+def test_a_deadline_that_has_passed_before_the_call_is_no_failure_of_the_endpoint(
+    kind: type[Any], service: Service, store: Datastore
+) -> None:
+    with connected(kind, service.target, failure_threshold=1, pause=100.0) as client:
+        client.connect()
+        stream = client.stream(timeout=1e-9)
+        for ask in (lambda: client.draft([1], timeout=1e-9), lambda: stream.draft([1])):
+            refused(DeadlineError, ask, "late")
+        assert client.draft([1]) == store.draft([1])  # the circuit is still closed
+        counts = client.statistics
+        assert (counts.deadlines, counts.circuits_opened) == (2, 0)
+        stream.close()

@@ -21,7 +21,7 @@ from rest_store.errors import (
     ServiceUnavailableError,
 )
 from rest_store.v1 import datastore_pb2 as pb
-from tests.clients import KINDS, LATE, SLACK, connected
+from tests.clients import KINDS, LATE, SLACK, Impostor, connected
 from tests.services import PATIENCE
 from tests.strategies import refused
 
@@ -64,26 +64,6 @@ def test_a_peer_that_speaks_otherwise_or_half(kind: type[Any], data: bytes | Non
                 call()
             assert time.monotonic() - began < LATE + SLACK
         stream.close()
-
-
-class Impostor:
-    """A gRPC server that describes itself as ours and answers everything else with given bytes."""
-
-    def __init__(self, answer: bytes) -> None:
-        tokenizer = pb.TokenizerDescription(name="t", fingerprint="sha256:" + "0" * 64, vocabulary_size=9)
-        described = pb.DescribeResponse(datastores=[pb.DatastoreDescription(name="a", tokenizer=tokenizer)])
-        methods: dict[str, Any] = {
-            name: grpc.unary_unary_rpc_method_handler(lambda _request, _context: answer)
-            for name in ("Draft", "LongestSuffixMatch", "Count")
-        }
-        methods["Describe"] = grpc.unary_unary_rpc_method_handler(lambda *_: described.SerializeToString())
-        methods["DraftStream"] = grpc.stream_stream_rpc_method_handler(lambda requests, _: (answer for _ in requests))
-        self.server = grpc.server(futures.ThreadPoolExecutor(4))
-        self.server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler("rest_store.v1.DatastoreService", methods),)
-        )
-        self.target = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
-        self.server.start()
 
 
 BROKEN = pb.Tree(nodes=bytes(20), match_length=1, match_count=1)  # a node with the context's own place as parent

@@ -158,13 +158,8 @@ class AsyncDatastoreClient(ClientBase):
         return AsyncDraftStream(conversation, self._endpoints, self._open, self.info, self._seconds(timeout))
 
     def _open(self, endpoint: Endpoint[Connection]) -> AsyncStreamCall:
-        channel = endpoint.connection.channel
-        try:
-            method: Any = channel.stream_stream(METHOD + "DraftStream", None, None)
-            return AsyncStreamCall(method(metadata=self._dialer.metadata), endpoint.target)
-        except grpc.aio.UsageError:  # what grpc says of a channel that has just been closed
-            endpoint.require_usable()
-            raise
+        method: Any = endpoint.connection.channel.stream_stream(METHOD + "DraftStream", None, None)
+        return AsyncStreamCall(method(metadata=self._dialer.metadata), endpoint.target)
 
     async def _ask(self, question: Question[T], timeout: float | None) -> T:
         """Ask until there is an answer or the deadline has come; count it. Asks what the service is before all else."""
@@ -195,9 +190,6 @@ class AsyncDatastoreClient(ClientBase):
             answer: bytes = await call(request, timeout=seconds, metadata=self._dialer.metadata)
         except grpc.aio.AioRpcError as error:
             raise failed_call(endpoint.target, error) from None
-        except grpc.aio.UsageError:  # what grpc says of a channel that has just been closed
-            endpoint.require_usable()
-            raise
         except asyncio.CancelledError:  # closing the channel cancels its calls, too
             if is_cancelled():
                 raise
