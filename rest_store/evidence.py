@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MAX_EVIDENCE_ROWS = 1024
-SPARE_ROWS = 16  # beyond the nodes of the tree that the evidence is for, unless told otherwise
+SPARE_ROWS = 16  # beyond the nodes of the tree that the evidence is for
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,3 +25,8 @@ class Evidence:
     def row_count(self) -> int:
         """Paths, that of the context among them."""
         return int.from_bytes(self.rows[:4], "little")
+
+
+def rows_for(max_nodes: int) -> int:
+    """Return how many rows serve a tree of `max_nodes` well, 1..1024."""
+    return min(max(1, max_nodes) + SPARE_ROWS, MAX_EVIDENCE_ROWS)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from rest_store.asking import Asker
 from rest_store.errors import LimitError, describe
-from rest_store.evidence import MAX_EVIDENCE_ROWS, SPARE_ROWS, Evidence
+from rest_store.evidence import Evidence, rows_for
 from rest_store.sources import EvidenceSource, Source
 from rest_store.tree import TokenTree
 
@@ -148,9 +148,8 @@ class PythonSources:
         if any(not one.gives_evidence for one in self._all):
             contexts, befores = self._contexts(tail)
         proposals = self._proposals(max_nodes if evident else 0)
-        rows = min(max_nodes + SPARE_ROWS, MAX_EVIDENCE_ROWS)
         own = tail[-self._max_suffix :]
-        return _Question(own, proposals, max_nodes, self._max_suffix, rows, contexts, befores)
+        return _Question(own, proposals, max_nodes, self._max_suffix, rows_for(max_nodes), contexts, befores)
 
     def _proposals(self, max_nodes: int) -> TokenTree:
         """Return the tree that the other sources would draft, as far as it is in the vocabulary."""

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from google.protobuf.message import DecodeError, Message
 
 from rest_store.errors import ContextTypeError, EmptyContextError, LimitError, TokenRangeError, describe
-from rest_store.evidence import SPARE_ROWS
+from rest_store.evidence import rows_for
 from rest_store.kernel import MAX_SUFFIX
 from rest_store.server.admission import Limits
 from rest_store.v1 import datastore_pb2 as pb
@@ -71,7 +71,7 @@ def survey_of(message: pb.EvidenceLimits, limits: Limits) -> Survey:
         LimitError: a limit is above the service's.
     """
     size = size_of(pb.DraftLimits(max_nodes=message.max_nodes, max_suffix=message.max_suffix), limits)
-    rows = message.max_rows or min(size.max_nodes + SPARE_ROWS, limits.max_evidence_rows)
+    rows = message.max_rows or min(rows_for(size.max_nodes), limits.max_evidence_rows)
     if rows > limits.max_evidence_rows:
         raise LimitError(describe("request", "max_rows", rows, f"1..{limits.max_evidence_rows}, or 0 for the default"))
     return Survey(size.max_nodes, size.max_suffix, rows)
