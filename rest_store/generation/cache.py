@@ -75,7 +75,7 @@ class Slots:
         self.values[:, rows, :, targets] = self.values[:, rows, :, sources]
 
     def fill(self, place: int, keys: torch.Tensor, values: torch.Tensor, length: int) -> None:
-        """Write the keys and values of the layer at `place`, [rows, heads, n, size], of the last n of `length` tokens."""
+        """Write keys and values of the layer at `place`, [rows, heads, n, size]: the last n of `length` tokens."""
         taken = slice(length - keys.shape[2] - self.base, length - self.base)
         self.keys[place, :, :, taken] = keys
         self.values[place, :, :, taken] = values
@@ -165,8 +165,10 @@ class TreeCache(Cache):
             keys, values = contents[numbers[0]]
             base = 0 if fixed is not None else length - keys.shape[2]
             size = fixed if fixed is not None else keys.shape[2] + _GROWTH
-            blocks = (part.new_zeros((len(numbers), *part.shape[:2], size, part.shape[3])) for part in (keys, values))
-            slots = Slots(pattern, *blocks, base)
+            of_keys, of_values = (
+                part.new_zeros((len(numbers), *part.shape[:2], size, part.shape[3])) for part in (keys, values)
+            )
+            slots = Slots(pattern, of_keys, of_values, base)
             self.groups.append(slots)
             for place, number in enumerate(numbers):
                 layers[number] = TreeLayer(self, slots, place)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -91,7 +91,7 @@ class Generation:
 
     # --- the loop ----------------------------------------------------------------------------------------------------
 
-    def steps(self) -> Iterator[Piece]:
+    def steps(self) -> Generator[Piece, None, None]:
         """Run the generation, once; yield what each forward pass wrote, as soon as it is written."""
         began = time.perf_counter()
         drafting = Drafting([self._session_of(row) for row in range(len(self.rows))], self._vocabulary_size())

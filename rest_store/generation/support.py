@@ -87,17 +87,13 @@ def require_inputs(model_kwargs: Mapping[str, Any]) -> None:
 
     Raises:
         ModeNotSupportedError: a tensor whose continuation for new tokens is not known, such as `token_type_ids` or an
-            image, or a mask that is not one of tokens.
+            image.
     """
     for name, value in model_kwargs.items():
         parts = value if isinstance(value, list | tuple) else value.values() if isinstance(value, Mapping) else [value]
         if name not in _CONTINUED and any(isinstance(part, torch.Tensor) for part in parts):
             expected = "none: new tokens are continued from input_ids or inputs_embeds, their mask and positions alone"
             raise ModeNotSupportedError(describe("generation", name, "given", expected))
-    mask = model_kwargs.get("attention_mask")
-    if mask is not None and (not isinstance(mask, torch.Tensor) or mask.ndim != 2):
-        found = f"of shape {tuple(mask.shape)}" if isinstance(mask, torch.Tensor) else f"a {type(mask).__name__}"
-        raise ModeNotSupportedError(describe("generation", "attention_mask", found, "[rows, tokens]"))
 
 
 def require_mode(config: Any, processors: Sequence[Any]) -> None:
