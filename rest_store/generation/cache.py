@@ -7,7 +7,7 @@ from a cache of `transformers` and gives it back. Torch is imported here; nothin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,14 +153,15 @@ class TreeCache(Cache):
 
     def __init__(self, cache: Cache, patterns: Sequence[Pattern], length: int, fixed: int | None = None) -> None:
         groups: dict[Any, list[int]] = {}
-        contents = [_content(layer, length) for layer in cache.layers]
-        for number, ((keys, values), pattern) in enumerate(zip(contents, patterns, strict=True)):
+        contents = {number: _content(cache.layers[number], length) for number in _held(cache)}
+        for number, (keys, values) in contents.items():
+            pattern = patterns[number]
             kind = (pattern, keys.shape[1:], values.shape[1:], keys.dtype, keys.device)
             groups.setdefault(kind, []).append(number)
         self.columns: torch.Tensor | None = None
         self._fixed = fixed is not None
         self.groups: list[Slots] = []
-        layers: list[Any] = [None] * len(contents)
+        layers: list[Any] = list(cache.layers)
         for (pattern, *_), numbers in groups.items():
             keys, values = contents[numbers[0]]
             base = 0 if fixed is not None else length - keys.shape[2]
@@ -182,12 +183,13 @@ class TreeCache(Cache):
             CacheNotSupportedError: as on construction.
         """
         assert self._fixed, "memory that grew is not taken again"
-        self._take([_content(layer, length) for layer in cache.layers], length)
+        self._take({number: _content(cache.layers[number], length) for number in _held(cache)}, length)
 
-    def _take(self, contents: Sequence[tuple[torch.Tensor, torch.Tensor]], length: int) -> None:
-        for layer, (keys, values) in zip(self.layers, contents, strict=True):
+    def _take(self, contents: Mapping[int, tuple[torch.Tensor, torch.Tensor]], length: int) -> None:
+        for number, (keys, values) in contents.items():
+            layer = self.layers[number]
             layer.slots.fill(layer.place, keys, values, length)
-        self.lengths = [length] * contents[0][0].shape[0]
+        self.lengths = [length] * self.groups[0].keys.shape[1]
         self._done = [False] * len(self.lengths)
 
     @property
@@ -253,7 +255,8 @@ class TreeCache(Cache):
 
         Rows shorter than the longest, whose generation ended before the others', get zeros behind their last token.
         """
-        for layer, own in zip(cache.layers, self.layers, strict=True):
+        for number in _held(cache):
+            layer, own = cache.layers[number], self.layers[number]
             slots, length = own.slots, self.end
             keys = slots.keys[own.place][:, :, : length - slots.base].clone()
             values = slots.values[own.place][:, :, : length - slots.base].clone()
@@ -271,8 +274,13 @@ def require_cache(cache: Cache) -> None:
     """
     if cache.offloading:
         raise CacheNotSupportedError(describe("verification", "the cache", "offloaded", "on the model's device"))
-    for layer in cache.layers:
-        _require_layer(layer)
+    for number in _held(cache):
+        _require_layer(cache.layers[number])
+
+
+def _held(cache: Cache) -> list[int]:
+    """Return which layers hold something; the others look at the keys and values of one of these."""
+    return [number for number, layer in enumerate(cache.layers) if type(layer).__name__ != "DummyLayer"]
 
 
 def _require_layer(layer: Any) -> None:

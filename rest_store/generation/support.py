@@ -61,7 +61,7 @@ def _slot_limits(config: Any, max_nodes: int) -> list[tuple[str, int]]:
         limits.append(("the windows of local attention are measured in places of the cache", int(config.window_size)))
     if getattr(config, "attn_temperature_tuning", False) and hasattr(config, "floor_scale"):
         limits.append(("attn_temperature_tuning depends on places in the cache", int(config.floor_scale) - 1))
-    return [(what, limit - max_nodes) for what, limit in limits]
+    return [(what, max(0, limit - max_nodes)) for what, limit in limits]
 
 
 def _growing_rope(config: Any) -> list[tuple[str, int]]:

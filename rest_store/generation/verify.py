@@ -38,7 +38,7 @@ def patterns_of(config: Any, layers: int) -> list[Pattern]:
             raise ModelNotSupportedError(
                 describe("verification", "the attention of a layer", repr(name), f"one of {', '.join(known)}")
             )
-    return [known[name] for name in names[:layers]]  # those behind share keys and values with one of these
+    return [known[name] for name in names[:layers]]
 
 
 class Step:
