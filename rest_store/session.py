@@ -55,6 +55,10 @@ class SessionStatistics:
     tokens: int = 0
     dropped: dict[tuple[int, str], int] = field(default_factory=dict)
 
+    def drop(self, place: int, why: str) -> None:
+        """Count a step that goes on without the source at `place`."""
+        self.dropped[place, why] = self.dropped.get((place, why), 0) + 1
+
 
 class DraftSession:
     """One generation's drafting: knows its text, asks the sources, learns from what was accepted.
@@ -123,7 +127,7 @@ class DraftSession:
             timeout=timeout,
             max_suffix=max_suffix,
             vocabulary_size=vocabulary_size,
-            drop=self._drop,
+            drop=self.statistics.drop,
         )
         tokens = _tokens("prompt", prompt)
         self._native.prompt(tokens)
@@ -228,7 +232,7 @@ class DraftSession:
             self._native.forget()
             raise
         for place, why in self._left_out:
-            self._drop(place, why)
+            self.statistics.drop(place, why)
         tree = TokenTree.from_packed(packed, (0, 0), scores, origins)
         self.statistics.steps += 1
         self.statistics.drafted += len(tree)
@@ -269,10 +273,6 @@ class DraftSession:
         """End the session; sources stay open. May be called again."""
         self._closed.set()
         self._python_sources.close()
-
-    def _drop(self, place: int, why: str) -> None:
-        dropped = self.statistics.dropped
-        dropped[place, why] = dropped.get((place, why), 0) + 1
 
     def _leave_out_unreadable(self) -> bool:
         """Drop, from now on, datastores of which a page could not be read; return whether there are new ones."""
