@@ -38,7 +38,7 @@ LAYERS = [
         *("generation.options", "generation.support", "generation.prefill", "generation.recordings"),
         *("generation.loop", "generation.generate", "generation.generator"),
     ],
-    ["bench.replay", "bench.quality"],
+    ["bench.replay", "bench.quality", "bench.serving"],
     ["server.command", "bench.command", "generation.command", "cli", "__main__"],
 ]
 ORDER = [module for layer in LAYERS for module in layer]

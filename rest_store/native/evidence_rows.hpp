@@ -9,7 +9,7 @@
 
 namespace rest_store {
 
-constexpr std::size_t kMostRows = 1024;      // of one answer
+constexpr std::size_t kMostRows = 1024;    // of one answer
 constexpr std::size_t kEvidenceHead = 16;  // bytes
 
 // Writes columns of little-endian numbers.
@@ -30,8 +30,7 @@ class Column {
   Column(std::string_view bytes, std::size_t width) : bytes_(bytes), width_(width) {}
   std::uint64_t operator[](std::size_t place) const {
     std::uint64_t value = 0;
-    for (std::size_t i = width_; i-- > 0;)
-      value = value << 8 | static_cast<unsigned char>(bytes_[place * width_ + i]);
+    for (std::size_t i = width_; i-- > 0;) value = value << 8 | static_cast<unsigned char>(bytes_[place * width_ + i]);
     return value;
   }
 
@@ -64,8 +63,9 @@ std::string packed_rows(std::span<const PathEnd> paths, std::uint32_t vocabulary
   for (std::size_t row = 1; row < paths.size(); ++row) out.put(static_cast<std::uint64_t>(paths[row].parent), 2);
   for (std::size_t row = 0; row < paths.size(); ++row) {
     const auto& own = evidence(row).rungs;
-    out.put(static_cast<std::uint64_t>(std::count_if(own.begin(), own.end(), [](const Rung& r) { return r.length > 0; })),
-            1);
+    out.put(
+        static_cast<std::uint64_t>(std::count_if(own.begin(), own.end(), [](const Rung& r) { return r.length > 0; })),
+        1);
   }
   for (const Rung* rung : rungs) out.put(rung->length, 1);
   for (const Rung* rung : rungs) out.put(rung->next.probes, 1);
@@ -173,15 +173,16 @@ class EvidenceRows {
         given.next.probes = static_cast<std::uint32_t>(probes[rung]);
         given.next.size = static_cast<std::uint32_t>(size);
         if (given.count < given.next.probes || given.next.probes == 0) return "with impossible counts";
-        if (size > kContinuations || continuation + size > continuations) return "with continuations that do not add up";
+        if (size > kContinuations || continuation + size > continuations)
+          return "with continuations that do not add up";
         std::uint64_t sum = 0;
         for (std::size_t i = 0; i < size; ++i, ++continuation) {
           if (next[continuation] >= vocabulary) return "with a token outside the vocabulary";
           if (weights[continuation] == 0) return "with impossible counts";
           sum += weights[continuation];
-          given.next.top[i] = {static_cast<Token>(next[continuation]),
-                               static_cast<float>(static_cast<double>(weights[continuation]) /
-                                                  static_cast<double>(given.next.probes))};
+          given.next.top[i] = {
+              static_cast<Token>(next[continuation]),
+              static_cast<float>(static_cast<double>(weights[continuation]) / static_cast<double>(given.next.probes))};
         }
         if (sum > given.next.probes) return "with impossible counts";
         rungs_.push_back(given);

@@ -312,9 +312,8 @@ nb::list survey(const std::vector<Evidenced*>& readers, const Calibrated& calibr
     thread_local Survey survey;
     survey.run(own, &calibration.forest, tokens_of(tail), hints, {max_rows, max_suffix, max_depth});
     for (std::size_t store = 0; store < own.size(); ++store)
-      out.push_back(packed_rows(survey.paths(), own[store]->vocabulary(), [&](std::size_t row) -> const Evidence& {
-        return survey.evidence(row, store);
-      }));
+      out.push_back(packed_rows(survey.paths(), own[store]->vocabulary(),
+                                [&](std::size_t row) -> const Evidence& { return survey.evidence(row, store); }));
   }
   nb::list found;
   for (const std::string& rows : out) found.append(nb::bytes(rows.data(), rows.size()));

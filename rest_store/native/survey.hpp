@@ -87,8 +87,7 @@ class Survey {
     const std::span<const Token> tail = std::span(text_).last(std::min(text_.size(), bounds_.max_suffix + depth));
     for (std::size_t i = 0; i < readers_.size(); ++i) {
       if (depth == 0) readers_[i]->root(tail, opinions.stores[i]);
-      else
-        readers_[i]->child(opinions_[static_cast<std::size_t>(open.parent)].stores[i], tail, opinions.stores[i]);
+      else readers_[i]->child(opinions_[static_cast<std::size_t>(open.parent)].stores[i], tail, opinions.stores[i]);
     }
     text_.resize(text_.size() - depth);
     if (depth == bounds_.max_depth) return;
