@@ -33,7 +33,7 @@ class Drafter {
     if (match.count == 0 || max_nodes == 0 || max_depth == 0) return tree_;
     max_nodes_ = max_nodes;
     const std::uint64_t wanted = std::uint64_t{kSamplesPerNode} * max_nodes;
-    sample_.start(shards, match.intervals, match.length, max_depth, vocabulary,
+    sample_.start(shards, match, max_depth, vocabulary,
                   match.count <= 2 * wanted ? match.count : wanted);
     floor_ = 0;
     for (;;) {

@@ -21,14 +21,14 @@ struct Answer {
 class Kernel {
  public:
   Kernel(std::vector<ShardView> shards, std::uint32_t vocabulary)
-      : shards_(std::move(shards)), vocabulary_(vocabulary) {}
+      : shards_(std::move(shards)), vocabulary_(vocabulary), directory_(shards_) {}
 
   std::uint32_t vocabulary() const { return vocabulary_; }
   std::uint32_t width() const { return shards_[0].width; }
 
   // `contexts` holds the last tokens of each context, at most max_suffix.
-  const std::vector<Match>& match(const std::vector<Suffix>& contexts) const {
-    return scratch().matcher.longest(shards_, contexts);
+  const std::vector<Match>& match(const std::vector<Suffix>& contexts) {
+    return scratch().matcher.longest(shards_, directory_, contexts, Matcher::Find::kOccurrences);
   }
 
   std::vector<Answer> draft(std::span<const Suffix> contexts, const Limits& limits) {
@@ -37,7 +37,7 @@ class Kernel {
     answers.reserve(contexts.size());
     for (std::size_t first = 0; first < contexts.size(); first += kTogether) {
       const auto some = contexts.subspan(first, std::min(kTogether, contexts.size() - first));
-      const std::vector<Match>& matches = own.matcher.longest(shards_, some);
+      const std::vector<Match>& matches = own.matcher.longest(shards_, directory_, some, Matcher::Find::kOccurrences);
       for (std::size_t i = 0; i < matches.size(); ++i) {
         if (i % kAhead == 0 && matches.size() > 1)
           ask_for(std::span(matches).subspan(i).first(std::min(kAhead, matches.size() - i)), limits.max_depth);
@@ -54,7 +54,7 @@ class Kernel {
     own.searches.clear();
     for (const ShardView& shard : shards_)
       own.searches.emplace_back(shard, tokens.last(tokens.length), tokens.length * tokens.width);
-    locate(own.searches, own.searches.size(), own.decided);
+    locate(own.searches, 1, own.decided);
     if (!own.decided[0]) return 0;
     std::uint64_t total = 0;
     for (const Search& search : own.searches) {
@@ -81,7 +81,7 @@ class Kernel {
   void ask_for(std::span<const Match> matches, std::uint32_t max_depth) const {
     for (const bool text : {false, true})
       for (const Match& match : matches) {
-        if (match.count >= Memo::kHeavy) continue;
+        if (match.count >= Memo::kHeavy || !match.occurrences.empty()) continue;  // or asked for already
         for (std::size_t s = 0; s < shards_.size(); ++s)
           for (Rank rank = match.intervals[s].begin; rank < match.intervals[s].end; ++rank) {
             if (!text) {
@@ -112,6 +112,7 @@ class Kernel {
 
   std::vector<ShardView> shards_;
   std::uint32_t vocabulary_;
+  KeyDirectory directory_;
   Memo memo_;
 };
 

@@ -17,6 +17,7 @@ struct Search {
   const std::uint8_t* pattern = nullptr;
   std::uint32_t size = 0;  // bytes
   bool found = false;
+  std::size_t group = 0;                  // searches of one pattern in several shards
   std::uint64_t least = 0, greatest = 0;  // keys of suffixes that start with the pattern are in least .. greatest
   std::uint64_t base = 0;                 // the first key not less than `least`
   std::uint64_t span = 0;
@@ -25,8 +26,8 @@ struct Search {
   static constexpr std::uint32_t skip = 0;  // symbols of a suffix before those compared
 
   Search() = default;
-  Search(const ShardView& in, const std::uint8_t* bytes, std::uint32_t count)
-      : shard(&in), pattern(bytes), size(count), least(load_big(bytes)), greatest(least), span(in.key_count) {
+  Search(const ShardView& in, const std::uint8_t* bytes, std::uint32_t count, std::size_t of = 0)
+      : shard(&in), pattern(bytes), size(count), group(of), least(load_big(bytes)), greatest(least), span(in.key_count) {
     if (size < 8) {
       const std::uint64_t rest = ~std::uint64_t{0} >> (8 * size);
       least &= ~rest;
@@ -35,6 +36,24 @@ struct Search {
   }
 
   bool whole_in_key() const { return size <= 8; }
+  bool failed() const { return !found && low >= high; }  // the pattern does not occur
+
+  // Learn how the suffix at rank `middle` compares to the pattern.
+  void compare(Rank middle, int order) {
+    if (order == 0) {
+      found = true;
+      hit = middle;
+    }
+    low = order < 0 ? middle + 1 : low;
+    high = order > 0 ? middle : high;
+  }
+
+  // The first key not less than `least` is one of `places`, or the one behind.
+  void keys_within(Interval places) {
+    base = places.begin;
+    span = places.width();
+    prefetch(shard->keys + base + span / 2);
+  }
 };
 
 // Halve the keys of every search in step until the first that is not less than the pattern is known.
@@ -99,33 +118,31 @@ void halve_together(std::span<Item> items, Done&& done, Step&& step) {
   }
 }
 
-// Find out for each group of `group` searches (one pattern in several shards) whether any finds an occurrence. Those of
-// a group that is decided may be left half-way: their bounds hold, but `found` may be false where the pattern occurs.
-inline void locate(std::span<Search> searches, std::size_t group, std::vector<std::uint8_t>& decided) {
+// Find out for each of `groups` groups of searches whether any finds an occurrence. Those of a group that is decided may
+// be left half-way: their bounds hold, but `found` may be false where the pattern occurs.
+inline void locate(std::span<Search> searches, std::size_t groups, std::vector<std::uint8_t>& decided) {
   narrow_by_keys(searches);
-  decided.assign(searches.size() / group, 0);
-  for (std::size_t i = 0; i < searches.size(); ++i) {
-    Search& s = searches[i];
+  decided.assign(groups, 0);
+  for (Search& s : searches) {
     const ShardView& shard = *s.shard;
     s.low = s.base == 0 ? 0 : (s.base - 1) * kKeyStride + 1;
     s.hit = std::min(s.base * kKeyStride, shard.entry_count);
     s.found =
         s.whole_in_key() && s.base < shard.key_count && shard.keys[s.base] <= s.greatest;  // the sampled suffix itself
     s.high = s.found || s.whole_in_key() ? s.hit : std::min(keys_end(s, s.base) * kKeyStride, shard.entry_count);
-    decided[i / group] |= s.found;
+    decided[s.group] |= s.found;
   }
-  const auto done = [&](const Search& s) {
-    return decided[static_cast<std::size_t>(&s - searches.data()) / group] || s.low >= s.high;
-  };
-  halve_together(searches, done, [&](Search& s, Rank middle, int order) {
-    if (order == 0) {
-      s.found = true;
-      s.hit = middle;
-      decided[static_cast<std::size_t>(&s - searches.data()) / group] = 1;
-    }
-    s.low = order < 0 ? middle + 1 : s.low;
-    s.high = order > 0 ? middle : s.high;
-  });
+  halve_together(searches, [&](const Search& s) { return decided[s.group] || s.low >= s.high; },
+                 [&](Search& s, Rank middle, int order) {
+                   s.compare(middle, order);
+                   decided[s.group] |= s.found;
+                 });
+}
+
+// Go on with searches that locate() may have left half-way, each until it has found an occurrence or there is none.
+inline void finish(std::span<Search> searches) {
+  halve_together(searches, [](const Search& s) { return s.found || s.low >= s.high; },
+                 [](Search& s, Rank middle, int order) { s.compare(middle, order); });
 }
 
 // One boundary: the least rank in [low, high] whose suffix, from `skip` symbols on, is greater than `pattern` (if
