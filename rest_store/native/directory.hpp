@@ -17,10 +17,14 @@ namespace rest_store {
 // node at once is the same.
 class KeyDirectory {
  public:
-  // One pattern on its way down: keys less than `least` are on its left.
+  // One pattern on its way down: `node` is 1 and then, for each level, whether its key is less than `least`.
   struct Walk {
     std::uint64_t least;
-    std::size_t node = 1, below = 0, above = 0;  // 0: none
+    std::size_t node = 1;
+
+    // The nodes with the nearest keys known to be less, and not less; 0: none.
+    std::size_t below() const { return node >> 1 >> std::countr_zero(node); }
+    std::size_t above() const { return node >> 1 >> std::countr_one(node); }
   };
 
   explicit KeyDirectory(const std::vector<ShardView>& shards) : shards_(shards) {
@@ -39,17 +43,15 @@ class KeyDirectory {
       for (Walk& walk : walks) {
         std::uint64_t after = __atomic_load_n(&keys_[walk.node], __ATOMIC_ACQUIRE);
         if (after == 0) after = fill(walk, level);
-        const bool right = after - 1 < walk.least;
-        walk.below = right ? walk.node : walk.below;
-        walk.above = right ? walk.above : walk.node;
-        walk.node = 2 * walk.node + right;
+        walk.node = 2 * walk.node + (after - 1 < walk.least);
       }
   }
 
   // The place of the first key of a shard that is not less than a walk's pattern lies in begin .. end.
   Interval places(const Walk& walk, std::size_t shard) const {
-    const std::uint64_t begin = walk.below == 0 ? 0 : place(walk.below, shard);
-    const std::uint64_t end = walk.above == 0 ? shards_[shard].key_count : place(walk.above, shard);
+    const std::size_t below = walk.below(), above = walk.above();
+    const std::uint64_t begin = below == 0 ? 0 : place(below, shard);
+    const std::uint64_t end = above == 0 ? shards_[shard].key_count : place(above, shard);
     return {begin, std::max(begin, end)};
   }
 

@@ -253,7 +253,7 @@ class Matcher {
     for (; more < limit; ++more) {
       text -= shard.width;
       wanted -= shard.width;
-      if (!std::equal(text, text + shard.width, wanted)) break;
+      if (text[0] != wanted[0] || text[1] != wanted[1] || (shard.width == 3 && text[2] != wanted[2])) break;
     }
     return more;
   }

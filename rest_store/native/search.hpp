@@ -9,6 +9,11 @@
 
 namespace rest_store {
 
+// `yes` or `no` without a branch: which way a search goes on, nobody can predict.
+inline std::uint64_t chosen(bool condition, std::uint64_t yes, std::uint64_t no) {
+  return no ^ ((yes ^ no) & (std::uint64_t{0} - condition));
+}
+
 // One search: does `pattern` (bytes of tokens, big-endian, eight readable bytes behind it) occur in `shard`, and where.
 // After locate(): ranks below `low` hold suffixes less than the pattern; if `found`, `hit` is a rank whose suffix
 // starts with the pattern; if not, ranks from `high` on hold greater ones.
@@ -44,8 +49,8 @@ struct Search {
       found = true;
       hit = middle;
     }
-    low = order < 0 ? middle + 1 : low;
-    high = order > 0 ? middle : high;
+    low = chosen(order < 0, middle + 1, low);
+    high = chosen(order > 0, middle, high);
   }
 
   // The first key not less than `least` is one of `places`, or the one behind.
@@ -64,9 +69,9 @@ inline void narrow_by_keys(std::span<Search> searches) {
     for (Search& s : searches) {
       const std::uint64_t half = s.span / 2;
       const std::uint64_t* middle = s.shard->keys + s.base + half;
-      const bool below = s.span > 0 && *middle < s.least;
-      s.base += below ? half + 1 : 0;
-      s.span = below ? s.span - half - 1 : half;
+      const std::uint64_t below = s.span > 0 && *middle < s.least;
+      s.base += below * (half + 1);
+      s.span = half - below * (2 * half + 1 - s.span);  // span - half - 1 of those above
       prefetch(s.shard->keys + s.base + s.span / 2);
     }
 }
@@ -163,8 +168,8 @@ inline void find_boundaries(std::span<Boundary> boundaries, std::uint64_t gap = 
       boundaries, [gap](const Boundary& b) { return b.low + gap >= b.high; },
       [](Boundary& b, Rank middle, int order) {
         const bool below = order < static_cast<int>(b.after);
-        b.low = below ? middle + 1 : b.low;
-        b.high = below ? b.high : middle;
+        b.low = chosen(below, middle + 1, b.low);
+        b.high = chosen(below, b.high, middle);
       });
 }
 
