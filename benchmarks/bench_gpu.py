@@ -27,11 +27,11 @@ from environment import write_result
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, LogitsProcessor
 
 import rest_store
-from rest_store.baselines import MergedRules, PromptLookupRule, RestRule
-from rest_store.cache import TreeCache
-from rest_store.drafting import tree_of
-from rest_store.graphs import FixedVerifier
-from rest_store.verify import Step, Verifier, patterns_of
+from rest_store.generation.baselines import MergedRules, PromptLookupRule, RestRule
+from rest_store.generation.cache import TreeCache
+from rest_store.generation.drafting import tree_of
+from rest_store.generation.graphs import FixedVerifier
+from rest_store.generation.verify import Step, Verifier, patterns_of
 
 SHAPES = {
     "7b": {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32},

@@ -9,7 +9,8 @@ of prompts and over all: tokens a second relative to plain `generate` of transfo
 prompts, and the median over prompts), M (generated tokens for each forward pass), and the share of prompts whose tokens
 are those of plain `generate`; where they are not, the rounding of a wider pass decided between two tokens.
 
-`--dtype bfloat16` shows how often that happens in reduced precision. Of the traces, prompts are
+`--dtype bfloat16` shows how often that happens in reduced precision; `--packed` gives every method, plain `generate`
+included, the same linear layers from packed weights (`rest_store.packed`). Of the traces, prompts are
 used that the shipped calibration was not fitted to, and nothing but the prompts.
 Targets: 2.2 on HumanEval, 1.8 over all families, ahead of transformers' prompt lookup on all, none below 1.
 """
@@ -20,6 +21,7 @@ import argparse
 import statistics
 import time
 from collections import defaultdict
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +29,13 @@ import torch
 from environment import write_result
 
 import rest_store
-from rest_store.assistant import AssistantRule
-from rest_store.baselines import MergedRules, PromptLookupRule, RestRule
-from rest_store.loading import load_model
-from rest_store.replay import FIT_PARTS, read_recordings
+from rest_store.bench.replay import FIT_PARTS, read_recordings
+from rest_store.generation.assistant import AssistantRule
+from rest_store.generation.baselines import MergedRules, PromptLookupRule, RestRule
+from rest_store.generation.loading import load_model
 
 Run = dict[str, Any]
+Runs = dict[str, dict[str, list[Run]]]  # by family and method
 PACKAGES = ("numpy", "torch", "transformers")
 
 
@@ -48,6 +51,7 @@ def main() -> None:
     parser.add_argument("--max-nodes", type=int, default=16)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--device")
+    parser.add_argument("--packed", action="store_true", help="all methods with packed weights, plain `generate` too")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
 
@@ -55,23 +59,30 @@ def main() -> None:
     stores = [rest_store.Datastore.open(place, tokenizer=tokenizer) for place in arguments.datastore]
     methods = make_methods(model, stores, arguments)
     prompts = read_prompts(arguments.traces, arguments.prompts)
+    with rest_store.packed(model) if arguments.packed else nullcontext():
+        runs = write_all(model, methods, prompts, arguments.new_tokens)
+    table = summarize(runs, list(methods))
+    show(table, list(methods))
+    write_result(arguments.json, "speed", arguments, PACKAGES, {"threads": torch.get_num_threads(), "families": table})
+
+
+def write_all(model: Any, methods: dict[str, dict[str, Any]], prompts: list[dict[str, Any]], new_tokens: int) -> Runs:
+    """Write every prompt with every method; return what each took, by family and method."""
     write(model, methods["plain"], prompts[0]["prompt"], 8)  # allocations and caches of the first pass
-    runs: dict[str, dict[str, list[Run]]] = defaultdict(lambda: defaultdict(list))
+    runs: Runs = defaultdict(lambda: defaultdict(list))
     names = list(methods)
     for number, prompt in enumerate(prompts):
         results = {}
         for place in range(len(names)):
             name = names[(number + place) % len(names)]
-            results[name] = write(model, methods[name], prompt["prompt"], arguments.new_tokens)
+            results[name] = write(model, methods[name], prompt["prompt"], new_tokens)
         expected, seconds = results["plain"]["written"], results["plain"]["seconds"]
         for name, run in results.items():
             run["identical"] = run.pop("written") == expected
             run["of_plain"] = seconds / run["seconds"]
             runs[prompt["set"]][name].append(run)
         print(f"{number + 1}/{len(prompts)} {prompt['set']}", flush=True)
-    table = summarize(runs, names)
-    show(table, names)
-    write_result(arguments.json, "speed", arguments, PACKAGES, {"threads": torch.get_num_threads(), "families": table})
+    return runs
 
 
 def make_methods(model: Any, stores: list[Any], arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
@@ -141,7 +152,7 @@ def write(model: Any, method: dict[str, Any], prompt: list[int], new_tokens: int
     return run
 
 
-def summarize(runs: dict[str, dict[str, list[Run]]], names: list[str]) -> dict[str, dict[str, dict[str, float]]]:
+def summarize(runs: Runs, names: list[str]) -> dict[str, dict[str, dict[str, float]]]:
     """Figures for each family and method, and for all families together."""
     families = dict(runs)
     families["all"] = {name: [run for family in runs.values() for run in family[name]] for name in names}

@@ -9,14 +9,15 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rest_store.async_client import AsyncDatastoreClient
     from rest_store.calibration import Calibration
-    from rest_store.client import DatastoreClient
-    from rest_store.connections import Tls
-    from rest_store.custom_generate import generate
+    from rest_store.client.async_client import AsyncDatastoreClient
+    from rest_store.client.client import DatastoreClient
+    from rest_store.client.connections import Tls
     from rest_store.datastore import Datastore
     from rest_store.errors import RestStoreError
-    from rest_store.generator import Generator
+    from rest_store.generation.generate import generate
+    from rest_store.generation.generator import Generator
+    from rest_store.generation.packing import packed
     from rest_store.session import DraftSession
     from rest_store.sources import PromptLookup, RecycledLogits
     from rest_store.tokenizer import TokenizerIdentity
@@ -40,23 +41,25 @@ __all__ = [
     "TokenizerIdentity",
     "__version__",
     "generate",
+    "packed",
 ]
 
 _HOMES = {
-    "AsyncDatastoreClient": "rest_store.async_client",
-    "DatastoreClient": "rest_store.client",
-    "Tls": "rest_store.connections",
+    "AsyncDatastoreClient": "rest_store.client.async_client",
+    "DatastoreClient": "rest_store.client.client",
+    "Tls": "rest_store.client.connections",
     "Calibration": "rest_store.calibration",
     "Datastore": "rest_store.datastore",
     "DraftSession": "rest_store.session",
     "PromptLookup": "rest_store.sources",
     "RecycledLogits": "rest_store.sources",
-    "Generator": "rest_store.generator",
+    "Generator": "rest_store.generation.generator",
     "RestStoreError": "rest_store.errors",
     "SuffixMatch": "rest_store.tree",
     "TokenTree": "rest_store.tree",
     "TokenizerIdentity": "rest_store.tokenizer",
-    "generate": "rest_store.custom_generate",
+    "generate": "rest_store.generation.generate",
+    "packed": "rest_store.generation.packing",
 }
 
 

@@ -24,11 +24,11 @@ class _Group(click.Group):
 
     elsewhere = {  # noqa: RUF012  read only
         "build": "build_index.cli:build",
-        "serve": "rest_store.serve:serve",
-        "reload": "rest_store.serve:reload",
-        "bench": "rest_store.quality_cli:bench",
-        "calibrate": "rest_store.quality_cli:calibrate",
-        "generate": "rest_store.generate_command:generate",
+        "serve": "rest_store.server.command:serve",
+        "reload": "rest_store.server.command:reload",
+        "bench": "rest_store.bench.command:bench",
+        "calibrate": "rest_store.bench.command:calibrate",
+        "generate": "rest_store.generation.command:generate",
     }
 
     def list_commands(self, context: click.Context) -> list[str]:
@@ -190,8 +190,8 @@ def query(
     if (text is None) == (tokens is None):
         raise click.UsageError("give the context as either --text or --tokens")
     if _is_service(datastore):
-        from rest_store.client import DatastoreClient
-        from rest_store.connections import Tls
+        from rest_store.client.client import DatastoreClient
+        from rest_store.client.connections import Tls
 
         if tokenizer is None and text is not None:
             raise click.UsageError("a service keeps no tokenizer: name it with --tokenizer, or give --tokens")

@@ -10,8 +10,8 @@ from google.protobuf.message import DecodeError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rest_store import answers
-from rest_store.answers import TreeReader, parsed, served_by
+from rest_store.client import answers
+from rest_store.client.answers import TreeReader, parsed, served_by
 from rest_store.errors import ProtocolError
 from rest_store.kernel import native_tree_fault
 from rest_store.tree import TokenTree

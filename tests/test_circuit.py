@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rest_store.circuit import Circuit
+from rest_store.client.circuit import Circuit
 
 
 def opened(threshold: int = 3, at: float = 100.0) -> Circuit:

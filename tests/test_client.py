@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rest_store
-from rest_store import exchange
-from rest_store.answers import ServiceInfo
-from rest_store.async_client import AsyncDatastoreClient
 from rest_store.cli import main
-from rest_store.client import DatastoreClient
-from rest_store.connections import Tls
+from rest_store.client import exchange
+from rest_store.client.answers import ServiceInfo
+from rest_store.client.async_client import AsyncDatastoreClient
+from rest_store.client.client import DatastoreClient
+from rest_store.client.connections import Tls
 from rest_store.datastore import Datastore
 from rest_store.errors import (
     AuthenticationError,

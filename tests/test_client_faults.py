@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 import pytest
 
-from rest_store.client import DatastoreClient
+from rest_store.client.client import DatastoreClient
 from rest_store.datastore import Datastore
 from rest_store.errors import (
     CircuitOpenError,

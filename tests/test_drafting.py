@@ -10,9 +10,9 @@ import pytest
 import torch
 from tiny import VOCABULARY, Scripted, futures_of, prompts, right, tiny_model
 
-import rest_store.custom_generate as entry
-from rest_store.costs import ForwardCosts, Payoff
-from rest_store.drafting import EMPTY, Drafting, pruned, tree_of, well_formed
+import rest_store.generation.generate as entry
+from rest_store.generation.costs import ForwardCosts, Payoff
+from rest_store.generation.drafting import EMPTY, Drafting, pruned, tree_of, well_formed
 from rest_store.tree import SuffixMatch, TokenTree
 
 FIXED = {"max_new_tokens": 24, "do_sample": False}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from rest_store import errors
-from rest_store.circuit import Circuit
-from rest_store.endpoints import Endpoint, Endpoints, Pursuit
+from rest_store.client.circuit import Circuit
+from rest_store.client.endpoints import Endpoint, Endpoints, Pursuit
+from rest_store.client.tally import ClientStatistics, Tally
 from rest_store.errors import CircuitOpenError, DeadlineError, OverloadedError, RestStoreError, ServiceUnavailableError
-from rest_store.tally import ClientStatistics, Tally
 from tests.strategies import refused
 
 

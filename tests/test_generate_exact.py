@@ -8,8 +8,8 @@ import pytest
 import torch
 from tiny import ARCHITECTURES, SCRIPTS, Scripted, bushy, futures_of, prompts, right, tiny_model
 
-import rest_store.custom_generate as entry
-from rest_store.verify import attention_for_trees
+import rest_store.generation.generate as entry
+from rest_store.generation.verify import attention_for_trees
 
 NEW = 40
 FIXED = {"max_new_tokens": NEW, "do_sample": False}
@@ -214,7 +214,7 @@ class Follower:
         self.text, self.place = text, prompt_length
 
     def draft(self, *, max_nodes: int, costs: Any) -> Any:
-        from rest_store.drafting import tree_of
+        from rest_store.generation.drafting import tree_of
 
         true = self.text[self.place : self.place + 4]
         return tree_of([[*true[:1], 3], true, [4, 5]] if true else [[4]])

@@ -14,8 +14,8 @@ import torch
 from tiny import VOCABULARY, Scripted, bushy, futures_of, prompts, right, tiny_model, wrong
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-import rest_store.custom_generate as entry
-from rest_store.drafting import tree_of
+import rest_store.generation.generate as entry
+from rest_store.generation.drafting import tree_of
 
 WARPERS = {
     "temperature": ({"temperature": 1.6, "top_k": 0}, [TemperatureLogitsWarper(1.6)]),

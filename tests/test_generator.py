@@ -18,10 +18,7 @@ from tiny import VOCABULARY, Scripted, bushy, futures_of, prompts, right, tiny_m
 from transformers import PreTrainedTokenizerFast
 
 import rest_store
-from rest_store.assistant import AssistantRule
-from rest_store.baselines import MergedRules, PromptLookupRule, RestRule
 from rest_store.cli import main
-from rest_store.drafting import tree_of
 from rest_store.errors import (
     CacheNotSupportedError,
     DrafterError,
@@ -29,8 +26,11 @@ from rest_store.errors import (
     ModelNotSupportedError,
     ModeNotSupportedError,
 )
-from rest_store.loading import load_model
-from rest_store.origins import TokenText, coloured, origin_name, page
+from rest_store.generation.assistant import AssistantRule
+from rest_store.generation.baselines import MergedRules, PromptLookupRule, RestRule
+from rest_store.generation.drafting import tree_of
+from rest_store.generation.loading import load_model
+from rest_store.generation.origins import TokenText, coloured, origin_name, page
 
 FIXED = {"max_new_tokens": 24, "do_sample": False}
 
@@ -186,7 +186,7 @@ def test_models_are_refused_by_name() -> None:
 
 def test_attention_without_masks_and_without_a_way_out_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model("llama")
-    from rest_store.verify import attention_for_trees
+    from rest_store.generation.verify import attention_for_trees
 
     monkeypatch.setattr(model.config, "_attn_implementation_internal", "flash_attention_2")
     monkeypatch.setattr(type(model), "_can_set_attn_implementation", lambda *_: False, raising=False)
@@ -194,7 +194,7 @@ def test_attention_without_masks_and_without_a_way_out_is_refused(monkeypatch: p
 
 
 def test_caches_are_refused_by_name() -> None:
-    from rest_store.cache import Pattern, TreeCache
+    from rest_store.generation.cache import Pattern, TreeCache
 
     cache = transformers.DynamicCache()
     cache.update(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4), 0)

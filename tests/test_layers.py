@@ -15,83 +15,33 @@ import rest_store
 REST_STORE = Path(rest_store.__file__).parent
 BUILD_INDEX = Path(build_index.__file__).parent
 
-# Each module may import those of lower layers and, within its own, those named before it; those of layer 3 never each
-# other.
+# Each module may import those of lower layers and, within its own, those named before it; no package of layer 3 imports
+# another.
 LAYERS = [
     ["errors"],
     [
-        "memory",
-        "header",
-        "shard",
-        "tokenizer",
-        "tree",
-        "manifest",
-        "_reference",
-        "kernel",
-        "statuses",
-        "queries",
-        "circuit",
-        "tally",
+        *("memory", "header", "shard", "tokenizer", "tree", "manifest", "_reference", "kernel"),
+        *("statuses", "queries", "addresses"),
     ],
+    ["datastore", "check", "drawing", "calibration", "sources"],
     [
-        *("datastore", "check", "drawing", "calibration", "sources"),
-        # The rooms of the service, below it.
-        *("addresses", "logs", "metrics", "admission", "catalog", "questions", "replies"),
-        *("credentials", "health", "servicer", "reload"),
-        # The rooms of its clients.
-        *("failures", "endpoints", "answers", "counterpart", "connections", "conversation"),
-        "service_source",
-        *("exchange", "stream", "async_stream"),
-        # The rooms of generation, below it.
-        *("cache", "drafting", "costs", "likeliest", "progress"),
+        *("server.logs", "server.metrics", "server.admission", "server.catalog", "server.questions", "server.replies"),
+        *("server.credentials", "server.health", "server.servicer", "server.reload", "server.server"),
+        *("client.circuit", "client.tally", "client.failures", "client.endpoints", "client.answers"),
+        *("client.counterpart", "client.connections", "client.conversation", "client.service_source"),
+        *("client.exchange", "client.stream", "client.async_stream", "client.client", "client.async_client"),
+        "session",
+        *("generation.cache", "generation.drafting", "generation.costs", "generation.likeliest"),
+        *("generation.progress", "generation.verify", "generation.baselines", "generation.assistant"),
+        *("generation.graphs", "generation.loading", "generation.packing", "generation.origins", "generation.sampling"),
+        *("generation.support", "generation.loop", "generation.generate", "generation.generator"),
     ],
-    ["server", "client", "async_client", "session", "verify"],
-    [
-        *("replay", "quality"),
-        *("baselines", "assistant", "graphs", "loading", "origins", "sampling", "support"),
-        *("generation", "custom_generate", "generator"),
-    ],
-    ["serve", "quality_cli", "generate_command", "cli", "__main__"],
+    ["bench.replay", "bench.quality"],
+    ["server.command", "bench.command", "generation.command", "cli", "__main__"],
 ]
 ORDER = [module for layer in LAYERS for module in layer]
 OF_BUILD_INDEX = {"errors", "header", "shard", "tokenizer", "manifest", "kernel", "memory", "__init__"}
-HEAVY = {
-    "torch": {
-        "assistant",
-        "cache",
-        "custom_generate",
-        "generate_command",
-        "generation",
-        "generator",
-        "graphs",
-        "likeliest",
-        "progress",
-        "sampling",
-        "verify",
-    },
-    "transformers": {
-        "assistant",
-        "cache",
-        "custom_generate",
-        "generation",
-        "generator",
-        "loading",
-        "sampling",
-        "support",
-    },
-    "grpc": {
-        "server",
-        "client",
-        "async_client",
-        "connections",
-        "exchange",
-        "async_stream",
-        "credentials",
-        "health",
-        "servicer",
-        "reload",
-    },
-}
+HEAVY = {"torch": {"generation"}, "transformers": {"generation"}, "grpc": {"server", "client"}}  # package: its rooms
 
 
 def imports(path: Path, package: str) -> set[str]:
@@ -110,36 +60,56 @@ def imports(path: Path, package: str) -> set[str]:
 
 
 def modules_of(names: set[str], package: str, folder: Path) -> set[str]:
-    inner = {name.split(".")[1] for name in names if name.startswith(package + ".")}
-    plain = {name for name in inner if (folder / f"{name}.py").exists()}
-    return plain | ({"__init__"} if package in names or inner - plain - {"_kernel", "v1"} else set())
+    """Those of `names` that are modules of `package`, without its name; `__init__` for names of the package itself."""
+    found = set()
+    for name in names:
+        room, *inner = name.split(".")
+        if room != package or inner[:1] in (["_kernel"], ["v1"]):
+            continue
+        while inner and not folder.joinpath(*inner).with_suffix(".py").exists():
+            inner = inner[:-1]
+        found.add(".".join(inner) or "__init__")
+    return found
 
 
-REST_STORE_MODULES = sorted(path.stem for path in REST_STORE.glob("*.py") if path.stem != "__init__")
-BUILD_INDEX_MODULES = sorted(path.stem for path in BUILD_INDEX.glob("*.py"))
+def modules_in(folder: Path) -> list[str]:
+    paths = [path.relative_to(folder).with_suffix("") for path in folder.rglob("*.py") if path.stem != "__init__"]
+    return sorted(".".join(path.parts) for path in paths if path.parts[0] != "v1")
+
+
+REST_STORE_MODULES = modules_in(REST_STORE)
+BUILD_INDEX_MODULES = modules_in(BUILD_INDEX)
+
+
+def path_of(module: str) -> Path:
+    return REST_STORE.joinpath(*module.split(".")).with_suffix(".py")
+
+
+def room_of(module: str) -> str:
+    return module.split(".", maxsplit=1)[0]
 
 
 def test_every_module_has_a_layer() -> None:
-    assert set(REST_STORE_MODULES) <= set(ORDER)
+    assert set(REST_STORE_MODULES) == set(ORDER)
 
 
 @pytest.mark.parametrize("module", REST_STORE_MODULES)
 def test_imports_go_down(module: str) -> None:
-    names = imports(REST_STORE / f"{module}.py", "rest_store")
+    names = imports(path_of(module), "rest_store")
     lower = set(ORDER[: ORDER.index(module)])
     if module in LAYERS[3]:
-        lower -= set(LAYERS[3])
-    if module not in LAYERS[5]:
-        assert not {name for name in names if name.startswith("build_index")}
-        assert modules_of(names, "rest_store", REST_STORE) <= lower
+        lower -= {other for other in LAYERS[3] if room_of(other) != room_of(module)}
+    if module in LAYERS[5]:
+        lower |= {"__init__"}
     else:
-        assert modules_of(names, "rest_store", REST_STORE) <= lower | {"__init__"}
+        assert not {name for name in names if name.startswith("build_index")}
+    assert modules_of(names, "rest_store", REST_STORE) <= lower
 
 
 @pytest.mark.parametrize("module", REST_STORE_MODULES)
 def test_heavy_packages_stay_in_their_rooms(module: str) -> None:
-    roots = {name.split(".")[0] for name in imports(REST_STORE / f"{module}.py", "rest_store")}
-    assert {package for package, rooms in HEAVY.items() if package in roots and module not in rooms} == set()
+    roots = {name.split(".")[0] for name in imports(path_of(module), "rest_store")}
+    assert {package for package, rooms in HEAVY.items() if package in roots and room_of(module) not in rooms} == set()
 
 
 @pytest.mark.parametrize("module", BUILD_INDEX_MODULES)

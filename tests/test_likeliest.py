@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rest_store.likeliest import likeliest, top
+from rest_store.generation.likeliest import likeliest, top
 
 
 @pytest.mark.parametrize("vocabulary", [5, 96, 4096, 5000, 49_152, 49_153, 49_407])

@@ -12,12 +12,12 @@ import pytest
 from click.testing import CliRunner
 from strategies import Corpus, refused, write_datastore
 
+from rest_store.bench.quality import measure, prompt_lookup_rule, rest_rule
+from rest_store.bench.replay import Outcome, Recording, fit_calibration, part_of, read_recordings, replay, walk
 from rest_store.calibration import Calibration
 from rest_store.cli import main
 from rest_store.datastore import Datastore
 from rest_store.errors import RecordingError
-from rest_store.quality import measure, prompt_lookup_rule, rest_rule
-from rest_store.replay import Outcome, Recording, fit_calibration, part_of, read_recordings, replay, walk
 from rest_store.session import DraftSession
 from rest_store.sources import PromptLookup, RecycledLogits
 from rest_store.tree import TokenTree

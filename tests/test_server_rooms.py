@@ -15,16 +15,16 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
-from rest_store import replies
 from rest_store.addresses import Address
-from rest_store.admission import Gate, Limits
-from rest_store.catalog import Catalog
 from rest_store.errors import OverloadedError, ServiceInternalError
-from rest_store.health import Health
-from rest_store.logs import EventLog
-from rest_store.metrics import Metrics
-from rest_store.replies import Replies
-from rest_store.server import Options, Server
+from rest_store.server import replies
+from rest_store.server.admission import Gate, Limits
+from rest_store.server.catalog import Catalog
+from rest_store.server.health import Health
+from rest_store.server.logs import EventLog
+from rest_store.server.metrics import Metrics
+from rest_store.server.replies import Replies
+from rest_store.server.server import Options, Server
 from rest_store.statuses import error_of
 from rest_store.v1 import datastore_pb2 as pb
 from rest_store.v1 import datastore_pb2_grpc

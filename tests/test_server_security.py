@@ -14,10 +14,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from rest_store.addresses import Address, is_local_peer
-from rest_store.admission import BearerTokens, Limits
-from rest_store.catalog import Catalog
 from rest_store.cli import main
 from rest_store.errors import AuthenticationError, ServeError
+from rest_store.server.admission import BearerTokens, Limits
+from rest_store.server.catalog import Catalog
 from rest_store.v1 import datastore_pb2 as pb
 from rest_store.v1 import datastore_pb2_grpc
 from tests.services import PATIENCE, Certificates, Service, reason_of, running

@@ -17,10 +17,10 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from rest_store.catalog import Catalog
 from rest_store.datastore import Datastore
 from rest_store.errors import DatastoreUnavailableError
 from rest_store.kernel import guard_pages, native_kernel
+from rest_store.server.catalog import Catalog
 from rest_store.v1 import datastore_pb2 as pb
 from rest_store.v1 import datastore_pb2_grpc
 from tests.services import PATIENCE, Service, Talk, reason_of, running

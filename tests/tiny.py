@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import transformers
 
-from rest_store.drafting import EMPTY, tree_of
+from rest_store.generation.drafting import EMPTY, tree_of
 from rest_store.tree import TokenTree
 
 torch.set_num_threads(1)  # for models as small as these threads only wait for each other

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rest_store.answers import ServedDatastore, ServiceInfo, TreeReader, served_by
+from rest_store.client.answers import ServedDatastore, ServiceInfo, TreeReader, served_by
 from rest_store.errors import ProtocolError, TokenizerMismatchError, TreeError, UnknownDatastoreError, describe
 from rest_store.kernel import MAX_SUFFIX
 from rest_store.queries import IntSequence, tail, too_many_tokens

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rest_store.answers import parsed
-from rest_store.counterpart import Counterpart, Limits
+from rest_store.client.answers import parsed
+from rest_store.client.counterpart import Counterpart, Limits
 from rest_store.errors import EmptyContextError, ProtocolError, describe
 from rest_store.queries import IntSequence, tail
 from rest_store.tree import TokenTree

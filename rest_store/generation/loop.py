@@ -15,15 +15,15 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
-from rest_store.cache import TreeCache
-from rest_store.costs import ForwardCosts, Payoff
-from rest_store.drafting import EMPTY, Accepted, Draft, Drafting, Session
-from rest_store.graphs import FixedVerifier
-from rest_store.likeliest import likeliest, top
-from rest_store.progress import Piece, Row, Statistics
-from rest_store.sampling import Choice, Stops
-from rest_store.support import require_mode, require_model
-from rest_store.verify import Step, Verifier, patterns_of
+from rest_store.generation.cache import TreeCache
+from rest_store.generation.costs import ForwardCosts, Payoff
+from rest_store.generation.drafting import EMPTY, Accepted, Draft, Drafting, Session
+from rest_store.generation.graphs import FixedVerifier
+from rest_store.generation.likeliest import likeliest, top
+from rest_store.generation.progress import Piece, Row, Statistics
+from rest_store.generation.sampling import Choice, Stops
+from rest_store.generation.support import require_mode, require_model
+from rest_store.generation.verify import Step, Verifier, patterns_of
 
 SessionMaker = Callable[[list[int]], Session]
 

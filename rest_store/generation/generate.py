@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from rest_store.drafting import Session
 from rest_store.errors import DrafterError, describe
-from rest_store.generation import Generation, Options, SessionMaker
-from rest_store.progress import Piece, Statistics
+from rest_store.generation.drafting import Session
+from rest_store.generation.loop import Generation, Options, SessionMaker
+from rest_store.generation.progress import Piece, Statistics
 
 _DEFAULT_SESSION = "rest_store.session:DraftSession"
 

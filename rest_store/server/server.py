@@ -16,16 +16,16 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from rest_store.addresses import Address
-from rest_store.admission import BearerTokens, Limits
-from rest_store.catalog import Catalog
-from rest_store.credentials import CertificateFiles, Certificates
 from rest_store.errors import ServeError, describe
-from rest_store.health import Health
 from rest_store.kernel import kernel_name
-from rest_store.logs import EventLog
-from rest_store.metrics import DatastoreState, Metrics
-from rest_store.replies import Replies
-from rest_store.servicer import METHODS, SERVICE, Servicer
+from rest_store.server.admission import BearerTokens, Limits
+from rest_store.server.catalog import Catalog
+from rest_store.server.credentials import CertificateFiles, Certificates
+from rest_store.server.health import Health
+from rest_store.server.logs import EventLog
+from rest_store.server.metrics import DatastoreState, Metrics
+from rest_store.server.replies import Replies
+from rest_store.server.servicer import METHODS, SERVICE, Servicer
 from rest_store.v1 import datastore_pb2 as pb
 
 if TYPE_CHECKING:

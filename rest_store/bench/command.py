@@ -14,7 +14,7 @@ from rest_store.datastore import Datastore
 from rest_store.errors import CorpusError, RecordingError, describe
 
 if TYPE_CHECKING:
-    from rest_store.replay import Encode, Outcome, Recording
+    from rest_store.bench.replay import Encode, Outcome, Recording
 
 _recordings = click.option(
     "--recordings",
@@ -48,7 +48,7 @@ def calibrate(
 
     Seven tenths of the prompts, by a fixed hash, are fitted to; the figures are those of the others.
     """
-    from rest_store.replay import FIT_PARTS, fit_calibration, replay
+    from rest_store.bench.replay import FIT_PARTS, fit_calibration, replay
 
     opened = _open(stores)
     recordings = _read(paths, opened, tokenizer)
@@ -123,8 +123,8 @@ def quality(
 
     The figures are of three tenths of the prompts, by a fixed hash; no calibration is fitted to those.
     """
-    from rest_store.quality import measure, measure_series, plot
-    from rest_store.replay import FIT_PARTS, fit_calibration
+    from rest_store.bench.quality import measure, measure_series, plot
+    from rest_store.bench.replay import FIT_PARTS, fit_calibration
 
     opened = _open(stores)
     recordings = _read(paths, opened, tokenizer)[::every]
@@ -174,7 +174,7 @@ def _sources(stores: dict[str, Datastore]) -> list[object]:
 
 
 def _read(paths: tuple[Path, ...], stores: dict[str, Datastore], tokenizer: str | None) -> list[Recording]:
-    from rest_store.replay import read_recordings
+    from rest_store.bench.replay import read_recordings
 
     encode = _encoder(next(iter(stores.values()), None), tokenizer)
     return [recording for path in paths for recording in read_recordings(path, encode)]

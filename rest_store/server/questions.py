@@ -7,9 +7,9 @@ from typing import NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from rest_store.admission import Limits
 from rest_store.errors import ContextTypeError, EmptyContextError, LimitError, TokenRangeError, describe
 from rest_store.kernel import MAX_SUFFIX
+from rest_store.server.admission import Limits
 from rest_store.v1 import datastore_pb2 as pb
 
 _M = TypeVar("_M", bound=Message)

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rest_store.cache import CHUNKED, FULL, SLIDING, Pattern, TreeCache
 from rest_store.errors import ModelNotSupportedError, describe
+from rest_store.generation.cache import CHUNKED, FULL, SLIDING, Pattern, TreeCache
 from rest_store.tree import TokenTree
 
 _TAKE_MASKS = ("sdpa", "eager")  # attention implementations that are given a mask of any shape

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from rest_store.drafting import DraftCounts
+from rest_store.generation.drafting import DraftCounts
 
 
 @dataclass

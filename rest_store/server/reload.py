@@ -10,8 +10,8 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from rest_store.addresses import Address
-from rest_store.catalog import Outcome
 from rest_store.errors import DeadlineError, ProtocolError, ServeError, ServiceUnavailableError, describe
+from rest_store.server.catalog import Outcome
 from rest_store.statuses import DOMAIN, error_of
 from rest_store.v1 import datastore_pb2 as pb
 from rest_store.v1 import datastore_pb2_grpc

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from rest_store.client.tally import Tally
 from rest_store.errors import RestStoreError
 from rest_store.queries import IntSequence
-from rest_store.tally import Tally
 from rest_store.tree import TokenTree
 
 _EMPTY = TokenTree([], [], [])

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rest_store.cache import CHUNKED, FULL, Pattern, TreeCache
-from rest_store.verify import Step, Verifier
+from rest_store.generation.cache import CHUNKED, FULL, Pattern, TreeCache
+from rest_store.generation.verify import Step, Verifier
 
 
 class FixedVerifier(Verifier):

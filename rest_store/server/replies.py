@@ -17,12 +17,12 @@ from functools import partial
 from time import perf_counter
 from typing import Any, TypeAlias, TypeVar
 
-from rest_store.admission import Limits
-from rest_store.catalog import Catalog, Served
 from rest_store.errors import EmptyContextError, LimitError, QueryError, describe
 from rest_store.kernel import MAX_SUFFIX
-from rest_store.metrics import Metrics
-from rest_store.questions import (
+from rest_store.server.admission import Limits
+from rest_store.server.catalog import Catalog, Served
+from rest_store.server.metrics import Metrics
+from rest_store.server.questions import (
     Size,
     empty_context,
     parsed,

@@ -13,8 +13,8 @@ import click
 
 import rest_store
 from rest_store.addresses import Address
-from rest_store.admission import Limits, tokens_in
 from rest_store.errors import ServeError, describe
+from rest_store.server.admission import Limits, tokens_in
 
 TOKEN_VARIABLE = "REST_STORE_TOKEN"
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -80,10 +80,10 @@ def serve(
         raise click.UsageError("--tls-cert and --tls-key go together, and --tls-client-ca with both")
     if log_json:
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its own lines are no JSON
-    from rest_store.credentials import CertificateFiles
-    from rest_store.logs import EventLog
-    from rest_store.server import Options
-    from rest_store.server import serve as run
+    from rest_store.server.credentials import CertificateFiles
+    from rest_store.server.logs import EventLog
+    from rest_store.server.server import Options
+    from rest_store.server.server import serve as run
 
     certificates = None
     if tls_cert is not None and tls_key is not None:
@@ -145,7 +145,7 @@ def reload(address: str, token_file: Path | None, tls_ca: Path | None, timeout: 
 
     Waits for the outcome. What is not in order is refused and the old stays; then the exit status is 1.
     """
-    from rest_store.reload import request_reload
+    from rest_store.server.reload import request_reload
 
     token = os.environ.get(TOKEN_VARIABLE) or None
     if token_file is not None:

@@ -28,6 +28,7 @@ _SERVICE = re.compile(r"unix:.+|[\w.\-\[\]:]+:\d+")
 @click.option("--seed", type=int, help="Seed of the random generator.")
 @click.option("--dtype", default="auto", show_default=True, help="Type of the weights, such as float32.")
 @click.option("--device", help="Where to run the model, such as cuda.")
+@click.option("--packed", is_flag=True, help="Pack the weights for this processor first (float32 on a CPU).")
 @click.option("--compare", is_flag=True, help="Decode plainly too: the same text, and how much slower.")
 @click.option("--html", "page_path", type=click.Path(path_type=Path, dir_okay=False), help="Also write a page.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -42,17 +43,20 @@ def generate(
     seed: int | None,
     dtype: str,
     device: str | None,
+    packed: bool,
     compare: bool,
     page_path: Path | None,
     as_json: bool,
 ) -> None:
     """Write text with a model and drafts from datastores, each token coloured by where it came from."""
-    from rest_store.generator import Generator
-    from rest_store.loading import load_model
-    from rest_store.origins import TokenText, coloured, origin_name, page
+    from rest_store.generation.generator import Generator
+    from rest_store.generation.loading import load_model
+    from rest_store.generation.origins import TokenText, coloured, origin_name, page
 
     opened = {place: rest_store.Datastore.open(place) for place in datastores if not _is_service(place)}
     model, tokenizer = load_model(model_name, dtype=dtype, device=device)
+    if packed:
+        click.get_current_context().with_resource(rest_store.packed(model))
     identity = identity_of(tokenizer, model_name)
     for place, store in opened.items():
         store.manifest.tokenizer.require_same(identity, place)

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from rest_store.conversation import Conversation
-from rest_store.counterpart import longest
-from rest_store.endpoints import Endpoint, Endpoints, Pursuit
+from rest_store.client.conversation import Conversation
+from rest_store.client.counterpart import longest
+from rest_store.client.endpoints import Endpoint, Endpoints, Pursuit
+from rest_store.client.exchange import StreamCall
 from rest_store.errors import DeadlineError, RestStoreError, ServiceError, ServiceUnavailableError, describe
-from rest_store.exchange import StreamCall
 from rest_store.queries import IntSequence
 from rest_store.tree import TokenTree
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rest_store.bench.replay import Draft, Outcome, Recording, replay, walk
 from rest_store.calibration import Calibration
 from rest_store.datastore import Datastore
-from rest_store.replay import Draft, Outcome, Recording, replay, walk
 from rest_store.sources import PromptLookup, RecycledLogits
 from rest_store.tree import TokenTree
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from transformers import StopStringCriteria
 
-from rest_store.custom_generate import generate, pieces, session_maker
 from rest_store.errors import DrafterError, describe
-from rest_store.progress import Piece
+from rest_store.generation.generate import generate, pieces, session_maker
+from rest_store.generation.progress import Piece
 
 Prompt = Any  # text, token ids, or what a tokenizer returns
 

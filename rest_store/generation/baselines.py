@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from rest_store.drafting import EMPTY, Session, tree_of
+from rest_store.generation.drafting import EMPTY, Session, tree_of
 from rest_store.tree import TokenTree
 
 

@@ -10,23 +10,23 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
-from rest_store.answers import ServiceInfo, parsed
-from rest_store.async_stream import AsyncDraftStream, AsyncStreamCall
-from rest_store.circuit import Circuit
-from rest_store.connections import METHOD, Dialer, Tls, forks, target_of, unary_methods
-from rest_store.conversation import Conversation
-from rest_store.counterpart import Counterpart, longest
-from rest_store.endpoints import Endpoint, Endpoints, Pursuit, seconds_of
+from rest_store.client.answers import ServiceInfo, parsed
+from rest_store.client.async_stream import AsyncDraftStream, AsyncStreamCall
+from rest_store.client.circuit import Circuit
+from rest_store.client.connections import METHOD, Dialer, Tls, forks, target_of, unary_methods
+from rest_store.client.conversation import Conversation
+from rest_store.client.counterpart import Counterpart, longest
+from rest_store.client.endpoints import Endpoint, Endpoints, Pursuit, seconds_of
+from rest_store.client.failures import failed_call
+from rest_store.client.tally import ClientStatistics, Tally
 from rest_store.errors import (
     RestStoreError,
     ServiceUnavailableError,
     TargetError,
     describe,
 )
-from rest_store.failures import failed_call
 from rest_store.kernel import MAX_SUFFIX
 from rest_store.queries import IntSequence, batch, limit, limits
-from rest_store.tally import ClientStatistics, Tally
 from rest_store.tokenizer import identity_of
 from rest_store.tree import SuffixMatch, TokenTree
 from rest_store.v1 import datastore_pb2 as pb

@@ -10,9 +10,10 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from rest_store.conversation import Conversation
-from rest_store.counterpart import longest
-from rest_store.endpoints import Endpoint, Endpoints, Pursuit
+from rest_store.client.conversation import Conversation
+from rest_store.client.counterpart import longest
+from rest_store.client.endpoints import Endpoint, Endpoints, Pursuit
+from rest_store.client.failures import failed_call
 from rest_store.errors import (
     DeadlineError,
     RestStoreError,
@@ -21,7 +22,6 @@ from rest_store.errors import (
     ServiceUnavailableError,
     describe,
 )
-from rest_store.failures import failed_call
 from rest_store.queries import IntSequence
 from rest_store.tree import TokenTree
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from transformers import DynamicCache
 
-from rest_store.drafting import Session, tree_of
+from rest_store.generation.drafting import Session, tree_of
 from rest_store.tree import TokenTree
 
 

@@ -17,7 +17,6 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from rest_store.addresses import is_local_peer
-from rest_store.admission import BearerTokens, Gate, Limits
 from rest_store.errors import (
     AuthenticationError,
     MessageSizeError,
@@ -26,10 +25,11 @@ from rest_store.errors import (
     ServiceUnavailableError,
     describe,
 )
-from rest_store.logs import EventLog
-from rest_store.metrics import Metrics
-from rest_store.questions import parsed
-from rest_store.replies import Generation, Replies, Reply
+from rest_store.server.admission import BearerTokens, Gate, Limits
+from rest_store.server.logs import EventLog
+from rest_store.server.metrics import Metrics
+from rest_store.server.questions import parsed
+from rest_store.server.replies import Generation, Replies, Reply
 from rest_store.statuses import DOMAIN, status_of
 from rest_store.v1 import datastore_pb2 as pb
 

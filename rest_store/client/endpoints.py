@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from rest_store.circuit import Circuit
+from rest_store.client.circuit import Circuit
+from rest_store.client.tally import Tally
 from rest_store.errors import (
     CircuitOpenError,
     DeadlineError,
@@ -17,7 +18,6 @@ from rest_store.errors import (
     ServiceUnavailableError,
     describe,
 )
-from rest_store.tally import Tally
 
 C = TypeVar("C")
 

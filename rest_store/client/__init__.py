@@ -1,0 +1,1 @@
+"""The clients of the service: blocking, asyncio, streams, and a source for draft sessions."""

@@ -1,0 +1,1 @@
+"""Verification and generation with transformers models; the only modules that load torch."""
