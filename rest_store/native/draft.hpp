@@ -12,24 +12,18 @@
 #include <numeric>
 
 #include "match.hpp"
+#include "packed_tree.hpp"
 #include "sample.hpp"
 
 namespace rest_store {
-
-struct DraftNode {
-  Token token;
-  std::int32_t parent;  // -1: child of the context
-  std::int32_t depth;   // 1 for a child of the context
-  std::int64_t count;
-};
 
 class Drafter {
  public:
   // The `max_nodes` heaviest continuations of at most `max_depth` tokens of `match`: by count, greatest first; of equal
   // counts the shorter; of those the lexicographically first (FORMAT.md, section 7).
-  const std::vector<DraftNode>& draft(const std::vector<ShardView>& shards, const Match& match,
+  const Nodes& draft(const std::vector<ShardView>& shards, const Match& match,
                                       std::uint32_t vocabulary, std::uint32_t max_nodes, std::uint32_t max_depth) {
-    tree_.clear();
+    tree_.clear(max_nodes);
     if (match.count == 0 || max_nodes == 0 || max_depth == 0) return tree_;
     max_nodes_ = max_nodes;
     const std::uint64_t wanted = std::uint64_t{kSamplesPerNode} * max_nodes;
@@ -297,9 +291,10 @@ class Drafter {
         parent = outputs_[parents_[place]];
         if (parent < 0 || above.depth + 1 != node.depth || above.begin > node.begin || above.end < node.end) continue;
       }
-      outputs_[place] = static_cast<std::int32_t>(tree_.size());
-      tree_.push_back({sample_.token(node.begin, node.depth - 1), parent, static_cast<std::int32_t>(node.depth),
-                       static_cast<std::int64_t>(node.low)});
+      outputs_[place] = static_cast<std::int32_t>(tree_.size);
+      tree_.add(static_cast<std::int64_t>(node.low),
+                static_cast<std::int32_t>(sample_.token(node.begin, node.depth - 1)), parent,
+                static_cast<std::int32_t>(node.depth));
     }
   }
 
@@ -318,7 +313,7 @@ class Drafter {
   std::vector<std::uint32_t> shared_, parents_, places_;
   std::vector<std::int32_t> outputs_;
   std::vector<Key> keys_;
-  std::vector<DraftNode> tree_;
+  Nodes tree_;
 };
 
 }  // namespace rest_store

@@ -11,10 +11,10 @@ struct Limits {
   std::uint32_t max_depth;
 };
 
-struct Answer {
-  std::uint32_t length = 0;
-  std::uint64_t count = 0;
-  std::shared_ptr<const Tree> tree;
+// Draft trees, one after the other.
+struct Trees {
+  Block block;
+  std::vector<std::size_t> starts;
 };
 
 // Thread-safe: shards are read-only, the memo locks itself, scratch memory belongs to the thread.
@@ -31,21 +31,23 @@ class Kernel {
     return scratch().matcher.longest(shards_, directory_, contexts, Matcher::Find::kOccurrences);
   }
 
-  std::vector<Answer> draft(std::span<const Suffix> contexts, const Limits& limits) {
+  // The draft trees of `contexts`; valid until the thread drafts again.
+  const Trees& draft(std::span<const Suffix> contexts, const Limits& limits) {
     Scratch& own = scratch();
-    std::vector<Answer> answers;
-    answers.reserve(contexts.size());
+    own.trees.block.clear();
+    own.trees.starts.clear();
     for (std::size_t first = 0; first < contexts.size(); first += kTogether) {
       const auto some = contexts.subspan(first, std::min(kTogether, contexts.size() - first));
       const std::vector<Match>& matches = own.matcher.longest(shards_, directory_, some, Matcher::Find::kOccurrences);
       for (std::size_t i = 0; i < matches.size(); ++i) {
         if (i % kAhead == 0 && matches.size() > 1)
           ask_for(std::span(matches).subspan(i).first(std::min(kAhead, matches.size() - i)), limits.max_depth);
-        answers.push_back({matches[i].length, matches[i].count, tree_of(matches[i], limits, own.drafter)});
+        own.trees.starts.push_back(own.trees.block.size());
+        append(matches[i], limits, own);
       }
     }
     if (own.drafter.holds_excess()) own.drafter = Drafter();
-    return answers;
+    return own.trees;
   }
 
   // Occurrences of a token sequence.
@@ -70,6 +72,7 @@ class Kernel {
   struct Scratch {
     Matcher matcher;
     Drafter drafter;
+    Trees trees;
     std::vector<Search> searches;
     std::vector<std::uint8_t> decided;
   };
@@ -95,14 +98,20 @@ class Kernel {
       }
   }
 
-  std::shared_ptr<const Tree> tree_of(const Match& match, const Limits& limits, Drafter& drafter) {
+  void append(const Match& match, const Limits& limits, Scratch& own) {
+    Block& block = own.trees.block;
     const bool heavy = match.count >= Memo::kHeavy;
     if (heavy)
-      if (auto known = memo_.find(match, limits.max_nodes, limits.max_depth)) return known;
-    auto tree =
-        std::make_shared<const Tree>(drafter.draft(shards_, match, vocabulary_, limits.max_nodes, limits.max_depth));
-    if (heavy) memo_.keep(match, limits.max_nodes, limits.max_depth, tree);
-    return tree;
+      if (const auto known = memo_.find(match, limits.max_nodes, limits.max_depth)) {
+        block.insert(block.end(), known->begin(), known->end());
+        return;
+      }
+    const auto start = static_cast<std::ptrdiff_t>(block.size());
+    append_tree(block, match.length, match.count,
+                own.drafter.draft(shards_, match, vocabulary_, limits.max_nodes, limits.max_depth));
+    if (heavy)
+      memo_.keep(match, limits.max_nodes, limits.max_depth,
+                 std::make_shared<const Block>(block.begin() + start, block.end()));
   }
 
   static Scratch& scratch() {

@@ -12,15 +12,13 @@
 
 namespace rest_store {
 
-using Tree = std::vector<DraftNode>;
-
 // A hash table that forgets: each answer may lie in one of a few slots, a new one takes the place of the lightest match
 // there, and nodes in all are bounded. Thread-safe.
 class Memo {
  public:
   static constexpr std::uint64_t kHeavy = 64;  // occurrences from which on an answer is worth keeping
 
-  std::shared_ptr<const Tree> find(const Match& match, std::uint32_t max_nodes, std::uint32_t max_depth) {
+  std::shared_ptr<const Block> find(const Match& match, std::uint32_t max_nodes, std::uint32_t max_depth) {
     const std::uint64_t hash = hash_of(match, max_nodes, max_depth);
     Segment& segment = segments_[hash % kSegments];
     const std::lock_guard lock(segment.mutex);
@@ -31,7 +29,7 @@ class Memo {
     return nullptr;
   }
 
-  void keep(const Match& match, std::uint32_t max_nodes, std::uint32_t max_depth, std::shared_ptr<const Tree> tree) {
+  void keep(const Match& match, std::uint32_t max_nodes, std::uint32_t max_depth, std::shared_ptr<const Block> tree) {
     const std::uint64_t hash = hash_of(match, max_nodes, max_depth);
     Segment& segment = segments_[hash % kSegments];
     Answer answer{max_nodes, max_depth, match.length, match.count, match.intervals, std::move(tree)};
@@ -53,9 +51,9 @@ class Memo {
     std::uint32_t max_nodes = 0, max_depth = 0, length = 0;
     std::uint64_t count = 0;  // of the match; 0: free
     std::vector<Interval> intervals;
-    std::shared_ptr<const Tree> tree;
+    std::shared_ptr<const Block> tree;
 
-    std::size_t size() const { return tree ? tree->size() + intervals.size() : 0; }
+    std::size_t size() const { return tree ? tree->size() / kNodeSize + intervals.size() : 0; }
   };
 
   struct Segment {
