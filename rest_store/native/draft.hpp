@@ -29,17 +29,24 @@ class Drafter {
     const std::uint64_t wanted = std::uint64_t{kSamplesPerNode} * max_nodes;
     sample_.start(shards, match, max_depth, vocabulary,
                   match.count <= 2 * wanted ? match.count : wanted);
-    floor_ = 0;
+    floor_ = estimate_ = 0;
     for (;;) {
-      collect();
+      // Heavier nodes alone are likely to be needed; measuring shows whether the guess was right.
+      std::uint64_t guess = sample_.unseen() == 0 ? 0 : estimate_ * 7 / 8;
+      collect(guess);
+      if (nodes_.size() < max_nodes_ && guess > 0) collect(guess = 0);
       if (sample_.unseen() == 0) break;
       // What one row, or none, shows of a node is at most this.
       const std::uint64_t doubt = sample_.unseen() + sample_.most_unseen() + 1;
       if (estimate_ > doubt) {
         measure_heaviest(match.length);
+        if (floor_ < guess) {
+          collect(0);
+          measure_heaviest(match.length);
+        }
         if (floor_ > doubt) break;
       }
-      sample_.refine(std::clamp(estimate_ * 3 / 4, doubt / 16, doubt / 2));
+      sample_.refine(std::clamp(estimate_ * 5 / 8, doubt / 16, doubt / 2));
     }
     if (sample_.unseen() > 0) measure_others(match.length);
     else add_singles();
@@ -81,11 +88,12 @@ class Drafter {
   }
 
   // Walk the sampled trie in depth-first order and keep the nodes that may be among the heaviest, of those with two
-  // rows or more: a node with one row stands for at most a stride, and what its shards and the others leave unseen.
-  void collect() {
+  // rows or more: a node with one row stands for at most a stride, and what its shards and the others leave unseen. Nodes
+  // that are surely lighter than `guess` are left out.
+  void collect(std::uint64_t guess) {
     nodes_.clear();
     estimate_ = 0;
-    threshold_ = floor_;
+    threshold_ = std::max(floor_, guess);
     threshold_depth_ = kMaxDepth + 1;
     capacity_ = 4 * std::size_t{max_nodes_};
     const auto rows = static_cast<std::uint32_t>(sample_.size());
@@ -181,10 +189,36 @@ class Drafter {
     floor_ = std::max(floor_, least);
   }
 
-  // Find those of the others that may be among the heaviest, step by step and shard by shard, as each excludes some.
+  // Find those of the others that may be among the heaviest, step by step and shard by shard, as each excludes some. Of
+  // nodes that show the same rows, as one path's often do, the shallowest is measured first: no other is heavier.
   void measure_others(std::uint32_t skip) {
+    const auto top = places_.begin() + static_cast<std::ptrdiff_t>(std::min<std::size_t>(max_nodes_, places_.size()));
+    std::sort(top, places_.end());
+    top_lows_.clear();
+    for (auto place = places_.begin(); place != top; ++place) top_lows_.push_back(nodes_[*place].low);
+    first_.clear();
+    for (auto place = top; place != places_.end(); ++place)
+      if (place + 1 == places_.end() || !same_rows(nodes_[place[0]], nodes_[place[1]])) first_.push_back(*place);
+    exclude(first_, skip);
+    deeper_.clear();
+    for (auto place = top; place != places_.end(); ++place) {
+      const auto shallowest = std::lower_bound(first_.begin(), first_.end(), *place);
+      const Node& above = nodes_[*shallowest];
+      if (*shallowest != *place && above.low == above.high && above.low >= floor_) deeper_.push_back(*place);
+    }
+    exclude(deeper_, skip);
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i < nodes_.size(); ++i)
+      if (nodes_[i].low == nodes_[i].high) nodes_[kept++] = nodes_[i];
+    nodes_.resize(kept);
+  }
+
+  static bool same_rows(const Node& a, const Node& b) { return a.begin == b.begin && a.end == b.end; }
+
+  // Measure the nodes at `places` until each is known exactly or known not to be among the heaviest.
+  void exclude(std::span<const std::uint32_t> places, std::uint32_t skip) {
     const std::vector<Sample::Part>& parts = sample_.parts();
-    open(std::span(places_).subspan(std::min<std::size_t>(max_nodes_, places_.size())));
+    open(places);
     for (std::uint32_t step = 1; !measured_.empty(); ++step) {
       bool exact = true;
       for (std::size_t part = 0; part < parts.size(); ++part) {
@@ -193,20 +227,16 @@ class Drafter {
         narrow(part, gap > 4 ? gap : 0, skip);
         exact &= gap <= 4;
       }
-      if (exact) break;
-      lows_.clear();
-      for (const Node& node : nodes_) lows_.push_back(node.low);
+      lows_ = top_lows_;
+      for (const Measured& one : measured_) lows_.push_back(nodes_[one.place].low);
       const auto nth = lows_.begin() + max_nodes_ - 1;
       std::nth_element(lows_.begin(), nth, lows_.end(), std::greater<>());
       floor_ = std::max(floor_, *nth);
+      if (exact) break;
     }
-    std::size_t kept = 0;
-    for (std::size_t i = 0; i < nodes_.size(); ++i)
-      if (nodes_[i].low == nodes_[i].high) nodes_[kept++] = nodes_[i];
-    nodes_.resize(kept);
   }
 
-  // Begin to measure the nodes at `places`, with what the sample tells of their boundaries in each shard.
+  // Begin to measure the nodes at `places` with what the sample tells of their boundaries in each shard.
   void open(std::span<const std::uint32_t> places) {
     measured_.clear();
     bounds_.clear();
@@ -309,8 +339,8 @@ class Drafter {
   std::vector<Measured> measured_;
   std::vector<Bounds> bounds_;
   std::vector<Boundary> boundaries_;
-  std::vector<std::uint64_t> lows_;
-  std::vector<std::uint32_t> shared_, parents_, places_;
+  std::vector<std::uint64_t> lows_, top_lows_;
+  std::vector<std::uint32_t> shared_, parents_, places_, first_, deeper_;
   std::vector<std::int32_t> outputs_;
   std::vector<Key> keys_;
   Nodes tree_;

@@ -43,8 +43,9 @@ struct Search {
   bool whole_in_key() const { return size <= 8; }
   bool failed() const { return !found && low >= high; }  // the pattern does not occur
 
-  // Learn how the suffix at rank `middle` compares to the pattern.
-  void compare(Rank middle, int order) {
+  // Learn from the suffix at rank `middle`.
+  void compare(Rank middle, const std::uint8_t* suffix) {
+    const int order = compare_bytes(suffix, pattern, size);
     if (order == 0) {
       found = true;
       hit = middle;
@@ -88,10 +89,9 @@ inline std::uint64_t keys_end(const Search& s, std::uint64_t from) {
   return static_cast<std::uint64_t>(std::upper_bound(keys + low, keys + high, s.greatest) - keys);
 }
 
-// Compare each item's pattern with the suffix in the middle of its ranks low .. high and let `step(item, middle,
-// order)` (order: the suffix's, against the pattern) narrow them, until it is `done(item)`. Items take turns, as many
-// at once as a core keeps reads in flight: each asks for an entry, then for the suffix it names, and compares when that
-// has come.
+// Show each item the suffix in the middle of its ranks low .. high, and let `step(item, middle, suffix)` narrow them,
+// until it is `done(item)`. Items take turns, as many at once as a core keeps reads in flight: each asks for an entry,
+// then for the suffix it names, and compares when that has come.
 template <class Item, class Done, class Step>
 void halve_together(std::span<Item> items, Done&& done, Step&& step) {
   constexpr std::size_t kLanes = 24;
@@ -114,7 +114,7 @@ void halve_together(std::span<Item> items, Done&& done, Step&& step) {
     std::size_t kept = 0;
     for (std::size_t i = 0; i < count; ++i) {
       Item& item = *live[i];
-      step(item, (item.low + item.high) / 2, compare_bytes(item.shard->suffix(item.probe), item.pattern, item.size));
+      step(item, (item.low + item.high) / 2, item.shard->suffix(item.probe));
       if (done(item)) continue;
       ask(item);
       live[kept++] = &item;
@@ -138,8 +138,8 @@ inline void locate(std::span<Search> searches, std::size_t groups, std::vector<s
     decided[s.group] |= s.found;
   }
   halve_together(searches, [&](const Search& s) { return decided[s.group] || s.low >= s.high; },
-                 [&](Search& s, Rank middle, int order) {
-                   s.compare(middle, order);
+                 [&](Search& s, Rank middle, const std::uint8_t* suffix) {
+                   s.compare(middle, suffix);
                    decided[s.group] |= s.found;
                  });
 }
@@ -147,7 +147,7 @@ inline void locate(std::span<Search> searches, std::size_t groups, std::vector<s
 // Go on with searches that locate() may have left half-way, each until it has found an occurrence or there is none.
 inline void finish(std::span<Search> searches) {
   halve_together(searches, [](const Search& s) { return s.found || s.low >= s.high; },
-                 [](Search& s, Rank middle, int order) { s.compare(middle, order); });
+                 [](Search& s, Rank middle, const std::uint8_t* suffix) { s.compare(middle, suffix); });
 }
 
 // One boundary: the least rank in [low, high] whose suffix, from `skip` symbols on, is greater than `pattern` (if
@@ -166,8 +166,8 @@ struct Boundary {
 inline void find_boundaries(std::span<Boundary> boundaries, std::uint64_t gap = 0) {
   halve_together(
       boundaries, [gap](const Boundary& b) { return b.low + gap >= b.high; },
-      [](Boundary& b, Rank middle, int order) {
-        const bool below = order < static_cast<int>(b.after);
+      [](Boundary& b, Rank middle, const std::uint8_t* suffix) {
+        const bool below = compare_bytes(suffix, b.pattern, b.size) < static_cast<int>(b.after);
         b.low = chosen(below, middle + 1, b.low);
         b.high = chosen(below, b.high, middle);
       });
