@@ -198,6 +198,9 @@ class TokenTree:
     def __hash__(self) -> int:
         return hash((self.packed, *self.match, self._extras))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TokenTree.from_packed, (self.packed, tuple(self.match), *(self._extras or ()))
+
     def __repr__(self) -> str:
         return f"TokenTree({len(self)} nodes, depth {int(self.depths.max(initial=0))}, match={tuple(self.match)})"
 

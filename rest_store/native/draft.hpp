@@ -21,14 +21,13 @@ class Drafter {
  public:
   // The `max_nodes` heaviest continuations of at most `max_depth` tokens of `match`: by count, greatest first; of equal
   // counts the shorter; of those the lexicographically first (FORMAT.md, section 7).
-  const Nodes& draft(const std::vector<ShardView>& shards, const Match& match,
-                                      std::uint32_t vocabulary, std::uint32_t max_nodes, std::uint32_t max_depth) {
+  const Nodes& draft(const std::vector<ShardView>& shards, const Match& match, std::uint32_t vocabulary,
+                     std::uint32_t max_nodes, std::uint32_t max_depth) {
     tree_.clear(max_nodes);
     if (match.count == 0 || max_nodes == 0 || max_depth == 0) return tree_;
     max_nodes_ = max_nodes;
     const std::uint64_t wanted = std::uint64_t{kSamplesPerNode} * max_nodes;
-    sample_.start(shards, match, max_depth, vocabulary,
-                  match.count <= 2 * wanted ? match.count : wanted);
+    sample_.start(shards, match, max_depth, vocabulary, match.count <= 2 * wanted ? match.count : wanted);
     floor_ = estimate_ = 0;
     for (;;) {
       // Heavier nodes alone are likely to be needed; measuring shows whether the guess was right.
@@ -88,8 +87,8 @@ class Drafter {
   }
 
   // Walk the sampled trie in depth-first order and keep the nodes that may be among the heaviest, of those with two
-  // rows or more: a node with one row stands for at most a stride, and what its shards and the others leave unseen. Nodes
-  // that are surely lighter than `guess` are left out.
+  // rows or more: a node with one row stands for at most a stride, and what its shards and the others leave unseen.
+  // Nodes that are surely lighter than `guess` are left out.
   void collect(std::uint64_t guess) {
     nodes_.clear();
     estimate_ = 0;

@@ -114,7 +114,8 @@ class Kernel {
                  std::make_shared<const Block>(block.begin() + start, block.end()));
   }
 
-  static Scratch& scratch() {
+  // Not inlined: code that knows the object to be the thread's looks up its address at every use.
+  [[gnu::noinline]] static Scratch& scratch() {
     thread_local Scratch own;
     return own;
   }

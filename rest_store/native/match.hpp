@@ -11,18 +11,31 @@ namespace rest_store {
 
 // The last tokens of a context as a tokens file stores them, with eight readable bytes behind.
 struct Suffix {
-  std::array<std::uint8_t, kMaxSuffix * kMaxWidth + 8> bytes{};
+  std::array<std::uint8_t, kMaxSuffix * kMaxWidth + 8> bytes;
   std::uint32_t length = 0;  // tokens
   std::uint32_t width = 0;
 
   Suffix(const Token* tokens, std::size_t count, std::uint32_t token_width)
       : length(static_cast<std::uint32_t>(count)), width(token_width) {
     std::uint8_t* to = bytes.data();
-    for (std::size_t i = 0; i < count; ++i)
-      for (std::uint32_t byte = width; byte-- > 0;) *to++ = static_cast<std::uint8_t>(tokens[i] >> (8 * byte));
+    if (width == 2)
+      for (std::size_t i = 0; i < count; ++i) to = put(to, tokens[i]);
+    else
+      for (std::size_t i = 0; i < count; ++i) {
+        *to++ = static_cast<std::uint8_t>(tokens[i] >> 16);
+        to = put(to, tokens[i]);
+      }
+    std::memset(to, 0, 8);
   }
 
   const std::uint8_t* last(std::uint32_t tokens) const { return bytes.data() + width * (length - tokens); }
+
+ private:
+  static std::uint8_t* put(std::uint8_t* to, Token token) {
+    to[0] = static_cast<std::uint8_t>(token >> 8);
+    to[1] = static_cast<std::uint8_t>(token);
+    return to + 2;
+  }
 };
 
 // Where a match is followed by what: the suffixes at these ranks begin `skip` tokens before their continuations.

@@ -254,7 +254,8 @@ class Sample {
       const Part& part = parts_[0];
       std::iota(order_.begin(), order_.end(), 0U);
       if (all_) std::iota(weights_.begin(), weights_.end(), std::uint64_t{0});
-      else for (std::size_t i = 0; i < count; ++i) weights_[i + 1] = part.ranks[i] + 1 - part.interval.begin;
+      else
+        for (std::size_t i = 0; i < count; ++i) weights_[i + 1] = part.ranks[i] + 1 - part.interval.begin;
       return;
     }
     heads_.resize(count);

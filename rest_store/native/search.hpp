@@ -32,7 +32,13 @@ struct Search {
 
   Search() = default;
   Search(const ShardView& in, const std::uint8_t* bytes, std::uint32_t count, std::size_t of = 0)
-      : shard(&in), pattern(bytes), size(count), group(of), least(load_big(bytes)), greatest(least), span(in.key_count) {
+      : shard(&in),
+        pattern(bytes),
+        size(count),
+        group(of),
+        least(load_big(bytes)),
+        greatest(least),
+        span(in.key_count) {
     if (size < 8) {
       const std::uint64_t rest = ~std::uint64_t{0} >> (8 * size);
       least &= ~rest;
@@ -123,8 +129,8 @@ void halve_together(std::span<Item> items, Done&& done, Step&& step) {
   }
 }
 
-// Find out for each of `groups` groups of searches whether any finds an occurrence. Those of a group that is decided may
-// be left half-way: their bounds hold, but `found` may be false where the pattern occurs.
+// Find out for each of `groups` groups of searches whether any finds an occurrence. Those of a group that is decided
+// may be left half-way: their bounds hold, but `found` may be false where the pattern occurs.
 inline void locate(std::span<Search> searches, std::size_t groups, std::vector<std::uint8_t>& decided) {
   narrow_by_keys(searches);
   decided.assign(groups, 0);
@@ -137,17 +143,19 @@ inline void locate(std::span<Search> searches, std::size_t groups, std::vector<s
     s.high = s.found || s.whole_in_key() ? s.hit : std::min(keys_end(s, s.base) * kKeyStride, shard.entry_count);
     decided[s.group] |= s.found;
   }
-  halve_together(searches, [&](const Search& s) { return decided[s.group] || s.low >= s.high; },
-                 [&](Search& s, Rank middle, const std::uint8_t* suffix) {
-                   s.compare(middle, suffix);
-                   decided[s.group] |= s.found;
-                 });
+  halve_together(
+      searches, [&](const Search& s) { return decided[s.group] || s.low >= s.high; },
+      [&](Search& s, Rank middle, const std::uint8_t* suffix) {
+        s.compare(middle, suffix);
+        decided[s.group] |= s.found;
+      });
 }
 
 // Go on with searches that locate() may have left half-way, each until it has found an occurrence or there is none.
 inline void finish(std::span<Search> searches) {
-  halve_together(searches, [](const Search& s) { return s.found || s.low >= s.high; },
-                 [](Search& s, Rank middle, const std::uint8_t* suffix) { s.compare(middle, suffix); });
+  halve_together(
+      searches, [](const Search& s) { return s.found || s.low >= s.high; },
+      [](Search& s, Rank middle, const std::uint8_t* suffix) { s.compare(middle, suffix); });
 }
 
 // One boundary: the least rank in [low, high] whose suffix, from `skip` symbols on, is greater than `pattern` (if
