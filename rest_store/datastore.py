@@ -156,9 +156,7 @@ class Datastore:
         ):
             max_nodes, max_suffix, max_depth = limits(max_nodes, max_suffix, max_depth)
         try:
-            return self._draft(
-                context if type(context) is list else plain(context), max_nodes, max_suffix, max_depth
-            )
+            return self._draft(context if type(context) is list else plain(context), max_nodes, max_suffix, max_depth)
         except (TypeError, ValueError) as error:
             raise explain(context, max_suffix, self.vocabulary_size) or QueryError(f"query: {error}") from error
 

@@ -121,7 +121,7 @@ class TokenTree:
     def __len__(self) -> int:
         return self._size // _NODE_SIZE
 
-    def _column(self, start: int, dtype: type[_Integer] = np.int32) -> npt.NDArray[_Integer]:
+    def _column(self, start: int, dtype: type[_Integer]) -> npt.NDArray[_Integer]:
         size = len(self)
         return np.frombuffer(self._block, dtype, size, self._start + _HEADER.size + start * size)
 
@@ -133,17 +133,17 @@ class TokenTree:
     @property
     def tokens(self) -> npt.NDArray[np.int32]:
         """Draft tokens, int32[N]."""
-        return self._column(8)
+        return self._column(8, np.int32)
 
     @property
     def parents(self) -> npt.NDArray[np.int32]:
         """Places of the parents, int32[N]; -1: child of the context."""
-        return self._column(12)
+        return self._column(12, np.int32)
 
     @property
     def depths(self) -> npt.NDArray[np.int32]:
         """Tokens from the context to each node, int32[N]; 1 for a child of the context."""
-        return self._column(16)
+        return self._column(16, np.int32)
 
     @property
     def scores(self) -> npt.NDArray[np.float32] | None:
