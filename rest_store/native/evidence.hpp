@@ -67,7 +67,8 @@ class EvidenceReader {
     clear(out.rungs[0]);
     clear(out.rungs[1]);
     if (out.rungs[2].length == 0) return;
-    const Match& match = own.matcher.longest(shards_, directory_, std::span(&suffix, 1), Matcher::Find::kIntervals)[0];
+    const Match& match = own.matcher.longest(shards_, directory_, std::span(&suffix, 1), Matcher::Find::kIntervals,
+                                             [](std::size_t, std::uint32_t) { return false; })[0];
     if (match.length <= kShort) return;
     Rung& longest = out.rungs[0];
     longest.length = match.length;

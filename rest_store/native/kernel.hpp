@@ -28,7 +28,8 @@ class Kernel {
 
   // `contexts` holds the last tokens of each context, at most max_suffix.
   const std::vector<Match>& match(const std::vector<Suffix>& contexts) {
-    return scratch().matcher.longest(shards_, directory_, contexts, Matcher::Find::kOccurrences);
+    return scratch().matcher.longest(shards_, directory_, contexts, Matcher::Find::kOccurrences,
+                                     [](std::size_t, std::uint32_t) { return false; });
   }
 
   // The draft trees of `contexts`; valid until the thread drafts again.
@@ -38,14 +39,23 @@ class Kernel {
     own.trees.starts.clear();
     for (std::size_t first = 0; first < contexts.size(); first += kTogether) {
       const auto some = contexts.subspan(first, std::min(kTogether, contexts.size() - first));
-      const std::vector<Match>& matches = own.matcher.longest(shards_, directory_, some, Matcher::Find::kOccurrences);
+      own.known.assign(some.size(), nullptr);
+      const auto remembered = [&](std::size_t i, std::uint32_t length) {
+        own.known[i] = memo_.find(tokens_of(some[i], length), limits.max_nodes, limits.max_depth);
+        return own.known[i] != nullptr;
+      };
+      const std::vector<Match>& matches =
+          own.matcher.longest(shards_, directory_, some, Matcher::Find::kOccurrences, remembered);
       for (std::size_t i = 0; i < matches.size(); ++i) {
-        if (i % kAhead == 0 && matches.size() > 1)
-          ask_for(std::span(matches).subspan(i).first(std::min(kAhead, matches.size() - i)), limits.max_depth);
+        if (i % kAhead == 0 && matches.size() > 1) ask_for(i, matches, own.known, limits.max_depth);
         own.trees.starts.push_back(own.trees.block.size());
-        append(matches[i], limits, own);
+        const bool heavy = own.known[i] == nullptr && matches[i].count >= Memo::kHeavy;
+        if (own.known[i] != nullptr || (heavy && remembered(i, matches[i].length)))
+          own.trees.block.insert(own.trees.block.end(), own.known[i]->begin(), own.known[i]->end());
+        else append(matches[i], some[i], limits, own);
       }
     }
+    own.known.clear();
     if (own.drafter.holds_excess()) own.drafter = Drafter();
     return own.trees;
   }
@@ -73,6 +83,7 @@ class Kernel {
     Matcher matcher;
     Drafter drafter;
     Trees trees;
+    std::vector<std::shared_ptr<const Block>> known;  // answers remembered
     std::vector<Search> searches;
     std::vector<std::uint8_t> decided;
   };
@@ -80,10 +91,13 @@ class Kernel {
   static constexpr std::size_t kTogether = 256;  // contexts whose searches share rounds, at most
   static constexpr std::size_t kAhead = 32;      // contexts whose light matches are asked for at once
 
-  // Ask memory for what drafts of these matches will read, if that is little.
-  void ask_for(std::span<const Match> matches, std::uint32_t max_depth) const {
+  // Ask memory for what drafts of the next matches from `first` on will read, if that is little.
+  void ask_for(std::size_t first, const std::vector<Match>& matches,
+               const std::vector<std::shared_ptr<const Block>>& known, std::uint32_t max_depth) const {
     for (const bool text : {false, true})
-      for (const Match& match : matches) {
+      for (std::size_t i = first; i < std::min(first + kAhead, matches.size()); ++i) {
+        const Match& match = matches[i];
+        if (known[i] != nullptr) continue;
         if (match.count >= Memo::kHeavy || !match.occurrences.empty()) continue;  // or asked for already
         for (std::size_t s = 0; s < shards_.size(); ++s)
           for (Rank rank = match.intervals[s].begin; rank < match.intervals[s].end; ++rank) {
@@ -98,19 +112,18 @@ class Kernel {
       }
   }
 
-  void append(const Match& match, const Limits& limits, Scratch& own) {
+  static std::string_view tokens_of(const Suffix& suffix, std::uint32_t length) {
+    return {reinterpret_cast<const char*>(suffix.last(length)), std::size_t{length} * suffix.width};
+  }
+
+  // Append the tree of `match`, the last tokens of `suffix`.
+  void append(const Match& match, const Suffix& suffix, const Limits& limits, Scratch& own) {
     Block& block = own.trees.block;
-    const bool heavy = match.count >= Memo::kHeavy;
-    if (heavy)
-      if (const auto known = memo_.find(match, limits.max_nodes, limits.max_depth)) {
-        block.insert(block.end(), known->begin(), known->end());
-        return;
-      }
     const auto start = static_cast<std::ptrdiff_t>(block.size());
     append_tree(block, match.length, match.count,
                 own.drafter.draft(shards_, match, vocabulary_, limits.max_nodes, limits.max_depth));
-    if (heavy)
-      memo_.keep(match, limits.max_nodes, limits.max_depth,
+    if (match.count >= Memo::kHeavy)
+      memo_.keep(tokens_of(suffix, match.length), match.count, limits.max_nodes, limits.max_depth,
                  std::make_shared<const Block>(block.begin() + start, block.end()));
   }
 

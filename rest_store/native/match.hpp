@@ -62,8 +62,11 @@ class Matcher {
  public:
   enum class Find { kOccurrences, kIntervals };  // what is needed: with intervals, skip is always the length
 
+  // `known(place, length)` says of a match with many occurrences that its length, which the match then holds alone, is
+  // all that is wanted.
+  template <class Known>
   const std::vector<Match>& longest(const std::vector<ShardView>& shards, KeyDirectory& directory,
-                                    std::span<const Suffix> suffixes, Find find) {
+                                    std::span<const Suffix> suffixes, Find find, Known&& known) {
     states_.clear();
     for (const Suffix& suffix : suffixes) states_.push_back({&suffix, suffix.length + 1});
     matches_.resize(suffixes.size());
@@ -80,10 +83,16 @@ class Matcher {
       locate(round, walks_.size(), decided_);
       for (std::size_t i = 0; i < states_.size(); ++i) learn(states_[i], shards, absent_.data() + i * shards.size());
       if (find == Find::kIntervals) continue;
-      bound(shards, [this](const State& state) { return !state.closed() && state.present > 0 && seems_rare(state); });
+      bound(shards,
+            [this](std::size_t i) { return !states_[i].closed() && states_[i].present > 0 && seems_rare(states_[i]); });
       extend(shards);
     }
-    bound(shards, [](const State&) { return true; });
+    bound(shards, [&](std::size_t i) {
+      const State& state = states_[i];
+      if (state.present == 0 || seems_rare(state) || !known(i, state.present)) return true;
+      matches_[i].length = state.present;
+      return false;
+    });
     return matches_;
   }
 
@@ -185,7 +194,7 @@ class Matcher {
     for (std::size_t i = 0; i < states_.size(); ++i) {
       State& state = states_[i];
       if (state.bounded == state.present && state.present > 0) continue;
-      if (!meant(state)) continue;
+      if (!meant(i)) continue;
       bounding_.push_back(i);
       for (std::size_t at = state.best.begin; at < state.best.end; ++at) wanted_.push_back(searches_[at]);
     }
