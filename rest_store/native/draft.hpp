@@ -27,7 +27,7 @@ class Drafter {
     if (match.count == 0 || max_nodes == 0 || max_depth == 0) return tree_;
     max_nodes_ = max_nodes;
     const std::uint64_t wanted = std::uint64_t{kSamplesPerNode} * max_nodes;
-    sample_.start(shards, match, max_depth, vocabulary, match.count <= 2 * wanted ? match.count : wanted);
+    sample_.start(shards, match, max_depth, vocabulary, match.count <= whole(match) * wanted ? match.count : wanted);
     floor_ = estimate_ = 0;
     for (;;) {
       // Heavier nodes alone are likely to be needed; measuring shows whether the guess was right.
@@ -57,7 +57,14 @@ class Drafter {
   bool holds_excess() const { return sample_.holds_excess(); }
 
  private:
-  static constexpr std::uint32_t kSamplesPerNode = 12;
+  static constexpr std::uint32_t kSamplesPerNode = 9;
+
+  // How many times as many occurrences as a first sample has are better read one and all: a sample of many shards has
+  // to be refined the more.
+  static std::uint64_t whole(const Match& match) {
+    const auto empty = std::count(match.intervals.begin(), match.intervals.end(), Interval());
+    return 3 + std::min<std::uint64_t>(8, match.intervals.size() - static_cast<std::size_t>(empty)) / 4;
+  }
 
   // A node of the trie: the first `depth` tokens of rows begin .. end - 1.
   struct Node {

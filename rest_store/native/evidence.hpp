@@ -64,8 +64,8 @@ class EvidenceReader {
     Scratch& own = scratch();
     const Suffix suffix = suffix_of(tail);
     shorts(tail, suffix, out);
-    clear(out.rungs[0]);
-    clear(out.rungs[1]);
+    out.rungs[0].clear();
+    out.rungs[1].clear();
     if (out.rungs[2].length == 0) return;
     const Match& match = own.matcher.longest(shards_, directory_, std::span(&suffix, 1), Matcher::Find::kIntervals,
                                              [](std::size_t, std::uint32_t) { return false; })[0];
@@ -89,8 +89,8 @@ class EvidenceReader {
     Scratch& own = scratch();
     const Suffix suffix = suffix_of(tail);
     shorts(tail, suffix, out);
-    clear(out.rungs[0]);
-    clear(out.rungs[1]);
+    out.rungs[0].clear();
+    out.rungs[1].clear();
     std::size_t found = 0;
     for (std::size_t i = 0; i < 3 && found < 2; ++i) {
       const Rung& from = parent.rungs[i];
@@ -121,8 +121,6 @@ class EvidenceReader {
     return own;
   }
 
-  static void clear(Rung& rung) { rung.clear(); }
-
   // The last tokens that are all tokens of this vocabulary.
   std::span<const Token> known(std::span<const Token> tail) const {
     std::size_t size = 0;
@@ -141,14 +139,14 @@ class EvidenceReader {
     for (std::uint32_t length = 1; length <= kShort; ++length) {
       Rung& rung = out.rungs[kRungs - length];
       if (!occurs || length > tail.size()) {
-        clear(rung);
+        rung.clear();
         continue;
       }
       const ShortSuffix key = short_suffix(tail.last(length));
       if (!recall(key, rung)) {
         find(suffix, length, rung);
         rung.next = scratch().reader.read(shards_, rung.intervals, length, vocabulary_, kShortSamples);
-        if (rung.count == 0) clear(rung);
+        if (rung.count == 0) rung.clear();
         remember(key, rung);
       }
       occurs = rung.length > 0;
@@ -183,7 +181,7 @@ class EvidenceReader {
     find_boundaries(own.boundaries);
     to.length = length;
     bound(to);
-    if (to.count == 0) clear(to);
+    if (to.count == 0) to.clear();
     return to.count > 0;
   }
 
