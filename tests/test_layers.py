@@ -21,15 +21,16 @@ LAYERS = [
     ["errors"],
     [
         *("memory", "header", "shard", "tokenizer", "tree", "manifest", "_reference", "kernel"),
-        *("statuses", "queries", "addresses"),
+        *("statuses", "queries", "addresses", "failures", "channels"),
     ],
     ["datastore", "check", "drawing", "calibration", "asking", "sources"],
     [
         *("server.logs", "server.metrics", "server.admission", "server.catalog", "server.questions", "server.replies"),
         *("server.credentials", "server.health", "server.servicer", "server.reload", "server.server"),
-        *("client.circuit", "client.tally", "client.failures", "client.endpoints", "client.answers"),
-        *("client.counterpart", "client.connections", "client.conversation", "client.service_source"),
-        *("client.exchange", "client.stream", "client.async_stream", "client.client", "client.async_client"),
+        *("client.arguments", "client.forks", "client.cancellation", "client.circuit", "client.tally"),
+        *("client.endpoints", "client.answers", "client.counterpart", "client.connections", "client.conversation"),
+        *("client.questions", "client.client_base", "client.service_source", "client.exchange"),
+        *("client.stream_base", "client.stream", "client.async_stream", "client.client", "client.async_client"),
         "session",
         *("generation.cache", "generation.drafting", "generation.costs", "generation.likeliest"),
         *("generation.progress", "generation.verify", "generation.baselines", "generation.assistant"),
@@ -42,7 +43,11 @@ LAYERS = [
 ]
 ORDER = [module for layer in LAYERS for module in layer]
 OF_BUILD_INDEX = {"errors", "header", "shard", "tokenizer", "manifest", "kernel", "memory", "__init__"}
-HEAVY = {"torch": {"generation"}, "transformers": {"generation"}, "grpc": {"server", "client"}}  # package: its rooms
+HEAVY = {
+    "torch": {"generation"},
+    "transformers": {"generation"},
+    "grpc": {"server", "client", "channels"},
+}  # package: its rooms
 
 
 def imports(path: Path, package: str) -> set[str]:
