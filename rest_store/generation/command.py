@@ -42,7 +42,7 @@ def _writable(context: click.Context, parameter: click.Parameter, path: Path | N
 @click.option("--device", help="Where to run the model, such as cuda.")
 @click.option("--packed", is_flag=True, help="Pack the weights for this processor first (float32 on a CPU).")
 @click.option("--compare", is_flag=True, help="Decode plainly too: the same text, and how much slower.")
-@click.option("--graphs/--no-graphs", default=None, help="Steps of fixed widths, on CUDA as graphs; default: on CUDA.")
+@click.option("--graphs", is_flag=True, help="Steps of a few fixed widths, on CUDA as recorded graphs.")
 @click.option(
     "--html",
     "page_path",
@@ -63,7 +63,7 @@ def generate(
     dtype: str,
     device: str | None,
     packed: bool,
-    graphs: bool | None,
+    graphs: bool,
     compare: bool,
     page_path: Path | None,
     as_json: bool,
@@ -90,7 +90,7 @@ def generate(
     names = [*("datastore" for _ in stores), "prompt", "recycled"]
 
     _set_seed(seed)
-    widths = None if graphs is None else WIDTHS if graphs else ()
+    widths = WIDTHS if graphs else ()
     generation = Generator(model, tokenizer, sources, max_nodes=max_nodes, widths=widths).begin(inputs, **options)
     writer = TokenText(tokenizer)
     parts: list[tuple[str, str]] = []
