@@ -1,7 +1,7 @@
 """How a service is asked in bench_service.py: by generated code, blocking and with asyncio, and by DatastoreClient.
 
-Each call takes an address and contexts, asks for their drafts one after the other on a connection of its own, and returns
-the seconds of each.
+Each call takes an address and contexts, asks for their drafts one after the other on a connection of its own, and
+returns the seconds of each.
 """
 
 from __future__ import annotations

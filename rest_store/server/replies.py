@@ -147,6 +147,7 @@ class Replies:
             sequence = _messages.read_step(data, generation.tail)
             if sequence is not None:
                 return self._shortly(short, generation.tail, b"", sequence, start)
+            generation.short = None  # until this one is answered
         request = parsed(pb.DraftStreamRequest, data)
         if request.HasField("selection"):
             selection = request.selection
