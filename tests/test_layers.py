@@ -23,7 +23,7 @@ LAYERS = [
         *("memory", "header", "shard", "tokenizer", "tree", "manifest", "_reference", "kernel"),
         *("statuses", "queries", "addresses", "failures", "channels"),
     ],
-    ["datastore", "check", "drawing", "calibration", "sources"],
+    ["datastore", "check", "drawing", "calibration", "asking", "sources"],
     [
         *("server.logs", "server.metrics", "server.admission", "server.catalog", "server.questions", "server.replies"),
         *("server.credentials", "server.health", "server.servicer", "server.reload", "server.server"),
@@ -35,7 +35,8 @@ LAYERS = [
         *("generation.cache", "generation.drafting", "generation.costs", "generation.likeliest"),
         *("generation.progress", "generation.verify", "generation.baselines", "generation.assistant"),
         *("generation.graphs", "generation.loading", "generation.packing", "generation.origins", "generation.sampling"),
-        *("generation.support", "generation.loop", "generation.generate", "generation.generator"),
+        *("generation.options", "generation.support", "generation.prefill", "generation.recordings"),
+        *("generation.loop", "generation.generate", "generation.generator"),
     ],
     ["bench.replay", "bench.quality"],
     ["server.command", "bench.command", "generation.command", "cli", "__main__"],
