@@ -44,6 +44,7 @@ _SLOW = 0.002  # seconds of work in the event loop after which it is asked wheth
 _PATIENCE = 1.0  # seconds for which work goes to worker threads if it was
 _LONGEST_HEAD = 512  # bytes of a request's selection and limits that are remembered
 _MOST_HEADS = 256
+_NODE_SIZE = 20  # bytes of a node in an answer
 _messages: Any = native_messages()
 
 Reply: TypeAlias = bytes | Awaitable[bytes]
@@ -204,15 +205,21 @@ class Replies:
         return Short(served[0], size, names, self._catalog.version)
 
     def _shortly(self, short: Short, tokens: list[int], names: bytes, sequence: int, start: float) -> bytes:
-        """Answer one context with one tree, begun at `start`."""
-        tree = _draft(short.served, tokens, short.size)
+        """Answer one context with one tree, begun at `start`; written out in full, as calls are what it costs."""
+        served, (nodes, suffix, depth), _, _ = short
+        try:
+            tree = served.store.draft(tokens, max_nodes=nodes, max_suffix=suffix, max_depth=depth)
+        except QueryError:
+            require_tokens([tokens], suffix, served.store.vocabulary_size, "context")
+            raise
+        served.require_readable()
         self._look_at_disk(start)
-        length, count = tree.match
+        packed, (length, count) = tree.packed, tree.match
         metrics = self._metrics
         metrics.match_lengths[length] += 1
-        metrics.nodes += len(tree)
+        metrics.nodes += len(packed) // _NODE_SIZE
         metrics.trees += 1
-        reply: bytes = _messages.tree_message(tree.packed, length, count, names, sequence)
+        reply: bytes = _messages.tree_message(packed, length, count, names, sequence)
         return reply
 
     def longest_suffix_match(self, data: bytes) -> Reply:
