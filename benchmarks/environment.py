@@ -56,4 +56,5 @@ def _plain(value: object) -> object:
         return {name: _plain(part) for name, part in value.items() if name != "json"}
     if isinstance(value, list):
         return [_plain(part) for part in value]
-    return Path(value).name if isinstance(value, Path | str) and os.sep in str(value) else value
+    path = isinstance(value, Path) or (isinstance(value, str) and os.sep in value)
+    return Path(value).name if path else value  # type: ignore[arg-type]
