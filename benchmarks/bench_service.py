@@ -7,7 +7,8 @@ this client run on one machine, each in a process of its own. Rounds of both alt
 does meets both. Contexts are 16 tokens before random places of the datastore's documents, one of them changed, so that
 matches of all lengths occur; 64 nodes, suffix 16, depth 10.
 
-- one client: median and 99th percentile in microseconds, unary and stream, TCP and Unix socket, sync and asyncio;
+- one client: median and 99th percentile in microseconds, unary and stream, TCP and Unix socket, sync and asyncio; where
+  it is sync, also what a caller of `DatastoreClient` waits for, and of its `source()`, answers verified and all;
 - sixteen clients at once, each with its own connection, in one asyncio process: requests a second;
 - batches of 256 contexts from one client and from two: contexts a second;
 - requests arriving at random (Poisson) at a given rate: latency from the moment of arrival, and what was refused.
@@ -20,27 +21,40 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import queue
 import random
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 from environment import write_result
+from service_calls import (
+    OWN_CONNECTION,
+    Asynchronous,
+    Measure,
+    in_loop,
+    request_of,
+    stream_asyncio,
+    stream_client,
+    stream_sync,
+    unary_asyncio,
+    unary_client,
+    unary_source,
+    unary_sync,
+)
 
 from rest_store.datastore import Datastore
-from rest_store.v1 import datastore_pb2 as pb
 from rest_store.v1 import datastore_pb2_grpc
 
 CLIENTS = 16
 BATCH = 256
-OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
+PARTS = ["unary", "stream", "throughput", "batches", "load"]
+RATIOS = {"service": "ratio", "client": "client ratio", "source": "source ratio"}
 Timings = dict[str, list[float]]  # seconds, by target
 
 
@@ -50,6 +64,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=6_000, help="of one client, for each kind of call and target")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=4.0, help="for each load")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure")
     parser.add_argument("--quick", action="store_true", help="a tenth of it: a look, not a result")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
@@ -70,27 +85,26 @@ def main() -> None:
         )
         targets = {"echo": echo, "service": service}
         per_round = max(1, arguments.requests // arguments.rounds)
-        print("one client, us: echo median / 99th, service median / 99th, ratio of medians")
+        print("one client, us: median / 99th of echo, service, client, source; ratios of their medians to the echo's")
         for transport in ("TCP", "Unix"):
-            for kind, measure in (
-                ("unary, sync", unary_sync),
-                ("unary, asyncio", in_loop(unary_asyncio)),
-                ("stream, sync", stream_sync),
-                ("stream, asyncio", in_loop(stream_asyncio)),
-            ):
-                timings = alternate(targets, transport, measure, contexts, per_round, arguments.rounds)
-                results[f"{kind}, {transport}"] = compared(f"{kind}, {transport}", timings)
-        print(f"{CLIENTS} clients at once, requests a second: echo, service, share")
-        for kind, call in (("unary", unary_asyncio), ("stream", stream_asyncio)):
-            results[f"{CLIENTS} clients, {kind}"] = throughput(kind, targets, call, contexts, arguments)
-        results["batches"] = batches(service["TCP"], contexts, arguments)
-        top = results[f"{CLIENTS} clients, unary"]["service"]
-        results["load"] = {
-            name: asyncio.run(loads(name, target["TCP"], contexts, top, arguments.seconds))
-            for name, target in targets.items()
-        }
+            for kind, measures in LATENCIES.items():
+                if kind.partition(",")[0] in arguments.parts:
+                    timings = alternate(targets, transport, measures, contexts, per_round, arguments.rounds)
+                    results[f"{kind}, {transport}"] = compared(f"{kind}, {transport}", timings)
+        if "throughput" in arguments.parts:
+            print(f"{CLIENTS} clients at once, requests a second: echo, service, share")
+            for kind, call in (("unary", unary_asyncio), ("stream", stream_asyncio)):
+                results[f"{CLIENTS} clients, {kind}"] = throughput(kind, targets, call, contexts, arguments)
+        if "batches" in arguments.parts:
+            results["batches"] = batches(service["TCP"], contexts, arguments)
+        if "load" in arguments.parts:
+            top = asyncio.run(all_at_once(service["TCP"], unary_asyncio, contexts, arguments.requests))
+            results["load"] = {
+                name: asyncio.run(loads(name, target["TCP"], contexts, top, arguments.seconds))
+                for name, target in targets.items()
+            }
     if arguments.plot is not None:
-        plot(arguments.plot, results["load"])
+        plot(arguments.plot, results)
     write_result(arguments.json, "bench_service", arguments, ["grpcio", "protobuf", "numpy"], results)
 
 
@@ -124,10 +138,6 @@ def server(command: list[str], folder: str, name: str) -> Iterator[dict[str, str
         process.wait()
 
 
-def request_of(*contexts: list[int]) -> pb.DraftRequest:
-    return pb.DraftRequest(contexts=[pb.Context(tokens=context) for context in contexts])
-
-
 def recorded(target: str, contexts: list[list[int]]) -> bytes:
     """Return the service's answers to `contexts`, one after the other; this also warms its pages."""
     with grpc.insecure_channel(target) as channel:
@@ -136,83 +146,39 @@ def recorded(target: str, contexts: list[list[int]]) -> bytes:
     return b"".join(len(answer).to_bytes(4, "little") + answer for answer in answers)
 
 
-def unary_sync(target: str, contexts: list[list[int]]) -> list[float]:
-    with grpc.insecure_channel(target, OWN_CONNECTION) as channel:
-        draft = datastore_pb2_grpc.DatastoreServiceStub(channel).Draft
-        draft(request_of(contexts[0]))
-        times = []
-        for context in contexts:
-            start = time.perf_counter()
-            draft(request_of(context))
-            times.append(time.perf_counter() - start)
-    return times
-
-
-def stream_sync(target: str, contexts: list[list[int]]) -> list[float]:
-    with grpc.insecure_channel(target, OWN_CONNECTION) as channel:
-        requests: queue.SimpleQueue[pb.DraftStreamRequest | None] = queue.SimpleQueue()
-        answers = datastore_pb2_grpc.DatastoreServiceStub(channel).DraftStream(iter(requests.get, None))
-        times = []
-        for context in [contexts[0], *contexts]:
-            start = time.perf_counter()
-            requests.put(pb.DraftStreamRequest(tokens=context))
-            next(answers)
-            times.append(time.perf_counter() - start)
-        requests.put(None)
-        assert list(answers) == []
-    return times[1:]
-
-
-async def unary_asyncio(target: str, contexts: list[list[int]]) -> list[float]:
-    async with grpc.aio.insecure_channel(target, OWN_CONNECTION) as channel:
-        draft = datastore_pb2_grpc.DatastoreServiceStub(channel).Draft
-        await draft(request_of(contexts[0]))
-        times = []
-        for context in contexts:
-            start = time.perf_counter()
-            await draft(request_of(context))
-            times.append(time.perf_counter() - start)
-    return times
-
-
-async def stream_asyncio(target: str, contexts: list[list[int]]) -> list[float]:
-    async with grpc.aio.insecure_channel(target, OWN_CONNECTION) as channel:
-        call = datastore_pb2_grpc.DatastoreServiceStub(channel).DraftStream()
-        times = []
-        for context in [contexts[0], *contexts]:
-            start = time.perf_counter()
-            await call.write(pb.DraftStreamRequest(tokens=context))
-            await call.read()
-            times.append(time.perf_counter() - start)
-        await call.done_writing()
-        assert await call.read() is grpc.aio.EOF
-    return times[1:]
-
-
-Asynchronous = Callable[[str, list[list[int]]], Awaitable[list[float]]]
-
-
-def in_loop(call: Asynchronous) -> Callable[[str, list[list[int]]], list[float]]:
-    async def run(target: str, contexts: list[list[int]]) -> list[float]:
-        return await call(target, contexts)
-
-    return lambda target, contexts: asyncio.run(run(target, contexts))
+# What is asked in turn, and of whom: the echo and the service by generated code, the service by our client.
+LATENCIES: dict[str, dict[str, tuple[str, Measure]]] = {
+    "unary, sync": {
+        "echo": ("echo", unary_sync),
+        "service": ("service", unary_sync),
+        "client": ("service", unary_client),
+        "source": ("service", unary_source),
+    },
+    "unary, asyncio": {"echo": ("echo", in_loop(unary_asyncio)), "service": ("service", in_loop(unary_asyncio))},
+    "stream, sync": {
+        "echo": ("echo", stream_sync),
+        "service": ("service", stream_sync),
+        "client": ("service", stream_client),
+    },
+    "stream, asyncio": {"echo": ("echo", in_loop(stream_asyncio)), "service": ("service", in_loop(stream_asyncio))},
+}
 
 
 def alternate(
     targets: dict[str, dict[str, str]],
     transport: str,
-    measure: Callable[[str, list[list[int]]], list[float]],
+    measures: dict[str, tuple[str, Measure]],
     contexts: list[list[int]],
     per_round: int,
     rounds: int,
 ) -> Timings:
-    """Measure all targets in turn, each round with other contexts."""
-    timings: Timings = {name: [] for name in targets}
+    """Measure all in turn, each round with other contexts."""
+    timings: Timings = {name: [] for name in measures}
     for turn in range(rounds):
         first = turn * per_round % (len(contexts) - per_round)
-        for name in sorted(targets, reverse=turn % 2 == 1):
-            timings[name] += measure(targets[name][transport], contexts[first : first + per_round])
+        for name in sorted(measures, reverse=turn % 2 == 1):
+            target, measure = measures[name]
+            timings[name] += measure(targets[target][transport], contexts[first : first + per_round])
     return timings
 
 
@@ -222,27 +188,31 @@ def compared(label: str, timings: Timings) -> dict[str, float]:
         row[f"{name} median us"], row[f"{name} p99 us"] = (
             round(float(q) * 1e6, 1) for q in np.percentile(times, [50, 99])
         )
-    row["ratio"] = round(row["service median us"] / row["echo median us"], 3)
-    figures = [row[f"{name} {what} us"] for name in ("echo", "service") for what in ("median", "p99")]
-    print(f"  {label:<24}" + " ".join(f"{figure:8.1f}" for figure in figures) + f"  {row['ratio']:.3f}", flush=True)
+    for name in timings:
+        if name != "echo":
+            row[RATIOS[name]] = round(row[f"{name} median us"] / row["echo median us"], 3)
+    figures = [row[f"{name} {what} us"] for name in timings for what in ("median", "p99")]
+    ratios = " ".join(f"{row[RATIOS[name]]:.3f}" for name in timings if name != "echo")
+    print(f"  {label:<24}" + " ".join(f"{figure:8.1f}" for figure in figures) + f"  {ratios}", flush=True)
     return row
+
+
+async def all_at_once(target: str, call: Asynchronous, contexts: list[list[int]], requests: int) -> float:
+    """Return the requests a second of 16 clients at once."""
+    share = min(requests, len(contexts)) // CLIENTS
+    start = time.perf_counter()
+    await asyncio.gather(*(call(target, contexts[place * share : (place + 1) * share]) for place in range(CLIENTS)))
+    return CLIENTS * share / (time.perf_counter() - start)
 
 
 def throughput(
     kind: str, targets: dict[str, dict[str, str]], call: Asynchronous, contexts: list[list[int]], arguments: Any
 ) -> dict[str, float]:
     """Return requests a second of 16 clients at once, the median of several rounds."""
-    share = min(arguments.requests, len(contexts)) // CLIENTS
-
-    async def all_at_once(target: str) -> float:
-        start = time.perf_counter()
-        await asyncio.gather(*(call(target, contexts[place * share : (place + 1) * share]) for place in range(CLIENTS)))
-        return CLIENTS * share / (time.perf_counter() - start)
-
     rates: Timings = {name: [] for name in targets}
     for turn in range(arguments.rounds):
         for name in sorted(targets, reverse=turn % 2 == 1):
-            rates[name].append(asyncio.run(all_at_once(targets[name]["TCP"])))
+            rates[name].append(asyncio.run(all_at_once(targets[name]["TCP"], call, contexts, arguments.requests)))
     row = {name: round(float(np.median(each)), 1) for name, each in rates.items()}
     row["share"] = round(row["service"] / row["echo"], 3)
     print(f"  {kind:<24}{row['echo']:8.0f} {row['service']:8.0f}  {row['share']:.3f}", flush=True)
@@ -326,11 +296,11 @@ async def loads(
     return rows
 
 
-def plot(path: Path, load: dict[str, list[dict[str, float]]]) -> None:
+def plot(path: Path, results: dict[str, Any]) -> None:
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(7, 4.5))
-    for name, rows in load.items():
+    figure, (axes, bars) = plt.subplots(1, 2, figsize=(11, 4.5), width_ratios=(3, 2))
+    for name, rows in results["load"].items():
         for what, style in (("median us", "o-"), ("p99 us", "o--")):
             axes.plot(
                 [row["offered"] for row in rows], [row[what] for row in rows], style, label=f"{name}, {what[:-3]}"
@@ -338,8 +308,19 @@ def plot(path: Path, load: dict[str, list[dict[str, float]]]) -> None:
     axes.set(
         xlabel="requests offered a second", ylabel="latency, us", yscale="log", title="Latency against offered load"
     )
-    axes.grid(True, which="both", alpha=0.3)
-    axes.legend()
+    kinds = [kind for kind in results if kind.endswith(", TCP")]
+    for place, name in enumerate(("echo", *RATIOS)):
+        found = [
+            (at, results[kind][f"{name} median us"])
+            for at, kind in enumerate(kinds)
+            if f"{name} p99 us" in results[kind]
+        ]
+        bars.bar([at + 0.2 * place for at, _ in found], [median for _, median in found], 0.2, label=name)
+    bars.set_xticks([at + 0.3 for at in range(len(kinds))], [kind[:-5].replace(", ", "\n") for kind in kinds])
+    bars.set(ylabel="median latency, us", title="One client, TCP")
+    for each in (axes, bars):
+        each.grid(True, which="both", alpha=0.3)
+        each.legend()
     figure.tight_layout()
     figure.savefig(path, dpi=120)
 

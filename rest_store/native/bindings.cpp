@@ -5,6 +5,7 @@
 #include <structmember.h>
 
 #include "kernel.hpp"
+#include "message_bindings.hpp"
 #include "packed_tree.hpp"
 #include "page_guard.hpp"
 #include "session_bindings.hpp"
@@ -218,6 +219,7 @@ NB_MODULE(_kernel, module) {
     return static_cast<int>(tree_fault(packed.c_str(), packed.size() / kNodeSize, vocabulary, max_depth));
   });
   bind_sessions(module);
+  bind_messages(module);
   nb::class_<Opened>(module, "NativeKernel")
       .def(nb::init<const nb::list&, std::uint32_t, nb::object>(), "shards"_a, "vocabulary_size"_a, "tree_type"_a)
       .def("longest_suffix_match", &Opened::longest_suffix_match)

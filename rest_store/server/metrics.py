@@ -32,7 +32,8 @@ class MethodCounts:
 
     def answered(self, seconds: float, received: int, sent: int) -> None:
         """Count one request that was answered: its time in the service, and the sizes of its two messages in bytes."""
-        self.ended("OK")
+        codes = self.codes
+        codes["OK"] = codes.get("OK", 0) + 1
         self.seconds[bisect_left(SECONDS, seconds)] += 1
         self.seconds_sum += seconds
         self.bytes_received += received
