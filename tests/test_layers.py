@@ -21,9 +21,9 @@ LAYERS = [
     ["errors"],
     [
         *("memory", "header", "shard", "tokenizer", "tree", "manifest", "_reference", "kernel"),
-        *("statuses", "queries", "addresses", "failures", "channels"),
+        *("statuses", "queries", "addresses", "failures", "channels", "evidence"),
     ],
-    ["datastore", "check", "drawing", "calibration", "asking", "sources"],
+    ["datastore", "check", "drawing", "calibration", "asking", "sources", "survey", "python_sources"],
     [
         *("server.logs", "server.metrics", "server.admission", "server.catalog", "server.questions", "server.replies"),
         *("server.credentials", "server.health", "server.servicer", "server.reload", "server.server"),
@@ -38,7 +38,7 @@ LAYERS = [
         *("generation.options", "generation.support", "generation.prefill", "generation.recordings"),
         *("generation.loop", "generation.generate", "generation.generator"),
     ],
-    ["bench.replay", "bench.quality"],
+    ["bench.replay", "bench.quality", "bench.serving"],
     ["server.command", "bench.command", "generation.command", "cli", "__main__"],
 ]
 ORDER = [module for layer in LAYERS for module in layer]
