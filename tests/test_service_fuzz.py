@@ -52,6 +52,8 @@ def some_message(chance: random.Random, kind: type[Message]) -> Message:
             value.extend(some_tokens(chance))
         elif field.name == "parents":
             value.extend(chance.choice([-1, -1, 0, place - 1, -5, 2**31 - 1]) for place in range(chance.randrange(5)))
+        elif field.name == "scores":
+            value.extend(chance.choice([0.0, 0.5, 1.0, 2.0, -1.0, float("nan")]) for _ in range(chance.randrange(5)))
         elif field.name == "datastores":
             value.extend(chance.choice(NAMES[: chance.choice([2, 7])]) for _ in range(chance.randrange(3)))
         elif field.name == "scores":
