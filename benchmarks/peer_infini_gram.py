@@ -43,10 +43,10 @@ def main() -> None:
         from infini_gram.engine import InfiniGramEngine
 
         # Two bytes a token leave 65535 for the end of a document; the ids of the vocabulary end before that.
+        # Prefetching is for files on disks: with pages in memory its threads cost more than they bring.
+        depths = {"ds_prefetch_depth": 0, "sa_prefetch_depth": 0, "od_prefetch_depth": 0}
         opened.append(
-            InfiniGramEngine(
-                str(folder), eos_token_id=vocabulary_size, vocab_size=vocabulary_size + 1, token_dtype="u16"
-            )
+            InfiniGramEngine(str(folder), vocabulary_size, vocab_size=vocabulary_size + 1, token_dtype="u16", **depths)
         )
         return version("infini-gram")
 

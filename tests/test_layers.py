@@ -36,8 +36,12 @@ LAYERS = [
         *("generation.graphs", "generation.loading", "generation.packing", "generation.origins", "generation.sampling"),
         *("generation.support", "generation.loop", "generation.generate", "generation.generator"),
     ],
-    ["bench.replay", "bench.quality"],
-    ["server.command", "bench.command", "generation.command", "cli", "__main__"],
+    [
+        *("bench.replay", "bench.quality"),
+        *("bench.exhibits", "bench.charts", "bench.results", "bench.tables", "bench.sections", "bench.report"),
+        "bench.readme",
+    ],
+    ["bench.report_command", "server.command", "bench.command", "generation.command", "cli", "__main__"],
 ]
 ORDER = [module for layer in LAYERS for module in layer]
 OF_BUILD_INDEX = {"errors", "header", "shard", "tokenizer", "manifest", "kernel", "memory", "__init__"}

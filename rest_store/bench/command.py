@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rest_store.bench.report_command import report
 from rest_store.calibration import Calibration
 from rest_store.datastore import Datastore
 from rest_store.errors import CorpusError, RecordingError, describe
@@ -83,6 +84,9 @@ def calibrate(
 @click.group()
 def bench() -> None:
     """Measure what rest-store is worth on your data and machine."""
+
+
+bench.add_command(report)
 
 
 @bench.command(epilog="Example: rest-store bench quality --recordings traces.jsonl.gz --datastore python.ds")
