@@ -142,13 +142,17 @@ def infini_gram_table(figures: Mapping[str, Any]) -> Table:
 
 
 def suffix_decoding_table(figures: Mapping[str, Any]) -> Table:
-    """Suffix decoding and draft sessions in the same replays: M, nodes and microseconds a step."""
-    rows: list[list[Cell]] = []
+    """Suffix decoding and draft sessions in the same replays: M, nodes and microseconds a step, by budget."""
+    ways: dict[str, dict[int, str]] = {}
     for row in figures["rows"]:
         name = "`DraftSession`" if row["drafting"] == "session" else row["drafting"]
         median = microseconds(row["microseconds a step"]["median"])
-        rows.append([f"{name}, {_knows(row)}", row["nodes"], f"{row['M']:.2f}", f"{row['nodes_per_step']:.1f}", median])
-    header = ["drafting, and what it knows beside the prompt", "at most", "M", "nodes a step", "median us a step"]
+        cell = f"{row['M']:.2f} / {row['nodes_per_step']:.1f} / {median}"
+        ways.setdefault(f"{name}; {_knows(row)}", {})[row["nodes"]] = cell
+    budgets = sorted({row["nodes"] for row in figures["rows"]})
+    header = ["drafting; what it knows beside the prompt"]
+    header += [f"at most {nodes} nodes: M / nodes / us a step" for nodes in budgets]
+    rows: list[list[Cell]] = [[way, *(cells.get(nodes) for nodes in budgets)] for way, cells in ways.items()]
     return Table("Suffix decoding of arctic-inference in the same replays", header, rows)
 
 
