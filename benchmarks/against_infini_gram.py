@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from datastores import laid_out
 from peer_process import PeerProcess
 
+from rest_store.bench.datastores import laid_out
 from rest_store.bench.replay import Recording
 from rest_store.datastore import Datastore
 from rest_store.header import separator_id

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from datastores import documents_of, written
 from peer_process import PeerProcess
 
+from rest_store.bench.datastores import documents_of, written
 from rest_store.bench.replay import FIT_PARTS, Outcome, Recording, replay
 from rest_store.calibration import Calibration
 from rest_store.datastore import Datastore

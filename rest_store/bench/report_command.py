@@ -16,7 +16,7 @@ from rest_store.errors import ResultsError, describe
     "--readme", type=click.Path(path_type=Path), help="Write the marked tables of this file instead of a page."
 )
 @click.option("--check", is_flag=True, help="With --readme: write nothing, fail if a table is behind its results.")
-def report(folder: Path, out: Path | None, readme: Path | None, check: bool) -> None:
+def report(folder: Path, out: Path | None, plots: Path | None, readme: Path | None, check: bool) -> None:
     """Turn the results in FOLDER, as the other commands write them with --json, into one page of HTML.
 
     The page needs no network, and reads well in a browser and on paper. With --readme, the tables between the markers
@@ -33,6 +33,12 @@ def report(folder: Path, out: Path | None, readme: Path | None, check: bool) -> 
         place = out if out is not None else folder / "report.html"
         _write(place, page(results))
         click.echo(f"{place}: {len(results)} results")
+        if plots is not None:
+            from rest_store.bench.plots import draw_charts
+            from rest_store.bench.sections import section_of
+
+            for name, result in results.items():
+                draw_charts(section_of(result).exhibits, plots, name)
         return
     from rest_store.bench.readme import filled
 

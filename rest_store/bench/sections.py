@@ -12,6 +12,7 @@ from rest_store.bench.tables import (
     FAMILIES,
     drafting_table,
     infini_gram_table,
+    paper_tables,
     query_table,
     service_table,
     sizes_table,
@@ -208,6 +209,17 @@ def _peers(figures: Mapping[str, Any]) -> list[Exhibit]:
     return exhibits
 
 
+def _paper(figures: Mapping[str, Any]) -> list[Exhibit]:
+    rows = figures["rows"]
+    exhibits: list[Exhibit] = [*paper_tables(figures)]
+    sizes = [(float(row["tokens in it"]), row["M"]) for row in rows if row["experiment"] == "size"]
+    suffixes = [(float(row["longest suffix"]), row["M"]) for row in rows if row["experiment"] == "suffix"]
+    if len(sizes) > 1:
+        exhibits.append(Lines("M against the size of the datastore", "tokens", "M", {"REST's rule": sizes}, "x"))
+    exhibits.append(Lines("M against the longest suffix", "longest suffix, tokens", "M", {"REST's rule": suffixes}))
+    return exhibits
+
+
 def _anything(figures: Any) -> list[Exhibit]:
     """Show figures of any shape: a list of like objects as a table, everything else by the path that leads there."""
     if isinstance(figures, list) and figures and all(isinstance(one, dict) for one in figures):
@@ -232,6 +244,11 @@ _KINDS: dict[str, tuple[str, str, _Show]] = {
         "Drafts",
         "Recorded outputs, replayed: tokens written in a forward pass by the session, its parts, and known rules.",
         _quality,
+    ),
+    "paper": (
+        "REST's experiments",
+        "The paper's tables with its own rule, 64 nodes, by replay; each draft was asked for once before it was timed.",
+        _paper,
     ),
     "speed": (
         "Generation",

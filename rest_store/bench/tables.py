@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rest_store.bench.exhibits import Cell, Table
@@ -154,6 +154,31 @@ def suffix_decoding_table(figures: Mapping[str, Any]) -> Table:
     header += [f"at most {nodes} nodes: M / nodes / us a step" for nodes in budgets]
     rows: list[list[Cell]] = [[way, *(cells.get(nodes) for nodes in budgets)] for way, cells in ways.items()]
     return Table("Suffix decoding of arctic-inference in the same replays", header, rows)
+
+
+def paper_tables(figures: Mapping[str, Any]) -> list[Table]:
+    """The tables of REST's paper, from the figures of `bench paper`."""
+    rows = figures["rows"]
+
+    def table(title: str, first: str, experiment: str, name: Callable[[Mapping[str, Any]], str]) -> Table:
+        header = [first, "M", "us of retrieval a token", "us a draft: median", "mean", "99th percentile"]
+        cells: list[list[Cell]] = [
+            [
+                name(row),
+                f"{row['M']:.2f}",
+                microseconds(row["microseconds a token"]),
+                *(microseconds(row["microseconds a step"][part]) for part in ("median", "mean", "p99")),
+            ]
+            for row in rows
+            if row["experiment"] == experiment
+        ]
+        return Table(title, header, cells)
+
+    return [
+        table("By size of the datastore", "tokens", "size", lambda row: f"{row['datastore']}, {row['tokens in it']:,}"),
+        table("By selection", "continuations", "selection", lambda row: f"{row['rule']}, {row['nodes']} nodes"),
+        table("By longest suffix", "tokens", "suffix", lambda row: str(row["longest suffix"])),
+    ]
 
 
 def _knows(row: Mapping[str, Any]) -> str:

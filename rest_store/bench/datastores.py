@@ -120,9 +120,7 @@ def _write(store: Datastore, out: Path, documents: Iterator[np.ndarray], shard_t
             writer = None
     if writer is not None:
         finish()
-    manifest = Manifest(
-        "benchmarks/datastores.py", store.manifest.tokenizer, tuple(records), store.manifest.corpora, {}
-    )
+    manifest = Manifest("rest-store bench", store.manifest.tokenizer, tuple(records), store.manifest.corpora, {})
     kept = store.path / TOKENIZER_FILE_NAME
     if kept.exists():
         shutil.copy(kept, building)

@@ -1,8 +1,8 @@
 r"""What a draft costs through the service, against a gRPC echo of the same messages in the same run.
 
-    python benchmarks/bench_service.py --datastore build/bench/python --json benchmarks/results/service.json
+    rest-store bench service --datastore python.ds --json results/service.json
 
-The service, the echo (`echo_service.py`: parses each request, sends a prepared answer of the service, does nothing) and
+The service, the echo (`echo.py`: parses each request, sends a prepared answer of the service, does nothing) and
 this client run on one machine, each in a process of its own. Rounds of both alternate, so that what else the machine
 does meets both. Contexts are 16 tokens before random places of the datastore's documents, one of them changed, so that
 matches of all lengths occur; 64 nodes, suffix 16, depth 10.
@@ -17,7 +17,6 @@ Targets: median at most 1.3 times the echo's, 90% of its requests a second, 20,0
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import queue
@@ -26,35 +25,37 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
-from environment import write_result
 
+from rest_store.bench.arguments import parser_of
+from rest_store.bench.environment import write_result
 from rest_store.datastore import Datastore
 from rest_store.v1 import datastore_pb2 as pb
 from rest_store.v1 import datastore_pb2_grpc
 
 CLIENTS = 16
 BATCH = 256
+EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the stubs
 OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 Timings = dict[str, list[float]]  # seconds, by target
+stub_of: Any = datastore_pb2_grpc.DatastoreServiceStub  # generated, without types
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(given: Sequence[str] | None = None) -> None:
+    """Run `rest-store bench service` with the arguments given."""
+    parser = parser_of("service", __doc__)
     parser.add_argument("--datastore", type=Path, required=True)
     parser.add_argument("--requests", type=int, default=6_000, help="of one client, for each kind of call and target")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=4.0, help="for each load")
     parser.add_argument("--quick", action="store_true", help="a tenth of it: a look, not a result")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path, help="PNG of latency against load")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     if arguments.quick:
         arguments.requests, arguments.rounds, arguments.seconds = 600, 4, 1.0
     contexts = some_contexts(arguments.datastore, 4_000, arguments.seed)
@@ -65,9 +66,7 @@ def main() -> None:
         )
         answers = Path(folder) / "answers"
         answers.write_bytes(recorded(service["TCP"], contexts))
-        echo = stack.enter_context(
-            server([str(Path(__file__).with_name("echo_service.py")), str(answers)], folder, "echo")
-        )
+        echo = stack.enter_context(server(["-m", "rest_store.bench.echo", str(answers)], folder, "echo"))
         targets = {"echo": echo, "service": service}
         per_round = max(1, arguments.requests // arguments.rounds)
         print("one client, us: echo median / 99th, service median / 99th, ratio of medians")
@@ -89,9 +88,7 @@ def main() -> None:
             name: asyncio.run(loads(name, target["TCP"], contexts, top, arguments.seconds))
             for name, target in targets.items()
         }
-    if arguments.plot is not None:
-        plot(arguments.plot, results["load"])
-    write_result(arguments.json, "bench_service", arguments, ["grpcio", "protobuf", "numpy"], results)
+    write_result(arguments.json, "service", arguments, ["grpcio", "protobuf", "numpy"], results)
 
 
 def some_contexts(directory: Path, number: int, seed: int) -> list[list[int]]:
@@ -131,14 +128,14 @@ def request_of(*contexts: list[int]) -> pb.DraftRequest:
 def recorded(target: str, contexts: list[list[int]]) -> bytes:
     """Return the service's answers to `contexts`, one after the other; this also warms its pages."""
     with grpc.insecure_channel(target) as channel:
-        stub = datastore_pb2_grpc.DatastoreServiceStub(channel)
+        stub = stub_of(channel)
         answers = [stub.Draft(request_of(context)).SerializeToString() for context in contexts]
     return b"".join(len(answer).to_bytes(4, "little") + answer for answer in answers)
 
 
 def unary_sync(target: str, contexts: list[list[int]]) -> list[float]:
     with grpc.insecure_channel(target, OWN_CONNECTION) as channel:
-        draft = datastore_pb2_grpc.DatastoreServiceStub(channel).Draft
+        draft = stub_of(channel).Draft
         draft(request_of(contexts[0]))
         times = []
         for context in contexts:
@@ -151,7 +148,7 @@ def unary_sync(target: str, contexts: list[list[int]]) -> list[float]:
 def stream_sync(target: str, contexts: list[list[int]]) -> list[float]:
     with grpc.insecure_channel(target, OWN_CONNECTION) as channel:
         requests: queue.SimpleQueue[pb.DraftStreamRequest | None] = queue.SimpleQueue()
-        answers = datastore_pb2_grpc.DatastoreServiceStub(channel).DraftStream(iter(requests.get, None))
+        answers = stub_of(channel).DraftStream(iter(requests.get, None))
         times = []
         for context in [contexts[0], *contexts]:
             start = time.perf_counter()
@@ -165,7 +162,7 @@ def stream_sync(target: str, contexts: list[list[int]]) -> list[float]:
 
 async def unary_asyncio(target: str, contexts: list[list[int]]) -> list[float]:
     async with grpc.aio.insecure_channel(target, OWN_CONNECTION) as channel:
-        draft = datastore_pb2_grpc.DatastoreServiceStub(channel).Draft
+        draft = stub_of(channel).Draft
         await draft(request_of(contexts[0]))
         times = []
         for context in contexts:
@@ -177,7 +174,7 @@ async def unary_asyncio(target: str, contexts: list[list[int]]) -> list[float]:
 
 async def stream_asyncio(target: str, contexts: list[list[int]]) -> list[float]:
     async with grpc.aio.insecure_channel(target, OWN_CONNECTION) as channel:
-        call = datastore_pb2_grpc.DatastoreServiceStub(channel).DraftStream()
+        call = stub_of(channel).DraftStream()
         times = []
         for context in [contexts[0], *contexts]:
             start = time.perf_counter()
@@ -185,7 +182,7 @@ async def stream_asyncio(target: str, contexts: list[list[int]]) -> list[float]:
             await call.read()
             times.append(time.perf_counter() - start)
         await call.done_writing()
-        assert await call.read() is grpc.aio.EOF
+        assert await call.read() is EOF
     return times[1:]
 
 
@@ -237,7 +234,7 @@ def throughput(
     async def all_at_once(target: str) -> float:
         start = time.perf_counter()
         await asyncio.gather(*(call(target, contexts[place * share : (place + 1) * share]) for place in range(CLIENTS)))
-        return CLIENTS * share / (time.perf_counter() - start)
+        return float(CLIENTS * share / (time.perf_counter() - start))
 
     rates: Timings = {name: [] for name in targets}
     for turn in range(arguments.rounds):
@@ -256,7 +253,7 @@ def batches(target: str, contexts: list[list[int]], arguments: Any) -> dict[str,
     async def run(clients: int) -> float:
         async def one(first: int) -> None:
             async with grpc.aio.insecure_channel(target, OWN_CONNECTION) as channel:
-                draft = datastore_pb2_grpc.DatastoreServiceStub(channel).Draft
+                draft = stub_of(channel).Draft
                 for turn in range(number):
                     start = (first + turn) * BATCH % (len(contexts) - BATCH)
                     response = await draft(request_of(*contexts[start : start + BATCH]))
@@ -264,9 +261,9 @@ def batches(target: str, contexts: list[list[int]], arguments: Any) -> dict[str,
 
         start = time.perf_counter()
         await asyncio.gather(*(one(5 * place) for place in range(clients)))
-        return clients * number * BATCH / (time.perf_counter() - start)
+        return float(clients * number * BATCH / (time.perf_counter() - start))
 
-    row = {
+    row: dict[str, float] = {
         f"{clients} clients": round(float(np.median([asyncio.run(run(clients)) for _ in range(5)])))
         for clients in (1, 2)
     }
@@ -287,7 +284,7 @@ async def loads(
         drafts = []
         for _ in range(CLIENTS):
             channel = await stack.enter_async_context(grpc.aio.insecure_channel(target, OWN_CONNECTION))
-            drafts.append(datastore_pb2_grpc.DatastoreServiceStub(channel).Draft)
+            drafts.append(stub_of(channel).Draft)
             await drafts[-1](request_of(contexts[0]))
         for share in (0.1, 0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5):
             times: list[float] = []
@@ -304,7 +301,7 @@ async def loads(
                         raise
                     refused += 1
 
-            tasks = []
+            tasks: list[asyncio.Task[None]] = []
             begin = due = time.perf_counter()
             while due < begin + seconds:
                 due += chance.expovariate(share * top)
@@ -324,24 +321,6 @@ async def loads(
             rows.append(row)
             print("  " + " ".join(f"{value:10.0f}" for value in row.values()), flush=True)
     return rows
-
-
-def plot(path: Path, load: dict[str, list[dict[str, float]]]) -> None:
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 4.5))
-    for name, rows in load.items():
-        for what, style in (("median us", "o-"), ("p99 us", "o--")):
-            axes.plot(
-                [row["offered"] for row in rows], [row[what] for row in rows], style, label=f"{name}, {what[:-3]}"
-            )
-    axes.set(
-        xlabel="requests offered a second", ylabel="latency, us", yscale="log", title="Latency against offered load"
-    )
-    axes.grid(True, which="both", alpha=0.3)
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
 
 
 if __name__ == "__main__":
