@@ -33,7 +33,7 @@ class Calibration:
         provenance: from what it was fitted; kept in the file.
 
     Raises:
-        CalibrationError: `forest` is not what `fit` returns.
+        CalibrationError: `forest` is not what `fit` returns, or a number is not finite.
         NativeKernelError: the kernel was not compiled.
     """
 
@@ -42,11 +42,15 @@ class Calibration:
     ) -> None:
         try:
             self.native = native_session_kernel().NativeCalibration(forest)
+        except (TypeError, ValueError) as error:
+            found, expected = _said(error, "malformed"), "what Calibration.fit returns"
+            raise CalibrationError(describe("calibration", "forest", found, expected)) from error
+        try:
             if weights is not None:
                 self.native.weights = weights
         except (TypeError, ValueError) as error:
-            found, expected = str(error) or "malformed", "what Calibration.fit returns"
-            raise CalibrationError(describe("calibration", "content", found, expected)) from error
+            found = _said(error, f"a {type(weights).__name__}")
+            raise CalibrationError(describe("calibration", "weights", found, "five finite numbers")) from error
         self.provenance = dict(provenance or {})
 
     @classmethod
@@ -82,7 +86,14 @@ class Calibration:
             raise CalibrationError(describe(where, "version", version, _VERSION))
         if hashlib.sha256(packed).hexdigest() != digest:
             raise CalibrationError(describe(where, "checksum of the trees", "wrong", digest))
-        return cls(zlib.decompress(packed), weights, provenance)
+        if not isinstance(provenance, dict):
+            found = f"a {type(provenance).__name__}"
+            raise CalibrationError(describe(where, "provenance", found, "an object of JSON"))
+        try:
+            forest = zlib.decompress(packed)
+        except zlib.error as error:
+            raise CalibrationError(describe(where, "trees", f"damaged ({error})", "compressed by zlib")) from error
+        return cls(forest, [] if weights is None else weights, provenance)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write this calibration with what it has learnt; `path` holds the old file or the whole new one.
@@ -136,7 +147,8 @@ class Calibration:
             provenance: kept with the calibration.
 
         Raises:
-            CalibrationError: the arrays do not belong together.
+            CalibrationError: the arrays do not belong together: `ends` that do not ascend, several right rows of one
+                place, facts that are not finite; or an option is out of range.
         """
         kernel = native_session_kernel()
         try:
@@ -150,9 +162,15 @@ class Calibration:
                 row_share,
             )
         except (TypeError, ValueError) as error:
-            expected = f"float32[rows, {kernel.FACTS}], uint8[rows] and uint32[places]"
-            raise CalibrationError(describe("fit", "facts, labels and ends", "of other shapes", expected)) from error
+            found = _said(error, "of other shapes or types")
+            expected = f"finite float32[rows, {kernel.FACTS}], uint8[rows] of 0 and 1, and ascending uint32[places]"
+            raise CalibrationError(describe("fit", "facts, labels and ends", found, expected)) from error
         return cls(forest, provenance=provenance)
 
     def __repr__(self) -> str:
         return f"Calibration(weights={[round(weight, 3) for weight in self.weights]}, provenance={self.provenance})"
+
+
+def _said(error: Exception, otherwise: str) -> str:
+    """Return what the kernel says is wrong; what nanobind says of types would tell nobody anything."""
+    return str(error) if isinstance(error, ValueError) and str(error) else otherwise

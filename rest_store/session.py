@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as LateError
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rest_store.asking import Asker
 from rest_store.calibration import Calibration
 from rest_store.datastore import Datastore
 from rest_store.errors import (
@@ -28,16 +30,20 @@ from rest_store.errors import (
 )
 from rest_store.kernel import MAX_NODES, MAX_SUFFIX, native_session_kernel
 from rest_store.queries import IntSequence
-from rest_store.sources import PromptLookup, RecycledLogits, Source, evidence_of
+from rest_store.sources import PromptLookup, RecycledLogits, Source, evidence_of, guard_of
 from rest_store.tokenizer import TokenizerIdentity, identity_of
 from rest_store.tree import TokenTree
 
-_SUFFIXES = (16, 4, 3, 2, 1)  # lengths of the context that a source in Python is asked for, in tokens
-_SUFFIXES_OF_PATHS = (16, 2)  # of each path that the other sources would draft, in tokens
+_LONGEST = 16  # suffix of the context that a source in Python is asked for, in tokens, unless told otherwise
+_SUFFIXES = (4, 3, 2, 1)  # shorter ones
+_SUFFIX_OF_PATHS = 2  # the shorter one of each path that the other sources would draft
 _OWN_NODES = 8  # of those paths
 _ASKED_NODES, _ASKED_DEPTH = 64, 12  # of each of the trees asked for
 _LAST_TOKEN = 2**31 - 1
 _NO_COSTS = np.zeros(0)
+
+Contexts = list[npt.NDArray[np.int32]]
+Costs = npt.ArrayLike | Callable[[int], float]
 
 
 @dataclass
@@ -50,7 +56,7 @@ class SessionStatistics:
         accepted: draft tokens that the target model produced, too.
         tokens: tokens given to `accept`.
         dropped: steps that went on without a source: (its place among the sources, why) -> steps; why is "error",
-            "late" or "tokenizer".
+            "late" or "tokenizer". An answer that cannot be, such as a token outside the vocabulary, is an "error", too.
     """
 
     steps: int = 0
@@ -72,17 +78,24 @@ class DraftSession:
         calibration: what turns evidence into probabilities, shared and taught by all sessions that are given it; None:
             a copy of the one that comes with the package.
         learn: whether accepted tokens adjust the calibration.
-        max_suffix: longest suffix of the context that datastores are asked for, in tokens, 1..64; within a tree, paths
-            make matches longer.
+        max_suffix: longest suffix of the context that sources with counts are asked for, in tokens, 1..64; within a
+            tree, paths make matches longer.
         tokenizer: the target model's tokenizer or its `TokenizerIdentity`; a source that says it has another one is
             left out. None: that of the first source that has one.
-        source_timeout: seconds that a step waits for sources in Python; None: as long as they take.
+        source_timeout: seconds that a step waits for sources in Python, from 0 on; None: as long as they take.
 
     Raises:
         SourceError: an object that is no source, given twice, or too many.
-        LimitError: `max_suffix` out of range.
+        LimitError: `max_suffix` or `source_timeout` out of range.
         ContextTypeError, TokenRangeError: `prompt` is not 1-D integers of 0 .. 2^31 - 1.
         NativeKernelError: the kernel was not compiled.
+
+    What is learnt in use mends the calibration's error on new text (how many of the tokens that it promises are
+    accepted), which is what `costs` are weighed against; it does not make trees of a fixed size accept more. Share one
+    calibration among sessions to carry it from one generation to the next.
+
+    A datastore in this process whose files are truncated underneath is left out from then on (what it answers itself is
+    worth nothing then); for that a handler of SIGBUS is installed, once in a process.
 
     Not thread-safe: one thread at a time. A context manager; `close` ends it.
     """
@@ -102,9 +115,9 @@ class DraftSession:
         kernel = native_session_kernel()
         self.calibration = Calibration.default() if calibration is None else calibration
         self.statistics = SessionStatistics()
-        self._timeout = source_timeout
-        self._pool: ThreadPoolExecutor | None = None
-        self._late: dict[int, Future[list[TokenTree]]] = {}
+        self._timeout = _seconds(source_timeout)
+        self._askers: dict[int, Asker[Contexts, list[TokenTree]]] = {}
+        self._late: dict[int, Future[list[TokenTree]]] = {}  # by place among the sources: asked, not answered yet
         self._closed = threading.Event()
         stores = self._sort(list(sources), int(kernel.MOST_STORES))
         recycled = [source.native for source in sources if isinstance(source, RecycledLogits)]
@@ -115,6 +128,7 @@ class DraftSession:
         if not 1 <= max_suffix <= MAX_SUFFIX:
             raise LimitError(describe("draft session", "max_suffix", max_suffix, f"1..{MAX_SUFFIX}"))
         self._native.limit_suffix(max_suffix)
+        self._max_suffix = max_suffix
         self._leave_out_other_tokenizers(list(sources), tokenizer)
         tokens = _tokens("prompt", prompt)
         self._native.prompt(tokens)
@@ -127,6 +141,7 @@ class DraftSession:
             raise SourceError(describe("draft session", "number of sources", len(sources), "at most 8"))
         self._places = [-1, -1]
         self._foreign: list[tuple[int, int, Source]] = []  # place among the stores, place among the sources, source
+        self._guards: dict[int, tuple[int, Any]] = {}  # by place among the stores: place among the sources, guard
         stores: list[Any] = []
         for place, source in enumerate(sources):
             if any(source is other for other in sources[:place]):
@@ -138,6 +153,7 @@ class DraftSession:
                 self._places[special] = place
                 continue
             if isinstance(source, Datastore):
+                self._guards[len(stores)] = place, guard_of(source)
                 stores.append(evidence_of(source))
             elif isinstance(source, Source):
                 self._foreign.append((len(stores), place, source))
@@ -154,24 +170,27 @@ class DraftSession:
 
     def _leave_out_other_tokenizers(self, sources: list[object], tokenizer: object) -> None:
         """Drop, for all steps, sources that say they have another tokenizer than the session."""
-        expected = None if tokenizer is None else identity_of(tokenizer).fingerprint
-        self._misfits: list[int] = []
+        expected = None if tokenizer is None else identity_of(tokenizer)
+        self._left_out: list[tuple[int, str]] = []  # place among the sources, why
         for store, place in enumerate(self._places[2:]):
             source = sources[place]
             own = source.manifest.tokenizer if isinstance(source, Datastore) else getattr(source, "tokenizer", None)
             if not isinstance(own, TokenizerIdentity):
                 continue
-            expected = expected or own.fingerprint
-            if own.fingerprint != expected:
-                self._misfits.append(place)
+            expected = expected or own
+            if own.fingerprint != expected.fingerprint:
+                self._left_out.append((place, "tokenizer"))
+                self._guards.pop(store, None)
                 self._native.give(store, None)
-        self._foreign = [one for one in self._foreign if one[1] not in self._misfits]
+        misfits = {place for place, _ in self._left_out}
+        self._foreign = [one for one in self._foreign if one[1] not in misfits]
+        self._vocabulary_size = _LAST_TOKEN + 1 if expected is None else expected.vocabulary_size
 
     def __len__(self) -> int:
         """Return the number of tokens of prompt and output so far."""
         return int(self._native.length())
 
-    def draft(self, max_nodes: int = 16, costs: npt.ArrayLike | None = None) -> TokenTree:
+    def draft(self, max_nodes: int = 16, costs: Costs | None = None) -> TokenTree:
         """Return the draft tree that is worth verifying next.
 
         Grown best-first: a node's score is the probability that it is accepted, its parent's times its own. Parents
@@ -179,15 +198,19 @@ class DraftSession:
 
         Args:
             max_nodes: most draft tokens, 0..1024.
-            costs: float[n + 1], the time of a step that verifies 0, 1, .. n draft tokens, in any unit. The tree is
-                then cut to the number of nodes that makes (1 + sum of scores) / time greatest, which may be none.
+            costs: float[n + 1], the time of a step that verifies 0, 1, .. n draft tokens, in any unit; or a function
+                from the width of a step, which is 1 + that number, to its time. The tree is then cut to the number of
+                nodes that makes (1 + sum of scores) / time greatest, which may be none.
 
         Returns:
             The tree, with `scores` and `origins`; its counts are zero.
 
         Raises:
-            LimitError: `max_nodes` out of range, or `costs` that are not 1-D positive numbers.
+            LimitError: `max_nodes` out of range, or `costs` that are not 1-D positive numbers or a function of one.
             SessionClosedError: after `close`.
+
+        What a source in Python raises is counted, save an interrupt such as KeyboardInterrupt: that passes through, and
+        the session is as if it had not been asked to draft.
         """
         if self._closed.is_set():
             raise SessionClosedError(describe("draft", "the session", "closed", "open"))
@@ -197,14 +220,20 @@ class DraftSession:
             nodes = -1
         if not 0 <= nodes <= MAX_NODES:
             raise LimitError(describe("draft", "max_nodes", repr(max_nodes), f"0..{MAX_NODES}"))
-        times = _NO_COSTS if costs is None else _times(costs)
+        times = _NO_COSTS if costs is None else _times(costs, nodes)
         if times.size:
             nodes = min(nodes, times.size - 1)
-        for place in self._misfits:
-            self._drop(place, "tokenizer")
-        if self._foreign:
-            self._ask()
-        packed, scores, origins = self._native.draft(nodes, times)
+        try:
+            if self._foreign:
+                self._ask()
+            packed, scores, origins = self._native.draft(nodes, times)
+            if self._leave_out_unreadable():
+                packed, scores, origins = self._native.draft(nodes, times)
+        except BaseException:
+            self._native.forget()
+            raise
+        for place, why in self._left_out:
+            self._drop(place, why)
         tree = TokenTree.from_packed(packed, (0, 0), scores, origins)
         self.statistics.steps += 1
         self.statistics.drafted += len(tree)
@@ -219,8 +248,9 @@ class DraftSession:
             tokens: 1-D integers, at least one.
             top_k: int[len(tokens), k], the model's k most likely tokens after each of `tokens`; -1: unknown, as after
                 the bonus token, which the model has not read yet.
-            node_top_k: int[1 + N, k], the same after the context (row 0) and after each node of the last tree, in its
-                order, accepted or not: all that a forward pass over the tree says.
+            node_top_k: int[1 + N, k], the same after the context (row 0) and after each node of the tree drafted since
+                the last `accept`, in its order, accepted or not: all that a forward pass over the tree says. Without
+                such a tree, N is 0.
 
         Raises:
             ContextTypeError, EmptyContextError, TokenRangeError: `tokens`, or a top-k, is not as above.
@@ -233,7 +263,7 @@ class DraftSession:
             raise EmptyContextError(describe("accept", "tokens", "empty", "at least one token"))
         rows = None if top_k is None else _top_k("top_k", top_k, new.size)
         if node_top_k is not None:
-            self._native.learn_nodes(_top_k("node_top_k", node_top_k, None))
+            self._native.learn_nodes(_top_k("node_top_k", node_top_k, 1 + int(self._native.tree_size())))
         before = len(self)
         self.statistics.accepted += int(self._native.accept(new))
         self.statistics.tokens += new.size
@@ -243,74 +273,99 @@ class DraftSession:
     def close(self) -> None:
         """End the session; sources stay open. May be called again."""
         self._closed.set()
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
-            self._pool = None
+        for asker in self._askers.values():
+            asker.close()
 
     def _drop(self, place: int, why: str) -> None:
         dropped = self.statistics.dropped
         dropped[place, why] = dropped.get((place, why), 0) + 1
 
+    def _leave_out_unreadable(self) -> bool:
+        """Drop, from now on, datastores of which a page could not be read; return whether there are new ones."""
+        lost = [store for store, (_, guard) in self._guards.items() if guard is not None and guard.lost]
+        for store in lost:
+            self._left_out.append((self._guards.pop(store)[0], "error"))
+            self._native.give(store, None)
+        return bool(lost)
+
     def _ask(self) -> None:
         """Ask the sources in Python about this step's context, at once, and give their trees to the kernel."""
         contexts = self._contexts()
-        if self._timeout is None:
-            for store, place, source in self._foreign:
-                try:
-                    self._give(store, _ask_one(source, contexts))
-                except Exception:
-                    self._native.give(store, None)
-                    self._drop(place, "error")
+        if not contexts:
             return
-        self._pool = self._pool or ThreadPoolExecutor(len(self._foreign), "rest-store-source")
         self._late = {place: answer for place, answer in self._late.items() if not answer.done()}
-        asked = {
-            place: self._pool.submit(_ask_one, source, contexts)
-            for _, place, source in self._foreign
-            if place not in self._late
-        }
-        deadline = time.monotonic() + self._timeout
-        for store, place, _ in self._foreign:
-            answer = asked.get(place)
+        late = set(self._late)
+        if self._timeout is not None:
+            for _, place, source in self._foreign:
+                if place not in late:
+                    if place not in self._askers:
+                        self._askers[place] = Asker(functools.partial(_ask_one, source, longest=self._longest))
+                    self._late[place] = self._askers[place].ask(contexts)
+        deadline = time.monotonic() + (self._timeout or 0)
+        for store, place, source in self._foreign:
             try:
-                if answer is None:
+                if self._timeout is None:
+                    trees = _ask_one(source, contexts, longest=self._longest)
+                elif place in late:
                     raise LateError
-                self._give(store, answer.result(max(0.0, deadline - time.monotonic())))
+                else:
+                    self._late[place].exception(max(0.0, deadline - time.monotonic()))  # raises if there is no answer
+                    trees = self._late.pop(place).result()
             except LateError:
-                if answer is not None:
-                    self._late[place] = answer
-                self._native.give(store, None)
-                self._drop(place, "late")
+                self._drop(place, "late" if place in self._late else "error")
+                continue
+            except Exception:
+                self._drop(place, "error")
+                continue
+            try:
+                self._native.give(store, self._checked(contexts, trees))
             except Exception:
                 self._native.give(store, None)
                 self._drop(place, "error")
 
-    def _contexts(self) -> list[npt.NDArray[np.int32]]:
-        """Return what to ask for: suffixes of the context, and of the paths that the other sources would draft."""
-        tail = np.frombuffer(self._native.tail(_SUFFIXES[0]), np.int32)
-        self._befores = [tail[:0]] * len(_SUFFIXES)
-        contexts = [tail[-size:] for size in _SUFFIXES]
-        if tail.size == 0:
-            return []
+    @property
+    def _longest(self) -> int:
+        return max(_LONGEST, self._max_suffix)
+
+    def _contexts(self) -> Contexts:
+        """Return what to ask for: suffixes of the context, and of the paths that the other sources would draft.
+
+        Until they are answered, the sources in Python are left out.
+        """
         for store, _, _ in self._foreign:
             self._native.give(store, None)
+        tail = self._known(np.frombuffer(self._native.tail(self._longest), np.int32))
+        contexts, self._befores = [], []
+        if tail.size:
+            contexts = [tail[-min(size, self._max_suffix) :] for size in (self._longest, *_SUFFIXES)]
+            self._befores = [tail[:0]] * len(contexts)
         own = TokenTree.from_packed(self._native.draft(_OWN_NODES, _NO_COSTS)[0], (0, 0))
-        paths: list[npt.NDArray[np.int32]] = []
+        paths: Contexts = []
         for token, parent in zip(own.tokens, own.parents.tolist(), strict=True):
             path = np.append(paths[parent] if parent >= 0 else tail[:0], token)
             paths.append(path)
-            whole = np.concatenate([tail, path])
-            for size in _SUFFIXES_OF_PATHS:
+            whole = self._known(np.concatenate([tail, path]))
+            for size in (self._longest, _SUFFIX_OF_PATHS) if whole.size else ():
                 self._befores.append(path)
-                contexts.append(whole[-size:])
+                contexts.append(whole[-min(size, self._max_suffix + path.size) :])
         return contexts
 
-    def _give(self, store: int, trees: list[TokenTree]) -> None:
-        given = [
-            (before, tree.match.length, tree.match.count, tree.counts, tree.tokens, tree.parents)
-            for before, tree in zip(self._befores, trees, strict=True)
-        ]
-        self._native.give(store, given)
+    def _known(self, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """Return the last tokens that are all in the vocabulary."""
+        outside = np.flatnonzero(tokens >= self._vocabulary_size)
+        return tokens[outside[-1] + 1 :] if outside.size else tokens
+
+    def _checked(self, contexts: Contexts, trees: list[TokenTree]) -> list[tuple[Any, ...]]:
+        """Return `trees` as the kernel takes them; raise if they answer something else than `contexts`."""
+        given: list[tuple[Any, ...]] = []
+        for context, before, tree in zip(contexts, self._befores, trees, strict=True):
+            tokens, match = tree.tokens, tree.match
+            if tokens.size > _ASKED_NODES or not (tokens.size > 0) <= match.length <= context.size:
+                raise ValueError("more nodes than asked for, or no match of this context")
+            if tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < self._vocabulary_size:
+                raise ValueError("a token outside the vocabulary")
+            given.append((before, match.length, match.count, tree.counts, tokens, tree.parents))
+        return given
 
     def __enter__(self) -> DraftSession:
         return self
@@ -325,10 +380,16 @@ class DraftSession:
         return f"DraftSession({len(self)} tokens, {done.steps} steps, {done.accepted} of {done.drafted} accepted)"
 
 
-def _ask_one(source: Source, contexts: list[npt.NDArray[np.int32]]) -> list[TokenTree]:
-    if not contexts:
-        return []
-    return source.draft_batch(contexts, max_nodes=_ASKED_NODES, max_suffix=_SUFFIXES[0], max_depth=_ASKED_DEPTH)
+def _ask_one(source: Source, contexts: Contexts, *, longest: int) -> list[TokenTree]:
+    return source.draft_batch(contexts, max_nodes=_ASKED_NODES, max_suffix=longest, max_depth=_ASKED_DEPTH)
+
+
+def _seconds(timeout: float | None) -> float | None:
+    """Return `timeout`; raise unless it is None or a time that can be waited for."""
+    number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    if timeout is not None and not (number and 0 <= timeout <= threading.TIMEOUT_MAX):
+        raise LimitError(describe("draft session", "source_timeout", repr(timeout), "None or seconds from 0 on"))
+    return timeout
 
 
 def _tokens(what: str, values: IntSequence) -> npt.NDArray[np.int32]:
@@ -352,18 +413,18 @@ def _integers(what: str, values: Any) -> npt.NDArray[Any]:
     return array
 
 
-def _top_k(what: str, values: npt.ArrayLike, rows: int | None) -> npt.NDArray[np.int32]:
+def _top_k(what: str, values: npt.ArrayLike, rows: int) -> npt.NDArray[np.int32]:
     """Return `values` as int32[rows, k]; raise unless they are 2-D integers of so many rows."""
     array = _integers(what, values)
-    if array.ndim != 2 or (rows is not None and array.shape[0] != rows):
-        expected = "2-D integers" if rows is None else f"[{rows}, k] integers"
-        raise ContextTypeError(describe("draft session", what, f"of shape {array.shape}", expected))
+    if array.ndim != 2 or array.shape[0] != rows:
+        raise ContextTypeError(describe("draft session", what, f"of shape {array.shape}", f"[{rows}, k] integers"))
     return np.ascontiguousarray(np.clip(array, -1, _LAST_TOKEN), np.int32)
 
 
-def _times(costs: npt.ArrayLike) -> npt.NDArray[np.float64]:
+def _times(costs: Costs, nodes: int) -> npt.NDArray[np.float64]:
     try:
-        array = np.ascontiguousarray(costs, np.float64)
+        found = [costs(1 + count) for count in range(nodes + 1)] if callable(costs) else costs
+        array = np.asarray(found, np.float64, order="C")
     except (TypeError, ValueError):
         array = np.empty((0, 0))
     if array.ndim != 1 or array.size == 0 or not bool(np.all((array > 0) & np.isfinite(array))):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from rest_store.datastore import Datastore
-from rest_store.kernel import native_session_kernel, shard_view
+from rest_store.kernel import PageGuard, guard_pages, native_session_kernel, shard_view
 from rest_store.queries import IntSequence
 from rest_store.tree import TokenTree
 
@@ -18,7 +18,8 @@ class Source(Protocol):
     """Anything that proposes continuations with counts: a `Datastore`, a service's client, or your own.
 
     A session asks it once in a step, for the same context cut to several lengths. It may raise, and it may be late:
-    then the session goes on without it.
+    then the session goes on without it, as it does where a tree has tokens outside the vocabulary, more nodes than
+    asked for, or nodes but no match that lies within its context.
     """
 
     def draft_batch(
@@ -59,6 +60,7 @@ class RecycledLogits:
 
 _lock = threading.Lock()
 _evidence: weakref.WeakKeyDictionary[Datastore, Any] = weakref.WeakKeyDictionary()
+_guards: weakref.WeakKeyDictionary[Datastore, PageGuard | None] = weakref.WeakKeyDictionary()
 
 
 def evidence_of(store: Datastore) -> Any:
@@ -68,3 +70,11 @@ def evidence_of(store: Datastore) -> Any:
             views = [shard_view(shard) for shard in store.shards]
             _evidence[store] = native_session_kernel().NativeEvidence(views, store.vocabulary_size)
         return _evidence[store]
+
+
+def guard_of(store: Datastore) -> PageGuard | None:
+    """Return what tells whether a page of `store` could not be read, one for all sessions; keep it while reading."""
+    with _lock:
+        if store not in _guards:
+            _guards[store] = guard_pages(store.shards)
+        return _guards[store]

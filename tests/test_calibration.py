@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,8 @@ from strategies import refused
 from rest_store import _kernel  # type: ignore[attr-defined]
 from rest_store.calibration import Calibration
 from rest_store.errors import CalibrationError
+from rest_store.session import DraftSession
+from rest_store.sources import PromptLookup
 
 FACTS = int(_kernel.FACTS)
 Rows = tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8], npt.NDArray[np.uint32]]
@@ -76,8 +80,48 @@ def test_rows_that_do_not_belong_together_are_refused() -> None:
     refused(CalibrationError, lambda: Calibration.fit(facts[1:], labels, ends))
     refused(CalibrationError, lambda: Calibration.fit(facts, labels, ends[:-1]))
     refused(CalibrationError, lambda: Calibration.fit(facts, labels, ends[::-1]))
+    for wrong, fragment in (([10**9, 40], "ascend"), ([20, 20, 40], "ascend"), ([40, 4, 40], "ascend")):
+        refused(CalibrationError, lambda wrong=wrong: Calibration.fit(facts, labels, wrong), fragment)  # type: ignore[misc]
+    high = labels * 200
+    refused(CalibrationError, lambda: Calibration.fit(facts, high, ends), "label")
+    several = np.ones_like(labels)
+    refused(CalibrationError, lambda: Calibration.fit(facts, several, ends), "several right")
+    for value in (np.nan, np.inf):
+        holed = facts.copy()
+        holed[17, 3] = value
+        refused(CalibrationError, lambda holed=holed: Calibration.fit(holed, labels, ends), "finite")  # type: ignore[misc]
+    for options in ({"rate": float("nan")}, {"ridge": -1.0}, {"row_share": 0.0}, {"row_share": 1.5}, {"trees": -1}):
+        refused(CalibrationError, lambda options=options: Calibration.fit(facts, labels, ends, **options))  # type: ignore[misc]
     refused(CalibrationError, lambda: Calibration(b"forest"))
     refused(CalibrationError, lambda: Calibration(bytes(4), [0.0]))
+
+
+def forest(base: float = 0.0, leaf: float = 0.0, threshold: float = 0.0) -> bytes:
+    tree = np.zeros(1, np.dtype([("facts", "<u2", 6), ("thresholds", "<f4", 6), ("leaves", "<f4", 64)]))
+    tree["leaves"], tree["thresholds"] = leaf, threshold
+    return np.float32(base).tobytes() + tree.tobytes()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_numbers_that_are_not_finite_are_refused(bad: float) -> None:
+    Calibration(forest(1, 1, 1))
+    for one in (forest(base=bad), forest(leaf=bad), forest(threshold=bad)):
+        refused(CalibrationError, lambda one=one: Calibration(one), "finite")  # type: ignore[misc]
+    refused(CalibrationError, lambda: Calibration(forest(leaf=3e38)), "finite")  # sums would not be
+    for place in range(5):
+        weights = [0.0] * 5
+        weights[place] = bad
+        refused(CalibrationError, lambda weights=weights: Calibration(forest(), weights), "finite")  # type: ignore[misc]
+
+
+def test_great_log_odds_do_not_overflow() -> None:
+    with DraftSession([PromptLookup()], [1, 2, 3, 1, 2, 4, 1, 2], calibration=Calibration(forest(base=300))) as session:
+        tree = session.draft(16)
+        assert tree.scores is not None
+        assert len(tree) > 2
+        assert np.isfinite(tree.scores).all()
+        session.accept([3])
+        assert np.isfinite(session.calibration.weights).all()
 
 
 def test_a_saved_calibration_is_read_back_whole(tmp_path: Path) -> None:
@@ -91,6 +135,14 @@ def test_a_saved_calibration_is_read_back_whole(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["one"]
 
 
+def recompressed(content: bytes) -> bytes:
+    """A file whose checksum is right, but of something that is not compressed."""
+    magic, head, packed = content.split(b"\n", 2)
+    fields = json.loads(head)
+    fields["sha256"] = hashlib.sha256(packed[5:]).hexdigest()
+    return magic + b"\n" + json.dumps(fields).encode() + b"\n" + packed[5:]
+
+
 def test_bad_files_are_refused_by_what_is_wrong(tmp_path: Path) -> None:
     Calibration.fit(*places(8, 200), trees=2).save(tmp_path / "good")
     content = (tmp_path / "good").read_bytes()
@@ -98,6 +150,10 @@ def test_bad_files_are_refused_by_what_is_wrong(tmp_path: Path) -> None:
         "calibration is No such file": None,
         "content is something else": b"PK" + content,
         "header is damaged": content.replace(b"{", b"[", 1),
+        "weights is": content.replace(b'"weights": [0.0', b'"weights": [NaN', 1),
+        "weights is a str": content.replace(b"[0.0, 0.0, 0.0, 0.0, 0.0]", b'"0"', 1),
+        "provenance is": content.replace(b'"provenance": {}', b'"provenance": 7', 1),
+        "trees is": recompressed(content),
         "version is 2": content.replace(b'"version": 1', b'"version": 2'),
         "checksum": content[:-1] + bytes([content[-1] ^ 1]),
     }

@@ -23,7 +23,7 @@ LAYERS = [
         *("memory", "header", "shard", "tokenizer", "tree", "manifest", "_reference", "kernel"),
         *("statuses", "queries", "addresses"),
     ],
-    ["datastore", "check", "drawing", "calibration", "sources"],
+    ["datastore", "check", "drawing", "calibration", "asking", "sources"],
     [
         *("server.logs", "server.metrics", "server.admission", "server.catalog", "server.questions", "server.replies"),
         *("server.credentials", "server.health", "server.servicer", "server.reload", "server.server"),

@@ -131,7 +131,6 @@ def test_a_fitted_calibration_beats_the_rules_and_is_calibrated(folder: Path) ->
     assert outcome.tokens == sum(one.output.size for one in held)
     assert outcome.mean_accepted > walk(held, rest_rule([store], max_nodes=16)).mean_accepted
     assert outcome.calibration_error < 0.03
-    assert outcome.reliability[2].sum() == outcome.tokens - outcome.steps + missed_bonus(held, sources, fitted)
     rows = measure(held, {"ds": store}, fitted, budgets=(16,))
     by_name = {row["drafting"]: row["M"] for row in rows}
     assert by_name["session"] == pytest.approx(outcome.mean_accepted, abs=1e-3)
@@ -139,13 +138,38 @@ def test_a_fitted_calibration_beats_the_rules_and_is_calibrated(folder: Path) ->
     assert {"session, prompt lookup alone", "session, recycled logits alone", "session, ds alone"} <= by_name.keys()
 
 
-def missed_bonus(held: list[Recording], sources: list[object], calibration: Calibration) -> int:
-    """Recordings whose last token was drafted, so that their last step has no bonus token."""
-    count = 0
-    for recording in held:
-        outcome = replay([recording], sources, calibration, max_nodes=16)
-        count += int(outcome.reliability[2].sum()) + outcome.steps - outcome.tokens
-    return count
+def test_replays_count_as_a_generation_would(recordings: list[Recording], folder: Path) -> None:
+    sources, calibration = [PromptLookup(), Datastore.open(folder / "ds")], Calibration.default()
+    steps = drafted = accepted = 0
+    promised = 0.0
+    for recording in recordings[:10]:
+        text, place = [*recording.prompt.tolist(), *recording.output.tolist()], recording.prompt.size
+        with DraftSession(sources, text[:place], calibration=calibration, learn=False) as session:
+            while place < len(text):
+                tree = session.draft(8)
+                children = {
+                    (parent, token): node
+                    for node, (parent, token) in enumerate(
+                        zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)
+                    )
+                }
+                end, node = place, -1
+                while end < len(text) and (node, text[end]) in children:
+                    node = children[node, text[end]]
+                    end += 1
+                steps, drafted, accepted = steps + 1, drafted + len(tree), accepted + end - place
+                assert tree.scores is not None
+                promised += 1 + float(tree.scores.sum())
+                end = min(end + 1, len(text))
+                session.accept(text[place:end])
+                place = end
+    outcome = replay(recordings[:10], sources, calibration, max_nodes=8)
+    assert (outcome.tokens, outcome.steps) == (sum(one.output.size for one in recordings[:10]), steps)
+    assert accepted > 0
+    assert outcome.reliability[[0, 2]].sum(axis=1).tolist() == [drafted, accepted]
+    assert outcome.expected == pytest.approx(promised)
+    assert outcome.reliability[1].sum() == pytest.approx(promised - steps)
+    assert [sum(counts) for counts in zip(*outcome.families.values(), strict=True)] == [outcome.tokens, steps]
 
 
 def test_an_outcome_without_drafts_has_no_error() -> None:
@@ -166,6 +190,11 @@ def test_bad_recordings_are_refused_by_line(tmp_path: Path, recordings: list[Rec
         ('{"prompt": "a", "answer": "b"}', "tokenizer"),
         ('{"prompt": [1], "output": ["a"]}', "types"),
         ('{"prompt": [1], "output": [99999999999]}', "types"),
+        ('{"prompt": [1], "output": [2.5]}', "types"),
+        ('{"prompt": [true], "output": [2]}', "types"),
+        ('{"prompt": [1], "output": [-2]}', "types"),
+        ('{"prompt": [1], "output": [2], "topk": [[1.5], [2]]}', "types"),
+        ('{"prompt": [1], "output": [2], "topk": [[-2], [2]]}', "types"),
         ('{"prompt": [[1]], "output": [1]}', "shapes"),
         ('{"prompt": [1], "output": [1], "topk": [[1]]}', "shapes"),
     ):

@@ -176,6 +176,7 @@ def test_the_number_of_nodes_that_is_worth_its_time(store: Datastore, calibratio
     assert len(draft(np.arange(17) * 1000.0 + 1)) == 0
     assert len(draft(np.ones(3))) == 2
     assert len(draft([1.0])) == 0
+    assert draft(lambda width: 1 + 0.03 * width) == draft(1 + 0.03 * np.arange(1, 18))
     best = np.sort(whole.scores)[::-1]
     for slope in (0.01, 0.03, 0.1, 0.3):
         costs = 1 + slope * np.arange(17)
@@ -197,9 +198,19 @@ def test_recycled_logits_come_back(calibration: Calibration) -> None:
         assert 59 in session.draft().tokens.tolist()
     with DraftSession([recycled], [7, 1], calibration=calibration) as session:  # the next generation knows it, too
         assert 4 in session.draft().tokens.tolist()
-    for token in range(60_000):
-        session._native.learn_text(0, np.array([[token % 7]], np.int32)) if token < 2 else None
-    assert 0 < len(recycled) <= 131_072
+
+
+def test_what_follows_nodes_is_taken_for_the_last_tree_alone(store: Datastore) -> None:
+    """After an accept there is no tree any more: one row, after the context, is all that can be said."""
+    recycled = RecycledLogits()
+    with DraftSession([recycled, store], [1, 2]) as session:
+        rows = [[100 + i, 200 + i] for i in range(len(session.draft()) + 1)]
+        session.accept([9])
+        refused(ContextTypeError, lambda: session.accept([9], node_top_k=rows), "node_top_k", "[1, k]")
+        session.accept([8], node_top_k=[[77, 78]])
+        assert len(session) == 4
+    with DraftSession([recycled], [9]) as session:
+        assert {77, 78} <= set(session.draft().tokens.tolist())
 
 
 def test_recycled_logits_are_bounded() -> None:
@@ -259,9 +270,12 @@ def test_a_source_that_raises_is_left_out_and_counted(
         DraftSession([store], [1, 2], calibration=calibration) as alone,
     ):
         for _ in range(3):
-            tree = session.draft()
+            tree, expected = session.draft(), alone.draft()
             require_valid(tree, 16, 2)
-            assert set(tree.tokens.tolist()) == set(alone.draft().tokens.tolist())
+            assert tree.tokens.tolist() == expected.tokens.tolist()
+            assert tree.scores is not None
+            assert expected.scores is not None
+            assert tree.scores.tolist() == expected.scores.tolist()
             session.accept([3])
             alone.accept([3])
         assert session.statistics.dropped == {(0, "error"): 3}
@@ -355,12 +369,16 @@ def test_bad_input_is_refused_by_name(store: Datastore, calibration: Calibration
     session = opened(store)
     for limit in (-1, 1025, 1.5, None):
         refused(LimitError, lambda limit=limit: session.draft(limit), "max_nodes")  # type: ignore[misc]
-    for costs in ([], [[1.0]], [0.0], [1.0, -1.0], [float("nan")], "fast"):
+    for costs in ([], [[1.0]], [0.0], [1.0, -1.0], [float("nan")], "fast", 3.0, lambda width: -1.0, lambda: 1.0):
         refused(LimitError, lambda costs=costs: session.draft(4, costs), "costs")  # type: ignore[misc]
     refused(EmptyContextError, lambda: session.accept([]), "tokens")
     refused(TokenRangeError, lambda: session.accept([-5]), "-5")
     refused(ContextTypeError, lambda: session.accept([3], top_k=[[1], [2]]), "top_k")
     refused(ContextTypeError, lambda: session.accept([3], node_top_k=[1, 2]), "node_top_k")
+    size = len(session.draft())
+    for rows in (0, size, size + 2):
+        wrong = np.zeros((rows, 2), int)
+        refused(ContextTypeError, lambda wrong=wrong: session.accept([3], node_top_k=wrong), "node_top_k")  # type: ignore[misc]
     assert len(session) == 2  # nothing of that was taken in
     session.close()
     session.close()

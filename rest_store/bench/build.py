@@ -26,7 +26,7 @@ from typing import Any
 from rest_store.bench.arguments import parser_of
 from rest_store.bench.environment import write_result
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 STAGES = ("read", "tokenize", "sort", "write")
 
 

@@ -55,8 +55,9 @@ def calibrate(
 
     opened = _open(stores)
     recordings = _read(paths, opened, tokenizer)
-    fit = [recording for recording in recordings if recording.part < FIT_PARTS]
-    held = [recording for recording in recordings if recording.part >= FIT_PARTS]
+    _require_folder(out)
+    fit = [recording for recording in recordings if recording.part < FIT_PARTS and recording.output.size]
+    held = [recording for recording in recordings if recording.part >= FIT_PARTS and recording.output.size]
     if not fit or not held:
         found = f"{len(fit)} recordings to fit and {len(held)} to report"
         raise RecordingError(describe("calibrate", "data", found, "some of each: record more prompts"))
@@ -133,8 +134,9 @@ for _name, _about in (
     "--series",
     nargs=2,
     multiple=True,
-    type=(float, click.Path(path_type=Path)),
-    help="For the plot against size: relative size, and a datastore of that size. May be repeated.",
+    type=(click.FloatRange(0, 1, min_open=True, max_open=True), click.Path(path_type=Path)),
+    help="For the plot against size: size relative to that of --datastore, between 0 and 1, and a datastore of that "
+    "size. May be repeated, also for one size: these are taken together.",
 )
 @click.option("--json", "result", type=click.Path(path_type=Path), help="Write all figures to this file.")
 def quality(
@@ -157,16 +159,19 @@ def quality(
     from rest_store.bench.replay import FIT_PARTS, fit_calibration
 
     opened = _open(stores)
+    sizes = {size: _open(tuple(path for other, path in series if other == size)) for size, _ in series}
+    start = Calibration.default() if calibration in ("fit", "default") else Calibration.load(calibration)
+    if plots is not None:
+        _require_matplotlib()
+    if result is not None:
+        _require_folder(result)
     recordings = _read(paths, opened, tokenizer)[::every]
-    held = [recording for recording in recordings if recording.part >= FIT_PARTS]
-    fit = [recording for recording in recordings if recording.part < FIT_PARTS]
+    held = [recording for recording in recordings if recording.part >= FIT_PARTS and recording.output.size]
+    fit = [recording for recording in recordings if recording.part < FIT_PARTS and recording.output.size]
     if not held or (calibration == "fit" and not fit):
         found = f"{len(fit)} recordings to fit and {len(held)} to report"
         raise RecordingError(describe("bench quality", "data", found, "some of each: record more prompts"))
-    if calibration == "fit":
-        used = fit_calibration([(fit, _sources(opened))], start=Calibration.default())
-    else:
-        used = Calibration.default() if calibration == "default" else Calibration.load(calibration)
+    used = fit_calibration([(fit, _sources(opened))], start=start) if calibration == "fit" else start
 
     def show(drafting: str, outcome: Outcome) -> None:
         by_family = "  ".join(
@@ -181,7 +186,6 @@ def quality(
             click.echo(f"calibration error with {row['nodes']} nodes: {row['calibration_error']:.4f}")
     curves: dict[str, list[tuple[float, float]]] = {}
     if plots is not None:
-        sizes = {size: _open((path,)) for size, path in series}
         curves = measure_series(held, {**sizes, 1.0: opened}, used)
         plot(rows, curves, plots)
     if result is not None:
@@ -194,7 +198,31 @@ def quality(
 
 
 def _open(paths: tuple[Path, ...]) -> dict[str, Datastore]:
-    return {path.name: Datastore.open(path) for path in paths}
+    """Return datastores by the names of their folders, by their paths where several folders have one name."""
+    resolved = [path.resolve() for path in paths]
+    for path in paths:
+        if resolved.count(path.resolve()) > 1:
+            raise RecordingError(describe("--datastore", "datastore", f"{path} twice", "each one once"))
+    names = [path.name for path in resolved]
+    return {
+        name if names.count(name) == 1 else str(path): Datastore.open(path)
+        for name, path in zip(names, paths, strict=True)
+    }
+
+
+def _require_folder(file: Path) -> None:
+    """Raise, before anything costly is done, unless there is a folder to write `file` into."""
+    if not file.absolute().parent.is_dir():
+        raise RecordingError(describe(file, "folder", "missing", "one that exists"))
+
+
+def _require_matplotlib() -> None:
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise RecordingError(
+            describe("--plots", "matplotlib", "missing", "installed, with the extra [plots]")
+        ) from error
 
 
 def _sources(stores: dict[str, Datastore]) -> list[object]:

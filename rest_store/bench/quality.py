@@ -21,10 +21,16 @@ Progress = Callable[[str, Outcome], None]
 def rest_rule(stores: Sequence[Datastore], *, max_nodes: int = 24) -> Draft:
     """Return REST's rule (arXiv 2311.08252, section 3.2): the most frequent continuations of the one longest match.
 
-    Of several datastores the one with the longest match is asked.
+    Of several datastores the one with the longest match is asked; about what follows the last token of the context that
+    is none of theirs.
     """
+    vocabulary = min(store.vocabulary_size for store in stores)
 
     def draft(context: npt.NDArray[np.int32]) -> TokenTree:
+        outside = np.flatnonzero(context >= vocabulary)
+        context = context[outside[-1] + 1 :] if outside.size else context
+        if context.size == 0:
+            return TokenTree([], [], [])
         best = max(stores, key=lambda store: store.longest_suffix_match(context).length)
         return best.draft(context, max_nodes=max_nodes, max_suffix=16, max_depth=10)
 

@@ -25,6 +25,7 @@ from rest_store.sources import RecycledLogits
 from rest_store.tree import TokenTree
 
 BINS = 20  # of reliability
+_LAST_TOKEN = 2**31 - 1
 PARTS = 10  # that prompts are divided into
 FIT_PARTS = 7  # of those, the first ones are for fitting, the others for reporting
 
@@ -129,8 +130,8 @@ def read_recordings(path: str | Path, encode: Encode | None = None) -> list[Reco
                 raise RecordingError(describe(where, "prompt or output", "text", "token ids, or a tokenizer for it"))
             prompt, output = encode(str(prompt), str(output))
         try:
-            tokens = np.array(prompt, np.int32), np.array(output, np.int32)
-            top_k = np.array(fields.get("topk") or np.zeros((0, 0)), np.int32)
+            tokens = _integers(prompt, 0), _integers(output, 0)
+            top_k = _integers(fields.get("topk") or np.zeros((0, 0)), -1)
         except (TypeError, ValueError, OverflowError) as error:
             raise RecordingError(describe(where, "recording", "of other types", "lists of token ids")) from error
         if (tokens[0].ndim, tokens[1].ndim, top_k.ndim) != (1, 1, 2) or len(top_k) not in (
@@ -141,6 +142,14 @@ def read_recordings(path: str | Path, encode: Encode | None = None) -> list[Reco
         family = str(fields.get("set", fields.get("model", "all")))
         out.append(Recording(family, part_of(key), *tokens, top_k))
     return out
+
+
+def _integers(values: object, least: int) -> npt.NDArray[np.int32]:
+    """Return `values` as int32; raise ValueError for any that are no integers from `least` on."""
+    array = np.array(values)
+    if array.size and (array.dtype.kind not in "iu" or int(array.min()) < least or int(array.max()) > _LAST_TOKEN):
+        raise ValueError("not integers of the range")
+    return array.astype(np.int32)
 
 
 def _lines(path: str | Path) -> Iterator[tuple[int, str]]:
@@ -157,9 +166,14 @@ Draft = Callable[[npt.NDArray[np.int32]], TokenTree]  # of a context
 
 
 def walk(recordings: Iterable[Recording], draft: Draft) -> Outcome:
-    """Replay with a drafting rule that knows the context alone; its trees need no scores."""
+    """Replay with a drafting rule that knows the context alone; its trees need no scores.
+
+    Recordings without output count for nothing, here and in `replay`.
+    """
     outcome = Outcome()
     for recording in recordings:
+        if recording.output.size == 0:
+            continue
         text = np.concatenate([recording.prompt, recording.output])
         place, steps = recording.prompt.size, 0
         while place < text.size:

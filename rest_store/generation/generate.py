@@ -8,6 +8,7 @@ passes the named arguments below on, and no others of its own: `streamer=` does 
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -168,12 +169,17 @@ def session_maker(drafter: Any) -> SessionMaker | None:
 
 
 def default_session(sources: Sequence[Any]) -> SessionMaker:
-    """Return what makes a `DraftSession` of `sources` for a prompt."""
+    """Return what makes a `DraftSession` of `sources` for a prompt.
+
+    All that one maker makes share a calibration: give the maker itself as `drafter` of several generations, and the
+    error that the first ones mended stays mended in the later ones.
+    """
     module, _, name = _DEFAULT_SESSION.partition(":")
-    session = getattr(importlib.import_module(module), name)
+    rooms = importlib.import_module(module)
+    calibration = functools.cache(rooms.Calibration.default)  # made with the first session, on its thread
 
     def make(prompt: list[int]) -> Session:
-        made: Session = session(sources=list(sources), prompt=prompt)
+        made: Session = getattr(rooms, name)(sources=list(sources), prompt=prompt, calibration=calibration())
         return made
 
     return make

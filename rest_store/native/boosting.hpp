@@ -45,11 +45,14 @@ class Booster {
       drawn_.clear();
       std::uint32_t row = 0;
       for (const std::uint32_t end : ends_) {
-        float sum = 1;
-        for (std::uint32_t one = row; one < end; ++one) sum += std::exp(odds_[one]);
+        float most = 0;
+        for (std::uint32_t one = row; one < end; ++one) most = std::max(most, odds_[one]);
+        const float shift = softmax_shift(most);
+        float sum = std::exp(-shift);
+        for (std::uint32_t one = row; one < end; ++one) sum += std::exp(odds_[one] - shift);
         const bool draw = (random() & 65535) < keep;
         for (; row < end; ++row) {
-          const float p = std::exp(odds_[row]) / sum;
+          const float p = std::exp(odds_[row] - shift) / sum;
           gradients_[row] = {static_cast<float>(labels_[row]) - p, std::max(p * (1 - p), 1e-6F)};
           if (draw) drawn_.push_back(row);
         }

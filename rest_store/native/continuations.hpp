@@ -74,13 +74,15 @@ class ContinuationReader {
     if (count == 0) return {};
     const std::uint64_t stride = count <= samples ? 1 : (count + samples - 1) / samples;
     probes_.clear();
+    std::uint64_t skip = stride / 2;  // carried from shard to shard, so that shares do not depend on their number
     for (std::size_t i = 0; i < shards.size(); ++i) {
       const Interval& interval = intervals[i];
-      for (Rank rank = interval.begin + std::min(stride / 2, interval.width() / 2); rank < interval.end;
-           rank += stride) {
+      Rank rank = interval.begin + skip;
+      for (; rank < interval.end; rank += stride) {
         probes_.push_back({&shards[i], rank});
         prefetch(shards[i].entry_address(rank));
       }
+      skip = rank - interval.end;
     }
     for (Probe& probe : probes_) {
       probe.place = probe.shard->position(probe.place) + length;

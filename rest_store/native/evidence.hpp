@@ -64,8 +64,8 @@ class EvidenceReader {
     Scratch& own = scratch();
     const Suffix suffix = suffix_of(tail);
     shorts(tail, suffix, out);
-    clear(out.rungs[0]);
-    clear(out.rungs[1]);
+    out.rungs[0].clear();
+    out.rungs[1].clear();
     if (out.rungs[2].length == 0) return;
     const Match& match = own.matcher.longest(shards_, std::span(&suffix, 1))[0];
     if (match.length <= kShort) return;
@@ -88,8 +88,8 @@ class EvidenceReader {
     Scratch& own = scratch();
     const Suffix suffix = suffix_of(tail);
     shorts(tail, suffix, out);
-    clear(out.rungs[0]);
-    clear(out.rungs[1]);
+    out.rungs[0].clear();
+    out.rungs[1].clear();
     std::size_t found = 0;
     for (std::size_t i = 0; i < 3 && found < 2; ++i) {
       const Rung& from = parent.rungs[i];
@@ -119,8 +119,6 @@ class EvidenceReader {
     return own;
   }
 
-  static void clear(Rung& rung) { rung.clear(); }
-
   // The last tokens that are all tokens of this vocabulary.
   std::span<const Token> known(std::span<const Token> tail) const {
     std::size_t size = 0;
@@ -139,14 +137,14 @@ class EvidenceReader {
     for (std::uint32_t length = 1; length <= kShort; ++length) {
       Rung& rung = out.rungs[kRungs - length];
       if (!occurs || length > tail.size()) {
-        clear(rung);
+        rung.clear();
         continue;
       }
       const ShortSuffix key = short_suffix(tail.last(length));
       if (!recall(key, rung)) {
         find(suffix, length, rung);
         rung.next = scratch().reader.read(shards_, rung.intervals, length, vocabulary_, kShortSamples);
-        if (rung.count == 0) clear(rung);
+        if (rung.count == 0) rung.clear();
         remember(key, rung);
       }
       occurs = rung.length > 0;
@@ -181,7 +179,7 @@ class EvidenceReader {
     find_boundaries(own.boundaries);
     to.length = length;
     bound(to);
-    if (to.count == 0) clear(to);
+    if (to.count == 0) to.clear();
     return to.count > 0;
   }
 

@@ -2,6 +2,7 @@
 // 1706.09516): a tree of depth d is d comparisons and one look-up, for many rows at once.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
@@ -32,6 +33,22 @@ struct Forest {
   float base = 0;
   std::vector<ObliviousTree> trees;
 
+  // Whether all numbers are finite, and so is any sum of leaves.
+  bool finite() const {
+    double reach = std::abs(static_cast<double>(base));
+    for (const ObliviousTree& tree : trees) {
+      double most = 0;
+      for (const float threshold : tree.thresholds)
+        if (!std::isfinite(threshold)) return false;
+      for (const float leaf : tree.leaves) {
+        if (!std::isfinite(leaf)) return false;
+        most = std::max(most, std::abs(static_cast<double>(leaf)));
+      }
+      reach += most;
+    }
+    return reach < 1e30;
+  }
+
   // Log odds of `kLanes` rows; `columns` holds feature f of row r at [f * stride + r].
   REST_STORE_WIDE void evaluate(const float* columns, std::size_t stride, float* out) const {
     using Floats __attribute__((vector_size(4 * kLanes))) = float;
@@ -52,6 +69,7 @@ struct Forest {
   }
 };
 
-inline float probability(float log_odds) { return 1.0F / (1.0F + std::exp(-log_odds)); }
+// What to take from log odds of which the greatest is `most`, so that no sum of their exponentials overflows.
+inline float softmax_shift(float most) { return std::max(0.0F, most - 80.0F); }
 
 }  // namespace rest_store

@@ -44,8 +44,9 @@ class Growth {
   CountedSource& store(std::size_t place) { return stores_[place]; }
   const std::vector<GrownNode>& nodes() const { return nodes_; }
   Correction correction;
-  bool corrects = true;             // whether accept() moves the correction
-  std::size_t longest_suffix = 16;  // that a datastore is asked for at the root, in tokens
+  bool corrects = true;  // whether accept() moves the correction
+  std::size_t longest_suffix =
+      16;  // that a datastore is asked for at the root, in tokens; below, the path comes on top
 
   // Grow a tree of at most `max_nodes` nodes, in the order in which they were taken: never a greater score after a
   // lesser one, parents before children.
@@ -112,9 +113,14 @@ class Growth {
       history_.append(token);
     }
     if (expansions_ > 0) momentum_ += 0.2F * (static_cast<float>(depth) - momentum_);
+    forget();
+    return depth;
+  }
+
+  // As if no tree had been grown since the last accept().
+  void forget() {
     expansions_ = 0;
     nodes_.clear();
-    return depth;
   }
 
   // For calibration: keep the facts of every proposal, and hand out those along the path that was accepted.
@@ -122,11 +128,9 @@ class Growth {
   const std::vector<float>& recorded_facts() const { return recorded_facts_; }
   const std::vector<std::uint8_t>& recorded_labels() const { return recorded_labels_; }
   const std::vector<std::uint32_t>& recorded_ends() const { return recorded_ends_; }
-  const std::vector<float>& recorded_chances() const { return recorded_chances_; }
   void forget_recorded() {
     recorded_facts_.clear();
     recorded_labels_.clear();
-    recorded_chances_.clear();
     recorded_ends_.clear();
   }
 
@@ -185,7 +189,9 @@ class Growth {
       if (!source.present) opinions.stores[i].clear();
       else if (source.reader == nullptr) source.grove.at(tail.last(depth), opinions.stores[i]);
       else if (depth == 0) source.reader->root(tail.last(std::min(tail.size(), longest_suffix)), opinions.stores[i]);
-      else source.reader->child(opinions_[above].stores[i], tail, opinions.stores[i]);
+      else
+        source.reader->child(opinions_[above].stores[i], tail.last(std::min(tail.size(), longest_suffix + depth)),
+                             opinions.stores[i]);
     }
   }
 
@@ -194,6 +200,8 @@ class Growth {
     if (expansions_ == opinions_.size()) opinions_.emplace_back();
     Opinions& opinions = opinions_[expansions_];
     opinions.stores.resize(stores_.size());
+    opinions.present.resize(stores_.size());
+    for (std::size_t i = 0; i < stores_.size(); ++i) opinions.present[i] = stores_[i].present;
     if (use_echoes_) history_.find(tail, opinions.echoes);
     if (recycled_ != nullptr) opinions.rows = recycled_->find(tail);
     Place place;
@@ -216,9 +224,12 @@ class Growth {
     if (forest_ != nullptr && !forest_->trees.empty()) {
       for (std::size_t row = 0; row < proposals_.size(); row += kLanes)
         forest_->evaluate(proposals_.columns() + row, kProposals, chances.data() + row);
-      float sum = 1;
+      float most = 0;
       for (std::size_t row = 0; row < proposals_.size(); ++row)
-        sum += chances[row] = std::exp(chances[row] + correction.of(proposals_.origins(row)));
+        most = std::max(most, chances[row] += correction.of(proposals_.origins(row)));
+      const float shift = softmax_shift(most);
+      float sum = std::exp(-shift);
+      for (std::size_t row = 0; row < proposals_.size(); ++row) sum += chances[row] = std::exp(chances[row] - shift);
       for (std::size_t row = 0; row < proposals_.size(); ++row) chances[row] /= sum;
     } else {
       float sum = 0;
@@ -265,7 +276,6 @@ class Growth {
     for (std::size_t i = 0; i < rows_.size(); ++i) {
       if (rows_[i].expansion != static_cast<std::uint32_t>(expansion)) continue;
       recorded_labels_.push_back(rows_[i].token == token);
-      recorded_chances_.push_back(rows_[i].chance);
       const auto first = facts_.begin() + static_cast<std::ptrdiff_t>(i * kFacts);
       recorded_facts_.insert(recorded_facts_.end(), first, first + kFacts);
     }
@@ -293,7 +303,7 @@ class Growth {
   Proposals proposals_;
 
   std::vector<Row> rows_;
-  std::vector<float> facts_, recorded_facts_, recorded_chances_;
+  std::vector<float> facts_, recorded_facts_;
   std::vector<std::uint8_t> recorded_labels_;
   std::vector<std::uint32_t> recorded_ends_;
 };

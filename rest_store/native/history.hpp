@@ -31,13 +31,6 @@ struct Echoes {
 
 class History {
  public:
-  void clear() {
-    tokens_.clear();
-    numbers_.clear();
-    for (Order& order : orders_) order = Order();
-    prompt_ = 0;
-  }
-
   // Where the prompt ends and the output begins.
   void end_prompt() { prompt_ = tokens_.size(); }
 

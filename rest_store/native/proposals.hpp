@@ -77,6 +77,7 @@ struct Opinions {
   Echoes echoes;
   std::array<Ranks, kKeyed> rows{};
   std::vector<Evidence> stores;  // one for each datastore
+  std::vector<bool> present;     // which of them were asked
 
   // Best guesses of each kind of source, for their trust; -1: none.
   std::int64_t echo_guess() const {
@@ -105,9 +106,11 @@ struct Trusts {
 // time, kept in columns.
 class Pool {
  public:
-  static constexpr std::size_t kMost = 192;  // more are ignored
+  static constexpr std::size_t kMost = 192;    // more are ignored
+  static constexpr std::size_t kNone = kMost;  // no row
 
   std::size_t size = 0;
+  bool overflowed = false;  // whether a token found no row
   std::array<Token, kMost> tokens;
   std::array<std::uint32_t, kMost> origins;  // bit 0: prompt lookup, bit 1: recycled logits, bit 2 + i: datastore i
   std::array<float, kMost> prior;            // chance, by the rule
@@ -116,23 +119,27 @@ class Pool {
 
   void clear(std::size_t store_count) {
     size = 0;
+    overflowed = false;
     store_count_ = store_count;
     ++round_;
   }
 
-  // The row of `token`, which has one unless there were too many.
+  // The row of `token`; kNone if there were too many.
   std::size_t find(Token token) const {
     std::size_t place = (token * 0x9E3779B1U) >> 23;
     while (slots_[place].round == round_ && tokens[slots_[place].row] != token) place = (place + 1) % slots_.size();
-    return slots_[place].round == round_ ? slots_[place].row : kMost - 1;
+    return slots_[place].round == round_ ? slots_[place].row : kNone;
   }
 
-  // The row of `token`, a new one if need be; kMost - 1, which nobody reads, if there are too many.
+  // The row of `token`, a new one if need be; kNone if there are too many.
   std::size_t row(Token token, std::uint32_t origin) {
     std::size_t place = (token * 0x9E3779B1U) >> 23;
     while (slots_[place].round == round_ && tokens[slots_[place].row] != token) place = (place + 1) % slots_.size();
     if (slots_[place].round != round_) {
-      if (size == kMost - 1) return kMost - 1;
+      if (size == kMost) {
+        overflowed = true;
+        return kNone;
+      }
       slots_[place] = {round_, static_cast<std::uint32_t>(size)};
       tokens[size] = token;
       origins[size] = 0;
@@ -167,11 +174,33 @@ class Proposals {
               std::size_t limit) {
     pool_.clear(opinions.stores.size());
     weigh(opinions, trusts);
+    if (pool_.overflowed) {
+      pool_.clear(opinions.stores.size());
+      reserve(opinions);
+      weigh(opinions, trusts);
+    }
     rank(limit);
     fill(opinions, trusts, place, history);
   }
 
  private:
+  // Give rows to the tokens that matter most, for when there are too many: those of each datastore's longest match, so
+  // that every one is heard, the model's own, then prompt lookup's, which come longest match first; then of the other
+  // matches, the longer first.
+  void reserve(const Opinions& opinions) {
+    const auto of_store = [&](std::size_t store, const Rung* rung) {
+      for (const Continuation& one : rung->next) pool_.row(one.token, static_cast<std::uint32_t>(2 + store));
+    };
+    for (std::size_t store = 0; store < opinions.stores.size(); ++store)
+      if (const Rung* longest = opinions.stores[store].longest()) of_store(store, longest);
+    for (const Ranks& ranks : opinions.rows)
+      for (std::size_t rank = 0; rank < ranks.size; ++rank) pool_.row(ranks.tokens[rank], 1);
+    for (const Echo& echo : opinions.echoes.tokens) pool_.row(echo.token, 0);
+    for (std::size_t i = 0; i < kRungs; ++i)
+      for (std::size_t store = 0; store < opinions.stores.size(); ++store)
+        if (const Rung& rung = opinions.stores[store].rungs[i]; rung.length > 0) of_store(store, &rung);
+  }
+
   // The fixed rule: each source blends its suffix lengths, short ones first, each longer one counting for as many
   // observations as it has; sources are mixed by how often they were right of late and how much they matched.
   void weigh(const Opinions& opinions, const Trusts& trusts) {
@@ -186,6 +215,7 @@ class Proposals {
       }
       if (echo.length == echoes.length && echo.length > 4) blend = 0.5F * blend + 0.5F;
       const std::size_t row = pool_.row(echo.token, 0);
+      if (row == Pool::kNone) continue;
       pool_.echo[row] = blend;
       pool_.prior[row] += echo_weight * blend;
     }
@@ -197,8 +227,8 @@ class Proposals {
       const float faith = longest_order ? weight(trusts.rank, 2 * static_cast<float>(order)) : 0;
       total += faith;
       for (std::size_t rank = 0; rank < ranks.size; ++rank)
-        pool_.prior[pool_.row(ranks.tokens[rank], 1)] +=
-            faith * kTop[order - 1] / static_cast<float>((rank + 1) * (rank + 1));
+        if (const std::size_t row = pool_.row(ranks.tokens[rank], 1); row != Pool::kNone)
+          pool_.prior[row] += faith * kTop[order - 1] / static_cast<float>((rank + 1) * (rank + 1));
       longest_order = false;
     }
     for (std::size_t store = 0; store < opinions.stores.size(); ++store) {
@@ -211,7 +241,7 @@ class Proposals {
         for (std::size_t row = 0; row < pool_.size; ++row) column[row] *= fade;
         for (const Continuation& one : rungs[i].next) {
           const std::size_t row = pool_.row(one.token, static_cast<std::uint32_t>(2 + store));
-          column[row] += gain * one.share;
+          if (row != Pool::kNone) column[row] += gain * one.share;
         }
       }
       const Rung* longest = opinions.stores[store].longest();
@@ -276,10 +306,11 @@ class Proposals {
         at(kRank1 + i, row) = opinions.rows[i].size > 0 ? static_cast<float>(opinions.rows[i].rank(token(row)))
                                                         : static_cast<float>(kRanks + 1);
     }
-    // The two datastores that deserve most trust, the better first.
+    // The two datastores that deserve most trust of those that were asked, the better first.
     std::array<std::size_t, kStores> best{};
     std::size_t known = 0;
     for (std::size_t store = 0; store < opinions.stores.size(); ++store) {
+      if (!opinions.present[store]) continue;
       std::size_t place_of = known < kStores ? known++ : kStores;
       for (; place_of > 0 && trusts.stores[best[place_of - 1]].value < trusts.stores[store].value; --place_of)
         if (place_of < kStores) best[place_of] = best[place_of - 1];
@@ -305,9 +336,10 @@ class Proposals {
         all(first + kCounts + slot, rung ? static_cast<float>(rung->count) : 0);
         all(first + kShares + slot, 0);
         if (!rung) continue;
-        for (const Continuation& one : rung->next)
-          if (const std::size_t row = places_[pool_.find(one.token)]; row < size_)
-            at(first + kShares + slot, row) = one.share;
+        for (const Continuation& one : rung->next) {
+          const std::size_t own = pool_.find(one.token);
+          if (own != Pool::kNone && places_[own] < size_) at(first + kShares + slot, places_[own]) = one.share;
+        }
       }
     }
   }

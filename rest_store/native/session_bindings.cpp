@@ -63,6 +63,7 @@ Forest forest_of(const nb::bytes& packed) {
   for (const ObliviousTree& tree : forest.trees)
     for (const std::uint16_t feature : tree.features)
       if (feature >= kFacts) throw nb::value_error("a forest of other facts");
+  if (!forest.finite()) throw nb::value_error("a forest of numbers that are not finite");
   return forest;
 }
 
@@ -84,6 +85,10 @@ struct Calibrated {
   }
   // What one step has changed is added, so that sessions at the same time do not undo each other's.
   void add(const Correction& before, const Correction& after) {
+    bool finite = std::isfinite(after.bias - before.bias);
+    for (std::size_t i = 0; i < Correction::kOrigins; ++i)
+      finite = finite && std::isfinite(after.origins[i] - before.origins[i]);
+    if (!finite) return;
     const std::lock_guard lock(mutex);
     correction.bias += after.bias - before.bias;
     for (std::size_t i = 0; i < Correction::kOrigins; ++i)
@@ -98,6 +103,8 @@ struct Calibrated {
   }
   void set_weights(const std::vector<float>& weights) {
     if (weights.size() != 1 + Correction::kOrigins) throw nb::value_error("weights of another number");
+    for (const float weight : weights)
+      if (!std::isfinite(weight)) throw nb::value_error("a weight that is not finite");
     const std::lock_guard lock(mutex);
     correction.bias = weights[0];
     std::copy(weights.begin() + 1, weights.end(), correction.origins.begin());
@@ -187,8 +194,18 @@ class Session {
     const std::size_t foreseen = growth_.accept(tokens_of(tokens));
     if (growth_.corrects) calibrated_->add(before_, growth_.correction);
     before_ = growth_.correction;
+    order_.clear();
     return foreseen;
   }
+
+  // As if nothing had been drafted since the last accept.
+  void forget() {
+    growth_.forget();
+    order_.clear();
+  }
+
+  // Nodes of the tree that the next accept is about.
+  std::size_t tree_size() const { return order_.size(); }
 
   // After the text up to and with token `first + i`, the model's most likely tokens were row i; -1 ends a row early.
   void learn_text(std::size_t first, const Array<std::int32_t, 2>& rows) {
@@ -203,9 +220,10 @@ class Session {
 
   // The same after the context (row 0) and after each node of the last tree.
   void learn_nodes(const Array<std::int32_t, 2>& rows) {
+    if (rows.shape(0) != 1 + order_.size()) throw nb::value_error("rows of another tree");
     if (recycled_ == nullptr) return;
     const nb::gil_scoped_release release;
-    for (std::size_t i = 0; i < rows.shape(0) && i <= order_.size(); ++i)
+    for (std::size_t i = 0; i < rows.shape(0); ++i)
       recycled_->learn(growth_.tail_of(i == 0 ? -1 : order_[i - 1]), ranks_of(rows, i));
   }
 
@@ -260,7 +278,22 @@ nb::bytes fit(const Array<float, 2>& rows, const Array<std::uint8_t>& labels, co
               std::uint32_t trees, double rate, double ridge, double share) {
   if (rows.shape(1) != kFacts || rows.shape(0) != labels.size() || ends.size() == 0 ||
       ends.data()[ends.size() - 1] != labels.size())
-    throw nb::value_error("rows, labels and ends that do not belong together");
+    throw nb::value_error("of other shapes");
+  std::uint32_t row = 0;
+  for (const std::uint32_t end : span_of(ends)) {  // ascending, so that none lies beyond the last, which is right
+    if (end <= row || end > labels.size()) throw nb::value_error("ends that do not ascend");
+    std::uint32_t right = 0;
+    for (; row < end; ++row) {
+      if (labels.data()[row] > 1) throw nb::value_error("a label greater than 1");
+      right += labels.data()[row];
+    }
+    if (right > 1) throw nb::value_error("several right rows of one place");
+  }
+  const std::span<const float> facts{rows.data(), rows.size()};
+  if (!std::all_of(facts.begin(), facts.end(), [](float fact) { return std::isfinite(fact); }))
+    throw nb::value_error("facts that are not finite");
+  if (!(rate > 0 && rate <= 1 && ridge >= 0 && ridge < 1e9 && share > 0 && share <= 1))
+    throw nb::value_error("options out of range");
   Forest forest;
   {
     const nb::gil_scoped_release release;
@@ -269,7 +302,7 @@ nb::bytes fit(const Array<float, 2>& rows, const Array<std::uint8_t>& labels, co
     options.rate = rate;
     options.ridge = ridge;
     options.row_share = share;
-    Booster booster({rows.data(), rows.size()}, span_of(labels), span_of(ends), kFacts);
+    Booster booster(facts, span_of(labels), span_of(ends), kFacts);
     forest = booster.fit(options);
   }
   return packed_of(forest);
@@ -297,6 +330,8 @@ void bind_sessions(nb::module_& module) {
       .def("accept", &Session::accept)
       .def("learn_text", &Session::learn_text)
       .def("learn_nodes", &Session::learn_nodes)
+      .def("forget", &Session::forget)
+      .def("tree_size", &Session::tree_size)
       .def("length", &Session::length)
       .def("tail", &Session::tail)
       .def("record", &Session::record)
