@@ -12,6 +12,7 @@ from rest_store.errors import ResultsError, describe
 @click.command(epilog="Example: rest-store bench report results/ --out report.html")
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path), help="The page to write; default: report.html in FOLDER.")
+@click.option("--plots", type=click.Path(path_type=Path), help="Folder for the charts as PNG and SVG, too.")
 @click.option(
     "--readme", type=click.Path(path_type=Path), help="Write the marked tables of this file instead of a page."
 )

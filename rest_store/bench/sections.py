@@ -247,7 +247,7 @@ _KINDS: dict[str, tuple[str, str, _Show]] = {
     ),
     "paper": (
         "REST's experiments",
-        "The paper's tables with its own rule, 64 nodes, by replay; each draft was asked for once before it was timed.",
+        "The paper's tables with its own rule, 64 nodes, by replay: pages in memory, no answer remembered.",
         _paper,
     ),
     "speed": (

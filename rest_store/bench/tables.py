@@ -162,21 +162,20 @@ def paper_tables(figures: Mapping[str, Any]) -> list[Table]:
 
     def table(title: str, first: str, experiment: str, name: Callable[[Mapping[str, Any]], str]) -> Table:
         header = [first, "M", "us of retrieval a token", "us a draft: median", "mean", "99th percentile"]
-        cells: list[list[Cell]] = [
-            [
-                name(row),
-                f"{row['M']:.2f}",
-                microseconds(row["microseconds a token"]),
-                *(microseconds(row["microseconds a step"][part]) for part in ("median", "mean", "p99")),
-            ]
-            for row in rows
-            if row["experiment"] == experiment
-        ]
+        cells: list[list[Cell]] = []
+        for row in rows:
+            if row["experiment"] == experiment:
+                step = row.get("microseconds a step", {})
+                times = [row.get("microseconds a token"), *(step.get(part) for part in ("median", "mean", "p99"))]
+                shown = [None if time is None else microseconds(time) for time in times]
+                cells.append([name(row), f"{row['M']:.2f}", *shown])
         return Table(title, header, cells)
 
     return [
         table("By size of the datastore", "tokens", "size", lambda row: f"{row['datastore']}, {row['tokens in it']:,}"),
-        table("By selection", "continuations", "selection", lambda row: f"{row['rule']}, {row['nodes']} nodes"),
+        table(
+            "By selection", "continuations", "selection", lambda row: f"{row['continuations']}, {row['nodes']} nodes"
+        ),
         table("By longest suffix", "tokens", "suffix", lambda row: str(row["longest suffix"])),
     ]
 
