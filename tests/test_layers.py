@@ -39,18 +39,18 @@ LAYERS = [
     [
         *("bench.replay", "bench.quality"),
         *("bench.exhibits", "bench.charts", "bench.results", "bench.tables", "bench.sections", "bench.report"),
-        *("bench.readme", "bench.plots", "bench.environment", "bench.arguments", "bench.paper"),
+        *("bench.readme", "bench.plots", "bench.environment", "bench.arguments", "bench.paper", "bench.record"),
     ],
     [
         *("bench.datastores", "bench.query", "bench.echo", "bench.service", "bench.speed", "bench.build"),
-        *("bench.paper_command", "bench.report_command"),
+        *("bench.paper_command", "bench.record_command", "bench.report_command"),
         *("server.command", "bench.command", "generation.command", "cli", "__main__"),
     ],
 ]
 ORDER = [module for layer in LAYERS for module in layer]
 OF_BUILD_INDEX = {"errors", "header", "shard", "tokenizer", "manifest", "kernel", "memory", "__init__"}
 HEAVY = {  # package: its rooms, and the modules that measure them
-    "torch": {"generation", "bench.speed"},
+    "torch": {"generation", "bench.record", "bench.speed"},
     "transformers": {"generation"},
     "grpc": {"server", "client", "bench.service", "bench.echo"},
 }

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rest_store.bench.paper_command import paper
+from rest_store.bench.record_command import record
 from rest_store.bench.report_command import report
 from rest_store.calibration import Calibration
 from rest_store.datastore import Datastore
@@ -106,6 +107,7 @@ def bench() -> None:
 
 
 bench.add_command(paper)
+bench.add_command(record)
 bench.add_command(report)
 for _name, _about in (
     ("build", "Time and memory of whole builds, from files to a datastore, by stage."),
