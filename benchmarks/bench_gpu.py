@@ -109,7 +109,7 @@ def step_times(model: Any, arguments: argparse.Namespace) -> dict[str, dict[str,
     fixed = FixedVerifier(model, fixed_cache, arguments.widths, **given)
     found = {}
     for width in arguments.widths:
-        step = Step([5], [tree_of([list(range(10, 9 + width))])])
+        step = Step([5], [tree_of([list(range(10, 9 + width))])], width)
         found[str(width)] = {
             "seconds": seconds(lambda step=step: plain.run(step), arguments.repeats, device),
             "seconds_fixed": seconds(lambda step=step: fixed.run(step), arguments.repeats, device),

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rest_store.calibration import Calibration
+    from rest_store.channels import Tls
     from rest_store.client.async_client import AsyncDatastoreClient
     from rest_store.client.client import DatastoreClient
-    from rest_store.client.connections import Tls
     from rest_store.datastore import Datastore
     from rest_store.errors import RestStoreError
     from rest_store.generation.generate import generate
@@ -47,7 +47,7 @@ __all__ = [
 _HOMES = {
     "AsyncDatastoreClient": "rest_store.client.async_client",
     "DatastoreClient": "rest_store.client.client",
-    "Tls": "rest_store.client.connections",
+    "Tls": "rest_store.channels",
     "Calibration": "rest_store.calibration",
     "Datastore": "rest_store.datastore",
     "DraftSession": "rest_store.session",

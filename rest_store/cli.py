@@ -190,8 +190,8 @@ def query(
     if (text is None) == (tokens is None):
         raise click.UsageError("give the context as either --text or --tokens")
     if _is_service(datastore):
+        from rest_store.channels import Tls
         from rest_store.client.client import DatastoreClient
-        from rest_store.client.connections import Tls
 
         if tokenizer is None and text is not None:
             raise click.UsageError("a service keeps no tokenizer: name it with --tokenizer, or give --tokens")

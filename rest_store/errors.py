@@ -31,7 +31,7 @@
     |-- ResultsError                    results of benchmarks that cannot be read or reported (ValueError)
     |-- ServiceError                    a service cannot be run, or did not answer as asked
     |   |-- ServeError                  it cannot start as asked                 (OSError)
-    |   |-- TargetError                 an address or certificate that is none   (ValueError)
+    |   |-- TargetError                 an address, name or certificate that is none (ValueError)
     |   |-- ServiceUnavailableError     not reachable, went away, shutting down  (ConnectionError)
     |   |   |-- CircuitOpenError        not asked: it has just failed too often
     |   |   `-- DatastoreUnavailableError its datastore cannot be read any more
@@ -161,7 +161,7 @@ class ServeError(ServiceError, OSError):
 
 
 class TargetError(ServiceError, ValueError):
-    """An address, token or certificate with which no service can be reached."""
+    """An address, token, certificate or list of datastores with which no service can be asked."""
 
 
 class ServiceUnavailableError(ServiceError, ConnectionError):

@@ -45,6 +45,14 @@ def test_pauses_double_up_to_the_longest() -> None:
     assert circuit.admits(now + 4.0)
 
 
+def test_a_first_pause_longer_than_the_longest_does_not_shrink() -> None:
+    circuit = Circuit(1, pause=10.0, longest_pause=4.0)
+    for now in (0.0, 20.0, 40.0):
+        assert circuit.admits(now)
+        assert circuit.failed(now)
+        assert not circuit.admits(now + 4.9)
+
+
 def test_calls_under_way_when_it_opened_prolong_nothing() -> None:
     circuit = opened()
     for _ in range(50):

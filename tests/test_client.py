@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -16,12 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rest_store
+from rest_store.channels import Tls
 from rest_store.cli import main
 from rest_store.client import exchange
 from rest_store.client.answers import ServiceInfo
-from rest_store.client.async_client import AsyncDatastoreClient
 from rest_store.client.client import DatastoreClient
-from rest_store.client.connections import Tls
 from rest_store.datastore import Datastore
 from rest_store.errors import (
     AuthenticationError,
@@ -37,6 +35,7 @@ from rest_store.errors import (
     UnknownDatastoreError,
 )
 from rest_store.tree import TokenTree
+from tests.clients import Waiting
 from tests.services import PATIENCE, Certificates, Service, running
 from tests.strategies import Corpus, contexts, identity, refused, write_datastore
 
@@ -69,33 +68,7 @@ def service(directories: dict[str, Path]) -> Iterator[Service]:
         yield service
 
 
-class Waiting:
-    """An AsyncDatastoreClient whose methods wait, so that both clients take the same tests."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        self.inner: Any = AsyncDatastoreClient(*arguments, **options)
-        self.loop = asyncio.new_event_loop()
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self.inner, name)
-        if not callable(found):
-            return found
-
-        def call(*arguments: Any, **options: Any) -> Any:
-            result = found(*arguments, **options)
-            if asyncio.iscoroutine(result):
-                return self.loop.run_until_complete(result)
-            waiting = Waiting.__new__(Waiting)
-            waiting.loop, waiting.inner = self.loop, result
-            return waiting
-
-        return call
-
-
-KINDS = [DatastoreClient, Waiting]
-
-
-@pytest.fixture(scope="module", params=KINDS, ids=["blocking", "asyncio"])
+@pytest.fixture(scope="module", params=[DatastoreClient, Waiting], ids=["blocking", "asyncio"])
 def connect(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
     """Make a client of either kind; with time for a busy machine, unless told otherwise."""
     made: list[Any] = []
@@ -261,9 +234,35 @@ def test_limits_of_the_service(client: Any, connect: Callable[..., Any], service
         stream.close()
 
 
-@pytest.mark.parametrize("options", [{"timeout": 0}, {"timeout": -1}, {"timeout": float("nan")}, {"timeout": "1"}])
-def test_timeouts_are_checked(connect: Callable[..., Any], options: dict[str, Any]) -> None:
-    refused(LimitError, lambda: connect("localhost:1", **options), "timeout")
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), 1e6, "1", True, 1j])
+def test_timeouts_are_checked(connect: Callable[..., Any], timeout: Any) -> None:
+    refused(LimitError, lambda: connect("localhost:1", timeout=timeout), "timeout")
+    client = connect("localhost:1")
+    for ask in (client.connect, client.info, client.stream):
+        refused(LimitError, lambda: ask(timeout=timeout), "timeout")  # noqa: B023
+    refused(LimitError, lambda: client.draft([1], timeout=timeout), "timeout")
+
+
+NEVER_WORK: list[tuple[type[RestStoreError], dict[str, Any]]] = [
+    *((TargetError, {"datastore": names}) for names in (["a", "a"], [], (), "", ["a", ""], ["a", None], 5, b"a")),
+    *((LimitError, {"retries": retries}) for retries in (-1, 1.5, "1", None)),
+    *((LimitError, {"failure_threshold": failures}) for failures in (0, -1, 2.5, "5", None)),
+    *((LimitError, {"pause": pause}) for pause in (-0.1, float("nan"), float("inf"), "1", None, True)),
+    *((TargetError, {"tls": tls}) for tls in ("ca.pem", 1, Path("ca.pem"), {})),
+    *((TargetError, {"token": token}) for token in ("", " a", "two\nlines", "\xe4", 5, b"a")),
+]
+
+
+@pytest.mark.parametrize(("error", "options"), NEVER_WORK, ids=repr)
+def test_arguments_that_can_never_work_are_refused(
+    connect: Callable[..., Any], error: type[RestStoreError], options: dict[str, Any]
+) -> None:
+    refused(error, lambda: connect("localhost:1", **options), f"client: {next(iter(options))}")
+
+
+def test_the_edges_of_what_works_are_taken(connect: Callable[..., Any]) -> None:
+    connect("localhost:1", retries=0, failure_threshold=1, pause=0, timeout=1e-3, tls=False, token=None)
+    connect(("localhost:1", "localhost:1"), datastore=("a", "b"), retries=np.int64(2), pause=99, timeout=np.float64(2))
 
 
 @pytest.mark.parametrize(
@@ -275,7 +274,6 @@ def test_targets_are_checked(connect: Callable[..., Any], target: Any) -> None:
 
 def test_other_ways_to_reach_nothing_are_named(connect: Callable[..., Any], tmp_path: Path) -> None:
     refused(TargetError, lambda: connect([]), "targets")
-    refused(TargetError, lambda: connect("a:1", token="two\nlines"), "token")
     refused(TargetError, lambda: connect("a:1", tls=Tls(tmp_path / "absent")), "unreadable")
     (tmp_path / "half").write_text("x")
     refused(TargetError, lambda: connect("a:1", tls=Tls(certificate=tmp_path / "half")), "certificate")

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import pytest
 
 from rest_store import errors
 from rest_store.client.circuit import Circuit
 from rest_store.client.endpoints import Endpoint, Endpoints, Pursuit
 from rest_store.client.tally import ClientStatistics, Tally
-from rest_store.errors import CircuitOpenError, DeadlineError, OverloadedError, RestStoreError, ServiceUnavailableError
+from rest_store.errors import (
+    CircuitOpenError,
+    DeadlineError,
+    LimitError,
+    OverloadedError,
+    RestStoreError,
+    ServiceUnavailableError,
+)
+from tests.services import PATIENCE
 from tests.strategies import refused
 
 
@@ -26,7 +38,7 @@ def give_up(pursuit: Pursuit[str], error: RestStoreError) -> None:
 def test_connections_are_made_once_and_when_first_asked() -> None:
     (member,) = endpoints("a").members
     assert member.connection is member.connection
-    assert (member.connection, member.release(), member.release()) == ("A", "A", None)
+    assert (member.connection, member.close(), member.close()) == ("A", "A", None)
 
 
 def test_an_unreachable_endpoint_leads_to_the_next_at_once() -> None:
@@ -105,3 +117,46 @@ def test_every_error_is_counted_as_a_call(name: str) -> None:
     counts = tally.snapshot()
     assert counts.calls == 1
     assert counts.answers == 0
+
+
+def test_threads_at_their_first_call_make_one_connection() -> None:
+    made: list[str] = []
+    entered, together = threading.Barrier(8), threading.Event()
+
+    def connect(target: str) -> str:
+        made.append(target)
+        together.wait(0.2)  # time for the others to come here, which none may
+        return target
+
+    member = Endpoint("a", Circuit(), connect)
+
+    def ask(_: int) -> str:
+        entered.wait(PATIENCE)
+        return member.connection
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(ask, range(8))) == ["a"] * 8
+    assert made == ["a"]
+
+
+def test_a_closed_endpoint_connects_no_more() -> None:
+    several = endpoints("a", "b")
+    assert several.members[0].connection == "A"
+    assert (several.close(), several.close()) == (["A"], [])
+    for member in several.members:
+        refused(ServiceUnavailableError, lambda: member.connection, "client is closed")  # noqa: B023
+    refused(ServiceUnavailableError, several.require_one, "client is closed")
+
+
+def test_what_fails_because_it_was_closed_is_no_failure_of_the_endpoint() -> None:
+    several = endpoints("a", "b", threshold=1)
+    pursuit = Pursuit(several, 10.0)
+    several.close()
+    give_up(pursuit, ServiceUnavailableError("x"))
+    assert not several.members[0].circuit.is_open
+    assert several.tally.snapshot() == ClientStatistics()
+
+
+@pytest.mark.parametrize("retries", [-1, 0.5, None, "1"])
+def test_retries_are_checked(retries: Any) -> None:
+    refused(LimitError, lambda: endpoints("a", retries=retries), "retries", "0 or more")

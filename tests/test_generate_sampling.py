@@ -78,6 +78,35 @@ def test_rows_that_end_early_draw_on_as_they_do_in_plain_decoding() -> None:
         assert torch.equal(torch.rand(1), after)
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_criteria_without_an_end_token_draw_on_for_rows_that_met_them(rows: int) -> None:
+    model = tiny_model("llama")
+    inputs = prompts(rows)
+
+    def met(ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        return torch.stack([(row[14:] < 30).sum() >= 3 for row in ids])
+
+    for seed in range(3):
+        fixed = {"max_new_tokens": 30, "do_sample": True, "stopping_criteria": [met]}
+        torch.manual_seed(seed)
+        plain = model.generate(**inputs, **fixed)
+        after = torch.rand(1)
+        assert plain.shape[1] < 44
+        futures = futures_of(inputs, plain)
+        for script in (right, bushy):
+            torch.manual_seed(seed)
+            drafted = model.generate(
+                **inputs,
+                **fixed,
+                custom_generate=entry.generate,
+                drafter=lambda prompt, futures=futures, script=script: Scripted(prompt, futures, script),
+                adaptive=False,
+                draft_timeout=60.0,
+            )
+            assert torch.equal(drafted, plain)
+            assert torch.equal(torch.rand(1), after)
+
+
 class Likely:
     """Drafts a tree of the tokens that the model likes best, the same whatever was drawn."""
 

@@ -21,20 +21,22 @@ LAYERS = [
     ["errors"],
     [
         *("memory", "header", "shard", "tokenizer", "tree", "manifest", "_reference", "kernel"),
-        *("statuses", "queries", "addresses"),
+        *("statuses", "queries", "addresses", "failures", "channels"),
     ],
     ["datastore", "check", "drawing", "calibration", "asking", "sources"],
     [
         *("server.logs", "server.metrics", "server.admission", "server.catalog", "server.questions", "server.replies"),
         *("server.credentials", "server.health", "server.servicer", "server.reload", "server.server"),
-        *("client.circuit", "client.tally", "client.failures", "client.endpoints", "client.answers"),
-        *("client.counterpart", "client.connections", "client.conversation", "client.service_source"),
-        *("client.exchange", "client.stream", "client.async_stream", "client.client", "client.async_client"),
+        *("client.arguments", "client.forks", "client.cancellation", "client.circuit", "client.tally"),
+        *("client.endpoints", "client.answers", "client.counterpart", "client.connections", "client.conversation"),
+        *("client.questions", "client.client_base", "client.service_source", "client.exchange"),
+        *("client.stream_base", "client.stream", "client.async_stream", "client.client", "client.async_client"),
         "session",
         *("generation.cache", "generation.drafting", "generation.costs", "generation.likeliest"),
         *("generation.progress", "generation.verify", "generation.baselines", "generation.assistant"),
         *("generation.graphs", "generation.loading", "generation.packing", "generation.origins", "generation.sampling"),
-        *("generation.support", "generation.loop", "generation.generate", "generation.generator"),
+        *("generation.options", "generation.support", "generation.prefill", "generation.recordings"),
+        *("generation.loop", "generation.generate", "generation.generator"),
     ],
     [
         *("bench.replay", "bench.quality"),
@@ -52,7 +54,7 @@ OF_BUILD_INDEX = {"errors", "header", "shard", "tokenizer", "manifest", "kernel"
 HEAVY = {  # package: its rooms, and the modules that measure them
     "torch": {"generation", "bench.record", "bench.speed"},
     "transformers": {"generation"},
-    "grpc": {"server", "client", "bench.service", "bench.echo"},
+    "grpc": {"server", "client", "channels", "bench.service", "bench.echo"},
 }
 
 

@@ -155,6 +155,32 @@ def test_tokens_are_asked_of_every_method_but_health(directory: Path, tmp_path: 
         assert "not accepted, expected a bearer token" in done.stderr
 
 
+def test_reload_with_a_client_certificate_and_a_server_name(
+    directory: Path, certificates: Certificates, tmp_path: Path
+) -> None:
+    options = [*certificates.server, "--tls-client-ca", str(certificates.authority)]
+    certificate, key = certificates.client
+    with running(directory, options=options, listen=["127.0.0.2:0"]) as service:
+
+        def reload(*given: object) -> tuple[int, str]:
+            done = CliRunner().invoke(main, ["reload", service.target, *map(str, given)])
+            return done.exit_code, done.output
+
+        own = ["--tls-ca", certificates.authority, "--tls-cert", certificate, "--tls-key", key]
+        status, said = reload(*own, "--tls-server-name", "localhost")
+        assert (status, said) == (0, f"{directory.name}: generation 2: taken\n")
+        for given, found in [
+            (own, "unreachable"),  # the certificate is not for 127.0.0.2
+            ((*own[:2], "--tls-server-name", "localhost"), "unreachable"),
+            ((*own[:4],), "client: certificate is without its other half"),
+            (("--tls-ca", tmp_path / "absent"), "unreadable"),
+            ((*own, "--timeout", "0"), "client: timeout is 0.0, expected seconds"),
+        ]:
+            status, said = reload(*given)
+            assert status == 1
+            assert found in said
+
+
 def test_a_service_that_cannot_start_says_why(directory: Path, certificates: Certificates, tmp_path: Path) -> None:
     empty, absent = tmp_path / "empty", tmp_path / "absent"
     empty.write_text("# none\n")

@@ -56,6 +56,13 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere": ("Cohere", _ROPE),
     "granite": ("Granite", _ROPE),
     "starcoder2": ("Starcoder2", {**_ROPE, "sliding_window": None}),
+    "gemma3n": (
+        "Gemma3n",
+        {**_GEMMA, "num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2,
+         "num_kv_shared_layers": 2, "intermediate_size": [48] * 4, "activation_sparsity_pattern": [0.0] * 4,
+         "vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 8, "laurel_rank": 4,
+         "altup_num_inputs": 2, "class": "Gemma3nForCausalLM", "config": "Gemma3nTextConfig"},
+    ),
 }  # fmt: skip
 
 

@@ -4,45 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
-import grpc
 import grpc.aio
 
-from rest_store.client.answers import ServiceInfo, parsed
+from rest_store.client.answers import ServiceInfo
 from rest_store.client.async_stream import AsyncDraftStream, AsyncStreamCall
-from rest_store.client.circuit import Circuit
-from rest_store.client.connections import METHOD, Dialer, Tls, forks, target_of, unary_methods
-from rest_store.client.conversation import Conversation
-from rest_store.client.counterpart import Counterpart, longest
-from rest_store.client.endpoints import Endpoint, Endpoints, Pursuit, seconds_of
-from rest_store.client.failures import failed_call
-from rest_store.client.tally import ClientStatistics, Tally
-from rest_store.errors import (
-    RestStoreError,
-    ServiceUnavailableError,
-    TargetError,
-    describe,
-)
-from rest_store.kernel import MAX_SUFFIX
-from rest_store.queries import IntSequence, batch, limit, limits
-from rest_store.tokenizer import identity_of
+from rest_store.client.cancellation import is_cancelled
+from rest_store.client.client_base import ClientBase
+from rest_store.client.connections import METHOD, Connection
+from rest_store.client.endpoints import Endpoint
+from rest_store.client.questions import Question, T
+from rest_store.errors import RestStoreError
+from rest_store.failures import failed_call
+from rest_store.queries import IntSequence
 from rest_store.tree import SuffixMatch, TokenTree
-from rest_store.v1 import datastore_pb2 as pb
-
-T = TypeVar("T")
 
 
-class _Connection:
-    """A channel and its methods, on bytes."""
-
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self.channel = channel
-        self.methods: dict[str, Callable[..., Awaitable[bytes]]] = unary_methods(channel)
-
-
-class AsyncDatastoreClient:
+class AsyncDatastoreClient(ClientBase):
     """`DatastoreClient` for asyncio: the same arguments, answers, errors, retries and counters.
 
     Belongs to the event loop in which it is first asked; not thread-safe. Any number of tasks may ask at once.
@@ -54,52 +34,18 @@ class AsyncDatastoreClient:
         token: bearer token.
         tls: certificates; True: those of gRPC; None: no TLS, for this machine and trusted networks.
         timeout: seconds for each call, all attempts together.
-        retries: most further attempts of a call.
-        failure_threshold: failures in a row after which an endpoint is left alone.
-        pause: seconds for which it is at first, doubled up to 30.
+        retries: most further attempts of a call, 0 or more.
+        failure_threshold: failures in a row after which an endpoint is left alone, 1 or more.
+        pause: seconds for which it is at first, 0 or more; doubled up to 30.
 
     Raises:
-        TargetError: an address or certificate that is none.
+        TargetError: an address, certificate or list of datastores that is none.
+        LimitError: a number out of range.
         TokenizerLoadError: `tokenizer` is none.
     """
 
-    def __init__(
-        self,
-        targets: str | list[str] | tuple[str, ...],
-        *,
-        datastore: str | Sequence[str] | None = None,
-        tokenizer: object = None,
-        token: str | None = None,
-        tls: Tls | bool | None = None,
-        timeout: float = 0.1,
-        retries: int = 3,
-        failure_threshold: int = 5,
-        pause: float = 1.0,
-    ) -> None:
-        addresses = [target_of(target) for target in (targets if isinstance(targets, list | tuple) else [targets])]
-        if not addresses:
-            raise TargetError(describe("client", "targets", "empty", "at least one address"))
-        names = () if datastore is None else (datastore,) if isinstance(datastore, str) else tuple(datastore)
-        self._timeout = seconds_of(timeout)
-        self._dialer = Dialer(token, tls)
-        self._tally = Tally()
-        self._endpoints = Endpoints(
-            [Endpoint(target, Circuit(failure_threshold, pause), self._connect) for target in addresses],
-            self._tally,
-            retries,
-        )
-        self._counterpart = Counterpart(names, None if tokenizer is None else identity_of(tokenizer))
-        self._forks: int | None = None
-        self._closed = False
-
-    def _connect(self, target: str) -> _Connection:
-        self._forks = forks()
-        return _Connection(self._dialer.connect_async(target))
-
-    @property
-    def statistics(self) -> ClientStatistics:
-        """What this client has done so far."""
-        return self._tally.snapshot()
+    def _connect(self, target: str) -> Connection:
+        return Connection(self._dialer.connect_async(target))
 
     async def connect(self, timeout: float = 10.0) -> ServiceInfo:
         """Connect and ask what the service is: what the first call would do, with time for it.
@@ -108,14 +54,11 @@ class AsyncDatastoreClient:
             TokenizerMismatchError: its tokenizer is not the one given; says what differs.
             ServiceError: no answer; the subclass says why.
         """
-        return await self.info(timeout=timeout)
+        return await self._ask(self._questions.describe, timeout)
 
     async def info(self, *, timeout: float | None = None) -> ServiceInfo:
         """Ask what the service is, and which of its datastores this client asks. Raises as `connect`."""
-        return await self._call("Describe", b"", self._learn, self._seconds(timeout))
-
-    def _learn(self, answer: bytes, target: str) -> ServiceInfo:
-        return self._counterpart.learn(parsed(pb.DescribeResponse, answer, target), target)
+        return await self._ask(self._questions.describe, timeout)
 
     async def longest_suffix_match(
         self, context: IntSequence, *, max_suffix: int = 16, timeout: float | None = None
@@ -126,26 +69,11 @@ class AsyncDatastoreClient:
             QueryError: as there.
             ServiceError: no answer; the subclass says why.
         """
-        max_suffix = limit("max_suffix", max_suffix, MAX_SUFFIX)
-        known, seconds = await self._prepare(timeout)
-        return await self._call(
-            "LongestSuffixMatch",
-            known.match_request(context, max_suffix),
-            lambda answer, target: known.match(
-                parsed(pb.LongestSuffixMatchResponse, answer, target), max_suffix, target
-            ),
-            seconds,
-        )
+        return await self._ask(self._questions.match(context, max_suffix), timeout)
 
     async def count(self, tokens: IntSequence, *, timeout: float | None = None) -> int:
         """Return what `Datastore.count` does; of several datastores the sum. Raises as `longest_suffix_match`."""
-        known, seconds = await self._prepare(timeout)
-        return await self._call(
-            "Count",
-            known.count_request(tokens),
-            lambda answer, target: known.count(parsed(pb.CountResponse, answer, target), target),
-            seconds,
-        )
+        return await self._ask(self._questions.count(tokens), timeout)
 
     async def draft(
         self,
@@ -160,8 +88,7 @@ class AsyncDatastoreClient:
 
         For one generation `stream` is faster. Raises as `longest_suffix_match`.
         """
-        bounds = limits(max_nodes, max_suffix, max_depth)
-        return longest((await self._draft([context], bounds, None, timeout))[1])
+        return await self._ask(self._questions.draft(context, max_nodes, max_suffix, max_depth), timeout)
 
     async def draft_each(
         self,
@@ -173,8 +100,7 @@ class AsyncDatastoreClient:
         timeout: float | None = None,
     ) -> dict[str, TokenTree]:
         """Return the tree of each datastore, by name; otherwise as `draft`."""
-        names, trees = await self._draft([context], limits(max_nodes, max_suffix, max_depth), None, timeout)
-        return dict(zip(names, trees, strict=True))
+        return await self._ask(self._questions.draft_each(context, max_nodes, max_suffix, max_depth), timeout)
 
     async def draft_with(
         self,
@@ -192,10 +118,9 @@ class AsyncDatastoreClient:
             TreeError: `proposals` is no draft tree.
             RestStoreError: as `draft`.
         """
-        bounds = limits(max_nodes, max_suffix, max_depth)
-        names, trees = await self._draft([context], bounds, proposals, timeout)
-        each = len(trees) // len(names)
-        return {name: trees[place * each : (place + 1) * each] for place, name in enumerate(names)}
+        return await self._ask(
+            self._questions.draft_with(context, proposals, max_nodes, max_suffix, max_depth), timeout
+        )
 
     async def draft_batch(
         self,
@@ -212,35 +137,8 @@ class AsyncDatastoreClient:
             QueryError: as `draft`; the message names the context's place.
             ServiceError: as `draft`.
         """
-        bounds = limits(max_nodes, max_suffix, max_depth)
-        asked = batch(contexts)
-        if not asked:
-            return []
-        names, trees = await self._draft(asked, bounds, None, timeout, several=True)
-        step = len(names)
-        return trees if step == 1 else [longest(trees[at : at + step]) for at in range(0, len(trees), step)]
-
-    async def _draft(
-        self,
-        contexts: Sequence[IntSequence],
-        bounds: tuple[int, int, int],
-        proposals: TokenTree | None,
-        timeout: float | None,
-        *,
-        several: bool = False,
-    ) -> tuple[tuple[str, ...], list[TokenTree]]:
-        """Return the names of the datastores and, for each context and each of them, its trees."""
-        known, seconds = await self._prepare(timeout)
-        each = 1 + (len(proposals) if isinstance(proposals, TokenTree) else 0)
-
-        def read(answer: bytes, target: str) -> tuple[tuple[str, ...], list[TokenTree]]:
-            response = parsed(pb.DraftResponse, answer, target)
-            names = known.answering(response.datastores, target)
-            return names, known.drafts(response.trees, names, bounds, target, groups=len(contexts), each=each)
-
-        return await self._call(
-            "Draft", known.draft_request(contexts, bounds, proposals, several=several), read, seconds
-        )
+        question = self._questions.draft_batch(contexts, max_nodes, max_suffix, max_depth)
+        return [] if question is None else await self._ask(question, timeout)
 
     def stream(
         self, *, max_nodes: int = 64, max_suffix: int = 16, max_depth: int = 10, timeout: float | None = None
@@ -256,51 +154,25 @@ class AsyncDatastoreClient:
         Raises:
             LimitError: a limit is out of range.
         """
-        bounds = limits(max_nodes, max_suffix, max_depth)
-        conversation = Conversation(self._counterpart, bounds)
-        return AsyncDraftStream(conversation, self._endpoints, self._open, self._known, self._seconds(timeout))
+        conversation = self._conversation(max_nodes, max_suffix, max_depth)
+        return AsyncDraftStream(conversation, self._endpoints, self._open, self.info, self._seconds(timeout))
 
-    def _open(self, endpoint: Endpoint[_Connection]) -> AsyncStreamCall:
+    def _open(self, endpoint: Endpoint[Connection]) -> AsyncStreamCall:
         method: Any = endpoint.connection.channel.stream_stream(METHOD + "DraftStream", None, None)
         return AsyncStreamCall(method(metadata=self._dialer.metadata), endpoint.target)
 
-    def _seconds(self, timeout: float | None) -> float:
-        return self._timeout if timeout is None else seconds_of(timeout)
-
-    async def _prepare(self, timeout: float | None) -> tuple[Counterpart, float]:
-        """Return the service, described, and the seconds that are left for the call itself."""
-        seconds = self._seconds(timeout)
-        try:
-            self._endpoints.require_one()
-        except RestStoreError as error:
-            self._tally.failed(error)
-            raise
-        if self._counterpart.is_known:
-            return self._counterpart, seconds
+    async def _ask(self, question: Question[T], timeout: float | None) -> T:
+        """Ask until there is an answer or the deadline has come; count it. Asks what the service is before all else."""
         began = time.monotonic()
-        return await self._known(seconds), seconds - (time.monotonic() - began)
-
-    async def _known(self, seconds: float) -> Counterpart:
-        self._require_usable()
-        if not self._counterpart.is_known:
-            await self._call("Describe", b"", self._learn, seconds)
-        return self._counterpart
-
-    async def _call(self, method: str, request: bytes, read: Callable[[bytes, str], T], seconds: float) -> T:
-        """Make a call until it is answered or its deadline has come; count it."""
+        if self._needs_description(question):
+            await self._ask(self._questions.describe, timeout)
         try:
-            self._require_usable()
-            pursuit = Pursuit(self._endpoints, seconds)
+            request, pursuit = self._pursue(question, timeout, began)
             while True:
-                endpoint = pursuit.endpoint
+                seconds = pursuit.allowance()
                 try:
-                    try:
-                        answer = await endpoint.connection.methods[method](
-                            request, timeout=pursuit.allowance(), metadata=self._dialer.metadata
-                        )
-                    except grpc.aio.AioRpcError as error:
-                        raise failed_call(endpoint.target, error) from None
-                    found = read(answer, endpoint.target)
+                    answer = await self._attempt(pursuit.endpoint, question.method, request, seconds)
+                    found = question.read(answer, pursuit.endpoint.target)
                 except RestStoreError as error:
                     wait = pursuit.failed(error)
                     if wait:
@@ -312,26 +184,26 @@ class AsyncDatastoreClient:
             self._tally.failed(error)
             raise
 
-    def _require_usable(self) -> None:
-        if self._closed:
-            raise ServiceUnavailableError(describe("client", "client", "closed", "an open one"))
-        if self._forks is not None and self._forks != forks():
-            found = "a fork of the one that connected"
-            raise ServiceUnavailableError(describe("client", "process", found, "a client made after the fork"))
+    async def _attempt(self, endpoint: Endpoint[Connection], method: str, request: bytes, seconds: float) -> bytes:
+        call = endpoint.connection.methods[method]
+        try:
+            answer: bytes = await call(request, timeout=seconds, metadata=self._dialer.metadata)
+        except grpc.aio.AioRpcError as error:
+            raise failed_call(endpoint.target, error) from None
+        except asyncio.CancelledError:  # closing the channel cancels its calls, too
+            if is_cancelled():
+                raise
+            endpoint.require_usable()
+            raise
+        return answer
 
     async def close(self) -> None:
         """Close its connections; calls from then on raise ServiceUnavailableError. May be called again."""
-        self._closed = True
-        for endpoint in self._endpoints.members:
-            connection = endpoint.release()
-            if connection is not None:
-                await connection.channel.close(None)
+        for connection in self._endpoints.close():
+            await connection.channel.close(None)
 
     async def __aenter__(self) -> AsyncDatastoreClient:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-    def __repr__(self) -> str:
-        return f"AsyncDatastoreClient({str(self._endpoints)!r})"

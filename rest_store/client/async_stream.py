@@ -10,20 +10,26 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from rest_store.client.conversation import Conversation
-from rest_store.client.counterpart import longest
-from rest_store.client.endpoints import Endpoint, Endpoints, Pursuit
-from rest_store.client.failures import failed_call
+from rest_store.client.cancellation import is_cancelled
+from rest_store.client.endpoints import Endpoint
+from rest_store.client.stream_base import Answer, StreamBase, longest_of, trees_of
 from rest_store.errors import (
-    DeadlineError,
     RestStoreError,
     ServiceError,
     ServiceInternalError,
     ServiceUnavailableError,
     describe,
 )
+from rest_store.failures import failed_call
 from rest_store.queries import IntSequence
 from rest_store.tree import TokenTree
+from rest_store.v1 import datastore_pb2 as pb
+
+
+def _retrieve(reading: asyncio.Future[Any]) -> None:
+    """Take the error of a read that nobody waits for any more, so that asyncio does not complain of it."""
+    if not reading.cancelled():
+        reading.exception()
 
 
 class AsyncStreamCall:
@@ -51,7 +57,7 @@ class AsyncStreamCall:
         except asyncio.InvalidStateError:
             raise self._ended() from None
         except asyncio.CancelledError:
-            if self._is_stuck:
+            if self._is_stuck or not is_cancelled():
                 raise self._ended() from None
             raise
         finally:
@@ -69,6 +75,7 @@ class AsyncStreamCall:
         """Return the next message, or None at `ends` (`time.monotonic`); raise ServiceError if the stream has ended."""
         if self._reading is None:
             self._reading = asyncio.ensure_future(self._call.read())
+            self._reading.add_done_callback(_retrieve)
         done, _ = await asyncio.wait((self._reading,), timeout=max(0.0, ends - time.monotonic()))
         if not done:
             return None
@@ -90,25 +97,8 @@ class AsyncStreamCall:
             self._reading.cancel()
 
 
-class AsyncDraftStream:
+class AsyncDraftStream(StreamBase[AsyncStreamCall, Callable[..., Awaitable[object]]]):
     """`DraftStream` for asyncio. Make one with `AsyncDatastoreClient.stream`; one generation, one stream, one task."""
-
-    def __init__(
-        self,
-        conversation: Conversation,
-        endpoints: Endpoints[Any],
-        open_call: Callable[[Endpoint[Any]], AsyncStreamCall],
-        know: Callable[[float], Awaitable[object]],
-        timeout: float,
-    ) -> None:
-        self._conversation = conversation
-        self._endpoints = endpoints
-        self._open_call = open_call
-        self._know = know
-        self._timeout = timeout
-        self._call: AsyncStreamCall | None = None
-        self._endpoint: Endpoint[Any] | None = None
-        self._closed = False
 
     async def draft(self, new_tokens: IntSequence) -> TokenTree:
         """Return the draft tree after the tokens so far; of several datastores that of the longest match.
@@ -121,11 +111,11 @@ class AsyncDraftStream:
             QueryError: as `Datastore.draft`.
             ServiceError: no answer; the subclass says why. The tokens are kept: the next step sends them.
         """
-        return longest([trees[0] for trees in (await self._ask(new_tokens, None)).values()])
+        return longest_of(await self._ask(new_tokens, None))
 
     async def draft_each(self, new_tokens: IntSequence) -> dict[str, TokenTree]:
         """Return the tree of each datastore, by name; otherwise as `draft`."""
-        return {name: trees[0] for name, trees in (await self._ask(new_tokens, None)).items()}
+        return trees_of(await self._ask(new_tokens, None))
 
     async def draft_with(self, new_tokens: IntSequence, proposals: TokenTree) -> dict[str, list[TokenTree]]:
         """Return what each datastore drafts after the tokens so far, and after each of `proposals`.
@@ -139,67 +129,47 @@ class AsyncDraftStream:
             followed by the path to the node.
 
         Raises:
-            TreeError: `proposals` is no draft tree.
+            TreeError: `proposals` is no draft tree; `new_tokens` were not taken, as with any QueryError.
             RestStoreError: as `draft`.
         """
         return await self._ask(new_tokens, proposals)
 
-    async def _ask(self, new_tokens: IntSequence, proposals: TokenTree | None) -> dict[str, list[TokenTree]]:
-        tally = self._endpoints.tally
-        try:
-            if self._closed:
-                raise ServiceUnavailableError(describe("client", "stream", "closed", "an open one"))
-            ends = time.monotonic() + self._timeout
+    async def _ask(self, new_tokens: IntSequence, proposals: TokenTree | None) -> Answer:
+        ends = time.monotonic() + self._timeout
+        if self._needs_description:
             try:
-                await self._know(self._timeout)
+                await self._learn(timeout=self._timeout)
             except ServiceError:
                 self._conversation.add(new_tokens)  # for the next step
                 raise
-            self._conversation.add(new_tokens)
-            self._endpoints.require_one()
-            pursuit = Pursuit(self._endpoints, ends - time.monotonic(), self._endpoint)
+        try:
+            proposed, pursuit = self._begin(new_tokens, proposals, ends)
             while True:
+                seconds = pursuit.allowance()
                 try:
-                    answer = await self._attempt(pursuit, proposals)
+                    answer = await self._attempt(pursuit.endpoint, proposed, time.monotonic() + seconds)
                 except RestStoreError as error:
-                    if not isinstance(error, DeadlineError) or self._conversation.is_clogged:
-                        self._drop()
-                    wait = pursuit.failed(error)
+                    wait = self._failed(pursuit, error)
                     if wait:
                         await asyncio.sleep(wait)
                 else:
                     pursuit.succeeded()
                     return answer
         except RestStoreError as error:
-            tally.failed(error)
+            self._endpoints.tally.failed(error)
             raise
 
-    async def _attempt(self, pursuit: Pursuit[Any], proposals: TokenTree | None) -> dict[str, list[TokenTree]]:
-        ends = time.monotonic() + pursuit.allowance()
-        conversation, call = self._conversation, self._call
-        if call is None or self._endpoint is not pursuit.endpoint:
-            self._drop()
-            call = self._call = self._open_call(pursuit.endpoint)
-            self._endpoint = pursuit.endpoint
-            self._endpoints.tally.add("streams_opened")
-        target = pursuit.endpoint.target
-        await call.send(conversation.request(proposals), ends)
-        conversation.sent(proposals)
+    async def _attempt(self, endpoint: Endpoint[Any], proposed: pb.Proposals | None, ends: float) -> Answer:
+        call = self._call_at(endpoint)
+        await call.send(self._conversation.request(proposed), ends)
+        self._conversation.sent(proposed)
         while True:
-            message = await call.receive(ends)
-            if message is None:
-                raise DeadlineError(describe(target, "service", "late", "an answer before the deadline"))
-            answer = conversation.answer(message, target)
+            answer = self._read(await call.receive(ends), endpoint.target)
             if answer is not None:
                 return answer
-            self._endpoints.tally.add("late_answers")
 
-    def _drop(self) -> None:
-        """End the stream; the next attempt opens another."""
-        call, self._call, self._endpoint = self._call, None, None
-        self._conversation.restart()
-        if call is not None:
-            call.close()
+    def _end(self, call: AsyncStreamCall) -> None:
+        call.close()
 
     async def close(self) -> None:
         """End the stream for good. May be called again."""

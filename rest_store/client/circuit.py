@@ -18,7 +18,7 @@ class Circuit:
     Args:
         threshold: failures in a row that open it, at least 1.
         pause: seconds of the first pause.
-        longest_pause: seconds of the longest.
+        longest_pause: seconds of the longest; `pause` if that is longer.
     """
 
     __slots__ = ("_failures", "_lock", "_pause", "_probing", "_until", "first_pause", "longest_pause", "threshold")
@@ -26,7 +26,7 @@ class Circuit:
     def __init__(self, threshold: int = 5, pause: float = 1.0, longest_pause: float = 30.0) -> None:
         self.threshold = threshold
         self.first_pause = pause
-        self.longest_pause = longest_pause
+        self.longest_pause = max(pause, longest_pause)
         self._lock = threading.Lock()
         self._failures = 0
         self._pause = pause

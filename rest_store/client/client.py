@@ -2,48 +2,26 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 import grpc
 
-from rest_store.client.answers import ServiceInfo, parsed
-from rest_store.client.circuit import Circuit
-from rest_store.client.connections import Dialer, Tls, forks, target_of, unary_methods
-from rest_store.client.conversation import Conversation
-from rest_store.client.counterpart import Counterpart, longest
-from rest_store.client.endpoints import Endpoint, Endpoints, Pursuit, seconds_of
+from rest_store.client.answers import ServiceInfo
+from rest_store.client.client_base import ClientBase
+from rest_store.client.connections import Connection
+from rest_store.client.endpoints import Endpoint
 from rest_store.client.exchange import StreamCall, open_stream
-from rest_store.client.failures import failed_call
+from rest_store.client.questions import Question, T
 from rest_store.client.service_source import ServiceSource
 from rest_store.client.stream import DraftStream
-from rest_store.client.tally import ClientStatistics, Tally
-from rest_store.errors import (
-    RestStoreError,
-    ServiceUnavailableError,
-    TargetError,
-    describe,
-)
-from rest_store.kernel import MAX_SUFFIX
-from rest_store.queries import IntSequence, batch, limit, limits
-from rest_store.tokenizer import identity_of
+from rest_store.errors import RestStoreError
+from rest_store.failures import failed_call
+from rest_store.queries import IntSequence
 from rest_store.tree import SuffixMatch, TokenTree
-from rest_store.v1 import datastore_pb2 as pb
-
-T = TypeVar("T")
 
 
-class _Connection:
-    """A channel and its methods, on bytes."""
-
-    def __init__(self, channel: grpc.Channel) -> None:
-        self.channel = channel
-        self.methods: dict[str, Callable[..., bytes]] = unary_methods(channel)
-
-
-class DatastoreClient:
+class DatastoreClient(ClientBase):
     """A datastore behind a service (`rest-store serve`), with the methods and answers of `Datastore`.
 
     Connects when it is first asked, and again by itself. A call that fails because the service is away or overloaded
@@ -61,59 +39,25 @@ class DatastoreClient:
         token: bearer token.
         tls: certificates; True: those of gRPC; None: no TLS, for this machine and trusted networks.
         timeout: seconds for each call, all attempts together.
-        retries: most further attempts of a call.
-        failure_threshold: failures in a row after which an endpoint is left alone.
-        pause: seconds for which it is at first, doubled up to 30.
+        retries: most further attempts of a call, 0 or more.
+        failure_threshold: failures in a row after which an endpoint is left alone, 1 or more.
+        pause: seconds for which it is at first, 0 or more; doubled up to 30.
 
     Raises:
-        TargetError: an address or certificate that is none.
+        TargetError: an address, certificate or list of datastores that is none.
+        LimitError: a number out of range.
         TokenizerLoadError: `tokenizer` is none.
     """
 
-    def __init__(
-        self,
-        targets: str | list[str] | tuple[str, ...],
-        *,
-        datastore: str | Sequence[str] | None = None,
-        tokenizer: object = None,
-        token: str | None = None,
-        tls: Tls | bool | None = None,
-        timeout: float = 0.1,
-        retries: int = 3,
-        failure_threshold: int = 5,
-        pause: float = 1.0,
-    ) -> None:
-        addresses = [target_of(target) for target in (targets if isinstance(targets, list | tuple) else [targets])]
-        if not addresses:
-            raise TargetError(describe("client", "targets", "empty", "at least one address"))
-        names = () if datastore is None else (datastore,) if isinstance(datastore, str) else tuple(datastore)
-        self._timeout = seconds_of(timeout)
-        self._dialer = Dialer(token, tls)
-        self._tally = Tally()
-        self._connecting = threading.Lock()
-        self._endpoints = Endpoints(
-            [Endpoint(target, Circuit(failure_threshold, pause), self._connect) for target in addresses],
-            self._tally,
-            retries,
-        )
-        self._counterpart = Counterpart(names, None if tokenizer is None else identity_of(tokenizer))
-        self._forks: int | None = None
-        self._closed = False
-
-    def _connect(self, target: str) -> _Connection:
-        with self._connecting:
-            self._forks = forks()
-            return _Connection(self._dialer.connect(target))
-
-    @property
-    def statistics(self) -> ClientStatistics:
-        """What this client has done so far."""
-        return self._tally.snapshot()
+    def _connect(self, target: str) -> Connection:
+        return Connection(self._dialer.connect(target))
 
     @property
     def vocabulary_size(self) -> int:
         """Greatest token id + 1; asks the service if it has not been asked yet."""
-        return self._known(self._timeout).vocabulary_size
+        if not self._counterpart.is_known:
+            self.info()
+        return self._counterpart.vocabulary_size
 
     def connect(self, timeout: float = 10.0) -> ServiceInfo:
         """Connect and ask what the service is: what the first call would do, with time for it.
@@ -122,14 +66,11 @@ class DatastoreClient:
             TokenizerMismatchError: its tokenizer is not the one given; says what differs.
             ServiceError: no answer; the subclass says why.
         """
-        return self.info(timeout=timeout)
+        return self._ask(self._questions.describe, timeout)
 
     def info(self, *, timeout: float | None = None) -> ServiceInfo:
         """Ask what the service is, and which of its datastores this client asks. Raises as `connect`."""
-        return self._call("Describe", b"", self._learn, self._seconds(timeout))
-
-    def _learn(self, answer: bytes, target: str) -> ServiceInfo:
-        return self._counterpart.learn(parsed(pb.DescribeResponse, answer, target), target)
+        return self._ask(self._questions.describe, timeout)
 
     def longest_suffix_match(
         self, context: IntSequence, *, max_suffix: int = 16, timeout: float | None = None
@@ -140,26 +81,11 @@ class DatastoreClient:
             QueryError: as there.
             ServiceError: no answer; the subclass says why.
         """
-        max_suffix = limit("max_suffix", max_suffix, MAX_SUFFIX)
-        known, seconds = self._prepare(timeout)
-        return self._call(
-            "LongestSuffixMatch",
-            known.match_request(context, max_suffix),
-            lambda answer, target: known.match(
-                parsed(pb.LongestSuffixMatchResponse, answer, target), max_suffix, target
-            ),
-            seconds,
-        )
+        return self._ask(self._questions.match(context, max_suffix), timeout)
 
     def count(self, tokens: IntSequence, *, timeout: float | None = None) -> int:
         """Return what `Datastore.count` does; of several datastores the sum. Raises as `longest_suffix_match`."""
-        known, seconds = self._prepare(timeout)
-        return self._call(
-            "Count",
-            known.count_request(tokens),
-            lambda answer, target: known.count(parsed(pb.CountResponse, answer, target), target),
-            seconds,
-        )
+        return self._ask(self._questions.count(tokens), timeout)
 
     def draft(
         self,
@@ -174,8 +100,7 @@ class DatastoreClient:
 
         For one generation `stream` is faster. Raises as `longest_suffix_match`.
         """
-        bounds = limits(max_nodes, max_suffix, max_depth)
-        return longest(self._draft([context], bounds, None, timeout)[1])
+        return self._ask(self._questions.draft(context, max_nodes, max_suffix, max_depth), timeout)
 
     def draft_each(
         self,
@@ -187,8 +112,7 @@ class DatastoreClient:
         timeout: float | None = None,
     ) -> dict[str, TokenTree]:
         """Return the tree of each datastore, by name; otherwise as `draft`."""
-        names, trees = self._draft([context], limits(max_nodes, max_suffix, max_depth), None, timeout)
-        return dict(zip(names, trees, strict=True))
+        return self._ask(self._questions.draft_each(context, max_nodes, max_suffix, max_depth), timeout)
 
     def draft_with(
         self,
@@ -206,10 +130,7 @@ class DatastoreClient:
             TreeError: `proposals` is no draft tree.
             RestStoreError: as `draft`.
         """
-        bounds = limits(max_nodes, max_suffix, max_depth)
-        names, trees = self._draft([context], bounds, proposals, timeout)
-        each = len(trees) // len(names)
-        return {name: trees[place * each : (place + 1) * each] for place, name in enumerate(names)}
+        return self._ask(self._questions.draft_with(context, proposals, max_nodes, max_suffix, max_depth), timeout)
 
     def draft_batch(
         self,
@@ -226,33 +147,8 @@ class DatastoreClient:
             QueryError: as `draft`; the message names the context's place.
             ServiceError: as `draft`.
         """
-        bounds = limits(max_nodes, max_suffix, max_depth)
-        asked = batch(contexts)
-        if not asked:
-            return []
-        names, trees = self._draft(asked, bounds, None, timeout, several=True)
-        step = len(names)
-        return trees if step == 1 else [longest(trees[at : at + step]) for at in range(0, len(trees), step)]
-
-    def _draft(
-        self,
-        contexts: Sequence[IntSequence],
-        bounds: tuple[int, int, int],
-        proposals: TokenTree | None,
-        timeout: float | None,
-        *,
-        several: bool = False,
-    ) -> tuple[tuple[str, ...], list[TokenTree]]:
-        """Return the names of the datastores and, for each context and each of them, its trees."""
-        known, seconds = self._prepare(timeout)
-        each = 1 + (len(proposals) if isinstance(proposals, TokenTree) else 0)
-
-        def read(answer: bytes, target: str) -> tuple[tuple[str, ...], list[TokenTree]]:
-            response = parsed(pb.DraftResponse, answer, target)
-            names = known.answering(response.datastores, target)
-            return names, known.drafts(response.trees, names, bounds, target, groups=len(contexts), each=each)
-
-        return self._call("Draft", known.draft_request(contexts, bounds, proposals, several=several), read, seconds)
+        question = self._questions.draft_batch(contexts, max_nodes, max_suffix, max_depth)
+        return [] if question is None else self._ask(question, timeout)
 
     def stream(
         self, *, max_nodes: int = 64, max_suffix: int = 16, max_depth: int = 10, timeout: float | None = None
@@ -268,54 +164,33 @@ class DatastoreClient:
         Raises:
             LimitError: a limit is out of range.
         """
-        bounds = limits(max_nodes, max_suffix, max_depth)
-        conversation = Conversation(self._counterpart, bounds)
-        return DraftStream(conversation, self._endpoints, self._open, self._known, self._seconds(timeout))
+        conversation = self._conversation(max_nodes, max_suffix, max_depth)
+        return DraftStream(conversation, self._endpoints, self._open, self.info, self._seconds(timeout))
 
     def source(self) -> ServiceSource:
         """Return this client as a source of drafts that never raises: it answers an empty tree, and counts it."""
         return ServiceSource(self, self._tally)
 
-    def _open(self, endpoint: Endpoint[_Connection]) -> StreamCall:
-        return open_stream(endpoint.connection.channel, self._dialer.metadata, endpoint.target)
-
-    def _seconds(self, timeout: float | None) -> float:
-        return self._timeout if timeout is None else seconds_of(timeout)
-
-    def _prepare(self, timeout: float | None) -> tuple[Counterpart, float]:
-        """Return the service, described, and the seconds that are left for the call itself."""
-        seconds = self._seconds(timeout)
+    def _open(self, endpoint: Endpoint[Connection]) -> StreamCall:
+        channel = endpoint.connection.channel
         try:
-            self._endpoints.require_one()
-        except RestStoreError as error:
-            self._tally.failed(error)
+            return open_stream(channel, self._dialer.metadata, endpoint.target)
+        except ValueError:  # what grpc says of a channel that has just been closed
+            endpoint.require_usable()
             raise
-        if self._counterpart.is_known:
-            return self._counterpart, seconds
+
+    def _ask(self, question: Question[T], timeout: float | None) -> T:
+        """Ask until there is an answer or the deadline has come; count it. Asks what the service is before all else."""
         began = time.monotonic()
-        return self._known(seconds), seconds - (time.monotonic() - began)
-
-    def _known(self, seconds: float) -> Counterpart:
-        self._require_usable()
-        if not self._counterpart.is_known:
-            self._call("Describe", b"", self._learn, seconds)
-        return self._counterpart
-
-    def _call(self, method: str, request: bytes, read: Callable[[bytes, str], T], seconds: float) -> T:
-        """Make a call until it is answered or its deadline has come; count it."""
+        if self._needs_description(question):
+            self._ask(self._questions.describe, timeout)
         try:
-            self._require_usable()
-            pursuit = Pursuit(self._endpoints, seconds)
+            request, pursuit = self._pursue(question, timeout, began)
             while True:
-                endpoint = pursuit.endpoint
+                seconds = pursuit.allowance()
                 try:
-                    try:
-                        answer = endpoint.connection.methods[method](
-                            request, timeout=pursuit.allowance(), metadata=self._dialer.metadata
-                        )
-                    except grpc.RpcError as error:
-                        raise failed_call(endpoint.target, error) from None
-                    found = read(answer, endpoint.target)
+                    answer = self._attempt(pursuit.endpoint, question.method, request, seconds)
+                    found = question.read(answer, pursuit.endpoint.target)
                 except RestStoreError as error:
                     wait = pursuit.failed(error)
                     if wait:
@@ -327,26 +202,24 @@ class DatastoreClient:
             self._tally.failed(error)
             raise
 
-    def _require_usable(self) -> None:
-        if self._closed:
-            raise ServiceUnavailableError(describe("client", "client", "closed", "an open one"))
-        if self._forks is not None and self._forks != forks():
-            found = "a fork of the one that connected"
-            raise ServiceUnavailableError(describe("client", "process", found, "a client made after the fork"))
+    def _attempt(self, endpoint: Endpoint[Connection], method: str, request: bytes, seconds: float) -> bytes:
+        call = endpoint.connection.methods[method]
+        try:
+            answer: bytes = call(request, timeout=seconds, metadata=self._dialer.metadata)
+        except grpc.RpcError as error:
+            raise failed_call(endpoint.target, error) from None
+        except ValueError:  # what grpc says of a channel that has just been closed
+            endpoint.require_usable()
+            raise
+        return answer
 
     def close(self) -> None:
         """Close its connections; calls from then on raise ServiceUnavailableError. May be called again."""
-        self._closed = True
-        for endpoint in self._endpoints.members:
-            connection = endpoint.release()
-            if connection is not None:
-                connection.channel.close()
+        for connection in self._endpoints.close():
+            connection.channel.close()
 
     def __enter__(self) -> DatastoreClient:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __repr__(self) -> str:
-        return f"DatastoreClient({str(self._endpoints)!r})"

@@ -1,131 +1,19 @@
-"""How a client reaches a service: addresses, certificates, tokens, and gRPC channels made of them."""
+"""The connection of a client: a gRPC channel and the methods of the service on it."""
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-import grpc
-import grpc.aio
-
-from rest_store.addresses import Address
-from rest_store.errors import ServeError, TargetError, describe
-
 METHOD = "/rest_store.v1.DatastoreService/"
-
-# A connection of its own for each client, which comes back soon after a restart; silent peers are noticed.
-_OPTIONS: list[tuple[str, Any]] = [
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 500),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.enable_retries", 0),
-    ("grpc.max_receive_message_length", 64 << 20),
-    ("grpc.max_send_message_length", 64 << 20),
-]
+_UNARY = ("Draft", "LongestSuffixMatch", "Count", "Describe")
 
 
-@dataclass(frozen=True)
-class Tls:
-    """Certificates with which to reach a service.
+class Connection:
+    """A channel of grpc or grpc.aio, and the unary methods of the service on it, by name; bytes in, bytes out."""
 
-    Attributes:
-        ca: PEM file of the authorities that may have signed the service's certificate; None: those of gRPC.
-        certificate: PEM file of the client's certificate, where the service asks for one (mutual TLS).
-        key: PEM file of its private key.
-        server_name: name that the service's certificate bears, if it is not the host of the address.
-    """
+    __slots__ = ("channel", "methods")
 
-    ca: str | Path | None = None
-    certificate: str | Path | None = None
-    key: str | Path | None = None
-    server_name: str | None = None
-
-
-def target_of(text: object) -> str:
-    """Return an address as gRPC takes it.
-
-    Raises:
-        TargetError: neither `HOST:PORT` nor `unix:/path`.
-    """
-    if isinstance(text, str):
-        try:
-            return Address.parse(text).text
-        except ServeError:
-            pass
-    raise TargetError(describe("client", "target", repr(text), "HOST:PORT, [IPv6]:PORT or unix:/path"))
-
-
-class Dialer:
-    """Makes channels. Thread-safe.
-
-    Args:
-        token: bearer token, or None.
-        tls: certificates, True for those of gRPC, or None for a connection in the clear.
-
-    Raises:
-        TargetError: a file of `tls` cannot be read, or the token is no printable ASCII.
-    """
-
-    def __init__(self, token: str | None, tls: Tls | bool | None) -> None:
-        if token is not None and not (token.isascii() and token.isprintable() and token.strip() == token and token):
-            raise TargetError(describe("client", "token", "not printable ASCII", "a token without spaces around it"))
-        self.metadata = (("authorization", f"Bearer {token}"),) if token is not None else ()
-        self._credentials: grpc.ChannelCredentials | None = None
-        self._options = list(_OPTIONS)
-        if tls is True:
-            tls = Tls()
-        if isinstance(tls, Tls):
-            ca, certificate, key = (_content(path) for path in (tls.ca, tls.certificate, tls.key))
-            if (certificate is None) != (key is None):
-                raise TargetError(describe("client", "certificate", "without its other half", "certificate and key"))
-            self._credentials = grpc.ssl_channel_credentials(ca, key, certificate)
-            if tls.server_name is not None:
-                self._options.append(("grpc.ssl_target_name_override", tls.server_name))
-
-    def connect(self, target: str) -> grpc.Channel:
-        """Return a channel to `target`; it connects when it is first used."""
-        if self._credentials is None:
-            return grpc.insecure_channel(target, self._options)
-        return grpc.secure_channel(target, self._credentials, self._options)
-
-    def connect_async(self, target: str) -> grpc.aio.Channel:
-        """Return the same for asyncio; belongs to the event loop that runs."""
-        if self._credentials is None:
-            return grpc.aio.insecure_channel(target, self._options)
-        return grpc.aio.secure_channel(target, self._credentials, self._options)
-
-
-def _content(path: str | Path | None) -> bytes | None:
-    if path is None:
-        return None
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        found = f"unreadable ({error.strerror or error})"
-        raise TargetError(describe(path, "file", found, "a PEM file")) from None
-
-
-def unary_methods(channel: Any) -> dict[str, Any]:
-    """Return the unary methods of the service on a channel of grpc or grpc.aio, by name; bytes in, bytes out."""
-    return {name: channel.unary_unary(METHOD + name) for name in ("Draft", "LongestSuffixMatch", "Count", "Describe")}
-
-
-_forks = 0
-
-
-def forks() -> int:
-    """Return how many forks lie between the first process and this one: gRPC's threads do not survive one."""
-    return _forks
-
-
-def _forked() -> None:
-    global _forks
-    _forks += 1
-
-
-os.register_at_fork(after_in_child=_forked)
+    def __init__(self, channel: Any) -> None:
+        self.channel = channel
+        self.methods: dict[str, Callable[..., Any]] = {name: channel.unary_unary(METHOD + name) for name in _UNARY}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rest_store.client.answers import parsed
-from rest_store.client.counterpart import Counterpart, Limits
+from rest_store.client.counterpart import Counterpart, Limits, by_name
 from rest_store.errors import EmptyContextError, ProtocolError, describe
 from rest_store.queries import IntSequence, tail
 from rest_store.tree import TokenTree
@@ -33,6 +33,11 @@ class Conversation:
         self._each: dict[int, int] = {}  # unanswered request to the trees that it asked of each datastore
 
     @property
+    def is_known(self) -> bool:
+        """Whether the service has been described, so that it can be asked."""
+        return self._counterpart.is_known
+
+    @property
     def is_clogged(self) -> bool:
         """Whether so many requests are unanswered that a new stream is better than waiting for them."""
         return len(self._each) >= _MOST_UNANSWERED
@@ -57,18 +62,22 @@ class Conversation:
         self._names = ()
         self._each.clear()
 
-    def request(self, proposals: TokenTree | None) -> bytes:
+    def proposed(self, proposals: TokenTree | None) -> pb.Proposals | None:
+        """Return proposals as the service takes them; raise TreeError or QueryError for what is none."""
+        return self._counterpart.proposed(proposals)
+
+    def request(self, proposed: pb.Proposals | None) -> bytes:
         """Return the next message; `sent` says that it has left."""
         tokens = self._kept if self._fresh else self._unsent
         bounds = self._bounds if self._fresh else None
-        return self._counterpart.stream_request(tokens, bounds, proposals, self._sequence + 1)
+        return self._counterpart.stream_request(tokens, bounds, proposed, self._sequence + 1)
 
-    def sent(self, proposals: TokenTree | None) -> None:
+    def sent(self, proposed: pb.Proposals | None) -> None:
         """Take note that the message of `request` has left."""
         self._sequence += 1
         self._fresh = False
         self._unsent = []
-        self._each[self._sequence] = 1 + (len(proposals) if proposals is not None else 0)
+        self._each[self._sequence] = 1 + (len(proposed.tokens) if proposed is not None else 0)
 
     def answer(self, message: bytes, target: str) -> dict[str, list[TokenTree]] | None:
         """Read a message of the service.
@@ -90,5 +99,6 @@ class Conversation:
         if response.sequence != self._sequence:
             return None
         names = self._names
-        trees = self._counterpart.drafts(response.trees, names, self._bounds, target, groups=1, each=each)
-        return {name: trees[place * each : (place + 1) * each] for place, name in enumerate(names)}
+        return by_name(
+            names, self._counterpart.drafts(response.trees, names, self._bounds, target, groups=1, each=each)
+        )

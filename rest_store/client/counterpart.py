@@ -96,10 +96,10 @@ class Counterpart:
         ).SerializeToString()
 
     def stream_request(
-        self, tokens: list[int], bounds: Limits | None, proposals: TokenTree | None, sequence: int
+        self, tokens: list[int], bounds: Limits | None, proposed: pb.Proposals | None, sequence: int
     ) -> bytes:
         """Return one message of a stream; its first has `bounds`."""
-        request = pb.DraftStreamRequest(tokens=tokens, sequence=sequence, proposals=self.proposed(proposals))
+        request = pb.DraftStreamRequest(tokens=tokens, sequence=sequence, proposals=proposed)
         if bounds is not None:
             request.selection.CopyFrom(self._selection)
             request.limits.max_nodes, request.limits.max_suffix, request.limits.max_depth = bounds
@@ -170,3 +170,15 @@ class Counterpart:
 def longest(trees: Sequence[TokenTree]) -> TokenTree:
     """Return the tree of the longest match, of equal ones the first."""
     return trees[0] if len(trees) == 1 else max(trees, key=lambda tree: tree.match.length)
+
+
+def longest_of_each(names: Sequence[str], trees: list[TokenTree]) -> list[TokenTree]:
+    """Return the tree of the longest match for each context, given those of every datastore, context by context."""
+    step = len(names)
+    return trees if step == 1 else [longest(trees[at : at + step]) for at in range(0, len(trees), step)]
+
+
+def by_name(names: Sequence[str], trees: Sequence[TokenTree]) -> dict[str, list[TokenTree]]:
+    """Return the trees of one context by name of datastore, given those of the first, then of the second, and so on."""
+    each = len(trees) // len(names)
+    return {name: list(trees[place * each : (place + 1) * each]) for place, name in enumerate(names)}

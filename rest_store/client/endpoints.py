@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
+from rest_store.client.arguments import at_least
 from rest_store.client.circuit import Circuit
+from rest_store.client.forks import forks
 from rest_store.client.tally import Tally
 from rest_store.errors import (
     CircuitOpenError,
     DeadlineError,
-    LimitError,
     OverloadedError,
     RestStoreError,
     ServiceUnavailableError,
@@ -26,40 +28,84 @@ _LONGEST_WAIT = 1.0
 
 
 class Endpoint(Generic[C]):
-    """One address, its circuit, and the connection to it, made when it is first asked."""
+    """One address, its circuit, and the connection to it, made when it is first asked. Thread-safe.
 
-    __slots__ = ("_connect", "_connection", "circuit", "target")
+    Args:
+        target: the address.
+        circuit: whether to ask it.
+        connect: makes a connection to an address; called once.
+    """
+
+    __slots__ = ("_closed", "_connect", "_connection", "_forks", "_lock", "circuit", "target")
 
     def __init__(self, target: str, circuit: Circuit, connect: Callable[[str], C]) -> None:
         self.target = target
         self.circuit = circuit
         self._connect = connect
         self._connection: C | None = None
+        self._closed = False
+        self._forks: int | None = None
+        self._lock = threading.Lock()
 
     @property
     def connection(self) -> C:
-        """The connection; a gRPC channel, which connects again by itself."""
+        """The connection; a gRPC channel, which connects again by itself.
+
+        Raises:
+            ServiceUnavailableError: closed, or made before a fork.
+        """
+        self.require_usable()
         found = self._connection
         if found is None:
-            found = self._connection = self._connect(self.target)
+            with self._lock:
+                self.require_usable()
+                found = self._connection
+                if found is None:
+                    self._forks = forks()
+                    found = self._connection = self._connect(self.target)
         return found
 
-    def release(self) -> C | None:
-        """Forget the connection and return it, to be closed."""
-        found, self._connection = self._connection, None
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has been closed: what failed meanwhile failed for that reason."""
+        return self._closed
+
+    def require_usable(self) -> None:
+        """Raise ServiceUnavailableError if it was closed, or connected before this process was forked."""
+        if self._closed:
+            raise self.closed()
+        if self._forks is not None and self._forks != forks():
+            found = "a fork of the one that connected"
+            raise ServiceUnavailableError(describe("client", "process", found, "a client made after the fork"))
+
+    def closed(self) -> ServiceUnavailableError:
+        """Return the error for a call on what has been closed."""
+        return ServiceUnavailableError(describe("client", "client", "closed", "an open one"))
+
+    def close(self) -> C | None:
+        """Connect no more; return the connection, to be closed, if there was one and this is the first time."""
+        with self._lock:
+            self._closed = True
+            found, self._connection = self._connection, None
         return found
 
 
 class Endpoints(Generic[C]):
-    """All endpoints of a service, equally good; the one that answered last is asked first.
+    """All endpoints of a service, equally good; the one that answered last is asked first. Thread-safe.
 
-    Thread-safe, given that `connect` is.
+    Args:
+        members: the endpoints, at least one.
+        tally: what counts the calls.
+        retries: most further attempts of a call.
+
+    Raises:
+        LimitError: `retries` is no whole number of at least 0.
     """
 
     def __init__(self, members: Sequence[Endpoint[C]], tally: Tally, retries: int) -> None:
         self.members = tuple(members)
         self.tally = tally
-        self.retries = retries
+        self.retries = at_least(0, "retries", retries)
         self._preferred = self.members[0]
         self._not_asked = describe(self, "service", "not asked, after failures in a row", "one that answers")
 
@@ -77,12 +123,23 @@ class Endpoints(Generic[C]):
         return None
 
     def require_one(self) -> None:
-        """Raise CircuitOpenError, in a microsecond, if no circuit would admit a call now."""
+        """Find out, in a microsecond, whether a call can be made now.
+
+        Raises:
+            ServiceUnavailableError: closed, or connected before this process was forked.
+            CircuitOpenError: no circuit would admit a call.
+        """
+        for member in self.members:
+            member.require_usable()
         now = time.monotonic()
         for member in self.members:
             if member.circuit.would_admit(now):
                 return
         raise CircuitOpenError(self._not_asked)
+
+    def close(self) -> list[C]:
+        """Close all of them; return their connections, to be closed. May be called again."""
+        return [found for member in self.members if (found := member.close()) is not None]
 
     def prefer(self, endpoint: Endpoint[C]) -> None:
         """Ask `endpoint` first from now on."""
@@ -127,12 +184,14 @@ class Pursuit(Generic[C]):
         self.endpoint = endpoint
 
     def allowance(self) -> float:
-        """Return the seconds that the next attempt may take: half of what is left if there is another endpoint."""
+        """Return the seconds that the next attempt may take: half of what is left if there is another endpoint.
+
+        Raises:
+            DeadlineError: none are left; no fault of the endpoint, which has not been asked.
+        """
         left = self.ends - time.monotonic()
         if left <= 0:
-            raise DeadlineError(
-                describe(self.endpoint.target, "service", "late", "an answer before the deadline")
-            ) from None
+            raise DeadlineError(describe(self.endpoint.target, "service", "late", "an answer before the deadline"))
         return left / 2 if self._endpoints.has_other(self.endpoint) else left
 
     def succeeded(self) -> None:
@@ -149,6 +208,8 @@ class Pursuit(Generic[C]):
         Raises:
             RestStoreError: `error` itself, if no further attempt makes sense.
         """
+        if self.endpoint.is_closed:
+            raise error  # by this client: nobody's failure
         endpoints, now = self._endpoints, time.monotonic()
         lost = isinstance(error, ServiceUnavailableError | DeadlineError)
         if not lost:
@@ -173,10 +234,3 @@ class Pursuit(Generic[C]):
             endpoints.tally.add("failovers")
         endpoints.tally.add("retries")
         return wait
-
-
-def seconds_of(timeout: float) -> float:
-    """Return a timeout; raise LimitError unless it is a positive, finite number of seconds."""
-    if not isinstance(timeout, int | float) or not 0 < timeout < 1e6:
-        raise LimitError(describe("client", "timeout", repr(timeout), "seconds, more than 0 and less than 1000000"))
-    return float(timeout)

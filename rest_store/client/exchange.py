@@ -20,8 +20,8 @@ from typing import Any, Protocol
 import grpc
 
 from rest_store.client.connections import METHOD
-from rest_store.client.failures import failed_call, failure_of
 from rest_store.errors import ServiceUnavailableError, describe
+from rest_store.failures import failed_call, failure_of
 
 try:
     from grpc._cython import cygrpc  # type: ignore[attr-defined]  # the stubs leave it out

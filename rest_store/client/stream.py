@@ -6,16 +6,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from rest_store.client.conversation import Conversation
-from rest_store.client.counterpart import longest
-from rest_store.client.endpoints import Endpoint, Endpoints, Pursuit
+from rest_store.client.endpoints import Endpoint
 from rest_store.client.exchange import StreamCall
-from rest_store.errors import DeadlineError, RestStoreError, ServiceError, ServiceUnavailableError, describe
+from rest_store.client.stream_base import Answer, StreamBase, longest_of, trees_of
+from rest_store.errors import RestStoreError, ServiceError
 from rest_store.queries import IntSequence
 from rest_store.tree import TokenTree
+from rest_store.v1 import datastore_pb2 as pb
 
 
-class DraftStream:
+class DraftStream(StreamBase[StreamCall, Callable[..., object]]):
     """Drafts for one generation: after the first step only new tokens travel. Make one with `DatastoreClient.stream`.
 
     Opened by the first step. When the service goes away, the next attempt opens another stream, there or at another
@@ -23,23 +23,6 @@ class DraftStream:
 
     Not thread-safe: one generation, one stream, one thread at a time.
     """
-
-    def __init__(
-        self,
-        conversation: Conversation,
-        endpoints: Endpoints[Any],
-        open_call: Callable[[Endpoint[Any]], StreamCall],
-        know: Callable[[float], object],
-        timeout: float,
-    ) -> None:
-        self._conversation = conversation
-        self._endpoints = endpoints
-        self._open_call = open_call
-        self._know = know
-        self._timeout = timeout
-        self._call: StreamCall | None = None
-        self._endpoint: Endpoint[Any] | None = None
-        self._closed = False
 
     def draft(self, new_tokens: IntSequence) -> TokenTree:
         """Return the draft tree after the tokens so far; of several datastores that of the longest match.
@@ -52,11 +35,11 @@ class DraftStream:
             QueryError: as `Datastore.draft`.
             ServiceError: no answer; the subclass says why. The tokens are kept: the next step sends them.
         """
-        return longest([trees[0] for trees in self._ask(new_tokens, None).values()])
+        return longest_of(self._ask(new_tokens, None))
 
     def draft_each(self, new_tokens: IntSequence) -> dict[str, TokenTree]:
         """Return the tree of each datastore, by name; otherwise as `draft`."""
-        return {name: trees[0] for name, trees in self._ask(new_tokens, None).items()}
+        return trees_of(self._ask(new_tokens, None))
 
     def draft_with(self, new_tokens: IntSequence, proposals: TokenTree) -> dict[str, list[TokenTree]]:
         """Return what each datastore drafts after the tokens so far, and after each of `proposals`.
@@ -70,67 +53,47 @@ class DraftStream:
             followed by the path to the node.
 
         Raises:
-            TreeError: `proposals` is no draft tree.
+            TreeError: `proposals` is no draft tree; `new_tokens` were not taken, as with any QueryError.
             RestStoreError: as `draft`.
         """
         return self._ask(new_tokens, proposals)
 
-    def _ask(self, new_tokens: IntSequence, proposals: TokenTree | None) -> dict[str, list[TokenTree]]:
-        tally = self._endpoints.tally
-        try:
-            if self._closed:
-                raise ServiceUnavailableError(describe("client", "stream", "closed", "an open one"))
-            ends = time.monotonic() + self._timeout
+    def _ask(self, new_tokens: IntSequence, proposals: TokenTree | None) -> Answer:
+        ends = time.monotonic() + self._timeout
+        if self._needs_description:
             try:
-                self._know(self._timeout)
+                self._learn(timeout=self._timeout)
             except ServiceError:
                 self._conversation.add(new_tokens)  # for the next step
                 raise
-            self._conversation.add(new_tokens)
-            self._endpoints.require_one()
-            pursuit = Pursuit(self._endpoints, ends - time.monotonic(), self._endpoint)
+        try:
+            proposed, pursuit = self._begin(new_tokens, proposals, ends)
             while True:
+                seconds = pursuit.allowance()
                 try:
-                    answer = self._attempt(pursuit, proposals)
+                    answer = self._attempt(pursuit.endpoint, proposed, time.monotonic() + seconds)
                 except RestStoreError as error:
-                    if not isinstance(error, DeadlineError) or self._conversation.is_clogged:
-                        self._drop()
-                    wait = pursuit.failed(error)
+                    wait = self._failed(pursuit, error)
                     if wait:
                         time.sleep(wait)
                 else:
                     pursuit.succeeded()
                     return answer
         except RestStoreError as error:
-            tally.failed(error)
+            self._endpoints.tally.failed(error)
             raise
 
-    def _attempt(self, pursuit: Pursuit[Any], proposals: TokenTree | None) -> dict[str, list[TokenTree]]:
-        ends = time.monotonic() + pursuit.allowance()
-        conversation, call = self._conversation, self._call
-        if call is None or self._endpoint is not pursuit.endpoint:
-            self._drop()
-            call = self._call = self._open_call(pursuit.endpoint)
-            self._endpoint = pursuit.endpoint
-            self._endpoints.tally.add("streams_opened")
-        target = pursuit.endpoint.target
-        call.send(conversation.request(proposals), ends)
-        conversation.sent(proposals)
+    def _attempt(self, endpoint: Endpoint[Any], proposed: pb.Proposals | None, ends: float) -> Answer:
+        call = self._call_at(endpoint)
+        call.send(self._conversation.request(proposed), ends)
+        self._conversation.sent(proposed)
         while True:
-            message = call.receive(ends)
-            if message is None:
-                raise DeadlineError(describe(target, "service", "late", "an answer before the deadline"))
-            answer = conversation.answer(message, target)
+            answer = self._read(call.receive(ends), endpoint.target)
             if answer is not None:
                 return answer
-            self._endpoints.tally.add("late_answers")
 
-    def _drop(self) -> None:
-        """End the stream; the next attempt opens another."""
-        call, self._call, self._endpoint = self._call, None, None
-        self._conversation.restart()
-        if call is not None:
-            call.close()
+    def _end(self, call: StreamCall) -> None:
+        call.close()
 
     def close(self) -> None:
         """End the stream for good. May be called again."""

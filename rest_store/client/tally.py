@@ -16,6 +16,7 @@ from rest_store.errors import (
     ServiceInternalError,
     ServiceUnavailableError,
     TokenizerMismatchError,
+    TreeError,
     UnknownDatastoreError,
 )
 
@@ -33,7 +34,8 @@ class ClientStatistics:
         deadlines: calls that failed because no answer came in time.
         not_asked: calls that failed at once because every circuit was open.
         overloaded: calls that the service refused because it had too much to do.
-        refused: calls refused for another reason: token, tokenizer, name, size, or the query itself.
+        refused: calls refused for another reason: token, tokenizer, name, size, or the query itself, by the service or
+            before anything was sent.
         broken: calls that met a defect, of the service or in its answer.
         circuits_opened: times that a circuit opened, or stayed open after a try.
         streams_opened: streams opened, the first of a generation and those that replace it.
@@ -69,6 +71,7 @@ _COUNTED_AS: tuple[tuple[type[Exception], str], ...] = (
     (UnknownDatastoreError, "refused"),
     (MessageSizeError, "refused"),
     (QueryError, "refused"),
+    (TreeError, "refused"),
 )
 
 

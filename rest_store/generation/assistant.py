@@ -60,7 +60,7 @@ class AssistantRule:
             self._chain += new
         return tree_of([self._chain])
 
-    def accept(self, tokens: Sequence[int], top_k: npt.NDArray[np.int64] | None = None) -> None:
+    def accept(self, tokens: Sequence[int]) -> None:
         """Take over `tokens`, and learn from how far they followed the chain."""
         if self._chain:
             whole = [int(token) for token in tokens[: len(self._chain)]] == self._chain

@@ -48,7 +48,7 @@ class RestRule:
             self._context, max_nodes=max_nodes, max_suffix=self._max_suffix, max_depth=self._max_depth
         )
 
-    def accept(self, tokens: Sequence[int], top_k: npt.NDArray[np.int64] | None = None) -> None:
+    def accept(self, tokens: Sequence[int]) -> None:
         """Take over `tokens`."""
         self._context = [*self._context, *map(int, tokens)][-self._max_suffix :]
 
@@ -94,10 +94,10 @@ class MergedRules:
                 own.append(place)
         return TokenTree(tokens, parents, [1] * len(tokens), origins=origins)
 
-    def accept(self, tokens: Sequence[int], top_k: npt.NDArray[np.int64] | None = None) -> None:
+    def accept(self, tokens: Sequence[int]) -> None:
         """Take over `tokens`."""
         for session in self._sessions:
-            session.accept(tokens, top_k=top_k)
+            session.accept(tokens)
 
     def close(self) -> None:
         """Close all sessions."""
@@ -133,7 +133,7 @@ class PromptLookupRule:
                 return tree_of([self._context[place : place + min(self._tokens, max_nodes)]])
         return EMPTY
 
-    def accept(self, tokens: Sequence[int], top_k: npt.NDArray[np.int64] | None = None) -> None:
+    def accept(self, tokens: Sequence[int]) -> None:
         """Take over `tokens`."""
         for token in tokens:
             self._context.append(int(token))

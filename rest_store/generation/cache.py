@@ -7,7 +7,7 @@ from a cache of `transformers` and gives it back. Torch is imported here; nothin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,12 +68,17 @@ class Slots:
         self.values = _moved(self.values, kept, size)
         self.base = base
 
-    def keep(self, row: int, columns: Sequence[int], start: int) -> None:
-        """Copy what lies in slots `columns` of `row` to the slots from `start` on, in every layer."""
-        taken = torch.tensor(columns, device=self.keys.device) - self.base
-        place = slice(start - self.base, start - self.base + len(columns))
-        self.keys[:, row, :, place] = self.keys[:, row].index_select(2, taken)
-        self.values[:, row, :, place] = self.values[:, row].index_select(2, taken)
+    def move(self, rows: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """Copy slots to slots of the same rows, in every layer; all int64[n] on the device."""
+        sources, targets = sources - self.base, targets - self.base
+        self.keys[:, rows, :, targets] = self.keys[:, rows, :, sources]
+        self.values[:, rows, :, targets] = self.values[:, rows, :, sources]
+
+    def fill(self, place: int, keys: torch.Tensor, values: torch.Tensor, length: int) -> None:
+        """Write keys and values of the layer at `place`, [rows, heads, n, size]: the last n of `length` tokens."""
+        taken = slice(length - keys.shape[2] - self.base, length - self.base)
+        self.keys[place, :, :, taken] = keys
+        self.values[place, :, :, taken] = values
 
 
 def _moved(block: torch.Tensor, kept: int, size: int) -> torch.Tensor:
@@ -147,35 +152,45 @@ class TreeCache(Cache):
     """
 
     def __init__(self, cache: Cache, patterns: Sequence[Pattern], length: int, fixed: int | None = None) -> None:
-        rows = None
         groups: dict[Any, list[int]] = {}
-        contents = []
-        for number, (layer, pattern) in enumerate(zip(cache.layers, patterns, strict=True)):
-            keys, values = _content(layer, length)
-            rows = keys.shape[0]
-            contents.append((keys, values))
+        contents = {number: _content(cache.layers[number], length) for number in _held(cache)}
+        for number, (keys, values) in contents.items():
+            pattern = patterns[number]
             kind = (pattern, keys.shape[1:], values.shape[1:], keys.dtype, keys.device)
             groups.setdefault(kind, []).append(number)
-        assert rows is not None
-        self.lengths = [length] * rows
         self.columns: torch.Tensor | None = None
         self._fixed = fixed is not None
         self.groups: list[Slots] = []
-        layers: list[Any] = [None] * len(contents)
+        layers: list[Any] = list(cache.layers)
         for (pattern, *_), numbers in groups.items():
-            kept = contents[numbers[0]][0].shape[2]
-            base = 0 if fixed is not None else length - kept
-            size = fixed if fixed is not None else kept + _GROWTH
-            slots = Slots(
-                pattern,
-                _block([contents[number][0] for number in numbers], length - kept - base, size),
-                _block([contents[number][1] for number in numbers], length - kept - base, size),
-                base,
+            keys, values = contents[numbers[0]]
+            base = 0 if fixed is not None else length - keys.shape[2]
+            size = fixed if fixed is not None else keys.shape[2] + _GROWTH
+            of_keys, of_values = (
+                part.new_zeros((len(numbers), *part.shape[:2], size, part.shape[3])) for part in (keys, values)
             )
+            slots = Slots(pattern, of_keys, of_values, base)
             self.groups.append(slots)
             for place, number in enumerate(numbers):
                 layers[number] = TreeLayer(self, slots, place)
         super().__init__(layers=layers)
+        self._take(contents, length)
+
+    def refill(self, cache: Cache, length: int) -> None:
+        """Take over another cache of the same layers, rows and types, in the same memory; for a fixed cache.
+
+        Raises:
+            CacheNotSupportedError: as on construction.
+        """
+        assert self._fixed, "memory that grew is not taken again"
+        self._take({number: _content(cache.layers[number], length) for number in _held(cache)}, length)
+
+    def _take(self, contents: Mapping[int, tuple[torch.Tensor, torch.Tensor]], length: int) -> None:
+        for number, (keys, values) in contents.items():
+            layer = self.layers[number]
+            layer.slots.fill(layer.place, keys, values, length)
+        self.lengths = [length] * self.groups[0].keys.shape[1]
+        self._done = [False] * len(self.lengths)
 
     @property
     def end(self) -> int:
@@ -187,20 +202,29 @@ class TreeCache(Cache):
         """Slots of memory of the largest group."""
         return max(group.keys.shape[3] for group in self.groups)
 
+    @property
+    def shortest(self) -> int:
+        """The length of the shortest row that is still written to."""
+        return min(length for length, done in zip(self.lengths, self._done, strict=True) if not done or all(self._done))
+
     def first_seen(self, pattern: Pattern) -> int:
         """Return the first slot that some token of the next step may look at under `pattern`."""
         if self._fixed or not pattern.window:
             return 0
-        return max(0, min(self.lengths) - pattern.window + 1)
+        return max(0, self.shortest - pattern.window + 1)
+
+    def finish(self, row: int) -> None:
+        """Take note that `row` gets no more tokens, so that nothing need be kept for it to look back at."""
+        self._done[row] = True
 
     def reserve(self, width: int) -> None:
         """Have memory for a step of `width` tokens."""
-        end, shortest = self.end + width, min(self.lengths)
+        end = self.end + width
         for group in self.groups:
             if self._fixed:
                 assert end <= group.keys.shape[3], "a fixed cache is full"
             else:
-                group.reserve(end, shortest, _GROWTH)
+                group.reserve(end, self.shortest, _GROWTH)
 
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep, of the step just written, the tokens at `paths` of each row, in that order; forget the others.
@@ -210,11 +234,19 @@ class TreeCache(Cache):
                 belongs, as the likeliest path of a single row does, is not copied.
         """
         end = self.end
-        for row, path in enumerate(paths):
-            start = self.lengths[row]
-            if any(end + place != start + number for number, place in enumerate(path)):
+        moved = [
+            (row, end + place, self.lengths[row] + number)
+            for row, path in enumerate(paths)
+            for number, place in enumerate(path)
+            if end + place != self.lengths[row] + number
+        ]
+        if moved:
+            on_host = torch.tensor(moved).T.contiguous()
+            for device in {group.keys.device for group in self.groups}:
+                rows, sources, targets = on_host.to(device)
                 for group in self.groups:
-                    group.keep(row, [end + place for place in path], start)
+                    if group.keys.device == device:
+                        group.move(rows, sources, targets)
         for row, path in enumerate(paths):
             self.lengths[row] += len(path)
 
@@ -223,34 +255,57 @@ class TreeCache(Cache):
 
         Rows shorter than the longest, whose generation ended before the others', get zeros behind their last token.
         """
-        for layer, own in zip(cache.layers, self.layers, strict=True):
+        for number in _held(cache):
+            layer, own = cache.layers[number], self.layers[number]
             slots, length = own.slots, self.end
             keys = slots.keys[own.place][:, :, : length - slots.base].clone()
             values = slots.values[own.place][:, :, : length - slots.base].clone()
             for row, held in enumerate(self.lengths):
-                keys[row, :, held - slots.base :] = 0
-                values[row, :, held - slots.base :] = 0
+                keys[row, :, max(0, held - slots.base) :] = 0
+                values[row, :, max(0, held - slots.base) :] = 0
             _fill(layer, keys, values, length)
 
 
-def _block(parts: list[torch.Tensor], before: int, size: int) -> torch.Tensor:
-    """Stack [rows, heads, kept, size] of several layers into a block of `size` slots, `before` of them in front."""
-    first = parts[0]
-    block = first.new_zeros((len(parts), *first.shape[:2], size, first.shape[3]))
-    for place, part in enumerate(parts):
-        block[place, :, :, before : before + part.shape[2]] = part
-    return block
+def require_cache(cache: Cache) -> None:
+    """Check that the layers of `cache`, filled or not, are of kinds that a `TreeCache` takes over.
+
+    Raises:
+        CacheNotSupportedError: one is not, or they are moved to and from another device.
+    """
+    if cache.offloading:
+        raise CacheNotSupportedError(describe("verification", "the cache", "offloaded", "on the model's device"))
+    for number in _held(cache):
+        _require_layer(cache.layers[number])
+
+
+def _held(cache: Cache) -> list[int]:
+    """Return which layers hold something; the others look at the keys and values of one of these."""
+    return [number for number, layer in enumerate(cache.layers) if type(layer).__name__ != "DummyLayer"]
+
+
+def _require_layer(layer: Any) -> None:
+    if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer):
+        expected = "attention with a dynamic or static cache, whole or with a sliding window"
+        raise CacheNotSupportedError(describe("verification", "a layer of the cache", type(layer).__name__, expected))
+
+
+def release(cache: Cache) -> None:
+    """Let go of the keys and values of a cache of `transformers` that a `TreeCache` has taken over.
+
+    Only layers that grow; static ones keep their memory, whose address somebody may rely on. `give_back` fills them.
+    """
+    for layer in cache.layers:
+        if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer):
+            layer.keys, layer.values = layer.keys[:, :, :0].clone(), layer.values[:, :, :0].clone()
 
 
 def _content(layer: Any, length: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the keys and values that a layer of `transformers` holds of `length` tokens, the last of them last."""
+    _require_layer(layer)
     if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer):
         return layer.keys, layer.values
-    if type(layer) in (StaticLayer, StaticSlidingWindowLayer):
-        held = min(length, layer.max_cache_len)
-        return layer.keys[:, :, :held], layer.values[:, :, :held]
-    expected = "attention with a dynamic or static cache, whole or with a sliding window"
-    raise CacheNotSupportedError(describe("verification", "a layer of the cache", type(layer).__name__, expected))
+    held = min(length, layer.max_cache_len)
+    return layer.keys[:, :, :held], layer.values[:, :, :held]
 
 
 def _fill(layer: Any, keys: torch.Tensor, values: torch.Tensor, length: int) -> None:

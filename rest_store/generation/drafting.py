@@ -34,15 +34,13 @@ class Session(Protocol):
             costs: float64[max_nodes + 1], seconds of a step that verifies 0, 1, ... draft tokens; None: not known.
         """
 
-    def accept(self, tokens: Sequence[int], top_k: npt.NDArray[np.int64] | None = None) -> None:
-        """Take over the tokens that the target model produced.
+    def accept(self, tokens: Sequence[int]) -> None:
+        """Take over the tokens that the target model produced, at least one, oldest first.
 
-        Args:
-            tokens: at least one, oldest first.
-            top_k: int64[len(tokens), k], the model's likeliest next tokens after each of them, -1 where not known yet.
-
-        A session whose `accept` also has an argument `node_top_k` is given int64[1 + N, k] with it, the same after the
-        context and after each of the N nodes of its last tree, accepted or not; None if that tree was not verified.
+        A session whose `accept` also has an argument `top_k` is given int64[len(tokens), k] with it: the model's
+        likeliest next tokens after each of `tokens`, -1 where not known yet. One that has `node_top_k` is given
+        int64[1 + N, k], the same after the context and after each of the N nodes of its last tree, accepted or not;
+        None if that tree was not verified.
         """
 
     def close(self) -> None:
@@ -168,7 +166,7 @@ class Drafting:
         self._news = threading.Condition()
         self._answer: list[TokenTree] = []
         self._accepted: list[Accepted] = []
-        self._takes_nodes = [False] * len(make)
+        self._reads: list[set[str]] = [set() for _ in make]
         if any(self._open):
             threading.Thread(target=self._work, name="rest-store drafting", daemon=True).start()
             self._jobs.put(lambda: self._make(make))
@@ -184,9 +182,10 @@ class Drafting:
         with self._news:
             return self._answered < self._round
 
-    def takes_nodes(self, row: int) -> bool:
-        """Whether the session of `row` is told what follows each node of its tree."""
-        return self._takes_nodes[row]
+    @property
+    def reads_logits(self) -> bool:
+        """Whether some session is told the likeliest next tokens."""
+        return any(is_open and reads for is_open, reads in zip(self._open, self._reads, strict=True))
 
     def accept(self, accepted: Accepted) -> None:
         """Note what the model produced for a row; told to the session with the next `ask`."""
@@ -233,7 +232,7 @@ class Drafting:
             if maker is not None:
                 try:
                     session = self._sessions[row] = maker()
-                    self._takes_nodes[row] = "node_top_k" in inspect.signature(session.accept).parameters
+                    self._reads[row] = {"top_k", "node_top_k"} & set(inspect.signature(session.accept).parameters)
                 except Exception as error:
                     self._give_up(row, f"opening: {_shown(error)}")
 
@@ -248,9 +247,9 @@ class Drafting:
         for told in accepted:
             session = self._sessions[told.row]
             if session is not None:
-                more: dict[str, Any] = {"node_top_k": told.node_top_k} if self._takes_nodes[told.row] else {}
+                more: dict[str, Any] = {name: getattr(told, name) for name in self._reads[told.row]}
                 try:
-                    session.accept(told.tokens, top_k=told.top_k, **more)
+                    session.accept(told.tokens, **more)
                 except Exception as error:  # it no longer knows the context
                     self._give_up(told.row, f"accept: {_shown(error)}")
         trees = [EMPTY] * len(self._sessions)

@@ -17,11 +17,13 @@ from typing import Any
 import torch
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from rest_store.errors import DrafterError, describe
+from rest_store.errors import DrafterError, ModeNotSupportedError, describe
 from rest_store.generation.drafting import Session
-from rest_store.generation.loop import Generation, Options, SessionMaker
+from rest_store.generation.loop import Generation, SessionMaker
+from rest_store.generation.options import Options
 from rest_store.generation.progress import Piece, Statistics
 
+# By name: sessions and generation are rooms of one layer, which know each other by the `Session` protocol alone.
 _DEFAULT_SESSION = "rest_store.session:DraftSession"
 
 
@@ -39,15 +41,15 @@ class GenerateOutput(GenerateDecoderOnlyOutput):
 def generate(
     model: Any,
     input_ids: torch.Tensor,
-    logits_processor: Any = (),
-    stopping_criteria: Any = (),
-    generation_config: Any = None,
+    logits_processor: Any,
+    stopping_criteria: Any,
+    generation_config: Any,
     *,
     drafter: Any = None,
     max_nodes: int | None = None,
     draft_timeout: float = 0.5,
     adaptive: bool = True,
-    widths: Sequence[int] = (),
+    widths: Sequence[int] | None = None,
     stream_to: Any = None,
     streamer: Any = None,
     **model_kwargs: Any,
@@ -59,8 +61,9 @@ def generate(
     Args:
         model: a decoder-only model of `transformers`.
         input_ids: int64[rows, length], padded on the left.
-        logits_processor: prepared by `model.generate`.
-        stopping_criteria: prepared by `model.generate`.
+        logits_processor: prepared by `model.generate`. Each call of one judges a single row, of a batch too; those of
+            your own are copied for each row of a batch, with all that they hold.
+        stopping_criteria: prepared by `model.generate`. Each call of one judges a single row.
         generation_config: prepared by `model.generate`.
         drafter: sources for a `DraftSession` of each row (a list), or a callable that makes the session of a prompt
             (a list of token ids); None: plain decoding.
@@ -68,7 +71,8 @@ def generate(
         draft_timeout: seconds to wait for a draft; a step without one is plain.
         adaptive: measure what steps cost as it goes, and draft only while that pays.
         widths: tokens of a step: each is padded to the next of these, all shapes are fixed, and on a CUDA device each
-            width is a recorded graph; none: steps are as wide as their trees.
+            width is a recorded graph, kept for the generations to come; empty: steps are as wide as their trees; None:
+            fixed on a CUDA device alone.
         stream_to: a streamer of `transformers`, given the prompt and each token (one row only).
         streamer: the same, for `functools.partial` and direct calls: `model.generate` keeps its own to itself.
         model_kwargs: prepared by `model.generate`.
@@ -78,34 +82,30 @@ def generate(
 
     Raises:
         ModelNotSupportedError: no decoder-only model whose keys and values can be kept for one path of a tree.
-        ModeNotSupportedError: not greedy search or sampling.
-        CacheNotSupportedError: a quantized or recurrent cache.
+        ModeNotSupportedError: not greedy search or sampling, more than text goes in, a processor or criterion that does
+            not judge rows one by one, or a streamer for several rows.
+        CacheNotSupportedError: a quantized, offloaded or recurrent cache.
         DrafterError: `drafter` is neither a list of sources nor a callable.
+        LimitError: `max_nodes`, `draft_timeout` or `widths` out of range.
 
     A drafter that raises, is late or answers with something that is no tree changes nothing; it is counted in
     `statistics.drafts`. One generation at a time for each model.
     """
-    options = Options(max_nodes, draft_timeout, adaptive, tuple(widths))
-    generation = Generation(
+    options = Options(max_nodes, draft_timeout, adaptive, None if widths is None else tuple(widths))
+    begun = pieces(
         model,
         input_ids,
         logits_processor,
         stopping_criteria,
         generation_config,
-        session_maker(drafter),
-        options,
-        model_kwargs,
+        drafter=drafter,
+        options=options,
+        **model_kwargs,
     )
     streamer = stream_to if stream_to is not None else streamer
     if streamer is not None:
-        streamer.put(input_ids.cpu())
-    for piece in generation.steps():
-        if streamer is not None:
-            for tokens in zip(*piece.tokens, strict=False):
-                streamer.put(torch.tensor(tokens))
-    if streamer is not None:
-        streamer.end()
-    return _result(generation)
+        begun.stream_to(streamer)
+    return begun.result()
 
 
 def pieces(
@@ -115,18 +115,14 @@ def pieces(
     stopping_criteria: Any,
     generation_config: Any,
     *,
-    drafter: Any = None,
-    max_nodes: int | None = None,
-    draft_timeout: float = 0.5,
-    adaptive: bool = True,
-    widths: Sequence[int] = (),
+    drafter: Any,
+    options: Options,
     **model_kwargs: Any,
 ) -> Pieces:
     """Return the generation as something to iterate over; arguments and errors as of `generate`.
 
     Also to be given as `custom_generate`: `model.generate` prepares everything, and returns what this returns.
     """
-    options = Options(max_nodes, draft_timeout, adaptive, tuple(widths))
     maker = session_maker(drafter)
     return Pieces(
         Generation(
@@ -136,7 +132,9 @@ def pieces(
 
 
 class Pieces:
-    """A generation to iterate over: each item is what one forward pass wrote.
+    """A generation to iterate over, once: each item is what one forward pass wrote.
+
+    Iterating again goes on where it was left.
 
     Attributes:
         statistics: up to date after each item.
@@ -144,14 +142,45 @@ class Pieces:
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
+        self._steps = generation.steps()
         self.statistics = generation.statistics
 
     def __iter__(self) -> Iterator[Piece]:
-        return self._generation.steps()
+        return self._steps
+
+    def close(self) -> None:
+        """End the generation where it is; the caller's own cache then holds what was written."""
+        self._steps.close()
+
+    def stream_to(self, streamer: Any) -> None:
+        """Run to the end, and give a streamer of `transformers` the prompt and each token.
+
+        Raises:
+            ModeNotSupportedError: there are several rows, which do not get their tokens in step.
+        """
+        rows = len(self._generation.rows)
+        if rows != 1:
+            raise ModeNotSupportedError(describe("generate", "a streamer", f"given for {rows} rows", "one row"))
+        streamer.put(self._generation.input_ids.cpu())
+        for piece in self._steps:
+            for token in piece.tokens[0]:
+                streamer.put(torch.tensor([token]))
+        streamer.end()
 
     def result(self) -> Any:
-        """Return what `generate` returns; after the last item."""
-        return _result(self._generation)
+        """Return what `generate` returns, after writing what is not written yet."""
+        for _ in self._steps:
+            pass
+        generation = self._generation
+        if not generation.config.return_dict_in_generate:
+            return generation.sequences()
+        return GenerateOutput(
+            sequences=generation.sequences(),
+            scores=generation.kept("scores"),
+            logits=generation.kept("logits"),
+            past_key_values=generation.cache,
+            statistics=generation.statistics,
+        )
 
 
 def session_maker(drafter: Any) -> SessionMaker | None:
@@ -183,16 +212,3 @@ def default_session(sources: Sequence[Any]) -> SessionMaker:
         return made
 
     return make
-
-
-def _result(generation: Generation) -> Any:
-    config = generation._config
-    if not config.return_dict_in_generate:
-        return generation.sequences()
-    return GenerateOutput(
-        sequences=generation.sequences(),
-        scores=generation.kept("scores"),
-        logits=generation.kept("logits"),
-        past_key_values=generation.cache,
-        statistics=generation.statistics,
-    )

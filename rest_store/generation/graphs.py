@@ -6,7 +6,8 @@ there, as part of the graph. Torch is imported here; nothing is thread-safe.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,15 +24,22 @@ class FixedVerifier(Verifier):
     Args:
         model: a decoder-only model of `transformers`.
         cache: a tree cache made with `fixed`.
-        widths: the widths, ascending; a step is padded to the next of them.
+        widths: the widths of steps.
         seen: as of `Verifier`.
         positions: as of `Verifier`.
         extras: as of `Verifier`.
-        record: record a CUDA graph for each width; None: if the model is on a CUDA device.
+        record: record a CUDA graph for each width; None: if the model is on a CUDA device. Where one cannot be
+            recorded, steps run as they are, after a warning.
+
+    Attributes:
+        key: what the recordings depend on, for who keeps them.
 
     Raises:
         ModelNotSupportedError: as of `Verifier`.
     """
+
+    key: Hashable = None
+    _seen: torch.Tensor
 
     def __init__(
         self,
@@ -44,43 +52,65 @@ class FixedVerifier(Verifier):
         extras: Mapping[str, Any] | None = None,
         record: bool | None = None,
     ) -> None:
-        super().__init__(model, cache, seen=seen, positions=positions, extras=extras)
+        super().__init__(model, cache, seen=None, positions=positions, extras=extras)
         self._widths = sorted(widths)
         self._record = self._device.type == "cuda" if record is None else record
         self._inputs: dict[int, torch.Tensor] = {}
         self._graphs: dict[int, tuple[Any, torch.Tensor]] = {}
-        if self._seen is not None:
-            hidden = cache.allocated - self._seen.shape[1]
-            self._seen = torch.nn.functional.pad(self._seen, (0, hidden), value=True)
+        self._seen = torch.ones((len(cache.lengths), cache.allocated), dtype=torch.bool, device=self._device)
+        self._see(seen)
+
+    def begin(self, model: Any, *, seen: torch.Tensor | None, positions: torch.Tensor) -> None:
+        """Verify for another prompt, which `cache.refill` has taken over; arguments as on construction."""
+        self.model = model
+        self._origin.copy_(self._origin_of(positions))
+        self._see(seen)
+
+    def rest(self) -> None:
+        """Let go of the model, but not of what was recorded."""
+        self.model = None
+
+    @property
+    def has_recordings(self) -> bool:
+        """Whether there is something worth keeping."""
+        return bool(self._graphs)
+
+    def width_of(self, tokens: int) -> int:
+        """Return the next of the widths."""
+        return next(width for width in self._widths if width >= tokens)
 
     def run(self, step: Step) -> torch.Tensor:
-        """Verify `step`; logits of its own width, valid until the next step of that width."""
-        width = next(width for width in self._widths if width >= step.width)
-        self.cache.reserve(width)
-        packed = torch.from_numpy(self._packed(step, width))
-        inputs = self._inputs.get(width)
+        """Verify `step`, of one of the widths; logits valid until the next step of that width."""
+        self.cache.reserve(step.width)
+        packed = torch.from_numpy(self._packed(step))
+        inputs = self._inputs.get(step.width)
         if inputs is None:
-            inputs = self._inputs[width] = torch.empty_like(packed, device=self._device)
+            inputs = self._inputs[step.width] = torch.empty_like(packed, device=self._device)
         inputs.copy_(packed, non_blocking=True)
+        self.recorded = self._record and step.width not in self._graphs
+        if self.recorded:
+            try:
+                self._graphs[step.width] = self._recorded(inputs, step.width)
+            except RuntimeError as error:
+                self._record = False
+                found = f"{type(self.model).__name__}: no graph of a step can be recorded ({error})"
+                warnings.warn(f"{found}; steps run without", RuntimeWarning, stacklevel=2)
         if not self._record:
-            return self._forward(inputs, width)[:, : step.width]
-        if width not in self._graphs:
-            self._graphs[width] = self._recorded(inputs, width)
-        graph, logits = self._graphs[width]
+            return self._forward(inputs, step.width)
+        graph, logits = self._graphs[step.width]
         graph.replay()
-        return logits[:, : step.width]
+        return logits
 
-    def _packed(self, step: Step, width: int) -> npt.NDArray[np.int64]:
-        """Return tokens, depths, ancestors and the length of each row as one array, int64[rows, ...]."""
-        rows, missing = step.tokens.shape[0], width - step.width
-        ancestors = np.zeros((rows, width, width), dtype=np.int64)
-        ancestors[:] = np.eye(width, dtype=np.int64)
-        ancestors[:, :, 0] = 1
-        ancestors[:, : step.width, : step.width] = step.ancestors
-        tokens = np.pad(step.tokens, ((0, 0), (0, missing)), mode="edge")
-        depths = np.pad(step.depths, ((0, 0), (0, missing)), constant_values=1)
+    def _see(self, seen: torch.Tensor | None) -> None:
+        self._seen.fill_(True)
+        if seen is not None:
+            self._seen[:, : seen.shape[1]] = seen
+
+    def _packed(self, step: Step) -> npt.NDArray[np.int64]:
+        """Return tokens, depths, the length of each row and ancestors as one array, int64[rows, ...]."""
+        rows = step.tokens.shape[0]
         lengths = np.array(self.cache.lengths, dtype=np.int64)[:, None]
-        return np.concatenate([tokens, depths, lengths, ancestors.reshape(rows, -1)], axis=1)
+        return np.concatenate([step.tokens, step.depths, lengths, step.ancestors.reshape(rows, -1)], axis=1)
 
     def _forward(self, inputs: torch.Tensor, width: int) -> torch.Tensor:
         """Run the model on packed inputs; operations on the device only."""
@@ -119,9 +149,7 @@ class FixedVerifier(Verifier):
         node = held - end  # which node of the step lies in each slot
         in_step = (node >= 0) & (node < width)
         node = node.clamp(0, width - 1)
-        context = (held < lengths) & ~in_step
-        if self._seen is not None:
-            context = context & self._seen
+        context = (held < lengths) & ~in_step & self._seen
         stands = torch.where(in_step, slots[:, node], held)[:, None, :]  # the place in the sequence of what is there
         mask = torch.where(in_step, sees[:, :, node], context[:, None, :])
         own = slots[:, :, None]
@@ -130,11 +158,7 @@ class FixedVerifier(Verifier):
             mask = mask & ((stands - start) // pattern.window == (own - start) // pattern.window)
         elif pattern.name != FULL:
             mask = mask & (stands > own - pattern.window)
-        mask = mask[:, None]
-        if self.config._attn_implementation == "eager":
-            dtype = self.cache.groups[0].keys.dtype
-            return torch.where(mask, torch.zeros((), dtype=dtype, device=self._device), torch.finfo(dtype).min)
-        return mask
+        return self._taken(mask[:, None])
 
     def _recorded(self, inputs: torch.Tensor, width: int) -> tuple[Any, torch.Tensor]:
         """Record a step of `width`, after two on a side stream that settle what libraries set up on first use."""

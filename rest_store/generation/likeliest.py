@@ -2,17 +2,50 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 import torch
 
 _BLOCK = 256
 
 
-def likeliest(logits: torch.Tensor) -> list[list[int]]:
-    """Return the likeliest token of each of [rows, width, vocabulary]; of equally likely ones the first."""
-    if logits.device.type == "cpu" and logits.dtype == torch.float32:
-        found: list[list[int]] = logits.numpy().argmax(axis=-1).tolist()  # thirty times as fast as torch's
-        return found
-    return logits.argmax(dim=-1).tolist()
+class Likeliest(NamedTuple):
+    """What is read of the logits of a step.
+
+    Attributes:
+        best: int64[rows, width], the likeliest token; of equally likely ones the first. None: not asked for.
+        top: int64[rows, width, count], the likeliest ones, likeliest first. None: not asked for.
+    """
+
+    best: npt.NDArray[np.int64] | None
+    top: npt.NDArray[np.int64] | None
+
+
+def read(logits: torch.Tensor, *, best: bool, count: int) -> Likeliest:
+    """Read the likeliest tokens of [rows, width, vocabulary]; from a device in one copy, which waits for the logits.
+
+    Args:
+        logits: of any floating-point type.
+        best: whether the likeliest token is asked for.
+        count: how many likeliest tokens are asked for.
+    """
+    rows, width, vocabulary = logits.shape
+    parts = []
+    first: npt.NDArray[np.int64] | None = None
+    if best and logits.device.type == "cpu" and logits.dtype == torch.float32:
+        first = logits.numpy().argmax(axis=-1)  # thirty times as fast as torch's
+    elif best:
+        parts.append(logits.argmax(dim=-1, keepdim=True))
+    if count:
+        parts.append(top(logits.reshape(rows * width, vocabulary), count).view(rows, width, -1))
+    if not parts:
+        return Likeliest(first, None)
+    found: npt.NDArray[np.int64] = torch.cat(parts, dim=-1).cpu().numpy()
+    if best and first is None:
+        first, found = found[:, :, 0], found[:, :, 1:]
+    return Likeliest(first, found if count else None)
 
 
 def top(logits: torch.Tensor, count: int) -> torch.Tensor:

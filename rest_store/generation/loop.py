@@ -5,49 +5,33 @@ Torch is imported here. A `Generation` is used by one thread, and by one at a ti
 
 from __future__ import annotations
 
+import math
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Hashable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from transformers import DynamicCache
 
-from rest_store.generation.cache import TreeCache
+from rest_store.generation.cache import TreeCache, release
 from rest_store.generation.costs import ForwardCosts, Payoff
 from rest_store.generation.drafting import EMPTY, Accepted, Draft, Drafting, Session
 from rest_store.generation.graphs import FixedVerifier
-from rest_store.generation.likeliest import likeliest, top
+from rest_store.generation.likeliest import Likeliest, read
+from rest_store.generation.options import Options
+from rest_store.generation.prefill import Prompt, prefill, prompt_length, require_prompt
 from rest_store.generation.progress import Piece, Row, Statistics
+from rest_store.generation.recordings import put_back, take
 from rest_store.generation.sampling import Choice, Stops
 from rest_store.generation.support import require_mode, require_model
-from rest_store.generation.verify import Step, Verifier, patterns_of
+from rest_store.generation.verify import Step, Verifier
 
 SessionMaker = Callable[[list[int]], Session]
 
 _TOP_K = 8  # likeliest next tokens told to sessions that ask for them
-_NOT_FORWARDED = {"attention_mask", "position_ids", "past_key_values", "cache_params", "use_cache", "logits_to_keep"}
-_known_costs: weakref.WeakKeyDictionary[Any, dict[tuple[int, int], ForwardCosts]] = weakref.WeakKeyDictionary()
-
-
-@dataclass(frozen=True)
-class Options:
-    """How to draft.
-
-    Attributes:
-        max_nodes: draft tokens of a step at most; None: 16, on an accelerator 64.
-        draft_timeout: seconds to wait for a tree; without it the step goes on.
-        adaptive: measure what steps cost and rest drafting while it does not pay.
-        widths: tokens of a step, the last one included: each is padded to the next of these, and every shape is fixed,
-            so that an accelerator replays recorded graphs; none: steps are as wide as their trees.
-    """
-
-    max_nodes: int | None = None
-    draft_timeout: float = 0.5
-    adaptive: bool = True
-    widths: tuple[int, ...] = ()
+_known_costs: weakref.WeakKeyDictionary[Any, dict[Hashable, ForwardCosts]] = weakref.WeakKeyDictionary()
 
 
 class Generation:
@@ -63,8 +47,15 @@ class Generation:
         options: how to draft.
         model_kwargs: what `generate` prepared for the forward pass: cache, mask, positions.
 
+    Attributes:
+        input_ids, config: as given.
+        rows: what is written so far.
+        statistics: up to date after each piece.
+        cache: the cache of `transformers`, after the last piece as plain decoding leaves it.
+
     Raises:
         ModelNotSupportedError, ModeNotSupportedError, CacheNotSupportedError: it cannot be done with drafts.
+        LimitError: as of `Options`.
     """
 
     def __init__(
@@ -78,96 +69,107 @@ class Generation:
         options: Options,
         model_kwargs: dict[str, Any],
     ) -> None:
+        rows, device = input_ids.shape[0], input_ids.device
         self._stops = Stops(criteria)
+        self._new = (self._stops.max_length or math.inf) - input_ids.shape[1]  # most tokens to be written to a row
+        self._widths = options.widths_on(device, self._new)
+        self._max_nodes = options.max_nodes_on(device)
         require_mode(config, processors)
-        require_model(model, self._stops.max_length or input_ids.shape[1])
-        self._model, self._config, self._model_kwargs = model, config, model_kwargs
-        self._input_ids, self._criteria = input_ids, criteria
-        self._maker, self._options = maker, options
-        rows = input_ids.shape[0]
-        self._choice = Choice(processors, sample=bool(config.do_sample), rows=rows, device=input_ids.device)
+        require_model(model, prompt_length(input_ids, model_kwargs) + self._new, self._max_nodes)
+        require_prompt(model, model_kwargs)
+        self._model, self.config, self._model_kwargs = model, config, model_kwargs
+        self.input_ids, self._maker, self._options = input_ids, maker, options
+        self._choice = Choice(processors, sample=bool(config.do_sample), rows=rows, device=device)
         capacity = self._stops.max_length or 2 * input_ids.shape[1]
         self.rows = [Row(ids, capacity) for ids in input_ids]
-        self.statistics = Statistics()
+        self.statistics = Statistics(origins=[row.origins for row in self.rows])
         self.cache: Any = None
         self._keeps_scores = bool(config.return_dict_in_generate and config.output_scores)
         self._keeps_logits = bool(config.return_dict_in_generate and config.output_logits)
-        on_cpu = input_ids.device.type == "cpu"
-        self._max_nodes = options.max_nodes if options.max_nodes is not None else (16 if on_cpu else 64)
-        if options.widths:
-            self._max_nodes = min(self._max_nodes, max(options.widths) - 1)
-        known = _known_costs.setdefault(model, {})
-        self._costs = known.setdefault((rows, torch.get_num_threads()), ForwardCosts(0.04 if on_cpu else 0.005))
+        self._costs = ForwardCosts()
         self._payoff = Payoff()
 
     # --- the loop ----------------------------------------------------------------------------------------------------
 
-    def steps(self) -> Iterator[Piece]:
-        """Run the generation; yield what each forward pass wrote, as soon as it is written."""
+    def steps(self) -> Generator[Piece, None, None]:
+        """Run the generation, once; yield what each forward pass wrote, as soon as it is written."""
         began = time.perf_counter()
         drafting = Drafting([self._session_of(row) for row in range(len(self.rows))], self._vocabulary_size())
         self.statistics.drafts = drafting.counts
+        verifier: Verifier | None = None
         try:
             with torch.no_grad():
-                logits, verifier = self._prefill()
-                self._forwarded(logits, began)
+                prompt = prefill(self._model, self.input_ids, self.config, self._model_kwargs)
+                self._costs = self._known_costs(prompt)
+                logits = prompt.logits
                 nothing = [Draft(EMPTY, 0, 0)] * len(self.rows)
-                piece, paths = self._write(logits, nothing)
-                self._tell(drafting, piece, paths, logits, nothing)
+                likeliest = self._read(logits, drafting, began)
+                piece, paths = self._write(logits, likeliest, nothing)
+                verifier = self._take_over(prompt)
+                del prompt
+                self._tell(drafting, piece, paths, likeliest, nothing)
             while self._unfinished():
                 started = time.perf_counter()
-                asked = self._ask(drafting)
+                asked = self._ask(drafting, verifier)
                 self.statistics.seconds = time.perf_counter() - began
                 yield piece
+                away = time.perf_counter() - began - self.statistics.seconds
+                began, started = began + away, started + away  # what the reader took is not the generation's
                 with torch.no_grad():
                     drafts = self._drafts(drafting, asked)
-                    step = Step([row.tokens[-1] for row in self.rows], [draft.tree for draft in drafts])
+                    width = verifier.width_of(1 + max(len(draft.tree) for draft in drafts))
+                    step = Step([row.tokens[-1] for row in self.rows], [draft.tree for draft in drafts], width)
                     verifying = time.perf_counter()
-                    logits = self._forwarded(verifier.run(step), verifying)
-                    piece, paths = self._write(logits, drafts)
-                    verifier.cache.keep(paths)
-                    self._tell(drafting, piece, paths, logits, drafts)
-                self._measure(step.width - 1, verifying, started, piece, bool(asked))
+                    logits = verifier.run(step)
+                    likeliest = self._read(logits, drafting, verifying)
+                    verified = time.perf_counter()
+                    piece, paths = self._write(logits, likeliest, drafts)
+                    self._keep(verifier.cache, paths)
+                    self._tell(drafting, piece, paths, likeliest, drafts)
+                if not verifier.recorded:
+                    self._measure(width - 1, verified - verifying, time.perf_counter() - started, piece, bool(asked))
             self.statistics.seconds = time.perf_counter() - began
-            self._finish(verifier)
             yield piece
         finally:
             drafting.close()
+            if verifier is not None:
+                self._hand_back(verifier)
 
-    def run(self) -> None:
-        """Run the generation to its end."""
-        for _ in self.steps():
-            pass
+    def _take_over(self, prompt: Prompt) -> Verifier:
+        """Return what verifies behind `prompt`, whose keys and values it then holds alone, as far as that can be."""
+        self.cache = prompt.cache
+        verifier: Verifier
+        if self._widths:
+            slots = prompt.length + int(self._new) + max(self._widths)
+            verifier = take(self._model, prompt, self._widths, slots)
+        else:
+            cache = TreeCache(self.cache, prompt.patterns, prompt.length)
+            given: dict[str, Any] = {"seen": prompt.seen, "positions": prompt.positions, "extras": prompt.extras}
+            verifier = Verifier(self._model, cache, **given)
+        release(self.cache)
+        return verifier
 
-    def _prefill(self) -> tuple[torch.Tensor, Verifier]:
-        """Run the prompt through the model as `generate` does; take its cache over."""
-        kwargs = self._model_kwargs
-        if kwargs.get("past_key_values") is None:
-            kwargs["past_key_values"] = DynamicCache(config=self._model.config.get_text_config(decoder=True))
-        kwargs["use_cache"] = True
-        output = self._model._prefill(self._input_ids, self._config, kwargs)
+    def _hand_back(self, verifier: Verifier) -> None:
+        """Leave the caller's cache as plain decoding of what was written leaves it."""
+        if self.config.return_dict_in_generate or getattr(self.cache, "_is_user_defined", False):
+            verifier.cache.give_back(self.cache)
+        if isinstance(verifier, FixedVerifier):
+            put_back(self._model, verifier)
+
+    def _read(self, logits: torch.Tensor, drafting: Drafting, since: float) -> Likeliest:
+        """Read what is asked of the logits of a pass begun at `since`; wait for them, and count its time."""
+        likeliest = read(logits, best=self._choice.plain, count=_TOP_K if drafting.reads_logits else 0)
+        if logits.device.type == "cuda":
+            torch.cuda.current_stream(logits.device).synchronize()
+        self.statistics.forward_seconds += time.perf_counter() - since
         self.statistics.forward_passes += 1
-        self.cache = output.past_key_values
-        config = self._model.config.get_text_config(decoder=True)
-        length = self._input_ids.shape[1]
-        widths = self._options.widths
-        fixed = (self._stops.max_length or 2 * length) + max(widths) if widths else None
-        cache = TreeCache(self.cache, patterns_of(config, len(self.cache.layers)), length, fixed)
-        mask, positions = kwargs.get("attention_mask"), kwargs.get("position_ids")
-        if positions is None:
-            positions = torch.arange(length).expand(len(self.rows), -1)
-        given: dict[str, Any] = {
-            "seen": mask.bool() if mask is not None and not bool((mask == 1).all()) else None,
-            "positions": positions[..., -1:] + 1,
-            "extras": {
-                name: value
-                for name, value in kwargs.items()
-                if name not in _NOT_FORWARDED and not isinstance(value, torch.Tensor)
-            },
-        }
-        if widths:
-            return output.logits[:, -1:], FixedVerifier(self._model, cache, widths, **given)
-        return output.logits[:, -1:], Verifier(self._model, cache, **given)
+        return likeliest
+
+    def _keep(self, cache: TreeCache, paths: list[list[int]]) -> None:
+        cache.keep(paths)
+        for number, row in enumerate(self.rows):
+            if row.ended is not None and self._stops.pads:
+                cache.finish(number)
 
     def _drafts(self, drafting: Drafting, asked: list[int]) -> list[Draft]:
         """Collect the trees asked for, without what could not be accepted any more."""
@@ -176,9 +178,11 @@ class Generation:
         self.statistics.drafts.nodes += sum(len(draft.tree) for draft in drafts)
         return drafts
 
-    def _write(self, logits: torch.Tensor, drafts: Sequence[Draft]) -> tuple[Piece, list[list[int]]]:
+    def _write(
+        self, logits: torch.Tensor, likeliest: Likeliest, drafts: Sequence[Draft]
+    ) -> tuple[Piece, list[list[int]]]:
         """Choose tokens along each row's tree until they leave it, or end; return them and the paths followed."""
-        best = likeliest(logits) if self._choice.plain else None
+        best = likeliest.best.tolist() if likeliest.best is not None else None
         tokens, origins, paths = [], [], []
         for number, draft in enumerate(drafts):
             written, path = self._walk(number, draft, logits[number], best[number] if best is not None else None)
@@ -213,7 +217,8 @@ class Generation:
             if child is not None:
                 path.append(child)
             if self._ends(row, token):
-                self._choice.finish(number)
+                if self._stops.pads:  # otherwise it may be written on
+                    self._choice.finish(number)
                 return written, path
             if child is None:
                 return written, path
@@ -265,25 +270,30 @@ class Generation:
         maker = self._maker
         return lambda: maker(prompt)
 
-    def _ask(self, drafting: Drafting) -> list[int]:
+    def _ask(self, drafting: Drafting, verifier: Verifier) -> list[int]:
         """Ask for the trees of the next step, or only tell what was accepted; return the rows asked for."""
         rows = [number for number, row in enumerate(self.rows) if self._room(row) > 1]
         if drafting.busy or (drafting.active and self._options.adaptive and self._rests()):
             rows = []
-        costs = self._costs.table(self._max_nodes) if self._options.adaptive else None
-        drafting.ask(rows, self._max_nodes, costs)
+        drafting.ask(rows, self._max_nodes, self._table(verifier) if self._options.adaptive else None)
         return rows if drafting.active else []
 
     def _rests(self) -> bool:
         """Whether the next step is a plain one, because drafting does not pay or to measure what plain steps cost."""
         return not self._payoff.drafts() or self._costs.wants_plain
 
+    def _table(self, verifier: Verifier) -> npt.NDArray[np.float64] | None:
+        """Return what steps with 0, 1, ... draft tokens cost, each at the width that it is padded to."""
+        padded = [verifier.width_of(1 + nodes) - 1 for nodes in range(self._max_nodes + 1)]
+        table = self._costs.table(padded[-1])
+        return table[padded] if table is not None else None
+
     def _tell(
         self,
         drafting: Drafting,
         piece: Piece,
         paths: list[list[int]],
-        logits: torch.Tensor,
+        likeliest: Likeliest,
         drafts: Sequence[Draft],
     ) -> None:
         """Tell the sessions what was written, with the likeliest tokens after all that was verified."""
@@ -292,30 +302,21 @@ class Generation:
         for number, (tokens, path) in enumerate(zip(piece.tokens, paths, strict=True)):
             if not tokens:
                 continue
-            known = path[1 : len(tokens)]
-            every = drafting.takes_nodes(number)
-            wanted = logits[number] if every else logits[number, known]
-            after = top(wanted, _TOP_K).cpu().numpy()
-            rows = np.full((len(tokens), after.shape[1]), -1, dtype=np.int64)  # after the last: not known yet
-            rows[: len(known)] = after[known] if every else after
-            nodes = drafts[number].of_all_nodes(after) if every else None
-            drafting.accept(Accepted(number, tokens, rows, nodes))
+            after = np.full((len(tokens), _TOP_K), -1, dtype=np.int64)  # after the last: not known yet
+            of_nodes = None
+            if likeliest.top is not None:
+                top = likeliest.top[number]
+                after[: len(path) - 1, : top.shape[1]] = top[path[1:]]
+                of_nodes = drafts[number].of_all_nodes(top)
+            drafting.accept(Accepted(number, tokens, after, of_nodes))
 
-    def _measure(self, nodes: int, verifying: float, started: float, piece: Piece, drafted: bool) -> None:
-        now = time.perf_counter()
-        self.statistics.forward_passes += 1
-        self._costs.observe(nodes, now - verifying)
+    def _measure(self, nodes: int, verifying: float, step: float, piece: Piece, drafted: bool) -> None:
+        """Take in what a step took: seconds of its forward pass, and of all of it."""
+        self._costs.observe(nodes, verifying)
         if drafted:
             working = [len(tokens) for tokens in piece.tokens if tokens]
-            self._payoff.observe(sum(working) / max(1, len(working)), now - started, self._costs.plain())
+            self._payoff.observe(sum(working) / max(1, len(working)), step, self._costs.plain())
             self.statistics.rests = self._payoff.rests
-
-    def _forwarded(self, logits: torch.Tensor, since: float) -> torch.Tensor:
-        """Wait for the logits of a pass begun at `since`, which are needed next anyway, and count its time."""
-        if logits.device.type == "cuda":
-            torch.cuda.current_stream(logits.device).synchronize()
-        self.statistics.forward_seconds += time.perf_counter() - since
-        return logits
 
     def _record(self, row: Row, scores: torch.Tensor | None, logits: torch.Tensor) -> None:
         if self._keeps_logits or self._keeps_scores:
@@ -337,19 +338,26 @@ class Generation:
     def _vocabulary_size(self) -> int:
         return int(self._model.get_input_embeddings().num_embeddings)
 
-    def _finish(self, verifier: Verifier) -> None:
-        """Leave the caller's cache as plain decoding leaves it."""
-        self.statistics.origins = [row.origins for row in self.rows]
-        if self._config.return_dict_in_generate or getattr(self.cache, "_is_user_defined", False):
-            verifier.cache.give_back(self.cache)
+    def _known_costs(self, prompt: Prompt) -> ForwardCosts:
+        """Return what is known of steps like those to come; contexts of about the same length share it."""
+        device = self.input_ids.device
+        packed = any("forward" in vars(module) for module in self._model.modules())
+        kinds = tuple(sorted({(pattern.name, pattern.window) for pattern in prompt.patterns}))
+        context = max(prompt.length, 256).bit_length()
+        place = (str(device), torch.get_num_threads(), prompt.logits.dtype, packed)
+        key = (len(self.rows), context, self._widths, kinds, *place)
+        known = _known_costs.setdefault(self._model, {})
+        costs = known.setdefault(key, ForwardCosts(0.04 if device.type == "cpu" else 0.005))
+        costs.begin()
+        return costs
 
     # --- the result --------------------------------------------------------------------------------------------------
 
     def sequences(self) -> torch.Tensor:
         """Return all rows, int64[rows, length], padded behind their end."""
         length = max(len(row.tokens) for row in self.rows)
-        padding = self._config._pad_token_tensor
-        full = self._input_ids.new_full((len(self.rows), length), int(padding) if padding is not None else 0)
+        padding = self.config._pad_token_tensor
+        full = self.input_ids.new_full((len(self.rows), length), int(padding) if padding is not None else 0)
         for number, row in enumerate(self.rows):
             full[number, : len(row.tokens)] = torch.tensor(row.tokens)
         return full

@@ -29,7 +29,7 @@ class Statistics:
     Attributes:
         tokens: generated, over all rows.
         forward_passes: of the target model, over the prompt too.
-        seconds: from before the prompt's pass to the last token.
+        seconds: from before the prompt's pass to the last token, without what the reader of a stream took in between.
         forward_seconds: of them, in forward passes, up to when their logits are there to choose from.
         rests: how often drafting was given up for a while because it did not pay.
         drafts: what the drafter did.
@@ -71,7 +71,7 @@ class Row:
         self.scores: list[torch.Tensor] = []
         self.logits: list[torch.Tensor] = []
         self.ended: int | None = None  # length at which a criterion was met
-        self._ids = ids.new_empty((1, max(capacity, ids.shape[0])))
+        self._ids = ids.new_empty((1, max(capacity, ids.shape[0], 1)))
         self._ids[0, : ids.shape[0]] = ids
         self._written = ids.shape[0]
 

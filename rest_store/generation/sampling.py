@@ -22,6 +22,8 @@ from transformers.generation.logits_process import (
 )
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
+from rest_store.errors import ModeNotSupportedError, describe
+
 
 class Draws:
     """Draws from distributions, one row at a time, as one call of `torch.multinomial` for all rows a step would.
@@ -83,13 +85,18 @@ class Choice:
     """Chooses the next token of a row from the logits at the end of its context.
 
     Args:
-        processors: the prepared logits processors of the generation.
+        processors: the prepared logits processors of the generation. Each call of one is about a single row, of a batch
+            too, since rows are at different steps at one time; every row has processors of its own, copied with all
+            that they hold.
         sample: draw, or take the likeliest.
         rows: rows of the batch.
         device: where the logits are.
 
     Attributes:
         plain: the likeliest token of the raw logits is chosen; logits of many nodes may be judged at once.
+
+    Raises:
+        ModeNotSupportedError: a processor that cannot be copied for each row.
     """
 
     def __init__(self, processors: LogitsProcessorList, *, sample: bool, rows: int, device: torch.device) -> None:
@@ -108,8 +115,18 @@ class Choice:
 
         Returns:
             The token, and float32[1, vocabulary].
+
+        Raises:
+            ModeNotSupportedError: a processor answers with scores for anything but this one row.
         """
-        scores = self._processors[row](ids, logits.to(copy=True, dtype=torch.float32))
+        scores = logits.to(copy=True, dtype=torch.float32)
+        for processor in self._processors[row]:
+            scores = processor(ids, scores)
+            if scores.shape != logits.shape:
+                expected = f"{list(logits.shape)}: it is asked about one row at a time"
+                raise ModeNotSupportedError(
+                    describe(type(processor).__name__, "the shape of its scores", list(scores.shape), expected)
+                )
         if self._sample:
             token = self._draws.draw(row, torch.nn.functional.softmax(scores, dim=-1))
         else:
@@ -126,12 +143,15 @@ def _for_row(processors: LogitsProcessorList, row: int, rows: int) -> LogitsProc
 
     Those with an argument for each row get their row's; what a processor of somebody else remembers from call to call
     is its row's own.
+
+    Raises:
+        ModeNotSupportedError: one cannot be copied.
     """
     if rows == 1:
         return processors
     own = LogitsProcessorList()
     for processor in processors:
-        alone = copy.copy(processor)
+        alone = _copied(processor)
         if isinstance(alone, PrefixConstrainedLogitsProcessor):
             allowed = alone._prefix_allowed_tokens_fn
             alone._prefix_allowed_tokens_fn = partial(_of_row, allowed, row)
@@ -147,6 +167,18 @@ def _for_row(processors: LogitsProcessorList, row: int, rows: int) -> LogitsProc
     return own
 
 
+def _copied(processor: Any) -> Any:
+    """Return a copy that shares nothing with `processor` that a call could change."""
+    if isinstance(processor, PrefixConstrainedLogitsProcessor):
+        return copy.copy(processor)  # what its function knows may be large, and is nobody's state
+    try:
+        return copy.deepcopy(processor)
+    except Exception as error:
+        found = f"not to be copied ({type(error).__name__}: {error})"
+        expected = "one that can be copied: each row of a batch has its own"
+        raise ModeNotSupportedError(describe(type(processor).__name__, "its state", found, expected)) from error
+
+
 def _of_row(allowed: Any, row: int, batch_id: int, ids: torch.Tensor) -> Any:
     return allowed(row + batch_id, ids)
 
@@ -155,7 +187,8 @@ class Stops:
     """Decides whether a token was the last of its row.
 
     Args:
-        criteria: the prepared stopping criteria of the generation.
+        criteria: the prepared stopping criteria of the generation. Each call of one is about a single row, of a batch
+            too, and comes with every token of that row.
 
     Attributes:
         plain: only the length and single tokens stop; no tensor of the row is needed.
@@ -179,5 +212,16 @@ class Stops:
         return token in self._ends or (self.max_length is not None and length >= self.max_length)
 
     def judge(self, ids: torch.Tensor, scores: Any) -> bool:
-        """Return whether the row `ids`, int64[1, length], has ended; for any criteria."""
-        return bool(self._criteria(ids, scores))  # type: ignore[operator]
+        """Return whether the row `ids`, int64[1, length], has ended; for any criteria.
+
+        Raises:
+            ModeNotSupportedError: a criterion answers for anything but this one row.
+        """
+        ended = False
+        for criterion in self._criteria:
+            answer = criterion(ids, scores)
+            if isinstance(answer, torch.Tensor) and answer.numel() != 1:
+                found, expected = f"of shape {list(answer.shape)}", "for one row: it is asked about one at a time"
+                raise ModeNotSupportedError(describe(type(criterion).__name__, "its answer", found, expected))
+            ended = bool(answer) or ended
+        return ended

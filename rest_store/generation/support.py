@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.logits_process import UnbatchedClassifierFreeGuidanceLogitsProcessor
 
@@ -13,38 +14,59 @@ from rest_store.errors import ModelNotSupportedError, ModeNotSupportedError, des
 
 _MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 _GROWING_ROPE = ("dynamic", "longrope")  # frequencies depend on the length of the sequence
+# Tensors that a generation goes on from; any other would have to go on with it, each in a way of its own.
+_CONTINUED = {"attention_mask", "position_ids", "inputs_embeds"}
 
 
-def require_model(model: Any, max_length: int) -> None:
+def require_model(model: Any, length: float, max_nodes: int) -> None:
     """Check that draft trees can be verified with `model`.
 
     Args:
         model: a model of `transformers`.
-        max_length: tokens of a sequence at most.
+        length: tokens of a sequence at most.
+        max_nodes: draft tokens of a step at most.
 
     Raises:
-        ModelNotSupportedError: an encoder-decoder, a recurrent state, positions that cannot be given (ALiBi), or rotary
-            frequencies that change within `max_length`.
+        ModelNotSupportedError: an encoder-decoder, a recurrent state or a cache of its own, positions that cannot be
+            given (ALiBi and others), or something that changes with the length within `length`.
     """
     name = type(model).__name__
     config = model.config.get_text_config(decoder=True)
     if model.config.is_encoder_decoder:
         raise ModelNotSupportedError(describe(name, "the model", "an encoder-decoder", "decoder only"))
+    parameters = inspect.signature(model.forward).parameters
+    expected = "keys and values only, which can be kept for one path of a tree"
     if getattr(model, "_is_stateful", False):
-        expected = "keys and values only, which can be kept for one path of a tree"
         raise ModelNotSupportedError(describe(name, "its state", "recurrent", expected))
-    if "position_ids" not in inspect.signature(model.forward).parameters or getattr(config, "alibi", False):
-        found = "derived from places in the cache (ALiBi)"
+    if "past_key_values" not in parameters or not model._supports_default_dynamic_cache():
+        found = "kept in a way of its own, or not at all"
+        raise ModelNotSupportedError(describe(name, "its state", found, expected))
+    if "position_ids" not in parameters or getattr(config, "alibi", False):
+        found = "counted by the model itself, or left to ALiBi"
         raise ModelNotSupportedError(describe(name, "the position of a token", found, "an argument, position_ids"))
-    if (rope := _growing_rope(config)) is not None:
-        kind, limit = rope
-        if max_length > limit:
-            found = f"{max_length}, where {kind} rotary embeddings change their frequencies"
+    for what, limit in [*_growing_rope(config), *_slot_limits(config, max_nodes)]:
+        if length > limit:
+            found = f"{length}, where {what}"
             raise ModelNotSupportedError(describe(name, "max_length", found, f"at most {limit}"))
 
 
-def _growing_rope(config: Any) -> tuple[str, int] | None:
-    """Return the kind of rotary embeddings that depend on the length, and the length up to which they do not."""
+def _slot_limits(config: Any, max_nodes: int) -> list[tuple[str, int]]:
+    """Return what takes a token's place in the cache for its position, and the length up to which that is harmless.
+
+    A token of a tree lies behind its siblings, up to `max_nodes` places behind its position.
+    """
+    limits = []
+    layers = getattr(config, "attention_layers", None)
+    if isinstance(layers, list) and "local" in layers:
+        limits.append(("the windows of local attention are measured in places of the cache", int(config.window_size)))
+    if getattr(config, "attn_temperature_tuning", False) and hasattr(config, "floor_scale"):
+        limits.append(("attn_temperature_tuning depends on places in the cache", int(config.floor_scale) - 1))
+    return [(what, max(0, limit - max_nodes)) for what, limit in limits]
+
+
+def _growing_rope(config: Any) -> list[tuple[str, int]]:
+    """Return the rotary embeddings that depend on the length, and the length up to which they do not."""
+    limits = []
     parameters = getattr(config, "rope_parameters", None) or {}
     for rope in [parameters, *(value for value in parameters.values() if isinstance(value, dict))]:
         kind = rope.get("rope_type")
@@ -52,8 +74,26 @@ def _growing_rope(config: Any) -> tuple[str, int] | None:
             limit = rope.get("original_max_position_embeddings") or getattr(
                 config, "original_max_position_embeddings", None
             )
-            return str(kind), int(limit or config.max_position_embeddings)
-    return None
+            what = f"{kind} rotary embeddings change their frequencies"
+            limits.append((what, int(limit or config.max_position_embeddings)))
+    return limits
+
+
+def require_inputs(model_kwargs: Mapping[str, Any]) -> None:
+    """Check that nothing but text goes into the model.
+
+    Args:
+        model_kwargs: what `generate` prepared for the forward pass.
+
+    Raises:
+        ModeNotSupportedError: a tensor whose continuation for new tokens is not known, such as `token_type_ids` or an
+            image.
+    """
+    for name, value in model_kwargs.items():
+        parts = value if isinstance(value, list | tuple) else value.values() if isinstance(value, Mapping) else [value]
+        if name not in _CONTINUED and any(isinstance(part, torch.Tensor) for part in parts):
+            expected = "none: new tokens are continued from input_ids or inputs_embeds, their mask and positions alone"
+            raise ModeNotSupportedError(describe("generation", name, "given", expected))
 
 
 def require_mode(config: Any, processors: Sequence[Any]) -> None:

@@ -38,14 +38,14 @@ def patterns_of(config: Any, layers: int) -> list[Pattern]:
             raise ModelNotSupportedError(
                 describe("verification", "the attention of a layer", repr(name), f"one of {', '.join(known)}")
             )
-    return [known[name] for name in names]
+    return [known[name] for name in names[:layers]]
 
 
 class Step:
     """What one forward pass verifies: for each row its last token, then the nodes of its tree, padded to one width.
 
     Attributes:
-        width: tokens of each row, 1 + the nodes of the largest tree (or more, see `width` below).
+        width: tokens of each row.
         tokens: int64[rows, width].
         depths: int64[rows, width], 0 for the last token.
         ancestors: bool[rows, width, width], who sees whom.
@@ -53,11 +53,11 @@ class Step:
     Args:
         last: the last token of each row, not yet in the cache.
         trees: the draft tree of each row.
-        width: a width to pad to; 0: as narrow as the trees allow.
+        width: tokens of each row, at least 1 + the nodes of the largest tree.
     """
 
-    def __init__(self, last: Sequence[int], trees: Sequence[TokenTree], width: int = 0) -> None:
-        self.width = max(1 + max(len(tree) for tree in trees), width)
+    def __init__(self, last: Sequence[int], trees: Sequence[TokenTree], width: int) -> None:
+        self.width = width
         shape = (len(trees), self.width)
         self.tokens: npt.NDArray[np.int64] = np.zeros(shape, dtype=np.int64)
         self.depths: npt.NDArray[np.int64] = np.ones(shape, dtype=np.int64)
@@ -83,9 +83,14 @@ class Verifier:
         positions: int64[..., rows, 1], the position of each row's last token (a leading axis where the model has one).
         extras: further arguments of the model's forward pass.
 
+    Attributes:
+        recorded: whether the last step was recorded first, so that its time says nothing about the next.
+
     Raises:
         ModelNotSupportedError: the model's attention takes no mask and cannot be switched to one that does.
     """
+
+    recorded = False
 
     def __init__(
         self,
@@ -104,8 +109,12 @@ class Verifier:
         self.patterns = sorted({group.pattern for group in cache.groups}, key=lambda pattern: pattern.name)
         self._keyed = hasattr(self.config, "layer_types")
         self._device = cache.groups[0].keys.device
-        self._origin = positions.to(self._device) - torch.tensor(cache.lengths, device=self._device)[:, None]
+        self._origin = self._origin_of(positions)
         self._seen = seen.to(self._device) if seen is not None else None
+
+    def width_of(self, tokens: int) -> int:
+        """Return the width of a step of at most `tokens` tokens for each row."""
+        return tokens
 
     def run(self, step: Step) -> torch.Tensor:
         """Verify `step`.
@@ -149,7 +158,7 @@ class Verifier:
     def _mask(
         self, pattern: Pattern, ancestors: torch.Tensor, lengths: torch.Tensor, slots: torch.Tensor
     ) -> torch.Tensor:
-        """Return who sees whom, [rows, 1, width, slots seen]; True, or 0 where the implementation adds its mask."""
+        """Return who sees whom, [rows, 1, width, slots seen], as `_taken` says."""
         first, end = self.cache.first_seen(pattern), self.cache.end
         held = torch.arange(first, end, device=self._device)
         context = held < lengths[:, None]
@@ -169,11 +178,23 @@ class Verifier:
                 seen = seen & ((old - start) // pattern.window == chunk)
                 ancestors = ancestors & ((new - start) // pattern.window == chunk)
         mask = torch.cat([seen, ancestors], dim=2)[:, None]
-        if self.config._attn_implementation == "eager":
-            dtype = self.cache.groups[0].keys.dtype
-            zero = torch.zeros((), dtype=dtype, device=self._device)
-            return torch.where(mask, zero, torch.finfo(dtype).min)
-        return mask
+        return self._taken(mask)
+
+    def _taken(self, mask: torch.Tensor) -> torch.Tensor:
+        """Return a mask of what is seen in the form that the attention adds to its scores, or as it is.
+
+        On a CPU sdpa would make that form of it anew in every layer.
+        """
+        eager = self.config._attn_implementation == "eager"
+        if not eager and self._device.type != "cpu":
+            return mask
+        dtype = self.cache.groups[0].keys.dtype
+        hidden = torch.finfo(dtype).min if eager else float("-inf")
+        return torch.zeros(mask.shape, dtype=dtype, device=self._device).masked_fill_(~mask, hidden)
+
+    def _origin_of(self, positions: torch.Tensor) -> torch.Tensor:
+        """Return the position of each row's slot 0; `positions` as on construction."""
+        return positions.to(self._device) - torch.tensor(self.cache.lengths, device=self._device)[:, None]
 
     def _left_padding(self) -> torch.Tensor | int:
         return (~self._seen).sum(dim=1)[:, None, None] if self._seen is not None else 0

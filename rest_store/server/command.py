@@ -137,20 +137,35 @@ def _place(text: str) -> tuple[str, Path]:
 @click.command(epilog="Example: rest-store reload 127.0.0.1:50051")
 @click.argument("address")
 @click.option("--token-file", type=_FILE, help=f"File whose first line is the token; else {TOKEN_VARIABLE}.")
-@click.option("--tls-ca", type=_FILE, help="PEM file of the authority of the service's certificate.")
+@click.option("--tls-ca", type=_FILE, help="PEM file of the authority of the service's certificate; turns TLS on.")
+@click.option("--tls-cert", type=_FILE, help="PEM file of a client certificate, where the service asks for one.")
+@click.option("--tls-key", type=_FILE, help="PEM file of its key.")
+@click.option("--tls-server-name", metavar="NAME", help="Name in the service's certificate, if not ADDRESS's host.")
 @click.option("--timeout", default=60.0, show_default=True, help="Seconds to wait for the outcome.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def reload(address: str, token_file: Path | None, tls_ca: Path | None, timeout: float, as_json: bool) -> None:
+def reload(
+    address: str,
+    token_file: Path | None,
+    tls_ca: Path | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    tls_server_name: str | None,
+    timeout: float,
+    as_json: bool,
+) -> None:
     """Make the service at ADDRESS on this machine take rebuilt datastores, new tokens and certificates.
 
     Waits for the outcome. What is not in order is refused and the old stays; then the exit status is 1.
     """
+    from rest_store.channels import Tls
     from rest_store.server.reload import request_reload
 
+    has_tls = tls_ca or tls_cert or tls_key or tls_server_name
+    tls = Tls(tls_ca, tls_cert, tls_key, tls_server_name) if has_tls else None
     token = os.environ.get(TOKEN_VARIABLE) or None
     if token_file is not None:
         token = tokens_in(token_file)[0]
-    outcomes = request_reload(Address.parse(address), token=token, authority=tls_ca, timeout=timeout)
+    outcomes = request_reload(Address.parse(address), token=token, tls=tls, timeout=timeout)
     if as_json:
         click.echo(json.dumps({"outcomes": [vars(one) for one in outcomes]}))
     else:

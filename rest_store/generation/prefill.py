@@ -1,0 +1,113 @@
+"""The prompt's forward pass, run as `generate` of transformers runs it, and what verification needs of it.
+
+Torch is imported here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+
+from rest_store.errors import ModelNotSupportedError, describe
+from rest_store.generation.cache import Pattern, require_cache
+from rest_store.generation.support import require_inputs
+from rest_store.generation.verify import patterns_of
+
+# Of what `generate` prepared: what a step has in a form of its own, and what concerns the prompt alone.
+_NOT_FORWARDED = {"attention_mask", "position_ids", "past_key_values", "inputs_embeds", "use_cache", "logits_to_keep"}
+
+
+@dataclass
+class Prompt:
+    """A prompt that has been through the model.
+
+    Attributes:
+        logits: [rows, 1, vocabulary], what follows it.
+        cache: the cache of `transformers` with its keys and values, and those of what came before it.
+        length: tokens in `cache`.
+        patterns: what each layer of `cache` may look back at.
+        seen: bool[rows, tokens], False for padding on the left; None: no padding.
+        positions: int64[..., rows, 1], of the token that follows.
+        extras: further arguments of the model's forward pass.
+    """
+
+    logits: torch.Tensor
+    cache: Any
+    length: int
+    patterns: list[Pattern]
+    seen: torch.Tensor | None
+    positions: torch.Tensor
+    extras: dict[str, Any]
+
+
+def prompt_length(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> int:
+    """Return how many tokens the cache will hold after the prompt's pass, at most.
+
+    With a filled cache, `input_ids` are all tokens where they are as long as the mask, and only the new ones otherwise.
+    """
+    embedded, mask = model_kwargs.get("inputs_embeds"), model_kwargs.get("attention_mask")
+    cache = model_kwargs.get("past_key_values")
+    length = int(embedded.shape[1] if embedded is not None else input_ids.shape[1])
+    held = int(cache.get_seq_length()) if cache is not None else 0
+    if not held or embedded is not None or (mask is not None and mask.shape[1] == length):
+        return max(length, held)
+    return held + length
+
+
+def require_prompt(model: Any, model_kwargs: dict[str, Any]) -> None:
+    """Check, before the prompt's pass, that trees can be verified behind it.
+
+    Args:
+        model: a model of `transformers`.
+        model_kwargs: what `generate` prepared for the forward pass; gets a cache if it has none.
+
+    Raises:
+        ModeNotSupportedError: it is more than text.
+        ModelNotSupportedError: a kind of attention that trees cannot be verified with.
+        CacheNotSupportedError: a cache that cannot hold trees.
+    """
+    require_inputs(model_kwargs)
+    config = model.config.get_text_config(decoder=True)
+    patterns_of(config, int(getattr(config, "num_hidden_layers", 1)))
+    if model_kwargs.get("past_key_values") is None:
+        model_kwargs["past_key_values"] = DynamicCache(config=config)
+    require_cache(model_kwargs["past_key_values"])
+
+
+def prefill(model: Any, input_ids: torch.Tensor, config: Any, model_kwargs: dict[str, Any]) -> Prompt:
+    """Run the prompt through the model.
+
+    Args:
+        model: a decoder-only model of `transformers`.
+        input_ids: int64[rows, length], padded on the left.
+        config: the prepared `GenerationConfig`.
+        model_kwargs: what `generate` prepared for the forward pass, checked by `require_prompt`.
+
+    Raises:
+        ModelNotSupportedError: the model keeps no keys and values.
+    """
+    model_kwargs["use_cache"] = True
+    output = model._prefill(input_ids, config, model_kwargs)
+    cache = output.get("past_key_values")
+    if cache is None:
+        expected = "keys and values, which can be kept for one path of a tree"
+        raise ModelNotSupportedError(describe(type(model).__name__, "what it keeps of a pass", "nothing", expected))
+    length = int(cache.get_seq_length())
+    mask, positions = model_kwargs.get("attention_mask"), model_kwargs.get("position_ids")
+    if positions is None:
+        following = torch.full((input_ids.shape[0], 1), length, device=input_ids.device)
+    else:
+        following = positions[..., -1:] + 1
+    return Prompt(
+        logits=output.logits[:, -1:],
+        cache=cache,
+        length=length,
+        patterns=patterns_of(model.config.get_text_config(decoder=True), len(cache.layers)),
+        seen=mask.bool() if mask is not None and not bool((mask == 1).all()) else None,
+        positions=following,
+        extras={name: value for name, value in model_kwargs.items() if name not in _NOT_FORWARDED},
+    )
