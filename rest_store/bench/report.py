@@ -11,14 +11,10 @@ from rest_store.bench.results import Result
 from rest_store.bench.sections import ORDER, section_of
 
 _STYLE = """
-:root { color-scheme: light dark; --back: #fff; --fore: #1b1f24; --soft: #5a6472; --rule: #d5dae1; --band: #f4f6f8;
+:root { color-scheme: light dark; --back: #fff; --fore: #1b1f24; --soft: #5a6472; --rule: #d5dae1;
   --s0: #0b62a8; --s1: #c25700; --s2: #18794e; --s3: #8e4cb5; --s4: #6b7280; --s5: #b8336a; }
 @media (prefers-color-scheme: dark) { :root { --back: #14171b; --fore: #e6e9ed; --soft: #9aa5b3; --rule: #343b44;
-  --band: #1c2127; --s0: #62a9ea; --s1: #f0955a; --s2: #5cc490; --s3: #c795e6; --s4: #9aa5b3; --s5: #ee82ae; } }
-@media print { :root { --back: #fff; --fore: #000; --soft: #444; --rule: #bbb; --band: #fff; --s0: #0b62a8;
-  --s1: #c25700; --s2: #18794e; --s3: #8e4cb5; --s4: #6b7280; --s5: #b8336a; }
-  nav { display: none; } h2, h3 { break-after: avoid; } figure, tr { break-inside: avoid; }
-  section { break-before: page; } section:first-of-type { break-before: auto; } @page { margin: 16mm; } }
+  --s0: #62a9ea; --s1: #f0955a; --s2: #5cc490; --s3: #c795e6; --s4: #9aa5b3; --s5: #ee82ae; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 62rem; padding: 2rem 1.25rem 4rem; background: var(--back); color: var(--fore);
   font: 16px/1.5 system-ui, sans-serif; }
@@ -36,6 +32,12 @@ svg { width: 100%; height: auto; max-width: 46rem; display: block; } .label { fi
 .axis { stroke: var(--soft); } .grid { stroke: var(--rule); }
 .line { fill: none; stroke-width: 2; } .facts { font-size: .82rem; } .facts dt { float: left; clear: left;
   width: 6.5rem; } .facts dd { margin: 0 0 .15rem 6.5rem; overflow-wrap: anywhere; }
+@media print { :root { --back: #fff; --fore: #000; --soft: #444; --rule: #bbb; --s0: #0b62a8;
+  --s1: #c25700; --s2: #18794e; --s3: #8e4cb5; --s4: #6b7280; --s5: #b8336a; }
+  :root { font-size: 12px; } body { padding: 0; font-size: 1rem; } th, td { padding-right: .5rem; }
+  .wide { overflow: visible; } td:first-child { white-space: normal; } figure svg { max-width: 34rem; }
+  nav { display: none; } h2, h3 { break-after: avoid; } figure, tr { break-inside: avoid; }
+  section { break-before: page; } section:first-of-type { break-before: auto; } @page { margin: 16mm; } }
 """
 _SERIES = "".join(
     f"rect.s{place}, circle.s{place} {{ fill: var(--s{place}); }} .line.s{place} {{ stroke: var(--s{place}); }}\n"
