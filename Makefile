@@ -87,7 +87,7 @@ RESULTS := $(BENCH)/results
 REPLAYED = --recordings $(BENCH)/recordings.jsonl.gz --datastore $(DEMO)
 bench: $(DEMO)/manifest.json
 	rm -rf $(RESULTS) && mkdir -p $(RESULTS)
-	$(BIN)/rest-store bench build --tokenizer "$(MODEL)" --corpus "$(STDLIB)" --max-documents 600 --json $(RESULTS)/build.json
+	$(BIN)/rest-store bench build --tokenizer "$(MODEL)" --corpus "$(STDLIB)" --max-documents 600 --shard-tokens auto --json $(RESULTS)/build.json
 	$(BIN)/rest-store bench query --quick --work $(BENCH) --datastore $(DEMO) --json $(RESULTS)/query.json
 	$(BIN)/rest-store bench service --quick --datastore $(DEMO) --json $(RESULTS)/service.json
 	$(BIN)/rest-store bench record --model "$(MODEL)" --prompts benchmarks/prompts.jsonl --chat --max-new-tokens 64 \

@@ -35,7 +35,7 @@ svg { width: 100%; height: auto; max-width: 46rem; display: block; } .label { fi
 @media print { :root { --back: #fff; --fore: #000; --soft: #444; --rule: #bbb; --s0: #0b62a8;
   --s1: #c25700; --s2: #18794e; --s3: #8e4cb5; --s4: #6b7280; --s5: #b8336a; }
   :root { font-size: 12px; } body { padding: 0; font-size: 1rem; } th, td { padding-right: .5rem; }
-  .wide { overflow: visible; } td:first-child { white-space: normal; } figure svg { max-width: 34rem; }
+  .wide { overflow: visible; } td:first-child { white-space: normal; }
   nav { display: none; } h2, h3 { break-after: avoid; } figure, tr { break-inside: avoid; }
   section { break-before: page; } section:first-of-type { break-before: auto; } @page { margin: 16mm; } }
 """
