@@ -135,9 +135,11 @@ def test_results_name_commit_machine_and_data(tmp_path: Path) -> None:
     (tmp_path / "data").write_bytes(b"abc")
     hashes = data_hashes({"a": [tmp_path / "data", None, 3], "b": "no file", "c": ""})
     assert hashes == {"data": "sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"}
-    write_result(tmp_path / "new" / "x.json", "x", {"file": tmp_path / "data", "json": 1}, ("numpy",), {"a": 1})
+    write_result(
+        tmp_path / "new" / "x.json", "x", {"file": tmp_path / "data", "to": Path("y"), "json": 1}, (), {"a": 1}
+    )
     written = json.loads((tmp_path / "new" / "x.json").read_text())
-    assert written["arguments"] == {"file": "data"}
+    assert written["arguments"] == {"file": "data", "to": "y"}
     assert written["data"] == hashes
     assert str(tmp_path) not in json.dumps(written)
     refused(ResultsError, lambda: write_result(tmp_path / "data" / "x.json", "x", {}, (), 1), "not writable")

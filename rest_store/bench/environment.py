@@ -122,4 +122,6 @@ def _plain(value: object) -> object:
         return {name: _plain(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(part) for part in value]
-    return Path(value).name if isinstance(value, Path | str) and os.sep in str(value) else value
+    if isinstance(value, Path) or (isinstance(value, str) and os.sep in value):
+        return Path(value).name
+    return value
