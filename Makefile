@@ -85,6 +85,7 @@ proto: setup
 BENCH := build/bench
 RESULTS := $(BENCH)/results
 REPLAYED = --recordings $(BENCH)/recordings.jsonl.gz --datastore $(DEMO)
+bench: export TQDM_DISABLE = 1
 bench: $(DEMO)/manifest.json
 	rm -rf $(RESULTS) && mkdir -p $(RESULTS)
 	$(BIN)/rest-store bench build --tokenizer "$(MODEL)" --corpus "$(STDLIB)" --max-documents 600 --shard-tokens auto --json $(RESULTS)/build.json
