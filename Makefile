@@ -81,7 +81,7 @@ sanitize: setup
 proto: setup
 	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=. --pyi_out=. --grpc_python_out=. proto/rest_store/v1/*.proto
 
-# Every benchmark, small: a look at this machine in less than ten minutes on two cores, and one page of everything.
+# Every benchmark, small: a look at this machine, and one page of everything.
 BENCH := build/bench
 RESULTS := $(BENCH)/results
 REPLAYED = --recordings $(BENCH)/recordings.jsonl.gz --datastore $(DEMO)
