@@ -191,7 +191,11 @@ def quality(
         curves = measure_series(held, {**sizes, 1.0: opened}, used)
         plot(rows, curves, plots)
     if result is not None:
-        facts: dict[str, Any] = {"recordings": [path.name for path in paths], "calibration": calibration}
+        from rest_store.bench.environment import data_hashes, environment
+
+        facts: dict[str, Any] = {"benchmark": "quality", **environment(("numpy", "rest-store"))}
+        facts["data"] = data_hashes([*paths, *stores, calibration])
+        facts |= {"recordings": [path.name for path in paths], "calibration": calibration}
         facts |= {
             "datastores": {name: store.manifest.token_count for name, store in opened.items()},
             "reported": len(held),
