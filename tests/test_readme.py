@@ -92,3 +92,9 @@ def test_the_source_of_contributing_drafts() -> None:
 @pytest.mark.parametrize("path", re.findall(r"\]\(((?!https?:)[^)#]+)\)", README))
 def test_links_lead_somewhere(path: str) -> None:
     assert (ROOT / path).exists()
+
+
+def test_the_reference_has_every_public_name() -> None:
+    pages = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "reference").glob("*.md"))
+    named = set(re.findall(r"^::: rest_store\.(\w+)$", pages, re.MULTILINE))
+    assert set(rest_store.__all__) - {"__version__", "RestStoreError"} <= named

@@ -13,6 +13,7 @@ from rest_store.bench.results import Result
 from rest_store.bench.tables import (
     drafting_table,
     infini_gram_table,
+    paper_tables,
     query_table,
     service_table,
     sizes_table,
@@ -65,12 +66,21 @@ def _sizes(results: Mapping[str, Result]) -> Table:
     return sizes_table(results["query"].figures["sizes"], beyond)
 
 
+def _paper(results: Mapping[str, Result]) -> Table:
+    """Return the paper's three tables as one, without the times of single drafts."""
+    kinds = ("datastore", "continuations", "longest suffix")
+    tables = paper_tables(results["paper"].figures)
+    rows = [[f"{kind}: {row[0]}", *row[1:3]] for kind, table in zip(kinds, tables, strict=True) for row in table.rows]
+    return Table("REST's rule", ["what varies", *tables[0].header[1:3]], rows)
+
+
 TABLES: dict[str, Callable[[Mapping[str, Result]], Table]] = {
     "drafting": _drafting,
     "speed": lambda results: speed_table(results["speed"].figures),
     "queries": lambda results: query_table(results["query"].figures),
     "sizes": _sizes,
     "service": lambda results: service_table(results["service"].figures),
+    "paper": _paper,
     "infini-gram": lambda results: infini_gram_table(results["peers"].figures["infini-gram"]),
     "suffix-decoding": lambda results: suffix_decoding_table(results["peers"].figures["suffix decoding"]),
 }
