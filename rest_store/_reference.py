@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.shard import decode_symbols, gather_entries
+from rest_store.tree import TokenTree
 
 _BLOCK = 1 << 20  # ranks read at once
 
@@ -130,8 +131,8 @@ class ReferenceKernel:
             raise ValueError("more than 64 tokens")
         return _total(self._occurrences(self._suffix(tokens, 64)))
 
-    def draft(self, context: Any, max_nodes: int, max_suffix: int, max_depth: int) -> tuple[bytes, tuple[int, int]]:
-        """Return (packed tree, (match length, match count)); see `TokenTree.from_packed` for the packing."""
+    def draft(self, context: Any, max_nodes: int, max_suffix: int, max_depth: int) -> TokenTree:
+        """Return the draft tree of `context`."""
         length, intervals = self._match(self._suffix(context, max_suffix))
         chosen: list[_Node] = []
         open_nodes = self._children((), intervals, length) if length else []
@@ -149,11 +150,10 @@ class ReferenceKernel:
             ([places.get(node.path[:-1], -1) for node in chosen], np.int32),
             ([node.depth for node in chosen], np.int32),
         ]
-        return b"".join(np.array(values, dtype).tobytes() for values, dtype in columns), (length, _total(intervals))
+        packed = b"".join(np.array(values, dtype).tobytes() for values, dtype in columns)
+        return TokenTree.from_packed(packed, (length, _total(intervals)))
 
-    def draft_batch(
-        self, contexts: list[Any], max_nodes: int, max_suffix: int, max_depth: int
-    ) -> list[tuple[bytes, tuple[int, int]]]:
+    def draft_batch(self, contexts: list[Any], max_nodes: int, max_suffix: int, max_depth: int) -> list[TokenTree]:
         """Return what `draft` returns, for each of `contexts`."""
         return [self.draft(context, max_nodes, max_suffix, max_depth) for context in contexts]
 

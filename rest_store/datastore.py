@@ -156,12 +156,9 @@ class Datastore:
         ):
             max_nodes, max_suffix, max_depth = limits(max_nodes, max_suffix, max_depth)
         try:
-            packed, match = self._draft(
-                context if type(context) is list else plain(context), max_nodes, max_suffix, max_depth
-            )
+            return self._draft(context if type(context) is list else plain(context), max_nodes, max_suffix, max_depth)
         except (TypeError, ValueError) as error:
             raise explain(context, max_suffix, self.vocabulary_size) or QueryError(f"query: {error}") from error
-        return TokenTree.from_packed(packed, match)
 
     def draft_batch(
         self, contexts: Sequence[IntSequence], *, max_nodes: int = 64, max_suffix: int = 16, max_depth: int = 10
@@ -177,15 +174,13 @@ class Datastore:
         asked = batch(contexts)
         try:
             readable = [context if type(context) is list else plain(context) for context in asked]
-            answers = self._kernel.draft_batch(readable, max_nodes, max_suffix, max_depth)
+            return self._kernel.draft_batch(readable, max_nodes, max_suffix, max_depth)
         except (TypeError, ValueError) as error:
             for place, context in enumerate(asked):
                 reason = explain(context, max_suffix, self.vocabulary_size, f"context {place}")
                 if reason is not None:
                     raise reason from error
             raise QueryError(f"query: {error}") from error
-        from_packed = TokenTree.from_packed
-        return [from_packed(packed, match) for packed, match in answers]
 
     def count(self, tokens: IntSequence) -> int:
         """Return how often the sequence `tokens` occurs within documents of this datastore.

@@ -5,18 +5,16 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 from rest_store._reference import KernelShard, ReferenceKernel
 from rest_store.errors import NativeKernelError, describe
 from rest_store.shard import Shard
+from rest_store.tree import TokenTree
 
 MAX_SUFFIX = 64
 MAX_DEPTH = 32
 MAX_NODES = 1024
-
-
-PackedDraft: TypeAlias = tuple[bytes, tuple[int, int]]
 
 
 class Kernel(Protocol):
@@ -32,10 +30,10 @@ class Kernel(Protocol):
     def count(self, tokens: Any, /) -> int:
         """Return the occurrences of `tokens`, 1 to 64 of them."""
 
-    def draft(self, context: Any, max_nodes: int, max_suffix: int, max_depth: int, /) -> PackedDraft:
-        """Return (packed tree, (match length, match count)); see `TokenTree.from_packed`."""
+    def draft(self, context: Any, max_nodes: int, max_suffix: int, max_depth: int, /) -> TokenTree:
+        """Return the draft tree of `context`."""
 
-    def draft_batch(self, contexts: list[Any], max_nodes: int, max_suffix: int, max_depth: int, /) -> list[PackedDraft]:
+    def draft_batch(self, contexts: list[Any], max_nodes: int, max_suffix: int, max_depth: int, /) -> list[TokenTree]:
         """Return what `draft` returns, for each of `contexts`."""
 
 
@@ -81,7 +79,7 @@ def open_kernel(shards: list[Shard], vocabulary_size: int) -> Kernel:
     views = [shard_view(shard) for shard in shards]
     native = native_kernel()
     if kernel_name() == "native" and native is not None:
-        return native(views, vocabulary_size)  # type: ignore[no-any-return]
+        return native(views, vocabulary_size, TokenTree)  # type: ignore[no-any-return]
     if native is None and not _warned:
         _warned = True
         warnings.warn(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,8 @@ import numpy.typing as npt
 from rest_store.errors import TreeError, describe
 
 _NODE_SIZE = 20  # bytes of a node when packed
+_HEADER = struct.Struct("=QII")  # match count, match length, bytes of the packed nodes that follow
+_Integer = TypeVar("_Integer", bound=np.signedinteger[Any])
 
 
 class SuffixMatch(NamedTuple):
@@ -42,7 +45,9 @@ class TokenTree:
         TreeError: not 1-D integers, arrays of unequal length, or a parent that does not come before its child.
     """
 
-    __slots__ = ("_match", "_origins", "_packed", "_scores")
+    # A tree lies in a block of bytes, where others may lie, too: from `_start` on a header, then the packed nodes. Both
+    # kernels rely on these slots.
+    __slots__ = ("_block", "_extras", "_start")
 
     def __init__(
         self,
@@ -67,13 +72,15 @@ class TokenTree:
             if not -1 <= parent < node:
                 raise TreeError(describe("draft tree", f"parent of node {node}", parent, f"-1..{node - 1}"))
             depths.append(1 if parent < 0 else depths[parent] + 1)
-        self._packed = b"".join(column.tobytes() for column in (*columns, np.array(depths, dtype=np.int32)))
-        self._match: tuple[int, int] = match
-        self._scores = None if scores is None else np.asarray(scores, np.float32).tobytes()
-        self._origins = None if origins is None else np.asarray(origins, np.uint8).tobytes()
-        for what, column, width in (("scores", self._scores, 4), ("origins", self._origins, 1)):
-            if column is not None and len(column) != width * len(self):
-                raise TreeError(describe("draft tree", f"length of {what}", len(column) // width, len(self)))
+        packed = b"".join(column.tobytes() for column in (*columns, np.array(depths, dtype=np.int32)))
+        extras = (
+            None if scores is None else np.asarray(scores, np.float32).tobytes(),
+            None if origins is None else np.asarray(origins, np.uint8).tobytes(),
+        )
+        for what, column, width in (("scores", extras[0], 4), ("origins", extras[1], 1)):
+            if column is not None and len(column) != width * sizes[0]:
+                raise TreeError(describe("draft tree", f"length of {what}", len(column) // width, sizes[0]))
+        self._place(packed, match, extras)
 
     @classmethod
     def from_packed(
@@ -84,57 +91,71 @@ class TokenTree:
         A session's trees come with scores float32[N] and origins uint8[N].
         """
         tree = cls.__new__(cls)
-        tree._packed = packed
-        tree._match = match
-        tree._scores = scores
-        tree._origins = origins
+        tree._place(packed, match, (scores, origins))
         return tree
+
+    def _place(self, packed: bytes, match: tuple[int, int], extras: tuple[bytes | None, bytes | None]) -> None:
+        try:
+            self._block = _HEADER.pack(match[1], match[0], len(packed)) + packed
+        except struct.error:
+            raise TreeError(describe("draft tree", "match", tuple(match), "a length and a count from 0 on")) from None
+        self._start = 0
+        self._extras = None if extras == (None, None) else extras  # scores and origins
 
     @property
     def match(self) -> SuffixMatch:
         """The suffix match that the continuations follow."""
-        return SuffixMatch(*self._match)
+        count, length, _ = _HEADER.unpack_from(self._block, self._start)
+        return SuffixMatch(length, count)
 
     @property
     def packed(self) -> bytes:
         """Counts int64[N], tokens int32[N], parents int32[N] and depths int32[N], one after the other."""
-        return self._packed
+        begin = self._start + _HEADER.size
+        return self._block[begin : begin + self._size]
+
+    @property
+    def _size(self) -> int:
+        return _HEADER.unpack_from(self._block, self._start)[2]  # type: ignore[no-any-return]
 
     def __len__(self) -> int:
-        return len(self._packed) // _NODE_SIZE
+        return self._size // _NODE_SIZE
 
-    def _column(self, start: int) -> npt.NDArray[np.int32]:
-        return np.frombuffer(self._packed, np.int32, len(self), start * len(self))
+    def _column(self, start: int, dtype: type[_Integer]) -> npt.NDArray[_Integer]:
+        size = len(self)
+        return np.frombuffer(self._block, dtype, size, self._start + _HEADER.size + start * size)
 
     @property
     def counts(self) -> npt.NDArray[np.int64]:
         """Occurrences of the continuation that ends in each node, int64[N]."""
-        return np.frombuffer(self._packed, np.int64, len(self))
+        return self._column(0, np.int64)
 
     @property
     def tokens(self) -> npt.NDArray[np.int32]:
         """Draft tokens, int32[N]."""
-        return self._column(8)
+        return self._column(8, np.int32)
 
     @property
     def parents(self) -> npt.NDArray[np.int32]:
         """Places of the parents, int32[N]; -1: child of the context."""
-        return self._column(12)
+        return self._column(12, np.int32)
 
     @property
     def depths(self) -> npt.NDArray[np.int32]:
         """Tokens from the context to each node, int32[N]; 1 for a child of the context."""
-        return self._column(16)
+        return self._column(16, np.int32)
 
     @property
     def scores(self) -> npt.NDArray[np.float32] | None:
         """Calibrated probability that each node is accepted, float32[N]; None for a datastore's trees."""
-        return None if self._scores is None else np.frombuffer(self._scores, np.float32)
+        scores = None if self._extras is None else self._extras[0]
+        return None if scores is None else np.frombuffer(scores, np.float32)
 
     @property
     def origins(self) -> npt.NDArray[np.uint8] | None:
         """Which sources of the session proposed each node, one bit each, uint8[N]; None for a datastore's trees."""
-        return None if self._origins is None else np.frombuffer(self._origins, np.uint8)
+        origins = None if self._extras is None else self._extras[1]
+        return None if origins is None else np.frombuffer(origins, np.uint8)
 
     def mask(self) -> npt.NDArray[np.bool_]:
         """Return who sees whom under tree attention, bool[N, N]: a row sees itself and its ancestors."""
@@ -172,18 +193,16 @@ class TokenTree:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TokenTree):
             return NotImplemented
-        return (self._packed, self._match, self._scores, self._origins) == (
-            other._packed,
-            other._match,
-            other._scores,
-            other._origins,
-        )
+        return (self.packed, self.match, self._extras) == (other.packed, other.match, other._extras)
 
     def __hash__(self) -> int:
-        return hash((self._packed, *self._match, self._scores, self._origins))
+        return hash((self.packed, *self.match, self._extras))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TokenTree.from_packed, (self.packed, tuple(self.match), *(self._extras or ()))
 
     def __repr__(self) -> str:
-        return f"TokenTree({len(self)} nodes, depth {int(self.depths.max(initial=0))}, match={tuple(self._match)})"
+        return f"TokenTree({len(self)} nodes, depth {int(self.depths.max(initial=0))}, match={tuple(self.match)})"
 
 
 def _integers(

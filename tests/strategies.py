@@ -24,6 +24,7 @@ from rest_store.header import separator_id
 from rest_store.manifest import FILE_NAME, Manifest, ShardRecord
 from rest_store.shard import Shard, TokensFile, TokensWriter, write_suffixes
 from rest_store.tokenizer import TokenizerIdentity
+from rest_store.tree import TokenTree
 
 Document = list[int]
 Shards = list[list[Document]]  # documents of each shard
@@ -130,6 +131,28 @@ def brute_draft(
                 rest = document[start + length : start + length + max_depth]
                 found.update(tuple(rest[:depth]) for depth in range(1, len(rest) + 1))
     return sorted(found.items(), key=lambda item: (-item[1], len(item[0]), item[0]))[:max_nodes]
+
+
+def paths(tree: TokenTree) -> list[tuple[tuple[int, ...], int]]:
+    """The continuations and counts of `tree`, as `brute_draft` gives them."""
+    found: list[tuple[int, ...]] = []
+    for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
+        found.append((*found[parent], token) if parent >= 0 else (token,))
+    return list(zip(found, tree.counts.tolist(), strict=True))
+
+
+def zipf_corpus(seed: int, tokens: int, alphabet: int, vocabulary_size: int, shards: int) -> Corpus:
+    """Documents from a random second-order source, so that matches are long, heavy and uneven."""
+    rng = np.random.default_rng(seed)
+    ids = np.sort(rng.choice(vocabulary_size, alphabet, replace=False))
+    out: list[list[list[int]]] = [[] for _ in range(shards)]
+    while tokens > 0:
+        size = int(rng.integers(1, 400))
+        draws = np.minimum(rng.zipf(1.6, size) - 1, alphabet - 1)
+        draws[1::2] = (draws[::2][: draws[1::2].size] * 7 + draws[1::2]) % alphabet
+        out[int(rng.integers(shards))].append(ids[draws].tolist())
+        tokens -= size
+    return Corpus(vocabulary_size, [documents or [[int(ids[0])]] for documents in out])
 
 
 def edit_manifest(directory: Path, change: Callable[[dict[str, Any]], object]) -> None:

@@ -10,18 +10,22 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import Corpus, brute_count, brute_draft, brute_match, contexts, corpora, open_datastore, write_datastore
+from strategies import (
+    Corpus,
+    brute_count,
+    brute_draft,
+    brute_match,
+    contexts,
+    corpora,
+    open_datastore,
+    paths,
+    write_datastore,
+    zipf_corpus,
+)
 
 from rest_store.datastore import Datastore
 from rest_store.kernel import kernel_name, native_kernel
 from rest_store.tree import TokenTree
-
-
-def paths(tree: TokenTree) -> list[tuple[tuple[int, ...], int]]:
-    found: list[tuple[int, ...]] = []
-    for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
-        found.append((*found[parent], token) if parent >= 0 else (token,))
-    return list(zip(found, tree.counts.tolist(), strict=True))
 
 
 def both_kernels(directory: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> list[Datastore]:
@@ -61,20 +65,6 @@ def test_kernels_agree_with_brute_force(data: st.DataObject) -> None:
                 assert store.count(piece) == brute_count(corpus, piece)
 
 
-def zipf_corpus(seed: int, tokens: int, alphabet: int, vocabulary_size: int, shards: int) -> Corpus:
-    """Documents from a random second-order source, so that matches are long, heavy and uneven."""
-    rng = np.random.default_rng(seed)
-    ids = np.sort(rng.choice(vocabulary_size, alphabet, replace=False))
-    out: list[list[list[int]]] = [[] for _ in range(shards)]
-    while tokens > 0:
-        size = int(rng.integers(1, 400))
-        draws = np.minimum(rng.zipf(1.6, size) - 1, alphabet - 1)
-        draws[1::2] = (draws[::2][: draws[1::2].size] * 7 + draws[1::2]) % alphabet
-        out[int(rng.integers(shards))].append(ids[draws].tolist())
-        tokens -= size
-    return Corpus(vocabulary_size, [documents or [[int(ids[0])]] for documents in out])
-
-
 @pytest.mark.parametrize("shards", [1, 2, 7])
 @pytest.mark.parametrize(("alphabet", "vocabulary_size"), [(3, 300), (40, 49_152), (1_000, 131_072)])
 def test_heavy_matches_are_exact(
@@ -92,7 +82,7 @@ def test_heavy_matches_are_exact(
                 limits = {"max_nodes": max_nodes, "max_suffix": max_suffix, "max_depth": max_depth}
                 tree = native.draft(document[:end], **limits)
                 assert tree == reference.draft(document[:end], **limits)
-                asked += tree.match.count > 24 * max_nodes
+                asked += tree.match.count > 45 * max_nodes
     assert asked > 15  # the test reached the sampled path
 
 

@@ -216,7 +216,7 @@ def on_exact_copies(store: Datastore) -> None:
         dataclasses.replace(view, symbols=view.symbols.copy(), keys=view.keys.copy(), entries=view.entries.copy())
         for view in map(shard_view, store.shards)
     ]
-    store._kernel = native(views, store.vocabulary_size)
+    store._kernel = native(views, store.vocabulary_size, TokenTree)
     store._draft = store._kernel.draft
 
 
@@ -233,7 +233,7 @@ def ask(rng: random.Random, damaged: DamagedDatastore, store: Datastore) -> int:
         trees = store.draft_batch(batch, **limits)
         for tree in trees:
             require_bounds(store, tree, limits)
-            sampled += tree.match.count > 24 * limits["max_nodes"]
+            sampled += tree.match.count > 45 * limits["max_nodes"]
         require_bounds(store, store.draft(batch[0], **limits), limits)
         match = store.longest_suffix_match(batch[1], max_suffix=limits["max_suffix"])
         require_match_bounds(store, match, limits["max_suffix"])

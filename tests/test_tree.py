@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -122,6 +124,16 @@ def test_the_empty_tree() -> None:
     assert tree.positions(5).tolist() == tree.children(-1).tolist() == tree.longest_path([1, 2]).tolist() == []
     assert tree == TokenTree.from_packed(b"", (0, 0))
     assert repr(tree) == "TokenTree(0 nodes, depth 0, match=(0, 0))"
+
+
+@pytest.mark.parametrize("match", [(-1, 1), (1, -1), (1, 2**64), ("a", 1)])
+def test_a_match_that_cannot_be_is_refused(match: tuple[int, int]) -> None:
+    refused(TreeError, lambda: TokenTree([1], [-1], [1], match=SuffixMatch(*match)), "draft tree", "match")
+
+
+def test_a_tree_is_pickled_with_its_scores_and_origins() -> None:
+    tree = TokenTree([1], [-1], [1], match=SuffixMatch(2, 3), scores=[0.5], origins=[1])
+    assert pickle.loads(pickle.dumps(tree)) == tree
 
 
 def test_repr_says_how_large_it_is() -> None:

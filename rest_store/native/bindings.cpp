@@ -2,7 +2,7 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
-#include <nanobind/stl/vector.h>
+#include <structmember.h>
 
 #include "kernel.hpp"
 #include "packed_tree.hpp"
@@ -79,27 +79,48 @@ Suffix to_suffix(const Kernel& kernel, nb::handle context, std::size_t max_suffi
   return Suffix(tokens, count, kernel.width());
 }
 
-// (packed, (match length, match count)); packed: counts int64[N], tokens int32[N], parents int32[N], depths int32[N].
-nb::tuple to_python(const Answer& answer) {
-  const std::size_t count = answer.tree->size();
-  const nb::bytes packed =
-      nb::steal<nb::bytes>(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(20 * count)));
-  char* base = PyBytes_AS_STRING(packed.ptr());
-  const auto put = [&](std::size_t offset, const auto& value) { std::memcpy(base + offset, &value, sizeof value); };
-  for (std::size_t i = 0; i < count; ++i) {
-    const DraftNode& node = (*answer.tree)[i];
-    put(8 * i, node.count);
-    put(8 * count + 4 * i, node.token);
-    put(12 * count + 4 * i, node.parent);
-    put(16 * count + 4 * i, node.depth);
+// Makes instances of rest_store.tree.TokenTree: sets the slots that say in which bytes a tree lies, and where.
+class TreeMaker {
+ public:
+  explicit TreeMaker(nb::object type)
+      : keep_(std::move(type)),
+        type_(reinterpret_cast<PyTypeObject*>(keep_.ptr())),
+        block_(slot("_block")),
+        start_(slot("_start")),
+        extras_(slot("_extras")) {}
+
+  nb::object operator()(nb::handle block, std::size_t start) const {
+    nb::object tree = nb::steal(type_->tp_alloc(type_, 0));
+    if (!tree.is_valid()) throw nb::python_error();
+    set(tree, block_, nb::borrow(block));
+    set(tree, start_, nb::steal(PyLong_FromSize_t(start)));
+    set(tree, extras_, nb::none());
+    return tree;
   }
-  return nb::make_tuple(packed, nb::make_tuple(answer.length, answer.count));
-}
+
+ private:
+  // Where an instance holds what is in a slot.
+  Py_ssize_t slot(const char* name) const {
+    const nb::object descriptor = keep_.attr(name);
+    if (!Py_IS_TYPE(descriptor.ptr(), &PyMemberDescr_Type)) throw nb::type_error("not a class with slots");
+    return reinterpret_cast<PyMemberDescrObject*>(descriptor.ptr())->d_member->offset;
+  }
+
+  static void set(nb::handle tree, Py_ssize_t offset, nb::object value) {
+    if (!value.is_valid()) throw nb::python_error();
+    *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(tree.ptr()) + offset) = value.release().ptr();
+  }
+
+  nb::object keep_;
+  PyTypeObject* type_;
+  Py_ssize_t block_, start_, extras_;
+};
 
 // A kernel and the arrays that keep its mappings open.
 class Opened {
  public:
-  Opened(const nb::list& shards, std::uint32_t vocabulary) : keep_(shards), kernel_(views(shards), vocabulary) {}
+  Opened(const nb::list& shards, std::uint32_t vocabulary, nb::object tree_type)
+      : keep_(shards), kernel_(views(shards), vocabulary), make_(std::move(tree_type)) {}
 
   nb::tuple longest_suffix_match(nb::handle context, std::size_t max_suffix) {
     const std::vector<Suffix> contexts{to_suffix(kernel_, context, max_suffix)};
@@ -114,9 +135,10 @@ class Opened {
     return nb::make_tuple(length, count);
   }
 
-  nb::tuple draft(nb::handle context, std::uint32_t max_nodes, std::uint32_t max_suffix, std::uint32_t max_depth) {
-    const std::vector<Suffix> contexts{to_suffix(kernel_, context, max_suffix)};
-    return to_python(answer(contexts, {max_nodes, max_suffix, max_depth})[0]);
+  nb::object draft(nb::handle context, std::uint32_t max_nodes, std::uint32_t max_suffix, std::uint32_t max_depth) {
+    const Suffix suffix = to_suffix(kernel_, context, max_suffix);
+    const Trees& trees = answer(std::span(&suffix, 1), {max_nodes, max_suffix, max_depth});
+    return make_(nb::bytes(trees.block.data(), trees.block.size()), 0);
   }
 
   nb::list draft_batch(const nb::list& batch, std::uint32_t max_nodes, std::uint32_t max_suffix,
@@ -124,8 +146,15 @@ class Opened {
     std::vector<Suffix> contexts;
     contexts.reserve(batch.size());
     for (nb::handle context : batch) contexts.push_back(to_suffix(kernel_, context, max_suffix));
-    nb::list out;
-    for (const Answer& one : answer(contexts, {max_nodes, max_suffix, max_depth})) out.append(to_python(one));
+    const Trees& trees = answer(contexts, {max_nodes, max_suffix, max_depth});
+    nb::list out = nb::steal<nb::list>(PyList_New(static_cast<Py_ssize_t>(contexts.size())));
+    for (std::size_t first = 0; first < contexts.size(); first += kSharing) {
+      const std::size_t last = std::min(first + kSharing, contexts.size()), start = trees.starts[first];
+      const std::size_t end = last < contexts.size() ? trees.starts[last] : trees.block.size();
+      const nb::bytes block(trees.block.data() + start, end - start);
+      for (std::size_t i = first; i < last; ++i)
+        PyList_SET_ITEM(out.ptr(), static_cast<Py_ssize_t>(i), make_(block, trees.starts[i] - start).release().ptr());
+    }
     return out;
   }
 
@@ -149,7 +178,9 @@ class Opened {
     return out;
   }
 
-  std::vector<Answer> answer(const std::vector<Suffix>& contexts, const Limits& limits) {
+  static constexpr std::size_t kSharing = 64;  // trees that lie in the same bytes, at most
+
+  const Trees& answer(std::span<const Suffix> contexts, const Limits& limits) {
     if (limits.max_nodes > kMaxNodes || limits.max_depth > kMaxDepth) throw nb::value_error("limit out of range");
     const nb::gil_scoped_release release;
     return kernel_.draft(contexts, limits);
@@ -157,6 +188,7 @@ class Opened {
 
   nb::list keep_;
   Kernel kernel_;
+  TreeMaker make_;
 };
 
 // A guard and the arrays whose pages it watches.
@@ -187,7 +219,7 @@ NB_MODULE(_kernel, module) {
   });
   bind_sessions(module);
   nb::class_<Opened>(module, "NativeKernel")
-      .def(nb::init<const nb::list&, std::uint32_t>(), "shards"_a, "vocabulary_size"_a)
+      .def(nb::init<const nb::list&, std::uint32_t, nb::object>(), "shards"_a, "vocabulary_size"_a, "tree_type"_a)
       .def("longest_suffix_match", &Opened::longest_suffix_match)
       .def("draft", &Opened::draft)
       .def("draft_batch", &Opened::draft_batch)

@@ -12,40 +12,40 @@
 #include <numeric>
 
 #include "match.hpp"
+#include "packed_tree.hpp"
 #include "sample.hpp"
 
 namespace rest_store {
-
-struct DraftNode {
-  Token token;
-  std::int32_t parent;  // -1: child of the context
-  std::int32_t depth;   // 1 for a child of the context
-  std::int64_t count;
-};
 
 class Drafter {
  public:
   // The `max_nodes` heaviest continuations of at most `max_depth` tokens of `match`: by count, greatest first; of equal
   // counts the shorter; of those the lexicographically first (FORMAT.md, section 7).
-  const std::vector<DraftNode>& draft(const std::vector<ShardView>& shards, const Match& match,
-                                      std::uint32_t vocabulary, std::uint32_t max_nodes, std::uint32_t max_depth) {
-    tree_.clear();
+  const Nodes& draft(const std::vector<ShardView>& shards, const Match& match, std::uint32_t vocabulary,
+                     std::uint32_t max_nodes, std::uint32_t max_depth) {
+    tree_.clear(max_nodes);
     if (match.count == 0 || max_nodes == 0 || max_depth == 0) return tree_;
     max_nodes_ = max_nodes;
     const std::uint64_t wanted = std::uint64_t{kSamplesPerNode} * max_nodes;
-    sample_.start(shards, match.intervals, match.length, max_depth, vocabulary,
-                  match.count <= 2 * wanted ? match.count : wanted);
-    floor_ = 0;
+    sample_.start(shards, match, max_depth, vocabulary, match.count <= whole(match) * wanted ? match.count : wanted);
+    floor_ = estimate_ = 0;
     for (;;) {
-      collect();
+      // Heavier nodes alone are likely to be needed; measuring shows whether the guess was right.
+      std::uint64_t guess = sample_.unseen() == 0 ? 0 : estimate_ * 7 / 8;
+      collect(guess);
+      if (nodes_.size() < max_nodes_ && guess > 0) collect(guess = 0);
       if (sample_.unseen() == 0) break;
       // What one row, or none, shows of a node is at most this.
       const std::uint64_t doubt = sample_.unseen() + sample_.most_unseen() + 1;
       if (estimate_ > doubt) {
         measure_heaviest(match.length);
+        if (floor_ < guess) {
+          collect(0);
+          measure_heaviest(match.length);
+        }
         if (floor_ > doubt) break;
       }
-      sample_.refine(std::clamp(estimate_ * 3 / 4, doubt / 16, doubt / 2));
+      sample_.refine(std::clamp(estimate_ * 5 / 8, doubt / 16, doubt / 2));
     }
     if (sample_.unseen() > 0) measure_others(match.length);
     else add_singles();
@@ -57,7 +57,14 @@ class Drafter {
   bool holds_excess() const { return sample_.holds_excess(); }
 
  private:
-  static constexpr std::uint32_t kSamplesPerNode = 12;
+  static constexpr std::uint32_t kSamplesPerNode = 9;
+
+  // How many times as many occurrences as a first sample has are better read one and all: a sample of many shards has
+  // to be refined the more.
+  static std::uint64_t whole(const Match& match) {
+    const auto empty = std::count(match.intervals.begin(), match.intervals.end(), Interval());
+    return 3 + std::min<std::uint64_t>(8, match.intervals.size() - static_cast<std::size_t>(empty)) / 4;
+  }
 
   // A node of the trie: the first `depth` tokens of rows begin .. end - 1.
   struct Node {
@@ -88,10 +95,11 @@ class Drafter {
 
   // Walk the sampled trie in depth-first order and keep the nodes that may be among the heaviest, of those with two
   // rows or more: a node with one row stands for at most a stride, and what its shards and the others leave unseen.
-  void collect() {
+  // Nodes that are surely lighter than `guess` are left out.
+  void collect(std::uint64_t guess) {
     nodes_.clear();
     estimate_ = 0;
-    threshold_ = floor_;
+    threshold_ = std::max(floor_, guess);
     threshold_depth_ = kMaxDepth + 1;
     capacity_ = 4 * std::size_t{max_nodes_};
     const auto rows = static_cast<std::uint32_t>(sample_.size());
@@ -187,10 +195,36 @@ class Drafter {
     floor_ = std::max(floor_, least);
   }
 
-  // Find those of the others that may be among the heaviest, step by step and shard by shard, as each excludes some.
+  // Find those of the others that may be among the heaviest, step by step and shard by shard, as each excludes some. Of
+  // nodes that show the same rows, as one path's often do, the shallowest is measured first: no other is heavier.
   void measure_others(std::uint32_t skip) {
+    const auto top = places_.begin() + static_cast<std::ptrdiff_t>(std::min<std::size_t>(max_nodes_, places_.size()));
+    std::sort(top, places_.end());
+    top_lows_.clear();
+    for (auto place = places_.begin(); place != top; ++place) top_lows_.push_back(nodes_[*place].low);
+    first_.clear();
+    for (auto place = top; place != places_.end(); ++place)
+      if (place + 1 == places_.end() || !same_rows(nodes_[place[0]], nodes_[place[1]])) first_.push_back(*place);
+    exclude(first_, skip);
+    deeper_.clear();
+    for (auto place = top; place != places_.end(); ++place) {
+      const auto shallowest = std::lower_bound(first_.begin(), first_.end(), *place);
+      const Node& above = nodes_[*shallowest];
+      if (*shallowest != *place && above.low == above.high && above.low >= floor_) deeper_.push_back(*place);
+    }
+    exclude(deeper_, skip);
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i < nodes_.size(); ++i)
+      if (nodes_[i].low == nodes_[i].high) nodes_[kept++] = nodes_[i];
+    nodes_.resize(kept);
+  }
+
+  static bool same_rows(const Node& a, const Node& b) { return a.begin == b.begin && a.end == b.end; }
+
+  // Measure the nodes at `places` until each is known exactly or known not to be among the heaviest.
+  void exclude(std::span<const std::uint32_t> places, std::uint32_t skip) {
     const std::vector<Sample::Part>& parts = sample_.parts();
-    open(std::span(places_).subspan(std::min<std::size_t>(max_nodes_, places_.size())));
+    open(places);
     for (std::uint32_t step = 1; !measured_.empty(); ++step) {
       bool exact = true;
       for (std::size_t part = 0; part < parts.size(); ++part) {
@@ -199,20 +233,16 @@ class Drafter {
         narrow(part, gap > 4 ? gap : 0, skip);
         exact &= gap <= 4;
       }
-      if (exact) break;
-      lows_.clear();
-      for (const Node& node : nodes_) lows_.push_back(node.low);
+      lows_ = top_lows_;
+      for (const Measured& one : measured_) lows_.push_back(nodes_[one.place].low);
       const auto nth = lows_.begin() + max_nodes_ - 1;
       std::nth_element(lows_.begin(), nth, lows_.end(), std::greater<>());
       floor_ = std::max(floor_, *nth);
+      if (exact) break;
     }
-    std::size_t kept = 0;
-    for (std::size_t i = 0; i < nodes_.size(); ++i)
-      if (nodes_[i].low == nodes_[i].high) nodes_[kept++] = nodes_[i];
-    nodes_.resize(kept);
   }
 
-  // Begin to measure the nodes at `places`, with what the sample tells of their boundaries in each shard.
+  // Begin to measure the nodes at `places` with what the sample tells of their boundaries in each shard.
   void open(std::span<const std::uint32_t> places) {
     measured_.clear();
     bounds_.clear();
@@ -297,9 +327,10 @@ class Drafter {
         parent = outputs_[parents_[place]];
         if (parent < 0 || above.depth + 1 != node.depth || above.begin > node.begin || above.end < node.end) continue;
       }
-      outputs_[place] = static_cast<std::int32_t>(tree_.size());
-      tree_.push_back({sample_.token(node.begin, node.depth - 1), parent, static_cast<std::int32_t>(node.depth),
-                       static_cast<std::int64_t>(node.low)});
+      outputs_[place] = static_cast<std::int32_t>(tree_.size);
+      tree_.add(static_cast<std::int64_t>(node.low),
+                static_cast<std::int32_t>(sample_.token(node.begin, node.depth - 1)), parent,
+                static_cast<std::int32_t>(node.depth));
     }
   }
 
@@ -314,11 +345,11 @@ class Drafter {
   std::vector<Measured> measured_;
   std::vector<Bounds> bounds_;
   std::vector<Boundary> boundaries_;
-  std::vector<std::uint64_t> lows_;
-  std::vector<std::uint32_t> shared_, parents_, places_;
+  std::vector<std::uint64_t> lows_, top_lows_;
+  std::vector<std::uint32_t> shared_, parents_, places_, first_, deeper_;
   std::vector<std::int32_t> outputs_;
   std::vector<Key> keys_;
-  std::vector<DraftNode> tree_;
+  Nodes tree_;
 };
 
 }  // namespace rest_store

@@ -52,7 +52,7 @@ struct Evidence {
 class EvidenceReader {
  public:
   EvidenceReader(std::vector<ShardView> shards, std::uint32_t vocabulary)
-      : shards_(std::move(shards)), vocabulary_(vocabulary), slots_(kSlots) {}
+      : shards_(std::move(shards)), vocabulary_(vocabulary), directory_(shards_), slots_(kSlots) {}
 
   std::uint32_t vocabulary() const { return vocabulary_; }
   std::uint32_t width() const { return shards_[0].width; }
@@ -67,7 +67,8 @@ class EvidenceReader {
     out.rungs[0].clear();
     out.rungs[1].clear();
     if (out.rungs[2].length == 0) return;
-    const Match& match = own.matcher.longest(shards_, std::span(&suffix, 1))[0];
+    const Match& match = own.matcher.longest(shards_, directory_, std::span(&suffix, 1), Matcher::Find::kIntervals,
+                                             [](std::size_t, std::uint32_t) { return false; })[0];
     if (match.length <= kShort) return;
     Rung& longest = out.rungs[0];
     longest.length = match.length;
@@ -114,7 +115,8 @@ class EvidenceReader {
     std::vector<Boundary> boundaries;
   };
 
-  static Scratch& scratch() {
+  // Not inlined: code that knows the object to be the thread's looks up its address at every use.
+  [[gnu::noinline]] static Scratch& scratch() {
     thread_local Scratch own;
     return own;
   }
@@ -156,7 +158,7 @@ class EvidenceReader {
     Scratch& own = scratch();
     own.searches.clear();
     for (const ShardView& shard : shards_) own.searches.emplace_back(shard, suffix.last(length), length * width());
-    locate(own.searches, own.searches.size(), own.decided);
+    locate(own.searches, 1, own.decided);
     own.boundaries.clear();
     rung.length = length;
     if (own.decided[0]) {
@@ -236,6 +238,7 @@ class EvidenceReader {
 
   const std::vector<ShardView> shards_;
   const std::uint32_t vocabulary_;
+  KeyDirectory directory_;
   std::vector<Slot> slots_;
   std::array<std::mutex, kLocks> locks_;
 };

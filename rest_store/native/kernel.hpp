@@ -11,41 +11,53 @@ struct Limits {
   std::uint32_t max_depth;
 };
 
-struct Answer {
-  std::uint32_t length = 0;
-  std::uint64_t count = 0;
-  std::shared_ptr<const Tree> tree;
+// Draft trees, one after the other.
+struct Trees {
+  Block block;
+  std::vector<std::size_t> starts;
 };
 
 // Thread-safe: shards are read-only, the memo locks itself, scratch memory belongs to the thread.
 class Kernel {
  public:
   Kernel(std::vector<ShardView> shards, std::uint32_t vocabulary)
-      : shards_(std::move(shards)), vocabulary_(vocabulary) {}
+      : shards_(std::move(shards)), vocabulary_(vocabulary), directory_(shards_) {}
 
   std::uint32_t vocabulary() const { return vocabulary_; }
   std::uint32_t width() const { return shards_[0].width; }
 
   // `contexts` holds the last tokens of each context, at most max_suffix.
-  const std::vector<Match>& match(const std::vector<Suffix>& contexts) const {
-    return scratch().matcher.longest(shards_, contexts);
+  const std::vector<Match>& match(const std::vector<Suffix>& contexts) {
+    return scratch().matcher.longest(shards_, directory_, contexts, Matcher::Find::kOccurrences,
+                                     [](std::size_t, std::uint32_t) { return false; });
   }
 
-  std::vector<Answer> draft(std::span<const Suffix> contexts, const Limits& limits) {
+  // The draft trees of `contexts`; valid until the thread drafts again.
+  const Trees& draft(std::span<const Suffix> contexts, const Limits& limits) {
     Scratch& own = scratch();
-    std::vector<Answer> answers;
-    answers.reserve(contexts.size());
+    own.trees.block.clear();
+    own.trees.starts.clear();
     for (std::size_t first = 0; first < contexts.size(); first += kTogether) {
       const auto some = contexts.subspan(first, std::min(kTogether, contexts.size() - first));
-      const std::vector<Match>& matches = own.matcher.longest(shards_, some);
+      own.known.assign(some.size(), nullptr);
+      const auto remembered = [&](std::size_t i, std::uint32_t length) {
+        own.known[i] = memo_.find(tokens_of(some[i], length), limits.max_nodes, limits.max_depth);
+        return own.known[i] != nullptr;
+      };
+      const std::vector<Match>& matches =
+          own.matcher.longest(shards_, directory_, some, Matcher::Find::kOccurrences, remembered);
       for (std::size_t i = 0; i < matches.size(); ++i) {
-        if (i % kAhead == 0 && matches.size() > 1)
-          ask_for(std::span(matches).subspan(i).first(std::min(kAhead, matches.size() - i)), limits.max_depth);
-        answers.push_back({matches[i].length, matches[i].count, tree_of(matches[i], limits, own.drafter)});
+        if (i % kAhead == 0 && matches.size() > 1) ask_for(i, matches, own.known, limits.max_depth);
+        own.trees.starts.push_back(own.trees.block.size());
+        const bool heavy = own.known[i] == nullptr && matches[i].count >= Memo::kHeavy;
+        if (own.known[i] != nullptr || (heavy && remembered(i, matches[i].length)))
+          own.trees.block.insert(own.trees.block.end(), own.known[i]->begin(), own.known[i]->end());
+        else append(matches[i], some[i], limits, own);
       }
     }
+    own.known.clear();
     if (own.drafter.holds_excess()) own.drafter = Drafter();
-    return answers;
+    return own.trees;
   }
 
   // Occurrences of a token sequence.
@@ -54,7 +66,7 @@ class Kernel {
     own.searches.clear();
     for (const ShardView& shard : shards_)
       own.searches.emplace_back(shard, tokens.last(tokens.length), tokens.length * tokens.width);
-    locate(own.searches, own.searches.size(), own.decided);
+    locate(own.searches, 1, own.decided);
     if (!own.decided[0]) return 0;
     std::uint64_t total = 0;
     for (const Search& search : own.searches) {
@@ -70,6 +82,8 @@ class Kernel {
   struct Scratch {
     Matcher matcher;
     Drafter drafter;
+    Trees trees;
+    std::vector<std::shared_ptr<const Block>> known;  // answers remembered
     std::vector<Search> searches;
     std::vector<std::uint8_t> decided;
   };
@@ -77,11 +91,14 @@ class Kernel {
   static constexpr std::size_t kTogether = 256;  // contexts whose searches share rounds, at most
   static constexpr std::size_t kAhead = 32;      // contexts whose light matches are asked for at once
 
-  // Ask memory for what drafts of these matches will read, if that is little.
-  void ask_for(std::span<const Match> matches, std::uint32_t max_depth) const {
+  // Ask memory for what drafts of the next matches from `first` on will read, if that is little.
+  void ask_for(std::size_t first, const std::vector<Match>& matches,
+               const std::vector<std::shared_ptr<const Block>>& known, std::uint32_t max_depth) const {
     for (const bool text : {false, true})
-      for (const Match& match : matches) {
-        if (match.count >= Memo::kHeavy) continue;
+      for (std::size_t i = first; i < std::min(first + kAhead, matches.size()); ++i) {
+        const Match& match = matches[i];
+        if (known[i] != nullptr) continue;
+        if (match.count >= Memo::kHeavy || !match.occurrences.empty()) continue;  // or asked for already
         for (std::size_t s = 0; s < shards_.size(); ++s)
           for (Rank rank = match.intervals[s].begin; rank < match.intervals[s].end; ++rank) {
             if (!text) {
@@ -95,23 +112,30 @@ class Kernel {
       }
   }
 
-  std::shared_ptr<const Tree> tree_of(const Match& match, const Limits& limits, Drafter& drafter) {
-    const bool heavy = match.count >= Memo::kHeavy;
-    if (heavy)
-      if (auto known = memo_.find(match, limits.max_nodes, limits.max_depth)) return known;
-    auto tree =
-        std::make_shared<const Tree>(drafter.draft(shards_, match, vocabulary_, limits.max_nodes, limits.max_depth));
-    if (heavy) memo_.keep(match, limits.max_nodes, limits.max_depth, tree);
-    return tree;
+  static std::string_view tokens_of(const Suffix& suffix, std::uint32_t length) {
+    return {reinterpret_cast<const char*>(suffix.last(length)), std::size_t{length} * suffix.width};
   }
 
-  static Scratch& scratch() {
+  // Append the tree of `match`, the last tokens of `suffix`.
+  void append(const Match& match, const Suffix& suffix, const Limits& limits, Scratch& own) {
+    Block& block = own.trees.block;
+    const auto start = static_cast<std::ptrdiff_t>(block.size());
+    append_tree(block, match.length, match.count,
+                own.drafter.draft(shards_, match, vocabulary_, limits.max_nodes, limits.max_depth));
+    if (match.count >= Memo::kHeavy)
+      memo_.keep(tokens_of(suffix, match.length), match.count, limits.max_nodes, limits.max_depth,
+                 std::make_shared<const Block>(block.begin() + start, block.end()));
+  }
+
+  // Not inlined: code that knows the object to be the thread's looks up its address at every use.
+  [[gnu::noinline]] static Scratch& scratch() {
     thread_local Scratch own;
     return own;
   }
 
   std::vector<ShardView> shards_;
   std::uint32_t vocabulary_;
+  KeyDirectory directory_;
   Memo memo_;
 };
 

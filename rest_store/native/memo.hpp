@@ -6,13 +6,13 @@
 #include <array>
 #include <memory>
 #include <mutex>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "draft.hpp"
 
 namespace rest_store {
-
-using Tree = std::vector<DraftNode>;
 
 // A hash table that forgets: each answer may lie in one of a few slots, a new one takes the place of the lightest match
 // there, and nodes in all are bounded. Thread-safe.
@@ -20,21 +20,22 @@ class Memo {
  public:
   static constexpr std::uint64_t kHeavy = 64;  // occurrences from which on an answer is worth keeping
 
-  std::shared_ptr<const Tree> find(const Match& match, std::uint32_t max_nodes, std::uint32_t max_depth) {
-    const std::uint64_t hash = hash_of(match, max_nodes, max_depth);
+  // The tree of the match of `tokens`, as a tokens file stores them, or null.
+  std::shared_ptr<const Block> find(std::string_view tokens, std::uint32_t max_nodes, std::uint32_t max_depth) {
+    const std::uint64_t hash = hash_of(tokens, max_nodes, max_depth);
     Segment& segment = segments_[hash % kSegments];
     const std::lock_guard lock(segment.mutex);
     for (const Answer* answer = segment.slots(hash); answer != segment.slots(hash) + kWays; ++answer)
-      if (answer->tree && answer->max_nodes == max_nodes && answer->max_depth == max_depth &&
-          answer->length == match.length && answer->intervals == match.intervals)
+      if (answer->tree && answer->max_nodes == max_nodes && answer->max_depth == max_depth && answer->tokens == tokens)
         return answer->tree;
     return nullptr;
   }
 
-  void keep(const Match& match, std::uint32_t max_nodes, std::uint32_t max_depth, std::shared_ptr<const Tree> tree) {
-    const std::uint64_t hash = hash_of(match, max_nodes, max_depth);
+  void keep(std::string_view tokens, std::uint64_t count, std::uint32_t max_nodes, std::uint32_t max_depth,
+            std::shared_ptr<const Block> tree) {
+    const std::uint64_t hash = hash_of(tokens, max_nodes, max_depth);
     Segment& segment = segments_[hash % kSegments];
-    Answer answer{max_nodes, max_depth, match.length, match.count, match.intervals, std::move(tree)};
+    Answer answer{max_nodes, max_depth, count, std::string(tokens), std::move(tree)};
     const std::lock_guard lock(segment.mutex);
     Answer* first = segment.slots(hash);
     segment.put(
@@ -47,15 +48,15 @@ class Memo {
   static constexpr std::size_t kSegments = 16;  // each with a lock of its own
   static constexpr std::size_t kSets = 128;     // in a segment, of
   static constexpr std::size_t kWays = 4;       // slots each
-  static constexpr std::size_t kNodes = 32768;  // and intervals in a segment; 24 bytes each at most, 12 MB in all
+  static constexpr std::size_t kNodes = 32768;  // and tokens in a segment; 20 bytes each at most, 10 MB in all
 
   struct Answer {
-    std::uint32_t max_nodes = 0, max_depth = 0, length = 0;
+    std::uint32_t max_nodes = 0, max_depth = 0;
     std::uint64_t count = 0;  // of the match; 0: free
-    std::vector<Interval> intervals;
-    std::shared_ptr<const Tree> tree;
+    std::string tokens;
+    std::shared_ptr<const Block> tree;
 
-    std::size_t size() const { return tree ? tree->size() + intervals.size() : 0; }
+    std::size_t size() const { return tree ? (tree->size() + tokens.size()) / kNodeSize + 1 : 0; }
   };
 
   struct Segment {
@@ -72,10 +73,13 @@ class Memo {
     }
   };
 
-  static std::uint64_t hash_of(const Match& match, std::uint32_t max_nodes, std::uint32_t max_depth) {
-    std::uint64_t hash = std::uint64_t{max_nodes} << 32 | max_depth << 16 | match.length;
-    for (const Interval& interval : match.intervals) {
-      hash = (hash ^ interval.begin ^ interval.end << 32) * 0x9E3779B97F4A7C15ULL;
+  static std::uint64_t hash_of(std::string_view tokens, std::uint32_t max_nodes, std::uint32_t max_depth) {
+    constexpr std::uint64_t kFactor = 0x9E3779B97F4A7C15ULL;
+    std::uint64_t hash = std::uint64_t{max_nodes} << 32 | max_depth << 16 | tokens.size();
+    for (std::size_t at = 0; at < tokens.size(); at += 8) {
+      std::uint64_t word = 0;
+      std::memcpy(&word, tokens.data() + at, std::min<std::size_t>(8, tokens.size() - at));
+      hash = (hash ^ word) * kFactor;
       hash ^= hash >> 29;
     }
     return hash;

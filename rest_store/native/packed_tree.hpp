@@ -1,15 +1,62 @@
-// A packed draft tree from elsewhere: is it one? See TokenTree.from_packed for the layout.
+// Packed draft trees: writing one, and whether one from elsewhere is one. See rest_store/tree.py for the layout.
 
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 namespace rest_store {
 
 // Bytes of a node: count (8), then token, parent and depth (4 each), column by column.
 inline constexpr std::size_t kNodeSize = 20;
+
+// The nodes of a draft tree, column by column.
+struct Nodes {
+  std::size_t size = 0;
+  std::vector<std::int64_t> counts;
+  std::vector<std::int32_t> tokens, parents, depths;
+
+  void clear(std::size_t room) {
+    size = 0;
+    if (counts.size() >= room) return;
+    counts.resize(room);
+    for (auto* column : {&tokens, &parents, &depths}) column->resize(room);
+  }
+
+  void add(std::int64_t count, std::int32_t token, std::int32_t parent, std::int32_t depth) {
+    counts[size] = count;
+    tokens[size] = token;
+    parents[size] = parent;
+    depths[size++] = depth;
+  }
+};
+
+using Block = std::vector<char>;
+
+// What stands before the nodes of a tree in a block.
+struct TreeHeader {
+  std::uint64_t match_count;
+  std::uint32_t match_length;
+  std::uint32_t size;  // of the packed nodes, in bytes
+};
+static_assert(sizeof(TreeHeader) == 16);
+
+// Append a tree to `block`, in which trees begin at multiples of eight bytes.
+inline void append_tree(Block& block, std::uint32_t match_length, std::uint64_t match_count, const Nodes& nodes) {
+  const TreeHeader header{match_count, match_length, static_cast<std::uint32_t>(kNodeSize * nodes.size)};
+  const std::size_t start = block.size();
+  block.resize(start + (sizeof header + header.size + 7) / 8 * 8);
+  char* to = block.data() + start;
+  const auto put = [&to](const void* from, std::size_t size) {
+    if (size > 0) std::memcpy(to, from, size);
+    to += size;
+  };
+  put(&header, sizeof header);
+  put(nodes.counts.data(), 8 * nodes.size);
+  for (const auto* column : {&nodes.tokens, &nodes.parents, &nodes.depths}) put(column->data(), 4 * nodes.size);
+}
 
 enum class TreeFault { kNone, kTokens, kParents, kDepths, kCounts };
 

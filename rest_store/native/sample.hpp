@@ -8,9 +8,10 @@
 #include <algorithm>
 #include <cassert>
 #include <cmath>
+#include <numeric>
 #include <vector>
 
-#include "shard_view.hpp"
+#include "match.hpp"
 
 namespace rest_store {
 
@@ -34,11 +35,12 @@ class Sample {
     }
   };
 
-  // Start with about `wanted` samples of the occurrences in `intervals` of `shards`; a row is the `depth` symbols after
-  // the first `skip` of a suffix.
-  void start(const std::vector<ShardView>& shards, const std::vector<Interval>& intervals, std::uint32_t skip,
-             std::uint32_t depth, std::uint32_t vocabulary, std::uint64_t wanted) {
-    skip_ = skip;
+  // Start with about `wanted` samples of the occurrences of `match` in `shards`, or with all if they are listed; a row
+  // is the `depth` symbols after the match.
+  void start(const std::vector<ShardView>& shards, const Match& match, std::uint32_t depth, std::uint32_t vocabulary,
+             std::uint64_t wanted) {
+    const std::vector<Interval>& intervals = match.intervals;
+    skip_ = match.skip;
     depth_ = depth;
     vocabulary_ = vocabulary;
     width_ = shards[0].width;
@@ -57,12 +59,24 @@ class Sample {
       }
     parts_.resize(used);
     lengths_.clear();
+    if (!match.occurrences.empty()) {
+      set_strides([](const Part&) { return 1; });
+      all_ = true;
+      auto next = match.occurrences.begin();
+      fill([&](const Part& part, auto&& add) {
+        for (; next != match.occurrences.end() && &shards[next->shard] == part.shard; ++next)
+          add(next->rank, std::ptrdiff_t{-1});
+      });
+      return;
+    }
     set_strides([&](const Part& part) { return part.root * roots / static_cast<double>(wanted); });
+    all_ = unseen_ == 0;
     fill([&](const Part& part, auto&& add) { add_between(part, part.interval.begin, part.interval.end, add); });
   }
 
   // Add samples until `unseen() + most_unseen()` is at most `doubt`.
   void refine(std::uint64_t doubt) {
+    all_ = false;  // between equal rows none are added
     double roots = 0, greatest = 0;
     for (const Part& part : parts_) {
       roots += part.root;
@@ -234,14 +248,14 @@ class Sample {
   void merge() {
     const std::size_t count = lengths_.size();
     order_.resize(count);
+    weights_.resize(count + 1);
+    weights_[0] = 0;
     if (parts_.size() == 1) {
       const Part& part = parts_[0];
-      weights_.resize(count + 1);
-      weights_[0] = 0;
-      for (std::size_t i = 0; i < count; ++i) {
-        order_[i] = static_cast<std::uint32_t>(i);
-        weights_[i + 1] = part.ranks[i] + 1 - part.interval.begin;
-      }
+      std::iota(order_.begin(), order_.end(), 0U);
+      if (all_) std::iota(weights_.begin(), weights_.end(), std::uint64_t{0});
+      else
+        for (std::size_t i = 0; i < count; ++i) weights_[i + 1] = part.ranks[i] + 1 - part.interval.begin;
       return;
     }
     heads_.resize(count);
@@ -270,8 +284,11 @@ class Sample {
       heads_.swap(scratch_);
     }
 
-    weights_.resize(count + 1);
-    weights_[0] = 0;
+    if (all_) {  // every row stands for itself
+      for (std::size_t i = 0; i < count; ++i) order_[i] = heads_[i].row;
+      std::iota(weights_.begin(), weights_.end(), std::uint64_t{0});
+      return;
+    }
     const std::size_t parts = parts_.size();
     owners_.resize(count);
     for (std::size_t p = 0; p < parts; ++p)
@@ -291,6 +308,7 @@ class Sample {
 
   std::uint32_t skip_ = 0, depth_ = 0, vocabulary_ = 0, width_ = 0;
   std::size_t row_bytes_ = 0;
+  bool all_ = false;  // rows show every occurrence, once
   std::uint64_t unseen_ = 0, most_unseen_ = 0;
   std::vector<Part> parts_;
   std::vector<std::uint8_t> bytes_, new_bytes_;

@@ -9,6 +9,11 @@
 
 namespace rest_store {
 
+// `yes` or `no` without a branch: which way a search goes on, nobody can predict.
+inline std::uint64_t chosen(bool condition, std::uint64_t yes, std::uint64_t no) {
+  return no ^ ((yes ^ no) & (std::uint64_t{0} - condition));
+}
+
 // One search: does `pattern` (bytes of tokens, big-endian, eight readable bytes behind it) occur in `shard`, and where.
 // After locate(): ranks below `low` hold suffixes less than the pattern; if `found`, `hit` is a rank whose suffix
 // starts with the pattern; if not, ranks from `high` on hold greater ones.
@@ -17,6 +22,7 @@ struct Search {
   const std::uint8_t* pattern = nullptr;
   std::uint32_t size = 0;  // bytes
   bool found = false;
+  std::size_t group = 0;                  // searches of one pattern in several shards
   std::uint64_t least = 0, greatest = 0;  // keys of suffixes that start with the pattern are in least .. greatest
   std::uint64_t base = 0;                 // the first key not less than `least`
   std::uint64_t span = 0;
@@ -25,8 +31,14 @@ struct Search {
   static constexpr std::uint32_t skip = 0;  // symbols of a suffix before those compared
 
   Search() = default;
-  Search(const ShardView& in, const std::uint8_t* bytes, std::uint32_t count)
-      : shard(&in), pattern(bytes), size(count), least(load_big(bytes)), greatest(least), span(in.key_count) {
+  Search(const ShardView& in, const std::uint8_t* bytes, std::uint32_t count, std::size_t of = 0)
+      : shard(&in),
+        pattern(bytes),
+        size(count),
+        group(of),
+        least(load_big(bytes)),
+        greatest(least),
+        span(in.key_count) {
     if (size < 8) {
       const std::uint64_t rest = ~std::uint64_t{0} >> (8 * size);
       least &= ~rest;
@@ -35,6 +47,25 @@ struct Search {
   }
 
   bool whole_in_key() const { return size <= 8; }
+  bool failed() const { return !found && low >= high; }  // the pattern does not occur
+
+  // Learn from the suffix at rank `middle`.
+  void compare(Rank middle, const std::uint8_t* suffix) {
+    const int order = compare_bytes(suffix, pattern, size);
+    if (order == 0) {
+      found = true;
+      hit = middle;
+    }
+    low = chosen(order < 0, middle + 1, low);
+    high = chosen(order > 0, middle, high);
+  }
+
+  // The first key not less than `least` is one of `places`, or the one behind.
+  void keys_within(Interval places) {
+    base = places.begin;
+    span = places.width();
+    prefetch(shard->keys + base + span / 2);
+  }
 };
 
 // Halve the keys of every search in step until the first that is not less than the pattern is known.
@@ -45,9 +76,9 @@ inline void narrow_by_keys(std::span<Search> searches) {
     for (Search& s : searches) {
       const std::uint64_t half = s.span / 2;
       const std::uint64_t* middle = s.shard->keys + s.base + half;
-      const bool below = s.span > 0 && *middle < s.least;
-      s.base += below ? half + 1 : 0;
-      s.span = below ? s.span - half - 1 : half;
+      const std::uint64_t below = s.span > 0 && *middle < s.least;
+      s.base += below * (half + 1);
+      s.span = half - below * (2 * half + 1 - s.span);  // span - half - 1 of those above
       prefetch(s.shard->keys + s.base + s.span / 2);
     }
 }
@@ -64,10 +95,9 @@ inline std::uint64_t keys_end(const Search& s, std::uint64_t from) {
   return static_cast<std::uint64_t>(std::upper_bound(keys + low, keys + high, s.greatest) - keys);
 }
 
-// Compare each item's pattern with the suffix in the middle of its ranks low .. high and let `step(item, middle,
-// order)` (order: the suffix's, against the pattern) narrow them, until it is `done(item)`. Items take turns, as many
-// at once as a core keeps reads in flight: each asks for an entry, then for the suffix it names, and compares when that
-// has come.
+// Show each item the suffix in the middle of its ranks low .. high, and let `step(item, middle, suffix)` narrow them,
+// until it is `done(item)`. Items take turns, as many at once as a core keeps reads in flight: each asks for an entry,
+// then for the suffix it names, and compares when that has come.
 template <class Item, class Done, class Step>
 void halve_together(std::span<Item> items, Done&& done, Step&& step) {
   constexpr std::size_t kLanes = 24;
@@ -90,7 +120,7 @@ void halve_together(std::span<Item> items, Done&& done, Step&& step) {
     std::size_t kept = 0;
     for (std::size_t i = 0; i < count; ++i) {
       Item& item = *live[i];
-      step(item, (item.low + item.high) / 2, compare_bytes(item.shard->suffix(item.probe), item.pattern, item.size));
+      step(item, (item.low + item.high) / 2, item.shard->suffix(item.probe));
       if (done(item)) continue;
       ask(item);
       live[kept++] = &item;
@@ -99,33 +129,33 @@ void halve_together(std::span<Item> items, Done&& done, Step&& step) {
   }
 }
 
-// Find out for each group of `group` searches (one pattern in several shards) whether any finds an occurrence. Those of
-// a group that is decided may be left half-way: their bounds hold, but `found` may be false where the pattern occurs.
-inline void locate(std::span<Search> searches, std::size_t group, std::vector<std::uint8_t>& decided) {
+// Find out for each of `groups` groups of searches whether any finds an occurrence. Those of a group that is decided
+// may be left half-way: their bounds hold, but `found` may be false where the pattern occurs.
+inline void locate(std::span<Search> searches, std::size_t groups, std::vector<std::uint8_t>& decided) {
   narrow_by_keys(searches);
-  decided.assign(searches.size() / group, 0);
-  for (std::size_t i = 0; i < searches.size(); ++i) {
-    Search& s = searches[i];
+  decided.assign(groups, 0);
+  for (Search& s : searches) {
     const ShardView& shard = *s.shard;
     s.low = s.base == 0 ? 0 : (s.base - 1) * kKeyStride + 1;
     s.hit = std::min(s.base * kKeyStride, shard.entry_count);
     s.found =
         s.whole_in_key() && s.base < shard.key_count && shard.keys[s.base] <= s.greatest;  // the sampled suffix itself
     s.high = s.found || s.whole_in_key() ? s.hit : std::min(keys_end(s, s.base) * kKeyStride, shard.entry_count);
-    decided[i / group] |= s.found;
+    decided[s.group] |= s.found;
   }
-  const auto done = [&](const Search& s) {
-    return decided[static_cast<std::size_t>(&s - searches.data()) / group] || s.low >= s.high;
-  };
-  halve_together(searches, done, [&](Search& s, Rank middle, int order) {
-    if (order == 0) {
-      s.found = true;
-      s.hit = middle;
-      decided[static_cast<std::size_t>(&s - searches.data()) / group] = 1;
-    }
-    s.low = order < 0 ? middle + 1 : s.low;
-    s.high = order > 0 ? middle : s.high;
-  });
+  halve_together(
+      searches, [&](const Search& s) { return decided[s.group] || s.low >= s.high; },
+      [&](Search& s, Rank middle, const std::uint8_t* suffix) {
+        s.compare(middle, suffix);
+        decided[s.group] |= s.found;
+      });
+}
+
+// Go on with searches that locate() may have left half-way, each until it has found an occurrence or there is none.
+inline void finish(std::span<Search> searches) {
+  halve_together(
+      searches, [](const Search& s) { return s.found || s.low >= s.high; },
+      [](Search& s, Rank middle, const std::uint8_t* suffix) { s.compare(middle, suffix); });
 }
 
 // One boundary: the least rank in [low, high] whose suffix, from `skip` symbols on, is greater than `pattern` (if
@@ -144,10 +174,10 @@ struct Boundary {
 inline void find_boundaries(std::span<Boundary> boundaries, std::uint64_t gap = 0) {
   halve_together(
       boundaries, [gap](const Boundary& b) { return b.low + gap >= b.high; },
-      [](Boundary& b, Rank middle, int order) {
-        const bool below = order < static_cast<int>(b.after);
-        b.low = below ? middle + 1 : b.low;
-        b.high = below ? b.high : middle;
+      [](Boundary& b, Rank middle, const std::uint8_t* suffix) {
+        const bool below = compare_bytes(suffix, b.pattern, b.size) < static_cast<int>(b.after);
+        b.low = chosen(below, middle + 1, b.low);
+        b.high = chosen(below, b.high, middle);
       });
 }
 
