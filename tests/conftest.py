@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from builds import write_tokenizer
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # No deadline anywhere: machines are slow at times. Under the sanitizers each example costs ten times as much.
 settings.register_profile("default", deadline=None)
-settings.register_profile("sanitize", deadline=None, max_examples=25)
+settings.register_profile("sanitize", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
