@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import Corpus, contexts, corpora, open_datastore, write_datastore
 
@@ -56,6 +56,7 @@ def recordings() -> list[Recording]:
     return [Recording("all", 0, text[:10], text[10:], EMPTY) for text in arrays]
 
 
+@settings(max_examples=25)
 @given(st.data())
 def test_random_continuations_are_continuations_of_the_longest_match(data: st.DataObject) -> None:
     corpus = data.draw(corpora())
