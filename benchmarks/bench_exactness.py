@@ -6,7 +6,8 @@ r"""How often drafted text is token for token that of plain `generate`, and what
 Greedy continuations of so many HumanEval and so many other prompts, plain and drafted. In float32 all are to be equal.
 `--dtype bfloat16` shows how often rounding decides in reduced precision; for each text that differs, the report holds
 where it first does, and how far apart the two tokens' logits were in the plain pass. `--packed` drafts with packed
-weights, and still compares with plain `generate` without them.
+weights, and still compares with plain `generate` without them. `--recorded` compares with the outputs in the traces,
+where plain `generate` of the same model wrote these.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--device")
     parser.add_argument("--packed", action="store_true", help="draft with packed weights")
+    parser.add_argument("--recorded", action="store_true", help="take the traces' outputs for what is to be written")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
 
@@ -55,7 +57,7 @@ def main() -> None:
 
 
 def read_prompts(path: Path, count: int) -> dict[str, list[Recording]]:
-    """Up to `count` prompts of HumanEval and of all other families; their outputs are not read."""
+    """Up to `count` prompts of HumanEval and of all other families."""
     groups: dict[str, list[Recording]] = {"HumanEval": [], "Spec-Bench": []}
     for recording in read_recordings(path):
         group = groups["HumanEval" if recording.family.startswith("humaneval") else "Spec-Bench"]
@@ -68,7 +70,11 @@ def compare(model: Any, prompt: Recording, sources: list[Any], arguments: argpar
     """Write one prompt both ways."""
     ids = torch.tensor([prompt.prompt.tolist()], device=model.device)
     options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": arguments.new_tokens, "do_sample": False}
-    plain = model.generate(ids, **options)[0, ids.shape[1] :].tolist()
+    if arguments.recorded:
+        plain = prompt.output.tolist()
+        options["max_new_tokens"] = len(plain)
+    else:
+        plain = model.generate(ids, **options)[0, ids.shape[1] :].tolist()
     with rest_store.packed(model) if arguments.packed else nullcontext():
         drafted = model.generate(
             ids,

@@ -128,7 +128,7 @@ def generation_rates(model: Any, arguments: argparse.Namespace) -> dict[str, dic
     ours = {"custom_generate": rest_store.generate, "drafter": drafter, "return_dict_in_generate": True}
     methods: dict[str, dict[str, Any]] = {
         "transformers, static cache": {"cache_implementation": "static"},
-        "drafted": ours,
+        "drafted": {**ours, "widths": ()},
         "drafted, fixed widths": {**ours, "widths": tuple(arguments.widths)},
     }
     found = {}

@@ -1,4 +1,4 @@
-"""The drafting side at arm's length, and what steps are found to cost."""
+"""The drafting side at arm's length."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 from tiny import VOCABULARY, Scripted, futures_of, prompts, right, tiny_model
 
 import rest_store.generation.generate as entry
-from rest_store.generation.costs import ForwardCosts, Payoff
 from rest_store.generation.drafting import EMPTY, Drafting, pruned, tree_of, well_formed
 from rest_store.tree import SuffixMatch, TokenTree
 
@@ -252,112 +251,3 @@ def test_without_sessions_there_is_nothing_to_ask() -> None:
     assert drafting.trees(0.0) == [EMPTY, EMPTY]
     assert not drafting.busy
     drafting.close()
-
-
-# --- Costs ------------------------------------------------------------------------------------------------------------
-
-
-def test_costs_are_unknown_before_the_first_step_and_then_a_guess() -> None:
-    costs = ForwardCosts(0.1)
-    assert costs.table(8) is None
-    assert costs.plain() is None
-    assert costs.wants_plain
-    costs.observe(10, 2.0)
-    table = costs.table(10)
-    assert table is not None
-    assert np.allclose(table, 1 + 0.1 * np.arange(11))
-
-
-def test_costs_approach_what_is_measured_whatever_its_shape() -> None:
-    """A kernel that is slower for a few rows than for some more, and one time in three a disturbance."""
-    true = {0: 40.0, 3: 84.0, 7: 76.0, 15: 90.0, 31: 120.0}
-    costs = ForwardCosts()
-    for turn in range(9):
-        for nodes, seconds in true.items():
-            costs.observe(nodes, seconds * (5 if turn % 3 == 1 else 1))
-    table = costs.table(31)
-    assert table is not None
-    for nodes, seconds in true.items():
-        assert abs(table[nodes] - seconds) < 0.1 * seconds
-    assert table[0] < table[7] < table[3], "the dip is seen"
-    assert costs.plain() == 40.0
-
-
-def test_plain_steps_are_measured_anew_after_a_while() -> None:
-    costs = ForwardCosts()
-    costs.observe(0, 1.0)
-    assert not costs.wants_plain
-    for _ in range(256):
-        costs.observe(8, 1.5)
-    assert costs.wants_plain
-    costs.observe(0, 1.0)
-    assert not costs.wants_plain
-
-
-def simulate(tokens: float, cost: float, steps: int) -> tuple[int, int, Payoff]:
-    """Steps drafted for, and not, if a drafted step brings `tokens` and costs `cost` times a plain one."""
-    payoff = Payoff()
-    drafted = 0
-    for _ in range(steps):
-        if payoff.drafts():
-            drafted += 1
-            payoff.observe(tokens, cost, 1.0)
-    return drafted, steps - drafted, payoff
-
-
-def test_drafting_that_pays_goes_on() -> None:
-    assert simulate(2.0, 1.7, 300)[0] == 300
-
-
-def test_drafting_that_does_not_pay_rests_longer_and_longer() -> None:
-    drafted, plain, payoff = simulate(1.0, 1.7, 256)
-    assert payoff.rests >= 3
-    assert 0.7 * drafted < 0.05 * (drafted + plain), "less than a twentieth lost"
-
-
-def test_drafting_is_tried_again() -> None:
-    payoff = Payoff()
-    drafted = []
-    for step in range(400):
-        drafts = payoff.drafts()
-        drafted.append(drafts)
-        if drafts:
-            payoff.observe(1.0 if step < 40 else 3.0, 1.5, 1.0)
-    assert not all(drafted[:40])
-    assert all(drafted[-200:])
-
-
-def test_nothing_is_decided_before_the_cost_of_a_plain_step_is_known() -> None:
-    payoff = Payoff()
-    for _ in range(50):
-        assert payoff.drafts()
-        payoff.observe(1.0, 9.0, None)
-
-
-def test_a_generation_measures_and_hands_costs_to_its_session() -> None:
-    model = tiny_model("llama")
-    inputs = prompts(1)
-    plain = model.generate(**inputs, max_new_tokens=60, do_sample=False)
-    futures = futures_of(inputs, plain)
-    given = []
-
-    class Asking(Scripted):
-        def draft(self, *, max_nodes: int, costs: Any) -> Any:
-            given.append((max_nodes, costs))
-            return super().draft(max_nodes=max_nodes, costs=costs)
-
-    output = model.generate(
-        **inputs,
-        max_new_tokens=60,
-        do_sample=False,
-        custom_generate=entry.generate,
-        drafter=lambda prompt: Asking(prompt, futures, right),
-        max_nodes=9,
-        draft_timeout=60.0,
-        return_dict_in_generate=True,
-    )
-    assert torch.equal(output.sequences, plain)
-    assert {nodes for nodes, _ in given} == {9}
-    tables = [costs for _, costs in given if costs is not None]
-    assert tables
-    assert all(table.shape == (10,) and (table > 0).all() for table in tables)

@@ -11,7 +11,8 @@ from tiny import prompts, tiny_model
 from transformers import DynamicCache, StaticCache
 
 import rest_store
-from rest_store.generation.cache import TreeCache
+from rest_store.generation import loop
+from rest_store.generation.cache import Slots, TreeCache
 from rest_store.generation.drafting import tree_of
 from rest_store.generation.generate import generate
 from rest_store.generation.loop import Generation
@@ -180,6 +181,39 @@ def test_keys_and_values_are_held_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert held
     assert set(held) == {0}
     assert output.past_key_values.get_seq_length() == 14 + NEW - 1, "and given back at the end"
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_step_is_read_in_one_copy_and_kept_in_one_move(reads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all rows together; and the likeliest tokens only where a session is told of them."""
+    model = tiny_model("llama")
+    inputs = prompts(4)
+    plain = model.generate(**inputs, **FIXED)
+    counts: list[int] = []
+    moves: list[int] = []
+    read, move = loop.read, Slots.move
+
+    def counted(logits: torch.Tensor, *, best: bool, count: int) -> Any:
+        counts.append(count)
+        return read(logits, best=best, count=count)
+
+    def moved(self: Slots, *places: torch.Tensor) -> None:
+        moves.append(len(counts))
+        move(self, *places)
+
+    monkeypatch.setattr(loop, "read", counted)
+    monkeypatch.setattr(Slots, "move", moved)
+
+    class Reading(Along):
+        def accept(self, tokens: Any, top_k: Any = None) -> None:
+            super().accept(tokens)
+
+    kind = Reading if reads else Along
+    output = model.generate(**inputs, **FIXED, **{**ways(plain), "drafter": lambda prompt: kind(plain, prompt)})
+    assert torch.equal(output.sequences, plain)
+    assert len(counts) == output.statistics.forward_passes
+    assert set(counts[1:]) == ({8} if reads else {0})
+    assert len(moves) == len(set(moves)) > 3
 
 
 def test_a_row_that_has_ended_keeps_no_windows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import functools
-import json
-import re
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import transformers
-from click.testing import CliRunner
-from models import byte_level_bpe
-from strategies import refused
-from tiny import Scripted, bushy, futures_of, prompts, right, tiny_model
-from transformers import PreTrainedTokenizerFast
+from tiny import Scripted, bushy, futures_of, prompts, right, text_tokenizer, tiny_model, write_model
 
 import rest_store
-from rest_store.cli import main
-from rest_store.errors import (
-    ModelLoadError,
-)
 from rest_store.generation.assistant import AssistantRule
 from rest_store.generation.baselines import MergedRules, PromptLookupRule, RestRule
 from rest_store.generation.drafting import tree_of
@@ -117,22 +106,9 @@ def test_leaving_a_stream_ends_the_generation() -> None:
     assert torch.equal(again, plain)
 
 
-def tokenizer() -> Any:
-    return PreTrainedTokenizerFast(tokenizer_object=byte_level_bpe(), eos_token="<|endoftext|>")
-
-
 @pytest.fixture(scope="module")
 def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama that reads text."""
-    directory = tmp_path_factory.mktemp("model")
-    torch.manual_seed(3)
-    config = transformers.LlamaConfig(
-        vocab_size=512, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.3, eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
-    transformers.LlamaForCausalLM(config).save_pretrained(directory)
-    tokenizer().save_pretrained(directory)
-    return directory
+    return write_model(tmp_path_factory.mktemp("model"))
 
 
 def test_text_in_and_stop_strings(model_directory: Path) -> None:
@@ -141,9 +117,11 @@ def test_text_in_and_stop_strings(model_directory: Path) -> None:
     prompt = "for i in range(10):"
     whole = model.generate(**words(prompt, return_tensors="pt"), **FIXED)
     assert torch.equal(generator.generate(prompt, **FIXED), whole)
-    assert torch.equal(generator.generate(words(prompt)["input_ids"], **FIXED), whole)
-    text = words.decode(whole[0, -20:-10])
-    stop = text[len(text) // 2 :][:3]
+    ids = words(prompt)["input_ids"]
+    assert torch.equal(generator.generate(ids, **FIXED), whole)
+    for given in ({"input_ids": ids, "attention_mask": [1] * len(ids)}, {"input_ids": [ids], "attention_mask": None}):
+        assert torch.equal(generator.generate(given, **FIXED), whole)
+    stop = next(text for token in whole[0, -18:-6] if (text := words.decode(token)).isascii() and text.strip())
     plain = model.generate(**words(prompt, return_tensors="pt"), **FIXED, stop_strings=[stop], tokenizer=words)
     assert plain.shape[1] < whole.shape[1]
     assert torch.equal(generator.generate(prompt, **FIXED, stop_strings=[stop]), plain)
@@ -227,37 +205,11 @@ def test_an_assistant_model_drafts(other: str) -> None:
     assert (counts.accepted == counts.nodes) == (other == "llama")
 
 
-# --- The command ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("options", [[], ["--temperature", "0.8", "--seed", "4"]])
-def test_the_command_writes_text(model_directory: Path, tmp_path: Path, options: list[str]) -> None:
-    written = tmp_path / "out.html"
-    words = ["generate", "--model", str(model_directory), "--prompt", "for i in i in i in", "--max-new-tokens", "12"]
-    done = CliRunner().invoke(main, [*words, *options, "--compare", "--html", str(written)])
-    assert done.exit_code == 0, done.output
-    last = done.output.strip().splitlines()[-1]
-    assert re.search(r"^12 tokens in \d+ forward passes, M [\d.]+, .* plain decoding, which wrote the same text$", last)
-    assert "<pre>" in written.read_text(encoding="utf-8")
-    as_json = CliRunner().invoke(main, [*words, *options, "--json"])
-    facts = json.loads(as_json.stdout)
-    assert facts["tokens"] == 12
-    assert facts["text"].strip() in done.output
-
-
-def test_the_command_refuses_what_is_not_there(tmp_path: Path, model_directory: Path) -> None:
-    words = ["generate", "--prompt", "x", "--model"]
-    done = CliRunner().invoke(main, [*words, str(tmp_path / "no.gguf")])
-    assert done.exit_code == 1
-    assert "expected a causal language model" in done.output
-    refused(ModelLoadError, lambda: load_model(str(tmp_path)), str(tmp_path))
-    done = CliRunner().invoke(main, [*words, str(model_directory), "--datastore", str(tmp_path / "none.ds")])
-    assert done.exit_code == 1
-    assert len(done.output.strip().splitlines()) == 1
+# --- Text ------------------------------------------------------------------------------------------------------------
 
 
 def test_tokens_become_text_when_their_characters_are_whole() -> None:
-    words = tokenizer()
+    words = text_tokenizer()
     text = "naïve café 漢字 ok"
     writer = TokenText(words)
     pushed = [writer.push(token) for token in words(text)["input_ids"]]
@@ -265,7 +217,7 @@ def test_tokens_become_text_when_their_characters_are_whole() -> None:
     assert "" in pushed
     assert not any("\ufffd" in part for part in pushed)
     broken = TokenText(words)
-    assert [broken.push(token) for token in words("漢")["input_ids"][:1]] == [""]
+    assert [broken.push(token) for token in words("漢")["input_ids"][:2]] == ["", ""]
     assert broken.rest() == "\ufffd"
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
+from models import CHATML, byte_level_bpe
+from tokenizers import processors
 
 from rest_store.generation.drafting import EMPTY, tree_of
 from rest_store.tree import TokenTree
@@ -146,3 +149,27 @@ def futures_of(inputs: dict[str, torch.Tensor], sequences: torch.Tensor) -> dict
         prompt = tuple(ids[mask.bool()].tolist())
         found[prompt] = sequence[length:].tolist() + [9] * 8
     return found
+
+
+def text_tokenizer() -> Any:
+    """A tokenizer that begins every text with a token of its own, and whose chat template writes that token, too."""
+    words = byte_level_bpe()
+    begin = "<|im_start|>"
+    words.post_processor = processors.TemplateProcessing(
+        single=f"{begin} $A", special_tokens=[(begin, words.token_to_id(begin))]
+    )
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, bos_token=begin, eos_token="<|endoftext|>")
+    tokenizer.chat_template = "{{ bos_token }}" + CHATML
+    return tokenizer
+
+
+def write_model(directory: Path) -> Path:
+    """Write a tiny Llama that reads text, with its tokenizer; return `directory`."""
+    torch.manual_seed(3)
+    config = transformers.LlamaConfig(
+        vocab_size=512, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.3, eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(directory)
+    text_tokenizer().save_pretrained(directory)
+    return directory

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from pathlib import Path
@@ -17,20 +18,38 @@ from rest_store.tokenizer import TokenizerIdentity, identity_of
 _SERVICE = re.compile(r"unix:.+|[\w.\-\[\]:]+:\d+")
 
 
+def _writable(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+    """Refuse a file that cannot be written, before anything is loaded."""
+    if path is not None and not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise click.BadParameter(f"{path} cannot be written; is its folder there?")
+    return path
+
+
 @click.command(epilog='Example: rest-store generate --model SmolLM2.gguf --datastore python.ds --prompt "def add("')
 @click.option("--model", "model_name", required=True, help="Hugging Face name, directory or GGUF file.")
 @click.option("--datastore", "datastores", multiple=True, help="Directory, or HOST:PORT of a service; repeatable.")
 @click.option("--prompt", required=True, help="What to continue.")
 @click.option("--chat", is_flag=True, help="The prompt is a user's turn: render it with the model's chat template.")
-@click.option("--max-new-tokens", default=256, show_default=True, help="Most tokens to write.")
+@click.option("--max-new-tokens", type=click.IntRange(1), default=256, show_default=True, help="Most tokens to write.")
 @click.option("--max-nodes", type=click.IntRange(1, 1024), help="Most draft tokens of a step.")
-@click.option("--temperature", type=float, help="Sample, at this temperature; default: the likeliest token.")
+@click.option(
+    "--temperature",
+    type=click.FloatRange(0, min_open=True),
+    help="Sample, at this temperature; default: the likeliest token.",
+)
 @click.option("--seed", type=int, help="Seed of the random generator.")
 @click.option("--dtype", default="auto", show_default=True, help="Type of the weights, such as float32.")
 @click.option("--device", help="Where to run the model, such as cuda.")
 @click.option("--packed", is_flag=True, help="Pack the weights for this processor first (float32 on a CPU).")
 @click.option("--compare", is_flag=True, help="Decode plainly too: the same text, and how much slower.")
-@click.option("--html", "page_path", type=click.Path(path_type=Path, dir_okay=False), help="Also write a page.")
+@click.option("--graphs", is_flag=True, help="Steps of a few fixed widths, on CUDA as recorded graphs.")
+@click.option(
+    "--html",
+    "page_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    callback=_writable,
+    help="Also write a page.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def generate(
     model_name: str,
@@ -44,6 +63,7 @@ def generate(
     dtype: str,
     device: str | None,
     packed: bool,
+    graphs: bool,
     compare: bool,
     page_path: Path | None,
     as_json: bool,
@@ -51,6 +71,7 @@ def generate(
     """Write text with a model and drafts from datastores, each token coloured by where it came from."""
     from rest_store.generation.generator import Generator
     from rest_store.generation.loading import load_model
+    from rest_store.generation.options import WIDTHS
     from rest_store.generation.origins import TokenText, coloured, origin_name, page
 
     opened = {place: rest_store.Datastore.open(place) for place in datastores if not _is_service(place)}
@@ -61,7 +82,7 @@ def generate(
     for place, store in opened.items():
         store.manifest.tokenizer.require_same(identity, place)
     stores = [opened[place] if place in opened else _source(place, identity) for place in datastores]
-    text = _rendered(tokenizer, prompt) if chat else prompt
+    text, inputs = _prompt(tokenizer, prompt, chat)
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": temperature is not None}
     if temperature is not None:
         options["temperature"] = temperature
@@ -69,7 +90,8 @@ def generate(
     names = [*("datastore" for _ in stores), "prompt", "recycled"]
 
     _set_seed(seed)
-    generation = Generator(model, tokenizer, sources, max_nodes=max_nodes).begin(text, **options)
+    widths = WIDTHS if graphs else ()
+    generation = Generator(model, tokenizer, sources, max_nodes=max_nodes, widths=widths).begin(inputs, **options)
     writer = TokenText(tokenizer)
     parts: list[tuple[str, str]] = []
     name = "model"
@@ -91,7 +113,7 @@ def generate(
         facts["drafter_errors"] = statistics.drafts.errors
     if compare:
         _set_seed(seed)
-        facts |= _plain(model, tokenizer, text, options, generation.result(), statistics.seconds)
+        facts |= _plain(model, inputs, options, generation.result(), statistics.seconds)
     summary = _summary(facts)
     if as_json:
         click.echo(json.dumps({"text": "".join(part for part, _ in parts), **facts}, ensure_ascii=False))
@@ -120,9 +142,16 @@ def _source(target: str, tokenizer: TokenizerIdentity) -> Any:
     return client.source()
 
 
-def _rendered(tokenizer: Any, prompt: str) -> str:
-    turns = [{"role": "user", "content": prompt}]
-    return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+def _prompt(tokenizer: Any, prompt: str, chat: bool) -> tuple[str, dict[str, Any]]:
+    """Return the prompt as text and as the model takes it; the template of a chat writes all special tokens itself."""
+    text = prompt
+    if chat:
+        turns = [{"role": "user", "content": prompt}]
+        text = str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+    inputs = tokenizer(text, add_special_tokens=not chat, return_token_type_ids=False, return_tensors="pt")
+    if not inputs["input_ids"].numel():
+        raise click.UsageError("the prompt is empty: there is no token to go on from")
+    return text, dict(inputs)
 
 
 def _set_seed(seed: int | None) -> None:
@@ -132,9 +161,9 @@ def _set_seed(seed: int | None) -> None:
         torch.manual_seed(seed)
 
 
-def _plain(model: Any, tokenizer: Any, text: str, options: dict[str, Any], drafted: Any, seconds: float) -> Any:
+def _plain(model: Any, inputs: dict[str, Any], options: dict[str, Any], drafted: Any, seconds: float) -> Any:
     """Decode plainly; return what that took, and whether the text is the same."""
-    inputs = tokenizer(text, return_tensors="pt").to(model.device)
+    inputs = {name: value.to(model.device) for name, value in inputs.items()}
     began = time.perf_counter()
     plain = model.generate(**inputs, **options)
     took = time.perf_counter() - began

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 _RECENT = 9  # times kept of each width
-_AGE = 256  # steps after which a time is forgotten
+_AGE = 128  # steps after which a time is forgotten
 _STALE = 64  # steps after which the cost of a plain step is measured anew
 _BAND = 1.25  # how far off a step may be and still confirm what was known before
 

@@ -49,7 +49,7 @@ def generate(
     max_nodes: int | None = None,
     draft_timeout: float = 0.5,
     adaptive: bool = True,
-    widths: Sequence[int] | None = None,
+    widths: Sequence[int] = (),
     stream_to: Any = None,
     streamer: Any = None,
     **model_kwargs: Any,
@@ -71,8 +71,7 @@ def generate(
         draft_timeout: seconds to wait for a draft; a step without one is plain.
         adaptive: measure what steps cost as it goes, and draft only while that pays.
         widths: tokens of a step: each is padded to the next of these, all shapes are fixed, and on a CUDA device each
-            width is a recorded graph, kept for the generations to come; empty: steps are as wide as their trees; None:
-            fixed on a CUDA device alone.
+            width is a recorded graph, kept for the generations to come; empty: steps are as wide as their trees.
         stream_to: a streamer of `transformers`, given the prompt and each token (one row only).
         streamer: the same, for `functools.partial` and direct calls: `model.generate` keeps its own to itself.
         model_kwargs: prepared by `model.generate`.
@@ -91,7 +90,7 @@ def generate(
     A drafter that raises, is late or answers with something that is no tree changes nothing; it is counted in
     `statistics.drafts`. One generation at a time for each model.
     """
-    options = Options(max_nodes, draft_timeout, adaptive, None if widths is None else tuple(widths))
+    options = Options(max_nodes, draft_timeout, adaptive, tuple(widths))
     begun = pieces(
         model,
         input_ids,

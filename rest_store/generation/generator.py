@@ -91,9 +91,9 @@ class Generator:
 
     def _inputs(self, prompt: Prompt) -> dict[str, Any]:
         if isinstance(prompt, str):
-            prompt = self._needed_tokenizer()(prompt, return_tensors="pt")
+            prompt = self._needed_tokenizer()(prompt, return_token_type_ids=False, return_tensors="pt")
         if isinstance(prompt, Mapping):
-            return {name: self._rows(value) for name, value in prompt.items()}
+            return {name: self._rows(value) for name, value in prompt.items() if value is not None}
         return {"input_ids": self._rows(prompt)}
 
     def _rows(self, values: Any) -> torch.Tensor:

@@ -72,7 +72,7 @@ class Generation:
         rows, device = input_ids.shape[0], input_ids.device
         self._stops = Stops(criteria)
         self._new = (self._stops.max_length or math.inf) - input_ids.shape[1]  # most tokens to be written to a row
-        self._widths = options.widths_on(device, self._new)
+        self._widths = options.widths_for(self._new)
         self._max_nodes = options.max_nodes_on(device)
         require_mode(config, processors)
         require_model(model, prompt_length(input_ids, model_kwargs) + self._new, self._max_nodes)

@@ -9,8 +9,7 @@ import torch
 
 from rest_store.errors import LimitError, describe
 
-WIDTHS = (1, 9, 17, 33, 65)  # of steps that are recorded as graphs, where nothing else is asked for
-_FIXED = 4096  # new tokens up to which a cache of fixed size is taken unasked
+WIDTHS = (1, 9, 17, 33, 65)  # of steps, where graphs are asked for and nothing else is said
 
 
 @dataclass(frozen=True)
@@ -22,8 +21,8 @@ class Options:
         draft_timeout: seconds to wait for a tree; without it the step goes on.
         adaptive: measure what steps cost and rest drafting while it does not pay.
         widths: tokens of a step, the last one included: each is padded to the next of these, all shapes are fixed, and
-            on a CUDA device each width is a recorded graph. Empty: steps are as wide as their trees. None: as wide as
-            their trees, on a CUDA device those of `WIDTHS` that are needed.
+            on a CUDA device each width is a recorded graph; `WIDTHS` is a good choice. Empty: steps are as wide as
+            their trees.
 
     Raises:
         LimitError: a number out of range.
@@ -32,7 +31,7 @@ class Options:
     max_nodes: int | None = None
     draft_timeout: float = 0.5
     adaptive: bool = True
-    widths: tuple[int, ...] | None = None
+    widths: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.max_nodes is not None and self.max_nodes < 0:
@@ -47,21 +46,15 @@ class Options:
         most = self.max_nodes if self.max_nodes is not None else 16 if device.type == "cpu" else 64
         return min(most, max(self.widths) - 1) if self.widths else most
 
-    def widths_on(self, device: torch.device, new_tokens: float) -> tuple[int, ...]:
+    def widths_for(self, new_tokens: float) -> tuple[int, ...]:
         """Return the fixed widths of steps, ascending; none: steps are as wide as their trees.
 
         Args:
-            device: where the model is.
             new_tokens: most tokens to be written to a row, infinite without a limit.
 
         Raises:
             LimitError: fixed widths are asked for and there is no limit.
         """
-        if self.widths is not None:
-            if self.widths and new_tokens == math.inf:
-                raise LimitError(describe("generate", "max_length", "none", "a limit: with fixed widths memory is too"))
-            return tuple(sorted(set(self.widths)))
-        if device.type != "cuda" or new_tokens > _FIXED:
-            return ()
-        widest = self.max_nodes_on(device) + 1
-        return (*(width for width in WIDTHS if width < widest), widest)
+        if self.widths and new_tokens == math.inf:
+            raise LimitError(describe("generate", "max_length", "none", "a limit: with fixed widths memory is too"))
+        return tuple(sorted(set(self.widths)))

@@ -181,15 +181,11 @@ class Verifier:
         return self._taken(mask)
 
     def _taken(self, mask: torch.Tensor) -> torch.Tensor:
-        """Return a mask of what is seen in the form that the attention adds to its scores, or as it is.
-
-        On a CPU sdpa would make that form of it anew in every layer.
-        """
-        eager = self.config._attn_implementation == "eager"
-        if not eager and self._device.type != "cpu":
+        """Return a mask of what is seen as the attention takes it: eager attention adds it to its scores."""
+        if self.config._attn_implementation != "eager":
             return mask
         dtype = self.cache.groups[0].keys.dtype
-        hidden = torch.finfo(dtype).min if eager else float("-inf")
+        hidden = torch.finfo(dtype).min
         return torch.zeros(mask.shape, dtype=dtype, device=self._device).masked_fill_(~mask, hidden)
 
     def _origin_of(self, positions: torch.Tensor) -> torch.Tensor:
