@@ -22,7 +22,7 @@ BUDGETS = (16, 64)
 TRIED = [
     {"max_spec_factor": factor, "min_token_prob": least, "use_tree_spec": tree}
     for tree in (False, True)
-    for factor in (1.0, 2.0, 4.0)
+    for factor in (1.0, 4.0, 16.0, 64.0)
     for least in (0.1, 0.0)
 ]
 

@@ -1,7 +1,7 @@
 r"""Other engines beside ours, from their published packages: infini-gram on the same tokens, suffix decoding's drafts.
 
     python benchmarks/bench_peers.py --peers PYTHON --recordings traces.jsonl.gz --datastore python.ds \
-        --datastore chat.ds --json benchmarks/results/peers.json
+        --datastore chat.ds --only infini-gram --json benchmarks/results/peers_infini_gram.json
 
 PYTHON is an interpreter with the peers' packages, which need no GPU and, once built, no torch:
 
@@ -21,8 +21,8 @@ Each peer runs in a process of its own and times its own calls; requests to it a
 - `arctic-inference`'s suffix decoding (arXiv 2411.04975) replays the recordings as our sessions do. Its cache is empty
   at first and learns from each output in turn; or it holds the outputs of the recordings that calibrations are fitted
   to; or also tokens of the last datastore (`--cache-tokens`). Settings: the documented defaults (depth 64, factor 1,
-  least probability 0.1, a chain), and what is best on the recordings for fitting, of chains and trees, factors 1, 2 and
-  4, least probabilities 0.1 and 0. Ours beside it: sessions with prompt lookup and the same texts as a datastore, which
+  least probability 0.1, a chain), and what is best on the recordings for fitting, of chains and trees, factors 1, 4, 16
+  and 64, least probabilities 0.1 and 0. Ours beside it: sessions with prompt lookup and the same texts as a datastore, which
   learn nothing from one recording to the next; and sessions with all sources.
 """
 

@@ -81,6 +81,8 @@ TABLES: dict[str, Callable[[Mapping[str, Result]], Table]] = {
     "sizes": _sizes,
     "service": lambda results: service_table(results["service"].figures),
     "paper": _paper,
-    "infini-gram": lambda results: infini_gram_table(results["peers"].figures["infini-gram"]),
-    "suffix-decoding": lambda results: suffix_decoding_table(results["peers"].figures["suffix decoding"]),
+    "infini-gram": lambda results: infini_gram_table(results["peers_infini_gram"].figures["infini-gram"]),
+    "suffix-decoding": lambda results: suffix_decoding_table(
+        results["peers_suffix_decoding"].figures["suffix decoding"]
+    ),
 }
