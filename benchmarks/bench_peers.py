@@ -22,8 +22,8 @@ Each peer runs in a process of its own and times its own calls; requests to it a
   at first and learns from each output in turn; or it holds the outputs of the recordings that calibrations are fitted
   to; or also tokens of the last datastore (`--cache-tokens`). Settings: the documented defaults (depth 64, factor 1,
   least probability 0.1, a chain), and what is best on the recordings for fitting, of chains and trees, factors 1, 4, 16
-  and 64, least probabilities 0.1 and 0. Ours beside it: sessions with prompt lookup and the same texts as a datastore, which
-  learn nothing from one recording to the next; and sessions with all sources.
+  and 64, least probabilities 0.1 and 0. Ours beside it: sessions with prompt lookup and the same texts as a datastore,
+  which learn nothing from one recording to the next; and sessions with all sources.
 """
 
 from __future__ import annotations
