@@ -112,6 +112,18 @@ def native_tree_fault() -> Callable[[bytes, int, int], int] | None:
     return tree_fault  # type: ignore[no-any-return]
 
 
+def native_evidence_fault() -> Callable[[bytes, int, int], str | None] | None:
+    """Return what checks the rows of `Evidence`, given vocabulary size and most rows; None without the kernel.
+
+    It returns None for rows in order, else what they are instead.
+    """
+    try:
+        from rest_store._kernel import evidence_fault
+    except ImportError:
+        return None
+    return evidence_fault  # type: ignore[no-any-return]
+
+
 def guard_pages(shards: list[Shard]) -> PageGuard | None:
     """Keep this process alive should files of `shards` be truncated underneath, or their disk fail (SIGBUS).
 

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 import threading
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as LateError
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -16,7 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rest_store.asking import Asker
 from rest_store.calibration import Calibration
 from rest_store.datastore import Datastore
 from rest_store.errors import (
@@ -29,20 +24,15 @@ from rest_store.errors import (
     describe,
 )
 from rest_store.kernel import MAX_NODES, MAX_SUFFIX, native_session_kernel
+from rest_store.python_sources import PythonSources, seconds
 from rest_store.queries import IntSequence
 from rest_store.sources import PromptLookup, RecycledLogits, Source, evidence_of, guard_of
 from rest_store.tokenizer import TokenizerIdentity, identity_of
 from rest_store.tree import TokenTree
 
-_LONGEST = 16  # suffix of the context that a source in Python is asked for, in tokens, unless told otherwise
-_SUFFIXES = (4, 3, 2, 1)  # shorter ones
-_SUFFIX_OF_PATHS = 2  # the shorter one of each path that the other sources would draft
-_OWN_NODES = 8  # of those paths
-_ASKED_NODES, _ASKED_DEPTH = 64, 12  # of each of the trees asked for
 _LAST_TOKEN = 2**31 - 1
 _NO_COSTS = np.zeros(0)
 
-Contexts = list[npt.NDArray[np.int32]]
 Costs = npt.ArrayLike | Callable[[int], float]
 
 
@@ -64,6 +54,10 @@ class SessionStatistics:
     accepted: int = 0
     tokens: int = 0
     dropped: dict[tuple[int, str], int] = field(default_factory=dict)
+
+    def drop(self, place: int, why: str) -> None:
+        """Count a step that goes on without the source at `place`."""
+        self.dropped[place, why] = self.dropped.get((place, why), 0) + 1
 
 
 class DraftSession:
@@ -115,9 +109,7 @@ class DraftSession:
         kernel = native_session_kernel()
         self.calibration = Calibration.default() if calibration is None else calibration
         self.statistics = SessionStatistics()
-        self._timeout = _seconds(source_timeout)
-        self._askers: dict[int, Asker[Contexts, list[TokenTree]]] = {}
-        self._late: dict[int, Future[list[TokenTree]]] = {}  # by place among the sources: asked, not answered yet
+        timeout = seconds(source_timeout)
         self._closed = threading.Event()
         stores = self._sort(list(sources), int(kernel.MOST_STORES))
         recycled = [source.native for source in sources if isinstance(source, RecycledLogits)]
@@ -128,8 +120,15 @@ class DraftSession:
         if not 1 <= max_suffix <= MAX_SUFFIX:
             raise LimitError(describe("draft session", "max_suffix", max_suffix, f"1..{MAX_SUFFIX}"))
         self._native.limit_suffix(max_suffix)
-        self._max_suffix = max_suffix
-        self._leave_out_other_tokenizers(list(sources), tokenizer)
+        vocabulary_size = self._leave_out_other_tokenizers(list(sources), tokenizer)
+        self._python_sources = PythonSources(
+            self._native,
+            self._foreign,
+            timeout=timeout,
+            max_suffix=max_suffix,
+            vocabulary_size=vocabulary_size,
+            drop=self.statistics.drop,
+        )
         tokens = _tokens("prompt", prompt)
         self._native.prompt(tokens)
         if prompt_top_k is not None:
@@ -168,8 +167,8 @@ class DraftSession:
             )
         return stores
 
-    def _leave_out_other_tokenizers(self, sources: list[object], tokenizer: object) -> None:
-        """Drop, for all steps, sources that say they have another tokenizer than the session."""
+    def _leave_out_other_tokenizers(self, sources: list[object], tokenizer: object) -> int:
+        """Drop, for all steps, sources that say they have another tokenizer; return the size of the vocabulary."""
         expected = None if tokenizer is None else identity_of(tokenizer)
         self._left_out: list[tuple[int, str]] = []  # place among the sources, why
         for store, place in enumerate(self._places[2:]):
@@ -184,7 +183,7 @@ class DraftSession:
                 self._native.give(store, None)
         misfits = {place for place, _ in self._left_out}
         self._foreign = [one for one in self._foreign if one[1] not in misfits]
-        self._vocabulary_size = _LAST_TOKEN + 1 if expected is None else expected.vocabulary_size
+        return _LAST_TOKEN + 1 if expected is None else expected.vocabulary_size
 
     def __len__(self) -> int:
         """Return the number of tokens of prompt and output so far."""
@@ -224,8 +223,8 @@ class DraftSession:
         if times.size:
             nodes = min(nodes, times.size - 1)
         try:
-            if self._foreign:
-                self._ask()
+            if self._python_sources:
+                self._python_sources.ask(nodes)
             packed, scores, origins = self._native.draft(nodes, times)
             if self._leave_out_unreadable():
                 packed, scores, origins = self._native.draft(nodes, times)
@@ -233,7 +232,7 @@ class DraftSession:
             self._native.forget()
             raise
         for place, why in self._left_out:
-            self._drop(place, why)
+            self.statistics.drop(place, why)
         tree = TokenTree.from_packed(packed, (0, 0), scores, origins)
         self.statistics.steps += 1
         self.statistics.drafted += len(tree)
@@ -273,12 +272,7 @@ class DraftSession:
     def close(self) -> None:
         """End the session; sources stay open. May be called again."""
         self._closed.set()
-        for asker in self._askers.values():
-            asker.close()
-
-    def _drop(self, place: int, why: str) -> None:
-        dropped = self.statistics.dropped
-        dropped[place, why] = dropped.get((place, why), 0) + 1
+        self._python_sources.close()
 
     def _leave_out_unreadable(self) -> bool:
         """Drop, from now on, datastores of which a page could not be read; return whether there are new ones."""
@@ -287,85 +281,6 @@ class DraftSession:
             self._left_out.append((self._guards.pop(store)[0], "error"))
             self._native.give(store, None)
         return bool(lost)
-
-    def _ask(self) -> None:
-        """Ask the sources in Python about this step's context, at once, and give their trees to the kernel."""
-        contexts = self._contexts()
-        if not contexts:
-            return
-        self._late = {place: answer for place, answer in self._late.items() if not answer.done()}
-        late = set(self._late)
-        if self._timeout is not None:
-            for _, place, source in self._foreign:
-                if place not in late:
-                    if place not in self._askers:
-                        self._askers[place] = Asker(functools.partial(_ask_one, source, longest=self._longest))
-                    self._late[place] = self._askers[place].ask(contexts)
-        deadline = time.monotonic() + (self._timeout or 0)
-        for store, place, source in self._foreign:
-            try:
-                if self._timeout is None:
-                    trees = _ask_one(source, contexts, longest=self._longest)
-                elif place in late:
-                    raise LateError
-                else:
-                    self._late[place].exception(max(0.0, deadline - time.monotonic()))  # raises if there is no answer
-                    trees = self._late.pop(place).result()
-            except LateError:
-                self._drop(place, "late" if place in self._late else "error")
-                continue
-            except Exception:
-                self._drop(place, "error")
-                continue
-            try:
-                self._native.give(store, self._checked(contexts, trees))
-            except Exception:
-                self._native.give(store, None)
-                self._drop(place, "error")
-
-    @property
-    def _longest(self) -> int:
-        return max(_LONGEST, self._max_suffix)
-
-    def _contexts(self) -> Contexts:
-        """Return what to ask for: suffixes of the context, and of the paths that the other sources would draft.
-
-        Until they are answered, the sources in Python are left out.
-        """
-        for store, _, _ in self._foreign:
-            self._native.give(store, None)
-        tail = self._known(np.frombuffer(self._native.tail(self._longest), np.int32))
-        contexts, self._befores = [], []
-        if tail.size:
-            contexts = [tail[-min(size, self._max_suffix) :] for size in (self._longest, *_SUFFIXES)]
-            self._befores = [tail[:0]] * len(contexts)
-        own = TokenTree.from_packed(self._native.draft(_OWN_NODES, _NO_COSTS)[0], (0, 0))
-        paths: Contexts = []
-        for token, parent in zip(own.tokens, own.parents.tolist(), strict=True):
-            path = np.append(paths[parent] if parent >= 0 else tail[:0], token)
-            paths.append(path)
-            whole = self._known(np.concatenate([tail, path]))
-            for size in (self._longest, _SUFFIX_OF_PATHS) if whole.size else ():
-                self._befores.append(path)
-                contexts.append(whole[-min(size, self._max_suffix + path.size) :])
-        return contexts
-
-    def _known(self, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        """Return the last tokens that are all in the vocabulary."""
-        outside = np.flatnonzero(tokens >= self._vocabulary_size)
-        return tokens[outside[-1] + 1 :] if outside.size else tokens
-
-    def _checked(self, contexts: Contexts, trees: list[TokenTree]) -> list[tuple[Any, ...]]:
-        """Return `trees` as the kernel takes them; raise if they answer something else than `contexts`."""
-        given: list[tuple[Any, ...]] = []
-        for context, before, tree in zip(contexts, self._befores, trees, strict=True):
-            tokens, match = tree.tokens, tree.match
-            if tokens.size > _ASKED_NODES or not (tokens.size > 0) <= match.length <= context.size:
-                raise ValueError("more nodes than asked for, or no match of this context")
-            if tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < self._vocabulary_size:
-                raise ValueError("a token outside the vocabulary")
-            given.append((before, match.length, match.count, tree.counts, tokens, tree.parents))
-        return given
 
     def __enter__(self) -> DraftSession:
         return self
@@ -378,18 +293,6 @@ class DraftSession:
     def __repr__(self) -> str:
         done = self.statistics
         return f"DraftSession({len(self)} tokens, {done.steps} steps, {done.accepted} of {done.drafted} accepted)"
-
-
-def _ask_one(source: Source, contexts: Contexts, *, longest: int) -> list[TokenTree]:
-    return source.draft_batch(contexts, max_nodes=_ASKED_NODES, max_suffix=longest, max_depth=_ASKED_DEPTH)
-
-
-def _seconds(timeout: float | None) -> float | None:
-    """Return `timeout`; raise unless it is None or a time that can be waited for."""
-    number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
-    if timeout is not None and not (number and 0 <= timeout <= threading.TIMEOUT_MAX):
-        raise LimitError(describe("draft session", "source_timeout", repr(timeout), "None or seconds from 0 on"))
-    return timeout
 
 
 def _tokens(what: str, values: IntSequence) -> npt.NDArray[np.int32]:

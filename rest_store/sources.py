@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from rest_store.datastore import Datastore
+from rest_store.evidence import Evidence
 from rest_store.kernel import PageGuard, guard_pages, native_session_kernel, shard_view
 from rest_store.queries import IntSequence
 from rest_store.tree import TokenTree
@@ -26,6 +27,28 @@ class Source(Protocol):
         self, contexts: Sequence[IntSequence], *, max_nodes: int, max_suffix: int, max_depth: int
     ) -> list[TokenTree]:
         """Return, for each of `contexts`, continuations of its longest suffix match as a tree with counts."""
+
+
+@runtime_checkable
+class EvidenceSource(Source, Protocol):
+    """A source whose datastores can say all that a session would read of them in this process, in one answer."""
+
+    def evidence(
+        self, context: IntSequence, proposals: TokenTree, *, max_nodes: int, max_suffix: int, max_rows: int
+    ) -> list[Evidence] | None:
+        """Return the evidence of each datastore along the paths that a session's tree may take, as `survey` reads it.
+
+        Args:
+            context: the end of the text, at most `max_suffix` tokens, oldest first; may be empty.
+            proposals: the tree that the session's other sources would draft, with scores.
+            max_nodes: of the session's tree.
+            max_suffix: longest suffix of `context` to look for, in tokens.
+            max_rows: most paths, 1..1024.
+
+        Returns:
+            One for each datastore, none if there is nothing to say; None where the source turns out to have no
+            evidence: then the session asks for `draft_batch`.
+        """
 
 
 class PromptLookup:

@@ -21,9 +21,9 @@ LAYERS = [
     ["errors"],
     [
         *("memory", "header", "shard", "tokenizer", "tree", "manifest", "_reference", "kernel"),
-        *("statuses", "queries", "addresses", "failures", "channels"),
+        *("statuses", "queries", "addresses", "failures", "channels", "evidence"),
     ],
-    ["datastore", "check", "drawing", "calibration", "asking", "sources"],
+    ["datastore", "check", "drawing", "calibration", "asking", "sources", "survey", "python_sources"],
     [
         *("server.logs", "server.metrics", "server.admission", "server.catalog", "server.questions", "server.replies"),
         *("server.credentials", "server.health", "server.servicer", "server.reload", "server.server"),
@@ -39,7 +39,7 @@ LAYERS = [
         *("generation.loop", "generation.generate", "generation.generator"),
     ],
     [
-        *("bench.replay", "bench.quality"),
+        *("bench.replay", "bench.quality", "bench.serving"),
         *("bench.exhibits", "bench.charts", "bench.results", "bench.tables", "bench.sections", "bench.report"),
         *("bench.readme", "bench.plots", "bench.environment", "bench.arguments", "bench.paper", "bench.record"),
     ],

@@ -137,3 +137,15 @@ def test_recordings_without_output_are_none(folder: Path, tmp_path: Path) -> Non
     done = bench(tmp_path, "--datastore", folder / "a", "--calibration", "default")
     assert done.exit_code == 1
     assert "record more prompts" in done.output
+
+
+def test_through_a_service_the_figures_are_those_in_process(folder: Path) -> None:
+    stores = ["--datastore", folder / "a", "--datastore", folder / "other/a"]
+    options = [*stores, "--calibration", "default", "--no-ablations", "--through-service", "--json", folder / "s.json"]
+    done = bench(folder, *options)
+    assert done.exit_code == 0, done.output
+    rows = {row["drafting"]: row["M"] for row in json.loads((folder / "s.json").read_text())["rows"]}
+    assert rows["session through a service"] == rows["session"] > 1
+    none = bench(folder, "--through-service", "--calibration", "default")
+    assert none.exit_code == 1
+    assert "at least one --datastore" in none.output

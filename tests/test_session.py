@@ -289,8 +289,11 @@ def test_a_source_that_is_late_is_left_out_until_it_answers(store: Datastore, ca
         session.draft()  # the first question is still open: it is not asked again
         assert session.statistics.dropped == {(0, "late"): 2}
         source.go.set()
-        session._timeout = 60.0
-        next(iter(session._late.values())).result(60)
+        sources = session._python_sources
+        sources._timeout = 60.0
+        late = sources._all[0].late
+        assert late is not None
+        late.result(60)
         session.draft()
         assert session.statistics.dropped == {(0, "late"): 2}
         assert source.calls == 2

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +17,12 @@ from rest_store.bench.record_command import record
 from rest_store.bench.report_command import report
 from rest_store.calibration import Calibration
 from rest_store.datastore import Datastore
-from rest_store.errors import CorpusError, RecordingError, describe
+from rest_store.errors import CorpusError, RecordingError, ServeError, describe
 
 if TYPE_CHECKING:
     from rest_store.bench.replay import Encode, Outcome, Recording
 
+_PATIENCE = 60.0  # seconds for an answer of a service that is measured
 _recordings = click.option(
     "--recordings",
     "paths",
@@ -131,6 +134,7 @@ for _name, _about in (
 @click.option("--nodes", "budgets", multiple=True, default=(16, 64), show_default=True, type=click.IntRange(1, 1024))
 @click.option("--every", default=1, show_default=True, type=click.IntRange(1), help="Take each n-th recording only.")
 @click.option("--no-ablations", is_flag=True, help="Leave out rows with each source alone or left out.")
+@click.option("--through-service", is_flag=True, help="Replay through a service of the datastores, too; starts one.")
 @click.option("--plots", type=click.Path(path_type=Path), help="Folder for plots; takes the extra [plots].")
 @click.option(
     "--series",
@@ -149,6 +153,7 @@ def quality(
     budgets: tuple[int, ...],
     every: int,
     no_ablations: bool,
+    through_service: bool,
     plots: Path | None,
     series: tuple[tuple[float, Path], ...],
     result: Path | None,
@@ -163,6 +168,8 @@ def quality(
     opened = _open(stores)
     sizes = {size: _open(tuple(path for other, path in series if other == size)) for size, _ in series}
     start = Calibration.default() if calibration in ("fit", "default") else Calibration.load(calibration)
+    if through_service and not stores:
+        raise RecordingError(describe("--through-service", "number of datastores", 0, "at least one --datastore"))
     if plots is not None:
         _require_matplotlib()
     if result is not None:
@@ -182,7 +189,9 @@ def quality(
         click.echo(f"{drafting:<52}{outcome.mean_accepted:6.3f}   {by_family}")
 
     click.echo(f"{len(held)} recordings, {sum(one.output.size for one in held)} tokens; M, and by family:")
-    rows = measure(held, opened, used, budgets=budgets, ablations=not no_ablations, progress=show)
+    with contextlib.ExitStack() as ending:
+        through = ending.enter_context(_served(stores)) if through_service else None
+        rows = measure(held, opened, used, budgets=budgets, ablations=not no_ablations, through=through, progress=show)
     for row in rows:
         if "reliability" in row:
             click.echo(f"calibration error with {row['nodes']} nodes: {row['calibration_error']:.4f}")
@@ -201,6 +210,21 @@ def quality(
             "reported": len(held),
         }
         result.write_text(json.dumps({**facts, "rows": rows, "curves": curves}, indent=1) + "\n", encoding="utf-8")
+
+
+@contextlib.contextmanager
+def _served(paths: tuple[Path, ...]) -> Iterator[object]:
+    """Give a service of datastores as a source, of which every question must be answered."""
+    from rest_store.bench.serving import serving
+    from rest_store.client.client import DatastoreClient
+
+    with serving(paths) as target, DatastoreClient(target, timeout=_PATIENCE) as client:
+        client.connect()
+        yield client
+        asked = client.statistics
+        if asked.answers != asked.calls:
+            found = f"{asked.answers} of {asked.calls} questions"
+            raise ServeError(describe("--through-service", "answered", found, "all of them"))
 
 
 def _open(paths: tuple[Path, ...]) -> dict[str, Datastore]:

@@ -64,6 +64,7 @@ def measure(
     *,
     budgets: Sequence[int] = (16, 64),
     ablations: bool = True,
+    through: object = None,
     progress: Progress | None = None,
 ) -> list[dict[str, Any]]:
     """Replay recordings with the session and with what it is compared with.
@@ -74,6 +75,7 @@ def measure(
         calibration: of the session; not changed.
         budgets: nodes of a step.
         ablations: whether to replay with each source alone and with each left out, too.
+        through: a service of `stores` as a source, to replay with it in their place, too.
         progress: called after each row with what was measured and its outcome.
 
     Returns:
@@ -99,6 +101,9 @@ def measure(
         del sources["recycled logits"]
     for nodes in budgets:
         add("session", nodes, replay(recordings, list(sources.values()), calibration, max_nodes=nodes), whole=True)
+        if through is not None:
+            local = [source for name, source in sources.items() if name not in stores]
+            add("session through a service", nodes, replay(recordings, [*local, through], calibration, max_nodes=nodes))
         for name in sources if ablations and len(sources) > 1 else ():
             add(f"session, {name} alone", nodes, replay(recordings, [sources[name]], calibration, max_nodes=nodes))
             others = [source for other, source in sources.items() if other != name]

@@ -275,6 +275,17 @@ def fit_calibration(
     for nodes, skip in budgets:
         for recordings, sources in jobs:
             replay(recordings, sources, guide, max_nodes=nodes, skip=skip, record=record)
+    return fit_recorded(record, trees=trees, provenance=provenance)
+
+
+def fit_recorded(
+    record: Sequence[tuple[bytes, bytes, bytes]], *, trees: int = 250, provenance: dict[str, Any] | None = None
+) -> Calibration:
+    """Fit a calibration to what `replay` has recorded; `trees` and `provenance` as in `fit_calibration`.
+
+    Raises:
+        RecordingError: there is no proposal.
+    """
     facts = np.frombuffer(b"".join(one[0] for one in record), np.float32)
     labels = np.frombuffer(b"".join(one[1] for one in record), np.uint8)
     if labels.size == 0:

@@ -16,6 +16,7 @@ from rest_store.client.questions import Question, T
 from rest_store.client.service_source import ServiceSource
 from rest_store.client.stream import DraftStream
 from rest_store.errors import RestStoreError
+from rest_store.evidence import Evidence, rows_for
 from rest_store.failures import failed_call
 from rest_store.queries import IntSequence
 from rest_store.tree import SuffixMatch, TokenTree
@@ -149,6 +150,39 @@ class DatastoreClient(ClientBase):
         """
         question = self._questions.draft_batch(contexts, max_nodes, max_suffix, max_depth)
         return [] if question is None else self._ask(question, timeout)
+
+    def evidence(
+        self,
+        context: IntSequence,
+        proposals: TokenTree,
+        *,
+        max_nodes: int,
+        max_suffix: int = 16,
+        max_rows: int | None = None,
+        timeout: float | None = None,
+    ) -> list[Evidence] | None:
+        """Return what each datastore knows along the paths that a session's tree may take, in one round trip.
+
+        Args:
+            context: the end of the text, oldest first; its last `max_suffix` tokens are read; may be empty.
+            proposals: the tree that the session's other sources would draft, with scores.
+            max_nodes: of the session's tree, 1..1024.
+            max_suffix: longest suffix of `context` tried, in tokens, 1..64.
+            max_rows: most paths, 1..1024, of which the service may give fewer; None: 16 more than nodes.
+            timeout: seconds; None: as for other calls of this client.
+
+        Returns:
+            None if the service is of a release that knows no evidence: ask for `draft_batch`.
+
+        Raises:
+            TreeError: `proposals` is no draft tree.
+            RestStoreError: as `draft`.
+        """
+        if not self._counterpart.is_known:
+            self._ask(self._questions.describe, timeout)
+        rows = rows_for(max_nodes) if max_rows is None else max_rows
+        question = self._questions.evidence(context, proposals, max_nodes, max_suffix, rows)
+        return self._ask(question, timeout) if self._counterpart.max_evidence_rows else None
 
     def stream(
         self, *, max_nodes: int = 64, max_suffix: int = 16, max_depth: int = 10, timeout: float | None = None

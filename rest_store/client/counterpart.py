@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from rest_store.client.answers import ServedDatastore, ServiceInfo, TreeReader, served_by
 from rest_store.errors import ProtocolError, TokenizerMismatchError, TreeError, UnknownDatastoreError, describe
-from rest_store.kernel import MAX_SUFFIX
+from rest_store.evidence import Evidence
+from rest_store.kernel import MAX_SUFFIX, native_evidence_fault
 from rest_store.queries import IntSequence, tail, too_many_tokens
 from rest_store.tokenizer import TokenizerIdentity
 from rest_store.tree import SuffixMatch, TokenTree
 from rest_store.v1 import datastore_pb2 as pb
 
 Limits = tuple[int, int, int]  # max_nodes, max_suffix, max_depth
+evidence_fault = native_evidence_fault()
+
+
+class Step(NamedTuple):
+    """What a step of a stream asks for beyond the tree of the context."""
+
+    proposals: pb.Proposals | None = None
+    evidence: pb.EvidenceLimits | None = None
 
 
 class Counterpart:
@@ -33,6 +43,7 @@ class Counterpart:
         self._tokenizer = tokenizer
         self._selection = pb.Selection()
         self.vocabulary_size = 0  # until described
+        self.max_evidence_rows = 0  # until described; of a service that knows no evidence, too
 
     @property
     def is_known(self) -> bool:
@@ -53,6 +64,7 @@ class Counterpart:
         info = ServiceInfo(target, response.version, response.kernel, chosen, found)
         self._tokenizer = self._tokenizer or info.tokenizer
         self._selection = pb.Selection(datastores=self.names, tokenizer_fingerprint=self._tokenizer.fingerprint)
+        self.max_evidence_rows = found["max_evidence_rows"] if evidence_fault is not None else 0
         self.vocabulary_size = info.tokenizer.vocabulary_size
         return info
 
@@ -95,18 +107,36 @@ class Counterpart:
             contexts=[pb.Context(tokens=tokens, proposals=self.proposed(proposals)) for tokens in asked],
         ).SerializeToString()
 
-    def stream_request(
-        self, tokens: list[int], bounds: Limits | None, proposed: pb.Proposals | None, sequence: int
-    ) -> bytes:
+    def evidence_request(self, context: IntSequence, proposals: TokenTree, asked: pb.EvidenceLimits) -> bytes:
+        """Return the request for evidence after `context`, which may be empty; raise QueryError, TreeError as above."""
+        tokens = tail(context, asked.max_suffix, self.vocabulary_size) if len(context) else []
+        return pb.DraftRequest(
+            selection=self._selection,
+            contexts=[pb.Context(tokens=tokens, proposals=self.proposed(proposals, scored=True))],
+            evidence=self.bounded(asked),
+        ).SerializeToString()
+
+    def bounded(self, asked: pb.EvidenceLimits) -> pb.EvidenceLimits:
+        """Return what is asked for, of rows no more than the service has."""
+        rows = min(asked.max_rows, self.max_evidence_rows)
+        return pb.EvidenceLimits(max_nodes=asked.max_nodes, max_suffix=asked.max_suffix, max_rows=rows)
+
+    def stream_request(self, tokens: list[int], bounds: Limits | None, step: Step, sequence: int) -> bytes:
         """Return one message of a stream; its first has `bounds`."""
-        request = pb.DraftStreamRequest(tokens=tokens, sequence=sequence, proposals=proposed)
+        request = pb.DraftStreamRequest(
+            tokens=tokens, sequence=sequence, proposals=step.proposals, evidence=step.evidence
+        )
         if bounds is not None:
             request.selection.CopyFrom(self._selection)
             request.limits.max_nodes, request.limits.max_suffix, request.limits.max_depth = bounds
         return request.SerializeToString()
 
-    def proposed(self, proposals: TokenTree | None) -> pb.Proposals | None:
-        """Return proposals as a message; raise TreeError for what is no tree of this vocabulary."""
+    def proposed(self, proposals: TokenTree | None, *, scored: bool = False) -> pb.Proposals | None:
+        """Return proposals as a message, with their scores if need be.
+
+        Raises:
+            TreeError, TokenRangeError: what is no tree of this vocabulary.
+        """
         if proposals is None or (isinstance(proposals, TokenTree) and not len(proposals)):
             return None
         if not isinstance(proposals, TokenTree):
@@ -114,7 +144,10 @@ class Counterpart:
         tokens = proposals.tokens.tolist()
         if min(tokens) < 0 or max(tokens) >= self.vocabulary_size:
             tail(tokens, len(tokens), self.vocabulary_size, "proposals")  # says which
-        return pb.Proposals(tokens=tokens, parents=proposals.parents.tolist())
+        scores = proposals.scores if scored else None
+        return pb.Proposals(
+            tokens=tokens, parents=proposals.parents.tolist(), scores=None if scores is None else scores.tolist()
+        )
 
     def match_request(self, context: IntSequence, max_suffix: int) -> bytes:
         """Return the request for the longest suffix match of `context`."""
@@ -148,6 +181,24 @@ class Counterpart:
         if len(trees) != expected:
             raise ProtocolError(describe(target, "number of trees", len(trees), expected))
         return TreeReader(target, self.vocabulary_size, *bounds).read(trees)
+
+    def evidence(
+        self, found: Sequence[pb.Evidence], names: tuple[str, ...], asked: pb.EvidenceLimits, target: str
+    ) -> list[Evidence]:
+        """Return the evidence of each datastore for one context, verified.
+
+        Raises:
+            ProtocolError: of another number of datastores, or not as the definition says.
+        """
+        if len(found) != len(names):
+            raise ProtocolError(describe(target, "number of datastores with evidence", len(found), len(names)))
+        for one in found:
+            assert evidence_fault is not None  # else none was asked for
+            fault = evidence_fault(one.rows, self.vocabulary_size, asked.max_rows)
+            if fault is not None:
+                expected = f"rows of a vocabulary of {self.vocabulary_size}, at most {asked.max_rows}"
+                raise ProtocolError(describe(target, "evidence", fault, expected))
+        return [Evidence(name, one.rows) for name, one in zip(names, found, strict=True)]
 
     def match(self, response: pb.LongestSuffixMatchResponse, max_suffix: int, target: str) -> SuffixMatch:
         """Return the longest match of an answer, of equal ones the first."""

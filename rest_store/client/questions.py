@@ -11,7 +11,8 @@ from rest_store.client.answers import ServiceInfo, parsed
 from rest_store.client.counterpart import Counterpart, Limits, by_name, longest, longest_of_each
 from rest_store.client.tally import Tally
 from rest_store.errors import RestStoreError
-from rest_store.kernel import MAX_SUFFIX
+from rest_store.evidence import MAX_EVIDENCE_ROWS, Evidence
+from rest_store.kernel import MAX_NODES, MAX_SUFFIX
 from rest_store.queries import IntSequence, batch, limit, limits
 from rest_store.tree import SuffixMatch, TokenTree
 from rest_store.v1 import datastore_pb2 as pb
@@ -33,6 +34,15 @@ class Question(Generic[T]):
     method: str
     request: Callable[[], bytes]
     read: Callable[[bytes, str], T]
+
+
+def evidence_limits(max_nodes: int, max_suffix: int, max_rows: int) -> pb.EvidenceLimits:
+    """Return the limits of a question for evidence as a message; raise LimitError for one that is out of range."""
+    return pb.EvidenceLimits(
+        max_nodes=limit("max_nodes", max_nodes, MAX_NODES),
+        max_suffix=limit("max_suffix", max_suffix, MAX_SUFFIX),
+        max_rows=limit("max_rows", max_rows, MAX_EVIDENCE_ROWS),
+    )
 
 
 def _counted(ask: Callable[Concatenate[Questions, P], T]) -> Callable[Concatenate[Questions, P], T]:
@@ -113,6 +123,26 @@ class Questions:
         bounds = limits(max_nodes, max_suffix, max_depth)
         asked = batch(contexts)
         return self._drafts(asked, bounds, None, longest_of_each, several=True) if asked else None
+
+    @_counted
+    def evidence(
+        self, context: IntSequence, proposals: TokenTree, max_nodes: int, max_suffix: int, max_rows: int
+    ) -> Question[list[Evidence] | None]:
+        """Ask for evidence; the answer is None if the one who answers knows none.
+
+        Raises:
+            LimitError: a limit is out of range.
+        """
+        known, asked = self.counterpart, evidence_limits(max_nodes, max_suffix, max_rows)
+
+        def read(answer: bytes, target: str) -> list[Evidence] | None:
+            response = parsed(pb.DraftResponse, answer, target)
+            names = known.answering(response.datastores, target)
+            if response.trees:
+                return None
+            return known.evidence(response.evidence, names, asked, target)
+
+        return Question("Draft", lambda: known.evidence_request(context, proposals, asked), read)
 
     def _drafts(
         self,

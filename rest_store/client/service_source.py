@@ -7,6 +7,7 @@ from typing import Protocol
 
 from rest_store.client.tally import Tally
 from rest_store.errors import RestStoreError
+from rest_store.evidence import Evidence
 from rest_store.queries import IntSequence
 from rest_store.tree import TokenTree
 
@@ -19,6 +20,10 @@ class _Drafter(Protocol):
     def draft_batch(
         self, contexts: Sequence[IntSequence], *, max_nodes: int, max_suffix: int, max_depth: int
     ) -> list[TokenTree]: ...
+
+    def evidence(
+        self, context: IntSequence, proposals: TokenTree, *, max_nodes: int, max_suffix: int, max_rows: int
+    ) -> list[Evidence] | None: ...
 
 
 class ServiceSource:
@@ -56,6 +61,18 @@ class ServiceSource:
         except RestStoreError:
             self._tally.add("empty_answers")
             return [_EMPTY] * len(contexts)
+
+    def evidence(
+        self, context: IntSequence, proposals: TokenTree, *, max_nodes: int, max_suffix: int = 16, max_rows: int
+    ) -> list[Evidence] | None:
+        """Return the client's evidence, or that of no datastore; None if the service knows none."""
+        try:
+            return self._client.evidence(
+                context, proposals, max_nodes=max_nodes, max_suffix=max_suffix, max_rows=max_rows
+            )
+        except RestStoreError:
+            self._tally.add("empty_answers")
+            return []
 
     def __repr__(self) -> str:
         return f"ServiceSource({self._client!r})"

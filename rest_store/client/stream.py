@@ -6,10 +6,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from rest_store.client.conversation import Answer
+from rest_store.client.counterpart import Step
 from rest_store.client.endpoints import Endpoint
 from rest_store.client.exchange import StreamCall
-from rest_store.client.stream_base import Answer, StreamBase, longest_of, trees_of
+from rest_store.client.questions import evidence_limits
+from rest_store.client.stream_base import StreamBase, longest_of, trees_of
 from rest_store.errors import RestStoreError, ServiceError
+from rest_store.evidence import Evidence, rows_for
 from rest_store.queries import IntSequence
 from rest_store.tree import TokenTree
 from rest_store.v1 import datastore_pb2 as pb
@@ -56,9 +60,39 @@ class DraftStream(StreamBase[StreamCall, Callable[..., object]]):
             TreeError: `proposals` is no draft tree; `new_tokens` were not taken, as with any QueryError.
             RestStoreError: as `draft`.
         """
-        return self._ask(new_tokens, proposals)
+        return self._ask(new_tokens, proposals).trees
 
-    def _ask(self, new_tokens: IntSequence, proposals: TokenTree | None) -> Answer:
+    def evidence(
+        self,
+        new_tokens: IntSequence,
+        proposals: TokenTree,
+        *,
+        max_nodes: int,
+        max_suffix: int = 16,
+        max_rows: int | None = None,
+    ) -> list[Evidence] | None:
+        """Return what each datastore knows along the paths that a session's tree may take; see `DatastoreClient`.
+
+        Args:
+            new_tokens: as `draft`.
+            proposals: the tree that the session's other sources would draft, with scores.
+            max_nodes: of the session's tree, 1..1024.
+            max_suffix: longest suffix of the text tried, in tokens, 1..64.
+            max_rows: most paths, 1..1024; None: 16 more than nodes.
+
+        Returns:
+            None if the service knows no evidence; `new_tokens` were taken all the same.
+
+        Raises:
+            LimitError: a limit is out of range; `new_tokens` were not taken.
+            RestStoreError: as `draft_with`.
+        """
+        asked = evidence_limits(max_nodes, max_suffix, rows_for(max_nodes) if max_rows is None else max_rows)
+        return (self._ask(new_tokens, proposals, asked)).evidence
+
+    def _ask(
+        self, new_tokens: IntSequence, proposals: TokenTree | None, evidence: pb.EvidenceLimits | None = None
+    ) -> Answer:
         ends = time.monotonic() + self._timeout
         if self._needs_description:
             try:
@@ -67,11 +101,11 @@ class DraftStream(StreamBase[StreamCall, Callable[..., object]]):
                 self._conversation.add(new_tokens)  # for the next step
                 raise
         try:
-            proposed, pursuit = self._begin(new_tokens, proposals, ends)
+            step, pursuit = self._begin(new_tokens, proposals, evidence, ends)
             while True:
                 seconds = pursuit.allowance()
                 try:
-                    answer = self._attempt(pursuit.endpoint, proposed, time.monotonic() + seconds)
+                    answer = self._attempt(pursuit.endpoint, step, time.monotonic() + seconds)
                 except RestStoreError as error:
                     wait = self._failed(pursuit, error)
                     if wait:
@@ -83,10 +117,10 @@ class DraftStream(StreamBase[StreamCall, Callable[..., object]]):
             self._endpoints.tally.failed(error)
             raise
 
-    def _attempt(self, endpoint: Endpoint[Any], proposed: pb.Proposals | None, ends: float) -> Answer:
+    def _attempt(self, endpoint: Endpoint[Any], step: Step, ends: float) -> Answer:
         call = self._call_at(endpoint)
-        call.send(self._conversation.request(proposed), ends)
-        self._conversation.sent(proposed)
+        call.send(self._conversation.request(step), ends)
+        self._conversation.sent(step)
         while True:
             answer = self._read(call.receive(ends), endpoint.target)
             if answer is not None:

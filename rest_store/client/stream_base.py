@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from rest_store.client.conversation import Conversation
-from rest_store.client.counterpart import longest
+from rest_store.client.conversation import Answer, Conversation
+from rest_store.client.counterpart import Step, longest
 from rest_store.client.endpoints import Endpoint, Endpoints, Pursuit
 from rest_store.errors import DeadlineError, RestStoreError, ServiceUnavailableError, describe
 from rest_store.queries import IntSequence
 from rest_store.tree import TokenTree
+from rest_store.v1 import datastore_pb2 as pb
 
-Answer = dict[str, list[TokenTree]]  # by name of datastore: the tree of the context, then one for each proposal
 K = TypeVar("K")  # a call
 L = TypeVar("L")  # what asks the service what it is
 
@@ -50,8 +50,10 @@ class StreamBase(Generic[K, L]):
     def _needs_description(self) -> bool:
         return not self._conversation.is_known and not self._closed
 
-    def _begin(self, new_tokens: IntSequence, proposals: TokenTree | None, ends: float) -> tuple[Any, Pursuit[Any]]:
-        """Take the tokens of a step; return its proposals and its pursuit, until `ends` (`time.monotonic`).
+    def _begin(
+        self, new_tokens: IntSequence, proposals: TokenTree | None, evidence: pb.EvidenceLimits | None, ends: float
+    ) -> tuple[Step, Pursuit[Any]]:
+        """Take the tokens of a step; return what it asks for and its pursuit, until `ends` (`time.monotonic`).
 
         Raises:
             TreeError: `proposals` is no draft tree; then nothing was taken, as for the next.
@@ -60,10 +62,10 @@ class StreamBase(Generic[K, L]):
         """
         if self._closed:
             raise ServiceUnavailableError(describe("client", "stream", "closed", "an open one"))
-        proposed = self._conversation.proposed(proposals)
+        step = self._conversation.step(proposals, evidence)
         self._conversation.add(new_tokens)
         self._endpoints.require_one()
-        return proposed, Pursuit(self._endpoints, ends - time.monotonic(), self._endpoint)
+        return step, Pursuit(self._endpoints, ends - time.monotonic(), self._endpoint)
 
     def _call_at(self, endpoint: Endpoint[Any]) -> K:
         """Return the call that is open at `endpoint`, or another that is opened there."""
@@ -101,9 +103,9 @@ class StreamBase(Generic[K, L]):
 
 def trees_of(answer: Answer) -> dict[str, TokenTree]:
     """Return the tree of the context for each datastore."""
-    return {name: trees[0] for name, trees in answer.items()}
+    return {name: trees[0] for name, trees in answer.trees.items()}
 
 
 def longest_of(answer: Answer) -> TokenTree:
     """Return the tree of the context whose match is the longest."""
-    return longest([trees[0] for trees in answer.values()])
+    return longest([trees[0] for trees in answer.trees.values()])

@@ -17,6 +17,7 @@ struct Continuation {
 // The next tokens of a match, heaviest first.
 struct Continuations {
   std::uint32_t size = 0;
+  std::uint32_t probes = 0;  // occurrences that were looked at; shares are multiples of one in so many
   std::array<Continuation, kContinuations> top{};
 
   const Continuation* begin() const { return top.data(); }
@@ -95,7 +96,9 @@ class ContinuationReader {
       for (std::uint32_t byte = 0; byte < probe.shard->width; ++byte) token = token << 8 | at[byte];
       if (token < vocabulary) tally_.add(token, 1);
     }
-    return tally_.ranked(static_cast<double>(probes_.size()));
+    Continuations out = tally_.ranked(static_cast<double>(probes_.size()));
+    out.probes = static_cast<std::uint32_t>(probes_.size());
+    return out;
   }
 
  private:

@@ -3,9 +3,9 @@
 
 #include <functional>
 
-#include "correction.hpp"
+#include "chances.hpp"
+#include "evidence_rows.hpp"
 #include "grove.hpp"
-#include "proposals.hpp"
 
 namespace rest_store {
 
@@ -23,11 +23,17 @@ struct GrownNode {
   float chance;  // given that its parent is
 };
 
-// A source with counts of continuations: a datastore in this process, or trees that were given for this step.
+// A source with counts of continuations: a datastore in this process, or evidence or trees given for this step.
 struct CountedSource {
   EvidenceReader* reader = nullptr;
   Grove grove;
+  EvidenceRows rows;
   bool present = true;  // in this step
+
+  void given(std::span<const Token> path, Evidence& out) {
+    if (rows.empty()) grove.at(path, out);
+    else rows.at(path, out);
+  }
 };
 
 // Not thread-safe: one generation has one. What it points to outlives it.
@@ -42,6 +48,13 @@ class Growth {
 
   History& history() { return history_; }
   CountedSource& store(std::size_t place) { return stores_[place]; }
+  std::size_t store_count() const { return stores_.size(); }
+  // One more source that evidence or trees will be given for; returns its place.
+  std::size_t add_store() {
+    stores_.emplace_back();
+    trusts_.stores.emplace_back();
+    return stores_.size() - 1;
+  }
   const std::vector<GrownNode>& nodes() const { return nodes_; }
   Correction correction;
   bool corrects = true;  // whether accept() moves the correction
@@ -187,7 +200,7 @@ class Growth {
     for (std::size_t i = 0; i < stores_.size(); ++i) {
       CountedSource& source = stores_[i];
       if (!source.present) opinions.stores[i].clear();
-      else if (source.reader == nullptr) source.grove.at(tail.last(depth), opinions.stores[i]);
+      else if (source.reader == nullptr) source.given(tail.last(depth), opinions.stores[i]);
       else if (depth == 0) source.reader->root(tail.last(std::min(tail.size(), longest_suffix)), opinions.stores[i]);
       else
         source.reader->child(opinions_[above].stores[i], tail.last(std::min(tail.size(), longest_suffix + depth)),
@@ -220,23 +233,7 @@ class Growth {
       expansion_of_[static_cast<std::size_t>(node)] = static_cast<std::int32_t>(expansions_);
     }
     proposals_.gather(opinions, trusts_, place, history_, place.score >= 0.3F && max_nodes_ > 16 ? kProposals : kLanes);
-    std::array<float, kProposals> chances{};
-    if (forest_ != nullptr && !forest_->trees.empty()) {
-      for (std::size_t row = 0; row < proposals_.size(); row += kLanes)
-        forest_->evaluate(proposals_.columns() + row, kProposals, chances.data() + row);
-      float most = 0;
-      for (std::size_t row = 0; row < proposals_.size(); ++row)
-        most = std::max(most, chances[row] += correction.of(proposals_.origins(row)));
-      const float shift = softmax_shift(most);
-      float sum = std::exp(-shift);
-      for (std::size_t row = 0; row < proposals_.size(); ++row) sum += chances[row] = std::exp(chances[row] - shift);
-      for (std::size_t row = 0; row < proposals_.size(); ++row) chances[row] /= sum;
-    } else {
-      float sum = 0;
-      for (std::size_t row = 0; row < proposals_.size(); ++row) sum += chances[row] = proposals_.prior(row);
-      if (sum > 1)
-        for (std::size_t row = 0; row < proposals_.size(); ++row) chances[row] /= sum;
-    }
+    const std::array<float, kProposals> chances = chances_of(proposals_, forest_, correction);
     for (std::size_t row = 0; row < proposals_.size(); ++row) {
       const float chance = chances[row];
       if (const float score = place.score * chance; score >= std::max(bar_, kLeast)) {

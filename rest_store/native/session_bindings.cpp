@@ -9,6 +9,7 @@
 
 #include "boosting.hpp"
 #include "layout.hpp"
+#include "survey.hpp"
 
 namespace nb = nanobind;
 using namespace rest_store;
@@ -135,12 +136,12 @@ class Session {
     growth_.history().end_prompt();
   }
 
-  // Trees of one step for the store at `place`: (path before it, match length, match count, counts, tokens,
-  // parents) each; None: the
-  // source is left out of this step.
+  // Trees of one step for the store at `place`: (path before it, match length, match count, counts, tokens, parents)
+  // each; None: the source is left out of this step.
   void give(std::size_t place, const nb::object& trees) {
     CountedSource& source = growth_.store(place);
     source.grove.clear();
+    source.rows.clear();
     source.present = !trees.is_none();
     if (trees.is_none()) return;
     for (nb::handle item : trees) {
@@ -157,6 +158,22 @@ class Session {
         given.counts.push_back(static_cast<std::uint64_t>(std::max<std::int64_t>(0, count)));
       source.grove.add(std::move(given));
     }
+  }
+
+  // One more store whose trees or evidence will be given, of the source at `source`; returns its place.
+  std::size_t add_store(std::int32_t source) {
+    if (growth_.store_count() == kMostStores) throw nb::value_error("too many sources");
+    places_.push_back(source);
+    return growth_.add_store();
+  }
+
+  // Evidence of one step for the store at `place`, as bytes; ValueError, and the store is left out, if they are none.
+  void give_evidence(std::size_t place, const nb::bytes& rows, std::uint64_t vocabulary, std::size_t most_rows) {
+    CountedSource& source = growth_.store(place);
+    source.grove.clear();
+    const char* fault = source.rows.read({rows.c_str(), rows.size()}, vocabulary, most_rows);
+    source.present = fault == nullptr;
+    if (fault != nullptr) throw nb::value_error(fault);
   }
 
   // (packed tree as TokenTree has it, scores float32[N], origins uint8[N]); `costs` may be empty.
@@ -274,6 +291,41 @@ class Session {
   std::vector<std::int32_t> order_;
 };
 
+// Of each of `readers`, evidence along the paths that a draft after `tail` may take, as bytes. `parents` and `scores`
+// are those of a tree of `tokens` that other sources would draft.
+nb::list survey(const std::vector<Evidenced*>& readers, const Calibrated& calibration, const Array<std::int32_t>& tail,
+                const Array<std::int32_t>& tokens, const Array<std::int32_t>& parents, const Array<float>& scores,
+                std::size_t max_rows, std::size_t max_suffix, std::size_t max_depth) {
+  std::vector<std::string> out;
+  {
+    const nb::gil_scoped_release release;
+    if (parents.size() != tokens.size() || scores.size() != tokens.size()) throw nb::value_error("no tree");
+    std::vector<Hint> hints;
+    for (std::size_t i = 0; i < tokens.size(); ++i) {
+      const std::int32_t parent = parents.data()[i];
+      if (parent < -1 || parent >= static_cast<std::int32_t>(i)) throw nb::value_error("no tree");
+      const float above = parent < 0 ? 1 : scores.data()[parent], chance = scores.data()[i] / above;
+      hints.push_back({static_cast<Token>(tokens.data()[i]), parent, chance > 0 ? std::min(chance, 1.0F) : 0});
+    }
+    std::vector<EvidenceReader*> own;
+    for (const Evidenced* reader : readers) own.push_back(reader->reader.get());
+    thread_local Survey survey;
+    survey.run(own, &calibration.forest, tokens_of(tail), hints, {max_rows, max_suffix, max_depth});
+    for (std::size_t store = 0; store < own.size(); ++store)
+      out.push_back(packed_rows(survey.paths(), own[store]->vocabulary(),
+                                [&](std::size_t row) -> const Evidence& { return survey.evidence(row, store); }));
+  }
+  nb::list found;
+  for (const std::string& rows : out) found.append(nb::bytes(rows.data(), rows.size()));
+  return found;
+}
+
+// Null, or what is wrong with `rows` as evidence of at most `most_rows` paths in a vocabulary.
+const char* evidence_fault(const nb::bytes& rows, std::uint64_t vocabulary, std::size_t most_rows) {
+  EvidenceRows read;
+  return read.read({rows.c_str(), rows.size()}, vocabulary, most_rows);
+}
+
 nb::bytes fit(const Array<float, 2>& rows, const Array<std::uint8_t>& labels, const Array<std::uint32_t>& ends,
               std::uint32_t trees, double rate, double ridge, double share) {
   if (rows.shape(1) != kFacts || rows.shape(0) != labels.size() || ends.size() == 0 ||
@@ -314,7 +366,12 @@ void bind_sessions(nb::module_& module) {
   module.attr("FACTS") = kFacts;
   module.attr("MOST_STORES") = kMostStores;
   module.attr("TOP_K") = kRanks;
+  module.attr("MOST_EVIDENCE_ROWS") = kMostRows;
   module.def("fit_forest", &fit);
+  module.def("survey", &survey, nb::arg("readers"), nb::arg("calibration"), nb::arg("tail"), nb::arg("tokens"),
+             nb::arg("parents"), nb::arg("scores"), nb::kw_only(), nb::arg("max_rows"), nb::arg("max_suffix"),
+             nb::arg("max_depth"));
+  module.def("evidence_fault", &evidence_fault);
   nb::class_<Recycled>(module, "NativeRecycled").def(nb::init<>()).def("__len__", &Recycled::size);
   nb::class_<Evidenced>(module, "NativeEvidence").def(nb::init<const nb::list&, std::uint32_t>());
   nb::class_<Calibrated>(module, "NativeCalibration")
@@ -326,6 +383,8 @@ void bind_sessions(nb::module_& module) {
            nb::arg("stores"), nb::arg("calibration"), nb::arg("recycled").none(), nb::arg("places"))
       .def("prompt", &Session::prompt)
       .def("give", &Session::give, nb::arg("place"), nb::arg("trees").none())
+      .def("add_store", &Session::add_store)
+      .def("give_evidence", &Session::give_evidence)
       .def("draft", &Session::draft)
       .def("accept", &Session::accept)
       .def("learn_text", &Session::learn_text)

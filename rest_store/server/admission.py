@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rest_store.errors import AuthenticationError, OverloadedError, ServeError, describe
+from rest_store.evidence import MAX_EVIDENCE_ROWS
 from rest_store.kernel import MAX_DEPTH, MAX_NODES, MAX_SUFFIX
 
 
@@ -25,6 +26,7 @@ class Limits:
         max_nodes: nodes of one draft tree.
         max_suffix: longest suffix tried, in tokens.
         max_depth: longest continuation, in tokens.
+        max_evidence_rows: paths along which evidence is read; times the datastores asked they count as contexts.
 
     Raises:
         ServeError: a limit is out of range.
@@ -37,9 +39,15 @@ class Limits:
     max_nodes: int = MAX_NODES
     max_suffix: int = MAX_SUFFIX
     max_depth: int = MAX_DEPTH
+    max_evidence_rows: int = MAX_EVIDENCE_ROWS
 
     def __post_init__(self) -> None:
-        greatest = {"max_nodes": MAX_NODES, "max_suffix": MAX_SUFFIX, "max_depth": MAX_DEPTH}
+        greatest = {
+            "max_nodes": MAX_NODES,
+            "max_suffix": MAX_SUFFIX,
+            "max_depth": MAX_DEPTH,
+            "max_evidence_rows": MAX_EVIDENCE_ROWS,
+        }
         least = {"max_message_bytes": 1024}
         for field in fields(self):
             low, high = least.get(field.name, 1), greatest.get(field.name, 1 << 30)

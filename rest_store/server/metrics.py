@@ -62,6 +62,7 @@ class Metrics:
         self.match_lengths = [0] * 65
         self.trees = 0
         self.nodes = 0
+        self.evidence_rows = 0
         self.rejected: dict[str, int] = {}
         self.reloads = {"taken": 0, "refused": 0}
 
@@ -104,6 +105,8 @@ class Metrics:
         yield matches
         yield CounterMetricFamily("rest_store_trees", "Draft trees sent.", value=self.trees)
         yield CounterMetricFamily("rest_store_nodes", "Nodes of all draft trees sent.", value=self.nodes)
+        rows = self.evidence_rows
+        yield CounterMetricFamily("rest_store_evidence_rows", "Paths along which evidence was sent.", value=rows)
 
         rejected = CounterMetricFamily("rest_store_rejected", "Requests refused unread, by reason.", labels=["reason"])
         for reason, count in list(self.rejected.items()):

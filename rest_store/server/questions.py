@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 from google.protobuf.message import DecodeError, Message
 
 from rest_store.errors import ContextTypeError, EmptyContextError, LimitError, TokenRangeError, describe
+from rest_store.evidence import rows_for
 from rest_store.kernel import MAX_SUFFIX
 from rest_store.server.admission import Limits
 from rest_store.v1 import datastore_pb2 as pb
@@ -51,6 +54,62 @@ def size_of(message: pb.DraftLimits, limits: Limits) -> Size:
             if found > greatest:
                 raise LimitError(describe("request", what, found, f"1..{greatest}, or 0 for the default"))
     return Size(nodes, suffix, depth)
+
+
+class Survey(NamedTuple):
+    """How much evidence: nodes of the client's tree, tokens of suffix, paths."""
+
+    max_nodes: int
+    max_suffix: int
+    max_rows: int
+
+
+def survey_of(message: pb.EvidenceLimits, limits: Limits) -> Survey:
+    """Return how much evidence a request asks for, defaults in place of zeros.
+
+    Raises:
+        LimitError: a limit is above the service's.
+    """
+    size = size_of(pb.DraftLimits(max_nodes=message.max_nodes, max_suffix=message.max_suffix), limits)
+    rows = message.max_rows or min(rows_for(size.max_nodes), limits.max_evidence_rows)
+    if rows > limits.max_evidence_rows:
+        raise LimitError(describe("request", "max_rows", rows, f"1..{limits.max_evidence_rows}, or 0 for the default"))
+    return Survey(size.max_nodes, size.max_suffix, rows)
+
+
+class Proposed(NamedTuple):
+    """The client's own tree: tokens int32[P], parents int32[P], scores float32[P]."""
+
+    tokens: npt.NDArray[np.int32]
+    parents: npt.NDArray[np.int32]
+    scores: npt.NDArray[np.float32]
+
+
+def proposed_tree(proposals: pb.Proposals, place: int, vocabulary_size: int, limits: Limits) -> Proposed:
+    """Return the proposals of a context as arrays.
+
+    Raises:
+        ContextTypeError: they are no tree.
+        LimitError: they are more than the nodes of a tree may be.
+        TokenRangeError: one is outside the vocabulary.
+    """
+    tokens, parents, scores = proposals.tokens, proposals.parents, proposals.scores
+    what = f"proposals of context {place}"
+    if len(tokens) != len(parents) or len(scores) not in (0, len(tokens)):
+        found = f"{len(tokens)} tokens, {len(parents)} parents and {len(scores)} scores"
+        raise ContextTypeError(describe("request", what, found, "as many of each"))
+    if len(tokens) > limits.max_nodes:
+        raise LimitError(describe("request", f"number of {what}", len(tokens), f"at most {limits.max_nodes}"))
+    own = np.array(parents, np.int32)
+    wrong = np.flatnonzero((own < -1) | (own >= np.arange(own.size)))
+    if wrong.size:
+        node = int(wrong[0])
+        where = f"parent of proposal {node} of context {place}"
+        raise ContextTypeError(describe("request", where, parents[node], f"-1..{node - 1}"))
+    if tokens and max(tokens) >= vocabulary_size:
+        where = f"token id in {what}"
+        raise TokenRangeError(describe("request", where, max(tokens), f"0..{vocabulary_size - 1}"))
+    return Proposed(np.array(tokens, np.int32), own, np.array(scores or [0.0] * own.size, np.float32))
 
 
 def suffix_of(found: int, limits: Limits) -> int:

@@ -17,27 +17,36 @@ from functools import partial
 from time import perf_counter
 from typing import Any, TypeAlias, TypeVar
 
+import numpy as np
+
 from rest_store.errors import EmptyContextError, LimitError, QueryError, describe
+from rest_store.evidence import Evidence
 from rest_store.kernel import MAX_SUFFIX
 from rest_store.server.admission import Limits
 from rest_store.server.catalog import Catalog, Served
 from rest_store.server.metrics import Metrics
 from rest_store.server.questions import (
+    Proposed,
     Size,
+    Survey,
     empty_context,
     parsed,
     proposed,
+    proposed_tree,
     require_tokens,
     require_work,
     size_of,
     suffix_of,
+    survey_of,
 )
+from rest_store.survey import survey
 from rest_store.tree import TokenTree
 from rest_store.v1 import datastore_pb2 as pb
 
 _AT_ONCE = 512  # nodes at most that are drafted in the event loop
 _PIECE = 8192  # nodes at most that a worker thread drafts in one go
 _COUNTS_AT_ONCE = 16
+_ROWS_AT_ONCE = 64  # of evidence
 _COUNTS_PIECE = 256
 _SLOW = 0.002  # seconds of work in the event loop after which it is asked whether the disk was the reason
 _PATIENCE = 1.0  # seconds for which work goes to worker threads if it was
@@ -70,6 +79,8 @@ class Replies:
         self._limits = limits
         self._metrics = metrics
         self._workers = workers
+        native = metrics.build["kernel"] == "native"
+        self._most_evidence_rows = limits.max_evidence_rows if native else 0
         self._patient_until = 0.0
         self._waits = _disk_waits()
 
@@ -80,6 +91,8 @@ class Replies:
         request = parsed(pb.DraftRequest, data)
         selection = request.selection
         served = self._catalog.select(tuple(selection.datastores), selection.tokenizer_fingerprint)
+        if request.HasField("evidence"):
+            return self._evident(served, request)
         size = size_of(request.limits, self._limits)
         sequences: list[list[int]] = []
         ends: list[int] = []
@@ -124,14 +137,23 @@ class Replies:
         tail = generation.tail
         tail += request.tokens[-MAX_SUFFIX:]
         del tail[:-MAX_SUFFIX]
-        if not tail:
-            raise empty_context("context")
         response = pb.DraftStreamResponse(sequence=request.sequence)
         names = generation.named
         if generation.unnamed:
             names = tuple(one.name for one in served)
             if names != generation.named:
                 response.datastores.extend(names)
+        if request.HasField("evidence"):
+
+            def finish_evidence(found: list[list[Evidence]]) -> bytes:
+                self._put_evidence(response.evidence, found[0])
+                generation.named, generation.unnamed = names, False
+                return response.SerializeToString()
+
+            bounds = survey_of(request.evidence, self._limits)
+            return self._surveyed(served, bounds, [(tail[-bounds.max_suffix :], request.proposals)], finish_evidence)
+        if not tail:
+            raise empty_context("context")
         if not request.HasField("proposals"):
             if len(served) == 1 and size.max_nodes <= _AT_ONCE and (start := perf_counter()) >= self._patient_until:
                 tree = _draft(served[0], tail, size)
@@ -214,12 +236,51 @@ class Replies:
             version=build["version"],
             kernel=build["kernel"],
             datastores=[served.describe() for served in self._catalog.served],
-            limits=pb.ServiceLimits(**vars(limits)),
+            limits=pb.ServiceLimits(**{**vars(limits), "max_evidence_rows": self._most_evidence_rows}),
         ).SerializeToString()
 
     def _proposed(self, tail: list[int], proposals: pb.Proposals, place: int, times: int) -> list[list[int]]:
         require_work((1 + len(proposals.tokens)) * times, self._limits)
         return proposed(tail, proposals, place)
+
+    def _evident(self, served: tuple[Served, ...], request: pb.DraftRequest) -> Reply:
+        """Answer a DraftRequest that asks for evidence."""
+        bounds = survey_of(request.evidence, self._limits)
+        asked = [(context.tokens[-bounds.max_suffix :], context.proposals) for context in request.contexts]
+
+        def finish(found: list[list[Evidence]]) -> bytes:
+            response = pb.DraftResponse(datastores=[one.name for one in served])
+            for of_context in found:
+                self._put_evidence(response.evidence, of_context)
+            return response.SerializeToString()
+
+        return self._surveyed(served, bounds, asked, finish)
+
+    def _surveyed(
+        self,
+        served: tuple[Served, ...],
+        bounds: Survey,
+        asked: list[tuple[list[int], pb.Proposals]],
+        finish: Callable[[list[list[Evidence]]], bytes],
+    ) -> Reply:
+        """Read evidence of `served` for each context and its proposals, and make the answer of it."""
+        amount = len(asked) * len(served) * bounds.max_rows
+        require_work(amount, self._limits)
+        if not self._most_evidence_rows:
+            raise LimitError(describe("request", "evidence", "asked for", "not asked for: this service has none"))
+        vocabulary_size = min(one.store.vocabulary_size for one in served)
+        require_tokens([tail for tail, _ in asked], MAX_SUFFIX, vocabulary_size, "context")
+        trees = [proposed_tree(own, place, vocabulary_size, self._limits) for place, (_, own) in enumerate(asked)]
+        stores = {one.name: one.store for one in served}
+
+        def read(tail: list[int], tree: Proposed) -> list[Evidence]:
+            found = survey(stores, np.array(tail, np.int32), *tree, **bounds._asdict())
+            for one in served:
+                one.require_readable()
+            return found
+
+        work = [partial(read, tail, tree) for (tail, _), tree in zip(asked, trees, strict=True)]
+        return self._done(work, amount <= _ROWS_AT_ONCE, finish)
 
     def _drafted(
         self,
@@ -276,6 +337,12 @@ class Replies:
     async def _done_by_workers(self, work: Sequence[Callable[[], _T]], finish: Callable[[list[_T]], bytes]) -> bytes:
         loop = asyncio.get_running_loop()
         return finish([await loop.run_in_executor(self._workers, piece) for piece in work])
+
+    def _put_evidence(self, to: Any, found: Sequence[Evidence]) -> None:
+        """Append `found` to the repeated field `to`, and count it."""
+        for evidence in found:
+            to.add(rows=evidence.rows)
+            self._metrics.evidence_rows += evidence.row_count
 
     def _put(self, to: Any, trees: Sequence[TokenTree]) -> None:
         """Append `trees` to the repeated field `to`, and count them."""

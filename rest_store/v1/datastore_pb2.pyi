@@ -28,12 +28,24 @@ class DraftLimits(_message.Message):
     def __init__(self, max_nodes: _Optional[int] = ..., max_suffix: _Optional[int] = ..., max_depth: _Optional[int] = ...) -> None: ...
 
 class Proposals(_message.Message):
-    __slots__ = ("tokens", "parents")
+    __slots__ = ("tokens", "parents", "scores")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PARENTS_FIELD_NUMBER: _ClassVar[int]
+    SCORES_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
     parents: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ...) -> None: ...
+    scores: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., scores: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class EvidenceLimits(_message.Message):
+    __slots__ = ("max_nodes", "max_rows", "max_suffix")
+    MAX_NODES_FIELD_NUMBER: _ClassVar[int]
+    MAX_ROWS_FIELD_NUMBER: _ClassVar[int]
+    MAX_SUFFIX_FIELD_NUMBER: _ClassVar[int]
+    max_nodes: int
+    max_rows: int
+    max_suffix: int
+    def __init__(self, max_nodes: _Optional[int] = ..., max_rows: _Optional[int] = ..., max_suffix: _Optional[int] = ...) -> None: ...
 
 class Context(_message.Message):
     __slots__ = ("tokens", "proposals")
@@ -53,47 +65,61 @@ class Tree(_message.Message):
     match_count: int
     def __init__(self, nodes: _Optional[bytes] = ..., match_length: _Optional[int] = ..., match_count: _Optional[int] = ...) -> None: ...
 
+class Evidence(_message.Message):
+    __slots__ = ("rows",)
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    rows: bytes
+    def __init__(self, rows: _Optional[bytes] = ...) -> None: ...
+
 class DraftRequest(_message.Message):
-    __slots__ = ("selection", "limits", "contexts")
+    __slots__ = ("selection", "limits", "contexts", "evidence")
     SELECTION_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     CONTEXTS_FIELD_NUMBER: _ClassVar[int]
+    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
     selection: Selection
     limits: DraftLimits
     contexts: _containers.RepeatedCompositeFieldContainer[Context]
-    def __init__(self, selection: _Optional[_Union[Selection, _Mapping]] = ..., limits: _Optional[_Union[DraftLimits, _Mapping]] = ..., contexts: _Optional[_Iterable[_Union[Context, _Mapping]]] = ...) -> None: ...
+    evidence: EvidenceLimits
+    def __init__(self, selection: _Optional[_Union[Selection, _Mapping]] = ..., limits: _Optional[_Union[DraftLimits, _Mapping]] = ..., contexts: _Optional[_Iterable[_Union[Context, _Mapping]]] = ..., evidence: _Optional[_Union[EvidenceLimits, _Mapping]] = ...) -> None: ...
 
 class DraftResponse(_message.Message):
-    __slots__ = ("trees", "datastores")
+    __slots__ = ("trees", "datastores", "evidence")
     TREES_FIELD_NUMBER: _ClassVar[int]
     DATASTORES_FIELD_NUMBER: _ClassVar[int]
+    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
     trees: _containers.RepeatedCompositeFieldContainer[Tree]
     datastores: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, trees: _Optional[_Iterable[_Union[Tree, _Mapping]]] = ..., datastores: _Optional[_Iterable[str]] = ...) -> None: ...
+    evidence: _containers.RepeatedCompositeFieldContainer[Evidence]
+    def __init__(self, trees: _Optional[_Iterable[_Union[Tree, _Mapping]]] = ..., datastores: _Optional[_Iterable[str]] = ..., evidence: _Optional[_Iterable[_Union[Evidence, _Mapping]]] = ...) -> None: ...
 
 class DraftStreamRequest(_message.Message):
-    __slots__ = ("selection", "limits", "tokens", "proposals", "sequence")
+    __slots__ = ("selection", "limits", "tokens", "proposals", "sequence", "evidence")
     SELECTION_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROPOSALS_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
     selection: Selection
     limits: DraftLimits
     tokens: _containers.RepeatedScalarFieldContainer[int]
     proposals: Proposals
     sequence: int
-    def __init__(self, selection: _Optional[_Union[Selection, _Mapping]] = ..., limits: _Optional[_Union[DraftLimits, _Mapping]] = ..., tokens: _Optional[_Iterable[int]] = ..., proposals: _Optional[_Union[Proposals, _Mapping]] = ..., sequence: _Optional[int] = ...) -> None: ...
+    evidence: EvidenceLimits
+    def __init__(self, selection: _Optional[_Union[Selection, _Mapping]] = ..., limits: _Optional[_Union[DraftLimits, _Mapping]] = ..., tokens: _Optional[_Iterable[int]] = ..., proposals: _Optional[_Union[Proposals, _Mapping]] = ..., sequence: _Optional[int] = ..., evidence: _Optional[_Union[EvidenceLimits, _Mapping]] = ...) -> None: ...
 
 class DraftStreamResponse(_message.Message):
-    __slots__ = ("trees", "datastores", "sequence")
+    __slots__ = ("trees", "datastores", "sequence", "evidence")
     TREES_FIELD_NUMBER: _ClassVar[int]
     DATASTORES_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
     trees: _containers.RepeatedCompositeFieldContainer[Tree]
     datastores: _containers.RepeatedScalarFieldContainer[str]
     sequence: int
-    def __init__(self, trees: _Optional[_Iterable[_Union[Tree, _Mapping]]] = ..., datastores: _Optional[_Iterable[str]] = ..., sequence: _Optional[int] = ...) -> None: ...
+    evidence: _containers.RepeatedCompositeFieldContainer[Evidence]
+    def __init__(self, trees: _Optional[_Iterable[_Union[Tree, _Mapping]]] = ..., datastores: _Optional[_Iterable[str]] = ..., sequence: _Optional[int] = ..., evidence: _Optional[_Iterable[_Union[Evidence, _Mapping]]] = ...) -> None: ...
 
 class LongestSuffixMatchRequest(_message.Message):
     __slots__ = ("selection", "max_suffix", "tokens")
@@ -209,7 +235,7 @@ class TokenizerDescription(_message.Message):
     def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., special_tokens: _Optional[_Mapping[str, int]] = ..., added_tokens: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class ServiceLimits(_message.Message):
-    __slots__ = ("max_message_bytes", "max_contexts", "max_nodes", "max_suffix", "max_depth", "max_streams", "max_in_flight")
+    __slots__ = ("max_message_bytes", "max_contexts", "max_nodes", "max_suffix", "max_depth", "max_streams", "max_in_flight", "max_evidence_rows")
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXTS_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
@@ -217,6 +243,7 @@ class ServiceLimits(_message.Message):
     MAX_DEPTH_FIELD_NUMBER: _ClassVar[int]
     MAX_STREAMS_FIELD_NUMBER: _ClassVar[int]
     MAX_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    MAX_EVIDENCE_ROWS_FIELD_NUMBER: _ClassVar[int]
     max_message_bytes: int
     max_contexts: int
     max_nodes: int
@@ -224,7 +251,8 @@ class ServiceLimits(_message.Message):
     max_depth: int
     max_streams: int
     max_in_flight: int
-    def __init__(self, max_message_bytes: _Optional[int] = ..., max_contexts: _Optional[int] = ..., max_nodes: _Optional[int] = ..., max_suffix: _Optional[int] = ..., max_depth: _Optional[int] = ..., max_streams: _Optional[int] = ..., max_in_flight: _Optional[int] = ...) -> None: ...
+    max_evidence_rows: int
+    def __init__(self, max_message_bytes: _Optional[int] = ..., max_contexts: _Optional[int] = ..., max_nodes: _Optional[int] = ..., max_suffix: _Optional[int] = ..., max_depth: _Optional[int] = ..., max_streams: _Optional[int] = ..., max_in_flight: _Optional[int] = ..., max_evidence_rows: _Optional[int] = ...) -> None: ...
 
 class ReloadRequest(_message.Message):
     __slots__ = ()

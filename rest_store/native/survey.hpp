@@ -1,0 +1,162 @@
+// What datastores know along the paths that a draft tree may take, read for a session elsewhere: it has more sources
+// than these, so every path is read that it might want, the likeliest first, as far as can be told from here.
+#pragma once
+
+#include "chances.hpp"
+#include "evidence_rows.hpp"
+
+namespace rest_store {
+
+// A node of the tree that the session's other sources would draft.
+struct Hint {
+  Token token;
+  std::int32_t parent;  // place among the hints, before its own; -1: child of the context
+  float chance;         // that it is accepted, given that its parent is
+};
+
+// Bounds of one survey.
+struct SurveyBounds {
+  std::size_t max_rows;    // paths read, that of the context among them
+  std::size_t max_suffix;  // longest suffix of the context that is looked for, in tokens
+  std::size_t max_depth;   // longest path, in tokens
+};
+
+// Not thread-safe; keeps its memory between calls.
+class Survey {
+ public:
+  // Read what `readers` know after `tail`, the end of a context.
+  void run(std::span<EvidenceReader* const> readers, const Forest* forest, std::span<const Token> tail,
+           std::span<const Hint> hints, const SurveyBounds& bounds) {
+    readers_ = readers;
+    forest_ = forest;
+    hints_ = hints;
+    bounds_ = bounds;
+    text_.assign(tail.begin(), tail.end());
+    trusts_.stores.assign(readers.size(), Trust());
+    paths_.clear();
+    nodes_.clear();
+    open_.clear();
+    number_ = 0;
+    take({1, 0, 0, -1, -1, 1});
+    while (paths_.size() < bounds.max_rows) {
+      if (open_.empty() && !spread()) return;
+      std::pop_heap(open_.begin(), open_.end(), Later());
+      const Open best = open_.back();
+      open_.pop_back();
+      take(best);
+    }
+  }
+
+  std::span<const PathEnd> paths() const { return paths_; }
+  const Evidence& evidence(std::size_t row, std::size_t store) const { return opinions_[row].stores[store]; }
+
+ private:
+  struct Open {
+    float score;
+    std::uint32_t number;
+    Token token;
+    std::int32_t parent;  // row
+    std::int32_t hint;    // the hint of the same path; -1: none
+    float chance;
+  };
+  struct Later {
+    bool operator()(const Open& a, const Open& b) const {
+      return a.score != b.score ? a.score < b.score : a.number > b.number;
+    }
+  };
+  struct Node {
+    std::size_t depth;
+    float score;
+    std::int32_t hint;
+  };
+
+  // Make a row of `open`, read it, and open its continuations.
+  void take(const Open& open) {
+    const std::size_t row = paths_.size();
+    const std::size_t depth = open.parent < 0 ? 0 : nodes_[static_cast<std::size_t>(open.parent)].depth + 1;
+    paths_.push_back({open.parent, open.token});
+    nodes_.push_back({depth, open.score, open.hint});
+    if (opinions_.size() == row) opinions_.emplace_back();
+    Opinions& opinions = opinions_[row];
+    opinions.stores.resize(readers_.size());
+    opinions.present.assign(readers_.size(), true);
+    text_.resize(text_.size() + depth);
+    std::size_t place = text_.size();
+    for (std::int32_t at = static_cast<std::int32_t>(row); at > 0; at = paths_[static_cast<std::size_t>(at)].parent)
+      text_[--place] = paths_[static_cast<std::size_t>(at)].token;
+    const std::span<const Token> tail = std::span(text_).last(std::min(text_.size(), bounds_.max_suffix + depth));
+    for (std::size_t i = 0; i < readers_.size(); ++i) {
+      if (depth == 0) readers_[i]->root(tail, opinions.stores[i]);
+      else readers_[i]->child(opinions_[static_cast<std::size_t>(open.parent)].stores[i], tail, opinions.stores[i]);
+    }
+    text_.resize(text_.size() - depth);
+    if (depth == bounds_.max_depth) return;
+    Place facts;
+    facts.depth = static_cast<float>(depth);
+    facts.score = open.score;
+    facts.chance = open.chance;
+    proposals_.gather(opinions, trusts_, facts, history_, open.score >= 0.3F ? kProposals : kLanes);
+    std::array<float, kProposals> chances = chances_of(proposals_, forest_, Correction());
+    std::array<std::int32_t, kProposals> hint_of;
+    hint_of.fill(-1);
+    if (row == 0 || open.hint >= 0)
+      for (std::size_t i = 0; i < hints_.size(); ++i) {
+        if (hints_[i].parent != open.hint) continue;
+        std::size_t own = 0;
+        while (own < proposals_.size() && proposals_.token(own) != hints_[i].token) ++own;
+        if (own == proposals_.size()) push(row, hints_[i].token, static_cast<std::int32_t>(i), hints_[i].chance);
+        else {
+          hint_of[own] = static_cast<std::int32_t>(i);
+          chances[own] += (1 - chances[own]) * hints_[i].chance;
+        }
+      }
+    for (std::size_t own = 0; own < proposals_.size(); ++own)
+      push(row, proposals_.token(own), hint_of[own], chances[own]);
+  }
+
+  void push(std::size_t row, Token token, std::int32_t hint, float chance) {
+    open_.push_back({nodes_[row].score * chance, number_++, token, static_cast<std::int32_t>(row), hint, chance});
+    std::push_heap(open_.begin(), open_.end(), Later());
+  }
+
+  // When nothing is open any more: open, after every path, all tokens that were named by anybody. Whether there was
+  // one.
+  bool spread() {
+    named_.clear();
+    for (const Hint& hint : hints_) named_.push_back(hint.token);
+    named_.insert(named_.end(), text_.begin(), text_.end());
+    for (std::size_t row = 0; row < paths_.size(); ++row)
+      for (const Evidence& evidence : opinions_[row].stores)
+        for (const Rung& rung : evidence.rungs)
+          for (const Continuation& one : rung.next) named_.push_back(one.token);
+    std::sort(named_.begin(), named_.end());
+    named_.erase(std::unique(named_.begin(), named_.end()), named_.end());
+    for (std::size_t row = 0; row < paths_.size(); ++row) {
+      if (nodes_[row].depth == bounds_.max_depth) continue;
+      for (const Token token : named_) {
+        const auto known = [&](const PathEnd& path) {
+          return path.parent == static_cast<std::int32_t>(row) && path.token == token;
+        };
+        if (std::none_of(paths_.begin() + 1, paths_.end(), known)) push(row, token, -1, 0);
+      }
+    }
+    return !open_.empty();
+  }
+
+  std::span<EvidenceReader* const> readers_;
+  const Forest* forest_ = nullptr;
+  std::span<const Hint> hints_;
+  SurveyBounds bounds_{};
+  std::vector<Token> text_;
+  Trusts trusts_;
+  History history_;  // empty: the text stays with the session
+  std::vector<PathEnd> paths_;
+  std::vector<Node> nodes_;
+  std::vector<Opinions> opinions_;  // of each row
+  std::vector<Open> open_;          // a heap
+  std::uint32_t number_ = 0;
+  Proposals proposals_;
+  std::vector<Token> named_;
+};
+
+}  // namespace rest_store
