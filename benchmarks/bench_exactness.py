@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from environment import write_result
 
 import rest_store
+from rest_store.bench.environment import write_result
 from rest_store.bench.replay import Recording, read_recordings
 from rest_store.generation.loading import load_model
 

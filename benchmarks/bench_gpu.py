@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from environment import write_result
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, LogitsProcessor
 
 import rest_store
+from rest_store.bench.environment import write_result
 from rest_store.generation.baselines import MergedRules, PromptLookupRule, RestRule
 from rest_store.generation.cache import TreeCache
 from rest_store.generation.drafting import tree_of

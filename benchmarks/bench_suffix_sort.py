@@ -31,7 +31,8 @@ import time
 from pathlib import Path
 
 import numpy as np
-from environment import write_result
+
+from rest_store.bench.environment import write_result
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKINGS = ("pydivsufsort", "whole", "ranks", "fitted")

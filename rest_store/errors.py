@@ -28,6 +28,7 @@
     |   `-- SessionClosedError          the session was closed                   (ValueError)
     |-- CalibrationError                a file that is no calibration of this release (ValueError)
     |-- RecordingError                  recordings that cannot be read or replayed (ValueError)
+    |-- ResultsError                    results of benchmarks that cannot be read or reported (ValueError)
     |-- ServiceError                    a service cannot be run, or did not answer as asked
     |   |-- ServeError                  it cannot start as asked                 (OSError)
     |   |-- TargetError                 an address, name or certificate that is none (ValueError)
@@ -225,6 +226,10 @@ class CalibrationError(RestStoreError, ValueError):
 
 class RecordingError(RestStoreError, ValueError):
     """Recordings cannot be read, or hold too little to fit or to report."""
+
+
+class ResultsError(RestStoreError, ValueError):
+    """Results of benchmarks cannot be read, or do not hold what is to be reported."""
 
 
 class GenerationError(RestStoreError):

@@ -41,7 +41,8 @@ def test_the_test_command_of_ci_is_the_readmes() -> None:
     "words", commands("rest-store") + [["rest-store", "build", *w[1:]] for w in commands("rest-build")]
 )
 def test_commands_take_the_options_shown(words: list[str]) -> None:
-    shown = CliRunner().invoke(main, [words[1], "--help"]).output
+    command = words[1:3] if words[1] == "bench" else words[1:2]
+    shown = CliRunner().invoke(main, [*command, "--help"]).output
     assert {word for word in words if word.startswith("--")} <= set(re.findall(r"--[a-z-]+", shown))
 
 
@@ -80,6 +81,20 @@ def test_the_example_of_generation_runs(
     assert capsys.readouterr().out.startswith("def fibonacci(n):")
 
 
+def test_the_source_of_contributing_drafts() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(example, names)
+    assert names["tree"].tokens.tolist()[:1] == [7]
+
+
 @pytest.mark.parametrize("path", re.findall(r"\]\(((?!https?:)[^)#]+)\)", README))
 def test_links_lead_somewhere(path: str) -> None:
     assert (ROOT / path).exists()
+
+
+def test_the_reference_has_every_public_name() -> None:
+    pages = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "reference").glob("*.md"))
+    named = set(re.findall(r"^::: rest_store\.(\w+)$", pages, re.MULTILINE))
+    assert set(rest_store.__all__) - {"__version__", "RestStoreError"} <= named

@@ -222,7 +222,10 @@ def test_the_commands_fit_and_report(folder: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["bench", "quality", *common, *options])
     assert done.exit_code == 0, done.output
     assert "REST's rule, ds" in done.output
-    rows = json.loads(result.read_text())["rows"]
+    written = json.loads(result.read_text())
+    assert {"benchmark", "commit", "cpu", "packages"} <= written.keys()
+    assert {"recordings.jsonl.gz", "ds"} <= written["data"].keys()
+    rows = written["rows"]
     assert {row["nodes"] for row in rows if row["drafting"].startswith("session")} == {8}
     assert all(row["tokens"] == rows[0]["tokens"] for row in rows)
 
@@ -243,4 +246,4 @@ def test_plots_are_written(folder: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["bench", "quality", *common, *options, "--series", "0.5", str(folder / "ds")])
     assert done.exit_code == 0, done.output
     names = {path.name for path in (tmp_path / "plots").iterdir()}
-    assert names == {"nodes.png", "size.png", "suffix.png", "reliability.png"}
+    assert names == {f"{name}.{end}" for name in ("nodes", "size", "suffix", "reliability") for end in ("png", "svg")}

@@ -56,10 +56,6 @@ def some_message(chance: random.Random, kind: type[Message]) -> Message:
             value.extend(chance.choice([0.0, 0.5, 1.0, 2.0, -1.0, float("nan")]) for _ in range(chance.randrange(5)))
         elif field.name == "datastores":
             value.extend(chance.choice(NAMES[: chance.choice([2, 7])]) for _ in range(chance.randrange(3)))
-        elif field.name == "scores":
-            value.extend(
-                chance.choice([0.5, 1.0, 0.0, -1.0, float("nan"), float("inf")]) for _ in range(chance.randrange(5))
-            )
         elif field.name == "tokenizer_fingerprint":
             setattr(message, field.name, chance.choice(FINGERPRINTS))
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 from collections.abc import Iterator
@@ -11,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rest_store.bench.paper_command import paper
+from rest_store.bench.record_command import record
+from rest_store.bench.report_command import report
 from rest_store.calibration import Calibration
 from rest_store.datastore import Datastore
 from rest_store.errors import CorpusError, RecordingError, ServeError, describe
@@ -84,9 +88,37 @@ def calibrate(
         click.echo(f"  {row['calibration']:<8} {row['nodes']:>3} nodes  M {row['M']:.3f}  {error}")
 
 
+def _script(name: str, about: str) -> click.Command:
+    """Return the command that hands its arguments to `main` of the module of that name, which has its own --help."""
+
+    def run(arguments: tuple[str, ...]) -> None:
+        importlib.import_module(f"rest_store.bench.{name}").main(list(arguments))
+
+    return click.Command(
+        name,
+        callback=run,
+        params=[click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)],
+        short_help=about,
+        add_help_option=False,
+        context_settings={"ignore_unknown_options": True, "help_option_names": []},
+    )
+
+
 @click.group()
 def bench() -> None:
     """Measure what rest-store is worth on your data and machine."""
+
+
+bench.add_command(paper)
+bench.add_command(record)
+bench.add_command(report)
+for _name, _about in (
+    ("build", "Time and memory of whole builds, from files to a datastore, by stage."),
+    ("query", "What a draft costs through the Python API, by shards, size, batches and threads."),
+    ("service", "What a draft costs through the service, beside a gRPC echo of the same messages."),
+    ("speed", "How much sooner text is there: drafting methods beside plain generation, on your model."),
+):
+    bench.add_command(_script(_name, _about))
 
 
 @bench.command(epilog="Example: rest-store bench quality --recordings traces.jsonl.gz --datastore python.ds")
@@ -168,7 +200,11 @@ def quality(
         curves = measure_series(held, {**sizes, 1.0: opened}, used)
         plot(rows, curves, plots)
     if result is not None:
-        facts: dict[str, Any] = {"recordings": [path.name for path in paths], "calibration": calibration}
+        from rest_store.bench.environment import data_hashes, environment
+
+        facts: dict[str, Any] = {"benchmark": "quality", **environment(("numpy", "rest-store"))}
+        facts["data"] = data_hashes([*paths, *stores, calibration])
+        facts |= {"recordings": [path.name for path in paths], "calibration": calibration}
         facts |= {
             "datastores": {name: store.manifest.token_count for name, store in opened.items()},
             "reported": len(held),

@@ -144,7 +144,7 @@ def measure_series(
 
 
 def plot(rows: Sequence[Mapping[str, Any]], curves: Mapping[str, Sequence[tuple[float, float]]], folder: Path) -> None:
-    """Write reliability.png and one plot for each curve into `folder`; takes matplotlib (extra `plots`)."""
+    """Write reliability and one plot for each curve into `folder`, as PNG and SVG; takes matplotlib (extra `plots`)."""
     from matplotlib.figure import Figure
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -154,7 +154,8 @@ def plot(rows: Sequence[Mapping[str, Any]], curves: Mapping[str, Sequence[tuple[
         axes = figure.add_subplot()
         axes.plot([x for x, _ in points], [y for _, y in points], marker="o")
         axes.set(xscale="log", xlabel=labels[name], ylabel="M, tokens per forward pass")
-        figure.savefig(folder / f"{name}.png", dpi=120)
+        for ending in ("png", "svg"):
+            figure.savefig(folder / f"{name}.{ending}", dpi=120)
     figure = Figure(figsize=(4, 4), layout="constrained")
     axes = figure.add_subplot()
     axes.plot([0, 1], [0, 1], color="grey", linewidth=0.7)
@@ -170,4 +171,5 @@ def plot(rows: Sequence[Mapping[str, Any]], curves: Mapping[str, Sequence[tuple[
             )
     axes.set(xlabel="score of a draft token", ylabel="accepted")
     axes.legend()
-    figure.savefig(folder / "reliability.png", dpi=120)
+    for ending in ("png", "svg"):
+        figure.savefig(folder / f"reliability.{ending}", dpi=120)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -193,6 +194,7 @@ def replay(
     skip: int = 0,
     max_suffix: int = 16,
     record: list[tuple[bytes, bytes, bytes]] | None = None,
+    times: list[float] | None = None,
 ) -> Outcome:
     """Replay with draft sessions.
 
@@ -205,6 +207,7 @@ def replay(
         skip: tokens of each output that count as prompt.
         max_suffix: of the sessions.
         record: if given, what sessions record for `Calibration.fit` is appended.
+        times: if given, the seconds that the session took in each step, for its tree and what it learns, are appended.
     """
     outcome = Outcome()
     for recording in recordings:
@@ -217,14 +220,19 @@ def replay(
             session._native.record(record is not None)
             steps = known = 0
             while place < text.size:
+                began = time.perf_counter()
                 tree = session.draft(max_nodes)
+                drafted = time.perf_counter()
                 taken = tree.longest_path(text[place:])
                 _count(outcome, tree, taken)
                 end = min(place + len(taken) + 1, text.size)
+                accepting = time.perf_counter()
                 session.accept(text[place:end])
                 # The forward pass has read all but the last of these tokens.
                 if recording.top_k.size:
                     session._native.learn_text(known, np.ascontiguousarray(recording.top_k[known : end - 1]))
+                if times is not None:
+                    times.append(drafted - began + time.perf_counter() - accepting)
                 known, place, steps = end - 1, end, steps + 1
             if record is not None:
                 record.append(session._native.recorded())

@@ -1,4 +1,4 @@
-"""A gRPC server that does nothing: the baseline of bench_service.py.
+"""A gRPC server that does nothing: the baseline of `bench service`.
 
 It takes the messages of a datastore service and answers each with the next of the answers in a file, which the real
 service gave, parsed and serialized by protobuf as generated code does.
@@ -18,6 +18,8 @@ import grpc
 from rest_store.v1 import datastore_pb2 as pb
 from rest_store.v1 import datastore_pb2_grpc
 
+EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the stubs
+
 
 class Echo(datastore_pb2_grpc.DatastoreServiceServicer):
     """Answers every request with the next of `answers`."""
@@ -32,11 +34,12 @@ class Echo(datastore_pb2_grpc.DatastoreServiceServicer):
 
     async def DraftStream(self, requests: AsyncIterator[Any], context: Any) -> None:  # noqa: N802
         """Write the next answer for each request."""
-        while await context.read() is not grpc.aio.EOF:
+        while await context.read() is not EOF:
             await context.write(next(self._steps))
 
 
 async def main() -> None:
+    """Serve until killed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "answers", type=Path, help="serialized DraftResponse messages, each after its length in 4 bytes"
@@ -50,7 +53,8 @@ async def main() -> None:
         answers.append(pb.DraftResponse.FromString(data[place + 4 : place + 4 + size]))
         place += 4 + size
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-    datastore_pb2_grpc.add_DatastoreServiceServicer_to_server(Echo(answers), server)
+    add: Any = datastore_pb2_grpc.add_DatastoreServiceServicer_to_server  # generated, without types
+    add(Echo(answers), server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.add_insecure_port(arguments.socket)
     await server.start()

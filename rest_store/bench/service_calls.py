@@ -1,4 +1,4 @@
-"""How a service is asked in bench_service.py: by generated code, blocking and with asyncio, and by DatastoreClient.
+"""How `rest-store bench service` asks: by generated code, blocking and with asyncio, and by `DatastoreClient`.
 
 Each call takes an address and contexts, asks for their drafts one after the other on a connection of its own, and
 returns the seconds of each.
@@ -10,6 +10,7 @@ import asyncio
 import queue
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import grpc
 
@@ -17,6 +18,8 @@ from rest_store.client.client import DatastoreClient
 from rest_store.v1 import datastore_pb2 as pb
 from rest_store.v1 import datastore_pb2_grpc
 
+stub_of: Any = datastore_pb2_grpc.DatastoreServiceStub  # generated, without types
+EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the stubs
 OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 Measure = Callable[[str, list[list[int]]], list[float]]
 Asynchronous = Callable[[str, list[list[int]]], Awaitable[list[float]]]
@@ -28,7 +31,7 @@ def request_of(*contexts: list[int]) -> pb.DraftRequest:
 
 def unary_sync(target: str, contexts: list[list[int]]) -> list[float]:
     with grpc.insecure_channel(target, OWN_CONNECTION) as channel:
-        draft = datastore_pb2_grpc.DatastoreServiceStub(channel).Draft
+        draft = stub_of(channel).Draft
         draft(request_of(contexts[0]))
         times = []
         for context in contexts:
@@ -41,7 +44,7 @@ def unary_sync(target: str, contexts: list[list[int]]) -> list[float]:
 def stream_sync(target: str, contexts: list[list[int]]) -> list[float]:
     with grpc.insecure_channel(target, OWN_CONNECTION) as channel:
         requests: queue.SimpleQueue[pb.DraftStreamRequest | None] = queue.SimpleQueue()
-        answers = datastore_pb2_grpc.DatastoreServiceStub(channel).DraftStream(iter(requests.get, None))
+        answers = stub_of(channel).DraftStream(iter(requests.get, None))
         times = []
         for context in [contexts[0], *contexts]:
             start = time.perf_counter()
@@ -55,7 +58,7 @@ def stream_sync(target: str, contexts: list[list[int]]) -> list[float]:
 
 async def unary_asyncio(target: str, contexts: list[list[int]]) -> list[float]:
     async with grpc.aio.insecure_channel(target, OWN_CONNECTION) as channel:
-        draft = datastore_pb2_grpc.DatastoreServiceStub(channel).Draft
+        draft = stub_of(channel).Draft
         await draft(request_of(contexts[0]))
         times = []
         for context in contexts:
@@ -67,7 +70,7 @@ async def unary_asyncio(target: str, contexts: list[list[int]]) -> list[float]:
 
 async def stream_asyncio(target: str, contexts: list[list[int]]) -> list[float]:
     async with grpc.aio.insecure_channel(target, OWN_CONNECTION) as channel:
-        call = datastore_pb2_grpc.DatastoreServiceStub(channel).DraftStream()
+        call = stub_of(channel).DraftStream()
         times = []
         for context in [contexts[0], *contexts]:
             start = time.perf_counter()
@@ -75,7 +78,7 @@ async def stream_asyncio(target: str, contexts: list[list[int]]) -> list[float]:
             await call.read()
             times.append(time.perf_counter() - start)
         await call.done_writing()
-        assert await call.read() is grpc.aio.EOF
+        assert await call.read() is EOF
     return times[1:]
 
 

@@ -46,7 +46,7 @@ def laid_out(source: Path, out: Path, tokens: int | None, shards: int) -> Path:
         return out
     store = Datastore.open(source)
     wanted = min(tokens or store.manifest.token_count, store.manifest.token_count)
-    return _write(store, out, _documents(store, wanted), -(-wanted // shards))
+    return _write(store, out, documents_of(store, wanted), -(-wanted // shards))
 
 
 def perturbed(source: Path, out: Path, tokens: int, shard_tokens: int) -> Path:
@@ -63,7 +63,7 @@ def perturbed(source: Path, out: Path, tokens: int, shard_tokens: int) -> Path:
     def documents() -> Iterator[np.ndarray]:
         left = tokens
         while left > 0:
-            for document in _documents(store, min(left, store.manifest.token_count)):
+            for document in documents_of(store, min(left, store.manifest.token_count)):
                 changed = document.copy()
                 places = np.flatnonzero(rng.random(document.size) < 0.1)
                 changed[places] = document[rng.integers(0, document.size, places.size)]
@@ -73,7 +73,13 @@ def perturbed(source: Path, out: Path, tokens: int, shard_tokens: int) -> Path:
     return _write(store, out, documents(), shard_tokens)
 
 
-def _documents(store: Datastore, tokens: int) -> Iterator[np.ndarray]:
+def written(like: Datastore, out: Path, documents: Iterator[np.ndarray]) -> Path:
+    """Return a datastore of `documents` in one shard, of the tokenizer of `like`; what lies at `out` is replaced."""
+    shutil.rmtree(out, ignore_errors=True)
+    return _write(like, out, documents, 1 << 29)
+
+
+def documents_of(store: Datastore, tokens: int) -> Iterator[np.ndarray]:
     """Yield documents in order until they hold `tokens` tokens; the last may be cut."""
     separator = separator_id(store.vocabulary_size)
     for shard in store.shards:
@@ -114,9 +120,7 @@ def _write(store: Datastore, out: Path, documents: Iterator[np.ndarray], shard_t
             writer = None
     if writer is not None:
         finish()
-    manifest = Manifest(
-        "benchmarks/datastores.py", store.manifest.tokenizer, tuple(records), store.manifest.corpora, {}
-    )
+    manifest = Manifest("rest-store bench", store.manifest.tokenizer, tuple(records), store.manifest.corpora, {})
     kept = store.path / TOKENIZER_FILE_NAME
     if kept.exists():
         shutil.copy(kept, building)

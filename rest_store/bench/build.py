@@ -4,7 +4,7 @@ Builds from Python source with a real tokenizer, each build in a process of its 
 stage, what is gained by sorting one shard while the next is tokenized, the peak of resident memory against its budget,
 and bytes a token.
 
-    python benchmarks/bench_build.py --tokenizer SmolLM2-135M-Instruct.Q4_1.gguf --json benchmarks/results/build.json
+    rest-store bench build --tokenizer SmolLM2-135M-Instruct.Q4_1.gguf --json results/build.json
 
 Without `--corpus`, the standard library and the installed packages of the running interpreter are built from. There is
 a build for each `--shard-tokens`; "auto" leaves the size of shards to the memory budget.
@@ -19,17 +19,20 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from environment import write_result
+from rest_store.bench.arguments import parser_of
+from rest_store.bench.environment import write_result
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 STAGES = ("read", "tokenize", "sort", "write")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(given: Sequence[str] | None = None) -> None:
+    """Run `rest-store bench build` with the arguments given."""
+    parser = parser_of("build", __doc__)
     parser.add_argument("--tokenizer", required=True, help="name or path")
     parser.add_argument("--corpus", action="append", help="directory or file; may be repeated")
     parser.add_argument("--memory", default="4G", help="budget of each build")
@@ -37,10 +40,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, help="tokenizing threads")
     parser.add_argument("--max-documents", type=int, help="of each corpus")
     parser.add_argument("--keep", type=Path, help="leave the datastore of the first build here")
-    parser.add_argument("--json", type=Path, help="write results and environment here")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     corpora = arguments.corpus or default_corpora()
-    results = []
+    results: list[dict[str, Any]] = []
     print(f"{'shards':>6} {'tokens':>12} {'Mtokens/s':>9}   ", end="")
     print(*(f"{stage:>9}" for stage in STAGES), f"{'overlap s':>9} {'peak MiB':>9} {'of MiB':>7} {'bytes/token':>11}")
     for shard_tokens in arguments.shard_tokens or ["auto", str(1 << 24)]:

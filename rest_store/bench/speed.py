@@ -1,7 +1,7 @@
 r"""How much sooner text is there: drafting methods against plain `generate`, on one model, in one run.
 
-    python benchmarks/bench_speed.py --model SmolLM2.gguf --traces traces_dev.jsonl.gz --datastore python.ds \
-        --datastore chat.ds --prompts 10 --json benchmarks/results/speed.json
+    rest-store bench speed --model SmolLM2.gguf --traces traces_dev.jsonl.gz --datastore python.ds \
+        --datastore chat.ds --prompts 10 --json results/speed.json
 
 Every method writes the greedy continuation of every prompt, one method after the other for each prompt, each prompt
 beginning with another method, so that a machine that is slower for a while is slower for all. Reported for each family
@@ -21,14 +21,16 @@ import argparse
 import statistics
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-from environment import write_result
 
 import rest_store
+from rest_store.bench.arguments import parser_of
+from rest_store.bench.environment import write_result
 from rest_store.bench.replay import FIT_PARTS, read_recordings
 from rest_store.generation.assistant import AssistantRule
 from rest_store.generation.baselines import MergedRules, PromptLookupRule, RestRule
@@ -39,8 +41,9 @@ Runs = dict[str, dict[str, list[Run]]]  # by family and method
 PACKAGES = ("numpy", "torch", "transformers")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(given: Sequence[str] | None = None) -> None:
+    """Run `rest-store bench speed` with the arguments given."""
+    parser = parser_of("speed", __doc__)
     parser.add_argument("--model", required=True, help="Hugging Face name, directory or GGUF file")
     parser.add_argument("--traces", type=Path, required=True, help="JSONL with set, id and prompt as token ids")
     parser.add_argument("--datastore", action="append", default=[], help="a datastore's directory; may be repeated")
@@ -52,8 +55,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--device")
     parser.add_argument("--packed", action="store_true", help="all methods with packed weights, plain `generate` too")
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
 
     model, tokenizer = load_model(arguments.model, dtype=arguments.dtype, device=arguments.device)
     stores = [rest_store.Datastore.open(place, tokenizer=tokenizer) for place in arguments.datastore]

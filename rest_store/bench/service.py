@@ -1,8 +1,8 @@
 r"""What a draft costs through the service, against a gRPC echo of the same messages in the same run.
 
-    python benchmarks/bench_service.py --datastore build/bench/python --json benchmarks/results/service.json
+    rest-store bench service --datastore python.ds --json results/service.json
 
-The service, the echo (`echo_service.py`: parses each request, sends a prepared answer of the service, does nothing) and
+The service, the echo (`echo.py`: parses each request, sends a prepared answer of the service, does nothing) and
 this client run on one machine, each in a process of its own. Rounds of both alternate, so that what else the machine
 does meets both. Contexts are 16 tokens before random places of the datastore's documents, one of them changed, so that
 matches of all lengths occur; 64 nodes, suffix 16, depth 10.
@@ -18,7 +18,6 @@ Targets: median at most 1.3 times the echo's, 90% of its requests a second, 20,0
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import random
@@ -26,14 +25,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
-from environment import write_result
-from service_calls import (
+
+from rest_store.bench.arguments import parser_of
+from rest_store.bench.environment import write_result
+from rest_store.bench.service_calls import (
     OWN_CONNECTION,
     Asynchronous,
     Measure,
@@ -42,14 +43,13 @@ from service_calls import (
     stream_asyncio,
     stream_client,
     stream_sync,
+    stub_of,
     unary_asyncio,
     unary_client,
     unary_source,
     unary_sync,
 )
-
 from rest_store.datastore import Datastore
-from rest_store.v1 import datastore_pb2_grpc
 
 CLIENTS = 16
 BATCH = 256
@@ -58,8 +58,9 @@ RATIOS = {"service": "ratio", "client": "client ratio", "source": "source ratio"
 Timings = dict[str, list[float]]  # seconds, by target
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(given: Sequence[str] | None = None) -> None:
+    """Run `rest-store bench service` with the arguments given."""
+    parser = parser_of("service", __doc__)
     parser.add_argument("--datastore", type=Path, required=True)
     parser.add_argument("--requests", type=int, default=6_000, help="of one client, for each kind of call and target")
     parser.add_argument("--rounds", type=int, default=12)
@@ -67,9 +68,7 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure")
     parser.add_argument("--quick", action="store_true", help="a tenth of it: a look, not a result")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path, help="PNG of latency against load")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     if arguments.quick:
         arguments.requests, arguments.rounds, arguments.seconds = 600, 4, 1.0
     contexts = some_contexts(arguments.datastore, 4_000, arguments.seed)
@@ -80,9 +79,7 @@ def main() -> None:
         )
         answers = Path(folder) / "answers"
         answers.write_bytes(recorded(service["TCP"], contexts))
-        echo = stack.enter_context(
-            server([str(Path(__file__).with_name("echo_service.py")), str(answers)], folder, "echo")
-        )
+        echo = stack.enter_context(server(["-m", "rest_store.bench.echo", str(answers)], folder, "echo"))
         targets = {"echo": echo, "service": service}
         per_round = max(1, arguments.requests // arguments.rounds)
         print("one client, us: median / 99th of echo, service, client, source; ratios of their medians to the echo's")
@@ -103,9 +100,7 @@ def main() -> None:
                 name: asyncio.run(loads(name, target["TCP"], contexts, top, arguments.seconds))
                 for name, target in targets.items()
             }
-    if arguments.plot is not None:
-        plot(arguments.plot, results)
-    write_result(arguments.json, "bench_service", arguments, ["grpcio", "protobuf", "numpy"], results)
+    write_result(arguments.json, "service", arguments, ["grpcio", "protobuf", "numpy"], results)
 
 
 def some_contexts(directory: Path, number: int, seed: int) -> list[list[int]]:
@@ -141,7 +136,7 @@ def server(command: list[str], folder: str, name: str) -> Iterator[dict[str, str
 def recorded(target: str, contexts: list[list[int]]) -> bytes:
     """Return the service's answers to `contexts`, one after the other; this also warms its pages."""
     with grpc.insecure_channel(target) as channel:
-        stub = datastore_pb2_grpc.DatastoreServiceStub(channel)
+        stub = stub_of(channel)
         answers = [stub.Draft(request_of(context)).SerializeToString() for context in contexts]
     return b"".join(len(answer).to_bytes(4, "little") + answer for answer in answers)
 
@@ -226,7 +221,7 @@ def batches(target: str, contexts: list[list[int]], arguments: Any) -> dict[str,
     async def run(clients: int) -> float:
         async def one(first: int) -> None:
             async with grpc.aio.insecure_channel(target, OWN_CONNECTION) as channel:
-                draft = datastore_pb2_grpc.DatastoreServiceStub(channel).Draft
+                draft = stub_of(channel).Draft
                 for turn in range(number):
                     start = (first + turn) * BATCH % (len(contexts) - BATCH)
                     response = await draft(request_of(*contexts[start : start + BATCH]))
@@ -234,9 +229,9 @@ def batches(target: str, contexts: list[list[int]], arguments: Any) -> dict[str,
 
         start = time.perf_counter()
         await asyncio.gather(*(one(5 * place) for place in range(clients)))
-        return clients * number * BATCH / (time.perf_counter() - start)
+        return float(clients * number * BATCH / (time.perf_counter() - start))
 
-    row = {
+    row: dict[str, float] = {
         f"{clients} clients": round(float(np.median([asyncio.run(run(clients)) for _ in range(5)])))
         for clients in (1, 2)
     }
@@ -257,7 +252,7 @@ async def loads(
         drafts = []
         for _ in range(CLIENTS):
             channel = await stack.enter_async_context(grpc.aio.insecure_channel(target, OWN_CONNECTION))
-            drafts.append(datastore_pb2_grpc.DatastoreServiceStub(channel).Draft)
+            drafts.append(stub_of(channel).Draft)
             await drafts[-1](request_of(contexts[0]))
         for share in (0.1, 0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5):
             times: list[float] = []
@@ -274,7 +269,7 @@ async def loads(
                         raise
                     refused += 1
 
-            tasks = []
+            tasks: list[asyncio.Task[None]] = []
             begin = due = time.perf_counter()
             while due < begin + seconds:
                 due += chance.expovariate(share * top)
@@ -294,35 +289,6 @@ async def loads(
             rows.append(row)
             print("  " + " ".join(f"{value:10.0f}" for value in row.values()), flush=True)
     return rows
-
-
-def plot(path: Path, results: dict[str, Any]) -> None:
-    import matplotlib.pyplot as plt
-
-    figure, (axes, bars) = plt.subplots(1, 2, figsize=(11, 4.5), width_ratios=(3, 2))
-    for name, rows in results["load"].items():
-        for what, style in (("median us", "o-"), ("p99 us", "o--")):
-            axes.plot(
-                [row["offered"] for row in rows], [row[what] for row in rows], style, label=f"{name}, {what[:-3]}"
-            )
-    axes.set(
-        xlabel="requests offered a second", ylabel="latency, us", yscale="log", title="Latency against offered load"
-    )
-    kinds = [kind for kind in results if kind.endswith(", TCP")]
-    for place, name in enumerate(("echo", *RATIOS)):
-        found = [
-            (at, results[kind][f"{name} median us"])
-            for at, kind in enumerate(kinds)
-            if f"{name} p99 us" in results[kind]
-        ]
-        bars.bar([at + 0.2 * place for at, _ in found], [median for _, median in found], 0.2, label=name)
-    bars.set_xticks([at + 0.3 for at in range(len(kinds))], [kind[:-5].replace(", ", "\n") for kind in kinds])
-    bars.set(ylabel="median latency, us", title="One client, TCP")
-    for each in (axes, bars):
-        each.grid(True, which="both", alpha=0.3)
-        each.legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
 
 
 if __name__ == "__main__":

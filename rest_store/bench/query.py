@@ -1,7 +1,7 @@
 r"""What a query costs: drafts from real contexts on real Python source, through the Python API.
 
-    python benchmarks/bench_query.py --tokenizer SmolLM2.gguf --traces traces_dev.jsonl.gz \
-        --json benchmarks/results/query.json
+    rest-store bench query --tokenizer SmolLM2.gguf --traces traces_dev.jsonl.gz \
+        --json results/query.json
 
 Contexts are the 16 tokens before random places of recorded model outputs (`--traces`; without it, before random places
 of the datastore's own documents with the oldest tokens changed, so that the match is a true suffix). Those of every
@@ -26,13 +26,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from datastores import laid_out, perturbed, python_source
-from environment import write_result
 
+from rest_store.bench.arguments import parser_of
+from rest_store.bench.datastores import laid_out, perturbed, python_source
+from rest_store.bench.environment import write_result
 from rest_store.datastore import Datastore
 from rest_store.header import separator_id
 
@@ -40,8 +41,9 @@ Contexts = list[list[int]]
 LENGTH = 16
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(given: Sequence[str] | None = None) -> None:
+    """Run `rest-store bench query` with the arguments given."""
+    parser = parser_of("query", __doc__)
     parser.add_argument("--work", type=Path, default=Path("build/bench"), help="where datastores are kept")
     parser.add_argument("--datastore", type=Path, help="ask this one instead of building from Python source")
     parser.add_argument("--tokenizer", default=default_tokenizer(), help="tokenizer for building")
@@ -52,8 +54,7 @@ def main() -> None:
     parser.add_argument("--leave", type=float, help="take memory away until so many GiB are available")
     parser.add_argument("--quick", action="store_true", help="10M tokens and 4,000 contexts: a look, not a result")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     if arguments.quick:
         arguments.contexts = 4_000
 
@@ -115,7 +116,8 @@ def take_memory(leave: float | None) -> np.ndarray | None:
 def read_contexts(traces: Path | None, store: Datastore, count: int, seed: int) -> Contexts:
     rng = np.random.default_rng(seed)
     if traces is None:
-        symbols, out = store.shards[0].tokens.symbols(), []
+        symbols = store.shards[0].tokens.symbols()
+        out: Contexts = []
         while len(out) < count:
             end = int(rng.integers(LENGTH, symbols.size))
             context = symbols[end - LENGTH : end].astype(np.int64)
@@ -204,7 +206,7 @@ def compare_threads(store: Datastore, contexts: Contexts, rounds: int = 5) -> di
 
     figures: dict[str, float] = {}
     for name, ask in (("single calls", single), ("batches of 64", batches)):
-        rates = {threads: [] for threads in (1, 2)}
+        rates: dict[int, list[float]] = {threads: [] for threads in (1, 2)}
         for _ in range(rounds):
             for threads in rates:
                 rates[threads].append(rate(ask, threads))

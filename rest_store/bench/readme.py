@@ -1,0 +1,88 @@
+"""The README's tables of figures, written from results between markers, so that they cannot fall behind.
+
+A table stands between ``<!-- figures: NAME -->`` and ``<!-- end of figures -->``; `TABLES` has the names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+from rest_store.bench.exhibits import Table, shown
+from rest_store.bench.results import Result
+from rest_store.bench.tables import (
+    drafting_table,
+    infini_gram_table,
+    paper_tables,
+    query_table,
+    service_table,
+    sizes_table,
+    speed_table,
+    suffix_decoding_table,
+)
+from rest_store.errors import ResultsError, describe
+
+_PLACE = re.compile(r"(<!-- figures: ([a-z-]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
+_REPLAYED = {
+    "quality_traces": "outputs of SmolLM2-135M (code, chat, Spec-Bench)",
+    "quality_answers": "answers of 7B-13B models",
+}
+
+
+def filled(text: str, results: Mapping[str, Result]) -> str:
+    """Return a README with every marked table made anew from `results`.
+
+    Raises:
+        ResultsError: a table that is not known, or whose results are not there.
+    """
+
+    def table(found: re.Match[str]) -> str:
+        begin, name, end = found.groups()
+        if name not in TABLES:
+            raise ResultsError(describe("README", "table", name, "one of " + ", ".join(TABLES)))
+        try:
+            made = TABLES[name](results)
+        except KeyError as error:
+            raise ResultsError(
+                describe("README", f"what the table {name} needs, {error}", "absent", "results")
+            ) from error
+        return f"{begin}\n{as_markdown(made)}\n{end}"
+
+    return _PLACE.sub(table, text)
+
+
+def as_markdown(table: Table) -> str:
+    """Return a table's header and rows as Markdown, its cells without padding."""
+    rows = [table.header, ["---"] * len(table.header), *([shown(cell) for cell in row] for row in table.rows)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def _drafting(results: Mapping[str, Result]) -> Table:
+    return drafting_table({label: results[name].figures for name, label in _REPLAYED.items()})
+
+
+def _sizes(results: Mapping[str, Result]) -> Table:
+    (beyond,) = results["query_larger_than_memory"].figures["sizes"]
+    return sizes_table(results["query"].figures["sizes"], beyond)
+
+
+def _paper(results: Mapping[str, Result]) -> Table:
+    """Return the paper's three tables as one, without the times of single drafts."""
+    kinds = ("datastore", "continuations", "longest suffix")
+    tables = paper_tables(results["paper"].figures)
+    rows = [[f"{kind}: {row[0]}", *row[1:3]] for kind, table in zip(kinds, tables, strict=True) for row in table.rows]
+    return Table("REST's rule", ["what varies", *tables[0].header[1:3]], rows)
+
+
+TABLES: dict[str, Callable[[Mapping[str, Result]], Table]] = {
+    "drafting": _drafting,
+    "speed": lambda results: speed_table(results["speed"].figures),
+    "queries": lambda results: query_table(results["query"].figures),
+    "sizes": _sizes,
+    "service": lambda results: service_table(results["service"].figures),
+    "paper": _paper,
+    "infini-gram": lambda results: infini_gram_table(results["peers_infini_gram"].figures["infini-gram"]),
+    "suffix-decoding": lambda results: suffix_decoding_table(
+        results["peers_suffix_decoding"].figures["suffix decoding"]
+    ),
+}

@@ -1,0 +1,110 @@
+"""One page of HTML from a folder of results: no network, no script, light and dark, on screen and on paper."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from html import escape
+
+from rest_store.bench.charts import draw
+from rest_store.bench.exhibits import Bars, Exhibit, Lines, Section, Table, shown
+from rest_store.bench.results import Result
+from rest_store.bench.sections import ORDER, section_of
+
+_STYLE = """
+:root { color-scheme: light dark; --back: #fff; --fore: #1b1f24; --soft: #5a6472; --rule: #d5dae1;
+  --s0: #0b62a8; --s1: #c25700; --s2: #18794e; --s3: #8e4cb5; --s4: #6b7280; --s5: #b8336a; }
+@media (prefers-color-scheme: dark) { :root { --back: #14171b; --fore: #e6e9ed; --soft: #9aa5b3; --rule: #343b44;
+  --s0: #62a9ea; --s1: #f0955a; --s2: #5cc490; --s3: #c795e6; --s4: #9aa5b3; --s5: #ee82ae; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 62rem; padding: 2rem 1.25rem 4rem; background: var(--back); color: var(--fore);
+  font: 16px/1.5 system-ui, sans-serif; }
+h1 { font-size: 1.7rem; margin: 0 0 .25rem; } h2 { font-size: 1.3rem; margin: 2.5rem 0 .25rem;
+  border-top: 1px solid var(--rule); padding-top: 1.25rem; } h3 { font-size: 1rem; margin: 1.5rem 0 .4rem; }
+p { margin: .25rem 0 .75rem; max-width: 46rem; } .soft, .facts, nav { color: var(--soft); }
+a { color: var(--s0); } nav ul { columns: 2; padding-left: 1.1rem; }
+.wide { overflow-x: auto; } table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .28rem .9rem .28rem 0; border-bottom: 1px solid var(--rule); text-align: right; vertical-align: top; }
+th { font-weight: 600; vertical-align: bottom; } th:first-child, td:first-child { text-align: left; }
+td:first-child { white-space: nowrap; }
+code { font: .92em ui-monospace, monospace; } figure { margin: 1rem 0; } figcaption { font-weight: 600; }
+svg { width: 100%; height: auto; max-width: 46rem; display: block; } .label { fill: var(--soft);
+  font: 12px system-ui, sans-serif; paint-order: stroke; stroke: var(--back); stroke-width: 3px; }
+.axis { stroke: var(--soft); } .grid { stroke: var(--rule); }
+.line { fill: none; stroke-width: 2; } .facts { font-size: .82rem; } .facts dt { float: left; clear: left;
+  width: 6.5rem; } .facts dd { margin: 0 0 .15rem 6.5rem; overflow-wrap: anywhere; }
+@media print { :root { --back: #fff; --fore: #000; --soft: #444; --rule: #bbb; --s0: #0b62a8;
+  --s1: #c25700; --s2: #18794e; --s3: #8e4cb5; --s4: #6b7280; --s5: #b8336a; }
+  :root { font-size: 12px; } body { padding: 0; font-size: 1rem; } th, td { padding-right: .5rem; }
+  .wide { overflow: visible; } td:first-child { white-space: normal; }
+  nav { display: none; } h2, h3 { break-after: avoid; } figure, tr { break-inside: avoid; }
+  section { break-before: page; } section:first-of-type { break-before: auto; } @page { margin: 16mm; } }
+"""
+_SERIES = "".join(
+    f"rect.s{place}, circle.s{place} {{ fill: var(--s{place}); }} .line.s{place} {{ stroke: var(--s{place}); }}\n"
+    for place in range(6)
+)
+
+
+def page(results: Mapping[str, Result], *, title: str = "rest-store: what it is worth, and what it costs") -> str:
+    """Return the page.
+
+    Args:
+        results: as `read_results` returns them.
+        title: of the page.
+    """
+    order = {kind: place for place, kind in enumerate(ORDER)}
+    sections = {
+        name: section_of(one)
+        for name, one in sorted(results.items(), key=lambda pair: (order.get(pair[1].kind, len(order)), pair[0]))
+    }
+    links = "".join(f'<li><a href="#{escape(name)}">{escape(one.title)}</a></li>' for name, one in sections.items())
+    body = "".join(_section(name, one) for name, one in sections.items())
+    intro = (
+        "Each figure stands with the commit, machine and arguments that it was measured with; none was copied by hand."
+    )
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{_STYLE}{_SERIES}</style></head>\n<body><h1>{escape(title)}</h1>"
+        f'<p class="soft">{intro}</p><nav><ul>{links}</ul></nav>{body}</body></html>\n'
+    )
+
+
+def _section(name: str, section: Section) -> str:
+    about = f"<p>{_marked(section.about)}</p>" if section.about else ""
+    facts = "".join(f"<dt>{escape(key)}</dt><dd>{escape(value)}</dd>" for key, value in section.facts.items())
+    begin = f'<section id="{escape(name)}"><h2>{escape(section.title)}</h2>{about}'
+    exhibits = "".join(_exhibit(exhibit) for exhibit in section.exhibits)
+    return begin + exhibits + (f'<dl class="facts">{facts}</dl>' if facts else "") + "</section>\n"
+
+
+def _exhibit(exhibit: Exhibit) -> str:
+    if isinstance(exhibit, Table):
+        return _table(exhibit)
+    if isinstance(exhibit, Lines) and not any(exhibit.series.values()):
+        return ""
+    assert isinstance(exhibit, Bars | Lines)
+    return f"<figure><figcaption>{escape(exhibit.title)}</figcaption>{draw(exhibit)}</figure>\n"
+
+
+def _table(table: Table) -> str:
+    if not table.rows:
+        return ""
+    title = f"<h3>{escape(table.title)}</h3>" if table.title else ""
+    head = _cells(table.header, "th")
+    rows = "".join(f"<tr>{_cells([shown(cell) for cell in row], 'td')}</tr>" for row in table.rows)
+    note = f'<p class="soft">{_marked(table.note)}</p>' if table.note else ""
+    return f'{title}<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{note}\n'
+
+
+def _cells(texts: Iterable[str], kind: str) -> str:
+    return "".join(f"<{kind}>{_marked(text)}</{kind}>" for text in texts)
+
+
+def _marked(text: str) -> str:
+    """Return escaped text with `code` and **strong** as HTML."""
+    for mark, tag in (("`", "code"), ("**", "strong")):
+        parts = text.split(mark)
+        if len(parts) % 2:
+            text = "".join(part if place % 2 == 0 else f"\0{tag}\1{part}\0/{tag}\1" for place, part in enumerate(parts))
+    return escape(text, quote=False).replace("\0", "<").replace("\1", ">")

@@ -1,0 +1,268 @@
+"""What each kind of result shows in a report, as tables and charts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rest_store.bench.exhibits import Bars, Cell, Exhibit, Lines, Section, Table
+from rest_store.bench.results import Result
+from rest_store.bench.tables import (
+    DRAFTED,
+    FAMILIES,
+    drafting_table,
+    infini_gram_table,
+    paper_tables,
+    query_table,
+    service_table,
+    sizes_table,
+    speed_table,
+    suffix_decoding_table,
+)
+
+_CURVES = {
+    "nodes": ("M against nodes of a step", "nodes", "x"),
+    "size": ("M against the size of the datastores", "relative size", "x"),
+    "suffix": ("M against the longest suffix", "longest suffix, tokens", "x"),
+}
+
+
+def section_of(result: Result) -> Section:
+    """Return what `result` shows; figures of an unknown kind or shape are shown as they are."""
+    title, about, show = _KINDS.get(result.kind, (result.kind, "", _anything))
+    try:
+        exhibits = show(result.figures)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError):
+        exhibits = _anything(result.figures)
+    variant = result.name.removeprefix(result.kind).lstrip("_")
+    return Section(f"{title}: {variant.replace('_', ' ')}" if variant else title, about, exhibits, result.facts)
+
+
+def _query(figures: Mapping[str, Any]) -> list[Exhibit]:
+    exhibits: list[Exhibit] = [query_table(figures)]
+    sizes = figures.get("sizes") or []
+    if sizes:
+        exhibits.append(sizes_table(sizes))
+    if len(sizes) > 1:
+        parts = [(f"{kind}, {part}", kind, part) for kind in ("warm", "cold") for part in ("median", "mean")]
+        lines = {name: [(float(one["tokens"]), float(one[kind][part])) for one in sizes] for name, kind, part in parts}
+        title = "Time of a draft against the size of the datastore"
+        exhibits.append(Lines(title, "tokens", "microseconds", lines, logarithmic="xy"))
+    rows: list[list[Cell]] = []
+    for name, unit in (("batch of 64", "single call / batch"), ("two threads", "two threads / one")):
+        for key, value in figures.get(name, {}).items():
+            if key in ("median", "single calls, ratio", "batches of 64, ratio"):
+                rows.append([f"{name}: {key}, {unit}", float(value)])
+    for shards, cost in figures.get("open", {}).items():
+        rows.append([f"opening {shards} shards, milliseconds", float(cost["milliseconds"])])
+        rows.append([f"opening {shards} shards, MB of memory", cost["resident_bytes"] / 1e6])
+    exhibits.append(Table("Batches, threads, opening", ["", "figure"], rows))
+    return exhibits
+
+
+def _service(figures: Mapping[str, Any]) -> list[Exhibit]:
+    load = figures["load"]
+    kinds = [name for name in figures if name.endswith(("TCP", "Unix"))]
+    together = [name for name in figures if "clients, " in name]
+    rows: list[list[Cell]] = [
+        [name, figures[name]["echo"], figures[name]["service"], figures[name]["share"]] for name in together
+    ]
+    medians = {
+        who: [figures[kind].get(f"{who} median us") for kind in kinds]
+        for who in _leading(figures[kinds[0]], " median us")
+    }
+    waits = {
+        f"{who}, {part}": [(row["offered"], row[f"{part} us"] / 1e3) for row in load[who]]
+        for who in load
+        for part in ("median", "p99")
+    }
+    batches: list[list[Cell]] = [[name, float(value)] for name, value in figures.get("batches", {}).items()]
+    return [
+        service_table(figures),
+        Bars("One client", "median microseconds", kinds, medians),
+        Table("Many clients at once", ["", "echo, a second", "service, a second", "share"], rows),
+        Table("Batches of 256 contexts", ["", "contexts a second"], batches),
+        Lines("Latency against offered load", "requests offered a second", "milliseconds", waits, logarithmic="y"),
+    ]
+
+
+def _leading(row: Mapping[str, Any], ending: str) -> list[str]:
+    return [name.removesuffix(ending) for name in row if name.endswith(ending)]
+
+
+def _quality(figures: Mapping[str, Any]) -> list[Exhibit]:
+    rows = figures["rows"]
+    table = drafting_table({"M": figures})
+    budgets = sorted({row["nodes"] for row in rows if row["drafting"] == "session"})
+    families = sorted(rows[0]["families"], key=lambda name: [*FAMILIES, name].index(name))
+    shown = [row for row in rows if not row["drafting"].startswith(("session,", "session without"))]
+    by_family = {
+        f"{row['drafting']}, {row['nodes']} nodes": [row["families"].get(family) for family in families]
+        for row in shown
+    }
+    exhibits: list[Exhibit] = [
+        table,
+        Bars("M by family", "M", [FAMILIES.get(name, name) for name in families], by_family, reference=1.0),
+    ]
+    parts = [row for row in rows if row["drafting"].startswith("session")]
+    if len(parts) > len(budgets):
+        names = list(dict.fromkeys(row["drafting"] for row in parts))
+        of = {(row["drafting"], row["nodes"]): row for row in parts}
+        header = ["sources", *(f"M, {nodes} nodes" for nodes in budgets)]
+        header += [f"{FAMILIES.get(family, family)}" for family in families]
+        cells: list[list[Cell]] = [
+            [
+                name,
+                *(of[name, nodes]["M"] if (name, nodes) in of else None for nodes in budgets),
+                *(of[name, budgets[0]]["families"].get(family) for family in families),
+            ]
+            for name in names
+        ]
+        note = f"By family with {budgets[0]} nodes."
+        exhibits.append(Table("Each source alone, and each left out", header, cells, note))
+    for name, points in figures.get("curves", {}).items():
+        title, across, scale = _CURVES.get(name, (f"M against {name}", name, ""))
+        if isinstance(points, Mapping):
+            exhibits.append(Lines(title, across, "M", {key: _pairs(line) for key, line in points.items()}, scale))
+        elif len(points) > 1:
+            exhibits.append(Lines(title, across, "M", {"session": _pairs(points)}, scale))
+    return [*exhibits, *_reliability(rows)]
+
+
+def _pairs(points: Sequence[Sequence[float]]) -> list[tuple[float, float]]:
+    return [(float(x), float(y)) for x, y in points]
+
+
+def _reliability(rows: Sequence[Mapping[str, Any]]) -> list[Exhibit]:
+    lines = {}
+    for row in rows:
+        if "reliability" in row:
+            nodes, promised, accepted = row["reliability"]
+            there = [place for place, count in enumerate(nodes) if count]
+            points = [(promised[place] / nodes[place], accepted[place] / nodes[place]) for place in there]
+            lines[f"{row['nodes']} nodes"] = points
+    if not lines:
+        return []
+    exact = {"as promised": [(0.0, 0.0), (1.0, 1.0)]}
+    return [Lines("How often draft tokens are accepted", "score of a draft token", "accepted", {**exact, **lines})]
+
+
+def _speed(figures: Mapping[str, Any]) -> list[Exhibit]:
+    families = figures["families"]
+    methods = [name for name in families["all"] if name != "plain"]
+    order = [*(name for name in FAMILIES if name in families), "all"]
+    bars = {
+        DRAFTED.get(name, name).replace("`", ""): [families[one][name]["speedup"] for one in order] for name in methods
+    }
+    rows: list[list[Cell]] = [
+        [
+            DRAFTED.get(name, name).replace("`", ""),
+            one["speedup"],
+            one["median_speedup"],
+            one["mean_tokens"],
+            one["tokens_per_second"],
+            f"{100 * one['identical']:.1f} %",
+        ]
+        for name, one in families["all"].items()
+    ]
+    header = ["over all families", "speed", "median over prompts", "M", "tokens a second", "the plain text"]
+    labels = [FAMILIES.get(name, name) for name in order]
+    return [
+        speed_table(figures),
+        Table("Over all families", header, rows),
+        Bars("Speed by family", "times plain generation", labels, bars, reference=1.0),
+    ]
+
+
+def _build(figures: Sequence[Mapping[str, Any]]) -> list[Exhibit]:
+    stages = [name for name in figures[0]["tokens_per_second"] if name != "all"]
+    rows: list[list[Cell]] = [
+        [
+            f"shards: {one['shard_tokens']}",
+            one["shards"],
+            one["tokens"],
+            one["tokens_per_second"]["all"] / 1e6,
+            *(one["tokens_per_second"][stage] / 1e6 for stage in stages),
+            one["peak_memory"] / 2**20,
+            one["bytes_per_token"],
+        ]
+        for one in figures
+    ]
+    header = ["", "shards", "tokens", "million a second", *stages, "peak MiB", "bytes a token"]
+    return [Table("From files to a datastore", header, rows, "Stages in million tokens a second, each by itself.")]
+
+
+def _peers(figures: Mapping[str, Any]) -> list[Exhibit]:
+    exhibits: list[Exhibit] = []
+    if "infini-gram" in figures:
+        exhibits.append(infini_gram_table(figures["infini-gram"]))
+    if "suffix decoding" in figures:
+        found = figures["suffix decoding"]
+        exhibits.append(suffix_decoding_table(found))
+        families = list(found["rows"][0]["families"])
+        bars = {
+            f"{row['drafting']}, {row['knows']}": [row["families"][family] for family in families]
+            for row in found["rows"]
+            if row["nodes"] == 16 and row["knows"] in ("outputs", "everything") and "defaults" not in row["drafting"]
+        }
+        exhibits.append(Bars("M by family, 16 nodes", "M", [FAMILIES.get(one, one) for one in families], bars, 1.0))
+    return exhibits
+
+
+def _paper(figures: Mapping[str, Any]) -> list[Exhibit]:
+    rows = figures["rows"]
+    exhibits: list[Exhibit] = [*paper_tables(figures)]
+    sizes = [(float(row["tokens in it"]), row["M"]) for row in rows if row["experiment"] == "size"]
+    suffixes = [(float(row["longest suffix"]), row["M"]) for row in rows if row["experiment"] == "suffix"]
+    if len(sizes) > 1:
+        exhibits.append(Lines("M against the size of the datastore", "tokens", "M", {"REST's rule": sizes}, "x"))
+    exhibits.append(Lines("M against the longest suffix", "longest suffix, tokens", "M", {"REST's rule": suffixes}))
+    return exhibits
+
+
+def _anything(figures: Any) -> list[Exhibit]:
+    """Show figures of any shape: a list of like objects as a table, everything else by the path that leads there."""
+    if isinstance(figures, list) and figures and all(isinstance(one, dict) for one in figures):
+        header = [name for name, value in figures[0].items() if not isinstance(value, dict | list)]
+        return [Table("", header, [[one.get(name) for name in header] for one in figures])]
+    return [Table("", ["figure", ""], [[name, value] for name, value in _leaves("", figures)])]
+
+
+def _leaves(name: str, value: Any) -> list[tuple[str, Cell]]:
+    if isinstance(value, dict):
+        return [leaf for key, one in value.items() for leaf in _leaves(f"{name}, {key}" if name else str(key), one)]
+    if isinstance(value, list):
+        if all(isinstance(one, int | float | str) for one in value):
+            return [(name, " ".join(str(one) for one in value[:24]))]
+        return [leaf for place, one in enumerate(value) for leaf in _leaves(f"{name}, {place}", one)]
+    return [(name, value)]
+
+
+_Show = Callable[[Any], list[Exhibit]]
+_KINDS: dict[str, tuple[str, str, _Show]] = {
+    "quality": (
+        "Drafts",
+        "Recorded outputs, replayed: tokens written in a forward pass by the session, its parts, and known rules.",
+        _quality,
+    ),
+    "paper": (
+        "REST's experiments",
+        "The paper's tables with its own rule, 64 nodes, by replay: pages in memory, no answer remembered.",
+        _paper,
+    ),
+    "speed": (
+        "Generation",
+        "The same prompts written by each method in turn, on one model; speed is relative to plain generation.",
+        _speed,
+    ),
+    "query": ("Queries", "What a draft costs through the Python API, for contexts of recorded outputs.", _query),
+    "service": (
+        "Service",
+        "What a draft costs through the service, beside a gRPC echo of the same messages.",
+        _service,
+    ),
+    "peers": ("Peers", "Other engines, from their published packages, on the same tokens and recordings.", _peers),
+    "build": ("Building", "Whole builds with a real tokenizer, each in a process of its own.", _build),
+    "suffix_sort": ("Suffix sorting", "The suffixes of one shard, sorted in several packings.", _anything),
+}
+ORDER = tuple(_KINDS)

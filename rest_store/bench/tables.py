@@ -1,0 +1,197 @@
+"""The tables of figures that the README and the report share, each made from results alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rest_store.bench.exhibits import Cell, Table
+
+FAMILIES = {
+    "humaneval-raw": "HumanEval, raw",
+    "humaneval-chat": "HumanEval, chat",
+    "mt_bench": "MT-Bench",
+    "qa": "questions",
+    "math_reasoning": "mathematics",
+    "translation": "translation",
+    "summarization": "summarization",
+    "rag": "retrieval-augmented",
+}
+RULES = {
+    "REST's rule, longest match of all": "REST's rule, longest match of all datastores",
+    "prompt lookup, 3-gram, 10 tokens": "prompt lookup, 3-gram, 10 tokens",
+    "session": "`DraftSession`",
+}
+DRAFTED = {
+    "transformers prompt lookup": "transformers' prompt lookup",
+    "assistant": "transformers' assisted generation",
+    "REST's rule": "REST's rule",
+    "DraftSession": "`DraftSession`",
+}
+QUERIES = {
+    "draft, 1 shards, first": "`draft`, contexts not asked before",
+    "draft, 1 shards, again": "the same, asked again",
+    "draft, 1 shards, nothing remembered": "the same, no answer remembered at the start",
+    "draft, 8 shards, first": "eight shards, contexts not asked before",
+    "draft, 8 shards, again": "eight shards, asked again",
+    "longest_suffix_match": "`longest_suffix_match`",
+}
+_KINDS = ("unary", "stream")
+_WAYS = {"TCP": "TCP", "Unix": "Unix socket"}
+
+
+def microseconds(value: float) -> str:
+    """Return microseconds as they are read: with one decimal below ten."""
+    return f"{value:.1f}" if value < 10 else f"{value:,.0f}"
+
+
+def drafting_table(results: Mapping[str, Any]) -> Table:
+    """M of the session and of the rules it is compared with.
+
+    Args:
+        results: figures of `bench quality`, by what was replayed.
+    """
+    found = {name: {(row["drafting"], row["nodes"]): row["M"] for row in one["rows"]} for name, one in results.items()}
+    first = next(iter(found.values()))
+    rows: list[list[Cell]] = []
+    for rule, name in RULES.items():
+        for nodes in sorted(nodes for drafting, nodes in first if drafting == rule):
+            rows.append([name, nodes, *(_decimals(one.get((rule, nodes))) for one in found.values())])
+    return Table("Mean tokens of a forward pass (M)", ["drafting", "nodes", *found], rows)
+
+
+def speed_table(figures: Mapping[str, Any]) -> Table:
+    """Speed against plain generation and M, by family of prompts; the last row is over all."""
+    families: dict[str, Any] = dict(figures["families"])
+    methods = [name for name in (*DRAFTED, *families["all"]) if name in families["all"]]
+    shown = [name for name in dict.fromkeys(methods) if name not in ("plain", "no drafts")]
+    order = [name for name in FAMILIES if name in families]
+    order += [name for name in families if name not in FAMILIES and name != "all"]
+    rows: list[list[Cell]] = []
+    for family in [*order, "all"]:
+        of_family = families[family]
+        cells = [f"{of_family[name]['speedup']:.2f} ({of_family[name]['mean_tokens']:.2f})" for name in shown]
+        rows.append(["**all**" if family == "all" else FAMILIES.get(family, family), *cells])
+    return Table(
+        "Speed relative to plain generation, and M", ["family", *(DRAFTED.get(name, name) for name in shown)], rows
+    )
+
+
+def query_table(figures: Mapping[str, Any]) -> Table:
+    """Microseconds of a draft, for each context."""
+    rows: list[list[Cell]] = [
+        [name, *(microseconds(figures[key][part]) for part in ("median", "mean", "p99"))]
+        for key, name in QUERIES.items()
+        if key in figures
+    ]
+    return Table("Microseconds for each context", ["", "median", "mean", "99th percentile"], rows)
+
+
+def sizes_table(sizes: Sequence[Mapping[str, Any]], beyond_memory: Mapping[str, Any] | None = None) -> Table:
+    """Microseconds of a draft by size of the datastore.
+
+    Args:
+        sizes: as `bench query --sizes` writes them.
+        beyond_memory: one of them, measured with less memory than the datastore's size.
+    """
+
+    def row(name: str, one: Mapping[str, Any]) -> list[Cell]:
+        parts = [[microseconds(one[kind][part]) for part in ("median", "mean", "p99")] for kind in ("warm", "cold")]
+        return [name, *(" / ".join(part) for part in parts)]
+
+    rows = []
+    for one in sizes:
+        synthetic = f", synthetic, {one['shards']} shards" if one["synthetic"] else ""
+        rows.append(row(f"{one['tokens'] / 1e6:,.0f} million{synthetic}", one))
+    if beyond_memory is not None:
+        size = beyond_memory["tokens"] * beyond_memory["bytes_per_token"] / 2**30
+        rows.append(row(f"the same {size:.1f} GiB with 3 GiB of memory available", beyond_memory))
+    return Table(
+        "Microseconds by size of the datastore",
+        ["tokens", "warm: median / mean / 99th", "pages dropped first: median / mean / 99th"],
+        rows,
+    )
+
+
+def service_table(figures: Mapping[str, Any]) -> Table:
+    """Median microseconds of one client through the service, beside an echo of the same messages."""
+    rows: list[list[Cell]] = []
+    for way, name in _WAYS.items():
+        for kind in _KINDS:
+            both = [figures[f"{kind}, {calls}, {way}"] for calls in ("sync", "asyncio")]
+            cells = [" / ".join(f"{one[f'{who} median us']:.0f}" for one in both) for who in ("echo", "service")]
+            cells.append(" / ".join(f"{one['ratio']:.2f}" for one in both))
+            for who in ("client", "source"):
+                found = both[0].get(f"{who} median us")
+                cells.append("" if found is None else f"{found:.0f} ({both[0][f'{who} ratio']:.2f})")
+            rows.append([f"{kind}, {name}, blocking / asyncio", *cells])
+    columns = ["one client", "echo", "service", "ratio", "`DatastoreClient`, blocking", "its `source()`"]
+    return Table("One client, median microseconds", columns, rows)
+
+
+def infini_gram_table(figures: Mapping[str, Any]) -> Table:
+    """infini-gram and rest-store on the same tokens."""
+    both = ("infini-gram", "rest-store")
+    build = figures["build"]
+    rows: list[list[Cell]] = [
+        ["build from tokens, seconds", *(f"{build[who]['seconds']:.0f}" for who in both)],
+        ["bytes a token", *(f"{build[who]['bytes_per_token']:.2f}" for who in both)],
+    ]
+    for name in ("count", "next token", "longest suffix and next token"):
+        cells = [[microseconds(figures[name][who][part]) for part in ("median", "mean", "p99")] for who in both]
+        rows.append([f"{name}, microseconds: median / mean / 99th", *(" / ".join(one) for one in cells)])
+    tokens = f"{figures['tokens'] / 1e6:,.0f} million tokens"
+    return Table("infini-gram on the same tokens", [tokens, f"infini-gram {figures['version']}", "rest-store"], rows)
+
+
+def suffix_decoding_table(figures: Mapping[str, Any]) -> Table:
+    """Suffix decoding and draft sessions in the same replays: M, nodes and microseconds a step, by budget."""
+    ways: dict[str, dict[int, str]] = {}
+    for row in figures["rows"]:
+        name = "`DraftSession`" if row["drafting"] == "session" else row["drafting"]
+        median = microseconds(row["microseconds a step"]["median"])
+        cell = f"{row['M']:.2f} / {row['nodes_per_step']:.1f} / {median}"
+        ways.setdefault(f"{name}; {_knows(row)}", {})[row["nodes"]] = cell
+    budgets = sorted({row["nodes"] for row in figures["rows"]})
+    header = ["drafting; what it knows beside the prompt"]
+    header += [f"at most {nodes} nodes: M / nodes / us a step" for nodes in budgets]
+    rows: list[list[Cell]] = [[way, *(cells.get(nodes) for nodes in budgets)] for way, cells in ways.items()]
+    return Table("Suffix decoding of arctic-inference in the same replays", header, rows)
+
+
+def paper_tables(figures: Mapping[str, Any]) -> list[Table]:
+    """The tables of REST's paper, from the figures of `bench paper`."""
+    rows = figures["rows"]
+
+    def table(title: str, first: str, experiment: str, name: Callable[[Mapping[str, Any]], str]) -> Table:
+        header = [first, "M", "us of retrieval a token", "us a draft: median", "mean", "99th percentile"]
+        cells: list[list[Cell]] = []
+        for row in rows:
+            if row["experiment"] == experiment:
+                step = row.get("microseconds a step", {})
+                times = [row.get("microseconds a token"), *(step.get(part) for part in ("median", "mean", "p99"))]
+                shown = [None if time is None else microseconds(time) for time in times]
+                cells.append([name(row), f"{row['M']:.2f}", *shown])
+        return Table(title, header, cells)
+
+    return [
+        table("By size of the datastore", "tokens", "size", lambda row: f"{row['datastore']}, {row['tokens in it']:,}"),
+        table(
+            "By selection", "continuations", "selection", lambda row: f"{row['continuations']}, {row['nodes']} nodes"
+        ),
+        table("By longest suffix", "tokens", "suffix", lambda row: str(row["longest suffix"])),
+    ]
+
+
+def _knows(row: Mapping[str, Any]) -> str:
+    learns = row["drafting"] != "session"
+    return {
+        "nothing": "earlier outputs of the replay" if learns else "nothing",
+        "outputs": "recorded outputs" + (" and earlier ones" if learns else ""),
+        "outputs and tokens": "the same and a million tokens",
+        "everything": "all datastores and recycled logits",
+    }.get(row["knows"], str(row["knows"]))
+
+
+def _decimals(value: float | None) -> str | None:
+    return None if value is None else f"{value:.2f}"
