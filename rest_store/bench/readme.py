@@ -77,6 +77,7 @@ def _paper(results: Mapping[str, Result]) -> Table:
 TABLES: dict[str, Callable[[Mapping[str, Result]], Table]] = {
     "drafting": _drafting,
     "speed": lambda results: speed_table(results["speed"].figures),
+    "speed-packed": lambda results: speed_table(results["speed_packed"].figures),
     "queries": lambda results: query_table(results["query"].figures),
     "sizes": _sizes,
     "service": lambda results: service_table(results["service"].figures),
