@@ -3,13 +3,13 @@ r"""What limits M on recordings: what the sources know, how it is ranked, or how
     python benchmarks/bench_limits.py --recordings traces_dev.jsonl.gz --datastore python.ds --datastore chat.ds \
         --json benchmarks/results/limits.json
 
-Recordings that the shipped calibration was not fitted to are replayed with sessions of the datastores, prompt lookup and
+Recordings that the shipped calibration was not fitted to are replayed with sessions of datastores, prompt lookup and
 recycled logits. Reported:
 
 - covered: the share of tokens that some source proposes, ranked first: the share to which the session gives the highest
   score; and M at 16 and 64 nodes if the right proposal were always the one that is drafted;
 - M with many more nodes than a step could verify;
-- M with a calibration that was fitted to these very recordings: no fair figure, but one that ranking cannot easily beat.
+- M with a calibration that was fitted to these very recordings: no fair figure, but hard to beat by ranking.
 """
 
 from __future__ import annotations
