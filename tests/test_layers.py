@@ -25,8 +25,9 @@ LAYERS = [
     ],
     ["datastore", "check", "drawing", "calibration", "asking", "sources", "survey", "python_sources"],
     [
-        *("server.logs", "server.metrics", "server.admission", "server.catalog", "server.questions", "server.replies"),
-        *("server.credentials", "server.health", "server.servicer", "server.reload", "server.server"),
+        *("server.logs", "server.metrics", "server.admission", "server.catalog", "server.questions"),
+        *("server.generation", "server.replies", "server.credentials", "server.health", "server.servicer"),
+        *("server.reload", "server.server"),
         *("client.arguments", "client.forks", "client.cancellation", "client.circuit", "client.tally"),
         *("client.endpoints", "client.answers", "client.counterpart", "client.connections", "client.conversation"),
         *("client.questions", "client.client_base", "client.service_source", "client.exchange"),

@@ -17,8 +17,9 @@ from rest_store.kernel import native_messages
 from rest_store.server import replies
 from rest_store.server.admission import Limits
 from rest_store.server.catalog import Catalog
+from rest_store.server.generation import Generation
 from rest_store.server.metrics import Metrics
-from rest_store.server.replies import Generation, Replies
+from rest_store.server.replies import Replies
 from rest_store.v1 import datastore_pb2 as pb
 from tests.strategies import Corpus, write_datastore
 from tests.test_service_fuzz import damaged, some_message

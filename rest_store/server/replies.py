@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from time import perf_counter
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from rest_store.evidence import Evidence
 from rest_store.kernel import MAX_SUFFIX, native_messages
 from rest_store.server.admission import Limits
 from rest_store.server.catalog import Catalog, Served
+from rest_store.server.generation import Generation, Short
 from rest_store.server.metrics import Metrics
 from rest_store.server.questions import (
     Proposed,
@@ -58,39 +59,6 @@ _messages: Any = native_messages()
 
 Reply: TypeAlias = bytes | Awaitable[bytes]
 _T = TypeVar("_T")
-
-
-class Generation:
-    """The state of one stream: what its first message chose, and the end of its context."""
-
-    __slots__ = ("fingerprint", "named", "names", "served", "short", "size", "tail", "unnamed", "version")
-
-    def __init__(self) -> None:
-        self.names: tuple[str, ...] = ()
-        self.fingerprint = ""
-        self.served: tuple[Served, ...] = ()
-        self.named: tuple[str, ...] | None = None  # the names last sent
-        self.unnamed = True  # whether those of `served` may be others
-        self.size: Size | None = None
-        self.tail: list[int] = []
-        self.version = -1  # of the catalog when `served` was chosen
-        self.short: Short | None = None  # for steps of tokens alone, if there is a short way
-
-
-class Short(NamedTuple):
-    """What one datastore drafts at once, so that the request need not be looked at any more.
-
-    Attributes:
-        served: the datastore.
-        size: how large drafts may be.
-        names: its name as the field `datastores` of an answer, where the answer has to say it.
-        version: of the catalog when it was chosen.
-    """
-
-    served: Served
-    size: Size
-    names: bytes
-    version: int
 
 
 class Replies:
