@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 from builds import write_tokenizer
 from hypothesis import HealthCheck, settings
+
+# A job in the background starts with interrupts ignored, and what it starts inherits that; tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No deadline anywhere: machines are slow at times. Under the sanitizers each example costs ten times as much.
 settings.register_profile("default", deadline=None)
