@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from rest_store.channels import Dialer, Tls, seconds_of
@@ -18,7 +19,7 @@ from rest_store.queries import limits
 from rest_store.tokenizer import identity_of
 
 
-class ClientBase:
+class ClientBase(ABC):
     """A client without what waits: its arguments, endpoints, counters and questions. See `DatastoreClient`."""
 
     def __init__(
@@ -47,8 +48,9 @@ class ClientBase:
         self._counterpart = Counterpart(names, None if tokenizer is None else identity_of(tokenizer))
         self._questions = Questions(self._counterpart, self._tally)
 
+    @abstractmethod
     def _connect(self, target: str) -> Connection:
-        raise NotImplementedError
+        """Return a new connection to `target`."""
 
     @property
     def statistics(self) -> ClientStatistics:

@@ -88,7 +88,7 @@ class DraftStream(StreamBase[StreamCall, Callable[..., object]]):
             RestStoreError: as `draft_with`.
         """
         asked = evidence_limits(max_nodes, max_suffix, rows_for(max_nodes) if max_rows is None else max_rows)
-        return (self._ask(new_tokens, proposals, asked)).evidence
+        return self._ask(new_tokens, proposals, asked).evidence
 
     def _ask(
         self, new_tokens: IntSequence, proposals: TokenTree | None, evidence: pb.EvidenceLimits | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -18,7 +19,7 @@ K = TypeVar("K")  # a call
 L = TypeVar("L")  # what asks the service what it is
 
 
-class StreamBase(Generic[K, L]):
+class StreamBase(ABC, Generic[K, L]):
     """A stream of drafts without what waits. See `DraftStream`.
 
     Args:
@@ -97,8 +98,9 @@ class StreamBase(Generic[K, L]):
         if call is not None:
             self._end(call)
 
+    @abstractmethod
     def _end(self, call: K) -> None:
-        raise NotImplementedError
+        """End a call."""
 
 
 def trees_of(answer: Answer) -> dict[str, TokenTree]:
