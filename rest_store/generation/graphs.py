@@ -123,17 +123,8 @@ class FixedVerifier(Verifier):
             masks = {
                 pattern.name: self._fixed_mask(pattern, sees, lengths, slots, end, width) for pattern in self.patterns
             }
-            output = self.model(
-                input_ids=tokens.contiguous(),
-                attention_mask=masks if self._keyed else next(iter(masks.values())),
-                position_ids=self._origin + slots,
-                past_key_values=self.cache,
-                use_cache=True,
-                return_dict=True,
-                **self.extras,
-            )
-        logits: torch.Tensor = output.logits
-        return logits
+            mask = masks if self._keyed else next(iter(masks.values()))
+            return self._through_model(tokens.contiguous(), mask, slots)
 
     def _fixed_mask(
         self,

@@ -39,13 +39,14 @@ def packed(model: torch.nn.Module) -> Iterator[int]:
     if not layers:
         found = "none that is a torch.nn.Linear with its own forward, in float32, on the CPU"
         raise ModelNotSupportedError(describe(type(model).__name__, "linear layers", found, "at least one"))
-    weights: dict[int, Any] = {}  # by address: tied weights are packed once
+    weights: dict[tuple[int, torch.Size], Any] = {}  # by what they are, not whose: tied weights are packed once
     try:
         for layer in layers:
             weight = layer.weight.detach()
-            if weight.data_ptr() not in weights:
-                weights[weight.data_ptr()] = pack(weight, _ROWS)
-            vars(layer)["forward"] = _forward(layer, weights[weight.data_ptr()], linear)
+            place = (weight.data_ptr(), weight.shape)
+            if place not in weights:
+                weights[place] = pack(weight, _ROWS)
+            vars(layer)["forward"] = _forward(layer, weights[place], linear)
         yield len(layers)
     finally:
         for layer in layers:

@@ -129,15 +129,19 @@ class Verifier:
         slots = lengths[:, None] + depths
         with self.attention():
             masks = self._masks(step, lengths, slots)
-            output = self.model(
-                input_ids=torch.from_numpy(step.tokens).to(self._device),
-                attention_mask=masks,
-                position_ids=self._origin + slots,
-                past_key_values=self.cache,
-                use_cache=True,
-                return_dict=True,
-                **self.extras,
-            )
+            return self._through_model(torch.from_numpy(step.tokens).to(self._device), masks, slots)
+
+    def _through_model(self, tokens: torch.Tensor, masks: Any, slots: torch.Tensor) -> torch.Tensor:
+        """Return the logits of tokens that see what `masks` say, in these slots after the prompt's first."""
+        output = self.model(
+            input_ids=tokens,
+            attention_mask=masks,
+            position_ids=self._origin + slots,
+            past_key_values=self.cache,
+            use_cache=True,
+            return_dict=True,
+            **self.extras,
+        )
         logits: torch.Tensor = output.logits
         return logits
 
