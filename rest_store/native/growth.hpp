@@ -156,11 +156,6 @@ class Growth {
     std::uint32_t origins;
     float chance;
   };
-  struct Later {
-    bool operator()(const Open& a, const Open& b) const {
-      return a.score != b.score ? a.score < b.score : a.number > b.number;
-    }
-  };
   struct Row {
     std::uint32_t expansion;
     Token token;

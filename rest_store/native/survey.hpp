@@ -59,11 +59,6 @@ class Survey {
     std::int32_t hint;    // the hint of the same path; -1: none
     float chance;
   };
-  struct Later {
-    bool operator()(const Open& a, const Open& b) const {
-      return a.score != b.score ? a.score < b.score : a.number > b.number;
-    }
-  };
   struct Node {
     std::size_t depth;
     float score;
