@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 from builds import write_tokenizer
 from hypothesis import HealthCheck, settings
+from models import CHATML, byte_level_bpe
+
+from build_index.tokenization import TargetTokenizer, load_tokenizer
+from rest_store.calibration import Calibration
 
 # A job in the background starts with interrupts ignored, and what it starts inherits that; tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -30,3 +34,23 @@ def out(tmp_path: Path) -> Path:
     """Where a build may put its datastore."""
     (tmp_path / "out").mkdir()
     return tmp_path / "out" / "ds"
+
+
+@pytest.fixture(scope="module")
+def byte_level_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a tiny byte-level tokenizer with control tokens."""
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    byte_level_bpe().save(str(path))
+    return path
+
+
+@pytest.fixture(scope="module")
+def chat(byte_level_file: Path) -> TargetTokenizer:
+    """The same with a chat template."""
+    return load_tokenizer(byte_level_file, chat_template=CHATML)
+
+
+@pytest.fixture(scope="module")
+def calibration() -> Calibration:
+    """The calibration that comes with the package."""
+    return Calibration.default()

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from build_index.documents import Document
+
 CHATML = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
@@ -66,6 +68,12 @@ def word_level(size: int) -> Tokenizer:
     tokenizer = Tokenizer(models.WordLevel({f"w{number}": number for number in range(size)}, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return tokenizer
+
+
+def conversation(*contents: str) -> Document:
+    """The contents in turns of a user and an assistant."""
+    roles = ("user", "assistant") * len(contents)
+    return Document(messages=tuple(zip(roles, contents, strict=False)), origin="chats.jsonl:7")
 
 
 def serialized(tokenizer: Tokenizer) -> dict[str, Any]:

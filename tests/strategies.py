@@ -40,6 +40,8 @@ class Corpus:
         return [document for shard in self.shards for document in shard]
 
 
+ONE_TO_NINE = Corpus(300, [[[1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 7, 7], [5, 6, 1, 2]]])
+
 # Vocabularies on both sides of the token width, used from both ends, so that ids of one, two and three bytes occur.
 VOCABULARY_SIZES = [3, 256, 49_152, 65_535, 65_536, 131_072, 2**24 - 1]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from models import CHATML, byte_level_bpe, word_piece
+from models import CHATML, byte_level_bpe, conversation, word_piece
 from tokenizers import normalizers
 
 from build_index import target_tokenizer
@@ -11,23 +11,6 @@ from build_index.chat_template import ChatTemplate
 from build_index.documents import Document
 from build_index.tokenization import TargetTokenizer, load_tokenizer
 from rest_store.errors import CorpusError, TokenizerLoadError
-
-
-@pytest.fixture(scope="module")
-def tokenizer_file(tmp_path_factory):
-    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
-    byte_level_bpe().save(str(path))
-    return path
-
-
-@pytest.fixture(scope="module")
-def chat(tokenizer_file):
-    return load_tokenizer(tokenizer_file, chat_template=CHATML)
-
-
-def conversation(*contents: str) -> Document:
-    roles = ("user", "assistant") * len(contents)
-    return Document(messages=tuple(zip(roles, contents, strict=False)), origin="chats.jsonl:7")
 
 
 def test_control_tokens_of_the_template_are_control_tokens(chat):
@@ -97,40 +80,40 @@ def test_texts_and_conversations_keep_their_order(chat):
     assert chat.encode_documents([]) == []
 
 
-def test_a_tokenizer_without_chat_template_says_which_option_helps(tokenizer_file):
-    loaded = load_tokenizer(tokenizer_file)
+def test_a_tokenizer_without_chat_template_says_which_option_helps(byte_level_file):
+    loaded = load_tokenizer(byte_level_file)
     with pytest.raises(
         CorpusError, match=r"^chats.jsonl:7: a conversation is without a chat template .*--chat-template"
     ):
         loaded.encode_conversations([conversation("hi")])
 
 
-def test_the_template_can_be_a_file(tokenizer_file, tmp_path):
+def test_the_template_can_be_a_file(byte_level_file, tmp_path):
     path = tmp_path / "chat.jinja"
     path.write_text(CHATML)
-    assert load_tokenizer(tokenizer_file, chat_template=str(path)).chat_template == CHATML
+    assert load_tokenizer(byte_level_file, chat_template=str(path)).chat_template == CHATML
 
 
 @pytest.mark.parametrize(
     ("template", "found"), [("absent.jinja", "not readable"), ("{% for %}", r"not a Jinja template \(line 1: ")]
 )
-def test_a_bad_template_is_refused(tokenizer_file, template, found):
+def test_a_bad_template_is_refused(byte_level_file, template, found):
     with pytest.raises(TokenizerLoadError, match=f"chat template is {found}"):
-        load_tokenizer(tokenizer_file, chat_template=template)
+        load_tokenizer(byte_level_file, chat_template=template)
 
 
-def test_a_template_file_that_is_not_utf8_is_refused(tokenizer_file, tmp_path):
+def test_a_template_file_that_is_not_utf8_is_refused(byte_level_file, tmp_path):
     path = tmp_path / "chat.jinja"
     path.write_bytes(b"\xff")
     with pytest.raises(TokenizerLoadError, match=r"chat.jinja: chat template is not UTF-8"):
-        load_tokenizer(tokenizer_file, chat_template=str(path))
+        load_tokenizer(byte_level_file, chat_template=str(path))
 
 
 @pytest.mark.parametrize(
     "template", ["{{ raise_exception('roles must alternate') }}", "{{ messages[9].content }}", "{{ 1 // 0 }}"]
 )
-def test_a_conversation_that_the_template_refuses_is_named(tokenizer_file, template):
-    loaded = load_tokenizer(tokenizer_file, chat_template=template)
+def test_a_conversation_that_the_template_refuses_is_named(byte_level_file, template):
+    loaded = load_tokenizer(byte_level_file, chat_template=template)
     with pytest.raises(CorpusError, match=r"^chats.jsonl:7: a conversation \(user, assistant\) is refused by the chat"):
         loaded.encode_conversations([conversation("a", "b")])
 

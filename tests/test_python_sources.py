@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from strategies import Corpus, identity, open_datastore, refused
+from strategies import ONE_TO_NINE, identity, open_datastore, refused
 
 from rest_store.calibration import Calibration
 from rest_store.datastore import Datastore
@@ -20,13 +20,7 @@ from rest_store.session import DraftSession
 from rest_store.sources import PromptLookup
 from rest_store.tree import SuffixMatch, TokenTree
 
-ONE_TO_NINE = Corpus(300, [[[1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 7, 7], [5, 6, 1, 2]]])
 ONE_MATCH = SuffixMatch(1, 10)
-
-
-@pytest.fixture(scope="module")
-def calibration() -> Calibration:
-    return Calibration.default()
 
 
 @pytest.fixture

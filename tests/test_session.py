@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import Corpus, brute_count, contexts, corpora, identity, open_datastore, refused
+from strategies import ONE_TO_NINE, Corpus, brute_count, contexts, corpora, identity, open_datastore, refused
 
 from rest_store.calibration import Calibration
 from rest_store.datastore import Datastore
@@ -29,13 +29,6 @@ from rest_store.errors import (
 from rest_store.session import DraftSession
 from rest_store.sources import PromptLookup, RecycledLogits, Source
 from rest_store.tree import TokenTree
-
-ONE_TO_NINE = Corpus(300, [[[1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 7, 7], [5, 6, 1, 2]]])
-
-
-@pytest.fixture(scope="module")
-def calibration() -> Calibration:
-    return Calibration.default()
 
 
 @pytest.fixture

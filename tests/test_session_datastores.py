@@ -14,11 +14,6 @@ from rest_store.session import DraftSession
 from rest_store.sources import PromptLookup
 
 
-@pytest.fixture(scope="module")
-def calibration() -> Calibration:
-    return Calibration.default()
-
-
 def test_estimates_do_not_depend_on_the_number_of_shards(tmp_path: Path, calibration: Calibration) -> None:
     """A token that followed 30 times of 1030 is no likelier for having a shard of its own each time."""
     usual, rare = [[1, 2]] * 1000, [[[1, 3]]] * 30

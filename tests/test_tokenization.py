@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from models import CHATML, byte_level_bpe, installed_file, smollm2_gguf, unigram, word_level, word_piece
+from models import CHATML, byte_level_bpe, conversation, installed_file, smollm2_gguf, unigram, word_level, word_piece
 from tokenizers import AddedToken, Tokenizer
 
 from build_index import target_tokenizer
@@ -17,32 +17,14 @@ from build_index.tokenization import TargetTokenizer, load_tokenizer
 from rest_store.errors import TokenizerLoadError, TokenRangeError
 from rest_store.tokenizer import identity_of
 
-
-@pytest.fixture(scope="module")
-def tokenizer_file(tmp_path_factory):
-    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
-    byte_level_bpe().save(str(path))
-    return path
-
-
-@pytest.fixture(scope="module")
-def chat(tokenizer_file):
-    return load_tokenizer(tokenizer_file, chat_template=CHATML)
-
-
-def conversation(*contents: str) -> Document:
-    roles = ("user", "assistant") * len(contents)
-    return Document(messages=tuple(zip(roles, contents, strict=False)), origin="chats.jsonl:7")
-
-
 # --- Loading ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_tokenizer_json_is_loaded_without_transformers(tokenizer_file, monkeypatch):
+def test_a_tokenizer_json_is_loaded_without_transformers(byte_level_file, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    loaded = load_tokenizer(tokenizer_file)
+    loaded = load_tokenizer(byte_level_file)
     assert loaded.identity == identity_of(byte_level_bpe())
-    assert loaded.identity.name == str(tokenizer_file)
+    assert loaded.identity.name == str(byte_level_file)
     assert loaded.chat_template is None
 
 
@@ -59,10 +41,10 @@ def test_the_template_and_special_tokens_beside_a_tokenizer_json_are_used(tmp_pa
     assert load_tokenizer(tmp_path / "tokenizer.json").render([("user", "hi")]) == "user"
 
 
-def test_a_directory_with_only_a_tokenizer_json_is_loaded(tokenizer_file):
-    loaded = load_tokenizer(tokenizer_file.parent)
+def test_a_directory_with_only_a_tokenizer_json_is_loaded(byte_level_file):
+    loaded = load_tokenizer(byte_level_file.parent)
     assert loaded.identity == identity_of(byte_level_bpe())
-    assert loaded.identity.name == str(tokenizer_file.parent)
+    assert loaded.identity.name == str(byte_level_file.parent)
 
 
 def test_a_directory_is_loaded_by_transformers_and_renders_as_transformers_does(tmp_path, chat):
@@ -201,14 +183,14 @@ def test_a_tokenizer_in_pure_python_is_refused(monkeypatch):
     ("package", "source"), [("tokenizers", None), ("transformers", "owner/name"), ("gguf", "x.gguf")]
 )
 def test_a_package_that_is_missing_is_named_with_the_command_that_installs_it(
-    package, source, tokenizer_file, tmp_path, monkeypatch
+    package, source, byte_level_file, tmp_path, monkeypatch
 ):
     if source == "x.gguf":
         (tmp_path / source).write_bytes(b"GGUF")
         source = tmp_path / source
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(TokenizerLoadError, match=rf"the package '{package}' is .* pip install 'rest-store\[build\]'"):
-        load_tokenizer(source or tokenizer_file)
+        load_tokenizer(source or byte_level_file)
 
 
 # --- Texts -----------------------------------------------------------------------------------------------------------
