@@ -98,3 +98,11 @@ def test_the_reference_has_every_public_name() -> None:
     pages = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "reference").glob("*.md"))
     named = set(re.findall(r"^::: rest_store\.(\w+)$", pages, re.MULTILINE))
     assert set(rest_store.__all__) - {"__version__", "RestStoreError"} <= named
+
+
+def test_the_map_of_rooms_names_every_module_and_no_other() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rooms = [row.split("|")[1] for row in text.splitlines() if row.startswith("| `rest_store/")]
+    named = [name.removeprefix("rest_store/") for room in rooms for name in re.findall(r"`([\w/]+\.py)`", room)]
+    package = Path(rest_store.__file__).parent
+    assert sorted(named) == sorted(path.name for path in package.glob("*.py") if path.name != "__init__.py")
