@@ -67,7 +67,7 @@ def read_prompts(path: Path, count: int) -> dict[str, list[Recording]]:
         group = groups["HumanEval" if recording.family.startswith("humaneval") else "Spec-Bench"]
         if len(group) < count:
             group.append(recording)
-    return groups
+    return {name: group for name, group in groups.items() if group}
 
 
 def compare(model: Any, prompt: Recording, sources: list[Any], arguments: argparse.Namespace) -> dict[str, Any]:
