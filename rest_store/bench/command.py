@@ -22,7 +22,6 @@ from rest_store.errors import CorpusError, RecordingError, ServeError, describe
 if TYPE_CHECKING:
     from rest_store.bench.replay import Encode, Outcome, Recording
 
-_PATIENCE = 60.0  # seconds for an answer of a service that is measured
 _recordings = click.option(
     "--recordings",
     "paths",
@@ -215,10 +214,10 @@ def quality(
 @contextlib.contextmanager
 def _served(paths: tuple[Path, ...]) -> Iterator[object]:
     """Give a service of datastores as a source, of which every question must be answered."""
-    from rest_store.bench.serving import serving
+    from rest_store.bench.serving import PATIENCE, serving
     from rest_store.client.client import DatastoreClient
 
-    with serving(paths) as target, DatastoreClient(target, timeout=_PATIENCE) as client:
+    with serving(paths) as target, DatastoreClient(target, timeout=PATIENCE) as client:
         client.connect()
         yield client
         asked = client.statistics

@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 
+from rest_store.bench.serving import PATIENCE
 from rest_store.client.client import DatastoreClient
 from rest_store.v1 import datastore_pb2 as pb
 from rest_store.v1 import datastore_pb2_grpc
@@ -90,7 +91,7 @@ def in_loop(call: Asynchronous) -> Measure:
 
 
 def client_of(target: str) -> DatastoreClient:
-    client = DatastoreClient(target, timeout=10.0)
+    client = DatastoreClient(target, timeout=PATIENCE)
     client.connect()
     return client
 
