@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import json
 import os
@@ -20,6 +21,7 @@ from rest_store.datastore import Datastore
 from rest_store.errors import CorpusError, RecordingError, ServeError, describe
 
 if TYPE_CHECKING:
+    from build_index.target_tokenizer import TargetTokenizer
     from rest_store.bench.replay import Encode, Outcome, Recording
 
 _recordings = click.option(
@@ -274,12 +276,20 @@ def _encoder(store: Datastore | None, name: str | None) -> Encode | None:
     kept = None if store is None else store.path / TOKENIZER_FILE_NAME
     if name is None and (kept is None or not kept.exists()):
         return None
-    from build_index.documents import Document
-    from build_index.tokenization import load_tokenizer
 
-    target = load_tokenizer(name if name is not None else os.fspath(kept or ""))
+    @functools.cache  # once, and not for recordings of token ids
+    def tokenizer() -> TargetTokenizer:
+        from build_index.tokenization import load_tokenizer
+
+        return load_tokenizer(name if name is not None else os.fspath(kept or ""))
+
+    if name is not None:
+        tokenizer()
 
     def encode(prompt: str, answer: str) -> tuple[list[int], list[int]]:
+        from build_index.documents import Document
+
+        target = tokenizer()
         output = target.encode(answer).tolist()
         try:
             chat = Document(messages=(("user", prompt), ("assistant", answer)))
