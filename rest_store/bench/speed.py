@@ -204,7 +204,7 @@ def show(table: dict[str, dict[str, dict[str, float]]], names: list[str]) -> Non
         for name in names:
             one = found[name]
             print(
-                f"  {name:<28}{one['speedup']:.2f} ({one['median_speedup']:.2f})  M {one['mean_tokens']:.2f}"
+                f"  {name:<34}{one['speedup']:.2f} ({one['median_speedup']:.2f})  M {one['mean_tokens']:.2f}"
                 f"  identical {100 * one['identical']:.1f} %"
             )
 
