@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import sys
@@ -13,7 +14,14 @@ from typing import Any
 import click
 
 import rest_store
-from rest_store.errors import RestStoreError
+from rest_store.errors import RestStoreError, describe
+
+_EXTRAS = {  # what installs a package that only some commands need
+    **dict.fromkeys(("grpc", "grpc_status", "grpc_health", "grpc_reflection", "google", "prometheus_client"), "server"),
+    **dict.fromkeys(("torch", "transformers"), "hf"),
+    **dict.fromkeys(("tokenizers", "pydivsufsort", "pyarrow", "zstandard", "datasets", "jinja2", "gguf"), "build"),
+    "matplotlib": "plots",
+}
 
 
 class _Group(click.Group):
@@ -44,6 +52,13 @@ class _Group(click.Group):
                 return super().invoke(context)
             except RestStoreError as error:
                 raise _Failure(str(error)) from error
+            except ModuleNotFoundError as error:
+                package = (error.name or "").partition(".")[0]
+                if package not in _EXTRAS:
+                    raise
+                expected = f"it to be installed: pip install 'rest-store[{_EXTRAS[package]}]'"
+                where = context.invoked_subcommand or "rest-store"
+                raise _Failure(describe(where, f"the package '{package}'", "missing", expected)) from error
 
 
 class _Failure(click.ClickException):
@@ -53,8 +68,6 @@ class _Failure(click.ClickException):
 
 
 def _imported(place: str) -> click.Command:
-    import importlib
-
     module, _, attribute = place.partition(":")
     command: click.Command = getattr(importlib.import_module(module), attribute)
     return command
@@ -235,10 +248,15 @@ def _context(text: str | None, tokens: str | None, target: Any) -> list[int]:
 
 
 def _tokenizer(store: Any, name: str | None, *, needed: bool) -> Any:
-    """Return the tokenizer to show and encode text with: the one named, or the copy in the datastore, or None."""
+    """Return the tokenizer to show and encode text with: the one named, or the copy in the datastore.
+
+    None if there is none, or nothing installed that reads it, and only ids are asked about.
+    """
     from rest_store.manifest import TOKENIZER_FILE_NAME
 
     kept = store.path / TOKENIZER_FILE_NAME
+    if name is None and not needed and importlib.util.find_spec("tokenizers") is None:
+        return None
     if name is None and not kept.exists():
         if needed:
             raise click.UsageError(f"{store.path} keeps no tokenizer: name it with --tokenizer, or give --tokens")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -109,3 +110,22 @@ def test_the_command_turns_fixed_widths_on(
     assert done.exit_code == 0, done.output
     assert "the same text" in done.output
     assert given == [widths]
+
+
+def test_what_was_not_loaded_is_named(tmp_path: Path, model_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    for path in (f"{tmp_path}/none", "./none", "one/two/three", "none.gguf"):
+        refused(ModelLoadError, lambda path=path: load_model(path), f"{path}: model is absent (no such file or dir")
+    refused(ModelLoadError, lambda: load_model("nobody/no-such-model"), "no such directory here, and from the Hugging")
+    (tmp_path / "model").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "model" / name).write_bytes((model_directory / name).read_bytes())
+    refused(ModelLoadError, lambda: load_model(str(tmp_path / "model")), "model: tokenizer is not loaded")
+
+
+def test_a_chat_takes_a_template(model_directory: Path, tmp_path: Path) -> None:
+    copied = shutil.copytree(model_directory, tmp_path / "model")
+    (copied / "chat_template.jinja").unlink()
+    done = write(copied, "--prompt", "x", "--chat")
+    assert (done.exit_code, "has no chat template: leave out --chat" in done.stderr) == (2, True)

@@ -12,7 +12,6 @@ import torch
 from tiny import Scripted, bushy, futures_of, prompts, right, text_tokenizer, tiny_model, write_model
 
 import rest_store
-from rest_store.generation.assistant import AssistantRule
 from rest_store.generation.baselines import MergedRules, PromptLookupRule, RestRule
 from rest_store.generation.drafting import tree_of
 from rest_store.generation.loading import load_model
@@ -182,27 +181,6 @@ def test_merged_rules_share_nodes_and_say_where_they_come_from() -> None:
     assert tree.tokens.tolist() == [1, 2, 3, 4]
     assert tree.parents.tolist() == [-1, 0, 1, 0]
     assert tree.origins.tolist() == [3, 3, 1, 2]  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("other", ["llama", "qwen3"])
-def test_an_assistant_model_drafts(other: str) -> None:
-    """The model itself as its assistant is always right, another one mostly wrong; the text is the same."""
-    model = tiny_model("llama")
-    inputs = prompts(2)
-    plain = model.generate(**inputs, **FIXED)
-    output = model.generate(
-        **inputs,
-        **FIXED,
-        custom_generate=rest_store.generate,
-        drafter=AssistantRule.of(tiny_model(other)),
-        adaptive=False,
-        draft_timeout=60.0,
-        return_dict_in_generate=True,
-    )
-    assert torch.equal(output.sequences, plain)
-    counts = output.statistics.drafts
-    assert not counts.errors
-    assert (counts.accepted == counts.nodes) == (other == "llama")
 
 
 # --- Text ------------------------------------------------------------------------------------------------------------

@@ -55,6 +55,7 @@ LAYERS = [
         *("bench.replay", "bench.quality", "bench.serving"),
         *("bench.exhibits", "bench.charts", "bench.results", "bench.tables", "bench.sections", "bench.report"),
         *("bench.readme", "bench.plots", "bench.environment", "bench.arguments", "bench.paper", "bench.record"),
+        "bench.questions",
     ],
     [
         *(
@@ -63,6 +64,7 @@ LAYERS = [
             "bench.echo",
             "bench.service_calls",
             "bench.service",
+            "bench.methods",
             "bench.speed",
             "bench.build",
         ),

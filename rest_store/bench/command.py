@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import json
 import os
@@ -20,9 +21,9 @@ from rest_store.datastore import Datastore
 from rest_store.errors import CorpusError, RecordingError, ServeError, describe
 
 if TYPE_CHECKING:
+    from build_index.target_tokenizer import TargetTokenizer
     from rest_store.bench.replay import Encode, Outcome, Recording
 
-_PATIENCE = 60.0  # seconds for an answer of a service that is measured
 _recordings = click.option(
     "--recordings",
     "paths",
@@ -215,10 +216,10 @@ def quality(
 @contextlib.contextmanager
 def _served(paths: tuple[Path, ...]) -> Iterator[object]:
     """Give a service of datastores as a source, of which every question must be answered."""
-    from rest_store.bench.serving import serving
+    from rest_store.bench.serving import PATIENCE, serving
     from rest_store.client.client import DatastoreClient
 
-    with serving(paths) as target, DatastoreClient(target, timeout=_PATIENCE) as client:
+    with serving(paths) as target, DatastoreClient(target, timeout=PATIENCE) as client:
         client.connect()
         yield client
         asked = client.statistics
@@ -275,12 +276,20 @@ def _encoder(store: Datastore | None, name: str | None) -> Encode | None:
     kept = None if store is None else store.path / TOKENIZER_FILE_NAME
     if name is None and (kept is None or not kept.exists()):
         return None
-    from build_index.documents import Document
-    from build_index.tokenization import load_tokenizer
 
-    target = load_tokenizer(name if name is not None else os.fspath(kept or ""))
+    @functools.cache  # once, and not for recordings of token ids
+    def tokenizer() -> TargetTokenizer:
+        from build_index.tokenization import load_tokenizer
+
+        return load_tokenizer(name if name is not None else os.fspath(kept or ""))
+
+    if name is not None:
+        tokenizer()
 
     def encode(prompt: str, answer: str) -> tuple[list[int], list[int]]:
+        from build_index.documents import Document
+
+        target = tokenizer()
         output = target.encode(answer).tolist()
         try:
             chat = Document(messages=(("user", prompt), ("assistant", answer)))

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from rest_store.bench.replay import Draft, Outcome, Recording, replay, walk
 from rest_store.calibration import Calibration
 from rest_store.datastore import Datastore
+from rest_store.generation.baselines import LongestMatch
 from rest_store.sources import PromptLookup, RecycledLogits
 from rest_store.tree import TokenTree
 
@@ -24,15 +25,10 @@ def rest_rule(stores: Sequence[Datastore], *, max_nodes: int = 24) -> Draft:
     Of several datastores the one with the longest match is asked; about what follows the last token of the context that
     is none of theirs.
     """
-    vocabulary = min(store.vocabulary_size for store in stores)
+    longest = LongestMatch(stores)
 
     def draft(context: npt.NDArray[np.int32]) -> TokenTree:
-        outside = np.flatnonzero(context >= vocabulary)
-        context = context[outside[-1] + 1 :] if outside.size else context
-        if context.size == 0:
-            return TokenTree([], [], [])
-        best = max(stores, key=lambda store: store.longest_suffix_match(context).length)
-        return best.draft(context, max_nodes=max_nodes, max_suffix=16, max_depth=10)
+        return longest.draft(context, max_nodes=max_nodes, max_suffix=16, max_depth=10)
 
     return draft
 

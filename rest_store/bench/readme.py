@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from rest_store.bench.exhibits import Table, shown
 from rest_store.bench.results import Result
 from rest_store.bench.tables import (
+    decodings_table,
     drafting_table,
     infini_gram_table,
     paper_tables,
@@ -61,6 +62,10 @@ def _drafting(results: Mapping[str, Result]) -> Table:
     return drafting_table({label: results[name].figures for name, label in _REPLAYED.items()})
 
 
+def _decodings(results: Mapping[str, Result]) -> Table:
+    return decodings_table({name: results[f"speed_{name}"].figures for name in ("greedy", "nucleus")})
+
+
 def _sizes(results: Mapping[str, Result]) -> Table:
     (beyond,) = results["query_larger_than_memory"].figures["sizes"]
     return sizes_table(results["query"].figures["sizes"], beyond)
@@ -78,6 +83,8 @@ TABLES: dict[str, Callable[[Mapping[str, Result]], Table]] = {
     "drafting": _drafting,
     "speed": lambda results: speed_table(results["speed"].figures),
     "speed-packed": lambda results: speed_table(results["speed_packed"].figures),
+    "speed-decoding": _decodings,
+    "speed-turns": lambda results: speed_table(results["speed_turns"].figures),
     "queries": lambda results: query_table(results["query"].figures),
     "sizes": _sizes,
     "service": lambda results: service_table(results["service"].figures),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 
 import torch
 
+from rest_store.bench.replay import lines_of
 from rest_store.errors import RecordingError, describe
 
 TOP = 8  # most likely tokens kept for each position
@@ -45,9 +45,7 @@ def read_prompts(path: Path, encode: Callable[[str], Sequence[int]]) -> list[Pro
         RecordingError: the file cannot be read, holds no prompt, or a line is none.
     """
     prompts = []
-    for number, line in enumerate(_lines(path), 1):
-        if not line.strip():
-            continue
+    for number, line in lines_of(path):
         where, expected = f"{path}, line {number}", "JSON with prompt (text or token ids) or turns (texts)"
         try:
             fields = json.loads(line)
@@ -62,14 +60,6 @@ def read_prompts(path: Path, encode: Callable[[str], Sequence[int]]) -> list[Pro
     if not prompts:
         raise RecordingError(describe(path, "number of prompts", 0, "at least one"))
     return prompts
-
-
-def _lines(path: Path) -> Iterator[str]:
-    try:
-        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
-            yield from file
-    except (OSError, UnicodeDecodeError, EOFError) as error:
-        raise RecordingError(describe(path, "prompts", f"unreadable ({error})", "JSON lines")) from error
 
 
 @torch.no_grad()

@@ -44,6 +44,7 @@ def record(
     Outputs are greedy; with each position the model's eight most likely tokens are kept, for recycled logits.
     """
     from rest_store.bench import record as recording
+    from rest_store.bench.questions import chat_tokens
     from rest_store.generation.loading import load_model
 
     if not out.absolute().parent.is_dir():
@@ -51,11 +52,7 @@ def record(
     loaded, tokenizer = load_model(model, dtype=dtype, device=device)
 
     def encode(text: str) -> list[int]:
-        if not chat:
-            return list(tokenizer(text)["input_ids"])
-        turns = [{"role": "user", "content": text}]
-        rendered: Any = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
-        return list(tokenizer(rendered, add_special_tokens=False)["input_ids"])
+        return chat_tokens(tokenizer, [text]) if chat else list(tokenizer(text)["input_ids"])
 
     prompts = recording.read_prompts(source, encode)[::every]
     tokens = 0

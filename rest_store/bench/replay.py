@@ -42,6 +42,7 @@ class Recording:
         prompt: int32[p].
         output: int32[n].
         top_k: int32[p + n, k], most likely tokens after each position of prompt + output; k may be 0.
+        key: of the task, with the family before a plain number; empty without an id.
     """
 
     family: str
@@ -49,6 +50,7 @@ class Recording:
     prompt: npt.NDArray[np.int32]
     output: npt.NDArray[np.int32]
     top_k: npt.NDArray[np.int32]
+    key: str = ""
 
 
 @dataclass
@@ -115,7 +117,7 @@ def read_recordings(path: str | Path, encode: Encode | None = None) -> list[Reco
         RecordingError: the file cannot be read, or a line is no recording.
     """
     out = []
-    for number, line in _lines(path):
+    for number, line in lines_of(path):
         where = f"{path}, line {number}"
         try:
             fields = json.loads(line)
@@ -140,7 +142,7 @@ def read_recordings(path: str | Path, encode: Encode | None = None) -> list[Reco
         ):
             raise RecordingError(describe(where, "recording", "of other shapes", "ids, and top-k of each position"))
         family = str(fields.get("set", fields.get("model", "all")))
-        out.append(Recording(family, part_of(key), *tokens, top_k))
+        out.append(Recording(family, part_of(key), *tokens, top_k, key if "id" in fields else ""))
     return out
 
 
@@ -152,14 +154,19 @@ def _integers(values: object, least: int) -> npt.NDArray[np.int32]:
     return array.astype(np.int32)
 
 
-def _lines(path: str | Path) -> Iterator[tuple[int, str]]:
+def lines_of(path: str | Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a text file, or of a `.gz`, with their numbers; blank ones are passed over.
+
+    Raises:
+        RecordingError: the file cannot be read.
+    """
     try:
         with (gzip.open if str(path).endswith(".gz") else open)(path, "rt", encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
                     yield number, line
     except (OSError, UnicodeDecodeError, EOFError) as error:
-        raise RecordingError(describe(path, "recordings", f"unreadable ({error})", "JSON lines")) from error
+        raise RecordingError(describe(path, "file", f"unreadable ({error})", "JSON lines")) from error
 
 
 Draft = Callable[[npt.NDArray[np.int32]], TokenTree]  # of a context

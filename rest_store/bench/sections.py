@@ -11,6 +11,7 @@ from rest_store.bench.tables import (
     DRAFTED,
     FAMILIES,
     drafting_table,
+    in_order,
     infini_gram_table,
     paper_tables,
     query_table,
@@ -150,7 +151,7 @@ def _reliability(rows: Sequence[Mapping[str, Any]]) -> list[Exhibit]:
 def _speed(figures: Mapping[str, Any]) -> list[Exhibit]:
     families = figures["families"]
     methods = [name for name in families["all"] if name != "plain"]
-    order = [*(name for name in FAMILIES if name in families), "all"]
+    order = in_order(families)
     bars = {
         DRAFTED.get(name, name).replace("`", ""): [families[one][name]["speedup"] for one in order] for name in methods
     }

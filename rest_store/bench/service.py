@@ -35,6 +35,7 @@ import numpy as np
 from rest_store.bench.arguments import parser_of
 from rest_store.bench.environment import write_result
 from rest_store.bench.service_calls import (
+    FIRST,
     OWN_CONNECTION,
     Asynchronous,
     Measure,
@@ -224,7 +225,7 @@ def batches(target: str, contexts: list[list[int]], arguments: Any) -> dict[str,
                 draft = stub_of(channel).Draft
                 for turn in range(number):
                     start = (first + turn) * BATCH % (len(contexts) - BATCH)
-                    response = await draft(request_of(*contexts[start : start + BATCH]))
+                    response = await draft(request_of(*contexts[start : start + BATCH]), wait_for_ready=True)
                     assert len(response.trees) == BATCH
 
         start = time.perf_counter()
@@ -253,7 +254,7 @@ async def loads(
         for _ in range(CLIENTS):
             channel = await stack.enter_async_context(grpc.aio.insecure_channel(target, OWN_CONNECTION))
             drafts.append(stub_of(channel).Draft)
-            await drafts[-1](request_of(contexts[0]))
+            await drafts[-1](request_of(contexts[0]), **FIRST)
         for share in (0.1, 0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5):
             times: list[float] = []
             refused = 0

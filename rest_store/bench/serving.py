@@ -11,6 +11,8 @@ from pathlib import Path
 
 from rest_store.errors import ServeError, describe
 
+PATIENCE = 60.0  # seconds for an answer that is measured: a machine that was busy elsewhere ends no benchmark
+
 
 @contextlib.contextmanager
 def serving(directories: Sequence[Path]) -> Iterator[str]:

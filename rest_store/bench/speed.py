@@ -3,15 +3,23 @@ r"""How much sooner text is there: drafting methods against plain `generate`, on
     rest-store bench speed --model SmolLM2.gguf --traces traces_dev.jsonl.gz --datastore python.ds \
         --datastore chat.ds --prompts 10 --json results/speed.json
 
-Every method writes the greedy continuation of every prompt, one method after the other for each prompt, each prompt
+Every method writes the continuation of every prompt, one method after the other for each prompt, each prompt
 beginning with another method, so that a machine that is slower for a while is slower for all. Reported for each family
 of prompts and over all: tokens a second relative to plain `generate` of transformers (sums of seconds over the same
 prompts, and the median over prompts), M (generated tokens for each forward pass), and the share of prompts whose tokens
 are those of plain `generate`; where they are not, the rounding of a wider pass decided between two tokens.
 
-`--dtype bfloat16` shows how often that happens in reduced precision; `--packed` gives every method, plain `generate`
-included, the same linear layers from packed weights (`rest_store.packed`). Of the traces, prompts are
-used that the shipped calibration was not fitted to, and nothing but the prompts.
+`--sampling nucleus` draws with the temperatures and top-p of REST's Table 1, plain `generate` and every method from one
+seed for each prompt. In our loop the tokens then are still those of plain `generate`; transformers' own drafting
+methods draw otherwise, from the same distribution, and write other texts.
+
+`--questions` takes MT-Bench's or Spec-Bench's questions: the second turn's prompt holds the first, the model's own
+greedy answer, and the second. `--assistant` adds drafting by a smaller model, in our loop and in that of transformers;
+`early-exit:8` is the model's own first eight layers with its own head: nothing to download, and not trained for it.
+
+`--dtype bfloat16` shows how often rounding decides in reduced precision; `--packed` gives every method, also plain
+`generate` and the assistant, the same linear layers from packed weights (`rest_store.packed`). Prompts are used that
+the shipped calibration was not fitted to; of traces, nothing but the prompts.
 Targets: 2.2 on HumanEval, 1.8 over all families, ahead of transformers' prompt lookup on all, none below 1.
 """
 
@@ -22,7 +30,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +39,10 @@ import torch
 import rest_store
 from rest_store.bench.arguments import parser_of
 from rest_store.bench.environment import write_result
-from rest_store.bench.replay import FIT_PARTS, read_recordings
-from rest_store.generation.assistant import AssistantRule
-from rest_store.generation.baselines import MergedRules, PromptLookupRule, RestRule
+from rest_store.bench.methods import Method, decoding, load_assistant, make_methods
+from rest_store.bench.questions import asked, in_turns, read_questions, recorded
+from rest_store.bench.record import Prompt
+from rest_store.errors import RecordingError, describe
 from rest_store.generation.loading import load_model
 
 Run = dict[str, Any]
@@ -45,10 +54,14 @@ def main(given: Sequence[str] | None = None) -> None:
     """Run `rest-store bench speed` with the arguments given."""
     parser = parser_of("speed", __doc__)
     parser.add_argument("--model", required=True, help="Hugging Face name, directory or GGUF file")
-    parser.add_argument("--traces", type=Path, required=True, help="JSONL with set, id and prompt as token ids")
+    parser.add_argument("--traces", type=Path, help="JSONL with set, id and prompt as token ids")
+    parser.add_argument("--questions", type=Path, help="JSONL with question_id, category and turns, asked as a chat")
+    parser.add_argument("--families", nargs="*", default=[], help="prompts of these alone")
     parser.add_argument("--datastore", action="append", default=[], help="a datastore's directory; may be repeated")
-    parser.add_argument("--assistant", help="a smaller model, to draft as in assisted generation")
-    parser.add_argument("--methods", nargs="*", help="only these")
+    parser.add_argument("--assistant", help="a smaller model, to draft as in assisted generation, or early-exit:LAYERS")
+    parser.add_argument("--methods", nargs="*", default=[], help="only these, and plain generation")
+    parser.add_argument("--sampling", choices=("greedy", "nucleus"), default="greedy")
+    parser.add_argument("--seed", type=int, default=0, help="of the first prompt; each other one has the next")
     parser.add_argument("--prompts", type=int, default=10, help="prompts of each family")
     parser.add_argument("--new-tokens", type=int, default=256)
     parser.add_argument("--max-nodes", type=int, default=16)
@@ -56,73 +69,79 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--device")
     parser.add_argument("--packed", action="store_true", help="all methods with packed weights, plain `generate` too")
     arguments = parser.parse_args(given)
+    if arguments.traces is None and arguments.questions is None:
+        parser.error("prompts are needed: --traces or --questions")
 
     model, tokenizer = load_model(arguments.model, dtype=arguments.dtype, device=arguments.device)
     stores = [rest_store.Datastore.open(place, tokenizer=tokenizer) for place in arguments.datastore]
-    methods = make_methods(model, stores, arguments)
-    prompts = read_prompts(arguments.traces, arguments.prompts)
-    with rest_store.packed(model) if arguments.packed else nullcontext():
-        runs = write_all(model, methods, prompts, arguments.new_tokens)
+    assistant = None
+    if arguments.assistant:
+        assistant = load_assistant(model, arguments.assistant, dtype=arguments.dtype, device=arguments.device)
+    methods = make_methods(stores, assistant, max_nodes=arguments.max_nodes, only=arguments.methods)
+    with ExitStack() as packing:
+        for one in (model, assistant) if arguments.packed else ():
+            if one is not None:
+                packing.enter_context(rest_store.packed(one))
+        prompts = read_prompts(arguments, model, tokenizer)
+        runs = write_all(model, methods, prompts, arguments)
     table = summarize(runs, list(methods))
     show(table, list(methods))
-    write_result(arguments.json, "speed", arguments, PACKAGES, {"threads": torch.get_num_threads(), "families": table})
+    facts: dict[str, Any] = {"threads": torch.get_num_threads(), "sampling": {"kind": arguments.sampling}}
+    facts["sampling"] |= {family: decoding(arguments.sampling, family) for family in runs}
+    facts["prompts"] = [
+        {"family": prompt.family, "key": prompt.key, "seed": arguments.seed + number}
+        for number, prompt in enumerate(prompts)
+    ]
+    write_result(arguments.json, "speed", arguments, PACKAGES, {**facts, "families": table})
 
 
-def write_all(model: Any, methods: dict[str, dict[str, Any]], prompts: list[dict[str, Any]], new_tokens: int) -> Runs:
+def read_prompts(arguments: argparse.Namespace, model: Any, tokenizer: Any) -> list[Prompt]:
+    """Return the prompts that the arguments ask for, families taking turns; second turns follow the greedy answer.
+
+    Raises:
+        RecordingError: a file cannot be read, or there is no prompt of these families that nothing was fitted to.
+    """
+    prompts: list[Prompt] = []
+    which: dict[str, Any] = {"count": arguments.prompts, "families": arguments.families}
+
+    def answer(prompt: list[int]) -> str:
+        ids = write(model, {}, prompt, arguments.new_tokens, {"do_sample": False}, 0)["written"]
+        return str(tokenizer.decode(ids, skip_special_tokens=True))
+
+    if arguments.traces is not None:
+        prompts += recorded(arguments.traces, **which)
+    if arguments.questions is not None:
+        prompts += asked(read_questions(arguments.questions), tokenizer, answer, **which)
+    if not prompts:
+        of = f" of {', '.join(arguments.families)}" if arguments.families else ""
+        expected = "at least one: record more, or ask more questions"
+        raise RecordingError(describe("bench speed", f"prompts{of} that no calibration was fitted to", 0, expected))
+    return in_turns(prompts)
+
+
+def write_all(model: Any, methods: dict[str, Method], prompts: Sequence[Prompt], arguments: argparse.Namespace) -> Runs:
     """Write every prompt with every method; return what each took, by family and method."""
-    write(model, methods["plain"], prompts[0]["prompt"], 8)  # allocations and caches of the first pass
+    write(model, methods["plain"], prompts[0].tokens, 8, {"do_sample": False}, 0)  # what only a first pass takes
     runs: Runs = defaultdict(lambda: defaultdict(list))
     names = list(methods)
     for number, prompt in enumerate(prompts):
         results = {}
+        how = decoding(arguments.sampling, prompt.family)
         for place in range(len(names)):
             name = names[(number + place) % len(names)]
-            results[name] = write(model, methods[name], prompt["prompt"], new_tokens)
+            results[name] = write(
+                model, methods[name], prompt.tokens, arguments.new_tokens, how, arguments.seed + number
+            )
         expected, seconds = results["plain"]["written"], results["plain"]["seconds"]
         for name, run in results.items():
             run["identical"] = run.pop("written") == expected
             run["of_plain"] = seconds / run["seconds"]
-            runs[prompt["set"]][name].append(run)
-        print(f"{number + 1}/{len(prompts)} {prompt['set']}", flush=True)
+            runs[prompt.family][name].append(run)
+        print(f"{number + 1}/{len(prompts)} {prompt.family}", flush=True)
     return runs
 
 
-def make_methods(model: Any, stores: list[Any], arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """What each method passes to `model.generate`."""
-
-    def drafted(drafter: Any, **options: Any) -> dict[str, Any]:
-        ours = {"custom_generate": rest_store.generate, "drafter": drafter, "max_nodes": arguments.max_nodes}
-        return {**ours, "return_dict_in_generate": True, **options}
-
-    lookup = PromptLookupRule.of(tokens=10)
-    methods: dict[str, dict[str, Any]] = {
-        "plain": {},
-        "transformers prompt lookup": {"prompt_lookup_num_tokens": 10},
-        "no drafts": drafted(None),
-        "prompt lookup": drafted(lookup),
-    }
-    if stores:
-        methods["REST's rule"] = drafted(RestRule.of(stores[0]))
-        methods["merged rules"] = drafted(MergedRules.of([lookup, *(RestRule.of(store) for store in stores)]))
-    methods["DraftSession"] = drafted([*stores, rest_store.PromptLookup(), rest_store.RecycledLogits()])
-    if arguments.assistant:
-        smaller, _ = load_model(arguments.assistant, dtype=arguments.dtype, device=arguments.device)
-        methods["assistant"] = drafted(AssistantRule.of(smaller))
-    if arguments.methods:
-        methods = {name: methods[name] for name in ["plain", *arguments.methods]}
-    return methods
-
-
-def read_prompts(path: Path, count: int) -> list[dict[str, Any]]:
-    """Up to `count` prompts of each family, families taking turns; none that the shipped calibration was fitted to."""
-    families: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for recording in read_recordings(path):
-        if recording.part >= FIT_PARTS and len(families[recording.family]) < count:
-            families[recording.family].append({"set": recording.family, "prompt": recording.prompt.tolist()})
-    return [rows[place] for place in range(count) for rows in families.values() if place < len(rows)]
-
-
-def write(model: Any, method: dict[str, Any], prompt: list[int], new_tokens: int) -> Run:
+def write(model: Any, method: Method, prompt: list[int], new_tokens: int, decoding: dict[str, Any], seed: int) -> Run:
     """Write with one method; seconds, tokens, forward passes, and what was written."""
     passes = 0
 
@@ -131,6 +150,7 @@ def write(model: Any, method: dict[str, Any], prompt: list[int], new_tokens: int
         passes += 1
 
     ids = torch.tensor([prompt], device=model.device)
+    torch.manual_seed(seed)
     hook = model.register_forward_pre_hook(count)
     try:
         began = time.perf_counter()
@@ -138,7 +158,7 @@ def write(model: Any, method: dict[str, Any], prompt: list[int], new_tokens: int
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=new_tokens,
-            do_sample=False,
+            **decoding,
             **method,
         )
         seconds = time.perf_counter() - began
@@ -184,7 +204,7 @@ def show(table: dict[str, dict[str, dict[str, float]]], names: list[str]) -> Non
         for name in names:
             one = found[name]
             print(
-                f"  {name:<28}{one['speedup']:.2f} ({one['median_speedup']:.2f})  M {one['mean_tokens']:.2f}"
+                f"  {name:<34}{one['speedup']:.2f} ({one['median_speedup']:.2f})  M {one['mean_tokens']:.2f}"
                 f"  identical {100 * one['identical']:.1f} %"
             )
 

@@ -11,6 +11,8 @@ FAMILIES = {
     "humaneval-raw": "HumanEval, raw",
     "humaneval-chat": "HumanEval, chat",
     "mt_bench": "MT-Bench",
+    "mt_bench, first turn": "MT-Bench, first turn",
+    "mt_bench, second turn": "MT-Bench, second turn",
     "qa": "questions",
     "math_reasoning": "mathematics",
     "translation": "translation",
@@ -23,8 +25,10 @@ RULES = {
     "session": "`DraftSession`",
 }
 DRAFTED = {
+    "transformers assisted generation": "transformers' assisted generation",
+    "assistant": "assistant model",
     "transformers prompt lookup": "transformers' prompt lookup",
-    "assistant": "transformers' assisted generation",
+    "prompt lookup": "prompt lookup",
     "REST's rule": "REST's rule",
     "DraftSession": "`DraftSession`",
 }
@@ -65,16 +69,48 @@ def speed_table(figures: Mapping[str, Any]) -> Table:
     families: dict[str, Any] = dict(figures["families"])
     methods = [name for name in (*DRAFTED, *families["all"]) if name in families["all"]]
     shown = [name for name in dict.fromkeys(methods) if name not in ("plain", "no drafts")]
-    order = [name for name in FAMILIES if name in families]
-    order += [name for name in families if name not in FAMILIES and name != "all"]
     rows: list[list[Cell]] = []
-    for family in [*order, "all"]:
+    for family in in_order(families):
         of_family = families[family]
         cells = [f"{of_family[name]['speedup']:.2f} ({of_family[name]['mean_tokens']:.2f})" for name in shown]
         rows.append(["**all**" if family == "all" else FAMILIES.get(family, family), *cells])
     return Table(
         "Speed relative to plain generation, and M", ["family", *(DRAFTED.get(name, name) for name in shown)], rows
     )
+
+
+def decodings_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Speed against plain generation and M by family and way of decoding, as Table 1 of REST's paper has them.
+
+    Args:
+        results: figures of `bench speed`, by the way of decoding. The last rows are the share of texts that are those
+            of plain generation with the same seed.
+    """
+    tables = {decoding: speed_table(figures) for decoding, figures in results.items()}
+    header = list(dict.fromkeys(name for table in tables.values() for name in table.header))
+    rows: list[list[Cell]] = []
+
+    def add(name: str, cells: Mapping[str, Cell]) -> None:
+        rows.append([name, *(cells.get(column) for column in header[1:])])
+
+    for family in dict.fromkeys(str(row[0]) for table in tables.values() for row in table.rows):
+        for decoding, table in tables.items():
+            for row in table.rows:
+                if row[0] == family:
+                    add(f"{family}, {decoding}", dict(zip(table.header, row, strict=True)))
+    for decoding, figures in results.items():
+        overall = figures["families"]["all"].items()
+        add(
+            f"the text of plain generation, {decoding}",
+            {DRAFTED.get(name, name): f"{100 * one['identical']:.0f} %" for name, one in overall},
+        )
+    return Table("Speed relative to plain generation, and M, by decoding", header, rows)
+
+
+def in_order(families: Mapping[str, Any]) -> list[str]:
+    """Return the names of families: known ones first, "all" last."""
+    others = [name for name in families if name not in FAMILIES and name != "all"]
+    return [*(name for name in FAMILIES if name in families), *others, "all"]
 
 
 def query_table(figures: Mapping[str, Any]) -> Table:

@@ -1,7 +1,11 @@
-"""A smaller model as a drafter, with the schedule of assisted generation. Torch is imported here."""
+"""A smaller model as a drafter, with the schedule of assisted generation, or a model's own first layers as one.
+
+Torch is imported here.
+"""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +14,7 @@ import numpy.typing as npt
 import torch
 from transformers import DynamicCache
 
+from rest_store.errors import LimitError, ModelNotSupportedError, describe
 from rest_store.generation.drafting import Session, tree_of
 from rest_store.tree import TokenTree
 
@@ -45,7 +50,8 @@ class AssistantRule:
         common = 0
         while common < min(len(self._held), len(self._context) - 1) and self._held[common] == self._context[common]:
             common += 1
-        self._cache.crop(common - len(self._held))
+        if common < len(self._held):
+            self._cache.crop(common - len(self._held))
         self._held = self._held[:common]
         self._chain = []
         new = self._context[common:]
@@ -72,3 +78,35 @@ class AssistantRule:
         """Let go of the cache."""
         self._cache = DynamicCache()
         self._held = []
+
+
+def early_exit(model: Any, layers: int) -> Any:
+    """Return the first layers of a model with its own final norm and head, as a smaller model that shares its weights.
+
+    What `assistant_early_exit` of `transformers` is, as a model of its own. Only models that were trained for it
+    (LayerSkip, arXiv 2404.16710) write well from there; of others it shows what an untrained assistant costs.
+
+    Args:
+        model: a decoder-only model of `transformers`; not changed.
+        layers: how many of its layers, 1 to all but one.
+
+    Raises:
+        LimitError: `layers` is out of range.
+        ModelNotSupportedError: no list of layers, of the number that the configuration says, is found in the model.
+    """
+    depth = model.config.get_text_config(decoder=True).num_hidden_layers
+    if not 1 <= layers < depth:
+        raise LimitError(describe("early exit", "number of layers", layers, f"1..{depth - 1}, of the model's {depth}"))
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    smaller = copy.deepcopy(model, shared)  # what the memo holds is not copied
+    config = smaller.config.get_text_config(decoder=True)
+    config.num_hidden_layers = layers
+    if getattr(config, "layer_types", None) is not None:
+        config.layer_types = config.layer_types[:layers]
+    for parent in smaller.modules():
+        for name, child in parent.named_children():
+            if isinstance(child, torch.nn.ModuleList) and len(child) == depth:
+                setattr(parent, name, child[:layers])
+                return smaller
+    found = f"no torch.nn.ModuleList of {depth}"
+    raise ModelNotSupportedError(describe(type(model).__name__, "its layers", found, "one list of all layers"))

@@ -6,7 +6,7 @@ model.generate(..., custom_generate=rest_store.generate, drafter=PromptLookupRul
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +54,31 @@ class RestRule:
 
     def close(self) -> None:
         """Do nothing."""
+
+
+class LongestMatch:
+    """Several datastores as one: the one with the longest suffix match is asked (the first of those that are equal).
+
+    Args:
+        stores: datastores of one tokenizer, at least one.
+    """
+
+    def __init__(self, stores: Sequence[Any]) -> None:
+        self._stores = list(stores)
+        self._vocabulary = min(store.vocabulary_size for store in self._stores)
+
+    def draft(
+        self, context: Sequence[int] | npt.NDArray[np.int32], *, max_nodes: int, max_suffix: int, max_depth: int
+    ) -> TokenTree:
+        """Return its continuations, about what follows the last token of `context` that is none of theirs."""
+        context = np.asarray(context, np.int64)
+        outside = np.flatnonzero(context >= self._vocabulary)
+        context = context[outside[-1] + 1 :] if outside.size else context
+        if context.size == 0:
+            return EMPTY
+        best = max(self._stores, key=lambda store: int(store.longest_suffix_match(context).length))
+        tree: TokenTree = best.draft(context, max_nodes=max_nodes, max_suffix=max_suffix, max_depth=max_depth)
+        return tree
 
 
 class MergedRules:

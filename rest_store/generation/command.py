@@ -146,6 +146,8 @@ def _prompt(tokenizer: Any, prompt: str, chat: bool) -> tuple[str, dict[str, Any
     """Return the prompt as text and as the model takes it; the template of a chat writes all special tokens itself."""
     text = prompt
     if chat:
+        if not tokenizer.chat_template:
+            raise click.UsageError("the model's tokenizer has no chat template: leave out --chat")
         turns = [{"role": "user", "content": prompt}]
         text = str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
     inputs = tokenizer(text, add_special_tokens=not chat, return_token_type_ids=False, return_tensors="pt")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from rest_store.errors import ModelLoadError, describe
+
+_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # what is none can only be a path
 
 
 def load_model(name: str, *, dtype: str = "auto", device: str | None = None) -> tuple[Any, Any]:
@@ -27,18 +30,19 @@ def load_model(name: str, *, dtype: str = "auto", device: str | None = None) -> 
     """
     path = Path(name)
     logging.disable_progress_bar()
+    expected = "a causal language model of transformers with its tokenizer: a name, a directory or a .gguf"
+    if not path.exists() and (path.suffix == ".gguf" or not _HUB_NAME.fullmatch(name)):
+        raise ModelLoadError(describe(name, "model", "absent (no such file or directory)", expected))
+    place, options = (str(path.parent), {"gguf_file": path.name}) if path.suffix == ".gguf" else (name, {})
+    part = "tokenizer"
     try:
-        if path.suffix == ".gguf":
-            place, options = str(path.parent), {"gguf_file": path.name}
-            if not path.is_file():
-                raise FileNotFoundError("no such file")
-        else:
-            place, options = name, {}
         tokenizer = AutoTokenizer.from_pretrained(place, **options)
+        part = "model"
         wanted = "float32" if options and dtype == "auto" else dtype
         model = AutoModelForCausalLM.from_pretrained(place, dtype=wanted, **options).eval()
         return (model.to(device) if device is not None else model), tokenizer
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        expected = "a causal language model of transformers: a name, a directory or a .gguf"
-        raise ModelLoadError(describe(name, "model", f"not loaded ({reason})", expected)) from error
+        if not path.exists():
+            part, reason = "model", f"no such directory here, and from the Hugging Face hub: {reason}"
+        raise ModelLoadError(describe(name, part, f"not loaded ({reason})", expected)) from error

@@ -1,0 +1,53 @@
+"""What commands say where a package of an extra is not installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from strategies import Corpus, write_datastore
+
+from rest_store.cli import main
+
+
+@pytest.mark.parametrize(
+    ("words", "module", "package", "extra"),
+    [
+        ("bench speed --model m", "rest_store.bench.speed", "torch", "hf"),
+        ("bench service --datastore d", "rest_store.bench.service", "grpc", "server"),
+        ("serve d", "rest_store.server.credentials", "grpc", "server"),
+        ("query 127.0.0.1:1 --tokens 3", "rest_store.channels", "grpc", "server"),
+        ("generate --model m --prompt p", "rest_store.generation.generator", "torch", "hf"),
+    ],
+)
+def test_a_command_without_its_packages_names_the_extra(
+    words: str, module: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.setitem(sys.modules, package, None)  # type: ignore[arg-type]  # to import is what is not installed
+    done = CliRunner().invoke(main, words.split())
+    assert done.exit_code == 1
+    expected = f"the package '{package}' is missing, expected it to be installed: pip install 'rest-store[{extra}]'"
+    assert done.stderr == f"Error: {words.split()[0]}: {expected}\n"
+
+
+def test_a_module_of_nobodys_extra_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(text: str) -> bool:
+        raise ModuleNotFoundError("No module named 'elsewhere'", name="elsewhere")
+
+    monkeypatch.setattr("rest_store.cli._is_service", fail)
+    done = CliRunner().invoke(main, ["query", "d", "--tokens", "1"])
+    assert isinstance(done.exception, ModuleNotFoundError)
+
+
+def test_ids_are_asked_about_without_the_package_of_tokenizers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ds").mkdir()
+    datastore = write_datastore(tmp_path / "ds", Corpus(300, [[[1, 2, 3, 4, 9], [1, 2, 3, 5]]]))
+    (datastore / "tokenizer.json").write_text("{}")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    done = CliRunner().invoke(main, ["query", str(datastore), "--tokens", "1 2"])
+    assert done.exit_code == 0, done.output
+    assert done.output.startswith("match: 2 tokens, 2 occurrences: 1 2")
