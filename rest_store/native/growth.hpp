@@ -192,15 +192,17 @@ class Growth {
   // Ask every datastore about the place that ends in `tail`, `depth` tokens below the root, whose parent's evidence is
   // that of expansion `above`.
   void consult(std::size_t above, std::span<const Token> tail, std::size_t depth, Opinions& opinions) {
+    children_.clear();
     for (std::size_t i = 0; i < stores_.size(); ++i) {
       CountedSource& source = stores_[i];
       if (!source.present) opinions.stores[i].clear();
       else if (source.reader == nullptr) source.given(tail.last(depth), opinions.stores[i]);
       else if (depth == 0) source.reader->root(tail.last(std::min(tail.size(), longest_suffix)), opinions.stores[i]);
       else
-        source.reader->child(opinions_[above].stores[i], tail.last(std::min(tail.size(), longest_suffix + depth)),
-                             opinions.stores[i]);
+        children_.push_back({source.reader, &opinions_[above].stores[i],
+                             tail.last(std::min(tail.size(), longest_suffix + depth)), &opinions.stores[i]});
     }
+    EvidenceReader::read(children_);
   }
 
   void expand(std::int32_t node) {
@@ -290,6 +292,7 @@ class Growth {
   std::size_t expansions_ = 0, root_ = 0, max_nodes_ = 0;
   std::uint32_t count_ = 0;
   std::vector<Token> tail_;
+  std::vector<EvidenceReader::Child> children_;
   std::vector<float> scores_;
   float bar_ = 0;  // a lesser score cannot become a node
   Proposals proposals_;

@@ -80,12 +80,16 @@ class Survey {
     for (std::int32_t at = static_cast<std::int32_t>(row); at > 0; at = paths_[static_cast<std::size_t>(at)].parent)
       text_[--place] = paths_[static_cast<std::size_t>(at)].token;
     const std::span<const Token> tail = std::span(text_).last(std::min(text_.size(), bounds_.max_suffix + depth));
+    children_.clear();
     for (std::size_t i = 0; i < readers_.size(); ++i) {
       if (depth == 0) readers_[i]->root(tail, opinions.stores[i]);
-      else readers_[i]->child(opinions_[static_cast<std::size_t>(open.parent)].stores[i], tail, opinions.stores[i]);
+      else
+        children_.push_back({readers_[i], &opinions_[static_cast<std::size_t>(open.parent)].stores[i], tail,
+                             &opinions.stores[i]});
     }
+    EvidenceReader::read(children_);
     text_.resize(text_.size() - depth);
-    if (depth == bounds_.max_depth) return;
+    if (depth == bounds_.max_depth || paths_.size() == bounds_.max_rows) return;
     Place facts;
     facts.depth = static_cast<float>(depth);
     facts.score = open.score;
@@ -150,6 +154,7 @@ class Survey {
   std::vector<Opinions> opinions_;  // of each row
   std::vector<Open> open_;          // a heap
   std::uint32_t number_ = 0;
+  std::vector<EvidenceReader::Child> children_;
   Proposals proposals_;
   std::vector<Token> named_;
 };
