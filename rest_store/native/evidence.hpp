@@ -109,7 +109,13 @@ class EvidenceReader {
       const auto& [reader, parent, whole, out] = children[i];
       const std::span<const Token> tail = reader->known(whole);
       own.children.push_back({tail, reader->suffix_of(tail), {}});
-      Begun& begun = own.children.back();
+      for (std::uint32_t length = 1; length <= std::min<std::size_t>(kShort, tail.size()); ++length)
+        reader->ask_for(short_suffix(tail.last(length)));
+    }
+    for (std::size_t i = 0; i < children.size(); ++i) {
+      const auto& [reader, parent, whole, out] = children[i];
+      Begun& begun = own.children[i];
+      const std::span<const Token> tail = begun.tail;
       for (Rung& rung : own.longer[i]) rung.clear();
       if (tail.empty()) continue;
       begun.missing = reader->shorts(tail, begun.suffix, parent, *out);
@@ -319,6 +325,12 @@ class EvidenceReader {
     bool used = false;
     Rung rung;
   };
+
+  // Have the memory fetched that recall() will read.
+  void ask_for(const ShortSuffix& suffix) const {
+    const auto* slot = reinterpret_cast<const std::uint8_t*>(&slots_[slot_of(suffix)]);
+    for (std::size_t at = 0; at < sizeof(Slot); at += 64) prefetch(slot + at);
+  }
 
   bool recall(const ShortSuffix& suffix, Rung& rung) {
     const std::size_t place = slot_of(suffix);

@@ -4,6 +4,7 @@
 
 #include "chances.hpp"
 #include "evidence_rows.hpp"
+#include "frontier.hpp"
 
 namespace rest_store {
 
@@ -41,8 +42,8 @@ class Survey {
     take({1, 0, 0, -1, -1, 1, read_root()});
     while (paths_.size() < bounds.max_rows) {
       if (open_.empty() && !spread()) return;
-      if (open_.front().reading < 0) read_ahead();
-      take(pop());
+      if (open_.best().reading < 0) read_ahead();
+      take(open_.pop());
     }
   }
 
@@ -74,13 +75,6 @@ class Survey {
     return open.parent < 0 ? 0 : nodes_[static_cast<std::size_t>(open.parent)].depth + 1;
   }
 
-  Open pop() {
-    std::pop_heap(open_.begin(), open_.end(), Later());
-    const Open best = open_.back();
-    open_.pop_back();
-    return best;
-  }
-
   Opinions& next_reading() {
     if (opinions_.size() == readings_) opinions_.emplace_back();
     Opinions& opinions = opinions_[readings_++];
@@ -105,7 +99,7 @@ class Survey {
     tails_.resize(kAhead);
     children_.clear();
     while (ahead_.size() < most) {
-      ahead_.push_back(pop());
+      ahead_.push_back(open_.pop());
       Open& open = ahead_.back();
       if (open.reading >= 0) continue;
       open.reading = static_cast<std::int32_t>(readings_);
@@ -116,7 +110,7 @@ class Survey {
         children_.push_back({readers_[i], &above.stores[i], tail, &own.stores[i]});
     }
     EvidenceReader::read(children_);
-    for (const Open& open : ahead_) put(open);
+    for (const Open& open : ahead_) open_.push(open);
   }
 
   // The end of the context and the path of `open`, kept in `tail`.
@@ -137,7 +131,7 @@ class Survey {
     const std::size_t depth = depth_of(open);
     paths_.push_back({open.parent, open.token});
     nodes_.push_back({depth, open.score, open.hint, static_cast<std::size_t>(open.reading)});
-    if (depth == bounds_.max_depth || paths_.size() == bounds_.max_rows) return;
+    if (depth == bounds_.max_depth || !open_.worth_following(open.score, bounds_.max_rows - paths_.size())) return;
     const Opinions& opinions = opinions_of(row);
     Place facts;
     facts.depth = static_cast<float>(depth);
@@ -163,12 +157,8 @@ class Survey {
   }
 
   void push(std::size_t row, Token token, std::int32_t hint, float chance) {
-    put({nodes_[row].score * chance, number_++, token, static_cast<std::int32_t>(row), hint, chance});
-  }
-
-  void put(const Open& open) {
-    open_.push_back(open);
-    std::push_heap(open_.begin(), open_.end(), Later());
+    const float score = nodes_[row].score * chance;
+    if (score >= open_.bar()) open_.push({score, number_++, token, static_cast<std::int32_t>(row), hint, chance});
   }
 
   // When nothing is open any more: open, after every path, all tokens that were named by anybody. Whether there was
@@ -206,7 +196,8 @@ class Survey {
   std::vector<Node> nodes_;
   std::vector<Opinions> opinions_;  // of each path that was read
   std::size_t readings_ = 0;        // of those, in this survey
-  std::vector<Open> open_, ahead_;  // a heap; what was taken out of it to be read
+  Frontier<Open> open_;
+  std::vector<Open> ahead_;  // what was taken out of it to be read
   std::vector<std::vector<Token>> tails_;
   std::uint32_t number_ = 0;
   std::vector<EvidenceReader::Child> children_;

@@ -48,7 +48,7 @@ from rest_store.v1 import datastore_pb2 as pb
 _AT_ONCE = 512  # nodes at most that are drafted in the event loop
 _PIECE = 8192  # nodes at most that a worker thread drafts in one go
 _COUNTS_AT_ONCE = 16
-_ROWS_AT_ONCE = 64  # of evidence
+_ROWS_AT_ONCE = 160  # of evidence
 _COUNTS_PIECE = 256
 _SLOW = 0.002  # seconds of work in the event loop after which it is asked whether the disk was the reason
 _PATIENCE = 1.0  # seconds for which work goes to worker threads if it was
