@@ -80,7 +80,8 @@ def measure(
 
     Returns:
         One row for each way of drafting and budget: "drafting", "nodes" and the figures of `Outcome.as_json`; with
-        "reliability" (nodes, promised, accepted of 20 bins of the score) for the whole session.
+        "reliability" (nodes, promised, accepted of 20 bins of the score) and "drafting_us" (median microseconds of a
+        step's drafting and learning) for the whole session.
     """
     rows: list[dict[str, Any]] = []
 
@@ -100,7 +101,10 @@ def measure(
     if not any(recording.top_k.size for recording in recordings):
         del sources["recycled logits"]
     for nodes in budgets:
-        add("session", nodes, replay(recordings, list(sources.values()), calibration, max_nodes=nodes), whole=True)
+        times: list[float] = []
+        whole = replay(recordings, list(sources.values()), calibration, max_nodes=nodes, times=times)
+        add("session", nodes, whole, whole=True)
+        rows[-1]["drafting_us"] = round(float(np.median(times)) * 1e6, 1)
         if through is not None:
             local = [source for name, source in sources.items() if name not in stores]
             add("session through a service", nodes, replay(recordings, [*local, through], calibration, max_nodes=nodes))
@@ -133,7 +137,7 @@ def measure_series(
 
     def score(stores: Mapping[str, Datastore], budget: int = nodes, longest: int = 16) -> float:
         sources = [PromptLookup(), RecycledLogits(), *stores.values()]
-        return replay(recordings, sources, calibration, max_nodes=budget, max_suffix=longest).mean_accepted
+        return round(replay(recordings, sources, calibration, max_nodes=budget, max_suffix=longest).mean_accepted, 4)
 
     whole = series[max(series)]
     return {

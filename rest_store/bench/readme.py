@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from rest_store.bench.exhibits import Table, shown
 from rest_store.bench.results import Result
 from rest_store.bench.tables import (
+    curves_table,
     drafting_table,
     infini_gram_table,
     paper_tables,
@@ -61,6 +62,10 @@ def _drafting(results: Mapping[str, Result]) -> Table:
     return drafting_table({label: results[name].figures for name, label in _REPLAYED.items()})
 
 
+def _curves(results: Mapping[str, Result]) -> Table:
+    return curves_table({label: results[name].figures for name, label in _REPLAYED.items()})
+
+
 def _sizes(results: Mapping[str, Result]) -> Table:
     (beyond,) = results["query_larger_than_memory"].figures["sizes"]
     return sizes_table(results["query"].figures["sizes"], beyond)
@@ -76,6 +81,7 @@ def _paper(results: Mapping[str, Result]) -> Table:
 
 TABLES: dict[str, Callable[[Mapping[str, Result]], Table]] = {
     "drafting": _drafting,
+    "curves": _curves,
     "speed": lambda results: speed_table(results["speed"].figures),
     "speed-packed": lambda results: speed_table(results["speed_packed"].figures),
     "queries": lambda results: query_table(results["query"].figures),

@@ -60,6 +60,20 @@ def drafting_table(results: Mapping[str, Any]) -> Table:
     return Table("Mean tokens of a forward pass (M)", ["drafting", "nodes", *found], rows)
 
 
+def curves_table(results: Mapping[str, Any]) -> Table:
+    """M of the session against the nodes of a step, the size of the datastores and the longest suffix.
+
+    Args:
+        results: figures of `bench quality --curves`, by what was replayed.
+    """
+    first = next(iter(results.values()))["curves"]
+    rows: list[list[Cell]] = []
+    for curve, what in (("nodes", "{:g} nodes"), ("size", "{:.0%} of the datastores"), ("suffix", "suffix of {:g}")):
+        for place, (x, _) in enumerate(first[curve]):
+            rows.append([what.format(x), *(_decimals(one["curves"][curve][place][1]) for one in results.values())])
+    return Table("M of the session", ["what varies", *results], rows)
+
+
 def speed_table(figures: Mapping[str, Any]) -> Table:
     """Speed against plain generation and M, by family of prompts; the last row is over all."""
     families: dict[str, Any] = dict(figures["families"])
