@@ -142,8 +142,8 @@ for _name, _about in (
     "--curves",
     "curved",
     is_flag=True,
-    help="M against nodes, against the longest suffix, and against the size of the datastores: without --series, 1% and "
-    "10% of their documents are laid out in a temporary folder.",
+    help="M against nodes, against the longest suffix, and against the size of the datastores: without --series, 1% "
+    "and 10% of their documents are laid out in a temporary folder.",
 )
 @click.option(
     "--series",
