@@ -80,8 +80,7 @@ def measure(
 
     Returns:
         One row for each way of drafting and budget: "drafting", "nodes" and the figures of `Outcome.as_json`; with
-        "reliability" (nodes, promised, accepted of 20 bins of the score) and "drafting_us" (median microseconds of a
-        step's drafting and learning) for the whole session.
+        "reliability" (nodes, promised, accepted of 20 bins of the score) for the whole session.
     """
     rows: list[dict[str, Any]] = []
 
@@ -101,10 +100,7 @@ def measure(
     if not any(recording.top_k.size for recording in recordings):
         del sources["recycled logits"]
     for nodes in budgets:
-        times: list[float] = []
-        whole = replay(recordings, list(sources.values()), calibration, max_nodes=nodes, times=times)
-        add("session", nodes, whole, whole=True)
-        rows[-1]["drafting_us"] = round(float(np.median(times)) * 1e6, 1)
+        add("session", nodes, replay(recordings, list(sources.values()), calibration, max_nodes=nodes), whole=True)
         if through is not None:
             local = [source for name, source in sources.items() if name not in stores]
             add("session through a service", nodes, replay(recordings, [*local, through], calibration, max_nodes=nodes))
