@@ -255,8 +255,10 @@ def test_curves_are_measured_on_parts_of_the_datastores_themselves(folder: Path,
     assert curves["size"][0][1] < curves["size"][2][1]
     assert curves["nodes"][0][1] < curves["nodes"][-1][1]
     assert dict(map(tuple, curves["nodes"]))[16] == curves["size"][2][1]
-    names = [row[0] for row in curves_table({"made up": written}).rows]
-    assert names[7:11] == ["128 nodes", *(f"{share}% of the datastores" for share in (1, 10, 100))]
+    rows = curves_table({"made up": written}).rows
+    assert rows[1][0] == "size of the datastores: 1% / 10% / 100%"
+    assert rows[2][0] == "longest suffix, tokens: 1 / 2 / 4 / 8 / 16 / 32"
+    assert rows[1][1] == " / ".join(f"{m:.2f}" for _, m in curves["size"])
 
 
 def test_a_part_of_a_datastore_is_whole_documents_evenly_spread(tmp_path: Path) -> None:

@@ -68,9 +68,13 @@ def curves_table(results: Mapping[str, Any]) -> Table:
     """
     first = next(iter(results.values()))["curves"]
     rows: list[list[Cell]] = []
-    for curve, what in (("nodes", "{:g} nodes"), ("size", "{:.0%} of the datastores"), ("suffix", "suffix of {:g}")):
-        for place, (x, _) in enumerate(first[curve]):
-            rows.append([what.format(x), *(_decimals(one["curves"][curve][place][1]) for one in results.values())])
+    for curve, what, shown in (
+        ("nodes", "nodes of a step", "{:g}"),
+        ("size", "size of the datastores", "{:.0%}"),
+        ("suffix", "longest suffix, tokens", "{:g}"),
+    ):
+        name = f"{what}: {' / '.join(shown.format(x) for x, _ in first[curve])}"
+        rows.append([name, *(" / ".join(f"{m:.2f}" for _, m in one["curves"][curve]) for one in results.values())])
     return Table("M of the session", ["what varies", *results], rows)
 
 
