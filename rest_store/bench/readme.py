@@ -63,7 +63,8 @@ def _drafting(results: Mapping[str, Result]) -> Table:
 
 
 def _curves(results: Mapping[str, Result]) -> Table:
-    return curves_table({label: results[name].figures for name, label in _REPLAYED.items()})
+    measured = {label: results[name].figures for name, label in _REPLAYED.items()}
+    return curves_table({label: figures for label, figures in measured.items() if figures.get("curves")})
 
 
 def _sizes(results: Mapping[str, Result]) -> Table:
