@@ -5,9 +5,10 @@ of the kind that the chat datastore holds (`--chat-answers`), replayed with a ch
 (`--chat-without`); 600 of these went into the package's. Parts 0..6 of 10 of the first two are fitted to, by the fixed
 hash of `rest-store calibrate`.
 
-The same data, release and `--start` give the same bytes. They are not those in the package: it was fitted to replays
-guided by three fits before it, which were not kept. To come close, run this twice, the second time with `--start` set
-to what the first wrote. Takes about 6 GB of memory.
+The same data, release and `--start` give the same bytes, whatever the process. Those in the package are not among
+them only because their `--start` is lost: they were fitted to replays guided by three fits before, which were not kept.
+`--rounds N` keeps the whole chain in one command: the untrained rule guides the first fit, each fit the next one.
+Takes about 6 GB of memory.
 
 Example: python benchmarks/fit_default.py --traces traces.jsonl.gz --answers answers.jsonl.gz --chat-answers \
 chat10.jsonl.gz --python python.ds --chat chat.ds --chat-without chat90.ds --out calibration.bin
@@ -52,14 +53,19 @@ def main() -> None:
     for name in ("traces", "answers", "chat-answers", "python", "chat", "chat-without", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--start", type=Path, help="calibration that guides the replays; default: the package's")
+    parser.add_argument("--rounds", type=int, help="fits, each guided by the one before, the first by no calibration")
     parser.add_argument("--trees", type=int, default=250)
     parser.add_argument("--every", type=int, default=1, help="take each n-th recording only, to try it out")
     given = parser.parse_args()
+    if given.rounds is not None and (given.rounds < 1 or given.start is not None):
+        parser.error("--rounds is at least 1, and instead of --start")
     code, chat, without = (Datastore.open(path) for path in (given.python, given.chat, given.chat_without))
     encode = _encoder(code, None)
     traces, answers = (read_recordings(path, encode)[:: given.every] for path in (given.traces, given.answers))
     chats = conversations(given.chat_answers, encode, given.every)
     start = Calibration.default() if given.start is None else Calibration.load(given.start)
+    if given.rounds is not None:
+        start = Calibration(bytes(4))
     fit, fit_answers = ([one for one in all_ if one.part < FIT_PARTS] for all_ in (traces, answers))
     text, logits = PromptLookup(), RecycledLogits()
     full = [text, logits, code, chat]
@@ -79,13 +85,16 @@ def main() -> None:
         "prompts": f"parts 0..{FIT_PARTS - 1} of 10 of the first two, all of the third",
         "sources": "prompt lookup, recycled logits, both datastores, and some of these left out",
         "start": "default" if given.start is None else given.start.name,
+        "rounds": given.rounds,
         "trees": given.trees,
     }
-    record: list[tuple[bytes, bytes, bytes]] = []
-    for recordings, sources, budgets in jobs:
-        for nodes, skip in budgets:
-            replay(recordings, sources, start, max_nodes=nodes, skip=skip, record=record)
-    calibration = fit_recorded(record, trees=given.trees, provenance=facts)
+    calibration = start
+    for _ in range(given.rounds or 1):
+        record: list[tuple[bytes, bytes, bytes]] = []
+        for recordings, sources, budgets in jobs:
+            for nodes, skip in budgets:
+                replay(recordings, sources, calibration, max_nodes=nodes, skip=skip, record=record)
+        calibration = fit_recorded(record, trees=given.trees, provenance=facts)
     calibration.save(given.out)
     for name, all_ in (("traces", traces), ("answers", answers)):
         held = [one for one in all_ if one.part >= FIT_PARTS]

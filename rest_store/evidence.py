@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MAX_EVIDENCE_ROWS = 1024
-SPARE_ROWS = 16  # beyond the nodes of the tree that the evidence is for
+SPARE_ROWS = 8  # beyond the nodes of the tree that the evidence is for
 
 
 @dataclass(frozen=True, slots=True)

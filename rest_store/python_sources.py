@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.asking import Asker
-from rest_store.errors import LimitError, describe
+from rest_store.errors import LimitError, TokenizerMismatchError, describe
 from rest_store.evidence import Evidence, rows_for
 from rest_store.sources import EvidenceSource, Source
+from rest_store.tokenizer import TokenizerIdentity
 from rest_store.tree import TokenTree
 
 _LONGEST = 16  # suffix of the context that trees are asked for, in tokens, unless told otherwise
@@ -26,6 +27,7 @@ _SUFFIX_OF_PATHS = 2  # the shorter one of each path that the other sources woul
 _OWN_NODES = 8  # of those paths
 _ASKED_NODES, _ASKED_DEPTH = 64, 12  # of each of the trees asked for
 _NO_COSTS = np.zeros(0)
+_LAST_TOKEN = 2**31 - 1
 
 _Tokens = npt.NDArray[np.int32]
 _Answer = tuple[list[Evidence] | None, list[TokenTree]]
@@ -75,7 +77,8 @@ class PythonSources:
         sources: (place among the kernel's stores, place among the session's sources, source) of each.
         timeout: seconds that a step waits for them; None: as long as they take.
         max_suffix: longest suffix of the context that they are asked for, in tokens.
-        vocabulary_size: greatest token id that they may be asked for or answer with, + 1.
+        tokenizer: of the session: they may be asked for tokens of its vocabulary and answer with these alone, and one
+            that turns out to have another is dropped; None: that of the first source that turns out to have one.
         drop: told the place of a source and why a step goes on without it.
 
     Not thread-safe.
@@ -88,19 +91,23 @@ class PythonSources:
         *,
         timeout: float | None,
         max_suffix: int,
-        vocabulary_size: int,
+        tokenizer: TokenizerIdentity | None,
         drop: Callable[[int, str], None],
     ) -> None:
         self._native = native
         self._all = [_Asked(store, place, source) for store, place, source in sources]
         self._timeout = timeout
         self._max_suffix = max_suffix
-        self._vocabulary_size = vocabulary_size
+        self._tokenizer = tokenizer
         self._drop = drop
 
     def __len__(self) -> int:
         """Return their number."""
         return len(self._all)
+
+    @property
+    def _vocabulary_size(self) -> int:
+        return _LAST_TOKEN + 1 if self._tokenizer is None else self._tokenizer.vocabulary_size
 
     def ask(self, max_nodes: int) -> None:
         """Ask about this step's context, for a tree of `max_nodes`; those that do not answer are left out of it."""
@@ -124,12 +131,18 @@ class PythonSources:
                 else:
                     found = _awaited(one, waiting.get(one.place), deadline)
                 self._give(one, question, found)
+            except TokenizerMismatchError:
+                self._leave_out(one, "tokenizer")
             except LateError:
                 self._drop(one.place, "late" if one.late is not None else "error")
             except Exception:
-                for store in one.all_stores():
-                    self._native.give(store, None)
-                self._drop(one.place, "error")
+                self._leave_out(one, "error")
+
+    def _leave_out(self, one: _Asked, why: str) -> None:
+        """Go on without `one` in this step, whatever it has answered."""
+        for store in one.all_stores():
+            self._native.give(store, None)
+        self._drop(one.place, why)
 
     def close(self) -> None:
         """Ask nothing more."""
@@ -194,6 +207,8 @@ class PythonSources:
     def _give(self, one: _Asked, question: _Question, answer: _Answer) -> None:
         """Hand an answer to the kernel; raise if it is none to `question`."""
         evidence, trees = answer
+        if evidence or trees:
+            self._require_tokenizer(one.source)
         one.gives_evidence = evidence is not None
         if evidence is None and not question.contexts:
             return
@@ -206,6 +221,13 @@ class PythonSources:
             store = one.stores[found.datastore]
             self._native.give_evidence(store, found.rows, self._vocabulary_size, question.max_rows)
 
+    def _require_tokenizer(self, source: Source) -> None:
+        """Raise TokenizerMismatchError if `source`, which has answered, is known by now to have another tokenizer."""
+        own = tokenizer_of(source)
+        if own is not None:
+            self._tokenizer = self._tokenizer or own
+            self._tokenizer.require_same(own, "draft session")
+
     def _checked(self, question: _Question, trees: list[TokenTree]) -> list[tuple[Any, ...]]:
         """Return `trees` as the kernel takes them; raise if they answer something else than `question`."""
         given: list[tuple[Any, ...]] = []
@@ -217,6 +239,15 @@ class PythonSources:
                 raise ValueError("a token outside the vocabulary")
             given.append((before, match.length, match.count, tree.counts, tokens, tree.parents))
         return given
+
+
+def tokenizer_of(source: object) -> TokenizerIdentity | None:
+    """Return the tokenizer that `source` says it has; None if it has none, or does not know it."""
+    try:
+        own = getattr(source, "tokenizer", None)
+    except Exception:
+        return None
+    return own if isinstance(own, TokenizerIdentity) else None
 
 
 def seconds(timeout: float | None) -> float | None:

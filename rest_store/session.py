@@ -24,7 +24,7 @@ from rest_store.errors import (
     describe,
 )
 from rest_store.kernel import MAX_NODES, MAX_SUFFIX, native_session_kernel
-from rest_store.python_sources import PythonSources, seconds
+from rest_store.python_sources import PythonSources, seconds, tokenizer_of
 from rest_store.queries import IntSequence
 from rest_store.sources import PromptLookup, RecycledLogits, Source, evidence_of, guard_of
 from rest_store.tokenizer import TokenizerIdentity, identity_of
@@ -75,7 +75,8 @@ class DraftSession:
         max_suffix: longest suffix of the context that sources with counts are asked for, in tokens, 1..64; within a
             tree, paths make matches longer.
         tokenizer: the target model's tokenizer or its `TokenizerIdentity`; a source that says it has another one is
-            left out. None: that of the first source that has one.
+            left out. None: that of the first source that has one. A service is asked for its tokenizer; one that does
+            not answer yet is heard until it does.
         source_timeout: seconds that a step waits for sources in Python, from 0 on; None: as long as they take.
 
     Raises:
@@ -120,13 +121,13 @@ class DraftSession:
         if not 1 <= max_suffix <= MAX_SUFFIX:
             raise LimitError(describe("draft session", "max_suffix", max_suffix, f"1..{MAX_SUFFIX}"))
         self._native.limit_suffix(max_suffix)
-        vocabulary_size = self._leave_out_other_tokenizers(list(sources), tokenizer)
+        expected = self._leave_out_other_tokenizers(list(sources), tokenizer)
         self._python_sources = PythonSources(
             self._native,
             self._foreign,
             timeout=timeout,
             max_suffix=max_suffix,
-            vocabulary_size=vocabulary_size,
+            tokenizer=expected,
             drop=self.statistics.drop,
         )
         tokens = _tokens("prompt", prompt)
@@ -167,14 +168,14 @@ class DraftSession:
             )
         return stores
 
-    def _leave_out_other_tokenizers(self, sources: list[object], tokenizer: object) -> int:
-        """Drop, for all steps, sources that say they have another tokenizer; return the size of the vocabulary."""
+    def _leave_out_other_tokenizers(self, sources: list[object], tokenizer: object) -> TokenizerIdentity | None:
+        """Drop, for all steps, sources that say they have another tokenizer; return the tokenizer, if any is known."""
         expected = None if tokenizer is None else identity_of(tokenizer)
         self._left_out: list[tuple[int, str]] = []  # place among the sources, why
         for store, place in enumerate(self._places[2:]):
             source = sources[place]
-            own = source.manifest.tokenizer if isinstance(source, Datastore) else getattr(source, "tokenizer", None)
-            if not isinstance(own, TokenizerIdentity):
+            own = source.manifest.tokenizer if isinstance(source, Datastore) else tokenizer_of(source)
+            if own is None:
                 continue
             expected = expected or own
             if own.fingerprint != expected.fingerprint:
@@ -183,7 +184,7 @@ class DraftSession:
                 self._native.give(store, None)
         misfits = {place for place, _ in self._left_out}
         self._foreign = [one for one in self._foreign if one[1] not in misfits]
-        return _LAST_TOKEN + 1 if expected is None else expected.vocabulary_size
+        return expected
 
     def __len__(self) -> int:
         """Return the number of tokens of prompt and output so far."""

@@ -22,13 +22,14 @@ from rest_store.client.counterpart import Counterpart
 from rest_store.client.questions import Questions
 from rest_store.client.tally import Tally
 from rest_store.datastore import Datastore
-from rest_store.errors import LimitError, ProtocolError, TokenRangeError, TreeError
+from rest_store.errors import LimitError, ProtocolError, ServiceError, TokenRangeError, TreeError
 from rest_store.session import DraftSession
 from rest_store.sources import PromptLookup, RecycledLogits
+from rest_store.tokenizer import TokenizerIdentity
 from rest_store.tree import TokenTree
 from rest_store.v1 import datastore_pb2 as pb
 from tests.services import PATIENCE, Service, Talk, reason_of, running
-from tests.strategies import Corpus, refused, write_datastore
+from tests.strategies import Corpus, identity, open_datastore, refused, write_datastore
 from tests.test_evidence import replayed, require_same, rows_of
 
 CHANCE = random.Random(11)
@@ -234,3 +235,74 @@ def test_answers_are_verified() -> None:
     one_row = np.array([1, 0, 0, 2], "<u4").tobytes() + b"\0"
     (found,) = answered(evidence=[pb.Evidence(rows=one_row)])
     assert (found.datastore, found.row_count) == ("one", 1)
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_a_service_of_another_tokenizer_is_left_out_and_counted(
+    client: DatastoreClient, stores: dict[str, Datastore], tmp_path: Path, direct: bool
+) -> None:
+    """As a datastore in process is, without being asked; one of the same tokenizer is heard."""
+    other = open_datastore(tmp_path, Corpus(301, [[[0, 1, 200]]]))
+    source = client if direct else client.source()
+    assert source.tokenizer == stores["one"].manifest.tokenizer == identity(300)
+    asked = client.statistics.calls
+    for sources, tokenizer, place in (([other, source], None, 1), ([source, other], identity(301), 0)):
+        local = [stores["one"] if one is source else one for one in sources]
+        with (
+            DraftSession(sources, [0, 1], tokenizer=tokenizer) as through,
+            DraftSession(local, [0, 1], tokenizer=tokenizer) as here,
+        ):
+            for session in (through, here):
+                assert session.draft().tokens.tolist() == [200]
+                session.accept([1])
+                session.draft()
+            assert through.statistics.dropped == here.statistics.dropped == {(place, "tokenizer"): 2}
+    assert client.statistics.calls == asked
+    with DraftSession([source, other], [0, 1], tokenizer=identity(300)) as session:
+        assert len(session.draft()) > 0
+        assert session.statistics.dropped == {(1, "tokenizer"): 1}
+    assert client.statistics.calls == asked + 1
+
+
+def test_a_session_knows_the_vocabulary_of_its_service(client: DatastoreClient) -> None:
+    """A token outside of it ends what the service is asked about, instead of the question."""
+    answered = client.statistics.answers
+    with DraftSession([client.source()], [0, 1, 5000, 0, 1]) as session:
+        assert len(session.draft()) > 0
+        assert session.statistics.dropped == {}
+    assert client.statistics.answers == answered + 1
+
+
+def test_a_service_that_is_away_has_no_tokenizer_and_its_client_says_why(tmp_path: Path) -> None:
+    with DatastoreClient(f"unix:{tmp_path}/none", timeout=0.05, retries=0) as client:
+        assert client.source().tokenizer is None
+        with pytest.raises(ServiceError):
+            _ = client.tokenizer
+        with DraftSession([client.source()], [0, 1]) as session:
+            assert len(session.draft()) == 0
+    with DatastoreClient(f"unix:{tmp_path}/none", tokenizer=identity(300)) as client:
+        assert client.source().tokenizer == client.tokenizer == identity(300)
+        assert client.statistics.calls == 0
+
+
+class Awaking:
+    """A service's source that is away when the session is made."""
+
+    def __init__(self, store: Datastore, tokenizer: TokenizerIdentity) -> None:
+        self._store, self._tokenizer = store, tokenizer
+        self.tokenizer: TokenizerIdentity | None = None
+
+    def draft_batch(self, contexts: Any, **limits: int) -> list[TokenTree]:
+        self.tokenizer = self._tokenizer
+        return self._store.draft_batch(contexts, **limits)
+
+
+@pytest.mark.parametrize("timeout", [None, PATIENCE])
+def test_a_tokenizer_that_is_known_later_is_compared_then(stores: dict[str, Datastore], timeout: float | None) -> None:
+    fits, misfits = (Awaking(stores["one"], identity(size)) for size in (300, 301))
+    with DraftSession([fits, misfits], [0, 1], source_timeout=timeout) as session:
+        tree = session.draft()
+        assert len(tree) > 0
+        assert tree.origins is not None
+        assert set(tree.origins.tolist()) == {1}
+        assert session.statistics.dropped == {(1, "tokenizer"): 1}

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +15,10 @@ import pytest
 from click.testing import CliRunner
 from strategies import Corpus, refused, write_datastore
 
+from rest_store.bench.datastores import documents_of, thinned
 from rest_store.bench.quality import measure, prompt_lookup_rule, rest_rule
 from rest_store.bench.replay import Outcome, Recording, fit_calibration, part_of, read_recordings, replay, walk
+from rest_store.bench.tables import curves_table
 from rest_store.calibration import Calibration
 from rest_store.cli import main
 from rest_store.datastore import Datastore
@@ -237,6 +242,43 @@ def test_too_few_recordings_are_refused(folder: Path, tmp_path: Path) -> None:
         done = CliRunner().invoke(main, command)
         assert done.exit_code == 1
         assert "record more prompts" in done.output
+
+
+def test_curves_are_measured_on_parts_of_the_datastores_themselves(folder: Path, tmp_path: Path) -> None:
+    common = ["--recordings", str(folder / "recordings.jsonl.gz"), "--datastore", str(folder / "ds"), "--every", "4"]
+    options = ["--calibration", "default", "--nodes", "4", "--no-ablations", "--curves", "--json", str(tmp_path / "q")]
+    done = CliRunner().invoke(main, ["bench", "quality", *common, *options])
+    assert done.exit_code == 0, done.output
+    written = json.loads((tmp_path / "q").read_text())
+    curves = written["curves"]
+    assert [share for share, _ in curves["size"]] == [0.01, 0.1, 1]
+    assert curves["size"][0][1] < curves["size"][2][1]
+    assert curves["nodes"][0][1] < curves["nodes"][-1][1]
+    assert dict(map(tuple, curves["nodes"]))[16] == curves["size"][2][1]
+    rows = curves_table({"made up": written}).rows
+    assert rows[1][0] == "size of the datastores: 1% / 10% / 100%"
+    assert rows[2][0] == "longest suffix, tokens: 1 / 2 / 4 / 8 / 16 / 32"
+    assert rows[1][1] == " / ".join(f"{m:.2f}" for _, m in curves["size"])
+
+
+def test_a_part_of_a_datastore_is_whole_documents_evenly_spread(tmp_path: Path) -> None:
+    (tmp_path / "ds").mkdir()
+    documents = [[token] * 5 for token in range(100)]
+    write_datastore(tmp_path / "ds", Corpus(VOCABULARY, [documents[:50], documents[50:]]))
+    part = Datastore.open(thinned(tmp_path / "ds", tmp_path / "part", 0.1))
+    kept = [document.tolist() for document in documents_of(part, 10_000)]
+    assert kept == documents[::10]
+
+
+def test_the_same_recordings_give_the_same_bytes_in_any_process(folder: Path, tmp_path: Path) -> None:
+    common = ["--recordings", str(folder / "recordings.jsonl.gz"), "--datastore", str(folder / "ds"), "--trees", "5"]
+    found = []
+    for seed in ("1", "2"):
+        out = tmp_path / seed
+        command = [sys.executable, "-m", "rest_store", "calibrate", *common, "--out", str(out)]
+        subprocess.run(command, check=True, capture_output=True, env={**os.environ, "PYTHONHASHSEED": seed})
+        found.append(out.read_bytes())
+    assert found[0] == found[1]
 
 
 def test_plots_are_written(folder: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import functools
 import importlib
 import json
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from build_index.target_tokenizer import TargetTokenizer
     from rest_store.bench.replay import Encode, Outcome, Recording
 
+_SHARES = (0.01, 0.1)  # of the datastores, for the curve against their size
 _recordings = click.option(
     "--recordings",
     "paths",
@@ -138,6 +140,13 @@ for _name, _about in (
 @click.option("--through-service", is_flag=True, help="Replay through a service of the datastores, too; starts one.")
 @click.option("--plots", type=click.Path(path_type=Path), help="Folder for plots; takes the extra [plots].")
 @click.option(
+    "--curves",
+    "curved",
+    is_flag=True,
+    help="M against nodes, against the longest suffix, and against the size of the datastores: without --series, 1% "
+    "and 10% of their documents are laid out in a temporary folder.",
+)
+@click.option(
     "--series",
     nargs=2,
     multiple=True,
@@ -156,6 +165,7 @@ def quality(
     no_ablations: bool,
     through_service: bool,
     plots: Path | None,
+    curved: bool,
     series: tuple[tuple[float, Path], ...],
     result: Path | None,
 ) -> None:
@@ -197,8 +207,12 @@ def quality(
         if "reliability" in row:
             click.echo(f"calibration error with {row['nodes']} nodes: {row['calibration_error']:.4f}")
     curves: dict[str, list[tuple[float, float]]] = {}
+    if plots is not None or curved:
+        with contextlib.ExitStack() as ending:
+            if curved and not sizes:
+                sizes = ending.enter_context(_parts(stores))
+            curves = measure_series(held, {**sizes, 1.0: opened}, used)
     if plots is not None:
-        curves = measure_series(held, {**sizes, 1.0: opened}, used)
         plot(rows, curves, plots)
     if result is not None:
         from rest_store.bench.environment import data_hashes, environment
@@ -239,6 +253,19 @@ def _open(paths: tuple[Path, ...]) -> dict[str, Datastore]:
         name if names.count(name) == 1 else str(path): Datastore.open(path)
         for name, path in zip(names, paths, strict=True)
     }
+
+
+@contextlib.contextmanager
+def _parts(paths: tuple[Path, ...]) -> Iterator[dict[float, dict[str, Datastore]]]:
+    """Give a hundredth and a tenth of each datastore, laid out in a folder that goes away afterwards."""
+    from rest_store.bench.datastores import thinned
+
+    with tempfile.TemporaryDirectory(prefix="rest-store-") as folder:
+        parts: dict[float, dict[str, Datastore]] = {}
+        for share in _SHARES:
+            made = tuple(thinned(path, Path(folder, f"{place}-{share}"), share) for place, path in enumerate(paths))
+            parts[share] = _open(made)
+        yield parts
 
 
 def _require_folder(file: Path) -> None:

@@ -73,6 +73,21 @@ def perturbed(source: Path, out: Path, tokens: int, shard_tokens: int) -> Path:
     return _write(store, out, documents(), shard_tokens)
 
 
+def thinned(source: Path, out: Path, share: float) -> Path:
+    """Return a datastore of `share` (0..1) of the tokens of `source`: whole documents, evenly spread, in one shard."""
+    store = Datastore.open(source)
+
+    def documents() -> Iterator[np.ndarray]:
+        seen = kept = 0
+        for document in documents_of(store, store.manifest.token_count):
+            if kept <= share * seen:
+                kept += document.size
+                yield document
+            seen += document.size
+
+    return written(store, out, documents())
+
+
 def written(like: Datastore, out: Path, documents: Iterator[np.ndarray]) -> Path:
     """Return a datastore of `documents` in one shard, of the tokenizer of `like`; what lies at `out` is replaced."""
     shutil.rmtree(out, ignore_errors=True)

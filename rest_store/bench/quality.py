@@ -129,7 +129,7 @@ def measure_series(
 
     def score(stores: Mapping[str, Datastore], budget: int = nodes, longest: int = 16) -> float:
         sources = [PromptLookup(), RecycledLogits(), *stores.values()]
-        return replay(recordings, sources, calibration, max_nodes=budget, max_suffix=longest).mean_accepted
+        return round(replay(recordings, sources, calibration, max_nodes=budget, max_suffix=longest).mean_accepted, 4)
 
     whole = series[max(series)]
     return {

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from rest_store.bench.exhibits import Table, shown
 from rest_store.bench.results import Result
 from rest_store.bench.tables import (
+    curves_table,
     decodings_table,
     drafting_table,
     infini_gram_table,
@@ -66,6 +67,11 @@ def _decodings(results: Mapping[str, Result]) -> Table:
     return decodings_table({name: results[f"speed_{name}"].figures for name in ("greedy", "nucleus")})
 
 
+def _curves(results: Mapping[str, Result]) -> Table:
+    measured = {label: results[name].figures for name, label in _REPLAYED.items()}
+    return curves_table({label: figures for label, figures in measured.items() if figures.get("curves")})
+
+
 def _sizes(results: Mapping[str, Result]) -> Table:
     (beyond,) = results["query_larger_than_memory"].figures["sizes"]
     return sizes_table(results["query"].figures["sizes"], beyond)
@@ -81,6 +87,7 @@ def _paper(results: Mapping[str, Result]) -> Table:
 
 TABLES: dict[str, Callable[[Mapping[str, Result]], Table]] = {
     "drafting": _drafting,
+    "curves": _curves,
     "speed": lambda results: speed_table(results["speed"].figures),
     "speed-packed": lambda results: speed_table(results["speed_packed"].figures),
     "speed-decoding": _decodings,

@@ -64,6 +64,24 @@ def drafting_table(results: Mapping[str, Any]) -> Table:
     return Table("Mean tokens of a forward pass (M)", ["drafting", "nodes", *found], rows)
 
 
+def curves_table(results: Mapping[str, Any]) -> Table:
+    """M of the session against the nodes of a step, the size of the datastores and the longest suffix.
+
+    Args:
+        results: figures of `bench quality --curves`, by what was replayed.
+    """
+    first = next(iter(results.values()))["curves"]
+    rows: list[list[Cell]] = []
+    for curve, what, shown in (
+        ("nodes", "nodes of a step", "{:g}"),
+        ("size", "size of the datastores", "{:.0%}"),
+        ("suffix", "longest suffix, tokens", "{:g}"),
+    ):
+        name = f"{what}: {' / '.join(shown.format(x) for x, _ in first[curve])}"
+        rows.append([name, *(" / ".join(f"{m:.2f}" for _, m in one["curves"][curve]) for one in results.values())])
+    return Table("M of the session", ["what varies", *results], rows)
+
+
 def speed_table(figures: Mapping[str, Any]) -> Table:
     """Speed against plain generation and M, by family of prompts; the last row is over all."""
     families: dict[str, Any] = dict(figures["families"])

@@ -154,7 +154,7 @@ class AsyncDraftStream(StreamBase[AsyncStreamCall, Callable[..., Awaitable[objec
             proposals: the tree that the session's other sources would draft, with scores.
             max_nodes: of the session's tree, 1..1024.
             max_suffix: longest suffix of the text tried, in tokens, 1..64.
-            max_rows: most paths, 1..1024; None: 16 more than nodes.
+            max_rows: most paths, 1..1024; None: 8 more than nodes.
 
         Returns:
             None if the service knows no evidence; `new_tokens` were taken all the same.

@@ -19,6 +19,7 @@ from rest_store.errors import RestStoreError
 from rest_store.evidence import Evidence, rows_for
 from rest_store.failures import failed_call
 from rest_store.queries import IntSequence
+from rest_store.tokenizer import TokenizerIdentity
 from rest_store.tree import SuffixMatch, TokenTree
 
 
@@ -59,6 +60,15 @@ class DatastoreClient(ClientBase):
         if not self._counterpart.is_known:
             self.info()
         return self._counterpart.vocabulary_size
+
+    @property
+    def tokenizer(self) -> TokenizerIdentity:
+        """The tokenizer of the datastores asked; without one given, asks the service if it has not been asked yet.
+
+        Raises:
+            ServiceError: no answer; the subclass says why.
+        """
+        return self._counterpart.tokenizer or self.info().tokenizer
 
     def connect(self, timeout: float = 10.0) -> ServiceInfo:
         """Connect and ask what the service is: what the first call would do, with time for it.
@@ -168,7 +178,7 @@ class DatastoreClient(ClientBase):
             proposals: the tree that the session's other sources would draft, with scores.
             max_nodes: of the session's tree, 1..1024.
             max_suffix: longest suffix of `context` tried, in tokens, 1..64.
-            max_rows: most paths, 1..1024, of which the service may give fewer; None: 16 more than nodes.
+            max_rows: most paths, 1..1024, of which the service may give fewer; None: 8 more than nodes.
             timeout: seconds; None: as for other calls of this client.
 
         Returns:

@@ -46,6 +46,11 @@ class Counterpart:
         self.max_evidence_rows = 0  # until described; of a service that knows no evidence, too
 
     @property
+    def tokenizer(self) -> TokenizerIdentity | None:
+        """The tokenizer given, else that of the datastores asked; None until described."""
+        return self._tokenizer
+
+    @property
     def is_known(self) -> bool:
         """Whether the service has been described."""
         return self.vocabulary_size > 0

@@ -9,12 +9,16 @@ from rest_store.client.tally import Tally
 from rest_store.errors import RestStoreError
 from rest_store.evidence import Evidence
 from rest_store.queries import IntSequence
+from rest_store.tokenizer import TokenizerIdentity
 from rest_store.tree import TokenTree
 
 _EMPTY = TokenTree([], [], [])
 
 
 class _Drafter(Protocol):
+    @property
+    def tokenizer(self) -> TokenizerIdentity: ...
+
     def draft(self, context: IntSequence, *, max_nodes: int, max_suffix: int, max_depth: int) -> TokenTree: ...
 
     def draft_batch(
@@ -36,6 +40,14 @@ class ServiceSource:
     def __init__(self, client: _Drafter, tally: Tally) -> None:
         self._client = client
         self._tally = tally
+
+    @property
+    def tokenizer(self) -> TokenizerIdentity | None:
+        """The tokenizer of the client's datastores; None while the service cannot be asked for it."""
+        try:
+            return self._client.tokenizer
+        except RestStoreError:
+            return None
 
     def draft(
         self, context: IntSequence, *, max_nodes: int = 64, max_suffix: int = 16, max_depth: int = 10

@@ -6,14 +6,6 @@
 
 namespace rest_store {
 
-// For a heap of what is open: the highest score first, of equals what was opened first.
-struct Later {
-  template <class Open>
-  bool operator()(const Open& a, const Open& b) const {
-    return a.score != b.score ? a.score < b.score : a.number > b.number;
-  }
-};
-
 // The chance that each of `proposals` comes next: by the trees of `forest`, corrected, with the chance of any other
 // token left over; without trees, by the fixed rule.
 inline std::array<float, kProposals> chances_of(const Proposals& proposals, const Forest* forest,

@@ -48,57 +48,66 @@ class Tally {
   }
 
   // The heaviest first, of equal weights the lesser token.
-  Continuations ranked(double total) {
+  void ranked(double total, Continuations& out) {
     const std::size_t size = std::min(counts_.size(), kContinuations);
     std::partial_sort(
         counts_.begin(), counts_.begin() + static_cast<std::ptrdiff_t>(size), counts_.end(),
         [](const auto& a, const auto& b) { return a.second != b.second ? a.second > b.second : a.first < b.first; });
-    Continuations out;
     out.size = static_cast<std::uint32_t>(size);
+    out.probes = 0;
     for (std::size_t i = 0; i < size; ++i)
       out.top[i] = {counts_[i].first, static_cast<float>(counts_[i].second / total)};
-    return out;
   }
 
  private:
   std::vector<std::pair<Token, double>> counts_;
 };
 
-// Reads the next tokens of a match of `length` tokens: all of them if they are few, else every n-th of the sorted
-// suffixes, which misses no token of more than n occurrences. Keeps its memory between calls.
+// One match whose next tokens are wanted: where its `length` tokens occur in each of `shards`, and how many occurrences
+// are looked at, at most.
+struct ContinuationQuery {
+  const std::vector<ShardView>* shards;
+  std::uint32_t vocabulary;
+  std::span<const Interval> intervals;
+  std::uint32_t length;
+  std::size_t samples;
+  Continuations* out;
+};
+
+// Reads the next tokens of matches: all of them if they are few, else every n-th of the sorted suffixes, which misses
+// no token of more than n occurrences. Matches asked for together wait for memory together. Keeps its memory between
+// calls.
 class ContinuationReader {
  public:
-  Continuations read(const std::vector<ShardView>& shards, std::span<const Interval> intervals, std::uint32_t length,
-                     std::uint32_t vocabulary, std::size_t samples) {
-    std::uint64_t count = 0;
-    for (const Interval& interval : intervals) count += interval.width();
-    if (count == 0) return {};
-    const std::uint64_t stride = count <= samples ? 1 : (count + samples - 1) / samples;
+  void read(std::span<const ContinuationQuery> queries) {
     probes_.clear();
-    std::uint64_t skip = stride / 2;  // carried from shard to shard, so that shares do not depend on their number
-    for (std::size_t i = 0; i < shards.size(); ++i) {
-      const Interval& interval = intervals[i];
-      Rank rank = interval.begin + skip;
-      for (; rank < interval.end; rank += stride) {
-        probes_.push_back({&shards[i], rank});
-        prefetch(shards[i].entry_address(rank));
+    ends_.clear();
+    for (const ContinuationQuery& query : queries) {
+      plan(query);
+      ends_.push_back(probes_.size());
+    }
+    std::size_t next = 0;
+    for (std::size_t i = 0; i < queries.size(); ++i)
+      for (; next < ends_[i]; ++next) {
+        Probe& probe = probes_[next];
+        probe.place = probe.shard->position(probe.place) + queries[i].length;
+        prefetch(probe.shard->suffix(probe.place));
       }
-      skip = rank - interval.end;
+    next = 0;
+    for (std::size_t i = 0; i < queries.size(); ++i) {
+      const std::size_t count = ends_[i] - next;
+      tally_.clear();
+      for (; next < ends_[i]; ++next) {
+        const Probe& probe = probes_[next];
+        const std::uint8_t* at = probe.shard->suffix(probe.place);
+        Token token = 0;
+        for (std::uint32_t byte = 0; byte < probe.shard->width; ++byte) token = token << 8 | at[byte];
+        if (token < queries[i].vocabulary) tally_.add(token, 1);
+      }
+      Continuations& out = *queries[i].out;
+      tally_.ranked(static_cast<double>(count), out);
+      out.probes = static_cast<std::uint32_t>(count);
     }
-    for (Probe& probe : probes_) {
-      probe.place = probe.shard->position(probe.place) + length;
-      prefetch(probe.shard->suffix(probe.place));
-    }
-    tally_.clear();
-    for (const Probe& probe : probes_) {
-      const std::uint8_t* at = probe.shard->suffix(probe.place);
-      Token token = 0;
-      for (std::uint32_t byte = 0; byte < probe.shard->width; ++byte) token = token << 8 | at[byte];
-      if (token < vocabulary) tally_.add(token, 1);
-    }
-    Continuations out = tally_.ranked(static_cast<double>(probes_.size()));
-    out.probes = static_cast<std::uint32_t>(probes_.size());
-    return out;
   }
 
  private:
@@ -107,7 +116,27 @@ class ContinuationReader {
     std::uint64_t place;  // a rank, then a position
   };
 
+  // Append the ranks that are looked at.
+  void plan(const ContinuationQuery& query) {
+    const std::vector<ShardView>& shards = *query.shards;
+    std::uint64_t count = 0;
+    for (const Interval& interval : query.intervals) count += interval.width();
+    if (count == 0) return;
+    const std::uint64_t stride = count <= query.samples ? 1 : (count + query.samples - 1) / query.samples;
+    std::uint64_t skip = stride / 2;  // carried from shard to shard, so that shares do not depend on their number
+    for (std::size_t i = 0; i < shards.size(); ++i) {
+      const Interval& interval = query.intervals[i];
+      Rank rank = interval.begin + skip;
+      for (; rank < interval.end; rank += stride) {
+        probes_.push_back({&shards[i], rank});
+        prefetch(shards[i].entry_address(rank));
+      }
+      skip = rank - interval.end;
+    }
+  }
+
   std::vector<Probe> probes_;
+  std::vector<std::size_t> ends_;  // of each query's probes
   Tally tally_;
 };
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "continuations.hpp"
@@ -63,49 +64,109 @@ class EvidenceReader {
     if (tail.empty()) return out.clear();
     Scratch& own = scratch();
     const Suffix suffix = suffix_of(tail);
-    shorts(tail, suffix, out);
+    own.clear();
+    const Missing missing = shorts(tail, suffix, nullptr, out);
+    settle();
+    queue(missing, out);
     out.rungs[0].clear();
     out.rungs[1].clear();
-    if (out.rungs[2].length == 0) return;
-    const Match& match = own.matcher.longest(shards_, directory_, std::span(&suffix, 1), Matcher::Find::kIntervals,
-                                             [](std::size_t, std::uint32_t) { return false; })[0];
-    if (match.length <= kShort) return;
-    Rung& longest = out.rungs[0];
-    longest.length = match.length;
-    longest.count = match.count;
-    longest.intervals = match.intervals;
-    longest.next = own.reader.read(shards_, longest.intervals, longest.length, vocabulary_, kSamples);
-    if (longest.length < kShort + 3) return;
-    const std::uint32_t between = longest.length > 9 ? 8 : longest.length - 2;
-    find(suffix, between, out.rungs[1]);
-    Rung& rung = out.rungs[1];
-    rung.next = own.reader.read(shards_, rung.intervals, rung.length, vocabulary_, kSamples);
+    if (out.rungs[2].length > 0) {
+      const Match& match = own.matcher.longest(shards_, directory_, std::span(&suffix, 1), Matcher::Find::kIntervals,
+                                               [](std::size_t, std::uint32_t) { return false; })[0];
+      if (match.length > kShort) {
+        Rung& longest = out.rungs[0];
+        longest.length = match.length;
+        longest.count = match.count;
+        longest.intervals = match.intervals;
+        queue(longest, kSamples);
+        if (longest.length >= kShort + 3) {
+          seek(suffix, longest.length > 9 ? 8 : longest.length - 2, out.rungs[1]);
+          settle();
+          queue(out.rungs[1], kSamples);
+        }
+      }
+    }
+    own.reader.read(own.queries);
+    remember(tail, missing, out);
   }
 
   // Evidence of the context that ends in `tail`, the last token of which was appended to the context of `parent`.
-  void child(const Evidence& parent, std::span<const Token> tail, Evidence& out) {
-    tail = known(tail);
-    if (tail.empty()) return out.clear();
+  struct Child {
+    EvidenceReader* reader;
+    const Evidence* parent;
+    std::span<const Token> tail;
+    Evidence* out;
+  };
+
+  // Read evidence for all of `children`, which wait for memory together.
+  static void read(std::span<const Child> children) {
     Scratch& own = scratch();
-    const Suffix suffix = suffix_of(tail);
-    shorts(tail, suffix, out);
-    out.rungs[0].clear();
-    out.rungs[1].clear();
-    std::size_t found = 0;
-    for (std::size_t i = 0; i < 3 && found < 2; ++i) {
-      const Rung& from = parent.rungs[i];
-      if (from.length == 0 || from.length >= std::min<std::size_t>(kLongest, tail.size())) continue;
-      if (narrow(from, suffix, out.rungs[found])) ++found;
+    own.clear();
+    own.children.clear();
+    own.children.reserve(children.size());  // what is sought points into them
+    own.longer.resize(std::max(own.longer.size(), children.size()));
+    for (std::size_t i = 0; i < children.size(); ++i) {
+      const auto& [reader, parent, whole, out] = children[i];
+      const std::span<const Token> tail = reader->known(whole);
+      own.children.push_back({tail, reader->suffix_of(tail), {}});
+      for (std::uint32_t length = 1; length <= std::min<std::size_t>(kShort, tail.size()); ++length)
+        reader->ask_for(short_suffix(tail.last(length)));
     }
-    for (std::size_t i = 0; i < found; ++i) {
-      Rung& rung = out.rungs[i];
-      rung.next = own.reader.read(shards_, rung.intervals, rung.length, vocabulary_, kSamples);
+    for (std::size_t i = 0; i < children.size(); ++i) {
+      const auto& [reader, parent, whole, out] = children[i];
+      Begun& begun = own.children[i];
+      const std::span<const Token> tail = begun.tail;
+      for (Rung& rung : own.longer[i]) rung.clear();
+      if (tail.empty()) continue;
+      begun.missing = reader->shorts(tail, begun.suffix, parent, *out);
+      for (std::size_t rung = 0; rung < kLonger; ++rung) {
+        const Rung& from = parent->rungs[rung];
+        if (from.length == 0 || from.length >= std::min<std::size_t>(kLongest, tail.size())) continue;
+        reader->narrow(from, begun.suffix, own.longer[i][rung]);
+      }
     }
+    settle();
+    for (std::size_t i = 0; i < children.size(); ++i) {
+      const auto& [reader, parent, whole, out] = children[i];
+      if (own.children[i].tail.empty()) {
+        out->clear();
+        continue;
+      }
+      reader->queue(own.children[i].missing, *out);
+      out->rungs[0].clear();
+      out->rungs[1].clear();
+      std::size_t found = 0;
+      for (Rung& rung : own.longer[i])
+        if (rung.length > 0 && found < 2) {
+          std::swap(out->rungs[found], rung);
+          reader->queue(out->rungs[found++], kSamples);
+        }
+    }
+    own.reader.read(own.queries);
+    for (std::size_t i = 0; i < children.size(); ++i)
+      children[i].reader->remember(own.children[i].tail, own.children[i].missing, *children[i].out);
   }
 
  private:
   static constexpr std::size_t kSamples = 24, kShortSamples = 96;
   static constexpr std::size_t kSlots = std::size_t{1} << 15, kLocks = 64;
+  static constexpr std::size_t kLonger = 3;  // rungs of a parent that those longer than kShort may follow from
+
+  using Missing = std::array<bool, kShort + 1>;  // by length: whether a short suffix was not remembered
+
+  // A child on its way.
+  struct Begun {
+    std::span<const Token> tail;
+    Suffix suffix;
+    Missing missing;
+  };
+
+  // A rung whose intervals are being searched for, and the first of their boundaries.
+  struct Sought {
+    Rung* rung;
+    std::size_t shards;
+    std::size_t first;
+  };
 
   struct Scratch {
     Matcher matcher;
@@ -113,6 +174,18 @@ class EvidenceReader {
     std::vector<Search> searches;
     std::vector<std::uint8_t> decided;
     std::vector<Boundary> boundaries;
+    std::vector<Sought> searched, sought;  // from the whole of the shards; within intervals that are known
+    std::vector<ContinuationQuery> queries;
+    std::vector<Begun> children;
+    std::vector<std::array<Rung, kLonger>> longer;  // of each child
+
+    void clear() {
+      searches.clear();
+      boundaries.clear();
+      searched.clear();
+      sought.clear();
+      queries.clear();
+    }
   };
 
   // Not inlined: code that knows the object to be the thread's looks up its address at every use.
@@ -133,68 +206,100 @@ class EvidenceReader {
     return Suffix(last.data(), last.size(), width());
   }
 
-  // The rungs of the short suffixes, remembered or found.
-  void shorts(std::span<const Token> tail, const Suffix& suffix, Evidence& out) {
+  // Recall the rungs of the short suffixes, and begin the search for those that are not remembered, among the
+  // occurrences of `parent`'s if there is one.
+  Missing shorts(std::span<const Token> tail, const Suffix& suffix, const Evidence* parent, Evidence& out) {
+    Missing missing{};
     bool occurs = true;
     for (std::uint32_t length = 1; length <= kShort; ++length) {
       Rung& rung = out.rungs[kRungs - length];
+      if (occurs && length > 1 && parent != nullptr) occurs = parent->rungs[kRungs - length + 1].length > 0;
       if (!occurs || length > tail.size()) {
         rung.clear();
         continue;
       }
-      const ShortSuffix key = short_suffix(tail.last(length));
-      if (!recall(key, rung)) {
-        find(suffix, length, rung);
-        rung.next = scratch().reader.read(shards_, rung.intervals, length, vocabulary_, kShortSamples);
-        if (rung.count == 0) rung.clear();
-        remember(key, rung);
+      if (recall(short_suffix(tail.last(length)), rung)) {
+        occurs = rung.length > 0;
+        continue;
       }
-      occurs = rung.length > 0;
+      missing[length] = true;
+      if (length > 1 && parent != nullptr) narrow(parent->rungs[kRungs - length + 1], suffix, rung);
+      else seek(suffix, length, rung);
     }
+    return missing;
   }
 
-  // Where the last `length` tokens of `suffix` occur.
-  void find(const Suffix& suffix, std::uint32_t length, Rung& rung) const {
+  // Begin to search for where the last `length` tokens of `suffix` occur.
+  void seek(const Suffix& suffix, std::uint32_t length, Rung& rung) {
     Scratch& own = scratch();
-    own.searches.clear();
-    for (const ShardView& shard : shards_) own.searches.emplace_back(shard, suffix.last(length), length * width());
-    locate(own.searches, 1, own.decided);
-    own.boundaries.clear();
     rung.length = length;
-    if (own.decided[0]) {
-      own.boundaries.resize(2 * shards_.size());
-      for (std::size_t i = 0; i < shards_.size(); ++i) interval_boundaries(own.searches[i], &own.boundaries[2 * i]);
-      find_boundaries(own.boundaries);
+    KeyDirectory::Walk walk{0};
+    for (const ShardView& shard : shards_) {
+      own.searches.emplace_back(shard, suffix.last(length), length * width(), own.searched.size());
+      walk.least = own.searches.back().least;
     }
-    bound(rung);
+    directory_.descend(std::span(&walk, 1));
+    for (std::size_t i = 0; i < shards_.size(); ++i)
+      own.searches[own.searches.size() - shards_.size() + i].keys_within(directory_.places(walk, i));
+    own.searched.push_back({&rung, shards_.size(), own.searches.size() - shards_.size()});
   }
 
-  // The occurrences of `from` that go on with the last token of `suffix`; false if there are none.
-  bool narrow(const Rung& from, const Suffix& suffix, Rung& to) const {
+  // Begin to search for the occurrences of `from` that go on with the last token of `suffix`.
+  void narrow(const Rung& from, const Suffix& suffix, Rung& to) const {
     Scratch& own = scratch();
-    own.boundaries.clear();
-    const std::uint32_t length = from.length + 1;
+    to.length = from.length + 1;
+    own.sought.push_back({&to, shards_.size(), own.boundaries.size()});
     for (std::size_t i = 0; i < shards_.size(); ++i)
       for (const bool after : {false, true})
-        own.boundaries.push_back({&shards_[i], suffix.last(length), length * width(), 0, after, from.intervals[i].begin,
+        own.boundaries.push_back({&shards_[i], suffix.last(1), width(), from.length, after, from.intervals[i].begin,
                                   from.intervals[i].end, 0});
-    find_boundaries(own.boundaries);
-    to.length = length;
-    bound(to);
-    if (to.count == 0) to.clear();
-    return to.count > 0;
   }
 
-  void bound(Rung& rung) const {
-    const auto& boundaries = scratch().boundaries;
-    rung.intervals.assign(shards_.size(), {});
-    rung.count = 0;
-    if (boundaries.empty()) return;
-    for (std::size_t i = 0; i < shards_.size(); ++i) {
-      const Rank begin = boundaries[2 * i].low;
-      rung.intervals[i] = {begin, std::max(begin, boundaries[2 * i + 1].low)};
-      rung.count += rung.intervals[i].width();
+  // End all searches that were begun; the rungs of what does not occur are cleared.
+  static void settle() {
+    Scratch& own = scratch();
+    if (!own.searched.empty()) locate(own.searches, own.searched.size(), own.decided);
+    for (std::size_t group = 0; group < own.searched.size(); ++group) {
+      Sought found = own.searched[group];
+      if (!own.decided[group]) {
+        found.rung->clear();
+        continue;
+      }
+      const std::size_t first = std::exchange(found.first, own.boundaries.size());
+      own.boundaries.resize(found.first + 2 * found.shards);
+      for (std::size_t i = 0; i < found.shards; ++i)
+        interval_boundaries(own.searches[first + i], &own.boundaries[found.first + 2 * i]);
+      own.sought.push_back(found);
     }
+    find_boundaries(own.boundaries);
+    for (const auto& [rung, shards, first] : own.sought) {
+      rung->intervals.resize(shards);
+      rung->count = 0;
+      for (std::size_t i = 0; i < shards; ++i) {
+        const Rank begin = own.boundaries[first + 2 * i].low;
+        rung->intervals[i] = {begin, std::max(begin, own.boundaries[first + 2 * i + 1].low)};
+        rung->count += rung->intervals[i].width();
+      }
+      if (rung->count == 0) rung->clear();
+    }
+    own.searches.clear();
+    own.boundaries.clear();
+    own.searched.clear();
+    own.sought.clear();
+  }
+
+  // Have the continuations of `rung` read.
+  void queue(Rung& rung, std::size_t samples) const {
+    scratch().queries.push_back({&shards_, vocabulary_, rung.intervals, rung.length, samples, &rung.next});
+  }
+  void queue(const Missing& missing, Evidence& out) const {
+    for (std::uint32_t length = 1; length <= kShort; ++length)
+      if (Rung& rung = out.rungs[kRungs - length]; missing[length] && rung.length > 0) queue(rung, kShortSamples);
+  }
+
+  void remember(std::span<const Token> tail, const Missing& missing, const Evidence& out) {
+    for (std::uint32_t length = 1; length <= kShort; ++length)
+      if (missing[length]) remember(short_suffix(tail.last(length)), out.rungs[kRungs - length]);
   }
 
   // The tokens of a short suffix, the last one first; the rest of the array holds a value that is no token.
@@ -220,6 +325,12 @@ class EvidenceReader {
     bool used = false;
     Rung rung;
   };
+
+  // Have the memory fetched that recall() will read.
+  void ask_for(const ShortSuffix& suffix) const {
+    const auto* slot = reinterpret_cast<const std::uint8_t*>(&slots_[slot_of(suffix)]);
+    for (std::size_t at = 0; at < sizeof(Slot); at += 64) prefetch(slot + at);
+  }
 
   bool recall(const ShortSuffix& suffix, Rung& rung) {
     const std::size_t place = slot_of(suffix);

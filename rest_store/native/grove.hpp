@@ -53,7 +53,7 @@ class Grove {
       tally_.clear();
       for (std::size_t i = 0; i < tree.tokens.size(); ++i)
         if (tree.parents[i] == said.node) tally_.add(tree.tokens[i], static_cast<double>(tree.counts[i]));
-      rung.next = tally_.ranked(static_cast<double>(std::max<std::uint64_t>(1, rung.count)));
+      tally_.ranked(static_cast<double>(std::max<std::uint64_t>(1, rung.count)), rung.next);
     }
   }
 

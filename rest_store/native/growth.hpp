@@ -1,16 +1,14 @@
 // One generation's drafting: grows draft trees from all sources, best node first, and learns from what was accepted.
 #pragma once
 
-#include <functional>
-
 #include "chances.hpp"
 #include "evidence_rows.hpp"
+#include "frontier.hpp"
 #include "grove.hpp"
 
 namespace rest_store {
 
 constexpr std::size_t kWindow = 64;     // last tokens of a context that sources read
-constexpr float kLikely = 0.45F;        // chances beyond are not waited for where they would change little
 constexpr float kLeast = 1e-9F;         // a lesser score is not worth a node
 constexpr std::uint32_t kDeepest = 48;  // of a draft tree
 
@@ -67,7 +65,6 @@ class Growth {
     max_nodes_ = max_nodes;
     nodes_.clear();
     open_.clear();
-    bar_ = 0;
     count_ = 0;
     expansions_ = 0;
     expansion_of_.clear();
@@ -76,14 +73,13 @@ class Growth {
     if (history_.tokens().empty()) return nodes_;
     expand(-1);
     while (nodes_.size() < max_nodes && !open_.empty()) {
-      std::pop_heap(open_.begin(), open_.end(), Later());
-      const Open best = open_.back();
-      open_.pop_back();
+      const Open best = open_.pop();
       nodes_.push_back({best.token, best.parent,
                         best.parent < 0 ? 1 : nodes_[static_cast<std::size_t>(best.parent)].depth + 1, best.origins,
                         best.score, best.chance});
       expansion_of_.push_back(-1);
-      if (worth_expanding(best.score) && nodes_.back().depth < kDeepest)
+      if ((recording_ || open_.worth_following(best.score, max_nodes - nodes_.size())) &&
+          nodes_.back().depth < kDeepest)
         expand(static_cast<std::int32_t>(nodes_.size()) - 1);
     }
     return nodes_;
@@ -163,44 +159,20 @@ class Growth {
     std::uint32_t origins;
   };
 
-  // Whether a child of a node of this score may still be among the best.
-  bool worth_expanding(float score) {
-    const std::size_t left = max_nodes_ - nodes_.size();
-    if (recording_) return true;
-    return left > 0 && score * kLikely > least_of_best(left);
-  }
-
-  // The least score of the `count` best open proposals; 0 if there are fewer. Forgets, now and then, those that cannot
-  // become nodes any more.
-  float least_of_best(std::size_t count) {
-    if (open_.size() < count) return 0;
-    if (open_.size() > 2 * count + kProposals) {
-      const auto last = open_.begin() + static_cast<std::ptrdiff_t>(count) - 1;
-      std::nth_element(open_.begin(), last, open_.end(), [](const Open& a, const Open& b) { return Later()(b, a); });
-      bar_ = last->score;
-      open_.resize(count);
-      std::make_heap(open_.begin(), open_.end(), Later());
-      return bar_;
-    }
-    scores_.clear();
-    for (const Open& one : open_) scores_.push_back(one.score);
-    const auto last = scores_.begin() + static_cast<std::ptrdiff_t>(count) - 1;
-    std::nth_element(scores_.begin(), last, scores_.end(), std::greater<>());
-    return *last;
-  }
-
   // Ask every datastore about the place that ends in `tail`, `depth` tokens below the root, whose parent's evidence is
   // that of expansion `above`.
   void consult(std::size_t above, std::span<const Token> tail, std::size_t depth, Opinions& opinions) {
+    children_.clear();
     for (std::size_t i = 0; i < stores_.size(); ++i) {
       CountedSource& source = stores_[i];
       if (!source.present) opinions.stores[i].clear();
       else if (source.reader == nullptr) source.given(tail.last(depth), opinions.stores[i]);
       else if (depth == 0) source.reader->root(tail.last(std::min(tail.size(), longest_suffix)), opinions.stores[i]);
       else
-        source.reader->child(opinions_[above].stores[i], tail.last(std::min(tail.size(), longest_suffix + depth)),
-                             opinions.stores[i]);
+        children_.push_back({source.reader, &opinions_[above].stores[i],
+                             tail.last(std::min(tail.size(), longest_suffix + depth)), &opinions.stores[i]});
     }
+    EvidenceReader::read(children_);
   }
 
   void expand(std::int32_t node) {
@@ -231,10 +203,8 @@ class Growth {
     const std::array<float, kProposals> chances = chances_of(proposals_, forest_, correction);
     for (std::size_t row = 0; row < proposals_.size(); ++row) {
       const float chance = chances[row];
-      if (const float score = place.score * chance; score >= std::max(bar_, kLeast)) {
-        open_.push_back({score, count_++, proposals_.token(row), node, proposals_.origins(row), chance});
-        std::push_heap(open_.begin(), open_.end(), Later());
-      }
+      if (const float score = place.score * chance; score >= std::max(open_.bar(), kLeast))
+        open_.push({score, count_++, proposals_.token(row), node, proposals_.origins(row), chance});
       rows_.push_back(
           {static_cast<std::uint32_t>(expansions_), proposals_.token(row), chance, proposals_.origins(row)});
       if (recording_) {
@@ -285,13 +255,12 @@ class Growth {
 
   std::vector<GrownNode> nodes_;
   std::vector<std::int32_t> expansion_of_;  // of each node; -1: not expanded
-  std::vector<Open> open_;                  // a heap
-  std::vector<Opinions> opinions_;          // of each expansion
+  Frontier<Open> open_;
+  std::vector<Opinions> opinions_;  // of each expansion
   std::size_t expansions_ = 0, root_ = 0, max_nodes_ = 0;
   std::uint32_t count_ = 0;
   std::vector<Token> tail_;
-  std::vector<float> scores_;
-  float bar_ = 0;  // a lesser score cannot become a node
+  std::vector<EvidenceReader::Child> children_;
   Proposals proposals_;
 
   std::vector<Row> rows_;

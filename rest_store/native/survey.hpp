@@ -4,6 +4,7 @@
 
 #include "chances.hpp"
 #include "evidence_rows.hpp"
+#include "frontier.hpp"
 
 namespace rest_store {
 
@@ -37,18 +38,17 @@ class Survey {
     nodes_.clear();
     open_.clear();
     number_ = 0;
-    take({1, 0, 0, -1, -1, 1});
+    readings_ = 0;
+    take({1, 0, 0, -1, -1, 1, read_root()});
     while (paths_.size() < bounds.max_rows) {
       if (open_.empty() && !spread()) return;
-      std::pop_heap(open_.begin(), open_.end(), Later());
-      const Open best = open_.back();
-      open_.pop_back();
-      take(best);
+      if (open_.best().reading < 0) read_ahead();
+      take(open_.pop());
     }
   }
 
   std::span<const PathEnd> paths() const { return paths_; }
-  const Evidence& evidence(std::size_t row, std::size_t store) const { return opinions_[row].stores[store]; }
+  const Evidence& evidence(std::size_t row, std::size_t store) const { return opinions_of(row).stores[store]; }
 
  private:
   struct Open {
@@ -58,34 +58,81 @@ class Survey {
     std::int32_t parent;  // row
     std::int32_t hint;    // the hint of the same path; -1: none
     float chance;
+    std::int32_t reading = -1;  // place of what was read of it; -1: nothing yet
   };
   struct Node {
     std::size_t depth;
     float score;
     std::int32_t hint;
+    std::size_t reading;
   };
 
-  // Make a row of `open`, read it, and open its continuations.
-  void take(const Open& open) {
-    const std::size_t row = paths_.size();
-    const std::size_t depth = open.parent < 0 ? 0 : nodes_[static_cast<std::size_t>(open.parent)].depth + 1;
-    paths_.push_back({open.parent, open.token});
-    nodes_.push_back({depth, open.score, open.hint});
-    if (opinions_.size() == row) opinions_.emplace_back();
-    Opinions& opinions = opinions_[row];
+  static constexpr std::size_t kAhead = 8;  // paths read together: one waits for memory about as long as eight
+
+  const Opinions& opinions_of(std::size_t row) const { return opinions_[nodes_[row].reading]; }
+
+  std::size_t depth_of(const Open& open) const {
+    return open.parent < 0 ? 0 : nodes_[static_cast<std::size_t>(open.parent)].depth + 1;
+  }
+
+  Opinions& next_reading() {
+    if (opinions_.size() == readings_) opinions_.emplace_back();
+    Opinions& opinions = opinions_[readings_++];
     opinions.stores.resize(readers_.size());
     opinions.present.assign(readers_.size(), true);
-    text_.resize(text_.size() + depth);
-    std::size_t place = text_.size();
-    for (std::int32_t at = static_cast<std::int32_t>(row); at > 0; at = paths_[static_cast<std::size_t>(at)].parent)
-      text_[--place] = paths_[static_cast<std::size_t>(at)].token;
-    const std::span<const Token> tail = std::span(text_).last(std::min(text_.size(), bounds_.max_suffix + depth));
-    for (std::size_t i = 0; i < readers_.size(); ++i) {
-      if (depth == 0) readers_[i]->root(tail, opinions.stores[i]);
-      else readers_[i]->child(opinions_[static_cast<std::size_t>(open.parent)].stores[i], tail, opinions.stores[i]);
+    return opinions;
+  }
+
+  std::int32_t read_root() {
+    Opinions& opinions = next_reading();
+    const std::span<const Token> tail = std::span(text_).last(std::min(text_.size(), bounds_.max_suffix));
+    for (std::size_t i = 0; i < readers_.size(); ++i) readers_[i]->root(tail, opinions.stores[i]);
+    return 0;
+  }
+
+  // Read the best of what is open, and with it some that come next and will most likely be rows, too.
+  void read_ahead() {
+    const std::size_t left = bounds_.max_rows - paths_.size();
+    const std::size_t most = std::min({kAhead, (left + 1) / 2, open_.size()});
+    ahead_.clear();
+    opinions_.reserve(readings_ + most);  // children point into them
+    tails_.resize(kAhead);
+    children_.clear();
+    while (ahead_.size() < most) {
+      ahead_.push_back(open_.pop());
+      Open& open = ahead_.back();
+      if (open.reading >= 0) continue;
+      open.reading = static_cast<std::int32_t>(readings_);
+      Opinions& own = next_reading();
+      const Opinions& above = opinions_of(static_cast<std::size_t>(open.parent));
+      const std::span<const Token> tail = tail_of(open, tails_[ahead_.size() - 1]);
+      for (std::size_t i = 0; i < readers_.size(); ++i)
+        children_.push_back({readers_[i], &above.stores[i], tail, &own.stores[i]});
     }
-    text_.resize(text_.size() - depth);
-    if (depth == bounds_.max_depth) return;
+    EvidenceReader::read(children_);
+    for (const Open& open : ahead_) open_.push(open);
+  }
+
+  // The end of the context and the path of `open`, kept in `tail`.
+  std::span<const Token> tail_of(const Open& open, std::vector<Token>& tail) const {
+    const std::size_t depth = depth_of(open), from = std::min(text_.size(), bounds_.max_suffix);
+    tail.assign(text_.end() - static_cast<std::ptrdiff_t>(from), text_.end());
+    tail.resize(from + depth);
+    std::size_t place = tail.size();
+    tail[--place] = open.token;
+    for (std::int32_t at = open.parent; at > 0; at = paths_[static_cast<std::size_t>(at)].parent)
+      tail[--place] = paths_[static_cast<std::size_t>(at)].token;
+    return tail;
+  }
+
+  // Make a row of `open`, which has been read, and open its continuations.
+  void take(const Open& open) {
+    const std::size_t row = paths_.size();
+    const std::size_t depth = depth_of(open);
+    paths_.push_back({open.parent, open.token});
+    nodes_.push_back({depth, open.score, open.hint, static_cast<std::size_t>(open.reading)});
+    if (depth == bounds_.max_depth || !open_.worth_following(open.score, bounds_.max_rows - paths_.size())) return;
+    const Opinions& opinions = opinions_of(row);
     Place facts;
     facts.depth = static_cast<float>(depth);
     facts.score = open.score;
@@ -110,8 +157,8 @@ class Survey {
   }
 
   void push(std::size_t row, Token token, std::int32_t hint, float chance) {
-    open_.push_back({nodes_[row].score * chance, number_++, token, static_cast<std::int32_t>(row), hint, chance});
-    std::push_heap(open_.begin(), open_.end(), Later());
+    const float score = nodes_[row].score * chance;
+    if (score >= open_.bar()) open_.push({score, number_++, token, static_cast<std::int32_t>(row), hint, chance});
   }
 
   // When nothing is open any more: open, after every path, all tokens that were named by anybody. Whether there was
@@ -121,7 +168,7 @@ class Survey {
     for (const Hint& hint : hints_) named_.push_back(hint.token);
     named_.insert(named_.end(), text_.begin(), text_.end());
     for (std::size_t row = 0; row < paths_.size(); ++row)
-      for (const Evidence& evidence : opinions_[row].stores)
+      for (const Evidence& evidence : opinions_of(row).stores)
         for (const Rung& rung : evidence.rungs)
           for (const Continuation& one : rung.next) named_.push_back(one.token);
     std::sort(named_.begin(), named_.end());
@@ -147,9 +194,13 @@ class Survey {
   History history_;  // empty: the text stays with the session
   std::vector<PathEnd> paths_;
   std::vector<Node> nodes_;
-  std::vector<Opinions> opinions_;  // of each row
-  std::vector<Open> open_;          // a heap
+  std::vector<Opinions> opinions_;  // of each path that was read
+  std::size_t readings_ = 0;        // of those, in this survey
+  Frontier<Open> open_;
+  std::vector<Open> ahead_;  // what was taken out of it to be read
+  std::vector<std::vector<Token>> tails_;
   std::uint32_t number_ = 0;
+  std::vector<EvidenceReader::Child> children_;
   Proposals proposals_;
   std::vector<Token> named_;
 };
