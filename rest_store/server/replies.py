@@ -75,6 +75,10 @@ class Replies:
         self._waits = _disk_waits()
         self._heads: dict[bytes, Short] = {}
 
+    def forget_waits(self) -> None:
+        """Forget past waits for the disk, that an old one is not taken for the reason of a new delay."""
+        self._waits = _disk_waits()
+
     # Each returns the bytes of the response, now or later, and raises an error of the table in statuses.py.
 
     def draft(self, data: bytes) -> Reply:

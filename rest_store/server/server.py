@@ -110,8 +110,9 @@ class Server:
         names = (SERVICE, _HEALTH, reflection.SERVICE_NAME)
         mirror = reflection.aio.ReflectionServicer(names)  # type: ignore[attr-defined]  # missing in the stubs
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(mirror, registry)
+        self._replies = Replies(self._catalog, options.limits, self._metrics, self._workers)
         self._servicer = Servicer(
-            Replies(self._catalog, options.limits, self._metrics, self._workers),
+            self._replies,
             self.reload,
             limits=options.limits,
             tokens=self._tokens,
@@ -185,6 +186,7 @@ class Server:
         """Look at the files once a second, so that health and metrics tell of a change that no request has met."""
         while True:
             await asyncio.sleep(_WATCH_SECONDS)
+            self._replies.forget_waits()
             await asyncio.get_running_loop().run_in_executor(self._workers, self._catalog.watch)
             self._look()
 
