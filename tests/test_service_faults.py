@@ -10,6 +10,7 @@ import resource
 import shutil
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +19,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from rest_store.datastore import Datastore
-from rest_store.errors import DatastoreUnavailableError
+from rest_store.errors import DatastoreUnavailableError, OverloadedError
+from rest_store.failures import failed_call
 from rest_store.kernel import guard_pages, native_kernel
 from rest_store.server.catalog import Catalog
 from rest_store.v1 import datastore_pb2 as pb
@@ -112,16 +114,35 @@ def test_a_paused_service_costs_no_more_than_the_deadline_and_goes_on_afterwards
         talk.close()
 
 
-def test_a_crowd_that_gathered_while_the_service_was_paused_is_answered_or_refused_by_name(service: Service) -> None:
+def outcomes_of_a_crowd(service: Service, size: int) -> Counter[str | None]:
+    """Ask `size` times while the service is paused, and tell how that ended, by our reasons or else gRPC's statuses."""
     with service.stub() as stub:
         stub.Draft(ASKED)
         service.pause()
-        calls = [stub.Draft.future(ASKED, timeout=PATIENCE) for _ in range(1250)]
+        calls = [stub.Draft.future(ASKED, timeout=PATIENCE) for _ in range(size)]
         service.resume()
-        reasons = [None if call.exception() is None else reason_of(call.exception()) for call in calls]
-        assert set(reasons) <= {None, "OVERLOADED"}
-        assert None in reasons
+        errors = [call.exception() for call in calls]
+        for error in errors:
+            if error is not None and error.code() is grpc.StatusCode.CANCELLED:
+                assert isinstance(failed_call("served", error), OverloadedError)
         assert len(stub.Draft(ASKED, timeout=PATIENCE).trees) == 2
+    return Counter(None if error is None else reason_of(error) or error.code().name for error in errors)
+
+
+def test_a_crowd_that_gathered_while_the_service_was_paused_is_answered_or_refused_by_name(service: Service) -> None:
+    outcomes = outcomes_of_a_crowd(service, 1250)
+    assert set(outcomes) <= {None, "OVERLOADED", "CANCELLED"}
+    assert outcomes[None] > 0
+
+
+def test_of_a_crowd_only_so_many_wait_as_may(directory: Path, original: Path) -> None:
+    options = ["--max-waiting", "16"]
+    with running(directory, f"other={original}", options=options) as service, service.stub() as stub:
+        outcomes = outcomes_of_a_crowd(service, 1000)
+        assert set(outcomes) <= {None, "OVERLOADED", "CANCELLED"}
+        assert outcomes["CANCELLED"] > 0
+        assert outcomes[None] > 0
+        assert stub.Describe(pb.DescribeRequest()).limits.max_waiting == 16
 
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

@@ -262,10 +262,11 @@ def _channel_options(limits: Limits) -> list[tuple[str, int]]:
         ("grpc.max_send_message_length", -1),
         ("grpc.so_reuseport", 0),  # a second service on the same port is a mistake
         ("grpc.max_concurrent_streams", limits.max_in_flight + limits.max_streams),  # of one connection
-        # What gRPC itself gives up in its queue ends without a reason; so it keeps all, and our door refuses at once.
-        ("grpc.server_max_unrequested_time_in_server", 3600),
-        ("grpc.server.max_pending_requests", 1 << 30),
-        ("grpc.server.max_pending_requests_hard_limit", 1 << 30),
+        # Requests that come faster than the event loop can look at them, if only to refuse them, gRPC itself drops:
+        # some when half as many wait as may, the more the longer the queue is. Their clients see CANCELLED.
+        ("grpc.server.max_pending_requests", limits.max_waiting // 2),
+        ("grpc.server.max_pending_requests_hard_limit", limits.max_waiting),
+        ("grpc.server_max_unrequested_time_in_server", 3600),  # deadlines end what waits too long
         ("grpc.keepalive_time_ms", 30_000),  # a peer that vanished without a word is noticed
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
