@@ -26,7 +26,7 @@ LAYERS = [
     ["datastore", "check", "drawing", "calibration", "asking", "sources", "survey", "python_sources"],
     [
         *("server.logs", "server.metrics", "server.admission", "server.catalog", "server.questions"),
-        *("server.generation", "server.replies", "server.credentials", "server.health", "server.turns"),
+        *("server.generation", "server.work", "server.replies", "server.credentials", "server.health", "server.turns"),
         *("server.servicer", "server.reload", "server.server"),
         *("client.arguments", "client.forks", "client.cancellation", "client.circuit", "client.tally"),
         *("client.endpoints", "client.answers", "client.counterpart", "client.connections", "client.conversation"),

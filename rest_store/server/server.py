@@ -26,6 +26,7 @@ from rest_store.server.logs import EventLog
 from rest_store.server.metrics import DatastoreState, Metrics
 from rest_store.server.replies import Replies
 from rest_store.server.servicer import METHODS, SERVICE, Servicer
+from rest_store.server.work import Work
 from rest_store.v1 import datastore_pb2 as pb
 
 if TYPE_CHECKING:
@@ -110,9 +111,9 @@ class Server:
         names = (SERVICE, _HEALTH, reflection.SERVICE_NAME)
         mirror = reflection.aio.ReflectionServicer(names)  # type: ignore[attr-defined]  # missing in the stubs
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(mirror, registry)
-        self._replies = Replies(self._catalog, options.limits, self._metrics, self._workers)
+        self._work = Work(self._workers)
         self._servicer = Servicer(
-            self._replies,
+            Replies(self._catalog, options.limits, self._metrics, self._work),
             self.reload,
             limits=options.limits,
             tokens=self._tokens,
@@ -186,7 +187,7 @@ class Server:
         """Look at the files once a second, so that health and metrics tell of a change that no request has met."""
         while True:
             await asyncio.sleep(_WATCH_SECONDS)
-            self._replies.forget_waits()
+            self._work.forget_waits()
             await asyncio.get_running_loop().run_in_executor(self._workers, self._catalog.watch)
             self._look()
 

@@ -30,8 +30,9 @@ from rest_store.server.generation import Generation
 from rest_store.server.logs import EventLog
 from rest_store.server.metrics import Metrics
 from rest_store.server.questions import parsed
-from rest_store.server.replies import Replies, Reply
+from rest_store.server.replies import Replies
 from rest_store.server.turns import EOF, Turns
+from rest_store.server.work import Reply
 from rest_store.statuses import DOMAIN, status_of
 from rest_store.v1 import datastore_pb2 as pb
 
