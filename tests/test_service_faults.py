@@ -25,7 +25,7 @@ from rest_store.kernel import guard_pages, native_kernel
 from rest_store.server.catalog import Catalog
 from rest_store.v1 import datastore_pb2 as pb
 from rest_store.v1 import datastore_pb2_grpc
-from tests.services import PATIENCE, Service, Talk, reason_of, running
+from tests.services import PATIENCE, Service, Talk, metrics_of, reason_of, running
 from tests.strategies import Corpus, refused, write_datastore
 
 chance = random.Random(0)
@@ -48,7 +48,7 @@ def directory(original: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def service(directory: Path, original: Path) -> Iterator[Service]:
-    with running(directory, f"other={original}") as service:
+    with running(directory, f"other={original}", options=["--metrics", "127.0.0.1:0"]) as service:
         yield service
 
 
@@ -68,6 +68,13 @@ def eventually_descriptors(service: Service, number: int) -> None:
     while service.open_descriptors() > number:
         assert time.monotonic() < end, f"{service.open_descriptors()} descriptors, expected {number}"
         eventually_answers(service)
+
+
+def eventually_idle(service: Service) -> None:
+    """Wait until the service works on nothing: it counts the tasks of streams and requests until they are done."""
+    end = time.monotonic() + PATIENCE
+    while (left := [metrics_of(service)[name,] for name in ("rest_store_streams", "rest_store_in_flight")]) != [0, 0]:
+        assert time.monotonic() < end, left
 
 
 def test_a_hundred_streams_survive_a_kill_on_the_same_address(service: Service, directory: Path) -> None:
@@ -186,6 +193,7 @@ def test_clients_that_vanish_in_the_middle_leave_nothing_behind(service: Service
                 talk.ask(STEP)
         for talk in talks:
             talk.leave()
+    eventually_idle(service)
     eventually_descriptors(service, before)
 
 
@@ -328,6 +336,7 @@ def test_two_hundred_streams_at_once(service: Service, directory: Path) -> None:
             return await asyncio.gather(*(talk(stubs[place % 20], place) for place in range(200)))
 
     assert min(asyncio.run(run())) >= 2
+    eventually_idle(service)
     eventually_descriptors(service, before)
     assert service.stop() == 0
     assert len(service.log) == 3, service.log  # start, drain, stop: nothing went wrong in between
