@@ -48,7 +48,7 @@ def directory(original: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def service(directory: Path, original: Path) -> Iterator[Service]:
-    with running(directory, f"other={original}", options=["--metrics", "127.0.0.1:0"]) as service:
+    with running(directory, f"other={original}", options=["--metrics=127.0.0.1:0"]) as service:
         yield service
 
 
