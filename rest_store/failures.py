@@ -27,7 +27,7 @@ _DETAILS = "grpc-status-details-bin"
 _PLAIN: dict[str, tuple[type[RestStoreError], str, str]] = {
     "DEADLINE_EXCEEDED": (DeadlineError, "late", "an answer before the deadline"),
     "UNAVAILABLE": (ServiceUnavailableError, "unreachable", "one that answers"),
-    "CANCELLED": (ServiceUnavailableError, "gone during the call", "one that answers"),
+    "CANCELLED": (OverloadedError, "dropping calls unread", "one with room for this call"),
     "ABORTED": (ServiceUnavailableError, "gone during the call", "one that answers"),
     "UNAUTHENTICATED": (AuthenticationError, "closed to this client", "a token that it accepts"),
     "PERMISSION_DENIED": (AuthenticationError, "closed to this client", "a token that it accepts"),

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
@@ -20,6 +21,7 @@ import grpc
 import trustme
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
+from prometheus_client.parser import text_string_to_metric_families
 
 from rest_store.statuses import DOMAIN
 from rest_store.v1 import datastore_pb2 as pb
@@ -235,3 +237,15 @@ def reason_of(error: grpc.RpcError) -> str | None:
         if detail.Unpack(info) and info.domain == DOMAIN:
             return str(info.reason)
     return None
+
+
+def metrics_of(service: Service) -> dict[tuple[str, ...], float]:
+    """The metrics of a service by name and values of labels, these in the order of the labels' names."""
+    assert service.metrics is not None
+    with urllib.request.urlopen(service.metrics, timeout=PATIENCE) as response:
+        text = response.read().decode()
+    return {
+        (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }

@@ -26,8 +26,8 @@ LAYERS = [
     ["datastore", "check", "drawing", "calibration", "asking", "sources", "survey", "python_sources"],
     [
         *("server.logs", "server.metrics", "server.admission", "server.catalog", "server.questions"),
-        *("server.generation", "server.replies", "server.credentials", "server.health", "server.servicer"),
-        *("server.reload", "server.server"),
+        *("server.generation", "server.work", "server.replies", "server.credentials", "server.health", "server.turns"),
+        *("server.servicer", "server.reload", "server.server"),
         *("client.arguments", "client.forks", "client.cancellation", "client.circuit", "client.tally"),
         *("client.endpoints", "client.answers", "client.counterpart", "client.connections", "client.conversation"),
         *("client.questions", "client.client_base", "client.service_source", "client.exchange"),

@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2
 
 from rest_store.addresses import Address
 from rest_store.errors import OverloadedError, ServiceInternalError
-from rest_store.server import replies
+from rest_store.server import replies, work
 from rest_store.server.admission import Gate, Limits
 from rest_store.server.catalog import Catalog
 from rest_store.server.health import Health
@@ -25,6 +25,7 @@ from rest_store.server.logs import EventLog
 from rest_store.server.metrics import Metrics
 from rest_store.server.replies import Replies
 from rest_store.server.server import Options, Server
+from rest_store.server.work import Work
 from rest_store.statuses import error_of
 from rest_store.v1 import datastore_pb2 as pb
 from rest_store.v1 import datastore_pb2_grpc
@@ -42,7 +43,7 @@ def directory(tmp_path: Path) -> Path:
 @pytest.fixture
 def answering(directory: Path) -> Iterator[Replies]:
     with ThreadPoolExecutor(1) as workers:
-        yield Replies(Catalog([("served", directory)]), Limits(), Metrics([], "1", "native"), workers)
+        yield Replies(Catalog([("served", directory)]), Limits(), Metrics([], "1", "native"), Work(workers))
 
 
 def test_small_work_goes_to_workers_for_a_while_after_it_met_the_disk(
@@ -55,10 +56,11 @@ def test_small_work_goes_to_workers_for_a_while_after_it_met_the_disk(
         now += 0.3  # between any two looks
         return now
 
-    monkeypatch.setattr(replies, "perf_counter", clock)
-    monkeypatch.setattr(replies, "_disk_waits", lambda: waits)
+    for module in (replies, work):
+        monkeypatch.setattr(module, "perf_counter", clock)
+    monkeypatch.setattr(work, "_disk_waits", lambda: waits)
     data = ASKED.SerializeToString()
-    answering._waits = 0
+    answering._work.forget_waits()
     expected = answering.draft(data)
     assert isinstance(expected, bytes)
     assert isinstance(answering.draft(data), bytes)  # slow, but not for the disk
@@ -72,6 +74,10 @@ def test_small_work_goes_to_workers_for_a_while_after_it_met_the_disk(
 
     assert asyncio.run(later()) == expected
     now += 10
+    assert isinstance(answering.draft(data), bytes)
+    waits = 2
+    answering._work.forget_waits()  # as the service does once a second
+    assert isinstance(answering.draft(data), bytes)
     assert isinstance(answering.draft(data), bytes)
 
 

@@ -10,6 +10,7 @@ import resource
 import shutil
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,12 +19,13 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from rest_store.datastore import Datastore
-from rest_store.errors import DatastoreUnavailableError
+from rest_store.errors import DatastoreUnavailableError, OverloadedError
+from rest_store.failures import failed_call
 from rest_store.kernel import guard_pages, native_kernel
 from rest_store.server.catalog import Catalog
 from rest_store.v1 import datastore_pb2 as pb
 from rest_store.v1 import datastore_pb2_grpc
-from tests.services import PATIENCE, Service, Talk, reason_of, running
+from tests.services import PATIENCE, Service, Talk, metrics_of, reason_of, running
 from tests.strategies import Corpus, refused, write_datastore
 
 chance = random.Random(0)
@@ -46,7 +48,7 @@ def directory(original: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def service(directory: Path, original: Path) -> Iterator[Service]:
-    with running(directory, f"other={original}") as service:
+    with running(directory, f"other={original}", options=["--metrics=127.0.0.1:0"]) as service:
         yield service
 
 
@@ -66,6 +68,13 @@ def eventually_descriptors(service: Service, number: int) -> None:
     while service.open_descriptors() > number:
         assert time.monotonic() < end, f"{service.open_descriptors()} descriptors, expected {number}"
         eventually_answers(service)
+
+
+def eventually_idle(service: Service) -> None:
+    """Wait until the service works on nothing: it counts the tasks of streams and requests until they are done."""
+    end = time.monotonic() + PATIENCE
+    while (left := [metrics_of(service)[name,] for name in ("rest_store_streams", "rest_store_in_flight")]) != [0, 0]:
+        assert time.monotonic() < end, left
 
 
 def test_a_hundred_streams_survive_a_kill_on_the_same_address(service: Service, directory: Path) -> None:
@@ -112,16 +121,35 @@ def test_a_paused_service_costs_no_more_than_the_deadline_and_goes_on_afterwards
         talk.close()
 
 
-def test_a_crowd_that_gathered_while_the_service_was_paused_is_answered_or_refused_by_name(service: Service) -> None:
+def outcomes_of_a_crowd(service: Service, size: int) -> Counter[str | None]:
+    """Ask `size` times while the service is paused, and tell how that ended, by our reasons or else gRPC's statuses."""
     with service.stub() as stub:
         stub.Draft(ASKED)
         service.pause()
-        calls = [stub.Draft.future(ASKED, timeout=PATIENCE) for _ in range(1250)]
+        calls = [stub.Draft.future(ASKED, timeout=PATIENCE) for _ in range(size)]
         service.resume()
-        reasons = [None if call.exception() is None else reason_of(call.exception()) for call in calls]
-        assert set(reasons) <= {None, "OVERLOADED"}
-        assert None in reasons
+        errors = [call.exception() for call in calls]
+        for error in errors:
+            if error is not None and error.code() is grpc.StatusCode.CANCELLED:
+                assert isinstance(failed_call("served", error), OverloadedError)
         assert len(stub.Draft(ASKED, timeout=PATIENCE).trees) == 2
+    return Counter(None if error is None else reason_of(error) or error.code().name for error in errors)
+
+
+def test_a_crowd_that_gathered_while_the_service_was_paused_is_answered_or_refused_by_name(service: Service) -> None:
+    outcomes = outcomes_of_a_crowd(service, 1250)
+    assert set(outcomes) <= {None, "OVERLOADED", "CANCELLED"}
+    assert outcomes[None] > 0
+
+
+def test_of_a_crowd_only_so_many_wait_as_may(directory: Path, original: Path) -> None:
+    options = ["--max-waiting", "16"]
+    with running(directory, f"other={original}", options=options) as service, service.stub() as stub:
+        outcomes = outcomes_of_a_crowd(service, 1000)
+        assert set(outcomes) <= {None, "OVERLOADED", "CANCELLED"}
+        assert outcomes["CANCELLED"] > 0
+        assert outcomes[None] > 0
+        assert stub.Describe(pb.DescribeRequest()).limits.max_waiting == 16
 
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -165,6 +193,7 @@ def test_clients_that_vanish_in_the_middle_leave_nothing_behind(service: Service
                 talk.ask(STEP)
         for talk in talks:
             talk.leave()
+    eventually_idle(service)
     eventually_descriptors(service, before)
 
 
@@ -307,6 +336,7 @@ def test_two_hundred_streams_at_once(service: Service, directory: Path) -> None:
             return await asyncio.gather(*(talk(stubs[place % 20], place) for place in range(200)))
 
     assert min(asyncio.run(run())) >= 2
+    eventually_idle(service)
     eventually_descriptors(service, before)
     assert service.stop() == 0
     assert len(service.log) == 3, service.log  # start, drain, stop: nothing went wrong in between

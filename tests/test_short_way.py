@@ -20,6 +20,7 @@ from rest_store.server.catalog import Catalog
 from rest_store.server.generation import Generation
 from rest_store.server.metrics import Metrics
 from rest_store.server.replies import Replies
+from rest_store.server.work import Work
 from rest_store.v1 import datastore_pb2 as pb
 from tests.strategies import Corpus, write_datastore
 from tests.test_service_fuzz import damaged, some_message
@@ -36,7 +37,8 @@ class Both:
 
     def __init__(self, directory: Path, workers: ThreadPoolExecutor) -> None:
         self.short, self.long = (
-            Replies(Catalog([("one", directory)]), Limits(), Metrics([], "1", "native"), workers) for _ in range(2)
+            Replies(Catalog([("one", directory)]), Limits(), Metrics([], "1", "native"), Work(workers))
+            for _ in range(2)
         )
         self.shortly = 0
 

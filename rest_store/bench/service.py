@@ -9,7 +9,8 @@ matches of all lengths occur; 64 nodes, suffix 16, depth 10.
 
 - one client: median and 99th percentile in microseconds, unary and stream, TCP and Unix socket, sync and asyncio; where
   it is sync, also what a caller of `DatastoreClient` waits for, and of its `source()`, answers verified and all;
-- sixteen clients at once, each with its own connection, in one asyncio process: requests a second;
+- sixteen clients at once, each with its own connection, in one asyncio process: requests a second, and how the share
+  of the echo's differs when service and echo are started anew;
 - batches of 256 contexts from one client and from two: contexts a second;
 - requests arriving at random (Poisson) at a given rate: latency from the moment of arrival, and what was refused.
 
@@ -21,8 +22,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -50,6 +49,7 @@ from rest_store.bench.service_calls import (
     unary_source,
     unary_sync,
 )
+from rest_store.bench.serving import started
 from rest_store.datastore import Datastore
 
 CLIENTS = 16
@@ -65,23 +65,17 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--datastore", type=Path, required=True)
     parser.add_argument("--requests", type=int, default=6_000, help="of one client, for each kind of call and target")
     parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--restarts", type=int, default=3, help="of service and echo, for the clients at once")
     parser.add_argument("--seconds", type=float, default=4.0, help="for each load")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure")
     parser.add_argument("--quick", action="store_true", help="a tenth of it: a look, not a result")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args(given)
     if arguments.quick:
-        arguments.requests, arguments.rounds, arguments.seconds = 600, 4, 1.0
+        arguments.requests, arguments.rounds, arguments.restarts, arguments.seconds = 600, 4, 2, 1.0
     contexts = some_contexts(arguments.datastore, 4_000, arguments.seed)
     results: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        service = stack.enter_context(
-            server(["-m", "rest_store", "serve", str(arguments.datastore)], folder, "service")
-        )
-        answers = Path(folder) / "answers"
-        answers.write_bytes(recorded(service["TCP"], contexts))
-        echo = stack.enter_context(server(["-m", "rest_store.bench.echo", str(answers)], folder, "echo"))
-        targets = {"echo": echo, "service": service}
+    with targets_for(arguments.datastore, contexts) as targets:
         per_round = max(1, arguments.requests // arguments.rounds)
         print("one client, us: median / 99th of echo, service, client, source; ratios of their medians to the echo's")
         for transport in ("TCP", "Unix"):
@@ -89,18 +83,16 @@ def main(given: Sequence[str] | None = None) -> None:
                 if kind.partition(",")[0] in arguments.parts:
                     timings = alternate(targets, transport, measures, contexts, per_round, arguments.rounds)
                     results[f"{kind}, {transport}"] = compared(f"{kind}, {transport}", timings)
-        if "throughput" in arguments.parts:
-            print(f"{CLIENTS} clients at once, requests a second: echo, service, share")
-            for kind, call in (("unary", unary_asyncio), ("stream", stream_asyncio)):
-                results[f"{CLIENTS} clients, {kind}"] = throughput(kind, targets, call, contexts, arguments)
         if "batches" in arguments.parts:
-            results["batches"] = batches(service["TCP"], contexts, arguments)
+            results["batches"] = batches(targets["service"]["TCP"], contexts, arguments)
         if "load" in arguments.parts:
-            top = asyncio.run(all_at_once(service["TCP"], unary_asyncio, contexts, arguments.requests))
+            top = asyncio.run(all_at_once(targets["service"]["TCP"], unary_asyncio, contexts, arguments.requests))
             results["load"] = {
                 name: asyncio.run(loads(name, target["TCP"], contexts, top, arguments.seconds))
                 for name, target in targets.items()
             }
+    if "throughput" in arguments.parts:
+        results.update(throughput(contexts, arguments))
     write_result(arguments.json, "service", arguments, ["grpcio", "protobuf", "numpy"], results)
 
 
@@ -120,18 +112,16 @@ def some_contexts(directory: Path, number: int, seed: int) -> list[list[int]]:
 
 
 @contextlib.contextmanager
-def server(command: list[str], folder: str, name: str) -> Iterator[dict[str, str]]:
-    """Run a server; yield its addresses by transport."""
-    socket = f"unix:{folder}/{name}"
-    listen = ["--listen", "127.0.0.1:0", "--listen", socket] if name == "service" else [socket]
-    process = subprocess.Popen([sys.executable, *command, *listen], stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        lines = [line.split()[-1] for line in iter(process.stdout.readline, "ready\n")]
-        yield {"TCP": lines[0], "Unix": lines[1]}
-    finally:
-        process.kill()
-        process.wait()
+def targets_for(datastore: Path, contexts: list[list[int]]) -> Iterator[dict[str, dict[str, str]]]:
+    """Start a service and an echo of its answers to `contexts`; yield the addresses of each by transport."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        listen = ("--listen", "127.0.0.1:0", "--listen", f"unix:{folder}/service")
+        service = stack.enter_context(started("rest_store", "serve", str(datastore), *listen))
+        answers = Path(folder) / "answers"
+        answers.write_bytes(recorded(service[0], contexts))
+        echo = stack.enter_context(started("rest_store.bench.echo", str(answers), f"unix:{folder}/echo"))
+        listed = {"echo": echo, "service": service}
+        yield {name: dict(zip(("TCP", "Unix"), addresses, strict=True)) for name, addresses in listed.items()}
 
 
 def recorded(target: str, contexts: list[list[int]]) -> bytes:
@@ -201,18 +191,37 @@ async def all_at_once(target: str, call: Asynchronous, contexts: list[list[int]]
     return CLIENTS * share / (time.perf_counter() - start)
 
 
-def throughput(
-    kind: str, targets: dict[str, dict[str, str]], call: Asynchronous, contexts: list[list[int]], arguments: Any
-) -> dict[str, float]:
-    """Return requests a second of 16 clients at once, the median of several rounds."""
-    rates: Timings = {name: [] for name in targets}
-    for turn in range(arguments.rounds):
-        for name in sorted(targets, reverse=turn % 2 == 1):
-            rates[name].append(asyncio.run(all_at_once(targets[name]["TCP"], call, contexts, arguments.requests)))
-    row = {name: round(float(np.median(each)), 1) for name, each in rates.items()}
-    row["share"] = round(row["service"] / row["echo"], 3)
-    print(f"  {kind:<24}{row['echo']:8.0f} {row['service']:8.0f}  {row['share']:.3f}", flush=True)
-    return row
+def throughput(contexts: list[list[int]], arguments: Any) -> dict[str, dict[str, float]]:
+    """Return requests a second of 16 clients at once, medians of several rounds with each of several pairs of servers.
+
+    `share` is the median of the pairs' shares; `share min` and `share max` are the least and the greatest of them.
+    """
+    calls = {"unary": unary_asyncio, "stream": stream_asyncio}
+    medians: dict[str, list[dict[str, float]]] = {kind: [] for kind in calls}
+    print(f"{CLIENTS} clients at once, requests a second, for each pair of servers: echo, service, share")
+    for _ in range(arguments.restarts):
+        with targets_for(arguments.datastore, contexts) as targets:
+            for kind, call in calls.items():
+                rates: Timings = {name: [] for name in targets}
+                for turn in range(arguments.rounds):
+                    for name in sorted(targets, reverse=turn % 2 == 1):
+                        rate = asyncio.run(all_at_once(targets[name]["TCP"], call, contexts, arguments.requests))
+                        rates[name].append(rate)
+                row = {name: float(np.median(each)) for name, each in rates.items()}
+                medians[kind].append({**row, "share": row["service"] / row["echo"]})
+                print(
+                    f"  {kind:<24}{row['echo']:8.0f} {row['service']:8.0f}  {medians[kind][-1]['share']:.3f}",
+                    flush=True,
+                )
+    return {f"{CLIENTS} clients, {kind}": spread(rows) for kind, rows in medians.items()}
+
+
+def spread(rows: list[dict[str, float]]) -> dict[str, float]:
+    """Return the medians of what several pairs of servers did, and the range of their shares."""
+    row = {name: round(float(np.median([each[name] for each in rows])), 1) for name in ("echo", "service")}
+    shares = [each["share"] for each in rows]
+    found = {"share": float(np.median(shares)), "share min": min(shares), "share max": max(shares)}
+    return {**row, **{name: round(value, 3) for name, value in found.items()}, "restarts": len(rows)}
 
 
 def batches(target: str, contexts: list[list[int]], arguments: Any) -> dict[str, float]:

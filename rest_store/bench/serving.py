@@ -1,4 +1,4 @@
-"""A service of datastores for as long as something is measured through it."""
+"""Services for as long as something is measured through them, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -15,21 +15,38 @@ PATIENCE = 60.0  # seconds for an answer that is measured: a machine that was bu
 
 
 @contextlib.contextmanager
+def started(*command: str) -> Iterator[list[str]]:
+    """Run `python -m COMMAND`, which says where it listens and then that it is ready; end it afterwards.
+
+    Yields:
+        The addresses that it listens on, in the order in which it says them.
+
+    Raises:
+        ServeError: it did not start; it has said why.
+    """
+    process = subprocess.Popen([sys.executable, "-m", *command], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process, contextlib.ExitStack() as ending:
+        ending.callback(process.terminate)
+        addresses = []
+        for line in process.stdout:
+            if line.startswith("ready"):
+                break
+            if line.startswith("listening on "):
+                addresses.append(line.split()[-1])
+        else:
+            raise ServeError(describe("bench", f"service {command[0]}", "not started", "ready"))
+        yield addresses
+
+
+@contextlib.contextmanager
 def serving(directories: Sequence[Path]) -> Iterator[str]:
-    """Serve `directories` on a Unix socket, in a process of its own; give the target, and end it afterwards.
+    """Serve `directories` on a Unix socket; give the target, and end it afterwards.
 
     Raises:
         ServeError: it did not start; it has said why.
     """
     with tempfile.TemporaryDirectory(prefix="rest-store-") as folder:
         named = [f"{place}={directory}" for place, directory in enumerate(directories)]
-        target = f"unix:{folder}/socket"
-        process = subprocess.Popen(
-            [sys.executable, "-m", "rest_store", "serve", *named, "--listen", target], stdout=subprocess.PIPE, text=True
-        )
-        assert process.stdout is not None
-        with process, contextlib.ExitStack() as ending:
-            ending.callback(process.terminate)
-            if not any(line.startswith("ready") for line in process.stdout):
-                raise ServeError(describe("bench", "service of the datastores", "not started", "ready"))
+        with started("rest_store", "serve", *named, "--listen", f"unix:{folder}/socket") as (target,):
             yield target

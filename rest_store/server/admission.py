@@ -23,6 +23,7 @@ class Limits:
         max_contexts: contexts and proposals of one request, times the datastores asked.
         max_streams: streams open at once.
         max_in_flight: requests at once, of all clients, streams not counted.
+        max_waiting: requests that have come but were not looked at yet, of all clients; at least 2.
         max_nodes: nodes of one draft tree.
         max_suffix: longest suffix tried, in tokens.
         max_depth: longest continuation, in tokens.
@@ -36,6 +37,7 @@ class Limits:
     max_contexts: int = 1024
     max_streams: int = 1024
     max_in_flight: int = 256
+    max_waiting: int = 1024
     max_nodes: int = MAX_NODES
     max_suffix: int = MAX_SUFFIX
     max_depth: int = MAX_DEPTH
@@ -48,7 +50,7 @@ class Limits:
             "max_depth": MAX_DEPTH,
             "max_evidence_rows": MAX_EVIDENCE_ROWS,
         }
-        least = {"max_message_bytes": 1024}
+        least = {"max_message_bytes": 1024, "max_waiting": 2}
         for field in fields(self):
             low, high = least.get(field.name, 1), greatest.get(field.name, 1 << 30)
             if not low <= getattr(self, field.name) <= high:

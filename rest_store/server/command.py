@@ -47,6 +47,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 )
 @click.option("--max-streams", default=Limits.max_streams, show_default=True, help="Streams open at once.")
 @click.option("--max-in-flight", default=Limits.max_in_flight, show_default=True, help="Requests at once.")
+@click.option("--max-waiting", default=Limits.max_waiting, show_default=True, help="Requests not looked at yet.")
 @click.option(
     "--drain-seconds",
     type=click.FloatRange(min=0),
@@ -69,6 +70,7 @@ def serve(
     max_contexts: int,
     max_streams: int,
     max_in_flight: int,
+    max_waiting: int,
     drain_seconds: float,
 ) -> None:
     """Serve drafts from datastores over gRPC.
@@ -99,7 +101,7 @@ def serve(
         token=os.environ.get(TOKEN_VARIABLE) or None,
         insecure=insecure,
         metrics=metrics_address,
-        limits=Limits(max_message_bytes, max_contexts, max_streams, max_in_flight),
+        limits=Limits(max_message_bytes, max_contexts, max_streams, max_in_flight, max_waiting),
         drain_seconds=drain_seconds,
         log_requests=log_requests,
     )

@@ -1,22 +1,16 @@
 """From the bytes of a request to the bytes of its answer; nothing here knows of gRPC.
 
 The requests that come most, one context for one datastore, take a short way without protobuf; whatever is unusual
-about one of them sends it the long way. Small work is done at once, in the event loop: a draft takes microseconds, less
-than handing it to a thread. Larger work goes to worker threads in pieces (the kernel releases the GIL), so that others
-are answered meanwhile and that no more than a piece is wasted on a client who has gone. So does all work for a second
-after a small one had to wait for the disk, as happens while a datastore's pages are not in memory yet.
+about one of them sends it the long way.
 """
 
 from __future__ import annotations
 
-import asyncio
-import resource
 import sys
-from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
-from typing import Any, TypeAlias, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -41,6 +35,7 @@ from rest_store.server.questions import (
     suffix_of,
     survey_of,
 )
+from rest_store.server.work import Reply, Work
 from rest_store.survey import survey
 from rest_store.tree import TokenTree
 from rest_store.v1 import datastore_pb2 as pb
@@ -50,29 +45,22 @@ _PIECE = 8192  # nodes at most that a worker thread drafts in one go
 _COUNTS_AT_ONCE = 16
 _ROWS_AT_ONCE = 64  # of evidence
 _COUNTS_PIECE = 256
-_SLOW = 0.002  # seconds of work in the event loop after which it is asked whether the disk was the reason
-_PATIENCE = 1.0  # seconds for which work goes to worker threads if it was
 _LONGEST_HEAD = 512  # bytes of a request's selection and limits that are remembered
 _MOST_HEADS = 256
 _NODE_SIZE = 20  # bytes of a node in an answer
 _messages: Any = native_messages()
 
-Reply: TypeAlias = bytes | Awaitable[bytes]
-_T = TypeVar("_T")
-
 
 class Replies:
     """Answers requests from the datastores of `catalog`. For use within one event loop, which owns `metrics`."""
 
-    def __init__(self, catalog: Catalog, limits: Limits, metrics: Metrics, workers: ThreadPoolExecutor) -> None:
+    def __init__(self, catalog: Catalog, limits: Limits, metrics: Metrics, work: Work) -> None:
         self._catalog = catalog
         self._limits = limits
         self._metrics = metrics
-        self._workers = workers
         native = metrics.build["kernel"] == "native"
         self._most_evidence_rows = limits.max_evidence_rows if native else 0
-        self._patient_until = 0.0
-        self._waits = _disk_waits()
+        self._work = work
         self._heads: dict[bytes, Short] = {}
 
     # Each returns the bytes of the response, now or later, and raises an error of the table in statuses.py.
@@ -83,7 +71,7 @@ class Replies:
         if _messages is not None and (plain := _messages.read_draft(data)) is not None:
             head, tokens = plain
             short, start = self._heads.get(head), perf_counter()
-            if short is not None and short.version == self._catalog.version and start >= self._patient_until:
+            if short is not None and short.version == self._catalog.version and start >= self._work.patient_until:
                 if not tokens:
                     raise empty_context("context 0")
                 return self._shortly(short, tokens, short.names, 0, start)
@@ -125,7 +113,7 @@ class Replies:
     def continued(self, generation: Generation, data: bytes) -> Reply:
         """Answer the next DraftStreamRequest of a generation."""
         short, start = generation.short, perf_counter()
-        if short is not None and short.version == self._catalog.version and start >= self._patient_until:
+        if short is not None and short.version == self._catalog.version and start >= self._work.patient_until:
             sequence = _messages.read_step(data, generation.tail)
             if sequence is not None:
                 return self._shortly(short, generation.tail, b"", sequence, start)
@@ -169,9 +157,13 @@ class Replies:
             generation.short = self._short_way(served, size)
 
         if not request.HasField("proposals"):
-            if len(served) == 1 and size.max_nodes <= _AT_ONCE and (start := perf_counter()) >= self._patient_until:
+            if (
+                len(served) == 1
+                and size.max_nodes <= _AT_ONCE
+                and (start := perf_counter()) >= self._work.patient_until
+            ):
                 tree = _draft(served[0], tail, size)
-                self._look_at_disk(start)
+                self._work.look_at_disk(start)
                 self._put(response.trees, (tree,))
                 settle()
                 return response.SerializeToString()
@@ -203,7 +195,7 @@ class Replies:
             require_tokens([tokens], suffix, served.store.vocabulary_size, "context")
             raise
         served.require_readable()
-        self._look_at_disk(start)
+        self._work.look_at_disk(start)
         packed, (length, count) = tree.packed, tree.match
         metrics = self._metrics
         metrics.match_lengths[length] += 1
@@ -234,7 +226,7 @@ class Replies:
                 response.matches.add(datastore=one.name, length=length, count=count)
             return response.SerializeToString()
 
-        return self._done([partial(match, one) for one in served], len(served) <= _COUNTS_AT_ONCE, finish)
+        return self._work.done([partial(match, one) for one in served], len(served) <= _COUNTS_AT_ONCE, finish)
 
     def count(self, data: bytes) -> Reply:
         """Answer a CountRequest."""
@@ -265,7 +257,7 @@ class Replies:
 
         pieces = [sequences[at : at + _COUNTS_PIECE] for at in range(0, len(sequences), _COUNTS_PIECE)]
         small = len(sequences) * len(served) <= _COUNTS_AT_ONCE
-        return self._done([partial(count, piece) for piece in pieces], small, finish)
+        return self._work.done([partial(count, piece) for piece in pieces], small, finish)
 
     def describe(self, data: bytes) -> Reply:
         """Answer a DescribeRequest."""
@@ -319,7 +311,7 @@ class Replies:
             return found
 
         work = [partial(read, tail, tree) for (tail, _), tree in zip(asked, trees, strict=True)]
-        return self._done(work, amount <= _ROWS_AT_ONCE, finish)
+        return self._work.done(work, amount <= _ROWS_AT_ONCE, finish)
 
     def _drafted(
         self,
@@ -347,7 +339,7 @@ class Replies:
             return trees
 
         if amount * size.max_nodes <= _AT_ONCE:
-            return self._done([partial(draft, one, sequences, 0) for one in served], True, finish)
+            return self._work.done([partial(draft, one, sequences, 0) for one in served], True, finish)
         step = max(1, _PIECE // size.max_nodes)
         starts = range(0, len(sequences), step)
         work = [partial(draft, one, sequences[at : at + step], at) for one in served for at in starts]
@@ -356,26 +348,7 @@ class Replies:
             rows = iter(pieces)
             return finish([[tree for _ in starts for tree in next(rows)] for _ in served])
 
-        return self._done(work, False, join)
-
-    def _done(self, work: Sequence[Callable[[], _T]], small: bool, finish: Callable[[list[_T]], bytes]) -> Reply:
-        """Do `work`, at once if it is small and the disk was not met lately, and make the answer of its results."""
-        start = perf_counter()
-        if not small or start < self._patient_until:
-            return self._done_by_workers(work, finish)
-        results = [piece() for piece in work]
-        self._look_at_disk(start)
-        return finish(results)
-
-    def _look_at_disk(self, start: float) -> None:
-        """Notice it if work in the event loop, begun at `start`, has waited for the disk."""
-        if perf_counter() - start > _SLOW and (waits := _disk_waits()) > self._waits:
-            self._waits = waits
-            self._patient_until = start + _PATIENCE
-
-    async def _done_by_workers(self, work: Sequence[Callable[[], _T]], finish: Callable[[list[_T]], bytes]) -> bytes:
-        loop = asyncio.get_running_loop()
-        return finish([await loop.run_in_executor(self._workers, piece) for piece in work])
+        return self._work.done(work, False, join)
 
     def _put_evidence(self, to: Any, found: Sequence[Evidence]) -> None:
         """Append `found` to the repeated field `to`, and count it."""
@@ -407,11 +380,6 @@ def _draft(served: Served, tokens: list[int], size: Size) -> TokenTree:
         raise
     served.require_readable()
     return tree
-
-
-def _disk_waits() -> int:
-    """Return how many pages this thread has waited for."""
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
 
 
 def _little_endian(tree: TokenTree) -> bytes:

@@ -26,6 +26,7 @@ from rest_store.server.logs import EventLog
 from rest_store.server.metrics import DatastoreState, Metrics
 from rest_store.server.replies import Replies
 from rest_store.server.servicer import METHODS, SERVICE, Servicer
+from rest_store.server.work import Work
 from rest_store.v1 import datastore_pb2 as pb
 
 if TYPE_CHECKING:
@@ -110,8 +111,9 @@ class Server:
         names = (SERVICE, _HEALTH, reflection.SERVICE_NAME)
         mirror = reflection.aio.ReflectionServicer(names)  # type: ignore[attr-defined]  # missing in the stubs
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(mirror, registry)
+        self._work = Work(self._workers)
         self._servicer = Servicer(
-            Replies(self._catalog, options.limits, self._metrics, self._workers),
+            Replies(self._catalog, options.limits, self._metrics, self._work),
             self.reload,
             limits=options.limits,
             tokens=self._tokens,
@@ -185,6 +187,7 @@ class Server:
         """Look at the files once a second, so that health and metrics tell of a change that no request has met."""
         while True:
             await asyncio.sleep(_WATCH_SECONDS)
+            self._work.forget_waits()
             await asyncio.get_running_loop().run_in_executor(self._workers, self._catalog.watch)
             self._look()
 
@@ -260,10 +263,11 @@ def _channel_options(limits: Limits) -> list[tuple[str, int]]:
         ("grpc.max_send_message_length", -1),
         ("grpc.so_reuseport", 0),  # a second service on the same port is a mistake
         ("grpc.max_concurrent_streams", limits.max_in_flight + limits.max_streams),  # of one connection
-        # What gRPC itself gives up in its queue ends without a reason; so it keeps all, and our door refuses at once.
-        ("grpc.server_max_unrequested_time_in_server", 3600),
-        ("grpc.server.max_pending_requests", 1 << 30),
-        ("grpc.server.max_pending_requests_hard_limit", 1 << 30),
+        # Requests that come faster than the event loop can look at them, if only to refuse them, gRPC itself drops:
+        # some when half as many wait as may, the more the longer the queue is. Their clients see CANCELLED.
+        ("grpc.server.max_pending_requests", limits.max_waiting // 2),
+        ("grpc.server.max_pending_requests_hard_limit", limits.max_waiting),
+        ("grpc.server_max_unrequested_time_in_server", 3600),  # deadlines end what waits too long
         ("grpc.keepalive_time_ms", 30_000),  # a peer that vanished without a word is noticed
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),

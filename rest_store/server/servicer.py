@@ -30,13 +30,14 @@ from rest_store.server.generation import Generation
 from rest_store.server.logs import EventLog
 from rest_store.server.metrics import Metrics
 from rest_store.server.questions import parsed
-from rest_store.server.replies import Replies, Reply
+from rest_store.server.replies import Replies
+from rest_store.server.turns import EOF, Turns
+from rest_store.server.work import Reply
 from rest_store.statuses import DOMAIN, status_of
 from rest_store.v1 import datastore_pb2 as pb
 
 SERVICE = pb.DESCRIPTOR.services_by_name["DatastoreService"].full_name
 METHODS = tuple(method.name for method in pb.DESCRIPTOR.services_by_name["DatastoreService"].methods)
-_EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the stubs
 _LONGEST_MESSAGE = 1000  # characters of an error that travel; trailing metadata is limited to 8 KiB
 
 if TYPE_CHECKING:  # generic in their stubs alone
@@ -169,10 +170,11 @@ class Servicer(Handlers):
         counts = self._metrics.methods["DraftStream"]
         limit = self._limits.max_message_bytes
         continued = self._replies.continued
-        read, write = context.read, context.write
+        turns = Turns(context)
         answered = 0
         try:
-            while (data := await read()) is not _EOF:
+            data = await turns.first()
+            while data is not EOF:
                 start = perf_counter()
                 if len(data) > limit:
                     raise _too_large("request", data, limit)
@@ -183,7 +185,7 @@ class Servicer(Handlers):
                     raise _too_large("response", found, limit)
                 counts.answered(perf_counter() - start, len(data), len(found))
                 answered += 1
-                await write(found)
+                data = await turns.next(found)
         except asyncio.CancelledError:
             counts.ended("CANCELLED")
             if not self._ending:
