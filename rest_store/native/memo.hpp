@@ -56,7 +56,7 @@ class Memo {
  private:
   static constexpr std::size_t kSegments = 16;  // each with a lock of its own
   static constexpr std::size_t kSets = 128;     // in a segment, of
-  static constexpr std::size_t kWays = 8;  // slots each, so many that few answers are driven out while others are free
+  static constexpr std::size_t kWays = 8;       // slots each: fewer, and answers drive out others while slots are free
   static constexpr std::size_t kNodes = 32768;  // and tokens in a segment; 20 bytes each at most, 10 MB in all
 
   struct Answer {
