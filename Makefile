@@ -34,14 +34,18 @@ test: setup
 	$(BIN)/python -m pytest
 
 # The standard library's source, tokenized as SmolLM2 does: a datastore in demo/, what it drafts, and code written with it,
-# in process and through a service.
+# in process, through a service, and through one that dies meanwhile.
 WRITE = TQDM_DISABLE=1 $(BIN)/rest-store generate --model "$(MODEL)" --packed --max-new-tokens 96 --prompt "def fibonacci(n):"
 demo: $(DEMO)/manifest.json
 	$(BIN)/rest-store info $(DEMO)
 	$(BIN)/rest-store query $(DEMO) --text "    for i in range(len("
 	$(WRITE) --datastore $(DEMO) --compare
-	rm -f demo/socket; $(BIN)/rest-store serve $(DEMO) --listen unix:$(CURDIR)/demo/socket & trap "kill $$!" EXIT; \
-	  while kill -0 $$! && ! test -S demo/socket; do sleep 0.1; done; $(WRITE) --datastore unix:$(CURDIR)/demo/socket
+	rm -f demo/socket; $(BIN)/rest-store serve $(DEMO) --listen unix:$(CURDIR)/demo/socket & server=$$!; \
+	  trap "kill $$server 2> /dev/null" EXIT; \
+	  while kill -0 $$server && ! test -S demo/socket; do sleep 0.1; done; \
+	  $(WRITE) --datastore unix:$(CURDIR)/demo/socket --compare && echo "Once more, and the service is killed:" && \
+	  $(WRITE) --datastore unix:$(CURDIR)/demo/socket --compare | \
+	  { for line in 1 2 3; do IFS= read -r text; printf '%s\n' "$$text"; done; kill -9 $$server; cat; }
 
 $(DEMO)/manifest.json: | setup
 	mkdir -p demo

@@ -7,7 +7,8 @@ Greedy continuations of so many HumanEval and so many other prompts, plain and d
 `--dtype bfloat16` shows how often rounding decides in reduced precision; for each text that differs, the report holds
 where it first does, and how far apart the two tokens' logits were in the plain pass. `--packed` drafts with packed
 weights, and still compares with plain `generate` without them. `--recorded` compares with the outputs in the traces,
-where plain `generate` of the same model wrote these.
+where plain `generate` of the same model wrote these. `--control` also writes each text with transformers' own prompt
+lookup, which verifies drafts in wider passes as we do: what it changes, rounding changes.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ def main() -> None:
     parser.add_argument("--device")
     parser.add_argument("--packed", action="store_true", help="draft with packed weights")
     parser.add_argument("--recorded", action="store_true", help="take the traces' outputs for what is to be written")
+    parser.add_argument("--control", action="store_true", help="write with transformers' prompt lookup as well")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
 
@@ -50,6 +52,8 @@ def main() -> None:
         texts = [compare(model, prompt, sources, arguments) for prompt in prompts]
         groups[name] = summarize(texts)
         print(f"{name}: {groups[name]['identical']} of {len(texts)} texts identical, {groups[name]['tokens']} tokens")
+        if arguments.control:
+            print(f"  {groups[name]['identical_control']} of transformers' prompt lookup")
         for text in texts:
             if "differs_at" in text:
                 print(f"  differs at token {text['differs_at']}, logits {text['gap']:.4g} apart")
@@ -86,6 +90,9 @@ def compare(model: Any, prompt: Recording, sources: list[Any], arguments: argpar
         )
     written, statistics = drafted.sequences[0, ids.shape[1] :].tolist(), drafted.statistics
     text = {"tokens": len(plain), "forward_passes": statistics.forward_passes, "accepted": statistics.drafts.accepted}
+    if arguments.control:
+        control = model.generate(ids, prompt_lookup_num_tokens=10, **options)
+        text["control"] = control[0, ids.shape[1] :].tolist() == plain
     if written == plain:
         return text
     place = next(n for n, (a, b) in enumerate(zip(plain, written, strict=False)) if a != b)
@@ -96,9 +103,11 @@ def compare(model: Any, prompt: Recording, sources: list[Any], arguments: argpar
 
 def summarize(texts: list[dict[str, Any]]) -> dict[str, Any]:
     same = [text for text in texts if "differs_at" not in text]
+    control = {"identical_control": sum(text["control"] for text in texts)} if "control" in texts[0] else {}
     return {
         "prompts": len(texts),
         "identical": len(same),
+        **control,
         "tokens": sum(text["tokens"] for text in texts),
         "accepted": sum(text["accepted"] for text in texts),
         "mean_tokens": round(sum(text["tokens"] for text in texts) / sum(text["forward_passes"] for text in texts), 3),

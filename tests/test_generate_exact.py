@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 from tiny import ARCHITECTURES, SCRIPTS, Scripted, bushy, futures_of, prompts, right, tiny_model
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import rest_store.generation.generate as entry
-from rest_store.generation.verify import attention_for_trees
+from rest_store.generation import attention
+from rest_store.generation.attention import attention_for_trees
 
 NEW = 40
 FIXED = {"max_new_tokens": NEW, "do_sample": False}
@@ -83,6 +85,42 @@ def test_an_attention_that_takes_no_mask_is_switched_while_verifying() -> None:
     assert used == ["sdpa"]
     model.config._attn_implementation_internal = "sdpa"
     assert torch.equal(drafted(model, inputs, plain, right, **FIXED).sequences, plain)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_without_copies(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step gives bit by bit what it gives with copies of shared keys and values, and leaves attention as it was."""
+    model = tiny_model("llama", dtype=dtype)
+    layer = model.model.layers[0].self_attn
+    assert layer.num_key_value_groups == 2
+    torch.manual_seed(0)
+    query = torch.randn(3, 4, 9, 8, dtype=dtype)
+    key, value = torch.randn(2, 3, 2, 50, 8, dtype=dtype).unbind()
+    mask = torch.rand(3, 1, 9, 50) < 0.7
+    mask[..., 0] = True
+    ours, theirs = attention.grouped_attention, attention.sdpa_attention_forward
+    taken: dict[str, Any] = {"dropout": 0.0, "scaling": 0.3}
+    expected = theirs(layer, query, key, value, mask, **taken)[0]
+    assert torch.equal(ours(layer, query, key, value, mask, **taken)[0], expected)
+    assert torch.equal(
+        ours(layer, query, key, value, None, **taken)[0], theirs(layer, query, key, value, None, **taken)[0]
+    )
+
+    switched = attention_for_trees(model, model.config)
+    with switched(), switched():
+        assert ALL_ATTENTION_FUNCTIONS["sdpa"] is ours
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is theirs
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", lambda *args, **kwargs: theirs(*args, **kwargs))
+    with switched():
+        assert ALL_ATTENTION_FUNCTIONS["sdpa"] not in (ours, theirs), "what somebody else has put there stays"
+
+
+def test_verification_copies_no_shared_keys_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("llama")
+    inputs = prompts(1)
+    plain = model.generate(**inputs, **FIXED)
+    monkeypatch.setattr("transformers.integrations.sdpa_attention.repeat_kv", lambda *_: pytest.fail("copied"))
+    assert torch.equal(drafted(model, inputs, plain, bushy, **FIXED).sequences, plain)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -21,8 +21,8 @@ from rest_store.errors import (
     ModeNotSupportedError,
     RestStoreError,
 )
+from rest_store.generation.attention import attention_for_trees
 from rest_store.generation.cache import Pattern, TreeCache
-from rest_store.generation.verify import attention_for_trees
 
 FIXED = {"max_new_tokens": 24, "do_sample": False}
 SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2}

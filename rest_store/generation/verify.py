@@ -6,8 +6,7 @@ are those that decoding its path token by token gives, to rounding. Torch is imp
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,10 +14,9 @@ import numpy.typing as npt
 import torch
 
 from rest_store.errors import ModelNotSupportedError, describe
+from rest_store.generation.attention import attention_for_trees
 from rest_store.generation.cache import CHUNKED, FULL, SLIDING, Pattern, TreeCache
 from rest_store.tree import TokenTree
-
-_TAKE_MASKS = ("sdpa", "eager")  # attention implementations that are given a mask of any shape
 
 
 def patterns_of(config: Any, layers: int) -> list[Pattern]:
@@ -198,35 +196,3 @@ class Verifier:
 
     def _left_padding(self) -> torch.Tensor | int:
         return (~self._seen).sum(dim=1)[:, None, None] if self._seen is not None else 0
-
-
-class attention_for_trees:  # noqa: N801  used as a function that returns a context
-    """Makes a model's attention take masks while a step runs: switches it where it cannot.
-
-    Flash and flex attention know causal masks only; sdpa, or else eager attention, stands in for them.
-
-    Raises:
-        ModelNotSupportedError: there is no implementation to switch to.
-    """
-
-    def __init__(self, model: Any, config: Any) -> None:
-        self._config = config
-        own = config._attn_implementation
-        self.implementation = own
-        if own not in _TAKE_MASKS:
-            if not model._can_set_attn_implementation():
-                expected = "sdpa or eager, which take the mask of a tree"
-                raise ModelNotSupportedError(
-                    describe(type(model).__name__, "the attention implementation", repr(own), expected)
-                )
-            self.implementation = "sdpa" if model._supports_sdpa else "eager"
-
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        """Return the context in which masks are taken."""
-        own = self._config._attn_implementation_internal
-        self._config._attn_implementation_internal = self.implementation
-        try:
-            yield
-        finally:
-            self._config._attn_implementation_internal = own
