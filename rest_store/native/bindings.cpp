@@ -22,11 +22,11 @@ using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::dev
 // explains.
 Token to_token(PyObject* item, std::uint32_t vocabulary) {
   long long value = -1;
-  if (PyLong_CheckExact(item)) {
+  if (PyLong_CheckExact(item)) {  // no Python code runs, so the item stays without a reference of ours
     int overflow = 0;
     value = PyLong_AsLongLongAndOverflow(item, &overflow);
   } else {
-    const nb::object number = nb::steal(PyNumber_Index(item));
+    const nb::object kept = nb::borrow(item), number = nb::steal(PyNumber_Index(item));
     if (!number.is_valid()) throw nb::python_error();
     int overflow = 0;
     value = PyLong_AsLongLongAndOverflow(number.ptr(), &overflow);
@@ -62,8 +62,8 @@ Suffix to_suffix(const Kernel& kernel, nb::handle context, std::size_t max_suffi
       // Taking an item as an index may run Python code, which may shorten the list.
       if (skip + i >= static_cast<std::size_t>(PySequence_Fast_GET_SIZE(context.ptr())))
         throw nb::value_error("context that changes while it is read");
-      const nb::object item = nb::borrow(PySequence_Fast_GET_ITEM(context.ptr(), static_cast<Py_ssize_t>(skip + i)));
-      tokens[i] = to_token(item.ptr(), kernel.vocabulary());
+      PyObject* item = PySequence_Fast_GET_ITEM(context.ptr(), static_cast<Py_ssize_t>(skip + i));
+      tokens[i] = to_token(item, kernel.vocabulary());
     }
   } else {
     const auto array = nb::cast<nb::ndarray<nb::ndim<1>, nb::ro, nb::device::cpu>>(context);
@@ -78,6 +78,14 @@ Suffix to_suffix(const Kernel& kernel, nb::handle context, std::size_t max_suffi
     else throw nb::type_error("context of an unexpected type");
   }
   return Suffix(tokens, count, kernel.width());
+}
+
+// Ask memory for the last items of `context`, if it is a list: each is an object somewhere.
+void ask_for_items(nb::handle context, std::size_t max_suffix) {
+  if (!PyList_CheckExact(context.ptr())) return;
+  const auto size = static_cast<std::size_t>(PyList_GET_SIZE(context.ptr()));
+  for (std::size_t i = size - std::min(size, max_suffix); i < size; ++i)
+    prefetch(PyList_GET_ITEM(context.ptr(), static_cast<Py_ssize_t>(i)));
 }
 
 // Makes instances of rest_store.tree.TokenTree: sets the slots that say in which bytes a tree lies, and where.
@@ -146,7 +154,11 @@ class Opened {
                        std::uint32_t max_depth) {
     std::vector<Suffix> contexts;
     contexts.reserve(batch.size());
-    for (nb::handle context : batch) contexts.push_back(to_suffix(kernel_, context, max_suffix));
+    for (std::size_t i = 0; i < std::min(kAsked, batch.size()); ++i) ask_for_items(batch[i], max_suffix);
+    for (std::size_t i = 0; i < batch.size(); ++i) {
+      if (i + kAsked < batch.size()) ask_for_items(batch[i + kAsked], max_suffix);
+      contexts.push_back(to_suffix(kernel_, batch[i], max_suffix));
+    }
     const Trees& trees = answer(contexts, {max_nodes, max_suffix, max_depth});
     nb::list out = nb::steal<nb::list>(PyList_New(static_cast<Py_ssize_t>(contexts.size())));
     for (std::size_t first = 0; first < contexts.size(); first += kSharing) {
@@ -180,6 +192,7 @@ class Opened {
   }
 
   static constexpr std::size_t kSharing = 64;  // trees that lie in the same bytes, at most
+  static constexpr std::size_t kAsked = 4;     // contexts whose items are on their way while one is read
 
   const Trees& answer(std::span<const Suffix> contexts, const Limits& limits) {
     if (limits.max_nodes > kMaxNodes || limits.max_depth > kMaxDepth) throw nb::value_error("limit out of range");

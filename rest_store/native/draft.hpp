@@ -1,19 +1,18 @@
 // The heaviest continuations of a match, as a tree with exact counts.
 //
-// Read a sample of the match's continuations. Every node of the true trie that it shows has a count within bounds that
-// follow from the sample's strides, and every node that it does not show is lighter than the strides of all shards
-// together. Refine until the nodes that seem heaviest, measured exactly, are heavier than any unseen one; measure the
-// others as far as they may be among the heaviest; take the best. With strides of one this is the plain trie of all
-// continuations.
+// Few continuations are read one and all. Of many, read a sample. Every node of the true trie that it shows has a count
+// within bounds that follow from the sample's strides, and every node that it does not show is lighter than the strides
+// of all shards together. Refine until the nodes that seem heaviest, measured exactly, are heavier than any unseen one;
+// measure the others as far as they may be among the heaviest; take the best. With strides of one this is the plain
+// trie of all continuations.
 #pragma once
 
 #include <array>
 #include <functional>
 #include <numeric>
 
-#include "match.hpp"
-#include "packed_tree.hpp"
 #include "sample.hpp"
+#include "small_trie.hpp"
 
 namespace rest_store {
 
@@ -25,9 +24,14 @@ class Drafter {
                      std::uint32_t max_nodes, std::uint32_t max_depth) {
     tree_.clear(max_nodes);
     if (match.count == 0 || max_nodes == 0 || max_depth == 0) return tree_;
+    const RowShape shape(max_depth, shards[0].width, vocabulary);
+    if (match.count <= SmallTrie::kRows) {
+      small_.draft(shards, match, shape, max_nodes, tree_);
+      return tree_;
+    }
     max_nodes_ = max_nodes;
     const std::uint64_t wanted = std::uint64_t{kSamplesPerNode} * max_nodes;
-    sample_.start(shards, match, max_depth, vocabulary, match.count <= whole(match) * wanted ? match.count : wanted);
+    sample_.start(shards, match, shape, match.count <= whole(match) * wanted ? match.count : wanted);
     floor_ = estimate_ = 0;
     for (;;) {
       // Heavier nodes alone are likely to be needed; measuring shows whether the guess was right.
@@ -340,6 +344,7 @@ class Drafter {
   std::uint64_t estimate_ = 0;         // about how many; 0 if fewer nodes are seen
   std::uint32_t threshold_depth_ = 0;  // and its depth
   std::size_t capacity_ = 0;           // nodes kept before the next prune
+  SmallTrie small_;
   Sample sample_;
   std::vector<Node> nodes_, ends_;
   std::vector<Measured> measured_;

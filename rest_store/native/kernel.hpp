@@ -94,21 +94,21 @@ class Kernel {
   // Ask memory for what drafts of the next matches from `first` on will read, if that is little.
   void ask_for(std::size_t first, const std::vector<Match>& matches,
                const std::vector<std::shared_ptr<const Block>>& known, std::uint32_t max_depth) const {
+    const RowShape shape(max_depth, width(), vocabulary_);
     for (const bool text : {false, true})
       for (std::size_t i = first; i < std::min(first + kAhead, matches.size()); ++i) {
         const Match& match = matches[i];
-        if (known[i] != nullptr) continue;
-        if (match.count >= Memo::kHeavy || !match.occurrences.empty()) continue;  // or asked for already
+        if (known[i] != nullptr || match.count >= Memo::kHeavy) continue;
+        if (!match.occurrences.empty()) {
+          if (text)
+            for (const Occurrence& one : match.occurrences)
+              shape.ask(shards_[one.shard].suffix(one.position + match.skip));
+          continue;
+        }
         for (std::size_t s = 0; s < shards_.size(); ++s)
-          for (Rank rank = match.intervals[s].begin; rank < match.intervals[s].end; ++rank) {
-            if (!text) {
-              prefetch(shards_[s].entry_address(rank));
-              continue;
-            }
-            const std::uint8_t* row = shards_[s].suffix(shards_[s].position(rank) + match.length);
-            prefetch(row);
-            prefetch(row + width() * max_depth - 1);
-          }
+          for (Rank rank = match.intervals[s].begin; rank < match.intervals[s].end; ++rank)
+            if (text) shape.ask(shards_[s].suffix(shards_[s].position(rank) + match.skip));
+            else prefetch(shards_[s].entry_address(rank));
       }
   }
 

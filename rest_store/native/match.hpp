@@ -38,10 +38,10 @@ struct Suffix {
   }
 };
 
-// Where a match is followed by what: the suffixes at these ranks begin `skip` tokens before their continuations.
+// The suffix at this position begins `skip` tokens before a continuation of a match.
 struct Occurrence {
   std::uint32_t shard;
-  Rank rank;
+  Position position;
 };
 
 struct Match {
@@ -49,7 +49,7 @@ struct Match {
   std::uint64_t count = 0;              // occurrences in all shards
   std::uint32_t skip = 0;               // tokens at the start of each occurrence's suffix that the match covers
   std::vector<Interval> intervals;      // of suffixes that start with the last `skip` tokens, one for each shard
-  std::vector<Occurrence> occurrences;  // if skip < length: those that are occurrences, by shard, then by rank
+  std::vector<Occurrence> occurrences;  // all, by shard, then by rank; none if they are many and skip == length
 };
 
 // Finds the longest matches of one or many contexts; their searches share rounds. Keeps its memory between calls.
@@ -122,8 +122,8 @@ class Matcher {
   // One of few occurrences, and how many more tokens of the context stand before it.
   struct Seen {
     std::size_t context;
+    Rank rank;
     Occurrence occurrence;
-    Position position;
     std::uint32_t more;
   };
 
@@ -235,14 +235,14 @@ class Matcher {
       for (std::uint32_t s = 0; s < shards.size(); ++s)
         for (Rank rank = match.intervals[s].begin; rank < match.intervals[s].end; ++rank) {
           prefetch(shards[s].entry_address(rank));
-          seen_.push_back({i, {s, rank}, 0, 0});
+          seen_.push_back({i, rank, {s, 0}, 0});
         }
     }
     for (Seen& one : seen_) {
       const ShardView& shard = shards[one.occurrence.shard];
-      one.position = shard.position(one.occurrence.rank);
-      const std::uint8_t* text = shard.suffix(one.position);
-      prefetch(text - (one.position > 0 ? 1 : 0));
+      const Position position = one.occurrence.position = shard.position(one.rank);
+      const std::uint8_t* text = shard.suffix(position);
+      prefetch(text - (position > 0 ? 1 : 0));
       prefetch(text + matches_[one.context].skip * shard.width);
     }
     for (auto first = seen_.begin(); first != seen_.end();) {
@@ -252,16 +252,15 @@ class Matcher {
       std::uint32_t most = 0;
       auto last = first;
       for (; last != seen_.end() && last->context == context; ++last) {
-        last->more = tokens_before(shards[last->occurrence.shard], last->position, *state.suffix, match.skip);
+        last->more =
+            tokens_before(shards[last->occurrence.shard], last->occurrence.position, *state.suffix, match.skip);
         most = std::max(most, last->more);
       }
       state.absent = state.present + 1;
-      if (most > 0) {
-        for (auto one = first; one != last; ++one)
-          if (one->more == most) match.occurrences.push_back(one->occurrence);
-        match.length = match.skip + most;
-        match.count = match.occurrences.size();
-      }
+      for (auto one = first; one != last; ++one)
+        if (one->more == most) match.occurrences.push_back(one->occurrence);
+      match.length = match.skip + most;
+      match.count = match.occurrences.size();
       first = last;
     }
   }

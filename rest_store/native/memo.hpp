@@ -25,9 +25,14 @@ class Memo {
     const std::uint64_t hash = hash_of(tokens, max_nodes, max_depth);
     Segment& segment = segments_[hash % kSegments];
     const std::lock_guard lock(segment.mutex);
-    for (const Answer* answer = segment.slots(hash); answer != segment.slots(hash) + kWays; ++answer)
-      if (answer->tree && answer->max_nodes == max_nodes && answer->max_depth == max_depth && answer->tokens == tokens)
-        return answer->tree;
+    if (segment.answers.empty()) return nullptr;
+    const std::size_t first = Segment::first(hash);
+    for (std::size_t slot = first; slot < first + kWays; ++slot) {
+      const Answer& answer = segment.answers[slot];
+      if (segment.hashes[slot] == hash && answer.tree && answer.max_nodes == max_nodes &&
+          answer.max_depth == max_depth && answer.tokens == tokens)
+        return answer.tree;
+    }
     return nullptr;
   }
 
@@ -37,17 +42,21 @@ class Memo {
     Segment& segment = segments_[hash % kSegments];
     Answer answer{max_nodes, max_depth, count, std::string(tokens), std::move(tree)};
     const std::lock_guard lock(segment.mutex);
-    Answer* first = segment.slots(hash);
-    segment.put(
-        *std::min_element(first, first + kWays, [](const Answer& a, const Answer& b) { return a.count < b.count; }),
-        std::move(answer));
-    while (segment.nodes > kNodes) segment.put(segment.answers[segment.hand++ % (kSets * kWays)], {});
+    if (segment.answers.empty()) {
+      segment.answers.resize(kSets * kWays);
+      segment.hashes.resize(kSets * kWays);
+    }
+    const auto first = segment.answers.begin() + static_cast<std::ptrdiff_t>(Segment::first(hash));
+    const auto lightest =
+        std::min_element(first, first + kWays, [](const Answer& a, const Answer& b) { return a.count < b.count; });
+    segment.put(static_cast<std::size_t>(lightest - segment.answers.begin()), hash, std::move(answer));
+    while (segment.nodes > kNodes) segment.put(segment.hand++ % (kSets * kWays), 0, {});
   }
 
  private:
   static constexpr std::size_t kSegments = 16;  // each with a lock of its own
   static constexpr std::size_t kSets = 128;     // in a segment, of
-  static constexpr std::size_t kWays = 4;       // slots each
+  static constexpr std::size_t kWays = 8;       // slots each: fewer, and answers drive out others while slots are free
   static constexpr std::size_t kNodes = 32768;  // and tokens in a segment; 20 bytes each at most, 10 MB in all
 
   struct Answer {
@@ -61,15 +70,17 @@ class Memo {
 
   struct Segment {
     std::mutex mutex;
-    std::vector<Answer> answers = std::vector<Answer>(kSets * kWays);
+    std::vector<Answer> answers;  // none until the first is kept
+    std::vector<std::uint64_t> hashes;
     std::size_t nodes = 0, hand = 0;
 
-    Answer* slots(std::uint64_t hash) { return answers.data() + hash / kSegments % kSets * kWays; }
+    static std::size_t first(std::uint64_t hash) { return hash / kSegments % kSets * kWays; }
 
-    void put(Answer& slot, Answer answer) {
+    void put(std::size_t slot, std::uint64_t hash, Answer answer) {
       nodes += answer.size();
-      nodes -= slot.size();
-      slot = std::move(answer);
+      nodes -= answers[slot].size();
+      answers[slot] = std::move(answer);
+      hashes[slot] = hash;
     }
   };
 

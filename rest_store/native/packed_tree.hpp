@@ -25,11 +25,15 @@ struct Nodes {
     for (auto* column : {&tokens, &parents, &depths}) column->resize(room);
   }
 
+  void put(std::size_t place, std::int64_t count, std::int32_t token, std::int32_t parent, std::int32_t depth) {
+    counts[place] = count;
+    tokens[place] = token;
+    parents[place] = parent;
+    depths[place] = depth;
+  }
+
   void add(std::int64_t count, std::int32_t token, std::int32_t parent, std::int32_t depth) {
-    counts[size] = count;
-    tokens[size] = token;
-    parents[size] = parent;
-    depths[size++] = depth;
+    put(size++, count, token, parent, depth);
   }
 };
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "match.hpp"
+#include "rows.hpp"
 
 namespace rest_store {
 
@@ -35,16 +36,11 @@ class Sample {
     }
   };
 
-  // Start with about `wanted` samples of the occurrences of `match` in `shards`, or with all if they are listed; a row
-  // is the `depth` symbols after the match.
-  void start(const std::vector<ShardView>& shards, const Match& match, std::uint32_t depth, std::uint32_t vocabulary,
-             std::uint64_t wanted) {
+  // Start with about `wanted` samples of the continuations of `match` in `shards`, rows of `shape`.
+  void start(const std::vector<ShardView>& shards, const Match& match, const RowShape& shape, std::uint64_t wanted) {
     const std::vector<Interval>& intervals = match.intervals;
     skip_ = match.skip;
-    depth_ = depth;
-    vocabulary_ = vocabulary;
-    width_ = shards[0].width;
-    row_bytes_ = (width_ * depth_ + 7) / 8 * 8;
+    shape_ = shape;
     double roots = 0;
     std::size_t used = 0;
     parts_.resize(shards.size());
@@ -59,16 +55,6 @@ class Sample {
       }
     parts_.resize(used);
     lengths_.clear();
-    if (!match.occurrences.empty()) {
-      set_strides([](const Part&) { return 1; });
-      all_ = true;
-      auto next = match.occurrences.begin();
-      fill([&](const Part& part, auto&& add) {
-        for (; next != match.occurrences.end() && &shards[next->shard] == part.shard; ++next)
-          add(next->rank, std::ptrdiff_t{-1});
-      });
-      return;
-    }
     set_strides([&](const Part& part) { return part.root * roots / static_cast<double>(wanted); });
     all_ = unseen_ == 0;
     fill([&](const Part& part, auto&& add) { add_between(part, part.interval.begin, part.interval.end, add); });
@@ -110,10 +96,10 @@ class Sample {
   // Those of one shard.
   std::uint64_t most_unseen() const { return most_unseen_; }
   const std::vector<Part>& parts() const { return parts_; }
-  std::uint32_t width() const { return width_; }
+  std::uint32_t width() const { return shape_.width; }
   std::size_t size() const { return order_.size(); }  // rows, in merged order:
 
-  const std::uint8_t* row(std::size_t i) const { return bytes_.data() + order_[i] * row_bytes_; }
+  const std::uint8_t* row(std::size_t i) const { return bytes_.data() + order_[i] * shape_.bytes; }
   std::uint32_t length(std::size_t i) const { return lengths_[order_[i]]; }  // tokens before a separator
 
   // Occurrences that rows i .. j-1 stand for: each for itself and those between it and the one before it in its shard.
@@ -121,17 +107,10 @@ class Sample {
 
   // Tokens that rows i and i + 1 have in common at their start.
   std::uint32_t common_prefix(std::size_t i) const {
-    const std::uint8_t *a = row(i), *b = row(i + 1);
-    const std::uint32_t limit = std::min(length(i), length(i + 1));
-    for (std::size_t at = 0; at < row_bytes_; at += 8) {
-      const std::uint64_t difference = load_little(a + at) ^ load_little(b + at);
-      if (difference != 0)
-        return std::min(limit, static_cast<std::uint32_t>((at + __builtin_ctzll(difference) / 8) / width_));
-    }
-    return limit;
+    return shape_.common_prefix(row(i), row(i + 1), std::min(length(i), length(i + 1)));
   }
 
-  Token token(std::size_t i, std::uint32_t depth) const { return symbol(row(i) + width_ * depth); }
+  Token token(std::size_t i, std::uint32_t depth) const { return shape_.token(row(i), depth); }
 
  private:
   // A row and its first eight bytes.
@@ -141,12 +120,7 @@ class Sample {
   };
 
   bool same_row(std::size_t a, std::size_t b) const {
-    return std::memcmp(bytes_.data() + a * row_bytes_, bytes_.data() + b * row_bytes_, row_bytes_) == 0;
-  }
-
-  Token symbol(const std::uint8_t* at) const {
-    const Token two = static_cast<Token>(at[0]) << 8 | at[1];
-    return width_ == 2 ? two : two << 8 | at[2];
+    return std::memcmp(bytes_.data() + a * shape_.bytes, bytes_.data() + b * shape_.bytes, shape_.bytes) == 0;
   }
 
   // Every stride-th rank of [begin, end), so that no run of `stride` ranks is missed.
@@ -178,7 +152,7 @@ class Sample {
         known_.push_back(known);
       });
       const std::size_t first = known_.size() - new_ranks_.size();
-      new_bytes_.resize(known_.size() * row_bytes_ + 8);
+      new_bytes_.resize(known_.size() * shape_.bytes + 8);
       new_lengths_.resize(known_.size());
       gather(part, first);
       part.ranks.swap(new_ranks_);
@@ -204,8 +178,7 @@ class Sample {
       for (std::size_t i = begin; i < std::min(begin + kBlock, count); ++i)
         if (known_[first + i] < 0) {
           const std::uint8_t* row = shard.suffix(shard.position(new_ranks_[i]) + skip_);
-          prefetch(row);
-          prefetch(row + row_bytes_ - 1);
+          shape_.ask(row);
           at[begin / kBlock % 2][i - begin] = row;
         }
     };
@@ -216,32 +189,16 @@ class Sample {
       ask(begin + 2 * kBlock);
       resolve(begin + kBlock);
       for (std::size_t i = begin; i < std::min(begin + kBlock, count); ++i) {
-        std::uint8_t* to = new_bytes_.data() + (first + i) * row_bytes_;
+        std::uint8_t* to = new_bytes_.data() + (first + i) * shape_.bytes;
         if (known_[first + i] < 0) {
-          new_lengths_[first + i] = copy_row(shard, at[begin / kBlock % 2][i - begin], to);
+          new_lengths_[first + i] = shape_.copy(shard, at[begin / kBlock % 2][i - begin], to);
         } else {
           const auto old = static_cast<std::size_t>(known_[first + i]);
-          std::memcpy(to, bytes_.data() + old * row_bytes_, row_bytes_);
+          std::memcpy(to, bytes_.data() + old * shape_.bytes, shape_.bytes);
           new_lengths_[first + i] = lengths_[old];
         }
       }
     }
-  }
-
-  std::uint32_t copy_row(const ShardView& shard, const std::uint8_t* from, std::uint8_t* to) const {
-    const auto left = static_cast<std::size_t>(shard.symbols + shard.position_count * width_ - from);
-    std::size_t readable = width_ * depth_;
-    if (left >= readable) {
-      for (std::size_t i = 0; i < row_bytes_; i += 8) std::memcpy(to + i, from + i, 8);  // up to 7 bytes of the tail
-    } else {
-      readable = left;
-      std::memcpy(to, from, readable);
-    }
-    const auto limit = static_cast<std::uint32_t>(readable / width_);
-    std::uint32_t length = 0;
-    while (length < limit && symbol(to + width_ * length) < vocabulary_) ++length;
-    std::memset(to + width_ * length, 0xFF, row_bytes_ - width_ * length);
-    return length;
   }
 
   // Put the rows of all parts into one lexicographic order, and sum up what each stands for.
@@ -260,10 +217,10 @@ class Sample {
     }
     heads_.resize(count);
     for (std::size_t i = 0; i < count; ++i)
-      heads_[i] = {load_big(bytes_.data() + i * row_bytes_), static_cast<std::uint32_t>(i)};
+      heads_[i] = {load_big(bytes_.data() + i * shape_.bytes), static_cast<std::uint32_t>(i)};
     const auto before = [&](const Head& a, const Head& b) {
       if (a.key != b.key) return a.key < b.key;
-      return std::memcmp(bytes_.data() + a.row * row_bytes_, bytes_.data() + b.row * row_bytes_, row_bytes_) < 0;
+      return std::memcmp(bytes_.data() + a.row * shape_.bytes, bytes_.data() + b.row * shape_.bytes, shape_.bytes) < 0;
     };
     bounds_.clear();
     for (const Part& part : parts_) bounds_.push_back(part.first);
@@ -306,8 +263,8 @@ class Sample {
     }
   }
 
-  std::uint32_t skip_ = 0, depth_ = 0, vocabulary_ = 0, width_ = 0;
-  std::size_t row_bytes_ = 0;
+  std::uint32_t skip_ = 0;
+  RowShape shape_;
   bool all_ = false;  // rows show every occurrence, once
   std::uint64_t unseen_ = 0, most_unseen_ = 0;
   std::vector<Part> parts_;

@@ -16,7 +16,8 @@ inline std::uint64_t chosen(bool condition, std::uint64_t yes, std::uint64_t no)
 
 // One search: does `pattern` (bytes of tokens, big-endian, eight readable bytes behind it) occur in `shard`, and where.
 // After locate(): ranks below `low` hold suffixes less than the pattern; if `found`, `hit` is a rank whose suffix
-// starts with the pattern; if not, ranks from `high` on hold greater ones.
+// starts with the pattern, and ranks from `high` on, if that is above `hit`, hold greater suffixes that do not; if not,
+// ranks from `high` on hold greater ones.
 struct Search {
   const ShardView* shard = nullptr;
   const std::uint8_t* pattern = nullptr;
@@ -186,9 +187,10 @@ inline void interval_boundaries(const Search& s, Boundary out[2]) {
   const std::uint64_t end = keys_end(s, s.base);
   Rank above = std::min(end * kKeyStride, s.shard->entry_count), below = s.found ? s.hit + 1 : s.low;
   if (s.whole_in_key() && end > 0) below = std::max(below, (end - 1) * kKeyStride + 1);
-  if (!s.found) above = std::max(std::min(above, s.high), below);
+  if (!s.found || s.high > s.hit) above = std::min(above, s.high);  // else found by its key, and nothing compared
+  above = std::max(above, below);
   out[0] = {s.shard, s.pattern, s.size, 0, false, s.low, s.found ? s.hit : s.high, 0};
-  out[1] = {s.shard, s.pattern, s.size, 0, true, below, std::max(below, above), 0};
+  out[1] = {s.shard, s.pattern, s.size, 0, true, below, above, 0};
 }
 
 }  // namespace rest_store
