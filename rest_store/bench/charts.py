@@ -10,11 +10,11 @@ from rest_store.bench.exhibits import Bars, Lines, shown
 
 WIDTH = 720
 _LEFT, _RIGHT, _TOP = 64, 16, 12
-_SERIES = 6  # colours
+SERIES = 8  # colours
 
 
 def draw(chart: Bars | Lines) -> str:
-    """Return the chart as one `<svg>` element: classes `s0` to `s5` for series, `axis`, `grid` and `label`."""
+    """Return the chart as one `<svg>` element: classes `s0`, `s1`... for series, `axis`, `grid` and `label`."""
     body, height = _bars(chart) if isinstance(chart, Bars) else _lines(chart)
     title = escape(chart.title)
     start = f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{title}"><title>{title}</title>'
@@ -37,7 +37,7 @@ def _legend(names: Sequence[str], top: float) -> tuple[list[str], float]:
         width = 28 + 6.8 * len(name)
         if x + width > WIDTH and x > _LEFT:
             x, y = float(_LEFT), y + 20
-        parts.append(f'<rect class="s{place % _SERIES}" x="{x:.1f}" y="{y - 9:.1f}" width="12" height="12" rx="2"/>')
+        parts.append(f'<rect class="s{place % SERIES}" x="{x:.1f}" y="{y - 9:.1f}" width="12" height="12" rx="2"/>')
         parts.append(_text(x + 18, y + 2, name))
         x += width
     return parts, y + 10
@@ -59,7 +59,7 @@ def _bars(chart: Bars) -> tuple[list[str], int]:
             if value is not None:
                 wide, at = max(1.0, value * scale), y + thick * number
                 box = f'x="{left:.1f}" y="{at:.1f}" width="{wide:.1f}" height="{thick - 2}"'
-                parts.append(f'<rect class="s{number % _SERIES}" {box}/>')
+                parts.append(f'<rect class="s{number % SERIES}" {box}/>')
                 parts.append(_text(left + wide + 5, at + 10.5, shown(float(value))))
         y += group + 9
     if chart.reference is not None:
@@ -85,9 +85,9 @@ def _lines(chart: Lines) -> tuple[list[str], int]:
     parts.append(_line(_LEFT, bottom, WIDTH - _RIGHT, bottom, "axis"))
     for number, line in enumerate(chart.series.values()):
         path = " ".join(f"{across.at(x):.1f},{up.at(y):.1f}" for x, y in line)
-        parts.append(f'<polyline class="line s{number % _SERIES}" points="{path}"/>')
+        parts.append(f'<polyline class="line s{number % SERIES}" points="{path}"/>')
         parts += [
-            f'<circle class="s{number % _SERIES}" cx="{across.at(x):.1f}" cy="{up.at(y):.1f}" r="3"/>' for x, y in line
+            f'<circle class="s{number % SERIES}" cx="{across.at(x):.1f}" cy="{up.at(y):.1f}" r="3"/>' for x, y in line
         ]
     parts.append(_text((_LEFT + WIDTH - _RIGHT) / 2, bottom + 38, chart.across, anchor="middle"))
     parts.append(_text(14, top + high / 2, chart.up, anchor="middle", turned=True))

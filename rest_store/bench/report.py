@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from html import escape
 
-from rest_store.bench.charts import draw
+from rest_store.bench.charts import SERIES, draw
 from rest_store.bench.exhibits import Bars, Exhibit, Lines, Section, Table, shown
 from rest_store.bench.results import Result
 from rest_store.bench.sections import ORDER, section_of
 
+_LIGHT = ("#0b62a8", "#c25700", "#18794e", "#8e4cb5", "#6b7280", "#b8336a", "#7a6a00", "#00808a")
+_DARK = ("#62a9ea", "#f0955a", "#5cc490", "#c795e6", "#9aa5b3", "#ee82ae", "#d6c04a", "#4fc3cf")
 _STYLE = """
-:root { color-scheme: light dark; --back: #fff; --fore: #1b1f24; --soft: #5a6472; --rule: #d5dae1;
-  --s0: #0b62a8; --s1: #c25700; --s2: #18794e; --s3: #8e4cb5; --s4: #6b7280; --s5: #b8336a; }
-@media (prefers-color-scheme: dark) { :root { --back: #14171b; --fore: #e6e9ed; --soft: #9aa5b3; --rule: #343b44;
-  --s0: #62a9ea; --s1: #f0955a; --s2: #5cc490; --s3: #c795e6; --s4: #9aa5b3; --s5: #ee82ae; } }
+:root { color-scheme: light dark; --back: #fff; --fore: #1b1f24; --soft: #5a6472; --rule: #d5dae1; }
+@media (prefers-color-scheme: dark) { :root { --back: #14171b; --fore: #e6e9ed; --soft: #9aa5b3; --rule: #343b44; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 62rem; padding: 2rem 1.25rem 4rem; background: var(--back); color: var(--fore);
   font: 16px/1.5 system-ui, sans-serif; }
@@ -32,17 +32,23 @@ svg { width: 100%; height: auto; max-width: 46rem; display: block; } .label { fi
 .axis { stroke: var(--soft); } .grid { stroke: var(--rule); }
 .line { fill: none; stroke-width: 2; } .facts { font-size: .82rem; } .facts dt { float: left; clear: left;
   width: 6.5rem; } .facts dd { margin: 0 0 .15rem 6.5rem; overflow-wrap: anywhere; }
-@media print { :root { --back: #fff; --fore: #000; --soft: #444; --rule: #bbb; --s0: #0b62a8;
-  --s1: #c25700; --s2: #18794e; --s3: #8e4cb5; --s4: #6b7280; --s5: #b8336a; }
-  :root { font-size: 12px; } body { padding: 0; font-size: 1rem; } th, td { padding-right: .5rem; }
+@media print { :root { --back: #fff; --fore: #000; --soft: #444; --rule: #bbb; font-size: 12px; }
+  body { padding: 0; font-size: 1rem; } th, td { padding-right: .5rem; }
   .wide { overflow: visible; } td:first-child { white-space: normal; }
   nav { display: none; } h2, h3 { break-after: avoid; } figure, tr { break-inside: avoid; }
   section { break-before: page; } section:first-of-type { break-before: auto; } @page { margin: 16mm; } }
 """
-_SERIES = "".join(
-    f"rect.s{place}, circle.s{place} {{ fill: var(--s{place}); }} .line.s{place} {{ stroke: var(--s{place}); }}\n"
-    for place in range(6)
-)
+
+
+def _colours(series: Iterable[str]) -> str:
+    return "".join(
+        f"rect.s{place}, circle.s{place} {{ fill: {colour}; }} .line.s{place} {{ stroke: {colour}; }}\n"
+        for place, colour in enumerate(series)
+    )
+
+
+_SERIES = f"{_colours(_LIGHT)}@media screen and (prefers-color-scheme: dark) {{\n{_colours(_DARK)}}}\n"
+assert len(_LIGHT) == len(_DARK) == SERIES
 
 
 def page(results: Mapping[str, Result], *, title: str = "rest-store: what it is worth, and what it costs") -> str:

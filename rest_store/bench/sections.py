@@ -30,7 +30,7 @@ _CURVES = {
 
 def section_of(result: Result) -> Section:
     """Return what `result` shows; figures of an unknown kind or shape are shown as they are."""
-    title, about, show = _KINDS.get(result.kind, (result.kind, "", _anything))
+    title, about, show = _KINDS.get(result.kind, (result.kind.replace("_", " ").capitalize(), "", _anything))
     try:
         exhibits = show(result.figures)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError):
