@@ -3,10 +3,10 @@ r"""M of a session on all recordings, each replayed with a calibration that was 
     python benchmarks/bench_folds.py --recordings traces_dev.jsonl.gz --datastore python.ds --datastore chat.ds \
         --json benchmarks/results/folds.json
 
-The recordings are split by task into as many folds as asked for (`HumanEval/7`, raw and chat, is one task). For each fold a
-calibration is fitted to the others from nothing: an untrained rule guides the first fit, each fit the next one. The
-shipped calibration has no part in it. What is reported on parts of the recordings alone (`rest-store bench quality`)
-depends on which parts these are; this does not.
+The recordings are split by task into as many folds as asked for (`HumanEval/7`, raw and chat, is one task). For each
+fold a calibration is fitted to the others from nothing: an untrained rule guides the first fit, each fit the next one.
+The shipped calibration has no part in it. What is reported on parts of the recordings alone (`rest-store bench
+quality`) depends on which parts these are; this does not.
 """
 
 from __future__ import annotations
