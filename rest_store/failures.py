@@ -27,7 +27,7 @@ _DETAILS = "grpc-status-details-bin"
 _PLAIN: dict[str, tuple[type[RestStoreError], str, str]] = {
     "DEADLINE_EXCEEDED": (DeadlineError, "late", "an answer before the deadline"),
     "UNAVAILABLE": (ServiceUnavailableError, "unreachable", "one that answers"),
-    "CANCELLED": (OverloadedError, "dropping calls unread", "one with room for this call"),
+    "CANCELLED": (ServiceUnavailableError, "gone during the call", "one that answers"),
     "ABORTED": (ServiceUnavailableError, "gone during the call", "one that answers"),
     "UNAUTHENTICATED": (AuthenticationError, "closed to this client", "a token that it accepts"),
     "PERMISSION_DENIED": (AuthenticationError, "closed to this client", "a token that it accepts"),
@@ -58,6 +58,9 @@ def failure_of(target: str, code: str, details: str, metadata: Iterable[Any] | N
         if "larger than max" in details:
             return MessageSizeError(describe(target, "message", f"too large ({details})", "one within the limit"))
         return OverloadedError(describe(target, "service", f"overloaded ({details})", "one with room for this call"))
+    if code == "CANCELLED" and details in ("", code):  # that is all that gRPC says when it drops a call that waits
+        expected = "one with room for this call"
+        return OverloadedError(describe(target, "service", "dropping calls unread", expected))
     if code in _PLAIN:
         error, found, expected = _PLAIN[code]
         return error(describe(target, "service", f"{found} ({details})", expected))

@@ -6,6 +6,7 @@ import grpc
 import pytest
 
 from rest_store import errors
+from rest_store.failures import failure_of
 from rest_store.statuses import STATUSES, Status, error_of, status_of
 from tests.test_proto import DEFINITION
 
@@ -27,3 +28,23 @@ def test_errors_outside_the_table_take_the_row_above_or_internal() -> None:
 def test_the_table_is_the_one_in_the_definition() -> None:
     lines = [line[2:].split() for line in DEFINITION.read_text().splitlines() if line.startswith("//   ")]
     assert [tuple(line[:2]) for line in lines[1:]] == [(status.reason, status.code) for status in STATUSES]
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "error"),
+    [
+        ("CANCELLED", "CANCELLED", errors.OverloadedError),
+        ("CANCELLED", "Stream removed (Channel closed!)", errors.ServiceUnavailableError),
+        ("RESOURCE_EXHAUSTED", "Received message larger than max (9 vs. 8)", errors.MessageSizeError),
+        ("RESOURCE_EXHAUSTED", "too many pings", errors.OverloadedError),
+        ("UNAVAILABLE", "connection refused", errors.ServiceUnavailableError),
+        ("DEADLINE_EXCEEDED", "Deadline Exceeded", errors.DeadlineError),
+        ("UNAUTHENTICATED", "", errors.AuthenticationError),
+        ("UNKNOWN", "Stream removed", errors.ServiceInternalError),
+        ("UNIMPLEMENTED", "Method not found!", errors.ProtocolError),
+    ],
+)
+def test_statuses_that_are_not_ours(code: str, details: str, error: type[errors.RestStoreError]) -> None:
+    found = failure_of("served:1", code, details, None)
+    assert type(found) is error
+    assert str(found).startswith("served:1: ")
