@@ -106,3 +106,10 @@ def test_the_map_of_rooms_names_every_module_and_no_other() -> None:
     named = [name.removeprefix("rest_store/") for room in rooms for name in re.findall(r"`([\w/]+\.py)`", room)]
     package = Path(rest_store.__file__).parent
     assert sorted(named) == sorted(path.name for path in package.glob("*.py") if path.name != "__init__.py")
+
+
+def test_every_metric_is_named() -> None:
+    source = (Path(rest_store.__file__).parent / "server" / "metrics.py").read_text(encoding="utf-8")
+    names = re.findall(r'MetricFamily\(\s*"(rest_store_\w+)"', source)
+    assert len(names) > 10
+    assert [name for name in names if f"`{name}" not in README] == []
