@@ -128,8 +128,11 @@ class TreeMaker {
 // A kernel and the arrays that keep its mappings open.
 class Opened {
  public:
-  Opened(const nb::list& shards, std::uint32_t vocabulary, nb::object tree_type)
-      : keep_(shards), kernel_(views(shards), vocabulary), make_(std::move(tree_type)) {}
+  Opened(const nb::list& shards, std::uint32_t vocabulary, nb::object tree_type, nb::object prepared)
+      : keep_(shards),
+        keep_prepared_(prepared),
+        kernel_(views(shards), vocabulary, prepared_view(prepared)),
+        make_(std::move(tree_type)) {}
 
   nb::tuple longest_suffix_match(nb::handle context, std::size_t max_suffix) {
     const std::vector<Suffix> contexts{to_suffix(kernel_, context, max_suffix)};
@@ -191,6 +194,22 @@ class Opened {
     return out;
   }
 
+  // None: nothing is prepared.
+  static PreparedView prepared_view(nb::handle prepared) {
+    if (prepared.is_none()) return {};
+    const nb::object header = prepared.attr("header");
+    const auto field = [&](const char* name) { return nb::cast<std::uint64_t>(header.attr(name)); };
+    const auto small = [&](const char* name) { return static_cast<std::uint32_t>(field(name)); };
+    return {nb::cast<Bytes>(prepared.attr("payload_and_tail")).data(),
+            field("payload_size"),
+            field("draft_count"),
+            small("bucket_bits"),
+            small("max_nodes"),
+            small("max_depth"),
+            small("width"),
+            small("vocabulary_size")};
+  }
+
   static constexpr std::size_t kSharing = 64;  // trees that lie in the same bytes, at most
   static constexpr std::size_t kAsked = 4;     // contexts whose items are on their way while one is read
 
@@ -201,6 +220,7 @@ class Opened {
   }
 
   nb::list keep_;
+  nb::object keep_prepared_;
   Kernel kernel_;
   TreeMaker make_;
 };
@@ -234,7 +254,8 @@ NB_MODULE(_kernel, module) {
   bind_sessions(module);
   bind_messages(module);
   nb::class_<Opened>(module, "NativeKernel")
-      .def(nb::init<const nb::list&, std::uint32_t, nb::object>(), "shards"_a, "vocabulary_size"_a, "tree_type"_a)
+      .def(nb::init<const nb::list&, std::uint32_t, nb::object, nb::object>(), "shards"_a, "vocabulary_size"_a,
+           "tree_type"_a, "prepared"_a = nb::none())
       .def("longest_suffix_match", &Opened::longest_suffix_match)
       .def("draft", &Opened::draft)
       .def("draft_batch", &Opened::draft_batch)
