@@ -4,6 +4,8 @@
 #include <nanobind/ndarray.h>
 #include <structmember.h>
 
+#include <atomic>
+
 #include "kernel.hpp"
 #include "message_bindings.hpp"
 #include "packed_tree.hpp"
@@ -125,6 +127,41 @@ class TreeMaker {
   Py_ssize_t block_, start_, extras_;
 };
 
+// Gives the GIL to other threads as long as it lives.
+//
+// Who finds the GIL taken is put to sleep by Python, and woken long after it is free again: several times the length of
+// a query. If one of these has it, it will soon be asking the next question, so wait a moment before going to sleep.
+class GilReleased {
+ public:
+  GilReleased() {
+    taken_.store(false, std::memory_order_relaxed);
+    state_ = PyEval_SaveThread();
+  }
+
+  ~GilReleased() {
+    for (int turn = 0; turn < kTurns && taken_.load(std::memory_order_relaxed); ++turn) pause();
+    PyEval_RestoreThread(state_);
+    taken_.store(true, std::memory_order_relaxed);
+  }
+
+  GilReleased(const GilReleased&) = delete;
+  GilReleased& operator=(const GilReleased&) = delete;
+
+ private:
+  static constexpr int kTurns = 64;  // a few microseconds
+
+  static void pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("isb");
+#endif
+  }
+
+  static inline std::atomic<bool> taken_ = false;  // by a thread that was here, as far as is known
+  PyThreadState* state_;
+};
+
 // A kernel and the arrays that keep its mappings open.
 class Opened {
  public:
@@ -139,7 +176,7 @@ class Opened {
     std::uint32_t length = 0;
     std::uint64_t count = 0;
     {
-      const nb::gil_scoped_release release;
+      const GilReleased released;
       const Match& match = kernel_.match(contexts)[0];
       length = match.length;
       count = match.count;
@@ -176,7 +213,7 @@ class Opened {
 
   std::uint64_t count(nb::handle tokens) {
     const Suffix sequence = to_suffix(kernel_, tokens, kMaxSuffix, true);
-    const nb::gil_scoped_release release;
+    const GilReleased released;
     return kernel_.count(sequence);
   }
 
@@ -215,7 +252,7 @@ class Opened {
 
   const Trees& answer(std::span<const Suffix> contexts, const Limits& limits) {
     if (limits.max_nodes > kMaxNodes || limits.max_depth > kMaxDepth) throw nb::value_error("limit out of range");
-    const nb::gil_scoped_release release;
+    const GilReleased released;
     return kernel_.draft(contexts, limits);
   }
 
