@@ -23,6 +23,17 @@ using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::dev
 // One token of a context. Anything but an integer of the vocabulary is a ValueError or TypeError that the caller
 // explains.
 Token to_token(PyObject* item, std::uint32_t vocabulary) {
+#if PY_VERSION_HEX >= 0x030B0000 && PY_VERSION_HEX < 0x030C0000
+  if (PyLong_CheckExact(item) && Py_SIZE(item) == 1) {  // most are
+    const digit value = reinterpret_cast<const PyLongObject*>(item)->ob_digit[0];
+    if (value < vocabulary) return value;
+  }
+#elif PY_VERSION_HEX >= 0x030C0000
+  if (PyLong_CheckExact(item) && PyUnstable_Long_IsCompact(reinterpret_cast<const PyLongObject*>(item))) {
+    const Py_ssize_t value = PyUnstable_Long_CompactValue(reinterpret_cast<const PyLongObject*>(item));
+    if (value >= 0 && value < static_cast<Py_ssize_t>(vocabulary)) return static_cast<Token>(value);
+  }
+#endif
   long long value = -1;
   if (PyLong_CheckExact(item)) {  // no Python code runs, so the item stays without a reference of ours
     int overflow = 0;

@@ -97,16 +97,22 @@ class Kernel {
   };
 
   static constexpr std::size_t kTogether = 256;  // contexts whose searches share rounds, at most
-  static constexpr std::size_t kAhead = 32;      // contexts whose light matches are asked for at once
+  static constexpr std::size_t kAhead = 16;      // contexts whose answers or light matches are asked for at once
 
-  // Ask memory for what drafts of the next matches from `first` on will read, if that is little.
+  // Ask memory for what the next trees from `first` on will be made of, if that is little.
   void ask_for(std::size_t first, const std::vector<Match>& matches,
                const std::vector<std::shared_ptr<const Block>>& known, std::uint32_t max_depth) const {
     const RowShape shape(max_depth, width(), vocabulary_);
     for (const bool text : {false, true})
       for (std::size_t i = first; i < std::min(first + kAhead, matches.size()); ++i) {
         const Match& match = matches[i];
-        if (known[i] != nullptr || match.count >= Memo::kHeavy) continue;
+        if (known[i] != nullptr) {
+          if (!text) prefetch(known[i].get());
+          else
+            for (std::size_t at = 0; at < known[i]->size(); at += 64) prefetch(known[i]->data() + at);
+          continue;
+        }
+        if (match.count >= Memo::kHeavy) continue;
         if (!match.occurrences.empty()) {
           if (text)
             for (const Occurrence& one : match.occurrences)
