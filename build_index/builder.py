@@ -28,21 +28,24 @@ from build_index.memory import MemoryPlan, available_budget, limit_arenas, plan_
 from build_index.options import BuildOptions, BuildSummary
 from build_index.packages import import_package
 from build_index.pipeline import Pipeline
+from build_index.preparation import prepare_drafts
 from build_index.progress import ProgressListener
 from build_index.tokenization import TargetTokenizer, load_tokenizer
-from build_index.workplace import Workplace, final_place
+from build_index.workplace import Workplace, final_place, output_errors
 from rest_store.errors import (
     BuildError,
     CorpusError,
     DatastoreError,
     EmptyCorpusError,
+    MemoryBudgetError,
     MixedBuildError,
     OutputError,
     ResumeError,
     describe,
 )
 from rest_store.manifest import FILE_NAME as MANIFEST_NAME
-from rest_store.manifest import TOKENIZER_FILE_NAME, Manifest, ShardRecord
+from rest_store.manifest import TOKENIZER_FILE_NAME, Manifest, PreparedRecord, ShardRecord
+from rest_store.prepared import FILE_NAME as PREPARED_NAME
 from rest_store.shard import Shard, TokensFile
 
 __all__ = ["BuildOptions", "BuildSummary", "build"]
@@ -63,6 +66,7 @@ def build(options: BuildOptions, progress: ProgressListener | None = None) -> Bu
         TokenizerLoadError: the tokenizer cannot be loaded.
         MemoryBudgetError: what must be held at once exceeds the memory budget.
         OutputError: the datastore cannot be written, or something else is at its place.
+        DatastoreError: shards cannot be opened that have just been written, as there may be too many open files.
         ResumeError: there is nothing to resume, or it is of other inputs, options or another tokenizer.
 
     Whatever happens, even the end of the process, `options.out` holds what it held before or the complete datastore.
@@ -221,7 +225,8 @@ class _Build:
             options["shard_tokens"] = self.options.shard_tokens
         if any(corpus["conversations"] for corpus in corpora):
             options["chat_template"] = _template_digest(self.tokenizer)
-        manifest = Manifest(_program(), self.tokenizer.identity, shards, corpora, options)
+        prepared = self._prepare(memory.budget, line)
+        manifest = Manifest(_program(), self.tokenizer.identity, shards, corpora, options, prepared)
         self.workplace.write(TOKENIZER_FILE_NAME, self.tokenizer.to_json())
         self.workplace.write(MANIFEST_NAME, manifest.to_json())
         self.workplace.sync()
@@ -231,6 +236,7 @@ class _Build:
             skipped.update(corpus["skipped"])
             skipped["without tokens"] += corpus["without_tokens"]
         size = sum(shard.tokens_size + shard.suffixes_size for shard in shards)
+        size += 0 if prepared is None else prepared.size
         summary = BuildSummary(
             out=str(self.workplace.out),
             documents=line.shard_tokens.end.stored_documents,
@@ -240,6 +246,7 @@ class _Build:
             split_documents=sum(corpus["split_documents"] for corpus in corpora),
             shards=len(shards),
             resumed_shards=self.resumed_shards,
+            prepared_drafts=0 if prepared is None else prepared.draft_count,
             shard_positions=memory.shard_positions,
             size=size,
             bytes_per_token=size / manifest.token_count,
@@ -247,6 +254,29 @@ class _Build:
             memory=memory.budget,
         )
         return Completion(_sha256(manifest.to_json()), summary.to_json())
+
+    def _prepare(self, budget: int, line: Pipeline) -> PreparedRecord | None:
+        """Prepare the drafts of heavy matches; pages of the shards that have been read count as memory taken."""
+        directory = self.workplace.datastore
+        shards = [Shard.open(directory, record.name) for record in self.reached.tokens]
+        fits = resident_bytes() + sum(shard.size for shard in shards) <= budget
+
+        def told(made: int) -> None:
+            line.report_drafts(made)
+            if not fits and resident_bytes() > budget // 2:
+                for shard in shards:
+                    shard.release_pages()
+
+        try:
+            with output_errors(directory / PREPARED_NAME):
+                header = prepare_drafts(directory / PREPARED_NAME, shards, self.vocabulary_size, told)
+        except MemoryError as cause:
+            expected = "free; choose a smaller --memory"
+            raise MemoryBudgetError(describe("build", "memory for preparing drafts", "exhausted", expected)) from cause
+        if header is None:
+            return None
+        line.report_drafts(header.draft_count, header.draft_count)
+        return PreparedRecord.of(header)
 
     def _put_in_place(self, completion: Completion) -> BuildSummary:
         digest = completion.manifest_sha256

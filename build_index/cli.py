@@ -214,6 +214,7 @@ def summary_text(summary: BuildSummary) -> str:
         "documents": f"{summary.documents:,} ({', '.join(kept)})",
         "tokens": f"{summary.tokens:,}",
         "shards": shards,
+        "drafts": f"{summary.prepared_drafts:,} of frequent sequences prepared",
         "size": f"{size_text(summary.size)}, {summary.bytes_per_token:.2f} bytes a token",
         "time": f"{clock(summary.seconds)} ({stages}; sorting overlaps)",
         "memory": f"{size_text(summary.peak_memory)} at the peak, of {size_text(summary.memory)} allowed",

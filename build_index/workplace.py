@@ -29,8 +29,11 @@ from build_index.journal import Journal, Journaled, read_journal
 from rest_store.errors import OutputError, RestStoreError, ResumeError, describe
 from rest_store.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.manifest import TOKENIZER_FILE_NAME
+from rest_store.prepared import FILE_NAME as PREPARED_NAME
 
-_OUR_FILES = re.compile(rf"{re.escape(MANIFEST_NAME)}|{re.escape(TOKENIZER_FILE_NAME)}|shard-\d+\.(tokens|suffixes)")
+_OUR_FILES = re.compile(
+    "|".join(map(re.escape, (MANIFEST_NAME, TOKENIZER_FILE_NAME, PREPARED_NAME))) + r"|shard-\d+\.(tokens|suffixes)"
+)
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 

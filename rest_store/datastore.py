@@ -9,10 +9,12 @@ from pathlib import Path
 
 from rest_store.errors import QueryError
 from rest_store.kernel import MAX_DEPTH, MAX_NODES, MAX_SUFFIX, kernel_name, open_kernel
-from rest_store.manifest import FILE_NAME, Manifest, ShardRecord
+from rest_store.manifest import FILE_NAME, Manifest, PreparedRecord, ShardRecord
 from rest_store.memory import available_bytes
+from rest_store.prepared import FILE_NAME as PREPARED_FILE_NAME
+from rest_store.prepared import PreparedFile
 from rest_store.queries import IntSequence, batch, explain, limit, limits, plain, too_many_tokens
-from rest_store.shard import Shard
+from rest_store.shard import Shard, SuffixesFile, TokensFile, expect_scattered_reads
 from rest_store.tokenizer import TokenizerIdentity, identity_of
 from rest_store.tree import SuffixMatch, TokenTree
 
@@ -27,10 +29,11 @@ class DatastoreInfo:
         token_count: tokens of all shards.
         document_count: documents of all shards.
         shard_count: number of shards.
-        size: bytes of all shard files.
+        size: bytes of all shard files and prepared drafts.
         built: when its manifest was written.
         kernel: what answers its queries here, "native" or "reference".
         manifest: the whole manifest, with provenance and build options.
+        prepared_count: drafts of frequent sequences that were prepared when it was built.
     """
 
     path: Path
@@ -42,6 +45,7 @@ class DatastoreInfo:
     built: datetime
     kernel: str
     manifest: Manifest
+    prepared_count: int
 
 
 class Datastore:
@@ -50,12 +54,15 @@ class Datastore:
     Thread-safe; the native kernel releases the GIL.
     """
 
-    def __init__(self, path: Path, manifest: Manifest, shards: list[Shard]) -> None:
+    def __init__(
+        self, path: Path, manifest: Manifest, shards: list[Shard], prepared: PreparedFile | None = None
+    ) -> None:
         self.path = path
         self.manifest = manifest
         self.shards = shards
+        self.prepared = prepared
         self.vocabulary_size = manifest.tokenizer.vocabulary_size
-        self._kernel = open_kernel(shards, self.vocabulary_size)
+        self._kernel = open_kernel(shards, self.vocabulary_size, prepared)
         self._draft = self._kernel.draft
         self._kernel_name = kernel_name()
         self._built = datetime.fromtimestamp((path / FILE_NAME).stat().st_mtime, timezone.utc)
@@ -86,11 +93,23 @@ class Datastore:
             record.require_same(ShardRecord.of(record.name, shard), directory)
             shard.require_vocabulary(manifest.tokenizer.vocabulary_size)
             shards.append(shard)
+        prepared = None
+        if manifest.prepared is not None:
+            prepared = PreparedFile.open(directory / PREPARED_FILE_NAME)
+            prepared.require_of(shards, manifest.tokenizer.vocabulary_size)
+            manifest.prepared.require_same(PreparedRecord.of(prepared.header), directory / PREPARED_FILE_NAME)
+        store = cls(directory, manifest, shards, prepared)
         available = available_bytes()
-        if available is not None and sum(shard.size for shard in shards) > available:
-            for shard in shards:
-                shard.expect_scattered_reads()
-        return cls(directory, manifest, shards)
+        if available is not None and store.info().size > available:
+            for file in store.files:
+                expect_scattered_reads(file.mapped)
+        return store
+
+    @property
+    def files(self) -> list[TokensFile | SuffixesFile | PreparedFile]:
+        """The mapped files that answers are read from."""
+        of_shards = [file for shard in self.shards for file in (shard.tokens, shard.suffixes)]
+        return [*of_shards, *([] if self.prepared is None else [self.prepared])]
 
     def info(self) -> DatastoreInfo:
         """Return what this datastore is."""
@@ -100,10 +119,11 @@ class Datastore:
             token_count=self.manifest.token_count,
             document_count=self.manifest.document_count,
             shard_count=len(self.shards),
-            size=sum(shard.size for shard in self.shards),
+            size=sum(file.raw.size for file in self.files),
             built=self._built,
             kernel=self._kernel_name,
             manifest=self.manifest,
+            prepared_count=0 if self.prepared is None else self.prepared.header.draft_count,
         )
 
     def longest_suffix_match(self, context: IntSequence, *, max_suffix: int = 16) -> SuffixMatch:

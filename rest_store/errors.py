@@ -12,7 +12,8 @@
     |   |-- ShardSizeError              truncated, or longer than its header says (ValueError)
     |   |-- MixedBuildError             files of different builds side by side   (ValueError)
     |   |-- ChecksumError               content differs from its checksum        (ValueError)
-    |   `-- SuffixOrderError            suffix array unsorted or not one entry per token (ValueError)
+    |   |-- SuffixOrderError            suffix array unsorted or not one entry per token (ValueError)
+    |   `-- PreparedDraftError          a prepared draft is not what the shards say (ValueError)
     |-- TokenizerError
     |   |-- TokenizerLoadError          a tokenizer cannot be loaded             (OSError)
     |   `-- TokenizerMismatchError      not the tokenizer of the datastore       (ValueError)
@@ -85,7 +86,7 @@ class MissingShardError(DatastoreError, FileNotFoundError):
 
 
 class NotAShardError(DatastoreError, ValueError):
-    """The file does not start with the magic bytes of a tokens or suffixes file."""
+    """The file does not start with the magic bytes of such a file."""
 
 
 class ByteOrderError(DatastoreError, ValueError):
@@ -114,6 +115,10 @@ class ChecksumError(DatastoreError, ValueError):
 
 class SuffixOrderError(DatastoreError, ValueError):
     """A suffix array is not sorted, or does not hold each token's position once."""
+
+
+class PreparedDraftError(DatastoreError, ValueError):
+    """A prepared draft is damaged, or differs from what the shards say."""
 
 
 class TokenizerError(RestStoreError):

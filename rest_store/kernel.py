@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from rest_store._reference import KernelShard, ReferenceKernel
 from rest_store.errors import NativeKernelError, describe
-from rest_store.shard import Shard
+from rest_store.prepared import PreparedFile
+from rest_store.shard import Shard, SuffixesFile, TokensFile
 from rest_store.tree import TokenTree
 
 MAX_SUFFIX = 64
@@ -74,13 +75,16 @@ def native_session_kernel() -> Any:
 _warned = False
 
 
-def open_kernel(shards: list[Shard], vocabulary_size: int) -> Kernel:
-    """Return a kernel over `shards`, native if it was built; say once in a process if it was not."""
+def open_kernel(shards: Sequence[Shard], vocabulary_size: int, prepared: PreparedFile | None = None) -> Kernel:
+    """Return a kernel over `shards`, native if it was built; say once in a process if it was not.
+
+    `prepared` spares the native kernel work. The reference does without: it answers the same.
+    """
     global _warned
     views = [shard_view(shard) for shard in shards]
     native = native_kernel()
     if kernel_name() == "native" and native is not None:
-        return native(views, vocabulary_size, TokenTree)  # type: ignore[no-any-return]
+        return native(views, vocabulary_size, TokenTree, prepared)  # type: ignore[no-any-return]
     if native is None and not _warned:
         _warned = True
         warnings.warn(
@@ -142,8 +146,8 @@ def native_messages() -> Any | None:
     return _kernel if sys.byteorder == "little" else None
 
 
-def guard_pages(shards: list[Shard]) -> PageGuard | None:
-    """Keep this process alive should files of `shards` be truncated underneath, or their disk fail (SIGBUS).
+def guard_pages(files: Iterable[TokensFile | SuffixesFile | PreparedFile]) -> PageGuard | None:
+    """Keep this process alive should `files` be truncated underneath, or their disk fail (SIGBUS).
 
     Installs a handler of SIGBUS for the whole process, once. Returns None where the native kernel was not built, which
     has the handler.
@@ -152,8 +156,7 @@ def guard_pages(shards: list[Shard]) -> PageGuard | None:
         from rest_store._kernel import PageGuard as NativeGuard
     except ImportError:
         return None
-    arrays = [raw for shard in shards for raw in (shard.tokens.raw, shard.suffixes.raw)]
-    return NativeGuard(arrays)  # type: ignore[no-any-return]
+    return NativeGuard([file.raw for file in files])  # type: ignore[no-any-return]
 
 
 def shard_view(shard: Shard) -> KernelShard:

@@ -11,7 +11,7 @@ import mmap
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -81,7 +81,7 @@ class TokensWriter:
         """Write tail and header, and see them on the disk."""
         header = TokensHeader(self.vocabulary_size, self.position_count, self.document_count, self._sha256.digest())
         self._file.write(bytes(TAIL_SIZE))
-        _seal(self._file, header.pack())
+        seal(self._file, header.pack())
         return header
 
     def abandon(self) -> None:
@@ -89,7 +89,8 @@ class TokensWriter:
         self._file.close()
 
 
-def _seal(file: Any, header: bytes) -> None:
+def seal(file: BinaryIO, header: bytes) -> None:
+    """Put the header in its place, and see the file on the disk."""
     file.seek(0)
     file.write(header)
     file.flush()
@@ -136,7 +137,7 @@ def write_suffixes(path: Path, tokens: TokensFile, suffix_array: npt.NDArray[np.
             sha256.update(data)
         file.write(bytes(TAIL_SIZE))
         header = SuffixesHeader(bits, len(suffix_array), sha256.digest(), tokens.header.sha256)
-        _seal(file, header.pack())
+        seal(file, header.pack())
     return header
 
 
@@ -163,7 +164,8 @@ def gather_entries(raw: npt.NDArray[np.uint8], bits: int, ranks: npt.NDArray[np.
     return (shifted & np.uint64((1 << bits) - 1)).astype(np.int64)
 
 
-def _map(path: Path) -> mmap.mmap:
+def map_file(path: Path) -> mmap.mmap:
+    """Map the file at `path`; raise MissingShardError if it cannot be read, ShardSizeError if it is empty."""
     try:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_size == 0:
@@ -176,7 +178,17 @@ def _map(path: Path) -> mmap.mmap:
         raise MissingShardError(describe(path, "file", found, "a file that the manifest names")) from None
 
 
-def _require_size(mapped: mmap.mmap, expected: int, where: Path) -> None:
+def expect_scattered_reads(mapped: mmap.mmap) -> None:
+    """Tell the system to read only the pages that are asked for, and none around them.
+
+    Pages that are read in advance speed up a file that will soon be in memory as a whole. Where it will not, they push
+    out those that are needed.
+    """
+    mapped.madvise(mmap.MADV_RANDOM)
+
+
+def require_size(mapped: mmap.mmap, expected: int, where: Path) -> None:
+    """Raise ShardSizeError unless the file has `expected` bytes, ShardHeaderError unless its tail is zero."""
     if len(mapped) != expected:
         raise ShardSizeError(describe(where, "size", f"{len(mapped)} bytes", f"{expected} bytes"))
     if any(mapped[-TAIL_SIZE:]):
@@ -199,9 +211,9 @@ class TokensFile:
         Raises:
             DatastoreError: the subclass that names what is wrong.
         """
-        mapped = _map(path)
+        mapped = map_file(path)
         header = TokensHeader.unpack(mapped[:HEADER_SIZE], path)
-        _require_size(mapped, header.file_size, path)
+        require_size(mapped, header.file_size, path)
         last = mapped[-TAIL_SIZE - header.width : -TAIL_SIZE]
         if last != b"\xff" * header.width:
             raise ShardHeaderError(describe(path, "last symbol", last.hex(), "a separator"))
@@ -248,9 +260,9 @@ class SuffixesFile:
         Raises:
             DatastoreError: the subclass that names what is wrong.
         """
-        mapped = _map(path)
+        mapped = map_file(path)
         header = SuffixesHeader.unpack(mapped[:HEADER_SIZE], path)
-        _require_size(mapped, header.file_size, path)
+        require_size(mapped, header.file_size, path)
         return cls(path, header, mapped)
 
     @property
@@ -313,14 +325,10 @@ class Shard:
         """Bytes of both files."""
         return self.tokens.raw.size + self.suffixes.raw.size
 
-    def expect_scattered_reads(self) -> None:
-        """Tell the system to read only the pages that are asked for, and none around them.
-
-        Pages that are read in advance speed up a shard that will soon be in memory as a whole. Where it will not, they
-        push out those that are needed.
-        """
+    def release_pages(self) -> None:
+        """Tell the system that the pages which this process has read will not be needed soon."""
         for file in (self.tokens, self.suffixes):
-            file.mapped.madvise(mmap.MADV_RANDOM)
+            file.mapped.madvise(mmap.MADV_DONTNEED)
 
     def require_vocabulary(self, vocabulary_size: int) -> None:
         """Raise MixedBuildError unless the shard was written for `vocabulary_size` ids."""

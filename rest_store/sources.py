@@ -99,5 +99,5 @@ def guard_of(store: Datastore) -> PageGuard | None:
     """Return what tells whether a page of `store` could not be read, one for all sessions; keep it while reading."""
     with _lock:
         if store not in _guards:
-            _guards[store] = guard_pages(store.shards)
+            _guards[store] = guard_pages(store.files)
         return _guards[store]

@@ -67,13 +67,13 @@ def build_quick(corpus: Path | list[Path], tokenizer: Path, out: Path, **others)
     return build(options(corpus, tokenizer, out, **others))
 
 
-def command(*arguments: object) -> list[str]:
-    """The command line of `rest-build` in a process of its own."""
-    return [sys.executable, "-c", "from build_index.cli import build; build()", *map(str, arguments)]
+def command(*arguments: object, before: str = "") -> list[str]:
+    """The command line of `rest-build` in a process of its own, which first does what `before` says."""
+    return [sys.executable, "-c", f"{before}\nfrom build_index.cli import build; build()", *map(str, arguments)]
 
 
-def run_build(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*arguments), capture_output=True, text=True, check=False)
+def run_build(*arguments: object, before: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments, before=before), capture_output=True, text=True, check=False)
 
 
 def contents(directory: Path) -> dict[str, bytes]:

@@ -17,11 +17,13 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from build_index.preparation import prepare_drafts
 from build_index.suffix_array import suffix_array
 from rest_store.datastore import Datastore
 from rest_store.errors import RestStoreError
 from rest_store.header import separator_id
-from rest_store.manifest import FILE_NAME, Manifest, ShardRecord
+from rest_store.manifest import FILE_NAME, Manifest, PreparedRecord, ShardRecord
+from rest_store.prepared import FILE_NAME as PREPARED_NAME
 from rest_store.shard import Shard, TokensFile, TokensWriter, write_suffixes
 from rest_store.tokenizer import TokenizerIdentity
 from rest_store.tree import TokenTree
@@ -95,6 +97,15 @@ def write_datastore(directory: Path, corpus: Corpus) -> Path:
         records.append(ShardRecord.of(name, Shard.open(directory, name)))
     manifest = Manifest("rest-store test", identity(corpus.vocabulary_size), tuple(records), (), {})
     (directory / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
+    return directory
+
+
+def add_prepared(directory: Path) -> Path:
+    """Prepare drafts of the datastore in `directory`, which has none."""
+    store = Datastore.open(directory)
+    header = prepare_drafts(directory / PREPARED_NAME, store.shards, store.vocabulary_size)
+    if header is not None:
+        edit_manifest(directory, lambda fields: fields.update(prepared=vars(PreparedRecord.of(header))))
     return directory
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import shutil
 import subprocess
-import sys
 import time
 
 import pytest
@@ -16,6 +15,8 @@ from rest_store.datastore import Datastore
 
 INSTANTS = 50
 STEPS = 24
+# So that there are drafts to prepare.
+FREQUENT = "from build_index import preparation; preparation.LEAST, preparation.BYTES_A_TOKEN = 20, 100"
 
 # Kills itself at the n-th time that the interpreter reports an operation on files below a directory (PEP 578). Half of
 # them before the new datastore is put in place, half after: there the number is counted from the renaming.
@@ -39,7 +40,6 @@ def placing(self):
     sys.audit("build.place")
     put_in_place(self)
 workplace.Workplace.put_in_place = placing
-from build_index.cli import build; build()
 """
 
 
@@ -56,9 +56,11 @@ def inputs(tmp_path_factory):
     seconds = []
     for _ in range(3):
         start = time.perf_counter()
-        assert run_build(*arguments, "--out", directory / "new").returncode == 0
+        assert run_build(*arguments, "--out", directory / "new", before=FREQUENT).returncode == 0
         seconds.append(time.perf_counter() - start)
-    assert Datastore.open(directory / "new").info().shard_count >= 10
+    info = Datastore.open(directory / "new").info()
+    assert info.shard_count >= 10
+    assert info.prepared_count >= 10
     return arguments, contents(directory / "new"), directory / "old", min(seconds)
 
 
@@ -68,11 +70,11 @@ def require_whole_and_resumable(arguments, out, old, expected):
     found = contents(out)
     assert found in ([expected] if old is None else [expected, old]) or (not out.exists() and old is None)
     kept = kept_shards(out)
-    run = run_build(*arguments, "--out", out, "--resume")
+    run = run_build(*arguments, "--out", out, "--resume", before=FREQUENT)
     if run.returncode:
         assert "unfinished build is absent" in run.stderr
         assert kept == 0
-        run = run_build(*arguments, "--out", out)
+        run = run_build(*arguments, "--out", out, before=FREQUENT)
     assert run.returncode == 0, run.stderr
     assert contents(out) == expected
     assert leftovers(out) == []
@@ -92,7 +94,8 @@ def test_killed_at_a_random_instant(inputs, tmp_path, number):
     arguments, expected, old, seconds = inputs
     instant = random.Random(number).uniform(0.3, 1.05) * seconds  # before that, Python starts
     out, before = prepared(tmp_path, old if number % 2 else None)
-    process = subprocess.Popen(command(*arguments, "--out", out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    asked = command(*arguments, "--out", out, before=FREQUENT)
+    process = subprocess.Popen(asked, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         process.wait(timeout=instant)
     except subprocess.TimeoutExpired:
@@ -113,7 +116,7 @@ def test_killed_at_every_kind_of_step(inputs, tmp_path, has_old, after_rename):
         directory.mkdir()
         out, before = prepared(directory, old if has_old else None)
         script = KILL_AT_STEP.format(place=str(directory), after_rename=after_rename, step=step)
-        asked = [sys.executable, "-c", script, *map(str, arguments), "--out", str(out)]
+        asked = command(*arguments, "--out", out, before=f"{FREQUENT}\n{script}")
         process = subprocess.run(asked, capture_output=True, check=False)
         if process.returncode == 0:
             break

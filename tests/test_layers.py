@@ -20,7 +20,7 @@ BUILD_INDEX = Path(build_index.__file__).parent
 LAYERS = [
     ["errors"],
     [
-        *("memory", "header", "shard", "tokenizer", "tree", "manifest", "_reference", "kernel"),
+        *("memory", "header", "shard", "tokenizer", "tree", "prepared", "manifest", "_reference", "kernel"),
         *("statuses", "queries", "addresses", "failures", "channels", "evidence"),
     ],
     ["datastore", "check", "drawing", "calibration", "asking", "sources", "survey", "python_sources"],
@@ -73,7 +73,18 @@ LAYERS = [
     ],
 ]
 ORDER = [module for layer in LAYERS for module in layer]
-OF_BUILD_INDEX = {"errors", "header", "shard", "tokenizer", "manifest", "kernel", "memory", "__init__"}
+OF_BUILD_INDEX = {
+    "errors",
+    "header",
+    "shard",
+    "tokenizer",
+    "tree",
+    "prepared",
+    "manifest",
+    "kernel",
+    "memory",
+    "__init__",
+}
 HEAVY = {  # package: its rooms, and the modules that measure them
     "torch": {"generation", "bench.record", "bench.speed"},
     "transformers": {"generation"},

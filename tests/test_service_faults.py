@@ -273,13 +273,13 @@ def test_a_file_changed_in_place_is_noticed_and_a_replaced_one_is_no_matter(dire
 @pytest.mark.skipif(native_kernel() is None, reason="the numpy reference cannot keep a process alive")
 def test_lost_pages_are_told_by_the_guard_of_their_datastore_only(directory: Path, original: Path) -> None:
     stores = [Datastore.open(directory), Datastore.open(original)]
-    guards = [guard_pages(store.shards) for store in stores]
+    guards = [guard_pages(store.files) for store in stores]
     truncate(directory)
     for store in stores:
         store.draft([1, 2])
     assert [guard.lost for guard in guards if guard is not None] == [True, False]
     del guards
-    assert guard_pages(stores[1].shards).lost is False  # type: ignore[union-attr]  # ranges are used again
+    assert guard_pages(stores[1].files).lost is False  # type: ignore[union-attr]  # ranges are used again
 
 
 def test_a_service_out_of_descriptors_answers_those_it_has_and_recovers(service: Service) -> None:

@@ -38,7 +38,7 @@ class ServedDatastore:
         token_count: tokens of all shards.
         document_count: documents of all shards.
         shard_count: number of shards.
-        size: bytes of all shard files.
+        size: bytes of all shard files and prepared drafts.
         built: when its manifest was written.
         format_version: of its files.
         generation: 1 when the service started, one more for each time that it was swapped for a rebuilt one.
@@ -95,7 +95,7 @@ class ServiceInfo:
 
     @property
     def size(self) -> int:
-        """Bytes of the shard files of all of them."""
+        """Bytes of the files of all of them."""
         return sum(datastore.size for datastore in self.datastores)
 
     @property

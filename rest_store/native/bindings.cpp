@@ -4,6 +4,8 @@
 #include <nanobind/ndarray.h>
 #include <structmember.h>
 
+#include <atomic>
+
 #include "kernel.hpp"
 #include "message_bindings.hpp"
 #include "packed_tree.hpp"
@@ -21,6 +23,17 @@ using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::dev
 // One token of a context. Anything but an integer of the vocabulary is a ValueError or TypeError that the caller
 // explains.
 Token to_token(PyObject* item, std::uint32_t vocabulary) {
+#if PY_VERSION_HEX >= 0x030B0000 && PY_VERSION_HEX < 0x030C0000
+  if (PyLong_CheckExact(item) && Py_SIZE(item) == 1) {  // most are
+    const digit value = reinterpret_cast<const PyLongObject*>(item)->ob_digit[0];
+    if (value < vocabulary) return value;
+  }
+#elif PY_VERSION_HEX >= 0x030C0000
+  if (PyLong_CheckExact(item) && PyUnstable_Long_IsCompact(reinterpret_cast<const PyLongObject*>(item))) {
+    const Py_ssize_t value = PyUnstable_Long_CompactValue(reinterpret_cast<const PyLongObject*>(item));
+    if (value >= 0 && value < static_cast<Py_ssize_t>(vocabulary)) return static_cast<Token>(value);
+  }
+#endif
   long long value = -1;
   if (PyLong_CheckExact(item)) {  // no Python code runs, so the item stays without a reference of ours
     int overflow = 0;
@@ -125,18 +138,56 @@ class TreeMaker {
   Py_ssize_t block_, start_, extras_;
 };
 
+// Gives the GIL to other threads as long as it lives.
+//
+// Who finds the GIL taken is put to sleep by Python, and woken long after it is free again: several times the length of
+// a query. If one of these has it, it will soon be asking the next question, so wait a moment before going to sleep.
+class GilReleased {
+ public:
+  GilReleased() {
+    taken_.store(false, std::memory_order_relaxed);
+    state_ = PyEval_SaveThread();
+  }
+
+  ~GilReleased() {
+    for (int turn = 0; turn < kTurns && taken_.load(std::memory_order_relaxed); ++turn) pause();
+    PyEval_RestoreThread(state_);
+    taken_.store(true, std::memory_order_relaxed);
+  }
+
+  GilReleased(const GilReleased&) = delete;
+  GilReleased& operator=(const GilReleased&) = delete;
+
+ private:
+  static constexpr int kTurns = 64;  // a few microseconds
+
+  static void pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("isb");
+#endif
+  }
+
+  static inline std::atomic<bool> taken_ = false;  // by a thread that was here, as far as is known
+  PyThreadState* state_;
+};
+
 // A kernel and the arrays that keep its mappings open.
 class Opened {
  public:
-  Opened(const nb::list& shards, std::uint32_t vocabulary, nb::object tree_type)
-      : keep_(shards), kernel_(views(shards), vocabulary), make_(std::move(tree_type)) {}
+  Opened(const nb::list& shards, std::uint32_t vocabulary, nb::object tree_type, nb::object prepared)
+      : keep_(shards),
+        keep_prepared_(prepared),
+        kernel_(views(shards), vocabulary, prepared_view(prepared)),
+        make_(std::move(tree_type)) {}
 
   nb::tuple longest_suffix_match(nb::handle context, std::size_t max_suffix) {
     const std::vector<Suffix> contexts{to_suffix(kernel_, context, max_suffix)};
     std::uint32_t length = 0;
     std::uint64_t count = 0;
     {
-      const nb::gil_scoped_release release;
+      const GilReleased released;
       const Match& match = kernel_.match(contexts)[0];
       length = match.length;
       count = match.count;
@@ -173,7 +224,7 @@ class Opened {
 
   std::uint64_t count(nb::handle tokens) {
     const Suffix sequence = to_suffix(kernel_, tokens, kMaxSuffix, true);
-    const nb::gil_scoped_release release;
+    const GilReleased released;
     return kernel_.count(sequence);
   }
 
@@ -191,16 +242,33 @@ class Opened {
     return out;
   }
 
+  // None: nothing is prepared.
+  static PreparedView prepared_view(nb::handle prepared) {
+    if (prepared.is_none()) return {};
+    const nb::object header = prepared.attr("header");
+    const auto field = [&](const char* name) { return nb::cast<std::uint64_t>(header.attr(name)); };
+    const auto small = [&](const char* name) { return static_cast<std::uint32_t>(field(name)); };
+    return {nb::cast<Bytes>(prepared.attr("payload_and_tail")).data(),
+            field("payload_size"),
+            field("draft_count"),
+            small("bucket_bits"),
+            small("max_nodes"),
+            small("max_depth"),
+            small("width"),
+            small("vocabulary_size")};
+  }
+
   static constexpr std::size_t kSharing = 64;  // trees that lie in the same bytes, at most
   static constexpr std::size_t kAsked = 4;     // contexts whose items are on their way while one is read
 
   const Trees& answer(std::span<const Suffix> contexts, const Limits& limits) {
     if (limits.max_nodes > kMaxNodes || limits.max_depth > kMaxDepth) throw nb::value_error("limit out of range");
-    const nb::gil_scoped_release release;
+    const GilReleased released;
     return kernel_.draft(contexts, limits);
   }
 
   nb::list keep_;
+  nb::object keep_prepared_;
   Kernel kernel_;
   TreeMaker make_;
 };
@@ -234,7 +302,8 @@ NB_MODULE(_kernel, module) {
   bind_sessions(module);
   bind_messages(module);
   nb::class_<Opened>(module, "NativeKernel")
-      .def(nb::init<const nb::list&, std::uint32_t, nb::object>(), "shards"_a, "vocabulary_size"_a, "tree_type"_a)
+      .def(nb::init<const nb::list&, std::uint32_t, nb::object, nb::object>(), "shards"_a, "vocabulary_size"_a,
+           "tree_type"_a, "prepared"_a = nb::none())
       .def("longest_suffix_match", &Opened::longest_suffix_match)
       .def("draft", &Opened::draft)
       .def("draft_batch", &Opened::draft_batch)

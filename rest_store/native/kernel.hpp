@@ -2,6 +2,7 @@
 #pragma once
 
 #include "memo.hpp"
+#include "prepared.hpp"
 
 namespace rest_store {
 
@@ -20,8 +21,12 @@ struct Trees {
 // Thread-safe: shards are read-only, the memo locks itself, scratch memory belongs to the thread.
 class Kernel {
  public:
-  Kernel(std::vector<ShardView> shards, std::uint32_t vocabulary)
-      : shards_(std::move(shards)), vocabulary_(vocabulary), directory_(shards_) {}
+  Kernel(std::vector<ShardView> shards, std::uint32_t vocabulary, const PreparedView& prepared)
+      : shards_(std::move(shards)), vocabulary_(vocabulary), directory_(shards_) {
+    std::uint64_t entries = 0;
+    for (const ShardView& shard : shards_) entries += shard.entry_count;
+    if (prepared.draft_count > 0) prepared_ = PreparedDrafts(prepared, entries);
+  }
 
   std::uint32_t vocabulary() const { return vocabulary_; }
   std::uint32_t width() const { return shards_[0].width; }
@@ -41,7 +46,9 @@ class Kernel {
       const auto some = contexts.subspan(first, std::min(kTogether, contexts.size() - first));
       own.known.assign(some.size(), nullptr);
       const auto remembered = [&](std::size_t i, std::uint32_t length) {
-        own.known[i] = memo_.find(tokens_of(some[i], length), limits.max_nodes, limits.max_depth);
+        const std::string_view tokens = tokens_of(some[i], length);
+        own.known[i] = prepared_.find(tokens, limits.max_nodes, limits.max_depth, own.nodes);
+        if (own.known[i] == nullptr) own.known[i] = memo_.find(tokens, limits.max_nodes, limits.max_depth);
         return own.known[i] != nullptr;
       };
       const std::vector<Match>& matches =
@@ -83,22 +90,29 @@ class Kernel {
     Matcher matcher;
     Drafter drafter;
     Trees trees;
-    std::vector<std::shared_ptr<const Block>> known;  // answers remembered
+    Nodes nodes;
+    std::vector<std::shared_ptr<const Block>> known;  // answers prepared or remembered
     std::vector<Search> searches;
     std::vector<std::uint8_t> decided;
   };
 
   static constexpr std::size_t kTogether = 256;  // contexts whose searches share rounds, at most
-  static constexpr std::size_t kAhead = 32;      // contexts whose light matches are asked for at once
+  static constexpr std::size_t kAhead = 16;      // contexts whose answers or light matches are asked for at once
 
-  // Ask memory for what drafts of the next matches from `first` on will read, if that is little.
+  // Ask memory for what the next trees from `first` on will be made of, if that is little.
   void ask_for(std::size_t first, const std::vector<Match>& matches,
                const std::vector<std::shared_ptr<const Block>>& known, std::uint32_t max_depth) const {
     const RowShape shape(max_depth, width(), vocabulary_);
     for (const bool text : {false, true})
       for (std::size_t i = first; i < std::min(first + kAhead, matches.size()); ++i) {
         const Match& match = matches[i];
-        if (known[i] != nullptr || match.count >= Memo::kHeavy) continue;
+        if (known[i] != nullptr) {
+          if (!text) prefetch(known[i].get());
+          else
+            for (std::size_t at = 0; at < known[i]->size(); at += 64) prefetch(known[i]->data() + at);
+          continue;
+        }
+        if (match.count >= Memo::kHeavy) continue;
         if (!match.occurrences.empty()) {
           if (text)
             for (const Occurrence& one : match.occurrences)
@@ -136,6 +150,7 @@ class Kernel {
   std::vector<ShardView> shards_;
   std::uint32_t vocabulary_;
   KeyDirectory directory_;
+  PreparedDrafts prepared_;
   Memo memo_;
 };
 

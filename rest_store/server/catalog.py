@@ -37,10 +37,9 @@ class Served:
         self.path = path
         self.generation = generation
         self.store = Datastore.open(path)
-        self._guard = guard_pages(self.store.shards)
+        self._guard = guard_pages(self.store.files)
         self._changed: str | None = None
-        files = [file for shard in self.store.shards for file in (shard.tokens.path, shard.suffixes.path)]
-        self._stamps = {file: _stamp(file) for file in files}
+        self._stamps = {file.path: _stamp(file.path) for file in self.store.files}
 
     @property
     def fingerprint(self) -> str:

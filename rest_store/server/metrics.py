@@ -123,7 +123,7 @@ class Metrics:
         yield GaugeMetricFamily("rest_store_draining", "1 while the service is shutting down.", value=int(draining))
         gauges: dict[str, tuple[str, Callable[[DatastoreState], int]]] = {
             "rest_store_datastore_tokens": ("Tokens.", lambda state: state.tokens),
-            "rest_store_datastore_size_bytes": ("Bytes of all shard files.", lambda state: state.size),
+            "rest_store_datastore_size_bytes": ("Bytes of all files.", lambda state: state.size),
             "rest_store_datastore_generation": ("1, and one more for each reload.", lambda state: state.generation),
             "rest_store_datastore_readable": ("0 when its files cannot be read.", lambda state: int(state.readable)),
         }

@@ -1,0 +1,138 @@
+"""Drafts of frequent sequences as a part of builds."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from builds import build_quick, contents, documents, leftovers, options, run_build, write_jsonl, write_tokenizer
+from strategies import refused
+
+from build_index import builder, preparation
+from build_index.memory import plan_memory
+from rest_store.check import check_datastore
+from rest_store.datastore import Datastore
+from rest_store.errors import MemoryBudgetError, OutputError
+from rest_store.kernel import native_kernel
+from rest_store.manifest import FILE_NAME as MANIFEST_NAME
+from rest_store.manifest import Manifest
+from rest_store.prepared import FILE_NAME, PreparedFile
+from rest_store.shard import Shard
+
+pytestmark = pytest.mark.skipif(native_kernel() is None, reason="without the native kernel nothing is prepared")
+
+
+@pytest.fixture
+def small_heavy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparation, "LEAST", 50)
+    monkeypatch.setattr(preparation, "BYTES_A_TOKEN", 100)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    return write_jsonl(tmp_path / "corpus.jsonl", documents(400))
+
+
+@pytest.mark.usefixtures("small_heavy")
+def test_a_build_prepares_drafts(tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer = write_tokenizer(tmp_path / "tokenizer.json")
+    told: list[list[Any]] = []
+    asked = options(corpus, tokenizer, tmp_path / "ds", shard_tokens=5_000)
+    summary = builder.build(asked, lambda stages: told.append(list(stages)))
+    store = Datastore.open(tmp_path / "ds")
+    assert len(store.shards) > 1
+    assert store.prepared is not None
+    assert summary.prepared_drafts == store.prepared.header.draft_count == store.info().prepared_count > 20
+    assert summary.size == store.info().size == sum(file.path.stat().st_size for file in store.files)
+    assert summary.stage_seconds["prepare"] > 0
+    assert [(stage.stage, stage.done, stage.total) for stage in told[-1]][3:] == [
+        ("preparing", summary.prepared_drafts, summary.prepared_drafts)
+    ]
+    check_datastore(tmp_path / "ds", full=True)
+    in_one = build_quick(corpus, tokenizer, tmp_path / "one")
+    assert in_one.prepared_drafts == summary.prepared_drafts
+    first, second = (PreparedFile.open(tmp_path / name / FILE_NAME).payload for name in ("ds", "one"))
+    assert np.array_equal(first, second)  # however the corpus is cut into shards
+    build_quick(corpus, tokenizer, tmp_path / "ds")  # replaces one that has such a file
+    assert contents(tmp_path / "ds") == contents(tmp_path / "one")
+
+
+@pytest.mark.usefixtures("small_heavy")
+def test_pages_are_given_back_where_memory_is_short(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = write_tokenizer(tmp_path / "tokenizer.json")
+    build_quick(corpus, tokenizer, tmp_path / "ds")
+    released = []
+    release = Shard.release_pages
+    monkeypatch.setattr(Shard, "release_pages", lambda shard: (released.append(shard), release(shard)))
+    build_quick(corpus, tokenizer, tmp_path / "again")
+    assert not released
+    monkeypatch.setattr(builder, "resident_bytes", lambda field="VmRSS": 1 << 39)
+    build_quick(corpus, tokenizer, tmp_path / "again", memory=1 << 40)
+    assert not released
+    monkeypatch.setattr(builder, "resident_bytes", lambda field="VmRSS": (1 << 40) - 1000)
+    monkeypatch.setattr(builder, "plan_memory", lambda budget, process, *rest: plan_memory(budget, 0, *rest))
+    build_quick(corpus, tokenizer, tmp_path / "again", memory=1 << 40)
+    assert released
+    assert contents(tmp_path / "again") == contents(tmp_path / "ds")
+
+
+@pytest.mark.usefixtures("small_heavy")
+def test_a_build_that_fails_while_preparing_goes_on_to_the_same_bytes(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = write_tokenizer(tmp_path / "tokenizer.json")
+    build_quick(corpus, tokenizer, tmp_path / "whole")
+
+    def exhausted(*arguments: Any, **others: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(preparation, "write_prepared", exhausted)
+        expected = "memory for preparing drafts is exhausted"
+        refused(MemoryBudgetError, lambda: build_quick(corpus, tokenizer, tmp_path / "ds"), expected)
+
+    def full(path: Path, *arguments: Any, **others: Any) -> None:
+        path.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(preparation, "write_prepared", full)
+        refused(OutputError, lambda: build_quick(corpus, tokenizer, tmp_path / "ds"), FILE_NAME, "No space left")
+    assert not (tmp_path / "ds").exists()
+    summary = build_quick(corpus, tokenizer, tmp_path / "ds", resume=True)
+    assert summary.prepared_drafts > 0
+    assert contents(tmp_path / "ds") == contents(tmp_path / "whole")
+    assert ".ds.building" not in leftovers(tmp_path / "ds")
+
+
+def test_nothing_is_prepared_of_a_small_corpus(tmp_path: Path) -> None:
+    out = tmp_path / "ds"
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", documents(5))
+    done = run_build("--corpus", corpus, "--tokenizer", write_tokenizer(tmp_path / "t.json"), "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert "0 of frequent sequences prepared" in done.stdout
+    assert not (out / FILE_NAME).exists()
+    assert Manifest.read(out).prepared is None
+    assert "prepared" not in json.loads((out / MANIFEST_NAME).read_text())
+
+
+@pytest.mark.usefixtures("small_heavy")
+def test_without_the_native_kernel_nothing_is_prepared_and_what_is_there_is_not_needed(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = write_tokenizer(tmp_path / "tokenizer.json")
+    build_quick(corpus, tokenizer, tmp_path / "ds")
+    native = Datastore.open(tmp_path / "ds")
+    assert native.prepared is not None
+    monkeypatch.setenv("REST_STORE_KERNEL", "reference")
+    assert build_quick(corpus, tokenizer, tmp_path / "without").prepared_drafts == 0
+    reference = Datastore.open(tmp_path / "ds")
+    for place in range(0, native.prepared.header.draft_count, 40):
+        tokens, _ = native.prepared.draft(place)
+        assert reference.draft(tokens) == native.draft(tokens)
