@@ -193,7 +193,7 @@ class Datastore:
         max_nodes, max_suffix, max_depth = limits(max_nodes, max_suffix, max_depth)
         asked = batch(contexts)
         try:
-            readable = [context if type(context) is list else plain(context) for context in asked]
+            readable = asked if set(map(type, asked)) == {list} else [plain(context) for context in asked]
             return self._kernel.draft_batch(readable, max_nodes, max_suffix, max_depth)
         except (TypeError, ValueError) as error:
             for place, context in enumerate(asked):

@@ -101,7 +101,7 @@ inline std::uint64_t keys_end(const Search& s, std::uint64_t from) {
 // then for the suffix it names, and compares when that has come.
 template <class Item, class Done, class Step>
 void halve_together(std::span<Item> items, Done&& done, Step&& step) {
-  constexpr std::size_t kLanes = 24;
+  constexpr std::size_t kLanes = 40;
   Item* live[kLanes];
   std::size_t count = 0;
   auto next = items.begin();
