@@ -14,7 +14,7 @@ from rest_store.memory import available_bytes
 from rest_store.prepared import FILE_NAME as PREPARED_FILE_NAME
 from rest_store.prepared import PreparedFile
 from rest_store.queries import IntSequence, batch, explain, limit, limits, plain, too_many_tokens
-from rest_store.shard import Shard, SuffixesFile, TokensFile, expect_scattered_reads
+from rest_store.shard import Shard, SuffixesFile, TokensFile
 from rest_store.tokenizer import TokenizerIdentity, identity_of
 from rest_store.tree import SuffixMatch, TokenTree
 
@@ -101,8 +101,8 @@ class Datastore:
         store = cls(directory, manifest, shards, prepared)
         available = available_bytes()
         if available is not None and store.info().size > available:
-            for file in store.files:
-                expect_scattered_reads(file.mapped)
+            for shard in shards:
+                shard.expect_scattered_reads()
         return store
 
     @property

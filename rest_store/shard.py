@@ -178,15 +178,6 @@ def map_file(path: Path) -> mmap.mmap:
         raise MissingShardError(describe(path, "file", found, "a file that the manifest names")) from None
 
 
-def expect_scattered_reads(mapped: mmap.mmap) -> None:
-    """Tell the system to read only the pages that are asked for, and none around them.
-
-    Pages that are read in advance speed up a file that will soon be in memory as a whole. Where it will not, they push
-    out those that are needed.
-    """
-    mapped.madvise(mmap.MADV_RANDOM)
-
-
 def require_size(mapped: mmap.mmap, expected: int, where: Path) -> None:
     """Raise ShardSizeError unless the file has `expected` bytes, ShardHeaderError unless its tail is zero."""
     if len(mapped) != expected:
@@ -324,6 +315,15 @@ class Shard:
     def size(self) -> int:
         """Bytes of both files."""
         return self.tokens.raw.size + self.suffixes.raw.size
+
+    def expect_scattered_reads(self) -> None:
+        """Tell the system to read only the pages that are asked for, and none around them.
+
+        Pages that are read in advance speed up a file that will soon be in memory as a whole, as prepared drafts are.
+        Where it will not, they push out those that are needed.
+        """
+        for file in (self.tokens, self.suffixes):
+            file.mapped.madvise(mmap.MADV_RANDOM)
 
     def release_pages(self) -> None:
         """Tell the system that the pages which this process has read will not be needed soon."""
