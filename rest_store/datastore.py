@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from rest_store.errors import QueryError
 from rest_store.kernel import MAX_DEPTH, MAX_NODES, MAX_SUFFIX, kernel_name, open_kernel
@@ -14,7 +15,7 @@ from rest_store.memory import available_bytes
 from rest_store.prepared import FILE_NAME as PREPARED_FILE_NAME
 from rest_store.prepared import PreparedFile
 from rest_store.queries import IntSequence, batch, explain, limit, limits, plain, too_many_tokens
-from rest_store.shard import Shard, SuffixesFile, TokensFile
+from rest_store.shard import MappedFile, Shard
 from rest_store.tokenizer import TokenizerIdentity, identity_of
 from rest_store.tree import SuffixMatch, TokenTree
 
@@ -106,7 +107,7 @@ class Datastore:
         return store
 
     @property
-    def files(self) -> list[TokensFile | SuffixesFile | PreparedFile]:
+    def files(self) -> list[MappedFile[Any]]:
         """The mapped files that answers are read from."""
         of_shards = [file for shard in self.shards for file in (shard.tokens, shard.suffixes)]
         return [*of_shards, *([] if self.prepared is None else [self.prepared])]

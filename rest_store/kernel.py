@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from rest_store._reference import KernelShard, ReferenceKernel
 from rest_store.errors import NativeKernelError, describe
 from rest_store.prepared import PreparedFile
-from rest_store.shard import Shard, SuffixesFile, TokensFile
+from rest_store.shard import MappedFile, Shard
 from rest_store.tree import TokenTree
 
 MAX_SUFFIX = 64
@@ -146,7 +146,7 @@ def native_messages() -> Any | None:
     return _kernel if sys.byteorder == "little" else None
 
 
-def guard_pages(files: Iterable[TokensFile | SuffixesFile | PreparedFile]) -> PageGuard | None:
+def guard_pages(files: Iterable[MappedFile[Any]]) -> PageGuard | None:
     """Keep this process alive should `files` be truncated underneath, or their disk fail (SIGBUS).
 
     Installs a handler of SIGBUS for the whole process, once. Returns None where the native kernel was not built, which

@@ -6,16 +6,14 @@ Such drafts are few, come up all the time, and cost the most: thousands of suffi
 from __future__ import annotations
 
 import hashlib
-import mmap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from rest_store.errors import MixedBuildError, PreparedDraftError, describe
 from rest_store.header import HEADER_SIZE, TAIL_SIZE, PreparedHeader, token_width
-from rest_store.shard import Shard, decode_symbols, encode_symbols, map_file, require_size, seal
+from rest_store.shard import MappedFile, Shard, decode_symbols, encode_symbols, map_file, require_size, seal
 from rest_store.tree import SuffixMatch, TokenTree
 
 FILE_NAME = "prepared.drafts"
@@ -92,14 +90,8 @@ def _bucket(tokens: Iterable[int], bits: int) -> int:
     return hashed >> (64 - bits)
 
 
-class PreparedFile:
-    """The file of prepared drafts, mapped. Thread-safe: nothing changes after opening."""
-
-    def __init__(self, path: Path, header: PreparedHeader, mapped: mmap.mmap) -> None:
-        self.path = path
-        self.header = header
-        self.mapped = mapped
-        self.raw: npt.NDArray[np.uint8] = np.frombuffer(mapped, dtype=np.uint8)
+class PreparedFile(MappedFile[PreparedHeader]):
+    """The file of prepared drafts, mapped."""
 
     @classmethod
     def open(cls, path: Path) -> PreparedFile:
@@ -112,16 +104,6 @@ class PreparedFile:
         header = PreparedHeader.unpack(mapped[:HEADER_SIZE], path)
         require_size(mapped, header.file_size, path)
         return cls(path, header, mapped)
-
-    @property
-    def payload(self) -> npt.NDArray[np.uint8]:
-        """Index and drafts, uint8, straight from the mapping."""
-        return self.raw[HEADER_SIZE:-TAIL_SIZE]
-
-    @property
-    def payload_and_tail(self) -> npt.NDArray[np.uint8]:
-        """Index, drafts and tail, uint8, straight from the mapping."""
-        return self.raw[HEADER_SIZE:]
 
     def require_of(self, shards: Iterable[Shard], vocabulary_size: int) -> None:
         """Raise MixedBuildError unless these are drafts of `shards` with `vocabulary_size` ids."""

@@ -11,7 +11,7 @@ import mmap
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -186,14 +186,38 @@ def require_size(mapped: mmap.mmap, expected: int, where: Path) -> None:
         raise ShardHeaderError(describe(where, "tail", mapped[-TAIL_SIZE:].hex(), "zero bytes"))
 
 
-class TokensFile:
-    """A tokens file, mapped. Thread-safe: nothing changes after opening."""
+Header = TypeVar("Header")  # that of a kind of file
 
-    def __init__(self, path: Path, header: TokensHeader, mapped: mmap.mmap) -> None:
+
+class MappedFile(Generic[Header]):
+    """A binary file of a datastore, mapped. Thread-safe: nothing changes after opening.
+
+    Attributes:
+        path: where it lies.
+        header: its first 256 bytes, read.
+        mapped: the mapping.
+        raw: all its bytes, uint8.
+    """
+
+    def __init__(self, path: Path, header: Header, mapped: mmap.mmap) -> None:
         self.path = path
         self.header = header
         self.mapped = mapped
         self.raw: npt.NDArray[np.uint8] = np.frombuffer(mapped, dtype=np.uint8)
+
+    @property
+    def payload(self) -> npt.NDArray[np.uint8]:
+        """What lies between header and tail, uint8, straight from the mapping."""
+        return self.raw[HEADER_SIZE:-TAIL_SIZE]
+
+    @property
+    def payload_and_tail(self) -> npt.NDArray[np.uint8]:
+        """The same with the tail."""
+        return self.raw[HEADER_SIZE:]
+
+
+class TokensFile(MappedFile[TokensHeader]):
+    """A tokens file, mapped."""
 
     @classmethod
     def open(cls, path: Path) -> TokensFile:
@@ -210,16 +234,6 @@ class TokensFile:
             raise ShardHeaderError(describe(path, "last symbol", last.hex(), "a separator"))
         return cls(path, header, mapped)
 
-    @property
-    def payload(self) -> npt.NDArray[np.uint8]:
-        """The symbols' bytes, uint8[w * P], straight from the mapping."""
-        return self.raw[HEADER_SIZE:-TAIL_SIZE]
-
-    @property
-    def payload_and_tail(self) -> npt.NDArray[np.uint8]:
-        """The symbols' bytes and the tail, uint8[w * P + 8], straight from the mapping."""
-        return self.raw[HEADER_SIZE:]
-
     def symbols(self, start: int = 0, stop: int | None = None) -> Symbols:
         """Return symbols `start .. stop - 1` as uint16 or uint32 (a copy)."""
         width = self.header.width
@@ -235,14 +249,8 @@ class TokensFile:
         return self.raw[offsets[:, None] + np.arange(8)].view(">u8")[:, 0].astype(np.uint64)
 
 
-class SuffixesFile:
-    """A suffixes file, mapped. Thread-safe: nothing changes after opening."""
-
-    def __init__(self, path: Path, header: SuffixesHeader, mapped: mmap.mmap) -> None:
-        self.path = path
-        self.header = header
-        self.mapped = mapped
-        self.raw: npt.NDArray[np.uint8] = np.frombuffer(mapped, dtype=np.uint8)
+class SuffixesFile(MappedFile[SuffixesHeader]):
+    """A suffixes file, mapped."""
 
     @classmethod
     def open(cls, path: Path) -> SuffixesFile:
@@ -270,11 +278,6 @@ class SuffixesFile:
     def packed(self) -> npt.NDArray[np.uint8]:
         """The entries' bit string with the tail, straight from the mapping."""
         return self.raw[HEADER_SIZE + 8 * self.header.key_count :]
-
-    @property
-    def payload(self) -> npt.NDArray[np.uint8]:
-        """Keys and entries as they lie in the file, uint8."""
-        return self.raw[HEADER_SIZE:-TAIL_SIZE]
 
     def gather(self, ranks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the positions at `ranks` int64[n]."""
