@@ -269,14 +269,13 @@ class _Build:
 
         try:
             with output_errors(directory / PREPARED_NAME):
-                header = prepare_drafts(directory / PREPARED_NAME, shards, self.vocabulary_size, told)
+                prepared = prepare_drafts(directory / PREPARED_NAME, shards, self.vocabulary_size, told)
         except MemoryError as cause:
             expected = "free; choose a smaller --memory"
             raise MemoryBudgetError(describe("build", "memory for preparing drafts", "exhausted", expected)) from cause
-        if header is None:
-            return None
-        line.report_drafts(header.draft_count, header.draft_count)
-        return PreparedRecord.of(header)
+        if prepared is not None:
+            line.report_drafts(prepared.draft_count, prepared.draft_count)
+        return prepared
 
     def _put_in_place(self, completion: Completion) -> BuildSummary:
         digest = completion.manifest_sha256

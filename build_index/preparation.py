@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
 
-from rest_store.header import PreparedHeader
 from rest_store.kernel import MAX_NODES, Kernel, kernel_name, open_kernel
+from rest_store.manifest import PreparedRecord
 from rest_store.prepared import MAX_COUNT, pack_draft, write_prepared
 from rest_store.shard import Shard
 from rest_store.tree import TokenTree
@@ -17,14 +17,14 @@ from rest_store.tree import TokenTree
 LENGTH = 16
 NODES = 64
 DEPTH = 10
-# A match is heavy with so many occurrences, or this share of all tokens. The number of such matches hardly depends on
-# the size of a datastore: about 23,000 in 122 million tokens of Python source.
+# A match is heavy with so many occurrences, or this share of all tokens: so the number of heavy matches hardly depends
+# on the size of a large datastore.
 LEAST = 2048
 SHARE = 1 / (1 << 18)
 BYTES_A_TOKEN = 0.1  # that the file may take, and
 MOST_BYTES = 1 << 26  # in all; the heaviest matches come first
 
-_INDEX_SIZE = 24  # bytes of a draft's share of the index, at most
+_TABLES_SIZE = 24  # bytes of a draft's share of the tables before the drafts, at most
 _IDS_BETWEEN = 256  # that are counted before the caller is told
 
 
@@ -33,7 +33,7 @@ def prepare_drafts(
     shards: Sequence[Shard],
     vocabulary_size: int,
     told: Callable[[int], None] = lambda made: None,
-) -> PreparedHeader | None:
+) -> PreparedRecord | None:
     """Write the drafts of all heavy matches of at most 16 tokens.
 
     Args:
@@ -43,7 +43,8 @@ def prepare_drafts(
         told: called with the number of drafts made so far, often.
 
     Returns:
-        The header of the file; None if no match is heavy, or without the native kernel, on which this would take hours.
+        What the manifest says of the file; None if no match is heavy, or without the native kernel, on which this
+        would take hours.
     """
     token_count = sum(shard.tokens.header.token_count for shard in shards)
     if kernel_name() != "native" or token_count > MAX_COUNT:
@@ -69,7 +70,8 @@ def prepare_drafts(
     drafts = heaviest.drafts()
     if not drafts:
         return None
-    return write_prepared(path, shards, drafts, vocabulary_size=vocabulary_size, max_nodes=NODES, max_depth=DEPTH)
+    limits = {"max_nodes": NODES, "max_depth": DEPTH}
+    return PreparedRecord.of(write_prepared(path, shards, drafts, vocabulary_size=vocabulary_size, **limits))
 
 
 def _least(token_count: int) -> int:
@@ -88,7 +90,7 @@ class _Heaviest:
 
     Args:
         least: occurrences of a match that is worth preparing; grows when room gets short.
-        room: bytes that the drafts kept, and their index, may take.
+        room: bytes that the drafts kept, and the tables before them, may take.
     """
 
     def __init__(self, least: int, room: int) -> None:
@@ -101,7 +103,7 @@ class _Heaviest:
         if count < self.least:
             return
         self._kept.append((-count, tokens, packed))
-        self._size += len(packed) + _INDEX_SIZE
+        self._size += len(packed) + _TABLES_SIZE
         if self._size > 2 * self._room:
             # The first that finds no room stays, and shows which others find none either.
             self._prune(kept_beyond=1)
@@ -113,7 +115,7 @@ class _Heaviest:
 
     def _prune(self, kept_beyond: int) -> None:
         self._kept.sort()
-        sizes = [len(packed) + _INDEX_SIZE for _, _, packed in self._kept]
+        sizes = [len(packed) + _TABLES_SIZE for _, _, packed in self._kept]
         room = bisect_right(list(accumulate(sizes)), self._room)
         del self._kept[room + kept_beyond :]
         self._size = sum(sizes[: len(self._kept)])

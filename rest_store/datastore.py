@@ -11,11 +11,12 @@ from typing import Any
 from rest_store.errors import QueryError
 from rest_store.kernel import MAX_DEPTH, MAX_NODES, MAX_SUFFIX, kernel_name, open_kernel
 from rest_store.manifest import FILE_NAME, Manifest, PreparedRecord, ShardRecord
+from rest_store.mapped_file import MappedFile
 from rest_store.memory import available_bytes
 from rest_store.prepared import FILE_NAME as PREPARED_FILE_NAME
 from rest_store.prepared import PreparedFile
 from rest_store.queries import IntSequence, batch, explain, limit, limits, plain, too_many_tokens
-from rest_store.shard import MappedFile, Shard
+from rest_store.shard import Shard
 from rest_store.tokenizer import TokenizerIdentity, identity_of
 from rest_store.tree import SuffixMatch, TokenTree
 

@@ -173,7 +173,7 @@ class PreparedHeader:
         return token_width(self.vocabulary_size)
 
     @property
-    def index_size(self) -> int:
+    def table_size(self) -> int:
         """Bytes of the offsets of drafts and of the starts of buckets, which precede the drafts."""
         return 8 * (self.draft_count + 1) + 4 * ((1 << self.bucket_bits) + 1)
 
@@ -212,7 +212,7 @@ class PreparedHeader:
         ):
             require(where, what, found, 1 <= found <= most, f"1..{most}")
         require(where, "token width", width, width == header.width, header.width)
-        least = header.index_size
+        least = header.table_size
         require(where, "payload size", header.payload_size, header.payload_size >= least, f"at least {least}")
         _require_reserved(raw, _PREPARED_FIELDS, where)
         return header

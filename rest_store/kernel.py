@@ -10,8 +10,9 @@ from typing import Any, Protocol
 
 from rest_store._reference import KernelShard, ReferenceKernel
 from rest_store.errors import NativeKernelError, describe
+from rest_store.mapped_file import MappedFile
 from rest_store.prepared import PreparedFile
-from rest_store.shard import MappedFile, Shard
+from rest_store.shard import Shard
 from rest_store.tree import TokenTree
 
 MAX_SUFFIX = 64

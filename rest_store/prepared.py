@@ -13,7 +13,8 @@ import numpy as np
 
 from rest_store.errors import MixedBuildError, PreparedDraftError, describe
 from rest_store.header import HEADER_SIZE, TAIL_SIZE, PreparedHeader, token_width
-from rest_store.shard import MappedFile, Shard, decode_symbols, encode_symbols, map_file, require_size, seal
+from rest_store.mapped_file import MappedFile
+from rest_store.shard import Shard, decode_symbols, encode_symbols, seal
 from rest_store.tree import SuffixMatch, TokenTree
 
 FILE_NAME = "prepared.drafts"
@@ -93,17 +94,7 @@ def _bucket(tokens: Iterable[int], bits: int) -> int:
 class PreparedFile(MappedFile[PreparedHeader]):
     """The file of prepared drafts, mapped."""
 
-    @classmethod
-    def open(cls, path: Path) -> PreparedFile:
-        """Map the file at `path` and validate its structure, reading only its first and last page.
-
-        Raises:
-            DatastoreError: the subclass that names what is wrong.
-        """
-        mapped = map_file(path)
-        header = PreparedHeader.unpack(mapped[:HEADER_SIZE], path)
-        require_size(mapped, header.file_size, path)
-        return cls(path, header, mapped)
+    header_type = PreparedHeader
 
     def require_of(self, shards: Iterable[Shard], vocabulary_size: int) -> None:
         """Raise MixedBuildError unless these are drafts of `shards` with `vocabulary_size` ids."""
@@ -122,8 +113,8 @@ class PreparedFile(MappedFile[PreparedHeader]):
         """
         bits = self.header.bucket_bits
         bucket = _bucket(tokens, bits)
-        index = self.payload[: self.header.index_size]
-        first, end = index[8 * (self.header.draft_count + 1) :].view("<u4")[bucket : bucket + 2].tolist()
+        table = self.payload[: self.header.table_size]
+        first, end = table[8 * (self.header.draft_count + 1) :].view("<u4")[bucket : bucket + 2].tolist()
         found = (
             place for place in range(first, min(end, self.header.draft_count)) if self.draft(place)[0] == list(tokens)
         )
@@ -137,7 +128,7 @@ class PreparedFile(MappedFile[PreparedHeader]):
         """
         header, payload = self.header, self.payload
         begin, end = payload[8 * place : 8 * place + 16].view("<u8").astype(object)
-        raw = payload[header.index_size :][begin:end].tobytes()
+        raw = payload[header.table_size :][begin:end].tobytes()
         row = header.width + 1 + _COUNT_SIZE
         expected = _HEAD_SIZE + header.width * raw[0] + row * raw[1] if len(raw) >= _HEAD_SIZE else _HEAD_SIZE
         if len(raw) != expected:

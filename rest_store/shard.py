@@ -11,16 +11,14 @@ import mmap
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Generic, TypeVar
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
 from rest_store.errors import (
-    MissingShardError,
     MixedBuildError,
     ShardHeaderError,
-    ShardSizeError,
     TokenRangeError,
     describe,
 )
@@ -35,6 +33,7 @@ from rest_store.header import (
     separator_id,
     token_width,
 )
+from rest_store.mapped_file import MappedFile
 
 _BLOCK = 1 << 20  # entries or symbols handled at once; a multiple of 64
 
@@ -164,75 +163,16 @@ def gather_entries(raw: npt.NDArray[np.uint8], bits: int, ranks: npt.NDArray[np.
     return (shifted & np.uint64((1 << bits) - 1)).astype(np.int64)
 
 
-def map_file(path: Path) -> mmap.mmap:
-    """Map the file at `path`; raise MissingShardError if it cannot be read, ShardSizeError if it is empty."""
-    try:
-        with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size == 0:
-                raise ShardSizeError(describe(path, "size", "0 bytes", f"at least {HEADER_SIZE}"))
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except FileNotFoundError:
-        raise MissingShardError(describe(path, "file", "absent", "a file that the manifest names")) from None
-    except OSError as error:
-        found = f"unreadable ({error.strerror})"
-        raise MissingShardError(describe(path, "file", found, "a file that the manifest names")) from None
-
-
-def require_size(mapped: mmap.mmap, expected: int, where: Path) -> None:
-    """Raise ShardSizeError unless the file has `expected` bytes, ShardHeaderError unless its tail is zero."""
-    if len(mapped) != expected:
-        raise ShardSizeError(describe(where, "size", f"{len(mapped)} bytes", f"{expected} bytes"))
-    if any(mapped[-TAIL_SIZE:]):
-        raise ShardHeaderError(describe(where, "tail", mapped[-TAIL_SIZE:].hex(), "zero bytes"))
-
-
-Header = TypeVar("Header")  # that of a kind of file
-
-
-class MappedFile(Generic[Header]):
-    """A binary file of a datastore, mapped. Thread-safe: nothing changes after opening.
-
-    Attributes:
-        path: where it lies.
-        header: its first 256 bytes, read.
-        mapped: the mapping.
-        raw: all its bytes, uint8.
-    """
-
-    def __init__(self, path: Path, header: Header, mapped: mmap.mmap) -> None:
-        self.path = path
-        self.header = header
-        self.mapped = mapped
-        self.raw: npt.NDArray[np.uint8] = np.frombuffer(mapped, dtype=np.uint8)
-
-    @property
-    def payload(self) -> npt.NDArray[np.uint8]:
-        """What lies between header and tail, uint8, straight from the mapping."""
-        return self.raw[HEADER_SIZE:-TAIL_SIZE]
-
-    @property
-    def payload_and_tail(self) -> npt.NDArray[np.uint8]:
-        """The same with the tail."""
-        return self.raw[HEADER_SIZE:]
-
-
 class TokensFile(MappedFile[TokensHeader]):
     """A tokens file, mapped."""
 
-    @classmethod
-    def open(cls, path: Path) -> TokensFile:
-        """Map the file at `path` and validate its structure, reading only its first and last page.
+    header_type = TokensHeader
 
-        Raises:
-            DatastoreError: the subclass that names what is wrong.
-        """
-        mapped = map_file(path)
-        header = TokensHeader.unpack(mapped[:HEADER_SIZE], path)
-        require_size(mapped, header.file_size, path)
-        last = mapped[-TAIL_SIZE - header.width : -TAIL_SIZE]
-        if last != b"\xff" * header.width:
-            raise ShardHeaderError(describe(path, "last symbol", last.hex(), "a separator"))
-        return cls(path, header, mapped)
+    def require_end(self) -> None:
+        """Raise ShardHeaderError unless the last symbol is a separator."""
+        last = self.mapped[-TAIL_SIZE - self.header.width : -TAIL_SIZE]
+        if last != b"\xff" * self.header.width:
+            raise ShardHeaderError(describe(self.path, "last symbol", last.hex(), "a separator"))
 
     def symbols(self, start: int = 0, stop: int | None = None) -> Symbols:
         """Return symbols `start .. stop - 1` as uint16 or uint32 (a copy)."""
@@ -252,17 +192,7 @@ class TokensFile(MappedFile[TokensHeader]):
 class SuffixesFile(MappedFile[SuffixesHeader]):
     """A suffixes file, mapped."""
 
-    @classmethod
-    def open(cls, path: Path) -> SuffixesFile:
-        """Map the file at `path` and validate its structure, reading only its first and last page.
-
-        Raises:
-            DatastoreError: the subclass that names what is wrong.
-        """
-        mapped = map_file(path)
-        header = SuffixesHeader.unpack(mapped[:HEADER_SIZE], path)
-        require_size(mapped, header.file_size, path)
-        return cls(path, header, mapped)
+    header_type = SuffixesHeader
 
     @property
     def keys(self) -> npt.NDArray[np.uint64]:

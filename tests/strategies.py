@@ -22,7 +22,7 @@ from build_index.suffix_array import suffix_array
 from rest_store.datastore import Datastore
 from rest_store.errors import RestStoreError
 from rest_store.header import separator_id
-from rest_store.manifest import FILE_NAME, Manifest, PreparedRecord, ShardRecord
+from rest_store.manifest import FILE_NAME, Manifest, ShardRecord
 from rest_store.prepared import FILE_NAME as PREPARED_NAME
 from rest_store.shard import Shard, TokensFile, TokensWriter, write_suffixes
 from rest_store.tokenizer import TokenizerIdentity
@@ -103,9 +103,9 @@ def write_datastore(directory: Path, corpus: Corpus) -> Path:
 def add_prepared(directory: Path) -> Path:
     """Prepare drafts of the datastore in `directory`, which has none."""
     store = Datastore.open(directory)
-    header = prepare_drafts(directory / PREPARED_NAME, store.shards, store.vocabulary_size)
-    if header is not None:
-        edit_manifest(directory, lambda fields: fields.update(prepared=vars(PreparedRecord.of(header))))
+    prepared = prepare_drafts(directory / PREPARED_NAME, store.shards, store.vocabulary_size)
+    if prepared is not None:
+        edit_manifest(directory, lambda fields: fields.update(prepared=vars(prepared)))
     return directory
 
 

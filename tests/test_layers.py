@@ -20,7 +20,18 @@ BUILD_INDEX = Path(build_index.__file__).parent
 LAYERS = [
     ["errors"],
     [
-        *("memory", "header", "shard", "tokenizer", "tree", "prepared", "manifest", "_reference", "kernel"),
+        *(
+            "memory",
+            "header",
+            "mapped_file",
+            "shard",
+            "tokenizer",
+            "tree",
+            "prepared",
+            "manifest",
+            "_reference",
+            "kernel",
+        ),
         *("statuses", "queries", "addresses", "failures", "channels", "evidence"),
     ],
     ["datastore", "check", "drawing", "calibration", "asking", "sources", "survey", "python_sources"],

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builds import build_quick, contents, documents, leftovers, options, run_build, write_jsonl, write_tokenizer
+from builds import build_quick, contents, documents, leftovers, options, run_build, write_jsonl
 from strategies import refused
 
 from build_index import builder, preparation
@@ -38,8 +38,9 @@ def corpus(tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("small_heavy")
-def test_a_build_prepares_drafts(tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tokenizer = write_tokenizer(tmp_path / "tokenizer.json")
+def test_a_build_prepares_drafts(
+    tmp_path: Path, corpus: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     told: list[list[Any]] = []
     asked = options(corpus, tokenizer, tmp_path / "ds", shard_tokens=5_000)
     summary = builder.build(asked, lambda stages: told.append(list(stages)))
@@ -63,9 +64,8 @@ def test_a_build_prepares_drafts(tmp_path: Path, corpus: Path, capsys: pytest.Ca
 
 @pytest.mark.usefixtures("small_heavy")
 def test_pages_are_given_back_where_memory_is_short(
-    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, corpus: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokenizer = write_tokenizer(tmp_path / "tokenizer.json")
     build_quick(corpus, tokenizer, tmp_path / "ds")
     released = []
     release = Shard.release_pages
@@ -84,9 +84,8 @@ def test_pages_are_given_back_where_memory_is_short(
 
 @pytest.mark.usefixtures("small_heavy")
 def test_a_build_that_fails_while_preparing_goes_on_to_the_same_bytes(
-    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, corpus: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokenizer = write_tokenizer(tmp_path / "tokenizer.json")
     build_quick(corpus, tokenizer, tmp_path / "whole")
 
     def exhausted(*arguments: Any, **others: Any) -> None:
@@ -111,10 +110,10 @@ def test_a_build_that_fails_while_preparing_goes_on_to_the_same_bytes(
     assert ".ds.building" not in leftovers(tmp_path / "ds")
 
 
-def test_nothing_is_prepared_of_a_small_corpus(tmp_path: Path) -> None:
+def test_nothing_is_prepared_of_a_small_corpus(tmp_path: Path, tokenizer: Path) -> None:
     out = tmp_path / "ds"
     corpus = write_jsonl(tmp_path / "corpus.jsonl", documents(5))
-    done = run_build("--corpus", corpus, "--tokenizer", write_tokenizer(tmp_path / "t.json"), "--out", out)
+    done = run_build("--corpus", corpus, "--tokenizer", tokenizer, "--out", out)
     assert done.returncode == 0, done.stderr
     assert "0 of frequent sequences prepared" in done.stdout
     assert not (out / FILE_NAME).exists()
@@ -124,9 +123,8 @@ def test_nothing_is_prepared_of_a_small_corpus(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("small_heavy")
 def test_without_the_native_kernel_nothing_is_prepared_and_what_is_there_is_not_needed(
-    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, corpus: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokenizer = write_tokenizer(tmp_path / "tokenizer.json")
     build_quick(corpus, tokenizer, tmp_path / "ds")
     native = Datastore.open(tmp_path / "ds")
     assert native.prepared is not None

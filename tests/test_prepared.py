@@ -212,12 +212,12 @@ def test_the_heaviest_are_kept_where_room_is_short(heavy: Path, monkeypatch: pyt
     assert len(every) > 30
     for number in (1, 7, len(every) // 2, len(every) - 1):
         monkeypatch.setattr(preparation, "BYTES_A_TOKEN", (sizes[number] - 1) / store.manifest.token_count)
-        header = prepare_drafts(heavy / "some", store.shards, store.vocabulary_size)
-        assert header is not None
+        record = prepare_drafts(heavy / "some", store.shards, store.vocabulary_size)
+        assert record is not None
         some = PreparedFile.open(heavy / "some")
-        kept = {tuple(some.draft(place)[0]) for place in range(header.draft_count)}
+        kept = {tuple(some.draft(place)[0]) for place in range(record.draft_count)}
         assert kept == {tuple(tokens) for tokens, _ in every[:number]}
-        assert header.file_size <= sizes[number] + 276
+        assert record.size <= sizes[number] + 276
         monkeypatch.setattr(preparation, "MOST_BYTES", sizes[number] - 1)
         monkeypatch.setattr(preparation, "BYTES_A_TOKEN", 100)
         prepare_drafts(heavy / "same", store.shards, store.vocabulary_size)

@@ -110,7 +110,7 @@ def place_of(opened: PreparedFile, token: int) -> tuple[int, int]:
     """The place of the draft of [token], and where it begins in the file."""
     place = opened.find([token])
     assert place is not None
-    return place, 256 + opened.header.index_size + int(opened.payload[8 * place : 8 * place + 8].view("<u8")[0])
+    return place, 256 + opened.header.table_size + int(opened.payload[8 * place : 8 * place + 8].view("<u8")[0])
 
 
 def test_check_finds_what_opening_cannot(heavy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,10 +144,10 @@ def test_check_finds_what_opening_cannot(heavy: Path, monkeypatch: pytest.Monkey
 
     def swap(data: bytearray, opened: PreparedFile) -> None:
         start = 256 + 8 * (opened.header.draft_count + 1)
-        counts = np.frombuffer(bytes(data[start : 256 + opened.header.index_size]), "<u4").copy()
+        counts = np.frombuffer(bytes(data[start : 256 + opened.header.table_size]), "<u4").copy()
         first = int(np.flatnonzero(counts)[0])
         counts[first] -= 1
-        data[start : 256 + opened.header.index_size] = counts.tobytes()
+        data[start : 256 + opened.header.table_size] = counts.tobytes()
 
     with_file(swap, "is not in its bucket, expected in it")
 

@@ -19,7 +19,7 @@ from build_index.preparation import prepare_drafts
 from build_index.suffix_array import suffix_array
 from rest_store.datastore import Datastore
 from rest_store.header import separator_id
-from rest_store.manifest import FILE_NAME, TOKENIZER_FILE_NAME, Manifest, PreparedRecord, ShardRecord
+from rest_store.manifest import FILE_NAME, TOKENIZER_FILE_NAME, Manifest, ShardRecord
 from rest_store.prepared import FILE_NAME as PREPARED_FILE_NAME
 from rest_store.shard import Shard, TokensFile, TokensWriter, write_suffixes
 
@@ -138,8 +138,7 @@ def _write(store: Datastore, out: Path, documents: Iterator[np.ndarray], shard_t
     if writer is not None:
         finish()
     shards = [Shard.open(building, record.name) for record in records]
-    header = prepare_drafts(building / PREPARED_FILE_NAME, shards, store.vocabulary_size)
-    prepared = None if header is None else PreparedRecord.of(header)
+    prepared = prepare_drafts(building / PREPARED_FILE_NAME, shards, store.vocabulary_size)
     tokenizer, corpora = store.manifest.tokenizer, store.manifest.corpora
     manifest = Manifest("rest-store bench", tokenizer, tuple(records), corpora, {}, prepared)
     kept = store.path / TOKENIZER_FILE_NAME

@@ -75,9 +75,8 @@ def main(given: Sequence[str] | None = None) -> None:
     for shards, store in stores.items():
         time_each(store.draft, warm_up)  # pages
         time_each(store.draft, warm_up)
-        empty = Datastore(
-            store.path, store.manifest, store.shards, store.prepared
-        )  # the same mappings, no answer remembered
+        # The same mappings, and no answer remembered.
+        empty = Datastore(store.path, store.manifest, store.shards, store.prepared)
         asked = {"first": (store, measured), "again": (store, measured), "nothing remembered": (empty, measured)}
         for name, (asked_store, these) in asked.items():
             figures = percentiles(time_each(asked_store.draft, these))
