@@ -38,9 +38,7 @@ def corpus(tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("small_heavy")
-def test_a_build_prepares_drafts(
-    tmp_path: Path, corpus: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_build_prepares_drafts(tmp_path: Path, corpus: Path, tokenizer: Path) -> None:
     told: list[list[Any]] = []
     asked = options(corpus, tokenizer, tmp_path / "ds", shard_tokens=5_000)
     summary = builder.build(asked, lambda stages: told.append(list(stages)))
