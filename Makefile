@@ -79,7 +79,7 @@ sanitize: setup
 	echo 'import sys; sys.meta_path[:] = [f for f in sys.meta_path if "_editable_" not in type(f).__module__]' \
 	  > $(SANITIZE)/package/sitecustomize.py
 	$(SANITIZED) -c 'import rest_store._kernel as k; assert "sanitize" in k.__file__, k.__file__'
-	$(SANITIZED) -m pytest -c $(CURDIR)/pyproject.toml --rootdir $(CURDIR) $(patsubst %,$(CURDIR)/tests/test_%.py,kernel batches prepared prepared_damage damage random_damage session session_datastores python_sources calibration answers evidence messages)
+	$(SANITIZED) -m pytest -c $(CURDIR)/pyproject.toml --rootdir $(CURDIR) $(patsubst %,$(CURDIR)/tests/test_%.py,kernel kept_trees datastore batches prepared prepared_damage damage random_damage session session_datastores python_sources calibration answers evidence messages)
 
 # The service's messages, from their definition; committed, and a test says when they are behind.
 proto: setup

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -15,7 +14,17 @@ from rest_store.mapped_file import MappedFile
 from rest_store.memory import available_bytes
 from rest_store.prepared import FILE_NAME as PREPARED_FILE_NAME
 from rest_store.prepared import PreparedFile
-from rest_store.queries import IntSequence, batch, explain, limit, limits, plain, too_many_tokens
+from rest_store.queries import (
+    Contexts,
+    IntSequence,
+    batch,
+    explain,
+    limit,
+    limits,
+    plain,
+    plain_batch,
+    too_many_tokens,
+)
 from rest_store.shard import Shard
 from rest_store.tokenizer import TokenizerIdentity, identity_of
 from rest_store.tree import SuffixMatch, TokenTree
@@ -165,7 +174,8 @@ class Datastore:
             max_depth: longest continuation, in tokens, 1..32.
 
         Returns:
-            The draft tree, with its suffix match; empty if nothing matches or no match is continued.
+            The draft tree, with its suffix match; empty if nothing matches or no match is continued. Who asks for the
+            same again may get the same instance.
 
         Raises:
             QueryError: `context` is not 1-D integers, is empty, or holds an id outside the vocabulary, or a limit is
@@ -183,9 +193,19 @@ class Datastore:
             raise explain(context, max_suffix, self.vocabulary_size) or QueryError(f"query: {error}") from error
 
     def draft_batch(
-        self, contexts: Sequence[IntSequence], *, max_nodes: int = 64, max_suffix: int = 16, max_depth: int = 10
+        self, contexts: Contexts, *, max_nodes: int = 64, max_suffix: int = 16, max_depth: int = 10
     ) -> list[TokenTree]:
         """Return what `draft` returns, for each of `contexts`; faster than one call each.
+
+        Args:
+            contexts: a sequence of contexts, or int[B, N], one array or tensor with a context a row; the array is read
+                in less time than lists are.
+            max_nodes: as `draft`, as the other limits.
+            max_suffix: longest suffix tried, in tokens.
+            max_depth: longest continuation, in tokens.
+
+        Returns:
+            B draft trees, in the order of the contexts.
 
         Raises:
             QueryError: as `draft`; the message names the context's place.
@@ -193,10 +213,9 @@ class Datastore:
         Thread-safe; releases the GIL.
         """
         max_nodes, max_suffix, max_depth = limits(max_nodes, max_suffix, max_depth)
-        asked = batch(contexts)
+        asked = contexts if getattr(contexts, "ndim", 0) == 2 else batch(contexts)
         try:
-            readable = asked if set(map(type, asked)) == {list} else [plain(context) for context in asked]
-            return self._kernel.draft_batch(readable, max_nodes, max_suffix, max_depth)
+            return self._kernel.draft_batch(plain_batch(asked), max_nodes, max_suffix, max_depth)
         except (TypeError, ValueError) as error:
             for place, context in enumerate(asked):
                 reason = explain(context, max_suffix, self.vocabulary_size, f"context {place}")

@@ -14,6 +14,7 @@ from rest_store.errors import ContextTypeError, EmptyContextError, LimitError, Q
 from rest_store.kernel import MAX_DEPTH, MAX_NODES, MAX_SUFFIX
 
 IntSequence: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
+Contexts: TypeAlias = Sequence[IntSequence] | npt.NDArray[np.integer[Any]]  # an array: 2-D, a context a row
 
 _NATIVE_TYPES = ("<i8", "<i4", "<u2", "<u4")  # integer arrays that kernels read as they are
 
@@ -33,7 +34,28 @@ def plain(context: IntSequence) -> Any:
     array = np.asarray(context)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise TypeError("context is not 1-D integers")
-    if array.dtype.str not in _NATIVE_TYPES or array.strides[0] % array.itemsize or not array.flags.aligned:
+    return _native(array)
+
+
+def plain_batch(contexts: Contexts) -> Any:
+    """Return `contexts` as a kernel takes them: a list of what `plain` returns or, if they are one, a 2-D array.
+
+    Raises:
+        TypeError: one of them is an array that is not 1-D integers.
+    """
+    if getattr(contexts, "ndim", 0) == 2:  # an array or a tensor
+        array = np.asarray(contexts)
+        if array.dtype.kind in "iu":
+            return _native(array)
+    if type(contexts) is list and set(map(type, contexts)) == {list}:
+        return contexts
+    return [plain(context) for context in contexts]
+
+
+def _native(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return integers as kernels read them."""
+    odd = any(stride % array.itemsize for stride in array.strides)
+    if array.dtype.str not in _NATIVE_TYPES or odd or not array.flags.aligned:
         return array.astype(np.int64)  # 2^63 and above become negative: outside the vocabulary all the same
     return array
 
@@ -80,7 +102,7 @@ def explain(context: object, max_suffix: int, vocabulary_size: int, what: str = 
     return None
 
 
-def batch(contexts: Sequence[IntSequence]) -> list[IntSequence]:
+def batch(contexts: Contexts) -> list[IntSequence]:
     """Return `contexts` as a list; raise ContextTypeError unless it is a sequence."""
     try:
         return list(contexts)

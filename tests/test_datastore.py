@@ -169,6 +169,54 @@ def test_contexts_that_are_no_sequence(store: Datastore) -> None:
     assert store.draft_batch([]) == []
 
 
+ROWS = [[7, 1, 2, 3], [1, 2, 3, 4], [0, 0, 7, 8], [9, 9, 9, 9]]
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        *(np.array(ROWS, dtype=kind) for kind in ("i8", "i4", "u2", "u4", "i2", "u1", "u8", ">i4")),
+        np.asfortranarray(np.array(ROWS)),
+        np.repeat(np.array(ROWS), 2, axis=1)[:, ::2],
+        np.repeat(np.array(ROWS), 3, axis=0)[::3],
+        np.array(ROWS)[::-1, ::-1][::-1, ::-1],
+        np.frombuffer(b"\0" + np.array(ROWS, dtype="i4").tobytes(), dtype="i4", offset=1).reshape(4, 4),
+    ],
+    ids=lambda array: f"{array.dtype}-{'-'.join(map(str, array.strides))}",
+)
+def test_a_batch_may_be_one_array(store: Datastore, array: Any) -> None:
+    for limits in ({}, {"max_suffix": 2}, {"max_suffix": 1}):
+        assert store.draft_batch(array, **limits) == [store.draft(row, **limits) for row in ROWS]  # type: ignore[arg-type]
+    assert store.draft_batch(array[:0]) == []
+    array.flags.writeable = False
+    assert store.draft_batch(array[1:2]) == [store.draft(ROWS[1])]
+
+
+def test_a_batch_may_be_a_tensor(store: Datastore) -> None:
+    torch = pytest.importorskip("torch")
+    assert store.draft_batch(torch.tensor(ROWS)) == [store.draft(row) for row in ROWS]
+
+
+@pytest.mark.parametrize(
+    ("array", "error", "message"),
+    [
+        (np.array([[1, 2], [3, 300]]), TokenRangeError, "token id in context 1 is 300, expected 0..299"),
+        (np.array([[-1], [3]]), TokenRangeError, "token id in context 0 is -1, expected 0..299"),
+        (np.array([[1], [2**63]], dtype=np.uint64), TokenRangeError, f"token id in context 1 is {2**63}, expected"),
+        (np.array([[1.0]]), ContextTypeError, "context 0 is 1-D float64, expected 1-D integers"),
+        (np.array(ROWS, dtype=object), ContextTypeError, "context 0 is ndarray, expected 1-D integers"),
+        (np.array([[True]]), ContextTypeError, "context 0 is 1-D bool, expected 1-D integers"),
+        (np.zeros((2, 0), dtype=int), EmptyContextError, "context 0 is empty, expected at least one token"),
+        (np.zeros((1, 1, 1), dtype=int), ContextTypeError, "context 0 is 2-D int64, expected 1-D integers"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_with_an_array_of_contexts(
+    store: Datastore, array: Any, error: type[QueryError], message: str
+) -> None:
+    refused(error, lambda: store.draft_batch(array), f"query: {message}")
+
+
 @pytest.mark.parametrize(
     ("limit", "greatest", "queries"),
     [

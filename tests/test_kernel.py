@@ -175,7 +175,7 @@ def test_batches_larger_than_what_is_searched_together_are_answered_in_order(tmp
 def test_limits_beyond_the_kernels_own_never_reach_its_arrays(tmp_path: Path) -> None:
     """`Datastore` checks limits first; the kernel holds its bounds without it."""
     kernel = open_datastore(tmp_path, Corpus(300, [[[1, 2, 3] * 60]]))._kernel
-    for max_nodes, max_depth in ((1025, 1), (1, 33)):
+    for max_nodes, max_depth in ((1025, 1), (1, 33), (0, 1), (1, 0)):
         with pytest.raises(ValueError, match="limit out of range"):
             kernel.draft([1], max_nodes, 16, max_depth)
     assert kernel.longest_suffix_match([1, 2, 3] * 50, 150)[0] == 64

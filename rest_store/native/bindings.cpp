@@ -1,11 +1,11 @@
 // Python's view of the kernel: conversions and the release of the GIL, no algorithm.
 
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <structmember.h>
 
 #include <atomic>
 
+#include "context_reader.hpp"
 #include "kernel.hpp"
 #include "message_bindings.hpp"
 #include "packed_tree.hpp"
@@ -19,87 +19,6 @@ using namespace rest_store;
 namespace {
 
 using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-// One token of a context. Anything but an integer of the vocabulary is a ValueError or TypeError that the caller
-// explains.
-Token to_token(PyObject* item, std::uint32_t vocabulary) {
-#if PY_VERSION_HEX >= 0x030B0000 && PY_VERSION_HEX < 0x030C0000
-  if (PyLong_CheckExact(item) && Py_SIZE(item) == 1) {  // most are
-    const digit value = reinterpret_cast<const PyLongObject*>(item)->ob_digit[0];
-    if (value < vocabulary) return value;
-  }
-#elif PY_VERSION_HEX >= 0x030C0000
-  if (PyLong_CheckExact(item) && PyUnstable_Long_IsCompact(reinterpret_cast<const PyLongObject*>(item))) {
-    const Py_ssize_t value = PyUnstable_Long_CompactValue(reinterpret_cast<const PyLongObject*>(item));
-    if (value >= 0 && value < static_cast<Py_ssize_t>(vocabulary)) return static_cast<Token>(value);
-  }
-#endif
-  long long value = -1;
-  if (PyLong_CheckExact(item)) {  // no Python code runs, so the item stays without a reference of ours
-    int overflow = 0;
-    value = PyLong_AsLongLongAndOverflow(item, &overflow);
-  } else {
-    const nb::object kept = nb::borrow(item), number = nb::steal(PyNumber_Index(item));
-    if (!number.is_valid()) throw nb::python_error();
-    int overflow = 0;
-    value = PyLong_AsLongLongAndOverflow(number.ptr(), &overflow);
-  }
-  if (value < 0 || value >= static_cast<long long>(vocabulary)) throw nb::value_error("token outside the vocabulary");
-  return static_cast<Token>(value);
-}
-
-template <class Integer>
-void copy_tokens(const void* from, std::size_t skip, std::size_t count, std::ptrdiff_t stride, std::uint32_t vocabulary,
-                 Token* to) {
-  const Integer* data = static_cast<const Integer*>(from);
-  for (std::size_t i = 0; i < count; ++i) {
-    const auto value = static_cast<std::int64_t>(data[static_cast<std::ptrdiff_t>(skip + i) * stride]);
-    if (value < 0 || value >= static_cast<std::int64_t>(vocabulary))
-      throw nb::value_error("token outside the vocabulary");
-    to[i] = static_cast<Token>(value);
-  }
-}
-
-// The last tokens of `context`, a list, a tuple or a 1-D integer array.
-Suffix to_suffix(const Kernel& kernel, nb::handle context, std::size_t max_suffix, bool whole = false) {
-  Token tokens[kMaxSuffix];
-  std::size_t count = 0;
-  const auto keep = [&](std::size_t size) {
-    if (size == 0 || (whole && size > max_suffix)) throw nb::value_error("context of unusable length");
-    count = std::min({size, max_suffix, kMaxSuffix});
-    return size - count;
-  };
-  if (PyList_CheckExact(context.ptr()) || PyTuple_CheckExact(context.ptr())) {
-    const std::size_t skip = keep(static_cast<std::size_t>(PySequence_Fast_GET_SIZE(context.ptr())));
-    for (std::size_t i = 0; i < count; ++i) {
-      // Taking an item as an index may run Python code, which may shorten the list.
-      if (skip + i >= static_cast<std::size_t>(PySequence_Fast_GET_SIZE(context.ptr())))
-        throw nb::value_error("context that changes while it is read");
-      PyObject* item = PySequence_Fast_GET_ITEM(context.ptr(), static_cast<Py_ssize_t>(skip + i));
-      tokens[i] = to_token(item, kernel.vocabulary());
-    }
-  } else {
-    const auto array = nb::cast<nb::ndarray<nb::ndim<1>, nb::ro, nb::device::cpu>>(context);
-    const std::size_t skip = keep(array.shape(0));
-    const auto copy = [&]<class Integer>(Integer) {
-      copy_tokens<Integer>(array.data(), skip, count, array.stride(0), kernel.vocabulary(), tokens);
-    };
-    if (array.dtype() == nb::dtype<std::int64_t>()) copy(std::int64_t{});
-    else if (array.dtype() == nb::dtype<std::int32_t>()) copy(std::int32_t{});
-    else if (array.dtype() == nb::dtype<std::uint16_t>()) copy(std::uint16_t{});
-    else if (array.dtype() == nb::dtype<std::uint32_t>()) copy(std::uint32_t{});
-    else throw nb::type_error("context of an unexpected type");
-  }
-  return Suffix(tokens, count, kernel.width());
-}
-
-// Ask memory for the last items of `context`, if it is a list: each is an object somewhere.
-void ask_for_items(nb::handle context, std::size_t max_suffix) {
-  if (!PyList_CheckExact(context.ptr())) return;
-  const auto size = static_cast<std::size_t>(PyList_GET_SIZE(context.ptr()));
-  for (std::size_t i = size - std::min(size, max_suffix); i < size; ++i)
-    prefetch(PyList_GET_ITEM(context.ptr(), static_cast<Py_ssize_t>(i)));
-}
 
 // Makes instances of rest_store.tree.TokenTree: sets the slots that say in which bytes a tree lies, and where.
 class TreeMaker {
@@ -180,10 +99,11 @@ class Opened {
       : keep_(shards),
         keep_prepared_(prepared),
         kernel_(views(shards), vocabulary, prepared_view(prepared)),
+        reader_(vocabulary, kernel_.width()),
         make_(std::move(tree_type)) {}
 
   nb::tuple longest_suffix_match(nb::handle context, std::size_t max_suffix) {
-    const std::vector<Suffix> contexts{to_suffix(kernel_, context, max_suffix)};
+    const std::vector<Suffix> contexts{reader_.last(context, max_suffix)};
     std::uint32_t length = 0;
     std::uint64_t count = 0;
     {
@@ -196,34 +116,38 @@ class Opened {
   }
 
   nb::object draft(nb::handle context, std::uint32_t max_nodes, std::uint32_t max_suffix, std::uint32_t max_depth) {
-    const Suffix suffix = to_suffix(kernel_, context, max_suffix);
-    const Trees& trees = answer(std::span(&suffix, 1), {max_nodes, max_suffix, max_depth});
+    const Suffix suffix = reader_.last(context, max_suffix);
+    Answer answer;
+    Trees& trees = answer.trees;
+    fill(trees, std::span(&suffix, 1), {max_nodes, max_suffix, max_depth});
+    if (trees.places[0].kept) return kept(*trees.places[0].kept);
     return make_(nb::bytes(trees.block.data(), trees.block.size()), 0);
   }
 
-  nb::list draft_batch(const nb::list& batch, std::uint32_t max_nodes, std::uint32_t max_suffix,
-                       std::uint32_t max_depth) {
-    std::vector<Suffix> contexts;
-    contexts.reserve(batch.size());
-    for (std::size_t i = 0; i < std::min(kAsked, batch.size()); ++i) ask_for_items(batch[i], max_suffix);
-    for (std::size_t i = 0; i < batch.size(); ++i) {
-      if (i + kAsked < batch.size()) ask_for_items(batch[i + kAsked], max_suffix);
-      contexts.push_back(to_suffix(kernel_, batch[i], max_suffix));
-    }
-    const Trees& trees = answer(contexts, {max_nodes, max_suffix, max_depth});
+  // `batch` is a list of contexts, or 2-D integers.
+  nb::list draft_batch(nb::handle batch, std::uint32_t max_nodes, std::uint32_t max_suffix, std::uint32_t max_depth) {
+    const std::vector<Suffix> contexts = reader_.batch(batch, max_suffix);
+    Answer answer;
+    Trees& trees = answer.trees;
+    fill(trees, contexts, {max_nodes, max_suffix, max_depth});
     nb::list out = nb::steal<nb::list>(PyList_New(static_cast<Py_ssize_t>(contexts.size())));
-    for (std::size_t first = 0; first < contexts.size(); first += kSharing) {
-      const std::size_t last = std::min(first + kSharing, contexts.size()), start = trees.starts[first];
-      const std::size_t end = last < contexts.size() ? trees.starts[last] : trees.block.size();
+    std::size_t start = 0, place = 0;
+    for (const std::size_t end : trees.ends) {
       const nb::bytes block(trees.block.data() + start, end - start);
-      for (std::size_t i = first; i < last; ++i)
-        PyList_SET_ITEM(out.ptr(), static_cast<Py_ssize_t>(i), make_(block, trees.starts[i] - start).release().ptr());
+      for (const std::size_t last = std::min(place + Trees::kTogether, contexts.size()); place < last; ++place) {
+        const Trees::Place& tree = trees.places[place];
+        if (place + kAsked < contexts.size() && trees.places[place + kAsked].kept)
+          prefetch(trees.places[place + kAsked].kept->shown.get());
+        nb::object shown = tree.kept ? kept(*tree.kept) : make_(block, tree.start - start);
+        PyList_SET_ITEM(out.ptr(), static_cast<Py_ssize_t>(place), shown.release().ptr());
+      }
+      start = end;
     }
     return out;
   }
 
   std::uint64_t count(nb::handle tokens) {
-    const Suffix sequence = to_suffix(kernel_, tokens, kMaxSuffix, true);
+    const Suffix sequence = reader_.whole(tokens);
     const GilReleased released;
     return kernel_.count(sequence);
   }
@@ -258,18 +182,50 @@ class Opened {
             small("vocabulary_size")};
   }
 
-  static constexpr std::size_t kSharing = 64;  // trees that lie in the same bytes, at most
-  static constexpr std::size_t kAsked = 4;     // contexts whose items are on their way while one is read
+  static constexpr std::size_t kAsked = 4;  // trees that are on their way while one is shown
 
-  const Trees& answer(std::span<const Suffix> contexts, const Limits& limits) {
-    if (limits.max_nodes > kMaxNodes || limits.max_depth > kMaxDepth) throw nb::value_error("limit out of range");
+  // Takes a thread's spare Trees, whose memory is used again and again, and gives them back empty. Not the thread's own
+  // while Python objects are made: that may run Python code, and so another question.
+  struct Answer {
+    Answer() { std::swap(trees, spare()); }
+    ~Answer() {
+      trees.clear();  // under the GIL: what callers were shown of trees that are no longer kept is freed here
+      std::swap(trees, spare());
+    }
+
+    Answer(const Answer&) = delete;
+    Answer& operator=(const Answer&) = delete;
+
+    [[gnu::noinline]] static Trees& spare() {
+      thread_local Trees own;
+      return own;
+    }
+
+    Trees trees;
+  };
+
+  void fill(Trees& trees, std::span<const Suffix> contexts, const Limits& limits) {
+    const auto within = [](std::uint32_t limit, std::size_t most) { return limit > 0 && limit <= most; };
+    if (!within(limits.max_nodes, kMaxNodes) || !within(limits.max_depth, kMaxDepth))
+      throw nb::value_error("limit out of range");
     const GilReleased released;
-    return kernel_.draft(contexts, limits);
+    kernel_.draft(contexts, limits, trees);
+  }
+
+  // The one instance that all callers get of a tree that is kept.
+  nb::object kept(KeptTree& tree) const {
+    if (!tree.shown) {
+      const nb::bytes block(tree.block.data(), tree.block.size());
+      tree.shown = {make_(block, 0).release().ptr(), [](void* shown) { Py_DECREF(static_cast<PyObject*>(shown)); }};
+      tree.block = Block();
+    }
+    return nb::borrow(static_cast<PyObject*>(tree.shown.get()));
   }
 
   nb::list keep_;
   nb::object keep_prepared_;
   Kernel kernel_;
+  ContextReader reader_;
   TreeMaker make_;
 };
 

@@ -18,17 +18,13 @@ namespace rest_store {
 
 class Drafter {
  public:
-  // The `max_nodes` heaviest continuations of at most `max_depth` tokens of `match`: by count, greatest first; of equal
-  // counts the shorter; of those the lexicographically first (FORMAT.md, section 7).
-  const Nodes& draft(const std::vector<ShardView>& shards, const Match& match, std::uint32_t vocabulary,
-                     std::uint32_t max_nodes, std::uint32_t max_depth) {
-    tree_.clear(max_nodes);
-    if (match.count == 0 || max_nodes == 0 || max_depth == 0) return tree_;
+  // Append to `block` the tree of the `max_nodes` heaviest continuations of at most `max_depth` tokens of `match`: by
+  // count, greatest first; of equal counts the shorter; of those the lexicographically first (FORMAT.md, section 7).
+  void draft(const std::vector<ShardView>& shards, const Match& match, std::uint32_t vocabulary,
+             std::uint32_t max_nodes, std::uint32_t max_depth, Block& block) {
     const RowShape shape(max_depth, shards[0].width, vocabulary);
-    if (match.count <= SmallTrie::kRows) {
-      small_.draft(shards, match, shape, max_nodes, tree_);
-      return tree_;
-    }
+    if (match.count <= SmallTrie::kRows) return small_.draft(shards, match, shape, max_nodes, block);
+    tree_.clear(max_nodes);
     max_nodes_ = max_nodes;
     const std::uint64_t wanted = std::uint64_t{kSamplesPerNode} * max_nodes;
     sample_.start(shards, match, shape, match.count <= whole(match) * wanted ? match.count : wanted);
@@ -54,7 +50,7 @@ class Drafter {
     if (sample_.unseen() > 0) measure_others(match.length);
     else add_singles();
     choose();
-    return tree_;
+    append_tree(block, match.length, match.count, tree_);
   }
 
   // Whether a rare query has left it with much more memory than queries need.

@@ -12,10 +12,27 @@ struct Limits {
   std::uint32_t max_depth;
 };
 
-// Draft trees, one after the other.
+// The draft trees of contexts. Those of `kTogether` contexts, less what is kept, lie together in `block`.
 struct Trees {
+  static constexpr std::size_t kTogether = 64;
+
+  // A tree lies in `block` from `start` on, or is kept.
+  struct Place {
+    std::size_t start = 0;
+    std::shared_ptr<KeptTree> kept;
+  };
+
   Block block;
-  std::vector<std::size_t> starts;
+  std::vector<Place> places;                       // of each context's tree
+  std::vector<std::size_t> ends;                   // in `block`, of the trees of each `kTogether` contexts
+  std::vector<std::shared_ptr<KeptTree>> dropped;  // that nobody keeps any longer
+
+  void clear() {
+    block.clear();
+    places.clear();
+    ends.clear();
+    dropped.clear();
+  }
 };
 
 // Thread-safe: shards are read-only, the memo locks itself, scratch memory belongs to the thread.
@@ -37,34 +54,43 @@ class Kernel {
                                      [](std::size_t, std::uint32_t) { return false; });
   }
 
-  // The draft trees of `contexts`; valid until the thread drafts again.
-  const Trees& draft(std::span<const Suffix> contexts, const Limits& limits) {
+  // Put the draft trees of `contexts` into `trees`, which is empty.
+  void draft(std::span<const Suffix> contexts, const Limits& limits, Trees& trees) {
     Scratch& own = scratch();
-    own.trees.block.clear();
-    own.trees.starts.clear();
-    for (std::size_t first = 0; first < contexts.size(); first += kTogether) {
-      const auto some = contexts.subspan(first, std::min(kTogether, contexts.size() - first));
-      own.known.assign(some.size(), nullptr);
-      const auto remembered = [&](std::size_t i, std::uint32_t length) {
+    trees.places.resize(contexts.size());
+    for (std::size_t first = 0; first < contexts.size(); first += Trees::kTogether) {
+      const auto some = contexts.subspan(first, std::min(Trees::kTogether, contexts.size() - first));
+      const auto places = std::span(trees.places).subspan(first, some.size());
+      const auto known = [&](std::size_t i, std::uint32_t length) {
         const std::string_view tokens = tokens_of(some[i], length);
-        own.known[i] = prepared_.find(tokens, limits.max_nodes, limits.max_depth, own.nodes);
-        if (own.known[i] == nullptr) own.known[i] = memo_.find(tokens, limits.max_nodes, limits.max_depth);
-        return own.known[i] != nullptr;
+        std::shared_ptr<KeptTree>& kept = places[i].kept;
+        kept = memo_.find(tokens, limits.max_nodes, limits.max_depth);
+        if (kept != nullptr) return true;
+        Block block;
+        if (!prepared_.append(tokens, limits.max_nodes, limits.max_depth, own.nodes, block)) return false;
+        kept = std::make_shared<KeptTree>(std::move(block));
+        memo_.keep(tokens, 0, limits.max_nodes, limits.max_depth, kept, trees.dropped);
+        return true;
       };
       const std::vector<Match>& matches =
-          own.matcher.longest(shards_, directory_, some, Matcher::Find::kOccurrences, remembered);
+          own.matcher.longest(shards_, directory_, some, Matcher::Find::kOccurrences, known);
       for (std::size_t i = 0; i < matches.size(); ++i) {
-        if (i % kAhead == 0 && matches.size() > 1) ask_for(i, matches, own.known, limits.max_depth);
-        own.trees.starts.push_back(own.trees.block.size());
-        const bool heavy = own.known[i] == nullptr && matches[i].count >= Memo::kHeavy;
-        if (own.known[i] != nullptr || (heavy && remembered(i, matches[i].length)))
-          own.trees.block.insert(own.trees.block.end(), own.known[i]->begin(), own.known[i]->end());
-        else append(matches[i], some[i], limits, own);
+        if (i % kAhead == 0 && matches.size() > 1) ask_for(i, matches, places, limits.max_depth);
+        if (places[i].kept) continue;
+        if (matches[i].count < Memo::kHeavy) {
+          places[i].start = trees.block.size();
+          draft(matches[i], limits, own, trees.block);
+        } else if (!known(i, matches[i].length)) {
+          Block block;
+          draft(matches[i], limits, own, block);
+          places[i].kept = std::make_shared<KeptTree>(std::move(block));
+          memo_.keep(tokens_of(some[i], matches[i].length), matches[i].count, limits.max_nodes, limits.max_depth,
+                     places[i].kept, trees.dropped);
+        }
       }
+      trees.ends.push_back(trees.block.size());
     }
-    own.known.clear();
     if (own.drafter.holds_excess()) own.drafter = Drafter();
-    return own.trees;
   }
 
   // Occurrences of a token sequence.
@@ -89,27 +115,22 @@ class Kernel {
   struct Scratch {
     Matcher matcher;
     Drafter drafter;
-    Trees trees;
     Nodes nodes;
-    std::vector<std::shared_ptr<const Block>> known;  // answers prepared or remembered
     std::vector<Search> searches;
     std::vector<std::uint8_t> decided;
   };
 
-  static constexpr std::size_t kTogether = 256;  // contexts whose searches share rounds, at most
-  static constexpr std::size_t kAhead = 16;      // contexts whose answers or light matches are asked for at once
+  static constexpr std::size_t kAhead = 8;  // contexts whose light matches are asked for at once
 
   // Ask memory for what the next trees from `first` on will be made of, if that is little.
-  void ask_for(std::size_t first, const std::vector<Match>& matches,
-               const std::vector<std::shared_ptr<const Block>>& known, std::uint32_t max_depth) const {
+  void ask_for(std::size_t first, const std::vector<Match>& matches, std::span<const Trees::Place> places,
+               std::uint32_t max_depth) const {
     const RowShape shape(max_depth, width(), vocabulary_);
     for (const bool text : {false, true})
       for (std::size_t i = first; i < std::min(first + kAhead, matches.size()); ++i) {
         const Match& match = matches[i];
-        if (known[i] != nullptr) {
-          if (!text) prefetch(known[i].get());
-          else
-            for (std::size_t at = 0; at < known[i]->size(); at += 64) prefetch(known[i]->data() + at);
+        if (places[i].kept) {
+          if (text) prefetch(places[i].kept.get());
           continue;
         }
         if (match.count >= Memo::kHeavy) continue;
@@ -130,15 +151,8 @@ class Kernel {
     return {reinterpret_cast<const char*>(suffix.last(length)), std::size_t{length} * suffix.width};
   }
 
-  // Append the tree of `match`, the last tokens of `suffix`.
-  void append(const Match& match, const Suffix& suffix, const Limits& limits, Scratch& own) {
-    Block& block = own.trees.block;
-    const auto start = static_cast<std::ptrdiff_t>(block.size());
-    append_tree(block, match.length, match.count,
-                own.drafter.draft(shards_, match, vocabulary_, limits.max_nodes, limits.max_depth));
-    if (match.count >= Memo::kHeavy)
-      memo_.keep(tokens_of(suffix, match.length), match.count, limits.max_nodes, limits.max_depth,
-                 std::make_shared<const Block>(block.begin() + start, block.end()));
+  void draft(const Match& match, const Limits& limits, Scratch& own, Block& block) const {
+    own.drafter.draft(shards_, match, vocabulary_, limits.max_nodes, limits.max_depth, block);
   }
 
   // Not inlined: code that knows the object to be the thread's looks up its address at every use.

@@ -74,14 +74,13 @@ class Matcher {
     searches_.clear();
     for (;;) {
       const std::size_t first = searches_.size();
-      walks_.clear();
-      for (std::size_t i = 0; i < states_.size(); ++i) plan(states_[i], shards, absent_.data() + i * shards.size());
+      plan_round(shards);
       if (walks_.empty()) break;
       directory.descend(walks_);
       const auto round = std::span(searches_).subspan(first);
       for (Search& search : round) search.keys_within(directory.places(walks_[search.group], place_of(search, shards)));
       locate(round, walks_.size(), decided_);
-      for (std::size_t i = 0; i < states_.size(); ++i) learn(states_[i], shards, absent_.data() + i * shards.size());
+      for (const std::size_t i : open_) learn(states_[i], shards, absent_.data() + i * shards.size());
       if (find == Find::kIntervals) continue;
       bound(shards,
             [this](std::size_t i) { return !states_[i].closed() && states_[i].present > 0 && seems_rare(states_[i]); });
@@ -97,9 +96,8 @@ class Matcher {
   }
 
  private:
-  static constexpr std::uint32_t kProbes = 4;  // lengths tried at once, at most
-  static constexpr std::size_t kInFlight = 8;  // searches that should be under way, about
-  static constexpr std::uint64_t kFew = 48;    // occurrences that are looked at one by one
+  static constexpr std::uint32_t kProbes = 4;   // lengths tried at once, at most
+  static constexpr std::size_t kInFlight = 24;  // searches that should be under way in a round, about
 
   struct Range {
     std::size_t begin = 0, end = 0;  // of searches
@@ -131,15 +129,24 @@ class Matcher {
     return static_cast<std::size_t>(search.shard - shards.data());
   }
 
+  // Plan the next round: the searches of all contexts whose match is not yet known.
+  void plan_round(const std::vector<ShardView>& shards) {
+    walks_.clear();
+    open_.clear();
+    for (std::size_t i = 0; i < states_.size(); ++i)
+      if (!states_[i].closed()) open_.push_back(i);
+    if (open_.empty()) return;
+    const auto probes = std::clamp<std::size_t>(kInFlight / (shards.size() * open_.size()), 1, kProbes);
+    for (const std::size_t i : open_) plan(states_[i], shards, absent_.data() + i * shards.size(), probes);
+  }
+
   // Append the next round's searches: for each length to try, one for each shard where it may occur. Most matches are
   // short: without a failure yet, lengths grow by half of what is known to occur; after one they cut the gap evenly.
-  void plan(State& state, const std::vector<ShardView>& shards, const std::uint32_t* absent) {
+  void plan(State& state, const std::vector<ShardView>& shards, const std::uint32_t* absent, std::size_t probes) {
     const std::uint32_t gap = state.absent - state.present - 1;
-    const auto probes =
-        static_cast<std::uint32_t>(std::clamp<std::size_t>(kInFlight / (shards.size() * states_.size()), 1, kProbes));
     const bool growing = state.absent > state.suffix->length;
     state.first = walks_.size();
-    state.count = std::min(gap, probes);
+    state.count = std::min(gap, static_cast<std::uint32_t>(probes));
     std::uint32_t length = state.present;
     for (std::uint32_t i = 0; i < state.count; ++i) {
       if (!growing) length = state.present + ((i + 1) * (gap + 1) + state.count) / (state.count + 1);
@@ -172,9 +179,17 @@ class Matcher {
     }
   }
 
-  // Whether the longest length known to occur does so a few times only, judging by the keys.
+  // So many occurrences are looked at one by one: of a single context, all at once while nothing else is under way.
+  std::uint64_t few() const { return states_.size() == 1 ? 48 : 16; }
+
+  // Whether the longest length known to occur does so a few times only, judging by the keys or by how many ranks were
+  // left when its search came upon an occurrence.
   bool seems_rare(const State& state) const {
-    if (state.present * state.suffix->width > 8) return true;
+    if (state.present * state.suffix->width > 8) {
+      std::uint64_t left = 0;
+      for (std::size_t at = state.best.begin; at < state.best.end; ++at) left += searches_[at].left();
+      return left <= 2 * kKeyStride;
+    }
     std::size_t keys = 0;
     for (std::size_t at = state.best.begin; at < state.best.end; ++at) {
       const Search& search = searches_[at];
@@ -231,7 +246,7 @@ class Matcher {
     seen_.clear();
     for (const std::size_t i : bounding_) {
       const Match& match = matches_[i];
-      if (match.count > kFew || match.count == 0) continue;
+      if (match.count > few() || match.count == 0) continue;
       for (std::uint32_t s = 0; s < shards.size(); ++s)
         for (Rank rank = match.intervals[s].begin; rank < match.intervals[s].end; ++rank) {
           prefetch(shards[s].entry_address(rank));
@@ -281,7 +296,7 @@ class Matcher {
 
   std::vector<State> states_;
   std::vector<Search> searches_, wanted_;
-  std::vector<std::size_t> bounding_;
+  std::vector<std::size_t> open_, bounding_;
   std::vector<KeyDirectory::Walk> walks_;
   std::vector<std::uint32_t> absent_;  // of each context and shard: a length known not to occur there
   std::vector<std::uint8_t> decided_;

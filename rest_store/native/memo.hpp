@@ -14,14 +14,14 @@
 
 namespace rest_store {
 
-// A hash table that forgets: each answer may lie in one of a few slots, a new one takes the place of the lightest match
-// there, and nodes in all are bounded. Thread-safe.
+// A hash table that forgets: each answer may lie in one of a few slots, a new one takes the place of that of least
+// worth there, and nodes in all are bounded. Thread-safe.
 class Memo {
  public:
   static constexpr std::uint64_t kHeavy = 64;  // occurrences from which on an answer is worth keeping
 
   // The tree of the match of `tokens`, as a tokens file stores them, or null.
-  std::shared_ptr<const Block> find(std::string_view tokens, std::uint32_t max_nodes, std::uint32_t max_depth) {
+  std::shared_ptr<KeptTree> find(std::string_view tokens, std::uint32_t max_nodes, std::uint32_t max_depth) {
     const std::uint64_t hash = hash_of(tokens, max_nodes, max_depth);
     Segment& segment = segments_[hash % kSegments];
     const std::lock_guard lock(segment.mutex);
@@ -36,21 +36,25 @@ class Memo {
     return nullptr;
   }
 
-  void keep(std::string_view tokens, std::uint64_t count, std::uint32_t max_nodes, std::uint32_t max_depth,
-            std::shared_ptr<const Block> tree) {
+  // Keep the tree of a match of `tokens`, which has `worth` occurrences; those that it drives out are moved to
+  // `dropped`. A tree of worth 0, quickly made again, drives out none.
+  void keep(std::string_view tokens, std::uint64_t worth, std::uint32_t max_nodes, std::uint32_t max_depth,
+            std::shared_ptr<KeptTree> tree, std::vector<std::shared_ptr<KeptTree>>& dropped) {
     const std::uint64_t hash = hash_of(tokens, max_nodes, max_depth);
     Segment& segment = segments_[hash % kSegments];
-    Answer answer{max_nodes, max_depth, count, std::string(tokens), std::move(tree)};
+    const std::size_t nodes = (tree->block.size() + tokens.size()) / kNodeSize + 1;
+    Answer answer{max_nodes, max_depth, worth, nodes, std::string(tokens), std::move(tree)};
     const std::lock_guard lock(segment.mutex);
     if (segment.answers.empty()) {
       segment.answers.resize(kSets * kWays);
       segment.hashes.resize(kSets * kWays);
     }
     const auto first = segment.answers.begin() + static_cast<std::ptrdiff_t>(Segment::first(hash));
-    const auto lightest =
-        std::min_element(first, first + kWays, [](const Answer& a, const Answer& b) { return a.count < b.count; });
-    segment.put(static_cast<std::size_t>(lightest - segment.answers.begin()), hash, std::move(answer));
-    while (segment.nodes > kNodes) segment.put(segment.hand++ % (kSets * kWays), 0, {});
+    const auto least =
+        std::min_element(first, first + kWays, [](const Answer& a, const Answer& b) { return a.rank() < b.rank(); });
+    if (worth == 0 && (least->tree || segment.nodes + nodes > kNodes)) return;
+    segment.put(static_cast<std::size_t>(least - segment.answers.begin()), hash, std::move(answer), dropped);
+    while (segment.nodes > kNodes) segment.put(segment.hand++ % (kSets * kWays), 0, {}, dropped);
   }
 
  private:
@@ -61,11 +65,12 @@ class Memo {
 
   struct Answer {
     std::uint32_t max_nodes = 0, max_depth = 0;
-    std::uint64_t count = 0;  // of the match; 0: free
+    std::uint64_t worth = 0;
+    std::size_t nodes = 0;  // about as many fit in what it takes
     std::string tokens;
-    std::shared_ptr<const Block> tree;
+    std::shared_ptr<KeptTree> tree;  // null: free
 
-    std::size_t size() const { return tree ? (tree->size() + tokens.size()) / kNodeSize + 1 : 0; }
+    std::uint64_t rank() const { return tree ? worth + 1 : 0; }
   };
 
   struct Segment {
@@ -76,9 +81,10 @@ class Memo {
 
     static std::size_t first(std::uint64_t hash) { return hash / kSegments % kSets * kWays; }
 
-    void put(std::size_t slot, std::uint64_t hash, Answer answer) {
-      nodes += answer.size();
-      nodes -= answers[slot].size();
+    void put(std::size_t slot, std::uint64_t hash, Answer answer, std::vector<std::shared_ptr<KeptTree>>& dropped) {
+      nodes += answer.nodes;
+      nodes -= answers[slot].nodes;
+      if (answers[slot].tree) dropped.push_back(std::move(answers[slot].tree));
       answers[slot] = std::move(answer);
       hashes[slot] = hash;
     }

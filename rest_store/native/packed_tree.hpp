@@ -2,9 +2,11 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <vector>
 
 namespace rest_store {
@@ -25,15 +27,11 @@ struct Nodes {
     for (auto* column : {&tokens, &parents, &depths}) column->resize(room);
   }
 
-  void put(std::size_t place, std::int64_t count, std::int32_t token, std::int32_t parent, std::int32_t depth) {
-    counts[place] = count;
-    tokens[place] = token;
-    parents[place] = parent;
-    depths[place] = depth;
-  }
-
   void add(std::int64_t count, std::int32_t token, std::int32_t parent, std::int32_t depth) {
-    put(size++, count, token, parent, depth);
+    counts[size] = count;
+    tokens[size] = token;
+    parents[size] = parent;
+    depths[size++] = depth;
   }
 };
 
@@ -47,20 +45,46 @@ struct TreeHeader {
 };
 static_assert(sizeof(TreeHeader) == 16);
 
-// Append a tree to `block`, in which trees begin at multiples of eight bytes.
-inline void append_tree(Block& block, std::uint32_t match_length, std::uint64_t match_count, const Nodes& nodes) {
-  const TreeHeader header{match_count, match_length, static_cast<std::uint32_t>(kNodeSize * nodes.size)};
+// The columns of a tree in a block; they stay there until the block grows.
+struct Columns {
+  std::int64_t* counts;
+  std::int32_t *tokens, *parents, *depths;
+
+  void put(std::size_t place, std::int64_t count, std::int32_t token, std::int32_t parent, std::int32_t depth) const {
+    counts[place] = count;
+    tokens[place] = token;
+    parents[place] = parent;
+    depths[place] = depth;
+  }
+};
+
+// Append a tree of `size` nodes to `block`, in which trees begin at multiples of eight bytes. The nodes are yet to be
+// put into its columns.
+inline Columns append_tree(Block& block, std::uint32_t match_length, std::uint64_t match_count, std::size_t size) {
+  const TreeHeader header{match_count, match_length, static_cast<std::uint32_t>(kNodeSize * size)};
   const std::size_t start = block.size();
   block.resize(start + (sizeof header + header.size + 7) / 8 * 8);
-  char* to = block.data() + start;
-  const auto put = [&to](const void* from, std::size_t size) {
-    if (size > 0) std::memcpy(to, from, size);
-    to += size;
-  };
-  put(&header, sizeof header);
-  put(nodes.counts.data(), 8 * nodes.size);
-  for (const auto* column : {&nodes.tokens, &nodes.parents, &nodes.depths}) put(column->data(), 4 * nodes.size);
+  std::memcpy(block.data() + start, &header, sizeof header);
+  auto* counts = reinterpret_cast<std::int64_t*>(block.data() + start + sizeof header);
+  auto* tokens = reinterpret_cast<std::int32_t*>(counts + size);
+  return {counts, tokens, tokens + size, tokens + 2 * size};
 }
+
+inline void append_tree(Block& block, std::uint32_t match_length, std::uint64_t match_count, const Nodes& nodes) {
+  const Columns to = append_tree(block, match_length, match_count, nodes.size);
+  std::copy_n(nodes.counts.data(), nodes.size, to.counts);
+  std::copy_n(nodes.tokens.data(), nodes.size, to.tokens);
+  std::copy_n(nodes.parents.data(), nodes.size, to.parents);
+  std::copy_n(nodes.depths.data(), nodes.size, to.depths);
+}
+
+// A tree that is kept for those who ask again.
+struct KeptTree {
+  explicit KeptTree(Block tree) : block(std::move(tree)) {}
+
+  Block block;                  // empty once it is shown
+  std::shared_ptr<void> shown;  // what callers are given, made by them; theirs to guard
+};
 
 enum class TreeFault { kNone, kTokens, kParents, kDepths, kCounts };
 

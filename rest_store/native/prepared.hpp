@@ -3,7 +3,6 @@
 #pragma once
 
 #include <array>
-#include <memory>
 #include <string_view>
 
 #include "packed_tree.hpp"
@@ -35,22 +34,21 @@ class PreparedDrafts {
         starts_(8 * (view.draft_count + 1)),
         drafts_(starts_ + 4 * ((std::uint64_t{1} << view.bucket_bits) + 1)) {}
 
-  // The block of the tree of the match of `tokens`, as a tokens file stores them, if it is prepared and all that is
-  // asked for; else null. Uses `nodes`.
-  std::shared_ptr<const Block> find(std::string_view tokens, std::uint32_t max_nodes, std::uint32_t max_depth,
-                                    Nodes& nodes) const {
-    if (view_.draft_count == 0 || max_depth > view_.max_depth) return nullptr;
+  // Append to `block` the tree of the match of `tokens`, as a tokens file stores them, if it is prepared and all that
+  // is asked for; return whether. Uses `nodes`.
+  bool append(std::string_view tokens, std::uint32_t max_nodes, std::uint32_t max_depth, Nodes& nodes,
+              Block& block) const {
+    if (view_.draft_count == 0 || max_depth > view_.max_depth) return false;
     const std::uint64_t bucket = hash_of(tokens) >> (64 - view_.bucket_bits);
     const std::uint64_t end = std::min<std::uint64_t>(start(bucket + 1), view_.draft_count);
     for (std::uint64_t place = start(bucket); place < end; ++place) {
       const Draft draft = at(place);
       if (draft.tokens != tokens) continue;
-      if (!read(draft, max_nodes, max_depth, nodes)) return nullptr;
-      auto block = std::make_shared<Block>();
-      append_tree(*block, static_cast<std::uint32_t>(tokens.size() / view_.width), draft.count, nodes);
-      return block;
+      if (!read(draft, max_nodes, max_depth, nodes)) return false;
+      append_tree(block, static_cast<std::uint32_t>(tokens.size() / view_.width), draft.count, nodes);
+      return true;
     }
-    return nullptr;
+    return false;
   }
 
  private:

@@ -10,11 +10,14 @@ struct RowShape {
   std::uint32_t depth = 0;  // symbols
   std::uint32_t width = 0;  // bytes of one
   std::uint32_t vocabulary = 0;
-  std::size_t bytes = 0;  // of a row, with its padding
+  std::size_t bytes = 0;      // of a row, with its padding
+  std::uint64_t padding = 0;  // of the last eight
 
   RowShape() = default;
   RowShape(std::uint32_t symbols, std::uint32_t symbol_width, std::uint32_t tokens)
-      : depth(symbols), width(symbol_width), vocabulary(tokens), bytes((width * depth + 7) / 8 * 8) {}
+      : depth(symbols), width(symbol_width), vocabulary(tokens), bytes((width * depth + 7) / 8 * 8) {
+    if (bytes > width * depth) padding = ~std::uint64_t{0} << (8 * (8 - (bytes - width * depth)));
+  }
 
   // Ask memory for what copy() reads.
   void ask(const std::uint8_t* from) const {
@@ -35,7 +38,12 @@ struct RowShape {
     const auto limit = static_cast<std::uint32_t>(readable / width);
     std::uint32_t length = 0;
     while (length < limit && token(to, length) < vocabulary) ++length;
-    std::memset(to + width * length, 0xFF, bytes - width * length);
+    if (length < depth) {
+      std::memset(to + width * length, 0xFF, bytes - width * length);
+    } else {
+      const std::uint64_t last = load_little(to + bytes - 8) | padding;
+      std::memcpy(to + bytes - 8, &last, 8);
+    }
     return length;
   }
 

@@ -47,6 +47,7 @@ struct Search {
     }
   }
 
+  std::uint64_t left() const { return high - std::min(low, high); }  // ranks where an occurrence may be
   bool whole_in_key() const { return size <= 8; }
   bool failed() const { return !found && low >= high; }  // the pattern does not occur
 

@@ -1,0 +1,147 @@
+// Contexts as Python gives them: lists, tuples and arrays of integers, copied before the GIL is released.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <span>
+#include <vector>
+
+#include "match.hpp"
+
+namespace rest_store {
+
+namespace nb = nanobind;
+
+// Throws ValueError or TypeError, without saying more, for what is no context of the vocabulary: the caller explains.
+class ContextReader {
+ public:
+  ContextReader(std::uint32_t vocabulary, std::uint32_t width) : vocabulary_(vocabulary), width_(width) {}
+
+  // The last tokens of `context`, a list, a tuple or a 1-D integer array.
+  Suffix last(nb::handle context, std::size_t max_suffix) const {
+    Token tokens[kMaxSuffix];
+    if (PyList_CheckExact(context.ptr()) || PyTuple_CheckExact(context.ptr())) {
+      const auto size = static_cast<std::size_t>(PySequence_Fast_GET_SIZE(context.ptr()));
+      const std::size_t count = read_of(size, max_suffix);
+      for (std::size_t i = 0, place = size - count; i < count; ++i, ++place) {
+        // Taking an item as an index may run Python code, which may shorten the list.
+        if (place >= static_cast<std::size_t>(PySequence_Fast_GET_SIZE(context.ptr())))
+          throw nb::value_error("context that changes while it is read");
+        tokens[i] = token(PySequence_Fast_GET_ITEM(context.ptr(), static_cast<Py_ssize_t>(place)));
+      }
+      return Suffix(tokens, count, width_);
+    }
+    const auto array = nb::cast<nb::ndarray<nb::ndim<1>, nb::ro, nb::device::cpu>>(context);
+    const std::size_t count = read_of(array.shape(0), max_suffix);
+    copy(array, static_cast<std::ptrdiff_t>(array.shape(0) - count) * array.stride(0), array.stride(0),
+         {tokens, count});
+    return Suffix(tokens, count, width_);
+  }
+
+  // All of a sequence, which has kMaxSuffix tokens at most.
+  Suffix whole(nb::handle tokens) const {
+    if (nb::len(tokens) > kMaxSuffix) throw nb::value_error("sequence of unusable length");
+    return last(tokens, kMaxSuffix);
+  }
+
+  // The last tokens of each context of `contexts`, a list or a 2-D integer array.
+  std::vector<Suffix> batch(nb::handle contexts, std::size_t max_suffix) const {
+    return PyList_CheckExact(contexts.ptr()) ? items(nb::borrow<nb::list>(contexts), max_suffix)
+                                             : rows(contexts, max_suffix);
+  }
+
+ private:
+  static constexpr std::size_t kAsked = 4;  // contexts whose items are on their way while one is read
+
+  std::vector<Suffix> items(const nb::list& contexts, std::size_t max_suffix) const {
+    std::vector<Suffix> out;
+    out.reserve(contexts.size());
+    for (std::size_t i = 0; i < std::min(kAsked, contexts.size()); ++i) ask_for_items(contexts[i], max_suffix);
+    for (std::size_t i = 0; i < contexts.size(); ++i) {
+      if (i + kAsked < contexts.size()) ask_for_items(contexts[i + kAsked], max_suffix);
+      out.push_back(last(contexts[i], max_suffix));
+    }
+    return out;
+  }
+
+  std::vector<Suffix> rows(nb::handle contexts, std::size_t max_suffix) const {
+    const auto array = nb::cast<nb::ndarray<nb::ndim<2>, nb::ro, nb::device::cpu>>(contexts);
+    std::vector<Suffix> out;
+    if (array.shape(0) == 0) return out;
+    out.reserve(array.shape(0));
+    const std::size_t count = read_of(array.shape(1), max_suffix);
+    const auto skip = static_cast<std::ptrdiff_t>(array.shape(1) - count) * array.stride(1);
+    for (std::size_t row = 0; row < array.shape(0); ++row) {
+      Token tokens[kMaxSuffix];
+      copy(array, static_cast<std::ptrdiff_t>(row) * array.stride(0) + skip, array.stride(1), {tokens, count});
+      out.emplace_back(tokens, count, width_);
+    }
+    return out;
+  }
+
+  // How many of a context's `size` tokens are read.
+  static std::size_t read_of(std::size_t size, std::size_t max_suffix) {
+    if (size == 0) throw nb::value_error("context without tokens");
+    return std::min({size, max_suffix, kMaxSuffix});
+  }
+
+  // Ask memory for the last items of `context`, if it is a list: each is an object somewhere.
+  static void ask_for_items(nb::handle context, std::size_t max_suffix) {
+    if (!PyList_CheckExact(context.ptr())) return;
+    const auto size = static_cast<std::size_t>(PyList_GET_SIZE(context.ptr()));
+    for (std::size_t i = size - std::min(size, max_suffix); i < size; ++i)
+      prefetch(PyList_GET_ITEM(context.ptr(), static_cast<Py_ssize_t>(i)));
+  }
+
+  Token token(PyObject* item) const {
+#if PY_VERSION_HEX >= 0x030B0000 && PY_VERSION_HEX < 0x030C0000
+    if (PyLong_CheckExact(item) && Py_SIZE(item) == 1) {  // most are
+      const digit value = reinterpret_cast<const PyLongObject*>(item)->ob_digit[0];
+      if (value < vocabulary_) return value;
+    }
+#elif PY_VERSION_HEX >= 0x030C0000
+    if (PyLong_CheckExact(item) && PyUnstable_Long_IsCompact(reinterpret_cast<const PyLongObject*>(item))) {
+      const Py_ssize_t value = PyUnstable_Long_CompactValue(reinterpret_cast<const PyLongObject*>(item));
+      if (value >= 0 && value < static_cast<Py_ssize_t>(vocabulary_)) return static_cast<Token>(value);
+    }
+#endif
+    long long value = -1;
+    if (PyLong_CheckExact(item)) {  // no Python code runs, so the item stays without a reference of ours
+      int overflow = 0;
+      value = PyLong_AsLongLongAndOverflow(item, &overflow);
+    } else {
+      const nb::object kept = nb::borrow(item), number = nb::steal(PyNumber_Index(item));
+      if (!number.is_valid()) throw nb::python_error();
+      int overflow = 0;
+      value = PyLong_AsLongLongAndOverflow(number.ptr(), &overflow);
+    }
+    return within(value);
+  }
+
+  Token within(long long value) const {
+    if (value < 0 || value >= static_cast<long long>(vocabulary_))
+      throw nb::value_error("token outside the vocabulary");
+    return static_cast<Token>(value);
+  }
+
+  // Copy items of `array`, the first at `first`.
+  template <class Array>
+  void copy(const Array& array, std::ptrdiff_t first, std::ptrdiff_t stride, std::span<Token> to) const {
+    const auto copy_as = [&]<class Integer>(Integer) {
+      const Integer* from = static_cast<const Integer*>(array.data()) + first;
+      for (std::size_t i = 0; i < to.size(); ++i)
+        to[i] = within(static_cast<std::int64_t>(from[static_cast<std::ptrdiff_t>(i) * stride]));
+    };
+    if (array.dtype() == nb::dtype<std::int64_t>()) copy_as(std::int64_t{});
+    else if (array.dtype() == nb::dtype<std::int32_t>()) copy_as(std::int32_t{});
+    else if (array.dtype() == nb::dtype<std::uint16_t>()) copy_as(std::uint16_t{});
+    else if (array.dtype() == nb::dtype<std::uint32_t>()) copy_as(std::uint32_t{});
+    else throw nb::type_error("context of an unexpected type");
+  }
+
+  std::uint32_t vocabulary_;
+  std::uint32_t width_;
+};
+
+}  // namespace rest_store
