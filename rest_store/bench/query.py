@@ -28,6 +28,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -62,9 +63,11 @@ def main(given: Sequence[str] | None = None) -> None:
     source = arguments.datastore or python_source(arguments.work, arguments.tokenizer, arguments.extra)
     if arguments.quick:
         source = laid_out(source, arguments.work / "python-10M", 10_000_000, 1)
-    one = laid_out(source, arguments.work / f"{source.name}-1-shard", None, 1)
-    eight = laid_out(source, arguments.work / f"{source.name}-8-shards", None, 8)
-    stores = {1: Datastore.open(one), 8: Datastore.open(eight)}
+    paths = {
+        1: laid_out(source, arguments.work / f"{source.name}-1-shard", None, 1),
+        8: laid_out(source, arguments.work / f"{source.name}-8-shards", None, 8),
+    }
+    stores = {shards: Datastore.open(path) for shards, path in paths.items()}
     contexts = read_contexts(arguments.traces, stores[1], arguments.contexts, arguments.seed)
     warm_up, measured = contexts[: len(contexts) // 2], contexts[len(contexts) // 2 :]
     gc.disable()
@@ -72,14 +75,14 @@ def main(given: Sequence[str] | None = None) -> None:
     results: dict[str, object] = {"tokens": stores[1].manifest.token_count, "contexts": len(measured)}
     print(f"{results['tokens']:,} tokens, {len(measured):,} contexts measured, kernel {stores[1].info().kernel}")
     print(f"{'':36}{'median':>8}{'mean':>8}{'p90':>8}{'p99':>8}{'max':>9}")
-    for shards, store in stores.items():
+    for store in stores.values():
         time_each(store.draft, warm_up)  # pages
         time_each(store.draft, warm_up)
-        # The same mappings, and no answer remembered.
-        empty = Datastore(store.path, store.manifest, store.shards, store.prepared)
-        asked = {"first": (store, measured), "again": (store, measured), "nothing remembered": (empty, measured)}
-        for name, (asked_store, these) in asked.items():
-            figures = percentiles(time_each(asked_store.draft, these))
+    # The same mappings, and no answer remembered.
+    empty = {n: Datastore(one.path, one.manifest, one.shards, one.prepared) for n, one in stores.items()}
+    for name, asked in (("first", stores), ("again", stores), ("nothing remembered", empty)):
+        for shards, times in in_turns(asked, measured).items():
+            figures = percentiles(times)
             results[f"draft, {shards} shards, {name}"] = figures
             show(f"draft, {shards} shards, {name}", figures)
     results["longest_suffix_match"] = percentiles(time_each(stores[1].longest_suffix_match, measured))
@@ -88,7 +91,7 @@ def main(given: Sequence[str] | None = None) -> None:
     results["batch of 64"] = compare_batch(stores[1], measured)
     results["two threads"] = compare_threads(stores[1], measured)
     results["distribution"] = describe_matches(stores[1], measured)
-    results["open"] = {shards: cost_of_opening(path) for shards, path in ((1, one), (8, eight))}
+    results["open"] = {shards: cost_of_opening(path) for shards, path in paths.items()}
     for shards, cost in results["open"].items():  # type: ignore[attr-defined]
         print(f"open, {shards} shards: {cost['milliseconds']:.2f} ms, {cost['resident_bytes'] / 1e6:.2f} MB")
     results["sizes"] = [show_size(source, size, arguments, contexts) for size in arguments.sizes]
@@ -147,6 +150,15 @@ def time_each(ask: Callable[[list[int]], object], contexts: Contexts) -> np.ndar
     return times / 1e3
 
 
+def in_turns(stores: dict[int, Datastore], contexts: Contexts, turn: int = 2500) -> dict[int, np.ndarray]:
+    """Return the microseconds of each draft from each store; a turn each, so that what slows one slows all."""
+    times: dict[int, list[np.ndarray]] = {shards: [] for shards in stores}
+    for start in range(0, len(contexts), turn):
+        for shards, store in stores.items():
+            times[shards].append(time_each(store.draft, contexts[start : start + turn]))
+    return {shards: np.concatenate(parts) for shards, parts in times.items()}
+
+
 def percentiles(times: np.ndarray) -> dict[str, float]:
     figures = {"median": np.median(times), "mean": times.mean(), "p90": np.percentile(times, 90)}
     figures |= {"p99": np.percentile(times, 99), "max": times.max()}
@@ -160,31 +172,38 @@ def show(name: str, figures: object) -> None:
 
 
 def compare_batch(store: Datastore, contexts: Contexts, rounds: int = 10) -> dict[str, float]:
-    """Time batches against single calls per context: one way over all contexts, then the other, in turns.
+    """Time batches, as lists and as one array each, against single calls (of lists, which are faster than of arrays).
 
+    One way goes over all contexts, then the next, in turns; times are per context.
     On the same few contexts, the second way would find in the caches what the first had just brought there.
     """
-    batches = [contexts[start : start + 64] for start in range(0, len(contexts) - 63, 64)]
-    times: dict[str, list[float]] = {"single": [], "batch": []}
+    whole = [context for context in contexts if len(context) == LENGTH]  # rows of an array
+    batches = [whole[start : start + 64] for start in range(0, len(whole) - 63, 64)]
 
     def single(batch: Contexts) -> None:
         for context in batch:
             store.draft(context)
 
-    ways: dict[str, Callable[[Contexts], object]] = {"single": single, "batch": store.draft_batch}
+    ways: dict[str, tuple[Callable[[Any], object], Sequence[Any]]] = {
+        "single": (single, batches),
+        "batch": (store.draft_batch, batches),
+        "array": (store.draft_batch, [np.array(batch) for batch in batches]),
+    }
+    times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
-        for name, ask in ways.items():
-            for batch in batches:
+        for name, (ask, asked) in ways.items():
+            for batch in asked:
                 start = time.perf_counter_ns()
                 ask(batch)
                 times[name].append((time.perf_counter_ns() - start) / 64e3)
     figures = {f"{name}, {kind.__name__}": float(kind(times[name])) for name in times for kind in (np.median, np.mean)}
     ratios = {kind: figures[f"single, {kind}"] / figures[f"batch, {kind}"] for kind in ("median", "mean")}
+    ratios |= {f"array, ratio of {kind}s": figures[f"single, {kind}"] / figures[f"array, {kind}"] for kind in ratios}
     print(
-        f"batch of 64: {figures['batch, median']:.2f} us a context, single calls {figures['single, median']:.2f}: ",
-        end="",
+        f"batch of 64: {figures['batch, median']:.2f} us a context, single calls {figures['single, median']:.2f}: "
+        f"{ratios['median']:.2f} times as fast (means: {ratios['mean']:.2f}); "
+        f"as an array {figures['array, median']:.2f}, {ratios['array, ratio of medians']:.2f} times"
     )
-    print(f"{ratios['median']:.2f} times as fast (means: {ratios['mean']:.2f})")
     return {name: round(value, 2) for name, value in {**figures, **ratios}.items()}
 
 

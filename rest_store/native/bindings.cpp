@@ -60,16 +60,17 @@ class TreeMaker {
 // Gives the GIL to other threads as long as it lives.
 //
 // Who finds the GIL taken is put to sleep by Python, and woken long after it is free again: several times the length of
-// a query. If one of these has it, it will soon be asking the next question, so wait a moment before going to sleep.
+// a query. If one of these has it, it will soon be asking the next question, so wait a moment before going to sleep: of
+// those who ask for batches, the longer that reading and showing one takes.
 class GilReleased {
  public:
-  GilReleased() {
+  explicit GilReleased(std::size_t contexts = 1) : turns_(contexts > 1 ? 4 * kTurns : kTurns) {
     taken_.store(false, std::memory_order_relaxed);
     state_ = PyEval_SaveThread();
   }
 
   ~GilReleased() {
-    for (int turn = 0; turn < kTurns && taken_.load(std::memory_order_relaxed); ++turn) pause();
+    for (int turn = 0; turn < turns_ && taken_.load(std::memory_order_relaxed); ++turn) pause();
     PyEval_RestoreThread(state_);
     taken_.store(true, std::memory_order_relaxed);
   }
@@ -89,6 +90,7 @@ class GilReleased {
   }
 
   static inline std::atomic<bool> taken_ = false;  // by a thread that was here, as far as is known
+  int turns_;
   PyThreadState* state_;
 };
 
@@ -208,7 +210,7 @@ class Opened {
     const auto within = [](std::uint32_t limit, std::size_t most) { return limit > 0 && limit <= most; };
     if (!within(limits.max_nodes, kMaxNodes) || !within(limits.max_depth, kMaxDepth))
       throw nb::value_error("limit out of range");
-    const GilReleased released;
+    const GilReleased released(contexts.size());
     kernel_.draft(contexts, limits, trees);
   }
 

@@ -96,8 +96,7 @@ class Matcher {
   }
 
  private:
-  static constexpr std::uint32_t kProbes = 4;   // lengths tried at once, at most
-  static constexpr std::size_t kInFlight = 24;  // searches that should be under way in a round, about
+  static constexpr std::uint32_t kProbes = 4;  // lengths tried at once, at most
 
   struct Range {
     std::size_t begin = 0, end = 0;  // of searches
@@ -136,7 +135,7 @@ class Matcher {
     for (std::size_t i = 0; i < states_.size(); ++i)
       if (!states_[i].closed()) open_.push_back(i);
     if (open_.empty()) return;
-    const auto probes = std::clamp<std::size_t>(kInFlight / (shards.size() * open_.size()), 1, kProbes);
+    const auto probes = std::clamp<std::size_t>(in_flight() / (shards.size() * open_.size()), 1, kProbes);
     for (const std::size_t i : open_) plan(states_[i], shards, absent_.data() + i * shards.size(), probes);
   }
 
@@ -178,6 +177,10 @@ class Matcher {
       state.absent = state.lengths[i];
     }
   }
+
+  // Searches that should be under way in a round, about. A single context's are all there are, and more of them take
+  // longer.
+  std::size_t in_flight() const { return states_.size() == 1 ? 8 : 24; }
 
   // So many occurrences are looked at one by one: of a single context, all at once while nothing else is under way.
   std::uint64_t few() const { return states_.size() == 1 ? 48 : 16; }
