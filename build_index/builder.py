@@ -261,8 +261,8 @@ class _Build:
         shards = [Shard.open(directory, record.name) for record in self.reached.tokens]
         fits = resident_bytes() + sum(shard.size for shard in shards) <= budget
 
-        def told(made: int) -> None:
-            line.report_drafts(made)
+        def told(made: int, total: int | None) -> None:
+            line.report_drafts(made, total)
             if not fits and resident_bytes() > budget // 2:
                 for shard in shards:
                     shard.release_pages()
@@ -274,7 +274,7 @@ class _Build:
             expected = "free; choose a smaller --memory"
             raise MemoryBudgetError(describe("build", "memory for preparing drafts", "exhausted", expected)) from cause
         if prepared is not None:
-            line.report_drafts(prepared.draft_count, prepared.draft_count)
+            line.report_drafts(prepared.draft_count, prepared.draft_count, last=True)
         return prepared
 
     def _put_in_place(self, completion: Completion) -> BuildSummary:

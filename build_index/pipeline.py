@@ -118,10 +118,10 @@ class Pipeline:
                 "split_documents": counts[number].split_documents,
             }
 
-    def report_drafts(self, number: int, total: int | None = None) -> None:
-        """Tell the listener, the shards being complete, how many drafts have been prepared; at the end of how many."""
+    def report_drafts(self, number: int, total: int | None, *, last: bool = False) -> None:
+        """Tell the listener, the shards being complete, how many drafts have been prepared, and about of how many."""
         self._drafts, self._all_drafts = number, total
-        if total is not None:
+        if last:
             self._reported = 0.0
         self._report()
 

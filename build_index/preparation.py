@@ -26,13 +26,14 @@ MOST_BYTES = 1 << 26  # in all; the heaviest matches come first
 
 _TABLES_SIZE = 24  # bytes of a draft's share of the tables before the drafts, at most
 _IDS_BETWEEN = 256  # that are counted before the caller is told
+_LONGER = 2.5  # heavy matches of any greater length, for each that is a token longer: about, to tell how many are left
 
 
 def prepare_drafts(
     path: Path,
     shards: Sequence[Shard],
     vocabulary_size: int,
-    told: Callable[[int], None] = lambda made: None,
+    told: Callable[[int, int | None], None] = lambda made, total: None,
 ) -> PreparedRecord | None:
     """Write the drafts of all heavy matches of at most 16 tokens.
 
@@ -40,7 +41,7 @@ def prepare_drafts(
         path: file to create.
         shards: the datastore's, in the order of the manifest.
         vocabulary_size: ids are `0 .. vocabulary_size - 1`.
-        told: called with the number of drafts made so far, often.
+        told: called often, with the number of drafts made so far and about how many it will be, None while unknown.
 
     Returns:
         What the manifest says of the file; None if no match is heavy, or without the native kernel, on which this
@@ -54,18 +55,18 @@ def prepare_drafts(
     level = []
     for token in range(vocabulary_size):
         if token % _IDS_BETWEEN == 0:
-            told(0)
+            told(0, None)
         if kernel.count([token]) >= heaviest.least:
             level.append([token])
     made = 0
     for length in range(1, LENGTH + 1):
         longer = []
-        for tokens in level:
+        for done, tokens in enumerate(level, 1):
             tree = kernel.draft(tokens, NODES, length, DEPTH)
             heaviest.add(tree.match.count, tuple(tokens), pack_draft(tokens, tree, vocabulary_size))
             longer += [[*tokens, token] for token in _continuing(kernel, tokens, tree, heaviest.least)]
             made += 1
-            told(made)
+            told(made, made + len(level) - done + round(_LONGER * len(longer) * len(level) / done))
         level = longer
     drafts = heaviest.drafts()
     if not drafts:

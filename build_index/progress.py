@@ -22,7 +22,8 @@ class StageProgress:
     Attributes:
         stage: `"tokenizing"`, which includes reading, `"sorting"`, `"writing"`, then `"preparing"`.
         done: so far, in `unit`.
-        total: in all; None: not known. An estimate for sorting and writing until everything is tokenized.
+        total: in all; None: not known. An estimate for sorting and writing until everything is tokenized, and for
+            preparing until its end.
         unit: `"bytes"` of the corpora, `"tokens"`, or `"drafts"` of frequent sequences.
         seconds: time spent on it.
     """

@@ -12,8 +12,9 @@ import pytest
 from builds import build_quick, contents, documents, leftovers, options, run_build, write_jsonl
 from strategies import refused
 
-from build_index import builder, preparation
+from build_index import builder, pipeline, preparation
 from build_index.memory import plan_memory
+from build_index.progress import StageProgress
 from rest_store.check import check_datastore
 from rest_store.datastore import Datastore
 from rest_store.errors import MemoryBudgetError, OutputError
@@ -58,6 +59,22 @@ def test_a_build_prepares_drafts(tmp_path: Path, corpus: Path, tokenizer: Path) 
     assert np.array_equal(first, second)  # however the corpus is cut into shards
     build_quick(corpus, tokenizer, tmp_path / "ds")  # replaces one that has such a file
     assert contents(tmp_path / "ds") == contents(tmp_path / "one")
+
+
+@pytest.mark.usefixtures("small_heavy")
+def test_how_much_is_left_to_prepare_is_told(
+    tmp_path: Path, corpus: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "_SECONDS_BETWEEN_REPORTS", 0)
+    told: list[StageProgress] = []
+    builder.build(options(corpus, tokenizer, tmp_path / "ds"), lambda stages: told.extend(stages[3:]))
+    *before, end = told
+    assert end.done == end.total == len(before) > 20
+    for progress in before:
+        assert progress.total is not None
+        assert progress.done <= progress.total < 20 * end.done
+    halfway = before[len(before) // 2]
+    assert halfway.share == pytest.approx(0.5, abs=0.3)
 
 
 @pytest.mark.usefixtures("small_heavy")
