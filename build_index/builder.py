@@ -28,7 +28,7 @@ from build_index.memory import MemoryPlan, available_budget, limit_arenas, plan_
 from build_index.options import BuildOptions, BuildSummary
 from build_index.packages import import_package
 from build_index.pipeline import Pipeline
-from build_index.preparation import prepare_drafts
+from build_index.preparation import prepare_drafts, room_for_pages
 from build_index.progress import ProgressListener
 from build_index.tokenization import TargetTokenizer, load_tokenizer
 from build_index.workplace import Workplace, final_place, output_errors
@@ -225,7 +225,9 @@ class _Build:
             options["shard_tokens"] = self.options.shard_tokens
         if any(corpus["conversations"] for corpus in corpora):
             options["chat_template"] = _template_digest(self.tokenizer)
-        prepared = self._prepare(memory.budget, line)
+        sizes = [shard.tokens_size + shard.suffixes_size for shard in shards]
+        drafts_fit = room_for_pages(sizes) <= memory.for_shards
+        prepared = self._prepare(memory, line) if drafts_fit else None
         manifest = Manifest(_program(), self.tokenizer.identity, shards, corpora, options, prepared)
         self.workplace.write(TOKENIZER_FILE_NAME, self.tokenizer.to_json())
         self.workplace.write(MANIFEST_NAME, manifest.to_json())
@@ -235,8 +237,7 @@ class _Build:
         for corpus in corpora:
             skipped.update(corpus["skipped"])
             skipped["without tokens"] += corpus["without_tokens"]
-        size = sum(shard.tokens_size + shard.suffixes_size for shard in shards)
-        size += 0 if prepared is None else prepared.size
+        size = sum(sizes) + (0 if prepared is None else prepared.size)
         summary = BuildSummary(
             out=str(self.workplace.out),
             documents=line.shard_tokens.end.stored_documents,
@@ -247,6 +248,7 @@ class _Build:
             shards=len(shards),
             resumed_shards=self.resumed_shards,
             prepared_drafts=0 if prepared is None else prepared.draft_count,
+            drafts_fit=drafts_fit,
             shard_positions=memory.shard_positions,
             size=size,
             bytes_per_token=size / manifest.token_count,
@@ -255,15 +257,15 @@ class _Build:
         )
         return Completion(_sha256(manifest.to_json()), summary.to_json())
 
-    def _prepare(self, budget: int, line: Pipeline) -> PreparedRecord | None:
+    def _prepare(self, memory: MemoryPlan, line: Pipeline) -> PreparedRecord | None:
         """Prepare the drafts of heavy matches; pages of the shards that have been read count as memory taken."""
         directory = self.workplace.datastore
         shards = [Shard.open(directory, record.name) for record in self.reached.tokens]
-        fits = resident_bytes() + sum(shard.size for shard in shards) <= budget
+        whole = sum(shard.size for shard in shards) <= memory.for_shards
 
         def told(made: int, total: int | None) -> None:
             line.report_drafts(made, total)
-            if not fits and resident_bytes() > budget // 2:
+            if not whole and resident_bytes() > memory.budget - memory.for_shards // 2:
                 for shard in shards:
                     shard.release_pages()
 

@@ -44,6 +44,11 @@ class MemoryPlan:
     digests: int
     shard_positions: int
 
+    @property
+    def for_shards(self) -> int:
+        """What is left for shards, being sorted or read again."""
+        return self.budget - self.process - self.digests - WORK_BYTES
+
 
 def plan_memory(
     budget: int, process_bytes: int, vocabulary_size: int, shard_positions: int | None = None
@@ -66,7 +71,6 @@ def plan_memory(
     """
     process = -(-process_bytes // _PROCESS_STEP) * _PROCESS_STEP
     digests = budget // _DIGESTS_SHARE
-    left = budget - process - digests - WORK_BYTES
     limit = most_positions(vocabulary_size)
     if shard_positions is not None and not 2 <= shard_positions <= limit:
         raise BuildError(describe("shard", "the number of tokens", shard_positions, f"2..{limit}"))
@@ -74,8 +78,9 @@ def plan_memory(
         min(1 << bits, limit) for bits in range(MAX_POSITIONS.bit_length() - 1, SMALLEST_SHARD.bit_length() - 2, -1)
     ]
     for positions in sizes if shard_positions is None else [shard_positions]:
-        if shard_bytes(positions, vocabulary_size) <= left:
-            return MemoryPlan(budget, process, digests, positions)
+        plan = MemoryPlan(budget, process, digests, positions)
+        if shard_bytes(positions, vocabulary_size) <= plan.for_shards:
+            return plan
     smallest = sizes[-1] if shard_positions is None else shard_positions
     needed = process + WORK_BYTES + shard_bytes(smallest, vocabulary_size)
     needed = -(-needed * _DIGESTS_SHARE // (_DIGESTS_SHARE - 1))

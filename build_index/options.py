@@ -72,6 +72,7 @@ class BuildSummary:
         memory: the bound on resident memory.
         peak_memory: the most that was resident, of the whole process since it started.
         prepared_drafts: drafts of frequent sequences that were prepared.
+        drafts_fit: whether `memory` was enough to prepare some.
     """
 
     out: str
@@ -90,6 +91,7 @@ class BuildSummary:
     memory: int = 0
     peak_memory: int = 0
     prepared_drafts: int = 0
+    drafts_fit: bool = True
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `--json` prints."""

@@ -24,9 +24,20 @@ SHARE = 1 / (1 << 18)
 BYTES_A_TOKEN = 0.1  # that the file may take, and
 MOST_BYTES = 1 << 26  # in all; the heaviest matches come first
 
+# Bytes of a shard's pages that one draft reads, at most: those of the most frequent token, of shards of 1.3 GB, 200 MB.
+PAGES_OF_A_DRAFT = 256 << 20
+
 _TABLES_SIZE = 24  # bytes of a draft's share of the tables before the drafts, at most
 _IDS_BETWEEN = 256  # that are counted before the caller is told
 _LONGER = 2.5  # heavy matches of any greater length, for each that is a token longer: about, to tell how many are left
+
+
+def room_for_pages(shard_sizes: Sequence[int]) -> int:
+    """Return the bytes that shards of these sizes need to have resident for preparing drafts, at least.
+
+    With less than all of them, pages are given back between drafts, of which each may read as many again.
+    """
+    return min(sum(shard_sizes), 2 * sum(min(size, PAGES_OF_A_DRAFT) for size in shard_sizes))
 
 
 def prepare_drafts(

@@ -13,7 +13,9 @@ from builds import build_quick, contents, documents, leftovers, options, run_bui
 from strategies import refused
 
 from build_index import builder, pipeline, preparation
-from build_index.memory import plan_memory
+from build_index.cli import summary_text
+from build_index.memory import WORK_BYTES, MemoryPlan
+from build_index.options import BuildSummary
 from build_index.progress import StageProgress
 from rest_store.check import check_datastore
 from rest_store.datastore import Datastore
@@ -81,20 +83,37 @@ def test_how_much_is_left_to_prepare_is_told(
 def test_pages_are_given_back_where_memory_is_short(
     tmp_path: Path, corpus: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build_quick(corpus, tokenizer, tmp_path / "ds")
+    """So it is where the shards do not fit, but what drafts read of them does; with still less nothing is prepared."""
+    summary = build_quick(corpus, tokenizer, tmp_path / "ds")
+    assert summary.prepared_drafts > 0
+    assert summary.drafts_fit
+    shard_size = sum((tmp_path / "ds" / f"shard-00000.{kind}").stat().st_size for kind in ("tokens", "suffixes"))
     released = []
     release = Shard.release_pages
     monkeypatch.setattr(Shard, "release_pages", lambda shard: (released.append(shard), release(shard)))
-    build_quick(corpus, tokenizer, tmp_path / "again")
+
+    def built(room: int, resident: int) -> BuildSummary:
+        plan = MemoryPlan(WORK_BYTES + 100 + room, 50, 50, 1 << 20)
+        assert plan.for_shards == room
+        with monkeypatch.context() as patch:
+            patch.setattr(builder, "plan_memory", lambda *_: plan)
+            patch.setattr(builder, "resident_bytes", lambda field="VmRSS": plan.budget - room + resident)
+            return build_quick(corpus, tokenizer, tmp_path / "again")
+
+    assert built(shard_size, shard_size).prepared_drafts == summary.prepared_drafts
     assert not released
-    monkeypatch.setattr(builder, "resident_bytes", lambda field="VmRSS": 1 << 39)
-    build_quick(corpus, tokenizer, tmp_path / "again", memory=1 << 40)
+    monkeypatch.setattr(preparation, "PAGES_OF_A_DRAFT", shard_size // 4)
+    room = shard_size // 4 * 2
+    assert built(room, room // 2).prepared_drafts == summary.prepared_drafts
     assert not released
-    monkeypatch.setattr(builder, "resident_bytes", lambda field="VmRSS": (1 << 40) - 1000)
-    monkeypatch.setattr(builder, "plan_memory", lambda budget, process, *rest: plan_memory(budget, 0, *rest))
-    build_quick(corpus, tokenizer, tmp_path / "again", memory=1 << 40)
+    assert built(room, room // 2 + 1).prepared_drafts == summary.prepared_drafts
     assert released
     assert contents(tmp_path / "again") == contents(tmp_path / "ds")
+    without = built(room - 1, 0)
+    assert without.prepared_drafts == 0
+    assert not without.drafts_fit
+    assert Datastore.open(tmp_path / "again").prepared is None
+    assert "none prepared: the memory allowed is too little for the shards" in summary_text(without)
 
 
 @pytest.mark.usefixtures("small_heavy")
