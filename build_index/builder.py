@@ -166,7 +166,8 @@ class _Build:
         with ExitStack() as stack:
             journal = stack.enter_context(closing(self.workplace.open_journal()))
             if not self.is_resumed:
-                journal.append("plan", {**self.plan, "shard_positions": memory.shard_positions})
+                divided = {"shard_positions": memory.shard_positions, "for_shards": memory.for_shards}
+                journal.append("plan", {**self.plan, **divided})
             seen = None
             if not self.options.keep_duplicates:
                 seen = stack.enter_context(closing(SeenDocuments(memory.digests, self.workplace.path)))
@@ -226,7 +227,8 @@ class _Build:
         if any(corpus["conversations"] for corpus in corpora):
             options["chat_template"] = _template_digest(self.tokenizer)
         sizes = [shard.tokens_size + shard.suffixes_size for shard in shards]
-        drafts_fit = room_for_pages(sizes) <= memory.for_shards
+        # As the memory was when the build began: when it is resumed, the result stays the same.
+        drafts_fit = room_for_pages(sizes) <= self.reached.plan.get("for_shards", memory.for_shards)
         prepared = self._prepare(memory, line) if drafts_fit else None
         manifest = Manifest(_program(), self.tokenizer.identity, shards, corpora, options, prepared)
         self.workplace.write(TOKENIZER_FILE_NAME, self.tokenizer.to_json())

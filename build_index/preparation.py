@@ -71,13 +71,16 @@ def prepare_drafts(
             level.append([token])
     made = 0
     for length in range(1, LENGTH + 1):
-        longer = []
+        longer: list[list[int]] = []
         for done, tokens in enumerate(level, 1):
             tree = kernel.draft(tokens, NODES, length, DEPTH)
             heaviest.add(tree.match.count, tuple(tokens), pack_draft(tokens, tree, vocabulary_size))
-            longer += [[*tokens, token] for token in _continuing(kernel, tokens, tree, heaviest.least)]
             made += 1
-            told(made, made + len(level) - done + round(_LONGER * len(longer) * len(level) / done))
+            total = made + len(level) - done + round(_LONGER * len(longer) * len(level) / done)
+            told(made, total)
+            if length < LENGTH:
+                longer += [[*tokens, token] for token in _continuing(kernel, tokens, tree, heaviest.least)]
+                told(made, total)
         level = longer
     drafts = heaviest.drafts()
     if not drafts:

@@ -153,7 +153,7 @@ class ReferenceKernel:
         packed = b"".join(np.array(values, dtype).tobytes() for values, dtype in columns)
         return TokenTree.from_packed(packed, (length, _total(intervals)))
 
-    def draft_batch(self, contexts: list[Any], max_nodes: int, max_suffix: int, max_depth: int) -> list[TokenTree]:
+    def draft_batch(self, contexts: Any, max_nodes: int, max_suffix: int, max_depth: int) -> list[TokenTree]:
         """Return what `draft` returns, for each of `contexts`."""
         return [self.draft(context, max_nodes, max_suffix, max_depth) for context in contexts]
 

@@ -17,7 +17,7 @@ from rest_store.prepared import PreparedFile
 from rest_store.queries import (
     Contexts,
     IntSequence,
-    batch,
+    array_or_batch,
     explain,
     limit,
     limits,
@@ -213,7 +213,7 @@ class Datastore:
         Thread-safe; releases the GIL.
         """
         max_nodes, max_suffix, max_depth = limits(max_nodes, max_suffix, max_depth)
-        asked = contexts if getattr(contexts, "ndim", 0) == 2 else batch(contexts)
+        asked = array_or_batch(contexts)
         try:
             return self._kernel.draft_batch(plain_batch(asked), max_nodes, max_suffix, max_depth)
         except (TypeError, ValueError) as error:

@@ -23,8 +23,9 @@ MAX_NODES = 1024
 class Kernel(Protocol):
     """Exact queries over shards. Contexts are 1-D integers, of which the last `max_suffix` are read.
 
-    Methods raise TypeError or ValueError, without saying more, for a context that is not 1-D integers of the
-    vocabulary or is empty. Thread-safe; the native kernel releases the GIL.
+    A batch is a list of contexts or 2-D integers, a context a row. Methods raise TypeError or ValueError, without
+    saying more, for a context that is not 1-D integers of the vocabulary or is empty. Thread-safe; the native kernel
+    releases the GIL.
     """
 
     def longest_suffix_match(self, context: Any, max_suffix: int, /) -> tuple[int, int]:
@@ -36,7 +37,7 @@ class Kernel(Protocol):
     def draft(self, context: Any, max_nodes: int, max_suffix: int, max_depth: int, /) -> TokenTree:
         """Return the draft tree of `context`."""
 
-    def draft_batch(self, contexts: list[Any], max_nodes: int, max_suffix: int, max_depth: int, /) -> list[TokenTree]:
+    def draft_batch(self, contexts: Any, max_nodes: int, max_suffix: int, max_depth: int, /) -> list[TokenTree]:
         """Return what `draft` returns, for each of `contexts`."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import reprlib
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -37,19 +38,17 @@ def plain(context: IntSequence) -> Any:
     return _native(array)
 
 
-def plain_batch(contexts: Contexts) -> Any:
-    """Return `contexts` as a kernel takes them: a list of what `plain` returns or, if they are one, a 2-D array.
+def plain_batch(contexts: list[IntSequence] | npt.NDArray[Any]) -> Any:
+    """Return what `array_or_batch` returned as a kernel takes it: a list of what `plain` returns, or a 2-D array.
 
     Raises:
-        TypeError: one of them is an array that is not 1-D integers.
+        TypeError: an array that is not integers.
     """
-    if getattr(contexts, "ndim", 0) == 2:  # an array or a tensor
-        array = np.asarray(contexts)
-        if array.dtype.kind in "iu":
-            return _native(array)
-    if type(contexts) is list and set(map(type, contexts)) == {list}:
-        return contexts
-    return [plain(context) for context in contexts]
+    if isinstance(contexts, list):
+        return contexts if set(map(type, contexts)) == {list} else [plain(context) for context in contexts]
+    if contexts.dtype.kind not in "iu":
+        raise TypeError("contexts are not integers")
+    return _native(contexts[:, -MAX_SUFFIX:])
 
 
 def _native(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -109,6 +108,14 @@ def batch(contexts: Contexts) -> list[IntSequence]:
     except TypeError:
         found, expected = type(contexts).__name__, "a sequence of contexts"
         raise ContextTypeError(describe("query", "contexts", found, expected)) from None
+
+
+def array_or_batch(contexts: Contexts) -> list[IntSequence] | npt.NDArray[Any]:
+    """Return `contexts` as an array if they are a 2-D array or tensor, else as `batch` does."""
+    if getattr(contexts, "ndim", 0) == 2:
+        with suppress(TypeError, ValueError):  # a tensor on another device
+            return np.asarray(contexts)
+    return batch(contexts)
 
 
 def limit(name: str, value: Any, greatest: int) -> int:

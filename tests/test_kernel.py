@@ -179,3 +179,13 @@ def test_limits_beyond_the_kernels_own_never_reach_its_arrays(tmp_path: Path) ->
         with pytest.raises(ValueError, match="limit out of range"):
             kernel.draft([1], max_nodes, 16, max_depth)
     assert kernel.longest_suffix_match([1, 2, 3] * 50, 150)[0] == 64
+
+
+def test_what_is_no_context_is_a_type_error_of_the_kernel(tmp_path: Path) -> None:
+    """`Datastore` gives it lists and arrays alone; it says what others are without it."""
+    kernel = open_datastore(tmp_path, Corpus(300, [[[1, 2, 3]]]))._kernel
+    for value in (None, 5, "text", np.zeros((1, 1, 1), dtype=int)):
+        with pytest.raises(TypeError):
+            kernel.draft(value, 1, 1, 1)
+        with pytest.raises(TypeError):
+            kernel.draft_batch(value, 1, 1, 1)

@@ -71,7 +71,7 @@ def test_how_much_is_left_to_prepare_is_told(
     told: list[StageProgress] = []
     builder.build(options(corpus, tokenizer, tmp_path / "ds"), lambda stages: told.extend(stages[3:]))
     *before, end = told
-    assert end.done == end.total == len(before) > 20
+    assert end.done == end.total == before[-1].done > 20
     for progress in before:
         assert progress.total is not None
         assert progress.done <= progress.total < 20 * end.done
@@ -114,6 +114,23 @@ def test_pages_are_given_back_where_memory_is_short(
     assert not without.drafts_fit
     assert Datastore.open(tmp_path / "again").prepared is None
     assert "none prepared: the memory allowed is too little for the shards" in summary_text(without)
+
+
+@pytest.mark.usefixtures("small_heavy")
+def test_what_memory_a_build_began_with_decides_when_it_is_resumed(
+    tmp_path: Path, corpus: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(builder, "plan_memory", lambda *_: MemoryPlan(WORK_BYTES + 101, 50, 50, 1 << 20))
+        patch.setattr(builder._Build, "_complete", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            build_quick(corpus, tokenizer, tmp_path / "ds")
+    summary = build_quick(corpus, tokenizer, tmp_path / "ds", resume=True)
+    assert summary.prepared_drafts == 0
+    assert not summary.drafts_fit
 
 
 @pytest.mark.usefixtures("small_heavy")

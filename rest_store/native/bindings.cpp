@@ -192,11 +192,13 @@ class Opened {
     Answer() { std::swap(trees, spare()); }
     ~Answer() {
       trees.clear();  // under the GIL: what callers were shown of trees that are no longer kept is freed here
-      std::swap(trees, spare());
+      if (trees.block.capacity() <= kSpared) std::swap(trees, spare());
     }
 
     Answer(const Answer&) = delete;
     Answer& operator=(const Answer&) = delete;
+
+    static constexpr std::size_t kSpared = std::size_t{1} << 22;  // bytes that a thread keeps, at most
 
     [[gnu::noinline]] static Trees& spare() {
       thread_local Trees own;
@@ -217,9 +219,11 @@ class Opened {
   // The one instance that all callers get of a tree that is kept.
   nb::object kept(KeptTree& tree) const {
     if (!tree.shown) {
-      const nb::bytes block(tree.block.data(), tree.block.size());
-      tree.shown = {make_(block, 0).release().ptr(), [](void* shown) { Py_DECREF(static_cast<PyObject*>(shown)); }};
-      tree.block = Block();
+      nb::object made = make_(nb::bytes(tree.block.data(), tree.block.size()), 0);
+      if (!tree.shown) {  // as it may be by now, if making it ran other code
+        tree.shown = {made.release().ptr(), [](void* shown) { Py_DECREF(static_cast<PyObject*>(shown)); }};
+        tree.block = Block();
+      }
     }
     return nb::borrow(static_cast<PyObject*>(tree.shown.get()));
   }

@@ -32,7 +32,7 @@ class ContextReader {
       }
       return Suffix(tokens, count, width_);
     }
-    const auto array = nb::cast<nb::ndarray<nb::ndim<1>, nb::ro, nb::device::cpu>>(context);
+    const auto array = array_of<1>(context);
     const std::size_t count = read_of(array.shape(0), max_suffix);
     copy(array, static_cast<std::ptrdiff_t>(array.shape(0) - count) * array.stride(0), array.stride(0),
          {tokens, count});
@@ -66,7 +66,7 @@ class ContextReader {
   }
 
   std::vector<Suffix> rows(nb::handle contexts, std::size_t max_suffix) const {
-    const auto array = nb::cast<nb::ndarray<nb::ndim<2>, nb::ro, nb::device::cpu>>(contexts);
+    const auto array = array_of<2>(contexts);
     std::vector<Suffix> out;
     if (array.shape(0) == 0) return out;
     out.reserve(array.shape(0));
@@ -78,6 +78,16 @@ class ContextReader {
       out.emplace_back(tokens, count, width_);
     }
     return out;
+  }
+
+  template <int kDimensions>
+  using Array = nb::ndarray<nb::ndim<kDimensions>, nb::ro, nb::device::cpu>;
+
+  template <int kDimensions>
+  static Array<kDimensions> array_of(nb::handle value) {
+    Array<kDimensions> array;
+    if (!nb::try_cast(value, array)) throw nb::type_error("not an array of so many dimensions");
+    return array;
   }
 
   // How many of a context's `size` tokens are read.
@@ -126,8 +136,8 @@ class ContextReader {
   }
 
   // Copy items of `array`, the first at `first`.
-  template <class Array>
-  void copy(const Array& array, std::ptrdiff_t first, std::ptrdiff_t stride, std::span<Token> to) const {
+  template <class AnyArray>
+  void copy(const AnyArray& array, std::ptrdiff_t first, std::ptrdiff_t stride, std::span<Token> to) const {
     const auto copy_as = [&]<class Integer>(Integer) {
       const Integer* from = static_cast<const Integer*>(array.data()) + first;
       for (std::size_t i = 0; i < to.size(); ++i)

@@ -45,7 +45,6 @@ class Kernel {
     if (prepared.draft_count > 0) prepared_ = PreparedDrafts(prepared, entries);
   }
 
-  std::uint32_t vocabulary() const { return vocabulary_; }
   std::uint32_t width() const { return shards_[0].width; }
 
   // `contexts` holds the last tokens of each context, at most max_suffix.

@@ -46,8 +46,8 @@ class Memo {
     Answer answer{max_nodes, max_depth, worth, nodes, std::string(tokens), std::move(tree)};
     const std::lock_guard lock(segment.mutex);
     if (segment.answers.empty()) {
-      segment.answers.resize(kSets * kWays);
       segment.hashes.resize(kSets * kWays);
+      segment.answers.resize(kSets * kWays);
     }
     const auto first = segment.answers.begin() + static_cast<std::ptrdiff_t>(Segment::first(hash));
     const auto least =
@@ -61,7 +61,7 @@ class Memo {
   static constexpr std::size_t kSegments = 16;  // each with a lock of its own
   static constexpr std::size_t kSets = 128;     // in a segment, of
   static constexpr std::size_t kWays = 8;       // slots each: fewer, and answers drive out others while slots are free
-  static constexpr std::size_t kNodes = 32768;  // and tokens in a segment; 20 bytes each at most, 10 MB in all
+  static constexpr std::size_t kNodes = 32768;  // and tokens in a segment; 10 MB in all, and 3 of objects
 
   struct Answer {
     std::uint32_t max_nodes = 0, max_depth = 0;
@@ -82,9 +82,9 @@ class Memo {
     static std::size_t first(std::uint64_t hash) { return hash / kSegments % kSets * kWays; }
 
     void put(std::size_t slot, std::uint64_t hash, Answer answer, std::vector<std::shared_ptr<KeptTree>>& dropped) {
+      if (answers[slot].tree) dropped.push_back(answers[slot].tree);
       nodes += answer.nodes;
       nodes -= answers[slot].nodes;
-      if (answers[slot].tree) dropped.push_back(std::move(answers[slot].tree));
       answers[slot] = std::move(answer);
       hashes[slot] = hash;
     }

@@ -1,5 +1,5 @@
-// The heaviest continuations of a match with few occurrences: all of them are read, and their trie is spread level by
-// level.
+// The heaviest continuations of a match with few occurrences: all of them are read, and the few nodes of their trie
+// that occur more than once are sorted.
 #pragma once
 
 #include <array>
