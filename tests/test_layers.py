@@ -66,7 +66,7 @@ LAYERS = [
         *("bench.replay", "bench.quality", "bench.serving"),
         *("bench.exhibits", "bench.charts", "bench.results", "bench.tables", "bench.sections", "bench.report"),
         *("bench.readme", "bench.plots", "bench.environment", "bench.arguments", "bench.paper", "bench.record"),
-        "bench.questions",
+        *("bench.questions", "bench.parallel"),
     ],
     [
         *(

@@ -24,7 +24,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -35,10 +34,10 @@ import numpy as np
 from rest_store.bench.arguments import parser_of
 from rest_store.bench.datastores import laid_out, perturbed, python_source
 from rest_store.bench.environment import write_result
+from rest_store.bench.parallel import Contexts, compare_threads
 from rest_store.datastore import Datastore
 from rest_store.header import separator_id
 
-Contexts = list[list[int]]
 LENGTH = 16
 
 
@@ -205,42 +204,6 @@ def compare_batch(store: Datastore, contexts: Contexts, rounds: int = 10) -> dic
         f"as an array {figures['array, median']:.2f}, {ratios['array, ratio of medians']:.2f} times"
     )
     return {name: round(value, 2) for name, value in {**figures, **ratios}.items()}
-
-
-def compare_threads(store: Datastore, contexts: Contexts, rounds: int = 5) -> dict[str, float]:
-    """Time the same work on one thread and on two, in turns; contexts a second."""
-
-    def single(part: Contexts) -> None:
-        for context in part:
-            store.draft(context)
-
-    def batches(part: Contexts) -> None:
-        for start in range(0, len(part), 64):
-            store.draft_batch(part[start : start + 64])
-
-    def rate(ask: Callable[[Contexts], None], threads: int) -> float:
-        running = [threading.Thread(target=ask, args=(contexts[place::threads],)) for place in range(threads)]
-        start = time.perf_counter()
-        for thread in running:
-            thread.start()
-        for thread in running:
-            thread.join()
-        return len(contexts) / (time.perf_counter() - start)
-
-    figures: dict[str, float] = {}
-    for name, ask in (("single calls", single), ("batches of 64", batches)):
-        rates: dict[int, list[float]] = {threads: [] for threads in (1, 2)}
-        for _ in range(rounds):
-            for threads in rates:
-                rates[threads].append(rate(ask, threads))
-        one, two = (float(np.median(rates[threads])) for threads in (1, 2))
-        figures |= {
-            f"{name}, 1 thread": round(one),
-            f"{name}, 2 threads": round(two),
-            f"{name}, ratio": round(two / one, 2),
-        }
-        print(f"{name}: {one:,.0f} contexts a second on one thread, {two:,.0f} on two: {two / one:.2f} times")
-    return figures
 
 
 def describe_matches(store: Datastore, contexts: Contexts) -> dict[str, object]:
