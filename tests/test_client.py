@@ -102,6 +102,8 @@ def test_answers_are_those_of_the_datastore(
     asked = data.draw(st.lists(contexts(CORPUS), max_size=6))
     store = stores["one"]
     assert client.draft_batch(asked, **limits) == store.draft_batch(asked, **limits)
+    rows = np.array([context[-1:] for context in asked])
+    assert client.draft_batch(rows, **limits) == store.draft_batch(rows, **limits)
     for context in asked[:2]:
         given = data.draw(st.sampled_from([list, tuple, np.array]))(context)
         assert client.draft(given, **limits) == store.draft(context, **limits)

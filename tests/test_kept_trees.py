@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -95,11 +95,8 @@ def test_threads_share_and_drive_out(store: Datastore) -> None:
                 if answers != expected[size] or any(len(tree) == 0 for tree in singles):
                     wrong.append(size)
 
-    threads = [threading.Thread(target=ask, args=(place,)) for place in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(ask, range(4)))
     assert not wrong
 
 

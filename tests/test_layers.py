@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -207,3 +208,13 @@ def test_public_names_exist_and_are_the_only_ones() -> None:
     assert set(dir(rest_store)) == set(rest_store.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = rest_store.nothing  # type: ignore[attr-defined]
+
+
+def test_only_bindings_know_python() -> None:
+    """The kernel's headers are C++ alone; what meets Python says so by its name."""
+    sources = (REST_STORE / "native").glob("*.?pp")
+    knowing = {
+        path for path in sources if re.search(r"#include <(nanobind/|Python\.h)", path.read_text(encoding="utf-8"))
+    }
+    assert "bindings.cpp" in {path.name for path in knowing}
+    assert {path.name for path in knowing if not path.stem.endswith("bindings")} == set()

@@ -6,7 +6,8 @@ r"""What a query costs: drafts from real contexts on real Python source, through
 Contexts are the 16 tokens before random places of recorded model outputs (`--traces`; without it, before random places
 of the datastore's own documents with the oldest tokens changed, so that the match is a true suffix). Those of every
 second recording warm up pages and caches, the others are measured, each asked once: `first` is that pass, `again` a
-second one over the same contexts, `nothing remembered` one with the memory of heavy answers empty at its start. Times
+second one over the same contexts, `nothing remembered` one with the memory of heavy answers empty at its start. One
+shard and eight are asked in turns of 2,500 contexts; two processes show what two threads could gain at most. Times
 are microseconds per context, one thread unless said, garbage collection off as in timeit. Targets: median 12, mean 40,
 99th percentile 500; eight shards at most double, a batch of 64 at least twice as fast per context, two threads scale.
 

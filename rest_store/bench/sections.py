@@ -39,6 +39,17 @@ def section_of(result: Result) -> Section:
     return Section(f"{title}: {variant.replace('_', ' ')}" if variant else title, about, exhibits, result.facts)
 
 
+_QUERY_RATIOS = [  # part of the results, figure in it, and what it says
+    ("batch of 64", "median", "single call / context of a batch of 64, medians"),
+    ("batch of 64", "mean", "single call / context of a batch of 64, means"),
+    ("batch of 64", "array, ratio of medians", "single call / context of an array of 64, medians"),
+    ("two threads", "single calls, ratio", "two threads / one, single calls"),
+    ("two threads", "single calls, ratio of processes", "two processes / one thread, single calls"),
+    ("two threads", "batches of 64, ratio", "two threads / one, batches of 64"),
+    ("two threads", "batches of 64, ratio of processes", "two processes / one thread, batches of 64"),
+]
+
+
 def _query(figures: Mapping[str, Any]) -> list[Exhibit]:
     exhibits: list[Exhibit] = [query_table(figures)]
     sizes = figures.get("sizes") or []
@@ -50,10 +61,9 @@ def _query(figures: Mapping[str, Any]) -> list[Exhibit]:
         title = "Time of a draft against the size of the datastore"
         exhibits.append(Lines(title, "tokens", "microseconds", lines, logarithmic="xy"))
     rows: list[list[Cell]] = []
-    for name, unit in (("batch of 64", "single call / batch"), ("two threads", "two threads / one")):
-        for key, value in figures.get(name, {}).items():
-            if key in ("median", "mean") or "ratio" in key:
-                rows.append([f"{name}: {key}, {unit}", float(value)])
+    for part, key, what in _QUERY_RATIOS:
+        if key in figures.get(part, {}):
+            rows.append([what, float(figures[part][key])])
     for shards, cost in figures.get("open", {}).items():
         rows.append([f"opening {shards} shards, milliseconds", float(cost["milliseconds"])])
         rows.append([f"opening {shards} shards, MB of memory", cost["resident_bytes"] / 1e6])

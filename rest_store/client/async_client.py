@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import grpc.aio
@@ -19,7 +18,7 @@ from rest_store.client.questions import Question, T
 from rest_store.errors import RestStoreError
 from rest_store.evidence import Evidence, rows_for
 from rest_store.failures import failed_call
-from rest_store.queries import IntSequence
+from rest_store.queries import Contexts, IntSequence
 from rest_store.tree import SuffixMatch, TokenTree
 
 
@@ -125,7 +124,7 @@ class AsyncDatastoreClient(ClientBase):
 
     async def draft_batch(
         self,
-        contexts: Sequence[IntSequence],
+        contexts: Contexts,
         *,
         max_nodes: int = 64,
         max_suffix: int = 16,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
 import grpc
 
@@ -18,7 +17,7 @@ from rest_store.client.stream import DraftStream
 from rest_store.errors import RestStoreError
 from rest_store.evidence import Evidence, rows_for
 from rest_store.failures import failed_call
-from rest_store.queries import IntSequence
+from rest_store.queries import Contexts, IntSequence
 from rest_store.tokenizer import TokenizerIdentity
 from rest_store.tree import SuffixMatch, TokenTree
 
@@ -145,7 +144,7 @@ class DatastoreClient(ClientBase):
 
     def draft_batch(
         self,
-        contexts: Sequence[IntSequence],
+        contexts: Contexts,
         *,
         max_nodes: int = 64,
         max_suffix: int = 16,

@@ -13,7 +13,7 @@ from rest_store.client.tally import Tally
 from rest_store.errors import RestStoreError
 from rest_store.evidence import MAX_EVIDENCE_ROWS, Evidence
 from rest_store.kernel import MAX_NODES, MAX_SUFFIX
-from rest_store.queries import IntSequence, batch, limit, limits
+from rest_store.queries import Contexts, IntSequence, batch, limit, limits
 from rest_store.tree import SuffixMatch, TokenTree
 from rest_store.v1 import datastore_pb2 as pb
 
@@ -117,7 +117,7 @@ class Questions:
 
     @_counted
     def draft_batch(
-        self, contexts: Sequence[IntSequence], max_nodes: int, max_suffix: int, max_depth: int
+        self, contexts: Contexts, max_nodes: int, max_suffix: int, max_depth: int
     ) -> Question[list[TokenTree]] | None:
         """Ask for the draft tree of each of `contexts`; None if there are none."""
         bounds = limits(max_nodes, max_suffix, max_depth)

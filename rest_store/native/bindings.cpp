@@ -1,11 +1,12 @@
 // Python's view of the kernel: conversions and the release of the GIL, no algorithm.
 
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 #include <structmember.h>
 
 #include <atomic>
 
-#include "context_reader.hpp"
+#include "context_bindings.hpp"
 #include "kernel.hpp"
 #include "message_bindings.hpp"
 #include "packed_tree.hpp"
