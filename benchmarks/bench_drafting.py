@@ -18,10 +18,10 @@ import numpy as np
 
 from rest_store.bench.environment import write_result
 from rest_store.bench.replay import FIT_PARTS, read_recordings
-from rest_store.calibration import Calibration
-from rest_store.datastore import Datastore
-from rest_store.session import DraftSession
-from rest_store.sources import PromptLookup, RecycledLogits
+from rest_store.datastore.datastore import Datastore
+from rest_store.drafting.calibration import Calibration
+from rest_store.drafting.session import DraftSession
+from rest_store.drafting.sources import PromptLookup, RecycledLogits
 
 CONTEXT = 2000  # tokens before the output
 

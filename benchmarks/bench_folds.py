@@ -18,9 +18,9 @@ from typing import Any
 
 from rest_store.bench.environment import write_result
 from rest_store.bench.replay import PARTS, Recording, fit_calibration, read_recordings, replay
-from rest_store.calibration import Calibration
-from rest_store.datastore import Datastore
-from rest_store.sources import PromptLookup, RecycledLogits
+from rest_store.datastore.datastore import Datastore
+from rest_store.drafting.calibration import Calibration
+from rest_store.drafting.sources import PromptLookup, RecycledLogits
 
 NODES = (16, 64)
 

@@ -23,10 +23,10 @@ import numpy as np
 
 from rest_store.bench.environment import write_result
 from rest_store.bench.replay import FIT_PARTS, Recording, fit_calibration, read_recordings, replay
-from rest_store.calibration import Calibration
-from rest_store.datastore import Datastore
-from rest_store.session import DraftSession
-from rest_store.sources import PromptLookup, RecycledLogits
+from rest_store.datastore.datastore import Datastore
+from rest_store.drafting.calibration import Calibration
+from rest_store.drafting.session import DraftSession
+from rest_store.drafting.sources import PromptLookup, RecycledLogits
 
 NODES = (16, 64)
 MANY_NODES = (256, 1024)

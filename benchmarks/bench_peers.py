@@ -38,7 +38,7 @@ from against_suffix_decoding import compare_suffix_decoding
 
 from rest_store.bench.environment import write_result
 from rest_store.bench.replay import read_recordings
-from rest_store.datastore import Datastore
+from rest_store.datastore.datastore import Datastore
 
 
 def main() -> None:

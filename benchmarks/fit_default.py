@@ -1,4 +1,4 @@
-"""Fit the calibration that comes with the package, rest_store/data/calibration.bin, anew.
+"""Fit the calibration that comes with the package, rest_store/drafting/default.calibration, anew.
 
 Data: greedy outputs of the target model with its top-k (`--traces`), answers of other models (`--answers`), and answers
 of the kind that the chat datastore holds (`--chat-answers`), replayed with a chat datastore built without them
@@ -27,9 +27,9 @@ import numpy as np
 
 from rest_store.bench.command import _encoder
 from rest_store.bench.replay import FIT_PARTS, Encode, Recording, fit_recorded, read_recordings, replay
-from rest_store.calibration import Calibration
-from rest_store.datastore import Datastore
-from rest_store.sources import PromptLookup, RecycledLogits
+from rest_store.datastore.datastore import Datastore
+from rest_store.drafting.calibration import Calibration
+from rest_store.drafting.sources import PromptLookup, RecycledLogits
 
 Job = tuple[Sequence[Recording], Sequence[object], Sequence[tuple[int, int]]]  # recordings, sources, (nodes, skip)
 _ONCE = ((24, 0),)

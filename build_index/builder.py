@@ -30,8 +30,12 @@ from build_index.packages import import_package
 from build_index.pipeline import Pipeline
 from build_index.preparation import prepare_drafts, room_for_pages
 from build_index.progress import ProgressListener
+from build_index.staging import Workplace, final_place, output_errors
 from build_index.tokenization import TargetTokenizer, load_tokenizer
-from build_index.workplace import Workplace, final_place, output_errors
+from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
+from rest_store.datastore.manifest import TOKENIZER_FILE_NAME, Manifest, PreparedRecord, ShardRecord
+from rest_store.datastore.prepared import FILE_NAME as PREPARED_NAME
+from rest_store.datastore.shard import Shard, TokensFile
 from rest_store.errors import (
     BuildError,
     CorpusError,
@@ -43,10 +47,6 @@ from rest_store.errors import (
     ResumeError,
     describe,
 )
-from rest_store.manifest import FILE_NAME as MANIFEST_NAME
-from rest_store.manifest import TOKENIZER_FILE_NAME, Manifest, PreparedRecord, ShardRecord
-from rest_store.prepared import FILE_NAME as PREPARED_NAME
-from rest_store.shard import Shard, TokensFile
 
 __all__ = ["BuildOptions", "BuildSummary", "build"]
 

@@ -183,7 +183,7 @@ def _failures_in_one_line(context: click.Context, out: Path) -> Iterator[None]:
 
 
 def _hint(out: Path) -> str:
-    from build_index.workplace import kept_shards
+    from build_index.staging import kept_shards
 
     try:
         count = kept_shards(out)

@@ -20,16 +20,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from build_index.compression import compression_of, is_decodable, open_file, open_stream, read_error
-from build_index.detection import Detection, detect, is_named_jsonl
+from build_index.counts import Tally
 from build_index.documents import Document
-from build_index.hub import HUB_PREFIX, HubAddress, read_hub
-from build_index.json_reader import read_json_lines, read_json_values
-from build_index.parquet_reader import read_parquet
-from build_index.records import KNOWN_FIELDS, RecordReader
-from build_index.source_tree import TreeFile, walk
-from build_index.tally import Tally
-from build_index.text_reader import read_text
+from build_index.readers.compression import compression_of, is_decodable, open_file, open_stream, read_error
+from build_index.readers.detection import Detection, detect, is_named_jsonl
+from build_index.readers.hub import HUB_PREFIX, HubAddress, read_hub
+from build_index.readers.json_values import read_json_lines, read_json_values
+from build_index.readers.parquet import read_parquet
+from build_index.readers.records import KNOWN_FIELDS, RecordReader
+from build_index.readers.source_tree import TreeFile, walk
+from build_index.readers.text import read_text
 from rest_store.errors import CorpusError, CorpusFormatError, describe
 
 __all__ = ["READERS", "Corpus", "CorpusSpec", "Document", "open_corpus"]

@@ -14,7 +14,7 @@ from build_index.corpus import Corpus
 from build_index.documents import Document
 from build_index.duplicates import SeenDocuments, content_digest
 from build_index.journal import CHAIN_START, Cursor
-from build_index.workplace import output_errors
+from build_index.staging import output_errors
 from rest_store.errors import ResumeError, describe
 
 BATCH_CHARACTERS = 1 << 19  # enough for the tokenizing threads; more only takes memory

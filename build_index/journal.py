@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rest_store.manifest import ShardRecord
+from rest_store.datastore.manifest import ShardRecord
 
 FILE_NAME = "journal.jsonl"
 CHAIN_START = b"\0" * 32

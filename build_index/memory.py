@@ -14,9 +14,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from rest_store.datastore.header import MAX_POSITIONS, token_width
+from rest_store.datastore.memory import available_bytes
 from rest_store.errors import BuildError, MemoryBudgetError, describe
-from rest_store.header import MAX_POSITIONS, token_width
-from rest_store.memory import available_bytes
 
 MIB = 1 << 20
 SMALLEST_SHARD = 1 << 20  # positions; fewer are only made when asked for
@@ -162,7 +162,7 @@ def resident_bytes(field: str = "VmRSS") -> int:
 
 
 def available_budget(root: Path = Path("/")) -> int:
-    """Return the memory that may still be taken, in bytes (`rest_store.memory.available_bytes`).
+    """Return the memory that may still be taken, in bytes (`rest_store.datastore.memory.available_bytes`).
 
     Raises:
         MemoryBudgetError: the system does not tell.

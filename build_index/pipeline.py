@@ -14,9 +14,9 @@ from build_index.memory import MemoryPlan
 from build_index.progress import ProgressListener, StageProgress
 from build_index.shard_sorter import ShardSorter
 from build_index.shard_tokens import ShardTokens, first_cursor
+from build_index.staging import Workplace, output_errors
 from build_index.target_tokenizer import TargetTokenizer
-from build_index.workplace import Workplace, output_errors
-from rest_store.manifest import ShardRecord
+from rest_store.datastore.manifest import ShardRecord
 
 _SECONDS_BETWEEN_REPORTS = 0.2
 

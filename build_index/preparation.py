@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
 
-from rest_store.kernel import MAX_NODES, Kernel, kernel_name, open_kernel
-from rest_store.manifest import PreparedRecord
-from rest_store.prepared import MAX_COUNT, pack_draft, write_prepared
-from rest_store.shard import Shard
-from rest_store.tree import TokenTree
+from rest_store.datastore.kernel import MAX_NODES, Kernel, kernel_name, open_kernel
+from rest_store.datastore.manifest import PreparedRecord
+from rest_store.datastore.prepared import MAX_COUNT, pack_draft, write_prepared
+from rest_store.datastore.shard import Shard
+from rest_store.datastore.tree import TokenTree
 
 # What a draft is asked for unless the caller says otherwise.
 LENGTH = 16

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from build_index.memory import shard_bytes, size_text
-from build_index.workplace import output_errors
+from build_index.staging import output_errors
+from rest_store.datastore.header import SuffixesHeader, entry_bits
+from rest_store.datastore.manifest import ShardRecord
+from rest_store.datastore.shard import Shard, TokensFile, write_suffixes
 from rest_store.errors import MemoryBudgetError, describe
-from rest_store.header import SuffixesHeader, entry_bits
-from rest_store.manifest import ShardRecord
-from rest_store.shard import Shard, TokensFile, write_suffixes
 
 _USUAL_RATE = 5e6  # positions sorted a second, to guess how far the first shard is
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from build_index.document_stream import ReadDocument
 from build_index.journal import CHAIN_START, CorpusCounts, Cursor, TokensRecord
+from build_index.staging import output_errors
 from build_index.target_tokenizer import Tokens
-from build_index.workplace import output_errors
-from rest_store.shard import TokensWriter
+from rest_store.datastore.shard import TokensWriter
 
 
 def shard_name(number: int) -> str:

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from build_index.chat_template import ChatTemplate
 from build_index.documents import Document, Message, well_formed
 from build_index.packages import import_package
+from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import CorpusError, TokenizerLoadError, TokenRangeError, describe
-from rest_store.tokenizer import TokenizerIdentity
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

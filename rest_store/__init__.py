@@ -9,19 +9,19 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rest_store.calibration import Calibration
-    from rest_store.channels import Tls
-    from rest_store.client.async_client import AsyncDatastoreClient
-    from rest_store.client.client import DatastoreClient
-    from rest_store.datastore import Datastore
+    from rest_store.datastore.datastore import Datastore
+    from rest_store.datastore.tokenizer import TokenizerIdentity
+    from rest_store.datastore.tree import SuffixMatch, TokenTree
+    from rest_store.drafting.calibration import Calibration
+    from rest_store.drafting.session import DraftSession
+    from rest_store.drafting.sources import PromptLookup, RecycledLogits
     from rest_store.errors import RestStoreError
     from rest_store.generation.generate import generate
     from rest_store.generation.generator import Generator
-    from rest_store.generation.packing import packed
-    from rest_store.session import DraftSession
-    from rest_store.sources import PromptLookup, RecycledLogits
-    from rest_store.tokenizer import TokenizerIdentity
-    from rest_store.tree import SuffixMatch, TokenTree
+    from rest_store.generation.prepacking import packed
+    from rest_store.service.channel import Tls
+    from rest_store.service.client.async_client import AsyncDatastoreClient
+    from rest_store.service.client.client import DatastoreClient
 
 __version__ = "0.1.0"
 
@@ -45,21 +45,21 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AsyncDatastoreClient": "rest_store.client.async_client",
-    "DatastoreClient": "rest_store.client.client",
-    "Tls": "rest_store.channels",
-    "Calibration": "rest_store.calibration",
-    "Datastore": "rest_store.datastore",
-    "DraftSession": "rest_store.session",
-    "PromptLookup": "rest_store.sources",
-    "RecycledLogits": "rest_store.sources",
+    "AsyncDatastoreClient": "rest_store.service.client.async_client",
+    "DatastoreClient": "rest_store.service.client.client",
+    "Tls": "rest_store.service.channel",
+    "Calibration": "rest_store.drafting.calibration",
+    "Datastore": "rest_store.datastore.datastore",
+    "DraftSession": "rest_store.drafting.session",
+    "PromptLookup": "rest_store.drafting.sources",
+    "RecycledLogits": "rest_store.drafting.sources",
     "Generator": "rest_store.generation.generator",
     "RestStoreError": "rest_store.errors",
-    "SuffixMatch": "rest_store.tree",
-    "TokenTree": "rest_store.tree",
-    "TokenizerIdentity": "rest_store.tokenizer",
+    "SuffixMatch": "rest_store.datastore.tree",
+    "TokenTree": "rest_store.datastore.tree",
+    "TokenizerIdentity": "rest_store.datastore.tokenizer",
     "generate": "rest_store.generation.generate",
-    "packed": "rest_store.generation.packing",
+    "packed": "rest_store.generation.prepacking",
 }
 
 

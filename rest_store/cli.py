@@ -32,8 +32,8 @@ class _Group(click.Group):
 
     elsewhere = {  # noqa: RUF012  read only
         "build": "build_index.cli:build",
-        "serve": "rest_store.server.command:serve",
-        "reload": "rest_store.server.command:reload",
+        "serve": "rest_store.service.server.command:serve",
+        "reload": "rest_store.service.server.command:reload",
         "bench": "rest_store.bench.command:bench",
         "calibrate": "rest_store.bench.command:calibrate",
         "generate": "rest_store.generation.command:generate",
@@ -89,7 +89,7 @@ def build_main() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def info(datastore: Path, as_json: bool) -> None:
     """Show what DATASTORE is: from what it was built, when, how big, with which tokenizer."""
-    from rest_store.datastore import Datastore
+    from rest_store.datastore.datastore import Datastore
 
     found = Datastore.open(datastore).info()
     manifest = json.loads(found.manifest.to_json())
@@ -140,7 +140,7 @@ def _short(value: object) -> str:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def check(datastore: Path, full: bool, as_json: bool) -> None:
     """Read DATASTORE through and verify it: checksums, symbols, keys, order of suffix arrays, prepared drafts."""
-    from rest_store.check import check_datastore
+    from rest_store.datastore.check import check_datastore
 
     show = sys.stderr.isatty() and not as_json
     shown = ""
@@ -199,13 +199,13 @@ def query(
 
     DATASTORE is a directory, or a service: HOST:PORT or unix:/path, which keeps no tokenizer for --text.
     """
-    from rest_store.drawing import draft_as_json, draw_draft
+    from rest_store.datastore.render import draft_as_json, draw_draft
 
     if (text is None) == (tokens is None):
         raise click.UsageError("give the context as either --text or --tokens")
     if _is_service(datastore):
-        from rest_store.channels import Tls
-        from rest_store.client.client import DatastoreClient
+        from rest_store.service.channel import Tls
+        from rest_store.service.client.client import DatastoreClient
 
         if tokenizer is None and text is not None:
             raise click.UsageError("a service keeps no tokenizer: name it with --tokenizer, or give --tokens")
@@ -215,7 +215,7 @@ def query(
             datastore, datastore=names or None, tokenizer=target, token=token, tls=tls, timeout=timeout
         )
     else:
-        from rest_store.datastore import Datastore
+        from rest_store.datastore.datastore import Datastore
 
         store = Datastore.open(datastore)
         target = _tokenizer(store, tokenizer, needed=text is not None)
@@ -253,7 +253,7 @@ def _tokenizer(store: Any, name: str | None, *, needed: bool) -> Any:
 
     None if there is none, or nothing installed that reads it, and only ids are asked about.
     """
-    from rest_store.manifest import TOKENIZER_FILE_NAME
+    from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 
     kept = store.path / TOKENIZER_FILE_NAME
     if name is None and not needed and importlib.util.find_spec("tokenizers") is None:

@@ -7,14 +7,14 @@ import signal
 from pathlib import Path
 
 import pytest
-from builds import write_tokenizer
 from hypothesis import HealthCheck, settings
-from models import CHATML, byte_level_bpe
-from strategies import add_prepared, write_datastore, zipf_corpus
 
 from build_index import preparation
 from build_index.tokenization import TargetTokenizer, load_tokenizer
-from rest_store.calibration import Calibration
+from rest_store.drafting.calibration import Calibration
+from tests.shared.builds import write_tokenizer
+from tests.shared.models import CHATML, byte_level_bpe
+from tests.shared.strategies import add_prepared, write_datastore, zipf_corpus
 
 # A job in the background starts with interrupts ignored, and what it starts inherits that; tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)

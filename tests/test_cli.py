@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from strategies import Corpus, write_datastore
 
 import rest_store
 from rest_store.cli import main
+from tests.shared.strategies import Corpus, write_datastore
 
 CORPUS = Corpus(300, [[[1, 2, 3, 4, 9], [1, 2, 3, 5]], [[7, 1, 2, 3, 4, 8]]])
 

@@ -45,7 +45,7 @@ def test_bases_from_outside_are_builtin_errors(kind: type[RestStoreError]) -> No
 @pytest.fixture(scope="module")
 def names_in_tests() -> set[str]:
     """Names that the other tests use, beyond importing them."""
-    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in Path(__file__).parent.glob("test_*.py")]
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in Path(__file__).parent.rglob("test_*.py")]
     return {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 

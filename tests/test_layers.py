@@ -16,173 +16,98 @@ import rest_store
 REST_STORE = Path(rest_store.__file__).parent
 BUILD_INDEX = Path(build_index.__file__).parent
 
-# Each module may import those of lower layers and, within its own, those named before it; no package of layer 3 imports
-# another.
-LAYERS = [
-    ["errors"],
-    [
-        *(
-            "memory",
-            "header",
-            "mapped_file",
-            "shard",
-            "tokenizer",
-            "tree",
-            "prepared",
-            "manifest",
-            "_reference",
-            "kernel",
-        ),
-        *("statuses", "queries", "addresses", "failures", "channels", "evidence"),
-    ],
-    ["datastore", "check", "drawing", "calibration", "asking", "sources", "survey", "python_sources"],
-    [
-        *("server.logs", "server.metrics", "server.admission", "server.catalog", "server.questions"),
-        *("server.generation", "server.work", "server.replies", "server.credentials", "server.health", "server.turns"),
-        *("server.servicer", "server.reload", "server.server"),
-        *("client.arguments", "client.forks", "client.cancellation", "client.circuit", "client.tally"),
-        *("client.endpoints", "client.answers", "client.counterpart", "client.connections", "client.conversation"),
-        *("client.questions", "client.client_base", "client.service_source", "client.exchange"),
-        *("client.stream_base", "client.stream", "client.async_stream", "client.client", "client.async_client"),
-        "session",
-        *("generation.cache", "generation.drafting", "generation.costs", "generation.likeliest"),
-        *(
-            "generation.progress",
-            "generation.attention",
-            "generation.verify",
-            "generation.baselines",
-            "generation.assistant",
-        ),
-        *("generation.graphs", "generation.loading", "generation.packing", "generation.origins"),
-        *(
-            "generation.sampling",
-            "generation.options",
-            "generation.support",
-            "generation.prefill",
-            "generation.recordings",
-        ),
-        *("generation.loop", "generation.generate", "generation.generator"),
-    ],
-    [
-        *("bench.replay", "bench.quality", "bench.serving"),
-        *("bench.exhibits", "bench.charts", "bench.results", "bench.tables", "bench.sections", "bench.report"),
-        *("bench.readme", "bench.plots", "bench.environment", "bench.arguments", "bench.paper", "bench.record"),
-        *("bench.questions", "bench.parallel"),
-    ],
-    [
-        *(
-            "bench.datastores",
-            "bench.query",
-            "bench.echo",
-            "bench.service_calls",
-            "bench.service",
-            "bench.methods",
-            "bench.speed",
-            "bench.build",
-        ),
-        *("bench.paper_command", "bench.record_command", "bench.report_command"),
-        *("server.command", "bench.command", "generation.command", "cli", "__main__"),
-    ],
-]
-ORDER = [module for layer in LAYERS for module in layer]
-OF_BUILD_INDEX = {
-    "errors",
-    "header",
-    "shard",
-    "tokenizer",
-    "tree",
-    "prepared",
-    "manifest",
-    "kernel",
-    "memory",
-    "__init__",
+# What a package may import of this project, besides itself. A module named `command` belongs to the commands, whatever
+# package it stands in.
+ALLOWED = {
+    "rest_store.errors": set[str](),
+    "rest_store.datastore": {"rest_store.errors"},
+    "rest_store.drafting": {"rest_store.errors", "rest_store.datastore"},
+    "rest_store.service": {"rest_store.errors", "rest_store.datastore", "rest_store.drafting", "rest_store.v1"},
+    "rest_store.generation": {"rest_store.errors", "rest_store.datastore", "rest_store.drafting"},
+    "build_index": {"rest_store", "rest_store.errors", "rest_store.datastore"},
 }
-HEAVY = {  # package: its rooms, and the modules that measure them
-    "torch": {"generation", "bench.record", "bench.speed"},
-    "transformers": {"generation"},
-    "grpc": {"server", "client", "channels", "bench.service", "bench.service_calls", "bench.echo"},
+COMMANDS = {"rest_store", "rest_store.cli", "rest_store.__main__", "rest_store.bench"}  # may import everything
+HEAVY = {  # package: where it may be imported
+    "torch": {"rest_store.generation", "rest_store.bench.record", "rest_store.bench.speed"},
+    "transformers": {"rest_store.generation", "build_index"},
+    "grpc": {"rest_store.service", "rest_store.v1"},
 }
 
 
-def imports(path: Path, package: str) -> set[str]:
-    """Every module that the file imports anywhere, dotted; `package.name` for names taken from the package itself."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path.name}: relative import"
-            if node.module == package:
-                found |= {f"{package}.{alias.name}" for alias in node.names}
-            else:
-                found.add(node.module or "")
-    return found
+def modules_in(package: Path) -> list[str]:
+    """Return the dotted names of all modules of `package`, without generated code."""
+    paths = (path.relative_to(package.parent).with_suffix("") for path in package.rglob("*.py"))
+    names = (".".join(path.parts).removesuffix(".__init__") for path in paths)
+    return sorted(name for name in names if not name.startswith("rest_store.v1"))
 
 
-def modules_of(names: set[str], package: str, folder: Path) -> set[str]:
-    """Those of `names` that are modules of `package`, without its name; `__init__` for names of the package itself."""
-    found = set()
-    for name in names:
-        room, *inner = name.split(".")
-        if room != package or inner[:1] in (["_kernel"], ["v1"]):
-            continue
-        while inner and not folder.joinpath(*inner).with_suffix(".py").exists():
-            inner = inner[:-1]
-        found.add(".".join(inner) or "__init__")
-    return found
-
-
-def modules_in(folder: Path) -> list[str]:
-    paths = [path.relative_to(folder).with_suffix("") for path in folder.rglob("*.py") if path.stem != "__init__"]
-    return sorted(".".join(path.parts) for path in paths if path.parts[0] != "v1")
-
-
-REST_STORE_MODULES = modules_in(REST_STORE)
-BUILD_INDEX_MODULES = modules_in(BUILD_INDEX)
+MODULES = [*modules_in(REST_STORE), *modules_in(BUILD_INDEX)]
 
 
 def path_of(module: str) -> Path:
-    return REST_STORE.joinpath(*module.split(".")).with_suffix(".py")
+    path = REST_STORE.parent.joinpath(*module.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
-def room_of(module: str) -> str:
-    return module.split(".", maxsplit=1)[0]
+def imports_of(module: str) -> set[str]:
+    """Return what a module imports anywhere, dotted; names that it takes from a package stand for their modules."""
+    imported: set[str] = set()
+    for node in ast.walk(ast.parse(path_of(module).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: relative import"
+            assert node.module is not None
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            imported |= {name if name in MODULES else node.module for name in inner}
+    return imported
 
 
-def test_every_module_has_a_layer() -> None:
-    assert set(REST_STORE_MODULES) == set(ORDER)
+def package_of(module: str) -> str:
+    """Return the package that the rules speak of: `rest_store.<package>`, or `build_index`."""
+    parts = module.split(".")
+    return ".".join(parts[:2]) if parts[0] == "rest_store" else parts[0]
 
 
-@pytest.mark.parametrize("module", REST_STORE_MODULES)
+def is_command(module: str) -> bool:
+    return package_of(module) in COMMANDS or module.endswith(".command")
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if not is_command(module)])
 def test_imports_go_down(module: str) -> None:
-    names = imports(path_of(module), "rest_store")
-    lower = set(ORDER[: ORDER.index(module)])
-    if module in LAYERS[3]:
-        lower -= {other for other in LAYERS[3] if room_of(other) != room_of(module)}
-    if module in LAYERS[5]:
-        lower |= {"__init__"}
-    else:
-        assert not {name for name in names if name.startswith("build_index")}
-    assert modules_of(names, "rest_store", REST_STORE) <= lower
+    package = package_of(module)
+    own = {package_of(name) for name in imports_of(module) if name.split(".")[0] in ("rest_store", "build_index")}
+    allowed = {*ALLOWED[package], package}
+    if package in ("rest_store.datastore", "rest_store.drafting"):
+        allowed.add("rest_store._kernel")
+        own = {"rest_store._kernel" if name == "rest_store" else name for name in own}
+    assert own <= allowed
 
 
-@pytest.mark.parametrize("module", REST_STORE_MODULES)
-def test_heavy_packages_stay_in_their_rooms(module: str) -> None:
-    roots = {name.split(".")[0] for name in imports(path_of(module), "rest_store")}
+def test_the_server_and_its_clients_do_not_import_each_other() -> None:
+    for side, other in (("server", "client"), ("client", "server")):
+        modules = [name for name in MODULES if name.startswith(f"rest_store.service.{side}")]
+        imported = {name for module in modules for name in imports_of(module)}
+        assert not {name for name in imported if name.startswith(f"rest_store.service.{other}")}
+
+
+@pytest.mark.parametrize("package", HEAVY)
+def test_heavy_packages_stay_in_their_rooms(package: str) -> None:
+    users = {module for module in MODULES if package in {name.split(".")[0] for name in imports_of(module)}}
     assert {
-        package for package, at in HEAVY.items() if package in roots and not {room_of(module), module} & at
+        module for module in users if not module.startswith(tuple(HEAVY[package])) and not is_command(module)
     } == set()
 
 
-@pytest.mark.parametrize("module", BUILD_INDEX_MODULES)
-def test_the_builder_imports_the_format_and_the_kernel_only(module: str) -> None:
-    names = imports(BUILD_INDEX / f"{module}.py", "build_index")
-    assert modules_of(names, "rest_store", REST_STORE) <= OF_BUILD_INDEX
-    assert "torch" not in {name.split(".")[0] for name in names}
+def test_no_import_by_string_gets_around_the_layers() -> None:
+    """Only the lazy names of the package, the commands, and packages of an extra are imported by name."""
+    users = {module for module in MODULES if "import_module" in path_of(module).read_text(encoding="utf-8")}
+    still = {"rest_store.generation.generate", "rest_store.service.server.turns"}
+    assert users - still <= {"rest_store", "rest_store.cli", "rest_store.bench.command", "build_index.packages"}
 
 
 def loaded_by(program: str) -> set[str]:
-    """The top-level packages in memory after a fresh interpreter has run `program`."""
+    """Return the top-level packages in memory after a fresh interpreter has run `program`."""
     program += "\nimport sys; print(*{name.split('.')[0] for name in sys.modules})"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     return set(done.stdout.split())
@@ -211,10 +136,8 @@ def test_public_names_exist_and_are_the_only_ones() -> None:
 
 
 def test_only_bindings_know_python() -> None:
-    """The kernel's headers are C++ alone; what meets Python says so by its name."""
-    sources = (REST_STORE / "native").glob("*.?pp")
-    knowing = {
-        path for path in sources if re.search(r"#include <(nanobind/|Python\.h)", path.read_text(encoding="utf-8"))
-    }
-    assert "bindings.cpp" in {path.name for path in knowing}
-    assert {path.name for path in knowing if not path.stem.endswith("bindings")} == set()
+    """The kernel's headers are C++ alone; what meets Python stands in one folder."""
+    sources = list((REST_STORE / "native").rglob("*.?pp"))
+    python = {path for path in sources if re.search(r"#include <(nanobind/|Python\.h)", path.read_text("utf-8"))}
+    assert python
+    assert {path for path in python if path.parent.name != "python"} == set()

@@ -8,18 +8,17 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from strategies import Corpus, write_datastore
 
 from rest_store.cli import main
+from tests.shared.strategies import Corpus, write_datastore
 
 
 @pytest.mark.parametrize(
     ("words", "module", "package", "extra"),
     [
         ("bench speed --model m", "rest_store.bench.speed", "torch", "hf"),
-        ("bench service --datastore d", "rest_store.bench.service", "grpc", "server"),
-        ("serve d", "rest_store.server.credentials", "grpc", "server"),
-        ("query 127.0.0.1:1 --tokens 3", "rest_store.channels", "grpc", "server"),
+        ("serve d", "rest_store.service.server.credentials", "grpc", "server"),
+        ("query 127.0.0.1:1 --tokens 3", "rest_store.service.channel", "grpc", "server"),
         ("generate --model m --prompt p", "rest_store.generation.generator", "torch", "hf"),
     ],
 )

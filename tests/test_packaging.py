@@ -9,7 +9,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from strategies import Corpus, write_datastore
+
+from tests.shared.strategies import Corpus, write_datastore
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -52,7 +53,9 @@ def test_a_wheel_carries_the_kernel_and_runs(tmp_path: Path, datastore: Path) ->
     assert done.returncode == 0, done.stdout + done.stderr
     package = unpacked(tmp_path)
     assert list((package / "rest_store").glob("_kernel*.so"))
-    assert {"py.typed", "FORMAT.md"} <= {path.name for path in (package / "rest_store").iterdir()}
+    assert (package / "rest_store" / "py.typed").exists()
+    assert (package / "rest_store" / "datastore" / "FORMAT.md").exists()
+    assert (package / "rest_store" / "drafting" / "default.calibration").exists()
     assert not list(package.rglob("*.hpp"))
     shown = run_info(package, datastore)
     assert shown.returncode == 0, shown.stderr

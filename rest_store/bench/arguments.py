@@ -14,7 +14,9 @@ def parser_of(name: str, about: str | None) -> argparse.ArgumentParser:
         about: shown by --help: a script's docstring.
     """
     parser = argparse.ArgumentParser(
-        prog=f"rest-store bench {name}", description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=f"rest-store bench {name}" if name == "speed" else f"bench_{name}.py",
+        description=about,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     parser.add_argument("--plots", type=Path, help="folder for plots, PNG and SVG; takes the extra [plots]")

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rest_store.bench.paper_command import paper
 from rest_store.bench.record_command import record
 from rest_store.bench.report_command import report
-from rest_store.calibration import Calibration
-from rest_store.datastore import Datastore
+from rest_store.datastore.datastore import Datastore
+from rest_store.drafting.calibration import Calibration
 from rest_store.errors import CorpusError, RecordingError, ServeError, describe
 
 if TYPE_CHECKING:
@@ -112,13 +111,9 @@ def bench() -> None:
     """Measure what rest-store is worth on your data and machine."""
 
 
-bench.add_command(paper)
 bench.add_command(record)
 bench.add_command(report)
 for _name, _about in (
-    ("build", "Time and memory of whole builds, from files to a datastore, by stage."),
-    ("query", "What a draft costs through the Python API, by shards, size, batches and threads."),
-    ("service", "What a draft costs through the service, beside a gRPC echo of the same messages."),
     ("speed", "How much sooner text is there: drafting methods beside plain generation, on your model."),
 ):
     bench.add_command(_script(_name, _about))
@@ -231,7 +226,7 @@ def quality(
 def _served(paths: tuple[Path, ...]) -> Iterator[object]:
     """Give a service of datastores as a source, of which every question must be answered."""
     from rest_store.bench.serving import PATIENCE, serving
-    from rest_store.client.client import DatastoreClient
+    from rest_store.service.client.client import DatastoreClient
 
     with serving(paths) as target, DatastoreClient(target, timeout=PATIENCE) as client:
         client.connect()
@@ -284,7 +279,7 @@ def _require_matplotlib() -> None:
 
 
 def _sources(stores: dict[str, Datastore]) -> list[object]:
-    from rest_store.sources import PromptLookup, RecycledLogits
+    from rest_store.drafting.sources import PromptLookup, RecycledLogits
 
     return [PromptLookup(), RecycledLogits(), *stores.values()]
 
@@ -298,7 +293,7 @@ def _read(paths: tuple[Path, ...], stores: dict[str, Datastore], tokenizer: str 
 
 def _encoder(store: Datastore | None, name: str | None) -> Encode | None:
     """Return what turns a prompt and its answer into tokens as a chat would, or None without a tokenizer."""
-    from rest_store.manifest import TOKENIZER_FILE_NAME
+    from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 
     kept = None if store is None else store.path / TOKENIZER_FILE_NAME
     if name is None and (kept is None or not kept.exists()):

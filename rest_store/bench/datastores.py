@@ -17,11 +17,11 @@ import numpy as np
 
 from build_index.preparation import prepare_drafts
 from build_index.suffix_array import suffix_array
-from rest_store.datastore import Datastore
-from rest_store.header import separator_id
-from rest_store.manifest import FILE_NAME, TOKENIZER_FILE_NAME, Manifest, ShardRecord
-from rest_store.prepared import FILE_NAME as PREPARED_FILE_NAME
-from rest_store.shard import Shard, TokensFile, TokensWriter, write_suffixes
+from rest_store.datastore.datastore import Datastore
+from rest_store.datastore.header import separator_id
+from rest_store.datastore.manifest import FILE_NAME, TOKENIZER_FILE_NAME, Manifest, ShardRecord
+from rest_store.datastore.prepared import FILE_NAME as PREPARED_FILE_NAME
+from rest_store.datastore.shard import Shard, TokensFile, TokensWriter, write_suffixes
 
 
 def python_source(work: Path, tokenizer: str, extra: list[str]) -> Path:

@@ -16,8 +16,8 @@ from typing import Any
 from rest_store.bench.plots import draw_charts
 from rest_store.bench.results import Result
 from rest_store.bench.sections import section_of
+from rest_store.datastore.manifest import FILE_NAME
 from rest_store.errors import ResultsError, describe
-from rest_store.manifest import FILE_NAME
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.bench.replay import Draft, Outcome, Recording, replay, walk
-from rest_store.calibration import Calibration
-from rest_store.datastore import Datastore
+from rest_store.datastore.datastore import Datastore
+from rest_store.datastore.tree import TokenTree
+from rest_store.drafting.calibration import Calibration
+from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.generation.baselines import LongestMatch
-from rest_store.sources import PromptLookup, RecycledLogits
-from rest_store.tree import TokenTree
 
 Progress = Callable[[str, Outcome], None]
 

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rest_store.calibration import Calibration
+from rest_store.datastore.tree import TokenTree
+from rest_store.drafting.calibration import Calibration
+from rest_store.drafting.session import DraftSession
+from rest_store.drafting.sources import RecycledLogits
 from rest_store.errors import RecordingError, describe
-from rest_store.session import DraftSession
-from rest_store.sources import RecycledLogits
-from rest_store.tree import TokenTree
 
 BINS = 20  # of reliability
 _LAST_TOKEN = 2**31 - 1

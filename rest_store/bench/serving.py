@@ -16,7 +16,7 @@ PATIENCE = 60.0  # seconds for an answer that is measured: a machine that was bu
 
 @contextlib.contextmanager
 def started(*command: str) -> Iterator[list[str]]:
-    """Run `python -m COMMAND`, which says where it listens and then that it is ready; end it afterwards.
+    """Run `python COMMAND`, which says where it listens and then that it is ready; end it afterwards.
 
     Yields:
         The addresses that it listens on, in the order in which it says them.
@@ -24,7 +24,7 @@ def started(*command: str) -> Iterator[list[str]]:
     Raises:
         ServeError: it did not start; it has said why.
     """
-    process = subprocess.Popen([sys.executable, "-m", *command], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     with process, contextlib.ExitStack() as ending:
         ending.callback(process.terminate)
@@ -35,7 +35,7 @@ def started(*command: str) -> Iterator[list[str]]:
             if line.startswith("listening on "):
                 addresses.append(line.split()[-1])
         else:
-            raise ServeError(describe("bench", f"service {command[0]}", "not started", "ready"))
+            raise ServeError(describe("bench", f"service {' '.join(command[:2])}", "not started", "ready"))
         yield addresses
 
 
@@ -48,5 +48,5 @@ def serving(directories: Sequence[Path]) -> Iterator[str]:
     """
     with tempfile.TemporaryDirectory(prefix="rest-store-") as folder:
         named = [f"{place}={directory}" for place, directory in enumerate(directories)]
-        with started("rest_store", "serve", *named, "--listen", f"unix:{folder}/socket") as (target,):
+        with started("-m", "rest_store", "serve", *named, "--listen", f"unix:{folder}/socket") as (target,):
             yield target

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from rest_store.datastore.tree import TokenTree
 from rest_store.generation.drafting import EMPTY, Session, tree_of
-from rest_store.tree import TokenTree
 
 
 class Store(Protocol):

@@ -12,8 +12,8 @@ from typing import Any
 import click
 
 import rest_store
+from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
 from rest_store.errors import DeadlineError, ServiceUnavailableError
-from rest_store.tokenizer import TokenizerIdentity, identity_of
 
 _SERVICE = re.compile(r"unix:.+|[\w.\-\[\]:]+:\d+")
 
@@ -72,7 +72,7 @@ def generate(
     from rest_store.generation.generator import Generator
     from rest_store.generation.loading import load_model
     from rest_store.generation.options import WIDTHS
-    from rest_store.generation.origins import TokenText, coloured, origin_name, page
+    from rest_store.generation.render import TokenText, coloured, origin_name, page
 
     opened = {place: rest_store.Datastore.open(place) for place in datastores if not _is_service(place)}
     model, tokenizer = load_model(model_name, dtype=dtype, device=device)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from rest_store.tree import TokenTree
+from rest_store.datastore.tree import TokenTree
 
 EMPTY = TokenTree([], [], [])
 _TRIES = 3  # failures in a row after which a drafter is asked no more

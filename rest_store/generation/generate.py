@@ -24,7 +24,7 @@ from rest_store.generation.options import Options
 from rest_store.generation.progress import Piece, Statistics
 
 # By name: sessions and generation are rooms of one layer, which know each other by the `Session` protocol alone.
-_DEFAULT_SESSION = "rest_store.session:DraftSession"
+_DEFAULT_SESSION = "rest_store.drafting.session:DraftSession"
 
 
 @dataclass

@@ -18,14 +18,14 @@ import torch
 from rest_store.generation.cache import TreeCache, release
 from rest_store.generation.costs import ForwardCosts, Payoff
 from rest_store.generation.drafting import EMPTY, Accepted, Draft, Drafting, Session
+from rest_store.generation.graph_pool import put_back, take
 from rest_store.generation.graphs import FixedVerifier
-from rest_store.generation.likeliest import Likeliest, read
 from rest_store.generation.options import Options
 from rest_store.generation.prefill import Prompt, prefill, prompt_length, require_prompt
 from rest_store.generation.progress import Piece, Row, Statistics
-from rest_store.generation.recordings import put_back, take
 from rest_store.generation.sampling import Choice, Stops
 from rest_store.generation.support import require_mode, require_model
+from rest_store.generation.top_k import Likeliest, read
 from rest_store.generation.verify import Step, Verifier
 
 SessionMaker = Callable[[list[int]], Session]

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from rest_store.datastore.tree import TokenTree
 from rest_store.errors import ModelNotSupportedError, describe
 from rest_store.generation.attention import attention_for_trees
 from rest_store.generation.cache import CHUNKED, FULL, SLIDING, Pattern, TreeCache
-from rest_store.tree import TokenTree
 
 
 def patterns_of(config: Any, layers: int) -> list[Pattern]:

@@ -1,0 +1,302 @@
+"""Where a datastore is built: a directory beside its final place, out of which it is renamed when it is complete.
+
+    ds/                     the datastore, if there is one; untouched until the very end
+    .ds.building/
+        journal.jsonl       what has been reached (build_index/journal.py)
+        datastore/          the files of the new datastore
+        replaced/           for a moment, where directories cannot be exchanged: the old datastore
+
+A build holds a lock (flock) on `.ds.building` as long as it runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+
+from build_index.journal import FILE_NAME as JOURNAL_NAME
+from build_index.journal import Journal, Journaled, read_journal
+from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
+from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
+from rest_store.datastore.prepared import FILE_NAME as PREPARED_NAME
+from rest_store.errors import OutputError, RestStoreError, ResumeError, describe
+
+_OUR_FILES = re.compile(
+    "|".join(map(re.escape, (MANIFEST_NAME, TOKENIZER_FILE_NAME, PREPARED_NAME))) + r"|shard-\d+\.(tokens|suffixes)"
+)
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+
+
+@contextmanager
+def output_errors(where: Path) -> Iterator[None]:
+    """Turn the operating system's errors into OutputError, which names `where`."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, RestStoreError):
+            raise
+        found = f"not writable ({error.strerror or error})"
+        raise OutputError(describe(where, "datastore", found, "a place with room where one may write")) from error
+
+
+class Workplace:
+    """The directory of one build, locked.
+
+    Args:
+        out: where the datastore is to be.
+
+    Attributes:
+        out: the same, without links.
+        path: the directory.
+        datastore: the directory of the new datastore's files.
+        journal_path: the journal's file.
+
+    Raises:
+        OutputError: `out` is something that is not replaced (a file, a directory with other content, a mount point),
+            the directory cannot be made, or another process is building there.
+
+    A context manager: leaving it gives the lock back. Not thread-safe.
+    """
+
+    def __init__(self, out: Path) -> None:
+        self.out = final_place(out)
+        self.path = _building(self.out)
+        self.datastore = self.path / "datastore"
+        self.journal_path = self.path / JOURNAL_NAME
+        self._replaced = self.path / "replaced"
+        with output_errors(self.path):
+            self._lock = self._locked()
+            self._restore_replaced()
+
+    def __enter__(self) -> Workplace:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._lock)
+
+    def _locked(self) -> int:
+        while True:
+            self.path.mkdir(parents=True, exist_ok=True)
+            try:
+                lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            except FileNotFoundError:
+                continue  # another build finished just now
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(lock)
+                found, expected = "in use by another process", "no other build of the same datastore"
+                raise OutputError(describe(self.path, "unfinished build", found, expected)) from None
+            except OSError:
+                return lock  # a file system without locks
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(lock), self.path.stat()):
+                    return lock
+            os.close(lock)
+
+    def start(self) -> None:
+        """Remove what an earlier build left, and make the directory of a new one.
+
+        Raises:
+            OutputError: that cannot be done.
+        """
+        with output_errors(self.path):
+            for entry in self.path.iterdir():
+                _remove(entry)
+            self.datastore.mkdir()
+            _sync_directory(self.path)
+
+    def open_journal(self) -> Journal:
+        """Open the journal for appending.
+
+        Raises:
+            OutputError: that cannot be done.
+        """
+        with output_errors(self.journal_path):
+            journal = Journal(self.journal_path)
+            _sync_directory(self.path)
+            return journal
+
+    def unfinished(self) -> Journaled:
+        """Return what an earlier build reached.
+
+        Raises:
+            ResumeError: there is none.
+            OutputError: its journal cannot be read.
+        """
+        with output_errors(self.path):
+            reached = read_journal(self.journal_path)
+        if reached is None:
+            self.discard()
+            found, expected = "absent", "one that was interrupted; build without --resume"
+            raise ResumeError(describe(self.out, "unfinished build", found, expected))
+        return reached
+
+    def keep_only(self, names: set[str]) -> None:
+        """Remove from the new datastore's directory every file but those of `names`.
+
+        Raises:
+            OutputError: that cannot be done.
+        """
+        with output_errors(self.path):
+            self.datastore.mkdir(exist_ok=True)
+            for entry in self.datastore.iterdir():
+                if entry.name not in names:
+                    _remove(entry)
+
+    def write(self, name: str, text: str) -> None:
+        """Write a file of the new datastore and see it on the disk.
+
+        Raises:
+            OutputError: that cannot be done.
+        """
+        with output_errors(self.datastore / name), (self.datastore / name).open("wb") as file:
+            file.write(text.encode("utf-8"))
+            file.flush()
+            os.fsync(file.fileno())
+
+    def sync(self) -> None:
+        """See the names of the new datastore's files on the disk.
+
+        Raises:
+            OutputError: that cannot be done.
+        """
+        with output_errors(self.datastore):
+            _sync_directory(self.datastore)
+
+    def put_in_place(self) -> None:
+        """Make the new datastore the one at `out`, in one step, and remove the old one.
+
+        Raises:
+            OutputError: that cannot be done, or `out` has become something that is not replaced.
+        """
+        with output_errors(self.out):
+            require_replaceable(self.out)
+            if not (self.out / MANIFEST_NAME).exists():
+                self.datastore.rename(self.out)  # over an empty directory, if there is one
+            elif not _exchange(self.datastore, self.out):
+                self.out.rename(self._replaced)
+                self.datastore.rename(self.out)
+            _sync_directory(self.out.parent)
+        self.discard()
+
+    def is_in_place(self, manifest_sha256: str) -> bool:
+        """Whether the datastore at `out` is the one with this manifest."""
+        return _file_sha256(self.out / MANIFEST_NAME) == manifest_sha256
+
+    def is_complete(self, manifest_sha256: str) -> bool:
+        """Whether the new datastore's directory holds the one with this manifest."""
+        return _file_sha256(self.datastore / MANIFEST_NAME) == manifest_sha256
+
+    def discard(self) -> None:
+        """Remove the directory, as far as possible: the build is done, or leaves nothing to resume."""
+        with suppress(OSError):
+            # The journal last: until then the build can be resumed, to find that it was complete.
+            for entry in sorted(self.path.iterdir(), key=lambda entry: entry == self.journal_path):
+                _remove(entry)
+            self.path.rmdir()
+
+    def _restore_replaced(self) -> None:
+        """Bring the old datastore back if a build was killed between two renames."""
+        if self._replaced.exists() and not self.out.exists():
+            self._replaced.rename(self.out)
+
+
+def kept_shards(out: Path) -> int:
+    """Return how many shards of an unfinished build of this datastore need not be tokenized again.
+
+    Raises:
+        OSError: its journal cannot be read.
+    """
+    reached = read_journal(_building(Path(os.path.realpath(out.expanduser()))) / JOURNAL_NAME)
+    return 0 if reached is None else len(reached.tokens)
+
+
+def final_place(out: Path) -> Path:
+    """Return the path of a datastore to be, without links, or raise OutputError if it cannot be put there."""
+    place = Path(os.path.realpath(out.expanduser()))
+    with output_errors(place):
+        require_replaceable(place)
+    return place
+
+
+def require_replaceable(place: Path) -> None:
+    """Raise OutputError unless nothing, an empty directory or a datastore is at `place`; let other OSErrors through."""
+
+    def refuse(found: str, expected: str = "a new one, an empty one or a datastore") -> None:
+        raise OutputError(describe(place, "directory", found, expected))
+
+    if not os.path.lexists(place):
+        return
+    if not place.is_dir():
+        refuse("a file")
+    if place.is_mount():
+        refuse("a mount point, which cannot be renamed", "a directory below it")
+    names = sorted(entry.name for entry in place.iterdir())
+    if not names:
+        return
+    if not _is_manifest(place / MANIFEST_NAME):
+        refuse(f"one with other content ('{names[0]}')")
+    foreign = [name for name in names if not _OUR_FILES.fullmatch(name)]
+    if foreign:
+        refuse(f"a datastore with other files in it ('{foreign[0]}')", "one without, since it will be replaced")
+
+
+def _building(place: Path) -> Path:
+    return place.with_name(f".{place.name}.building")
+
+
+def _is_manifest(path: Path) -> bool:
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError, RecursionError):
+        return False
+    return isinstance(fields, dict) and fields.get("format") == "rest-store"
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Exchange two directories in one step (renameat2(2)); return False where that is not supported."""
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is None:
+        return False
+    if renameat2(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
+        return False
+    raise OSError(number, os.strerror(number), str(second))
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove(entry: Path) -> None:
+    if entry.is_dir() and not entry.is_symlink():
+        shutil.rmtree(entry)
+    else:
+        entry.unlink()
+
+
+def _file_sha256(path: Path) -> str | None:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except (FileNotFoundError, NotADirectoryError):
+        return None

@@ -1,0 +1,270 @@
+"""One shard: a tokens file and its suffix array, written once, opened by memory-mapping (FORMAT.md, sections 2-4, 6).
+
+`TokensWriter` and `write_suffixes` make the two files; `Shard.open` maps and validates them without reading them
+through.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from rest_store.datastore.header import (
+    HEADER_SIZE,
+    KEY_STRIDE,
+    TAIL_SIZE,
+    SuffixesHeader,
+    TokensHeader,
+    entry_bits,
+    require,
+    separator_id,
+    token_width,
+)
+from rest_store.datastore.mapped_file import MappedFile
+from rest_store.errors import (
+    MixedBuildError,
+    ShardHeaderError,
+    TokenRangeError,
+    describe,
+)
+
+_BLOCK = 1 << 20  # entries or symbols handled at once; a multiple of 64
+
+Symbols = npt.NDArray[np.unsignedinteger[Any]]
+
+
+class TokensWriter:
+    """Writes a tokens file document by document; the header comes last, so an unfinished file is no shard.
+
+    Args:
+        path: file to create.
+        vocabulary_size: ids are `0 .. vocabulary_size - 1`.
+
+    Not thread-safe.
+    """
+
+    def __init__(self, path: Path, vocabulary_size: int) -> None:
+        self.path = path
+        self.vocabulary_size = vocabulary_size
+        self.position_count = 0
+        self.document_count = 0
+        self._separator = encode_symbols(np.array([separator_id(vocabulary_size)]), vocabulary_size)
+        self._sha256 = hashlib.sha256()
+        self._file = path.open("wb")
+        self._file.write(bytes(HEADER_SIZE))
+
+    def append(self, ids: npt.NDArray[np.integer[Any]]) -> None:
+        """Add one document, `ids` int[n], n >= 1, and its separator.
+
+        Raises:
+            TokenRangeError: an id lies outside the vocabulary.
+        """
+        assert ids.size, "an empty document"
+        if int(ids.min()) < 0 or int(ids.max()) >= self.vocabulary_size:
+            found = int(ids.max()) if int(ids.min()) >= 0 else int(ids.min())
+            raise TokenRangeError(describe(self.path, "token id", found, f"0..{self.vocabulary_size - 1}"))
+        for data in (encode_symbols(ids, self.vocabulary_size), self._separator):
+            self._file.write(data)
+            self._sha256.update(data)
+        self.position_count += ids.size + 1
+        self.document_count += 1
+
+    def close(self) -> TokensHeader:
+        """Write tail and header, and see them on the disk."""
+        header = TokensHeader(self.vocabulary_size, self.position_count, self.document_count, self._sha256.digest())
+        self._file.write(bytes(TAIL_SIZE))
+        seal(self._file, header.pack())
+        return header
+
+    def abandon(self) -> None:
+        """Close the file and leave it without a header."""
+        self._file.close()
+
+
+def seal(file: BinaryIO, header: bytes) -> None:
+    """Put the header in its place, and see the file on the disk."""
+    file.seek(0)
+    file.write(header)
+    file.flush()
+    os.fsync(file.fileno())
+    file.close()
+
+
+def encode_symbols(ids: npt.NDArray[np.integer[Any]], vocabulary_size: int) -> bytes:
+    """Return the bytes of `ids` as a tokens file stores them: big-endian, 2 or 3 bytes each."""
+    if token_width(vocabulary_size) == 2:
+        return ids.astype(">u2").tobytes()
+    return ids.astype(">u4").view(np.uint8).reshape(-1, 4)[:, 1:].tobytes()
+
+
+def decode_symbols(raw: npt.NDArray[np.uint8], width: int) -> Symbols:
+    """Return the symbols in the bytes `raw` uint8[width * n] of a tokens file: uint16[n] or uint32[n]."""
+    if width == 2:
+        return raw.view(">u2").astype(np.uint16)
+    wide = np.zeros((raw.size // 3, 4), dtype=np.uint8)
+    wide[:, 1:] = raw.reshape(-1, 3)
+    return wide.view(">u4")[:, 0].astype(np.uint32)
+
+
+def write_suffixes(path: Path, tokens: TokensFile, suffix_array: npt.NDArray[np.integer[Any]]) -> SuffixesHeader:
+    """Write the suffixes file that belongs to `tokens`.
+
+    Args:
+        path: file to create.
+        tokens: the tokens file, opened.
+        suffix_array: int[N], the position of every token in the order of FORMAT.md, section 3.
+    """
+    bits = entry_bits(tokens.header.position_count)
+    sha256 = hashlib.sha256()
+    with path.open("wb") as file:
+        file.write(bytes(HEADER_SIZE))
+        for start in range(0, len(suffix_array), KEY_STRIDE * _BLOCK):
+            sampled = suffix_array[start : start + KEY_STRIDE * _BLOCK : KEY_STRIDE]
+            data = tokens.keys(sampled).astype("<u8").tobytes()
+            file.write(data)
+            sha256.update(data)
+        for start in range(0, len(suffix_array), _BLOCK):
+            data = pack_entries(suffix_array[start : start + _BLOCK], bits)
+            file.write(data)
+            sha256.update(data)
+        file.write(bytes(TAIL_SIZE))
+        header = SuffixesHeader(bits, len(suffix_array), sha256.digest(), tokens.header.sha256)
+        seal(file, header.pack())
+    return header
+
+
+def pack_entries(entries: npt.NDArray[np.integer[Any]], bits: int) -> bytes:
+    """Return `entries` int[n] as a bit string of `bits` each, least significant first, filled up to 8 bytes."""
+    groups = -(-entries.size // 64)
+    padded = np.zeros(groups * 64, dtype=np.uint64)
+    padded[: entries.size] = entries
+    rows = padded.reshape(groups, 64)
+    words = np.zeros((groups, bits), dtype=np.uint64)  # 64 entries fill exactly `bits` words
+    for column in range(64):
+        word, shift = divmod(column * bits, 64)
+        words[:, word] |= rows[:, column] << np.uint64(shift)
+        if shift + bits > 64:
+            words[:, word + 1] |= rows[:, column] >> np.uint64(64 - shift)
+    return words.astype("<u8").tobytes()[: 8 * -(-entries.size * bits // 64)]
+
+
+def gather_entries(raw: npt.NDArray[np.uint8], bits: int, ranks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return the entries at `ranks` int64[n] of the bit string `raw`, which a tail of 8 bytes follows."""
+    offsets = ranks * bits
+    loaded = raw[(offsets >> 3)[:, None] + np.arange(8)].view("<u8")[:, 0]
+    shifted = loaded >> (offsets & 7).astype(np.uint64)
+    return (shifted & np.uint64((1 << bits) - 1)).astype(np.int64)
+
+
+class TokensFile(MappedFile[TokensHeader]):
+    """A tokens file, mapped."""
+
+    header_type = TokensHeader
+
+    def require_end(self) -> None:
+        """Raise ShardHeaderError unless the last symbol is a separator."""
+        last = self.mapped[-TAIL_SIZE - self.header.width : -TAIL_SIZE]
+        if last != b"\xff" * self.header.width:
+            raise ShardHeaderError(describe(self.path, "last symbol", last.hex(), "a separator"))
+
+    def symbols(self, start: int = 0, stop: int | None = None) -> Symbols:
+        """Return symbols `start .. stop - 1` as uint16 or uint32 (a copy)."""
+        width = self.header.width
+        stop = self.header.position_count if stop is None else stop
+        return decode_symbols(self.payload[width * start : width * stop], width)
+
+    def keys(self, positions: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.uint64]:
+        """Return the first eight payload bytes from each of `positions` int[n] on, as big-endian numbers uint64[n].
+
+        Bytes past the payload count as zero (FORMAT.md, section 3), which the tail provides.
+        """
+        offsets = HEADER_SIZE + self.header.width * positions.astype(np.int64)
+        return self.raw[offsets[:, None] + np.arange(8)].view(">u8")[:, 0].astype(np.uint64)
+
+
+class SuffixesFile(MappedFile[SuffixesHeader]):
+    """A suffixes file, mapped."""
+
+    header_type = SuffixesHeader
+
+    @property
+    def keys(self) -> npt.NDArray[np.uint64]:
+        """The first eight bytes of every 64th suffix, uint64[K], straight from the mapping."""
+        return self.key_bytes.view("<u8")
+
+    @property
+    def key_bytes(self) -> npt.NDArray[np.uint8]:
+        """The keys as they lie in the file, uint8[8 * K]."""
+        return self.raw[HEADER_SIZE : HEADER_SIZE + 8 * self.header.key_count]
+
+    @property
+    def packed(self) -> npt.NDArray[np.uint8]:
+        """The entries' bit string with the tail, straight from the mapping."""
+        return self.raw[HEADER_SIZE + 8 * self.header.key_count :]
+
+    def gather(self, ranks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the positions at `ranks` int64[n]."""
+        return gather_entries(self.packed, self.header.bits, ranks)
+
+    def entries(self, start: int, stop: int) -> npt.NDArray[np.int64]:
+        """Return the positions at ranks `start .. stop - 1`, int64 (a copy)."""
+        return self.gather(np.arange(start, stop, dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A tokens file and the suffixes file that belongs to it."""
+
+    tokens: TokensFile
+    suffixes: SuffixesFile
+
+    @classmethod
+    def open(cls, directory: Path, name: str) -> Shard:
+        """Map `name`.tokens and `name`.suffixes in `directory` and validate that they are one shard.
+
+        Raises:
+            DatastoreError: the subclass that names what is wrong.
+        """
+        tokens = TokensFile.open(directory / f"{name}.tokens")
+        suffixes = SuffixesFile.open(directory / f"{name}.suffixes")
+        where = suffixes.path
+        if suffixes.header.tokens_sha256 != tokens.header.sha256:
+            found, expected = suffixes.header.tokens_sha256.hex(), tokens.header.sha256.hex()
+            raise MixedBuildError(describe(where, "checksum of its tokens", found, expected))
+        bits = entry_bits(tokens.header.position_count)
+        require(where, "entry bits", suffixes.header.bits, suffixes.header.bits == bits, bits)
+        count = tokens.header.token_count
+        require(where, "entry count", suffixes.header.entry_count, suffixes.header.entry_count == count, count)
+        return cls(tokens, suffixes)
+
+    @property
+    def size(self) -> int:
+        """Bytes of both files."""
+        return self.tokens.raw.size + self.suffixes.raw.size
+
+    def expect_scattered_reads(self) -> None:
+        """Tell the system to read only the pages that are asked for, and none around them.
+
+        Pages that are read in advance speed up a file that will soon be in memory as a whole, as prepared drafts are.
+        Where it will not, they push out those that are needed.
+        """
+        for file in (self.tokens, self.suffixes):
+            file.mapped.madvise(mmap.MADV_RANDOM)
+
+    def release_pages(self) -> None:
+        """Tell the system that the pages which this process has read will not be needed soon."""
+        for file in (self.tokens, self.suffixes):
+            file.mapped.madvise(mmap.MADV_DONTNEED)
+
+    def require_vocabulary(self, vocabulary_size: int) -> None:
+        """Raise MixedBuildError unless the shard was written for `vocabulary_size` ids."""
+        found = self.tokens.header.vocabulary_size
+        if found != vocabulary_size:
+            raise MixedBuildError(describe(self.tokens.path, "vocabulary size", found, vocabulary_size))

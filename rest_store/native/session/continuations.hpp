@@ -1,0 +1,143 @@
+// What follows a match: the heaviest next tokens, counted or estimated from a sample.
+#pragma once
+
+#include <array>
+
+#include "search/match.hpp"
+
+namespace rest_store {
+
+constexpr std::size_t kContinuations = 16;  // next tokens kept of one match
+
+struct Continuation {
+  Token token = 0;
+  float share = 0;  // of the match's occurrences, about
+};
+
+// The next tokens of a match, heaviest first.
+struct Continuations {
+  std::uint32_t size = 0;
+  std::uint32_t probes = 0;  // occurrences that were looked at; shares are multiples of one in so many
+  std::array<Continuation, kContinuations> top{};
+
+  const Continuation* begin() const { return top.data(); }
+  const Continuation* end() const { return top.data() + size; }
+  float share(Token token) const {
+    for (const Continuation& one : *this)
+      if (one.token == token) return one.share;
+    return 0;
+  }
+};
+
+// Adds up weights of tokens that come mostly in runs, then ranks them.
+class Tally {
+ public:
+  void clear() { counts_.clear(); }
+
+  void add(Token token, double weight) {
+    if (!counts_.empty() && counts_.back().first == token) {
+      counts_.back().second += weight;
+      return;
+    }
+    for (auto& [other, sum] : counts_)
+      if (other == token) {
+        sum += weight;
+        return;
+      }
+    counts_.emplace_back(token, weight);
+  }
+
+  // The heaviest first, of equal weights the lesser token.
+  void ranked(double total, Continuations& out) {
+    const std::size_t size = std::min(counts_.size(), kContinuations);
+    std::partial_sort(
+        counts_.begin(), counts_.begin() + static_cast<std::ptrdiff_t>(size), counts_.end(),
+        [](const auto& a, const auto& b) { return a.second != b.second ? a.second > b.second : a.first < b.first; });
+    out.size = static_cast<std::uint32_t>(size);
+    out.probes = 0;
+    for (std::size_t i = 0; i < size; ++i)
+      out.top[i] = {counts_[i].first, static_cast<float>(counts_[i].second / total)};
+  }
+
+ private:
+  std::vector<std::pair<Token, double>> counts_;
+};
+
+// One match whose next tokens are wanted: where its `length` tokens occur in each of `shards`, and how many occurrences
+// are looked at, at most.
+struct ContinuationQuery {
+  const std::vector<ShardView>* shards;
+  std::uint32_t vocabulary;
+  std::span<const Interval> intervals;
+  std::uint32_t length;
+  std::size_t samples;
+  Continuations* out;
+};
+
+// Reads the next tokens of matches: all of them if they are few, else every n-th of the sorted suffixes, which misses
+// no token of more than n occurrences. Matches asked for together wait for memory together. Keeps its memory between
+// calls.
+class ContinuationReader {
+ public:
+  void read(std::span<const ContinuationQuery> queries) {
+    probes_.clear();
+    ends_.clear();
+    for (const ContinuationQuery& query : queries) {
+      plan(query);
+      ends_.push_back(probes_.size());
+    }
+    std::size_t next = 0;
+    for (std::size_t i = 0; i < queries.size(); ++i)
+      for (; next < ends_[i]; ++next) {
+        Probe& probe = probes_[next];
+        probe.place = probe.shard->position(probe.place) + queries[i].length;
+        prefetch(probe.shard->suffix(probe.place));
+      }
+    next = 0;
+    for (std::size_t i = 0; i < queries.size(); ++i) {
+      const std::size_t count = ends_[i] - next;
+      tally_.clear();
+      for (; next < ends_[i]; ++next) {
+        const Probe& probe = probes_[next];
+        const std::uint8_t* at = probe.shard->suffix(probe.place);
+        Token token = 0;
+        for (std::uint32_t byte = 0; byte < probe.shard->width; ++byte) token = token << 8 | at[byte];
+        if (token < queries[i].vocabulary) tally_.add(token, 1);
+      }
+      Continuations& out = *queries[i].out;
+      tally_.ranked(static_cast<double>(count), out);
+      out.probes = static_cast<std::uint32_t>(count);
+    }
+  }
+
+ private:
+  struct Probe {
+    const ShardView* shard;
+    std::uint64_t place;  // a rank, then a position
+  };
+
+  // Append the ranks that are looked at.
+  void plan(const ContinuationQuery& query) {
+    const std::vector<ShardView>& shards = *query.shards;
+    std::uint64_t count = 0;
+    for (const Interval& interval : query.intervals) count += interval.width();
+    if (count == 0) return;
+    const std::uint64_t stride = count <= query.samples ? 1 : (count + query.samples - 1) / query.samples;
+    std::uint64_t skip = stride / 2;  // carried from shard to shard, so that shares do not depend on their number
+    for (std::size_t i = 0; i < shards.size(); ++i) {
+      const Interval& interval = query.intervals[i];
+      Rank rank = interval.begin + skip;
+      for (; rank < interval.end; rank += stride) {
+        probes_.push_back({&shards[i], rank});
+        prefetch(shards[i].entry_address(rank));
+      }
+      skip = rank - interval.end;
+    }
+  }
+
+  std::vector<Probe> probes_;
+  std::vector<std::size_t> ends_;  // of each query's probes
+  Tally tally_;
+};
+
+}  // namespace rest_store

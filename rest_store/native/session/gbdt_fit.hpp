@@ -1,0 +1,181 @@
+// Fits a Forest to labelled rows: second-order gradient boosting on binned features. The rows of one group are the
+// proposals for one place, of which at most one is right; the loss is that of a softmax over them and "none of these".
+#pragma once
+
+#include <algorithm>
+#include <numeric>
+#include <random>
+
+#include "session/gbdt.hpp"
+
+namespace rest_store {
+
+struct BoostingOptions {
+  std::uint32_t trees = 100;
+  double rate = 0.12;
+  double ridge = 20;
+  double row_share = 0.5;  // of the rows, drawn anew for each tree
+  std::uint64_t seed = 1;
+};
+
+class Booster {
+ public:
+  // `rows`: float[count, features], row by row; `labels` 0 or 1; `ends` of the groups, ascending, the last is `count`.
+  Booster(std::span<const float> rows, std::span<const std::uint8_t> labels, std::span<const std::uint32_t> ends,
+          std::size_t features)
+      : labels_(labels), ends_(ends), features_(features), count_(labels.size()), bins_(count_ * features) {
+    for (std::size_t feature = 0; feature < features; ++feature) {
+      edges_.push_back(quantiles(rows, feature));
+      const std::vector<float>& edges = edges_.back();
+      for (std::size_t row = 0; row < count_; ++row)
+        bins_[row * features + feature] = static_cast<std::uint8_t>(
+            std::lower_bound(edges.begin(), edges.end(), rows[row * features + feature]) - edges.begin());
+    }
+  }
+
+  Forest fit(const BoostingOptions& options) {
+    Forest forest;
+    forest.base = -3;
+    odds_.assign(count_, forest.base);
+    gradients_.resize(count_);
+    leaves_.resize(count_);
+    std::mt19937_64 random(options.seed);
+    const auto keep = static_cast<std::uint64_t>(options.row_share * 65536);
+    for (std::uint32_t i = 0; i < options.trees; ++i) {
+      drawn_.clear();
+      std::uint32_t row = 0;
+      for (const std::uint32_t end : ends_) {
+        float most = 0;
+        for (std::uint32_t one = row; one < end; ++one) most = std::max(most, odds_[one]);
+        const float shift = softmax_shift(most);
+        float sum = std::exp(-shift);
+        for (std::uint32_t one = row; one < end; ++one) sum += std::exp(odds_[one] - shift);
+        const bool draw = (random() & 65535) < keep;
+        for (; row < end; ++row) {
+          const float p = std::exp(odds_[row] - shift) / sum;
+          gradients_[row] = {static_cast<float>(labels_[row]) - p, std::max(p * (1 - p), 1e-6F)};
+          if (draw) drawn_.push_back(row);
+        }
+      }
+      forest.trees.push_back(grow(options));
+      const ObliviousTree& tree = forest.trees.back();
+      for (std::size_t one = 0; one < count_; ++one) odds_[one] += tree.leaves[leaf_of(one)];
+    }
+    return forest;
+  }
+
+ private:
+  static constexpr std::size_t kBins = 64;
+
+  struct Sums {
+    float gradient = 0, hessian = 0;
+  };
+
+  // At most kBins - 1 values that cut the feature into parts of about equal size.
+  std::vector<float> quantiles(std::span<const float> rows, std::size_t feature) const {
+    std::vector<float> sample;
+    const std::size_t step = std::max<std::size_t>(1, count_ / 200'000);
+    for (std::size_t row = 0; row < count_; row += step) sample.push_back(rows[row * features_ + feature]);
+    std::sort(sample.begin(), sample.end());
+    std::vector<float> distinct = sample;
+    distinct.erase(std::unique(distinct.begin(), distinct.end()), distinct.end());
+    std::vector<float> edges;
+    if (distinct.size() <= kBins) {
+      for (std::size_t i = 0; i + 1 < distinct.size(); ++i) edges.push_back((distinct[i] + distinct[i + 1]) / 2);
+      return edges;
+    }
+    for (std::size_t i = 1; i < kBins; ++i) {
+      const float value = sample[i * sample.size() / kBins];
+      if (edges.empty() || value > edges.back()) edges.push_back(value);
+    }
+    return edges;
+  }
+
+  ObliviousTree grow(const BoostingOptions& options) {
+    ObliviousTree tree;
+    splits_.clear();
+    for (const std::uint32_t row : drawn_) leaves_[row] = 0;
+    for (std::size_t level = 0; level < kForestDepth; ++level) {
+      const std::size_t width = std::size_t{1} << level;
+      count_up(width);
+      const auto [feature, bin] = best_split(width, options.ridge);
+      splits_.push_back({feature, bin});
+      tree.features[level] = static_cast<std::uint16_t>(feature);
+      tree.thresholds[level] = edges_[feature].empty() ? 3e38F : edges_[feature][bin];
+      for (const std::uint32_t row : drawn_)
+        leaves_[row] |= static_cast<std::uint8_t>((bins_[row * features_ + feature] > bin) << level);
+    }
+    std::array<double, std::size_t{1} << kForestDepth> gradient{}, hessian{};
+    for (const std::uint32_t row : drawn_) {
+      gradient[leaves_[row]] += gradients_[row].gradient;
+      hessian[leaves_[row]] += gradients_[row].hessian;
+    }
+    for (std::size_t leaf = 0; leaf < tree.leaves.size(); ++leaf)
+      tree.leaves[leaf] = static_cast<float>(options.rate * gradient[leaf] / (hessian[leaf] + options.ridge));
+    return tree;
+  }
+
+  void count_up(std::size_t width) {
+    sums_.assign(width * features_ * kBins, {});
+    for (const std::uint32_t row : drawn_) {
+      const std::uint8_t* bins = bins_.data() + row * features_;
+      Sums* sums = sums_.data() + leaves_[row] * features_ * kBins;
+      const Sums add = gradients_[row];
+      for (std::size_t feature = 0; feature < features_; ++feature) {
+        Sums& sum = sums[feature * kBins + bins[feature]];
+        sum.gradient += add.gradient;
+        sum.hessian += add.hessian;
+      }
+    }
+  }
+
+  std::pair<std::size_t, std::size_t> best_split(std::size_t width, double ridge) const {
+    double best = -1;
+    std::pair<std::size_t, std::size_t> split{0, 0};
+    std::array<double, kBins> gains;
+    for (std::size_t feature = 0; feature < features_; ++feature) {
+      gains.fill(0);
+      for (std::size_t leaf = 0; leaf < width; ++leaf) {
+        const Sums* sums = sums_.data() + (leaf * features_ + feature) * kBins;
+        double gradient = 0, hessian = 0, left_gradient = 0, left_hessian = 0;
+        for (std::size_t bin = 0; bin < kBins; ++bin) {
+          gradient += sums[bin].gradient;
+          hessian += sums[bin].hessian;
+        }
+        for (std::size_t bin = 0; bin + 1 < kBins; ++bin) {
+          left_gradient += sums[bin].gradient;
+          left_hessian += sums[bin].hessian;
+          const double right = gradient - left_gradient;
+          gains[bin] += left_gradient * left_gradient / (left_hessian + ridge) +
+                        right * right / (std::max(0.0, hessian - left_hessian) + ridge);
+        }
+      }
+      for (std::size_t bin = 0; bin < edges_[feature].size(); ++bin)
+        if (gains[bin] > best) {
+          best = gains[bin];
+          split = {feature, bin};
+        }
+    }
+    return split;
+  }
+
+  std::size_t leaf_of(std::size_t row) const {
+    std::size_t leaf = 0;
+    for (std::size_t level = 0; level < splits_.size(); ++level)
+      leaf |= static_cast<std::size_t>(bins_[row * features_ + splits_[level].first] > splits_[level].second) << level;
+    return leaf;
+  }
+
+  std::span<const std::uint8_t> labels_;
+  std::span<const std::uint32_t> ends_;
+  std::size_t features_, count_;
+  std::vector<std::uint8_t> bins_;
+  std::vector<std::vector<float>> edges_;
+  std::vector<float> odds_;
+  std::vector<Sums> gradients_, sums_;
+  std::vector<std::uint8_t> leaves_;
+  std::vector<std::uint32_t> drawn_;
+  std::vector<std::pair<std::size_t, std::size_t>> splits_;
+};
+
+}  // namespace rest_store

@@ -1,0 +1,153 @@
+// Prompt lookup: what followed earlier occurrences of the context's suffixes in the prompt and the output so far
+// (Saxena, Prompt Lookup Decoding, 2023), at several suffix lengths.
+//
+// For each of a few lengths, a hash table knows the last position where a token sequence of that length ended, and
+// each position knows the one before. Appending a token and walking to a bounded number of recent occurrences take
+// constant time, whatever the length of the text.
+#pragma once
+
+#include <cmath>
+
+#include "session/continuations.hpp"
+
+namespace rest_store {
+
+constexpr std::array<std::uint32_t, 5> kOrders{1, 2, 3, 4, 8};
+
+// What the text says of one next token.
+struct Echo {
+  Token token = 0;
+  std::uint32_t length = 0;       // of the longest match that it follows, in tokens
+  std::uint32_t age = 0;          // tokens since it last followed a match of the longest order that it follows
+  bool written = false;           // whether that was in the output, not in the prompt
+  std::array<float, 3> shares{};  // of recent occurrences of the suffixes of 1, 2 and 4 tokens, recent ones weigh more
+};
+
+struct Echoes {
+  std::uint32_t length = 0;               // of the longest match, in tokens
+  std::array<std::uint32_t, 3> counts{};  // occurrences seen of the suffixes of 1, 2 and 4 tokens, bounded
+  std::vector<Echo> tokens;
+};
+
+class History {
+ public:
+  // Where the prompt ends and the output begins.
+  void end_prompt() { prompt_ = tokens_.size(); }
+
+  void append(Token token) {
+    tokens_.push_back(token);
+    for (std::size_t i = 0; i < kOrders.size(); ++i) {
+      if (tokens_.size() < kOrders[i]) {
+        orders_[i].before.push_back(0);
+        continue;
+      }
+      const std::uint64_t hash = hash_of(std::span(tokens_).last(kOrders[i]));
+      orders_[i].before.push_back(orders_[i].swap_last(hash, static_cast<std::uint32_t>(tokens_.size())));
+    }
+    const std::uint32_t before = orders_[0].before.back();
+    numbers_.push_back(before == 0 ? 1 : numbers_[before - 1] + 1);
+  }
+
+  const std::vector<Token>& tokens() const { return tokens_; }
+
+  // How often `token` occurs, and how many tokens ago last.
+  std::pair<std::uint32_t, std::uint32_t> occurrences(Token token) const {
+    const std::uint32_t end = orders_[0].last(hash_of(std::span(&token, 1)));
+    if (end == 0) return {0, 0};
+    return {numbers_[end - 1], static_cast<std::uint32_t>(tokens_.size()) - end};
+  }
+
+  // What follows occurrences of suffixes of `tail`: the last tokens of this text and, behind them, a path.
+  void find(std::span<const Token> tail, Echoes& out) const {
+    out.length = 0;
+    out.counts = {};
+    out.tokens.clear();
+    for (std::size_t i = kOrders.size(); i-- > 0;) {
+      if (kOrders[i] > tail.size()) continue;
+      static constexpr std::array<int, kOrders.size()> kShares{0, 1, -1, 2, -1};
+      walk(i, kShares[i], tail, out);
+    }
+  }
+
+ private:
+  static constexpr std::uint32_t kWalk = 24;      // occurrences seen of one suffix
+  static constexpr std::uint32_t kCompared = 48;  // tokens compared to tell the length of a match
+
+  // One suffix length: where each sequence was last, as end position + 1 (0: nowhere), and where it was before.
+  struct Order {
+    std::vector<std::uint32_t> before;
+    std::vector<std::pair<std::uint64_t, std::uint32_t>> table =
+        std::vector<std::pair<std::uint64_t, std::uint32_t>>(64);
+    std::size_t used = 0;
+
+    std::size_t slot(std::uint64_t hash) const {
+      std::size_t place = hash & (table.size() - 1);
+      while (table[place].second != 0 && table[place].first != hash) place = (place + 1) & (table.size() - 1);
+      return place;
+    }
+
+    std::uint32_t last(std::uint64_t hash) const { return table[slot(hash)].second; }
+
+    std::uint32_t swap_last(std::uint64_t hash, std::uint32_t end) {
+      if (2 * (used + 1) > table.size()) {
+        std::vector<std::pair<std::uint64_t, std::uint32_t>> old(2 * table.size());
+        old.swap(table);
+        for (const auto& entry : old)
+          if (entry.second != 0) table[slot(entry.first)] = entry;
+      }
+      auto& entry = table[slot(hash)];
+      const std::uint32_t before = entry.second;
+      used += before == 0;
+      entry = {hash, end};
+      return before;
+    }
+  };
+
+  static std::uint64_t hash_of(std::span<const Token> tokens) {
+    std::uint64_t hash = 0x243F6A8885A308D3ULL;
+    for (const Token token : tokens) {
+      hash = (hash ^ token) * 0x9E3779B97F4A7C15ULL;
+      hash ^= hash >> 29;
+    }
+    return hash;
+  }
+
+  void walk(std::size_t order, int share, std::span<const Token> tail, Echoes& out) const {
+    const std::uint32_t size = kOrders[order];
+    const Order& links = orders_[order];
+    float weight = 1, total = 0;
+    std::uint32_t seen = 0;
+    for (std::uint32_t end = links.last(hash_of(tail.last(size))); end != 0 && seen < kWalk;
+         end = links.before[end - 1]) {
+      if (end >= tokens_.size()) continue;  // nothing follows yet
+      std::uint32_t length = 0;
+      while (length < kCompared && length < end && length < tail.size() &&
+             tokens_[end - 1 - length] == tail[tail.size() - 1 - length])
+        ++length;
+      if (length < size) continue;  // another sequence of the same hash
+      ++seen;
+      const Token token = tokens_[end];
+      auto echo = std::find_if(out.tokens.begin(), out.tokens.end(), [&](const Echo& e) { return e.token == token; });
+      if (echo == out.tokens.end()) {
+        out.tokens.push_back({token, length, static_cast<std::uint32_t>(tokens_.size()) - end, end >= prompt_, {}});
+        echo = out.tokens.end() - 1;
+      }
+      echo->length = std::max(echo->length, length);
+      out.length = std::max(out.length, length);
+      if (share >= 0) echo->shares[static_cast<std::size_t>(share)] += weight;
+      total += weight;
+      weight *= 0.85F;
+    }
+    if (share < 0 || seen == 0) return;
+    const auto at = static_cast<std::size_t>(share);
+    out.counts[at] = seen;
+    for (Echo& echo : out.tokens) echo.shares[at] /= total;
+  }
+
+  std::vector<Token> tokens_;
+  std::vector<std::uint32_t> numbers_;  // of each position: the how-manieth occurrence of its token
+  std::array<Order, kOrders.size()> orders_;
+  std::size_t prompt_ = 0;
+};
+
+}  // namespace rest_store

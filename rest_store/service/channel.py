@@ -1,0 +1,120 @@
+"""How a service is reached: addresses, certificates, tokens, and gRPC channels made of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from rest_store.errors import LimitError, ServeError, TargetError, describe
+from rest_store.service.address import Address
+
+# A connection of its own for each client, which comes back soon after a restart; silent peers are noticed.
+_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.enable_retries", 0),
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_send_message_length", 64 << 20),
+]
+
+
+@dataclass(frozen=True)
+class Tls:
+    """Certificates with which to reach a service.
+
+    Attributes:
+        ca: PEM file of the authorities that may have signed the service's certificate; None: those of gRPC.
+        certificate: PEM file of the client's certificate, where the service asks for one (mutual TLS).
+        key: PEM file of its private key.
+        server_name: name that the service's certificate bears, if it is not the host of the address.
+    """
+
+    ca: str | Path | None = None
+    certificate: str | Path | None = None
+    key: str | Path | None = None
+    server_name: str | None = None
+
+
+def target_of(text: object) -> str:
+    """Return an address as gRPC takes it.
+
+    Raises:
+        TargetError: neither `HOST:PORT` nor `unix:/path`.
+    """
+    if isinstance(text, str):
+        try:
+            return Address.parse(text).text
+        except ServeError:
+            pass
+    raise TargetError(describe("client", "target", repr(text), "HOST:PORT, [IPv6]:PORT or unix:/path"))
+
+
+class Dialer:
+    """Makes channels. Thread-safe.
+
+    Args:
+        token: bearer token, or None.
+        tls: certificates, True for those of gRPC, or None for a connection in the clear.
+
+    Raises:
+        TargetError: `tls` is none of these, a file of it cannot be read, or the token is no printable ASCII.
+    """
+
+    def __init__(self, token: str | None, tls: Tls | bool | None) -> None:
+        if token is not None and not _is_token(token):
+            raise TargetError(describe("client", "token", "not printable ASCII", "a token without spaces around it"))
+        if not isinstance(tls, Tls | bool | None):
+            raise TargetError(describe("client", "tls", type(tls).__name__, "a Tls, True or None"))
+        self.metadata = (("authorization", f"Bearer {token}"),) if token is not None else ()
+        self._credentials: grpc.ChannelCredentials | None = None
+        self._options = list(_OPTIONS)
+        if tls is True:
+            tls = Tls()
+        if isinstance(tls, Tls):
+            ca, certificate, key = (_content(path) for path in (tls.ca, tls.certificate, tls.key))
+            if (certificate is None) != (key is None):
+                raise TargetError(describe("client", "certificate", "without its other half", "certificate and key"))
+            self._credentials = grpc.ssl_channel_credentials(ca, key, certificate)
+            if tls.server_name is not None:
+                self._options.append(("grpc.ssl_target_name_override", tls.server_name))
+
+    def connect(self, target: str) -> grpc.Channel:
+        """Return a channel to `target`; it connects when it is first used."""
+        if self._credentials is None:
+            return grpc.insecure_channel(target, self._options)
+        return grpc.secure_channel(target, self._credentials, self._options)
+
+    def connect_async(self, target: str) -> grpc.aio.Channel:
+        """Return the same for asyncio; belongs to the event loop that runs."""
+        if self._credentials is None:
+            return grpc.aio.insecure_channel(target, self._options)
+        return grpc.aio.secure_channel(target, self._credentials, self._options)
+
+
+def seconds_of(timeout: float) -> float:
+    """Return a timeout; raise LimitError unless it is a positive number of seconds, up to about eleven days."""
+    if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not 0 < timeout < 1e6:
+        raise LimitError(describe("client", "timeout", repr(timeout), "seconds, more than 0 and less than 1000000"))
+    return float(timeout)
+
+
+def _is_token(token: object) -> bool:
+    return isinstance(token, str) and token.isascii() and token.isprintable() and token.strip() == token and token != ""
+
+
+def _content(path: str | Path | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        found = f"unreadable ({error.strerror or error})"
+        raise TargetError(describe(path, "file", found, "a PEM file")) from None

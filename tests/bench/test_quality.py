@@ -1,0 +1,151 @@
+"""`rest-store bench quality` on odd input: it counts nothing twice, loses no datastore, and refuses before it works."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from rest_store.bench import quality as measuring
+from rest_store.bench import replay as replaying
+from rest_store.bench.quality import measure, measure_series, prompt_lookup_rule, rest_rule
+from rest_store.bench.replay import Recording, replay, walk
+from rest_store.cli import main
+from rest_store.datastore.datastore import Datastore
+from rest_store.drafting.calibration import Calibration
+from rest_store.drafting.sources import PromptLookup
+from tests.shared.strategies import Corpus, write_datastore
+
+VOCABULARY = 300
+LINE = [1, 2, 3, 4, 5] * 10
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("quality")
+    for name, documents in (("a", [LINE]), ("b", [[6, 7, 8, 9] * 10]), ("other/a", [[6, 7, 8, 9] * 2])):
+        (folder / name).mkdir(parents=True)
+        write_datastore(folder / name, Corpus(VOCABULARY, [documents]))
+    rows = [{"prompt": [1, 2, number], "output": [3, 4, 5, 1, 2]} for number in range(30)]
+    (folder / "recordings.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def recording(prompt: list[int], output: list[int], family: str = "all") -> Recording:
+    none = np.zeros((0, 0), np.int32)
+    return Recording(family, 9, np.array(prompt, np.int32), np.array(output, np.int32), none)
+
+
+def bench(folder: Path, *options: object) -> Result:
+    common = ["bench", "quality", "--recordings", str(folder / "recordings.jsonl"), "--nodes", "4"]
+    return CliRunner().invoke(main, [*common, *map(str, options)])
+
+
+def test_outputs_and_prompts_may_be_empty_and_outside_the_vocabulary(folder: Path) -> None:
+    store, calibration = Datastore.open(folder / "a"), Calibration.default()
+    odd = [
+        recording(LINE[:7], [], "none"),
+        recording([], LINE[:20], "unprompted"),
+        recording([1, 2, 70_000, 2**31 - 1], LINE[:20], "outside"),
+        recording(LINE[:7], [3, 4, 70_000, 3, 4, 5], "leaving"),
+    ]
+    for outcome in (
+        walk(odd, rest_rule([store])),
+        walk(odd, prompt_lookup_rule()),
+        replay(odd, [PromptLookup(), store], calibration),
+    ):
+        assert outcome.families.keys() == {"unprompted", "outside", "leaving"}
+        assert outcome.tokens == 46
+        assert outcome.as_json()["M"] > 1
+    rows = measure(odd, {"a": store}, calibration, budgets=(4,), ablations=False)
+    assert {row["tokens"] for row in rows} == {46}
+
+
+def test_rest_reads_the_context_after_what_is_not_in_the_vocabulary(folder: Path) -> None:
+    draft = rest_rule([Datastore.open(folder / "a")])
+    assert draft(np.array([9, 300, 1, 2, 3], np.int32)) == draft(np.array([1, 2, 3], np.int32))
+    assert len(draft(np.array([1, 2, 300], np.int32))) == 0
+
+
+def test_datastores_of_one_name_are_told_apart(folder: Path) -> None:
+    two = ["--datastore", folder / "a", "--datastore", folder / "other/a"]
+    done = bench(folder, *two, "--calibration", "default", "--json", folder / "two.json")
+    assert done.exit_code == 0, done.output
+    facts = json.loads((folder / "two.json").read_text())
+    assert set(facts["datastores"]) == {str(folder / "a"), str(folder / "other/a")}
+    assert sum(row["drafting"].endswith(" alone") for row in facts["rows"]) == 3
+    done = bench(folder, "--datastore", folder / "a", "--datastore", folder / "b/../a", "--calibration", "default")
+    assert done.exit_code == 1
+    assert "twice" in done.output
+
+
+def test_several_datastores_may_make_one_size(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib", reason="the extra [plots] is not installed")
+    seen: dict[float, list[str]] = {}
+
+    def series(held: Any, sizes: Any, used: Any) -> dict[str, list[tuple[float, float]]]:
+        seen.update({size: sorted(stores) for size, stores in sizes.items()})
+        return {}
+
+    monkeypatch.setattr(measuring, "measure_series", series)
+    options = ["--datastore", folder / "a", "--calibration", "default", "--no-ablations", "--plots", folder / "plots"]
+    sizes = ["--series", "0.1", folder / "other/a", "--series", "0.1", folder / "b", "--series", "0.5", folder / "b"]
+    done = bench(folder, *options, *sizes)
+    assert done.exit_code == 0, done.output
+    assert seen == {0.1: ["a", "b"], 0.5: ["b"], 1.0: ["a"]}
+    for size in ("0", "1", "2"):
+        assert bench(folder, *options, "--series", size, folder / "b").exit_code == 2
+
+
+def test_larger_datastores_and_longer_suffixes_are_measured_as_such(folder: Path) -> None:
+    held = [recording([8, 1, 2], [3, 4, 5, 1, 2, 3, 4, 5])]
+    whole, part = {"a": Datastore.open(folder / "a")}, {"b": Datastore.open(folder / "b")}
+    curves = measure_series(held, {0.1: part, 1.0: whole}, Calibration.default(), suffixes=(1, 8), budgets=(0, 1, 8))
+    assert [size for size, _ in curves["size"]] == [0.1, 1.0]
+    assert curves["size"][0][1] < curves["size"][1][1]
+    assert curves["nodes"][0] == (0, 1.0)
+    assert curves["nodes"][1][1] < curves["nodes"][2][1]
+
+
+def test_what_is_wrong_is_said_before_anything_is_fitted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def costly(*arguments: Any, **options: Any) -> Calibration:
+        raise AssertionError("fitted first")
+
+    monkeypatch.setattr(replaying, "fit_calibration", costly)
+    store = ["--datastore", folder / "a"]
+    for options, fragment in (
+        (["--json", folder / "no/where.json"], "folder is missing"),
+        (["--plots", folder / "plots", "--series", "0.5", folder / "none"], "none"),
+        (["--calibration", folder / "none"], "calibration is"),
+    ):
+        done = bench(folder, *store, *options)
+        assert done.exit_code == 1, done.output
+        assert fragment in done.output
+    common = ["--recordings", str(folder / "recordings.jsonl"), "--datastore", str(folder / "a")]
+    done = CliRunner().invoke(main, ["calibrate", *common, "--out", str(folder / "no/where")])
+    assert done.exit_code == 1
+    assert "folder is missing" in done.output
+
+
+def test_recordings_without_output_are_none(folder: Path, tmp_path: Path) -> None:
+    rows = [{"prompt": [1, 2, number], "output": []} for number in range(30)]
+    (tmp_path / "recordings.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = bench(tmp_path, "--datastore", folder / "a", "--calibration", "default")
+    assert done.exit_code == 1
+    assert "record more prompts" in done.output
+
+
+def test_through_a_service_the_figures_are_those_in_process(folder: Path) -> None:
+    stores = ["--datastore", folder / "a", "--datastore", folder / "other/a"]
+    options = [*stores, "--calibration", "default", "--no-ablations", "--through-service", "--json", folder / "s.json"]
+    done = bench(folder, *options)
+    assert done.exit_code == 0, done.output
+    rows = {row["drafting"]: row["M"] for row in json.loads((folder / "s.json").read_text())["rows"]}
+    assert rows["session through a service"] == rows["session"] > 1
+    none = bench(folder, "--through-service", "--calibration", "default")
+    assert none.exit_code == 1
+    assert "at least one --datastore" in none.output

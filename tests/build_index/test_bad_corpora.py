@@ -1,0 +1,251 @@
+"""Each way in which the file of a corpus can be bad has an error that names the file, and the line or row."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from build_index.corpus import CorpusSpec, open_corpus
+from build_index.documents import Document
+from build_index.readers import compression, json_values
+from rest_store.errors import CorpusError, CorpusFormatError, CorpusNotFoundError
+
+
+def documents(path, **options):
+    return list(open_corpus(CorpusSpec(str(path), **options)))
+
+
+def compressed(data, suffix):
+    if suffix == ".gz":
+        return gzip.compress(data, mtime=0)
+    return zstandard.ZstdCompressor().compress(data) if suffix == ".zst" else data
+
+
+GOOD = b'{"text": "x"}\n'
+BAD_LINES = {
+    b'{"text": "y"': r":2: line is not JSON \(.*column 13\), expected one JSON object a line",
+    b'{"text": "\xff"}': r":2: line is not JSON \(not UTF-8\)",
+    b'"text"': ":2: record is a string, expected an object",
+    b"3": ":2: record is a number, expected an object",
+    b'{"other": "y"}': ":2: record is one with fields 'other', expected one of 'messages', .* or --field NAME",
+    b'{"text": 3}': ":2: record is one with fields 'text', expected one of",
+    b'{"messages": [{"role": "user"}, 3]}': ":2: record is one with fields 'messages'",
+    b'{"messages": [{"role": "user", "content": "x"}, 3]}': ":2: turn 1 of 'messages' is a number, expected a text",
+    b'{"messages": [{"role": "user", "content": "x"}, {"n": 1}]}': ":2: turn 1 of 'messages' is one with fields 'n'",
+    b'{"messages": [{"role": "user", "content": {}}]}'.replace(b"{}", b'{"a": 1}'): ":2: turn 0 .* is a object",
+    b'{"data": ["x", 3]}': ":2: turn 1 of 'data' is a number, expected a text, or role and content",
+    b"[" * 100_000: r":2: line is not JSON \(RecursionError\)",
+}
+
+
+@pytest.mark.parametrize("line", BAD_LINES, ids=lambda line: line[:50].decode("latin-1"))
+def test_a_bad_line_is_named(tmp_path, line):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(GOOD + line + b"\n" + GOOD)
+    reading = iter(open_corpus(CorpusSpec(str(path))))
+    assert next(reading) == Document(text="x")
+    with pytest.raises(CorpusFormatError, match=f"^{path}{BAD_LINES[line]}") as error:
+        next(reading)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"text": "x"}, "field 'code' is absent .fields 'text'., expected in each record"),
+        ({"code": 3}, "field 'code' is a number, expected a text or a conversation"),
+        ({"code": {"a": 1}}, "field 'code' is a object, expected a text or a conversation"),
+    ],
+)
+def test_a_record_without_the_field_asked_for_is_named(tmp_path, record, message):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"code": "x"}\n' + json.dumps(record))
+    with pytest.raises(CorpusFormatError, match=f"^{path}:2: {message}"):
+        documents(path, field="code")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'[{"text": "x"}\n{"text": "y"}]', ":2: JSON is '{' after a record, expected ',' or ']'"),
+        (b'[{"text": "x"},\n', ":2: JSON is the end of the file inside a list, expected ']'"),
+        (b'[{"text": "x"}\n', ":2: JSON is the end of the file inside a list, expected ']'"),
+        (b'[{"text": "x"}]\n3', ":2: JSON is '3' after the list, expected the end of the file"),
+        (b'[{"text": "x"},\n{"text": ', r":2: JSON is not JSON \(Expecting value\)"),
+        (b'[{"text": "x"},\n{"text": "un', r":2: JSON is not JSON \(Unterminated string"),
+        (b'[{"text": "x"},\n\xff', r":2: JSON is not UTF-8 \(invalid start byte\)"),
+        (b'[{"text": "x"},\n' + b"[" * 100_000, ":2: JSON is JSON nested too deeply"),
+        (b'[{"text": "x"},\n3]', ":2: record is a number, expected an object"),
+    ],
+)
+@pytest.mark.parametrize("chunk", [5, 1 << 18])
+def test_a_bad_json_file_is_named_with_its_line(tmp_path, content, message, chunk, monkeypatch):
+    path = tmp_path / "a.json"
+    path.write_bytes(content)
+    monkeypatch.setattr(json_values, "_CHUNK_BYTES", chunk)
+    with pytest.raises(CorpusFormatError, match=f"^{path}{message}"):
+        documents(path, reader="json")
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
+def test_a_truncated_compressed_file_is_an_error_wherever_it_ends(tmp_path, suffix, name):
+    path = tmp_path / (name + suffix)
+    content = b"".join(b'{"text": "%d"}\n' % number**5 for number in range(300))
+    data = compressed(content, suffix)
+    for length in (5, 20, len(data) // 2, len(data) - 1):
+        path.write_bytes(data[:length])
+        kind = {".gz": "gzip", ".zst": "zstd"}[suffix]
+        with pytest.raises(
+            CorpusFormatError, match=f"^{path}(:1)?: ({kind} file is truncated|line is not a JSON object)"
+        ):
+            documents(path)
+    path.write_bytes(data)
+    assert len(documents(path)) == 300
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_a_damaged_compressed_file_is_an_error(tmp_path, suffix):
+    path = tmp_path / "a.jsonl"
+    lines = b"".join(b'{"text": "%d"}\n' % number**5 for number in range(300))
+    data = bytearray(
+        gzip.compress(lines) if suffix == ".gz" else zstandard.ZstdCompressor(write_checksum=True).compress(lines)
+    )
+    data[-3] ^= 1  # in the checksum, or the length
+    path.write_bytes(data)
+    with pytest.raises(CorpusFormatError, match=r"(gzip|zstd) file is damaged \(.*\), expected an intact one"):
+        documents(path, reader="jsonl")
+    path.write_bytes(compressed(lines, suffix) + b"trailing garbage")
+    with pytest.raises(CorpusFormatError, match="file is damaged"):
+        documents(path, reader="jsonl")
+
+
+def test_a_truncated_or_damaged_parquet_file_is_an_error(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"content": [f"x = {number**9}" for number in range(5000)]}), path)
+    data = path.read_bytes()
+    for damaged in (data[:-1], data[: len(data) // 2], data[:4], data[:100] + b"\xff" * 3000 + data[3100:]):
+        path.write_bytes(damaged)
+        with pytest.raises(CorpusFormatError, match=f"^{path}: parquet file is damaged or truncated") as error:
+            documents(path)
+        assert "\n" not in str(error.value)
+
+
+def test_a_parquet_file_without_a_known_column_is_refused_unless_one_is_named(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"code": ["x"], "id": [1]}), path)
+    with pytest.raises(
+        CorpusFormatError, match=r"its first record is without a known layout, expected one of .*--field"
+    ):
+        documents(path)
+    with pytest.raises(CorpusFormatError, match="its columns is 'code', 'id', expected one of 'messages'"):
+        documents(path, reader="parquet")
+    with pytest.raises(CorpusFormatError, match="its first record is without the field 'body'"):
+        documents(path, field="body")
+    with pytest.raises(CorpusFormatError, match="its columns is 'code', 'id', expected 'lang' or 'language'"):
+        documents(path, field="code", langs=("c",))
+    with pytest.raises(CorpusFormatError, match=":row 0: field 'id' is a number, expected a text"):
+        documents(path, field="id")
+    assert documents(path, field="code") == [Document(text="x")]
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        (b"a\x00b", {}, "content is binary, expected UTF-8 text, JSON, JSONL or parquet"),
+        (b"abc\xff", {}, r"content is not UTF-8 \(byte 0xff at 3\), expected UTF-8 text"),
+        (b"x = 1", {"field": "code"}, "content is text, expected records .*, as --field code asks for"),
+        (b"x = 1", {"langs": ("c",)}, "content is text, expected records .*, as --lang asks for"),
+        (b'{"code": "x"}', {}, "its first record is without a known layout, expected .* or --reader text"),
+        (b'{"code": "x"}', {"field": "body"}, "its first record is without the field 'body'"),
+        (b'{"text": "x"}', {"langs": ("c",)}, r":1: language is absent \(fields 'text'\), expected 'lang'"),
+    ],
+)
+def test_a_file_that_holds_no_documents_is_refused(tmp_path, content, options, message):
+    path = tmp_path / "a"
+    path.write_bytes(content)
+    with pytest.raises(CorpusFormatError, match=f"^{path}.*{message}"):
+        documents(path, **options)
+
+
+@pytest.mark.parametrize("content", [b"text\n", b'{"text": "x"\n', b"[1\n"])
+def test_a_file_named_jsonl_is_not_taken_for_text(tmp_path, content):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(
+        CorpusFormatError, match=f"^{path}:1: line is not a JSON object, expected one JSON object a line"
+    ):
+        documents(path)
+
+
+def test_an_absent_file_is_an_error_also_when_it_vanishes(tmp_path):
+    with pytest.raises(CorpusNotFoundError, match="absent: corpus is absent, expected a file, a directory or hf://"):
+        documents(tmp_path / "absent")
+    path = tmp_path / "a.txt"
+    path.write_text("x")
+    corpus = open_corpus(CorpusSpec(str(path)))
+    path.unlink()
+    with pytest.raises(CorpusNotFoundError, match=r"a.txt: corpus is absent"):
+        list(corpus)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+def test_a_file_without_permission_is_an_error(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("x")
+    path.chmod(0)
+    with pytest.raises(
+        CorpusError, match=r"a.txt: corpus is not readable \(Permission denied\), expected a readable file"
+    ):
+        documents(path)
+
+
+def test_failures_of_the_operating_system_are_errors_that_name_the_file(tmp_path, monkeypatch):
+    path = tmp_path / "a.txt"
+    path.write_text("x")
+
+    class BadDisk(io.BytesIO):
+        def read(self, size=-1):
+            raise OSError(5, "Input/output error")
+
+    corpus = open_corpus(CorpusSpec(str(path)))
+    monkeypatch.setattr(compression, "open_file", lambda path, where: BadDisk())
+    with pytest.raises(CorpusError, match=r"a.txt: corpus is not readable \(Input/output error\)"):
+        list(corpus)
+
+    def refuse(*_args, **_options):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.undo()
+    monkeypatch.setattr("pathlib.Path.open", refuse)
+    with pytest.raises(CorpusError, match=r"a.txt: corpus is not readable \(Permission denied\)"):
+        documents(path)
+
+
+def test_what_is_no_regular_file_is_refused(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with pytest.raises(CorpusError, match="pipe: corpus is a pipe, socket or device, expected a regular file"):
+        documents(path)
+
+
+@pytest.mark.parametrize("package", ["pyarrow.parquet", "zstandard"])
+def test_a_package_that_is_missing_is_named_with_the_command_that_installs_it(tmp_path, package, monkeypatch):
+    path = tmp_path / "a"
+    if package == "zstandard":
+        path.write_bytes(compressed(b"x", ".zst"))
+    else:
+        pq.write_table(pa.table({"content": ["x"]}), path)
+    monkeypatch.setitem(__import__("sys").modules, package, None)
+    name = package.partition(".")[0]
+    with pytest.raises(
+        CorpusError, match=rf"a: the package '{name}' is not usable .* pip install 'rest-store\[build\]'"
+    ):
+        documents(path)

@@ -1,0 +1,349 @@
+"""The command `rest-build`: what it prints, its exit status, and bars on a terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+from click.testing import CliRunner
+
+from build_index import pipeline, progress, shard_sorter
+from build_index.cli import build, summary_text
+from build_index.corpus import READERS
+from build_index.options import BuildSummary
+from build_index.progress import StageProgress, TerminalBars, clock, line_of
+from build_index.staging import kept_shards
+from rest_store.datastore.manifest import Manifest
+from tests.shared.builds import command, contents, documents, leftovers, run_build, write_jsonl
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    return write_jsonl(tmp_path / "corpus.jsonl", [*documents(40), "", *documents(3)])
+
+
+def run(*arguments):
+    return CliRunner().invoke(build, list(map(str, arguments)))
+
+
+# --- What it prints --------------------------------------------------------------------------------------------------
+
+
+def test_help_has_an_example_and_every_option(tmp_path):
+    result = run("--help")
+    assert result.exit_code == 0
+    assert "rest-build --corpus src/ --include '*.py' --corpus chats.jsonl \\\n" in result.output
+    for option in build.params:
+        assert option.opts[0] in result.output
+        assert getattr(option, "help", None)
+
+
+def test_all_readers_can_be_chosen():
+    (reader,) = [option for option in build.params if option.name == "reader"]
+    assert tuple(reader.type.choices) == READERS
+
+
+def test_a_summary_for_persons(corpus, tokenizer, out):
+    result = run("--corpus", corpus, "--tokenizer", tokenizer, "--out", out, "--shard-tokens", 500)
+    assert result.exit_code == 0
+    assert result.stderr == ""
+    rows = dict(line.split(None, 1) for line in result.stdout.splitlines())
+    manifest = Manifest.read(out)
+    assert rows["datastore"] == str(out)
+    assert rows["documents"] == "40 (3 exact duplicates dropped, 1 empty)"
+    assert rows["tokens"] == f"{manifest.token_count:,}"
+    assert rows["shards"] == str(len(manifest.shards))
+    assert rows["size"].endswith(" bytes a token")
+    assert all(stage in rows["time"] for stage in ("load", "read", "tokenize", "sort", "write"))
+    assert "allowed" in rows["memory"]
+
+
+def test_a_summary_for_programs_and_nothing_else(corpus, tokenizer, out):
+    process = run_build("--corpus", corpus, "--tokenizer", tokenizer, "--out", out, "--json", "--memory", "4G")
+    assert process.returncode == 0
+    assert process.stderr == ""
+    summary = json.loads(process.stdout)
+    assert len(process.stdout.splitlines()) == 1
+    assert summary["documents"] == 40
+    assert summary["skipped"] == {"empty": 1}
+    assert summary["memory"] == 4 << 30
+    assert summary["tokens"] == Manifest.read(out).token_count
+
+
+def test_quiet_prints_nothing(corpus, tokenizer, out):
+    process = run_build("--corpus", corpus, "--tokenizer", tokenizer, "--out", out, "--quiet")
+    assert (process.returncode, process.stdout, process.stderr) == (0, "", "")
+    assert out.is_dir()
+
+
+def test_resumed_and_split_are_told():
+    numbers = {"documents": 5, "tokens": 100, "duplicates": 0, "skipped": {"binary": 2}, "split_documents": 1}
+    shards = {"shards": 3, "resumed_shards": 2, "shard_positions": 50, "size": 550, "bytes_per_token": 5.5}
+    text = summary_text(BuildSummary(out="ds", **numbers, **shards, seconds=75, stage_seconds={"read": 61}))
+    assert "5 (0 exact duplicates dropped, 2 binary, 1 split)" in text
+    assert "3 (2 resumed)" in text
+    assert "1:15 (read 1:01; sorting overlaps)" in text
+
+
+def test_options_reach_the_build(tokenizer, out, tmp_path):
+    tree = tmp_path / "tree"
+    (tree / "skipped").mkdir(parents=True)
+    for name in ("a.py", "b.py", "c.txt", "skipped/d.py"):
+        (tree / name).write_text(f"print {name}")
+    records = tmp_path / "records.jsonl"
+    records.write_text('{"text": "x", "code": "return"}\n{"text": "y", "code": "return"}\n')
+    result = run(
+        *("--corpus", tree, "--corpus", records, "--include", "*.py", "--exclude", "skipped", "--keep-duplicates"),
+        *("--tokenizer", tokenizer, "--out", out, "--workers", 1),
+    )
+    assert result.exit_code == 0, result.output
+    first, second = Manifest.read(out).corpora
+    assert (first["documents"], first["include"], first["exclude"]) == (2, ["*.py"], ["skipped"])
+    assert second["documents"] == 2
+    assert "include" not in second, "globs are for directories"
+    result = run(
+        *("--corpus", records, "--field", "code", "--max-documents", 1, "--reader", "jsonl", "--keep-duplicates"),
+        *("--tokenizer", tokenizer, "--out", out),
+    )
+    assert result.exit_code == 0, result.output
+    (only,) = Manifest.read(out).corpora
+    assert (only["field"], only["documents"], only["forced_reader"]) == ("code", 1, "jsonl")
+
+
+def test_languages_and_a_chat_template_reach_the_build(tokenizer, out, tmp_path):
+    records = tmp_path / "records.jsonl"
+    languages = ("Python", "C", "python")
+    records.write_text("".join(json.dumps({"content": f"x {lang}", "lang": lang}) + "\n" for lang in languages))
+    assert run("--corpus", records, "--lang", "python", "--tokenizer", tokenizer, "--out", out).exit_code == 0
+    assert Manifest.read(out).document_count == 2
+    records.write_text('{"data": ["a", "b"]}\n')
+    template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    result = run("--corpus", records, "--chat-template", template, "--tokenizer", tokenizer, "--out", out)
+    assert result.exit_code == 0, result.output
+    assert Manifest.read(out).options["chat_template"].startswith("sha256:")
+
+
+# --- What goes wrong -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "Missing option '--corpus'"),
+        (("--memory", "much"), "--memory: size is 'much', expected a size such as 8G or 512M"),
+        (("--memory", "0"), "--memory: size is '0', expected a size"),
+        (("--shard-tokens", "1"), "1 is not in the range 2<=x<=1073741824"),
+        (("--workers", "0"), "0 is not in the range x>=1"),
+        (("--max-documents", "-1"), "-1 is not in the range x>=1"),
+        (("--reader", "pdf"), "'pdf' is not one of"),
+        (("--no-such-option",), "No such option"),
+    ],
+)
+def test_bad_usage_is_status_2(arguments, message):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stdout == ""
+
+
+def require_one_line(result, status, message):
+    assert result.returncode == status
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("Error: ")
+    assert message in line
+
+
+def test_failures_are_status_1_and_one_line(corpus, tokenizer, out, tmp_path):
+    asked = {"--corpus": corpus, "--tokenizer": tokenizer, "--out": out}
+    (tmp_path / "bad.json").write_text("{}")
+    (tmp_path / "empty.jsonl").write_text('{"text": ""}\n')
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "notes.txt").write_text("mine")
+    cases = [
+        (
+            {"--corpus": tmp_path / "absent"},
+            "absent: corpus is absent, expected a file, a directory or hf://owner/name",
+        ),
+        ({"--corpus": tmp_path / "empty.jsonl"}, "the number of documents with tokens is 0, expected at least 1"),
+        ({"--corpus": tokenizer.parent, "--reader": "jsonl"}, "tokenizer"),
+        ({"--tokenizer": tmp_path / "absent.json"}, "absent.json: tokenizer is absent"),
+        ({"--tokenizer": tmp_path / "bad.json"}, "bad.json: tokenizer is refused by tokenizers"),
+        ({"--out": tmp_path / "notes"}, "notes: directory is one with other content ('notes.txt')"),
+        ({"--memory": "1M"}, "build: the memory budget is 1.0 MiB, expected at least"),
+        ({"--out": corpus / "below"}, "datastore is not writable (Not a directory)"),
+    ]
+    for changed, message in cases:
+        arguments = [part for pair in {**asked, **changed}.items() for part in pair]
+        require_one_line(run_build(*arguments), 1, message)
+        assert not out.exists()
+        assert leftovers(out) == []
+    require_one_line(
+        run_build(*(part for pair in asked.items() for part in pair), "--resume"), 1, "is absent, expected"
+    )
+
+
+def test_an_error_of_the_system_is_one_line_too(corpus, tokenizer, out, monkeypatch):
+    def failing(*arguments, **others):
+        raise PermissionError(13, "Permission denied", "/some/file")
+
+    monkeypatch.setattr("build_index.builder.load_tokenizer", failing)
+    result = run("--corpus", corpus, "--tokenizer", tokenizer, "--out", out)
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "Error: /some/file: datastore is not writable (Permission denied), expected a place where one may write\n"
+    )
+
+
+def test_a_file_too_large_for_the_process_is_one_line(tokenizer, out, tmp_path):
+    """RLIMIT_FSIZE stands for a full disk where none can be mounted."""
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", documents(400))
+    script = (
+        "import resource, signal\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
+        "from build_index.cli import build; build()"
+    )
+    asked = command("--corpus", corpus, "--tokenizer", tokenizer, "--out", out)
+    asked[2] = script
+    process = subprocess.run(asked, capture_output=True, text=True, check=False)
+    require_one_line(process, 1, "shard-00000.tokens: datastore is not writable (File too large)")
+    assert leftovers(out) == []
+
+
+def test_an_interrupt_is_status_130_and_can_be_resumed(corpus, tokenizer, out, tmp_path, monkeypatch):
+    """SIGINT while a shard is being sorted: nobody waits for it."""
+    arguments = ("--corpus", corpus, "--tokenizer", tokenizer, "--shard-tokens", 500)
+    assert run(*arguments, "--out", tmp_path / "whole").exit_code == 0
+    hold, threads = threading.Event(), []
+    sort, submit = shard_sorter.ShardSorter._sort, pipeline.Pipeline._sort
+
+    def held(self, name, positions):
+        threads.append(threading.current_thread())
+        if name == "shard-00001":
+            assert hold.wait(timeout=60)
+        sort(self, name, positions)
+
+    def interrupted(self, record):
+        submit(self, record)
+        if record.name == "shard-00001":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(shard_sorter.ShardSorter, "_sort", held)
+    monkeypatch.setattr(pipeline.Pipeline, "_sort", interrupted)
+    result = run(*arguments, "--out", out)
+    assert result.exit_code == 130
+    assert result.stderr == "Error: interrupted (2 finished shards kept: go on with --resume)\n"
+    assert threads[-1].is_alive()
+    hold.set()
+    threads[-1].join()
+    monkeypatch.undo()
+    assert not out.exists()
+    assert kept_shards(out) == 2
+    assert run(*arguments, "--out", out, "--resume").exit_code == 0
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+def test_an_interrupted_process_ends_while_its_thread_is_sorting(tokenizer, out, tmp_path):
+    script = (
+        "import os, signal, build_index.pipeline as pipeline\n"
+        "submit = pipeline.Pipeline._sort\n"
+        "def interrupted(self, record):\n"
+        "    submit(self, record)\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "pipeline.Pipeline._sort = interrupted\n"
+        "from build_index.cli import build; build()"
+    )
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", documents(3000))
+    asked = command("--corpus", corpus, "--tokenizer", tokenizer, "--out", out)
+    asked[2] = script
+    process = subprocess.run(asked, capture_output=True, text=True, check=False)
+    require_one_line(process, 130, "interrupted (1 finished shard kept: go on with --resume)")
+
+
+# --- Bars ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_line_shows_bar_share_amount_rate_and_time_left():
+    line = line_of(StageProgress("tokenizing", 3 << 20, 12 << 20, "bytes", 2.0))
+    assert line == "tokenizing [#######---------------------]  25%  3.0 MiB  1.5 MiB/s  0:06 left"
+    line = line_of(StageProgress("sorting", 2_500_000, 2_500_000, "tokens", 1.0))
+    assert line == "sorting    [############################] 100%  2.5 M tokens  2.5 M tokens/s"
+    line = line_of(StageProgress("writing", 999, None, "tokens", 0.0))
+    assert line == "writing    [----------------------------]       999 tokens"
+    assert line_of(StageProgress("writing", 0, 10, "tokens", 0.0)).endswith("]   0%  0 tokens")
+
+
+def test_times_are_written():
+    assert [clock(seconds) for seconds in (0, 59.6, 61, 3600, 86_399)] == [
+        "0:00",
+        "1:00",
+        "1:01",
+        "1:00:00",
+        "23:59:59",
+    ]
+
+
+def test_bars_are_drawn_over_themselves(monkeypatch):
+    file = io.StringIO()
+    bars = TerminalBars(file)
+    bars.close()
+    assert file.getvalue() == ""
+    stages = [StageProgress("tokenizing", 1, 2, "bytes", 1.0), StageProgress("sorting", 0, 2, "tokens", 0.0)]
+    monkeypatch.setattr(progress, "_SECONDS_BETWEEN", 0)
+    monkeypatch.setenv("COLUMNS", "30")
+    bars(stages)
+    first = file.getvalue()
+    assert first.count("\n") == 2
+    assert all(len(line.removeprefix("\r\x1b[2K")) <= 29 for line in first.split("\n"))
+    bars(stages)
+    assert file.getvalue() == first + "\x1b[2A" + first
+    monkeypatch.setattr(progress, "_SECONDS_BETWEEN", 1e9)
+    bars([])
+    assert file.getvalue() == first + "\x1b[2A" + first, "not drawn too often"
+
+
+def test_bars_are_shown_on_a_terminal_only(corpus, tokenizer, out, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    assert not TerminalBars.fits(io.StringIO())
+    for term, quiet in (("xterm", ()), ("dumb", ()), ("xterm", ("--quiet",))):
+        main, terminal = pty.openpty()
+        try:
+            arguments = command("--corpus", corpus, "--tokenizer", tokenizer, "--out", out, "--json", *quiet)
+            process = subprocess.run(
+                arguments, env={**os.environ, "TERM": term}, stdout=subprocess.PIPE, stderr=terminal, check=True
+            )
+            shown = b""
+            while select.select([main], [], [], 0)[0]:
+                shown += os.read(main, 1 << 16)
+        finally:
+            os.close(main)
+            os.close(terminal)
+        assert json.loads(process.stdout)["documents"] == 40
+        if term == "xterm" and not quiet:
+            assert b"tokenizing [############################] 100%" in shown
+            assert b"writing    [############################] 100%" in shown
+        else:
+            assert shown == b""
+
+
+# --- Starting --------------------------------------------------------------------------------------------------------
+
+
+def test_starting_is_cheap():
+    """A `tokenizer.json` needs neither transformers nor torch, and help needs next to nothing."""
+    script = (
+        "import sys, build_index.builder, build_index.suffix_array, build_index.target_tokenizer, tokenizers\n"
+        "print([name for name in ('torch', 'transformers', 'datasets', 'pyarrow', 'jinja2', 'grpc') "
+        "if name in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "[]\n"
+    script = "import sys, build_index.cli; print([name for name in ('numpy', 'tokenizers') if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "[]\n"

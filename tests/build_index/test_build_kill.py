@@ -1,0 +1,128 @@
+"""Builds killed (SIGKILL) at random instants: what is at the place is whole, and the rest can be resumed."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+import time
+
+import pytest
+
+from build_index.staging import kept_shards
+from rest_store.datastore.datastore import Datastore
+from tests.shared.builds import command, contents, documents, leftovers, run_build, write_jsonl, write_tokenizer
+
+INSTANTS = 50
+STEPS = 24
+# So that there are drafts to prepare.
+FREQUENT = "from build_index import preparation; preparation.LEAST, preparation.BYTES_A_TOKEN = 20, 100"
+
+# Kills itself at the n-th time that the interpreter reports an operation on files below a directory (PEP 578). Half of
+# them before the new datastore is put in place, half after: there the number is counted from the renaming.
+KILL_AT_STEP = """
+import os, signal, sys
+place, after_rename, step = {place!r}, {after_rename}, {step}
+renamed, count = False, 0
+def hook(event, arguments):
+    global renamed, count
+    if event == "build.place":
+        renamed = True
+    elif (event == "open" or event.startswith("os.")) and any(place in str(part) for part in arguments):
+        if renamed or not after_rename:
+            count += 1
+            if count == step:
+                os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(hook)
+from build_index import staging
+put_in_place = staging.Workplace.put_in_place
+def placing(self):
+    sys.audit("build.place")
+    put_in_place(self)
+staging.Workplace.put_in_place = placing
+"""
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    """Arguments of a build of ten shards, what it gives, an older datastore, and the seconds that a build takes."""
+    directory = tmp_path_factory.mktemp("kill")
+    tokenizer = write_tokenizer(directory / "tokenizer.json")
+    texts = documents(60, seed=2)
+    corpus = write_jsonl(directory / "corpus.jsonl", [*texts, *texts[:10]])
+    arguments = ["--corpus", corpus, "--tokenizer", tokenizer, "--shard-tokens", 500, "--memory", "64G", "--quiet"]
+    old = write_jsonl(directory / "old.jsonl", texts[:3])
+    assert run_build("--corpus", old, "--tokenizer", tokenizer, "--out", directory / "old").returncode == 0
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        assert run_build(*arguments, "--out", directory / "new", before=FREQUENT).returncode == 0
+        seconds.append(time.perf_counter() - start)
+    info = Datastore.open(directory / "new").info()
+    assert info.shard_count >= 10
+    assert info.prepared_count >= 10
+    return arguments, contents(directory / "new"), directory / "old", min(seconds)
+
+
+def require_whole_and_resumable(arguments, out, old, expected):
+    """The state after a kill; then resume, or build anew where there is nothing to resume. Return which it was."""
+    assert leftovers(out) in ([], [".ds.building"])
+    found = contents(out)
+    assert found in ([expected] if old is None else [expected, old]) or (not out.exists() and old is None)
+    kept = kept_shards(out)
+    run = run_build(*arguments, "--out", out, "--resume", before=FREQUENT)
+    if run.returncode:
+        assert "unfinished build is absent" in run.stderr
+        assert kept == 0
+        run = run_build(*arguments, "--out", out, before=FREQUENT)
+    assert run.returncode == 0, run.stderr
+    assert contents(out) == expected
+    assert leftovers(out) == []
+    return kept
+
+
+def prepared(tmp_path, old):
+    """The place of a datastore, with the old one in it or nothing."""
+    out = tmp_path / "ds"
+    if old is not None:
+        shutil.copytree(old, out)
+    return out, None if old is None else contents(out)
+
+
+@pytest.mark.parametrize("number", range(INSTANTS))
+def test_killed_at_a_random_instant(inputs, tmp_path, number):
+    arguments, expected, old, seconds = inputs
+    instant = random.Random(number).uniform(0.3, 1.05) * seconds  # before that, Python starts
+    out, before = prepared(tmp_path, old if number % 2 else None)
+    asked = command(*arguments, "--out", out, before=FREQUENT)
+    process = subprocess.Popen(asked, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        process.wait(timeout=instant)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    require_whole_and_resumable(arguments, out, before, expected)
+
+
+@pytest.mark.parametrize("after_rename", [False, True])
+@pytest.mark.parametrize("has_old", [False, True])
+def test_killed_at_every_kind_of_step(inputs, tmp_path, has_old, after_rename):
+    """No instant is left to chance: the process kills itself at chosen operations on files."""
+    arguments, expected, old, _ = inputs
+    steps = range(1, 20, 2) if after_rename else sorted(random.Random(3).sample(range(1, 90), STEPS // 2))
+    kept, killed = set(), 0
+    for step in steps:
+        directory = tmp_path / str(step)
+        directory.mkdir()
+        out, before = prepared(directory, old if has_old else None)
+        script = KILL_AT_STEP.format(place=str(directory), after_rename=after_rename, step=step)
+        asked = command(*arguments, "--out", out, before=f"{FREQUENT}\n{script}")
+        process = subprocess.run(asked, capture_output=True, check=False)
+        if process.returncode == 0:
+            break
+        assert process.returncode == -9, process.stderr
+        killed += 1
+        kept.add(require_whole_and_resumable(arguments, out, before, expected))
+    assert killed >= 3
+    if not after_rename:
+        assert len(kept) >= 3, "at different shards"

@@ -1,0 +1,397 @@
+"""Whole builds: what is stored, what is dropped, where shards end, and that the same input gives the same bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import threading
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+import rest_store
+from build_index import builder, document_stream, pipeline
+from build_index.builder import BuildOptions, build
+from build_index.corpus import CorpusSpec
+from build_index.tokenization import load_tokenizer
+from rest_store.datastore.datastore import Datastore
+from rest_store.datastore.manifest import Manifest
+from rest_store.errors import (
+    BuildError,
+    CorpusError,
+    CorpusNotFoundError,
+    EmptyCorpusError,
+    MemoryBudgetError,
+    OutputError,
+    TokenizerLoadError,
+)
+from tests.shared.builds import build_quick, contents, documents, leftovers, options, run_build, stored_documents
+from tests.shared.builds import write_jsonl as jsonl
+from tests.shared.models import CHATML, word_level, word_piece
+
+TEXTS = documents(60)
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    (tmp_path / "in").mkdir()
+    return jsonl(tmp_path / "in" / "corpus.jsonl", TEXTS)
+
+
+def tokens_of(tokenizer, texts):
+    return [ids.tolist() for ids in load_tokenizer(tokenizer).encode_batch(texts)]
+
+
+# --- What is stored --------------------------------------------------------------------------------------------------
+
+
+def test_a_build_stores_every_document_in_order_and_opens(corpus, tokenizer, out):
+    summary = build_quick(corpus, tokenizer, out)
+    expected = tokens_of(tokenizer, TEXTS)
+    assert stored_documents(out) == expected
+    assert (summary.documents, summary.tokens) == (60, sum(map(len, expected)))
+    assert (summary.duplicates, summary.skipped, summary.shards, summary.resumed_shards) == (0, {}, 1, 0)
+    store = Datastore.open(out, tokenizer=load_tokenizer(tokenizer))
+    assert store.info().size == summary.size
+    assert summary.bytes_per_token == summary.size / summary.tokens
+    assert store.longest_suffix_match(expected[17], max_suffix=5).length == 5
+    assert leftovers(out) == []
+    assert set(contents(out)) == {"manifest.json", "tokenizer.json", "shard-00000.tokens", "shard-00000.suffixes"}
+    assert load_tokenizer(out / "tokenizer.json").identity == store.manifest.tokenizer
+    assert summary.peak_memory > 0
+    assert set(summary.stage_seconds) == {"load", "read", "tokenize", "sort", "write", "prepare"}
+    assert all(0 <= seconds <= summary.seconds for seconds in summary.stage_seconds.values())
+
+
+def test_the_manifest_says_from_what_it_was_built(corpus, tokenizer, out, tmp_path):
+    texts = ["one two", "three", "one two"]
+    (tmp_path / "in" / "tree").mkdir()
+    for number, text in enumerate(texts):
+        (tmp_path / "in" / "tree" / f"{number}.txt").write_text(text)
+    (tmp_path / "in" / "tree" / "image.png").write_bytes(b"\x89PNG\0")
+    tree = str(tmp_path / "in" / "tree")
+    specs = (CorpusSpec(str(corpus), max_documents=7), CorpusSpec(tree))
+    summary = build(BuildOptions(specs, str(tokenizer), out, shard_tokens=500, memory=1 << 40))
+    manifest = Manifest.read(out)
+    assert manifest.created_by == f"rest-store {rest_store.__version__}"
+    assert manifest.options == {"keep_duplicates": False, "shard_tokens": 500}
+    first, second = manifest.corpora
+    assert (first["corpus"], first["documents"], first["max_documents"]) == (str(corpus), 7, 7)
+    assert (second["reader"], second["documents"], second["duplicates"]) == ("tree", 3, 1)
+    assert second["skipped"] == summary.skipped == {"binary": 1}
+    digests = b"".join(hashlib.sha256(b"text\0" + text.encode()).digest() for text in texts)
+    assert second["documents_sha256"] == hashlib.sha256(digests).hexdigest()
+    assert (summary.duplicates, summary.documents) == (1, 9)
+
+
+def test_conversations_are_stored_as_the_template_renders_them(tokenizer, out, tmp_path):
+    path = tmp_path / "chats.jsonl"
+    path.write_text(json.dumps({"data": ["print first", "return <|im_end|>"]}) + "\n")
+    with pytest.raises(CorpusError, match=r"without a chat template .* pass --chat-template FILE"):
+        build_quick(path, tokenizer, out)
+    assert leftovers(out) == []
+    build_quick(path, tokenizer, out, chat_template=CHATML)
+    controls = load_tokenizer(tokenizer).identity.special_tokens
+    (stored,) = stored_documents(out)
+    assert stored.count(controls["<|im_start|>"]) == stored.count(controls["<|im_end|>"]) == 2
+    template = Manifest.read(out).options["chat_template"]
+    assert template == "sha256:" + hashlib.sha256(CHATML.encode()).hexdigest()
+
+
+@pytest.mark.parametrize("size", [65_535, 65_536])
+def test_vocabularies_on_both_sides_of_two_bytes_work(out, tmp_path, size):
+    (tmp_path / "tokenizer.json").write_text(word_level(size).to_str())
+    (tmp_path / "text.txt").write_text(f"w1 w{size - 1} w2 w1 w{size - 1}")
+    build_quick(tmp_path / "text.txt", tmp_path / "tokenizer.json", out)
+    assert stored_documents(out) == [[1, size - 1, 2, 1, size - 1]]
+    assert Datastore.open(out).longest_suffix_match([1, size - 1]).count == 2
+
+
+# --- What is dropped -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", [1, 3, 1000])
+def test_exact_duplicates_are_dropped_within_and_across_batches_and_corpora(
+    tokenizer, out, tmp_path, monkeypatch, batch
+):
+    monkeypatch.setattr(document_stream, "BATCH_DOCUMENTS", batch)
+    first = jsonl(tmp_path / "a.jsonl", ["x", "y", "x", "z", "x "])
+    second = jsonl(tmp_path / "b.jsonl", ["new", "y", "new"])
+    summary = build_quick([first, second], tokenizer, out)
+    assert stored_documents(out) == tokens_of(tokenizer, ["x", "y", "z", "x ", "new"])
+    assert (summary.documents, summary.duplicates) == (5, 3)
+    assert [corpus["duplicates"] for corpus in Manifest.read(out).corpora] == [1, 2]
+    summary = build_quick([first, second], tokenizer, out, keep_duplicates=True)
+    assert stored_documents(out) == tokens_of(tokenizer, ["x", "y", "x", "z", "x ", "new", "y", "new"])
+    assert (summary.documents, summary.duplicates) == (8, 0)
+    assert Manifest.read(out).options == {"keep_duplicates": True}
+
+
+def test_documents_without_tokens_are_counted(out, tmp_path):
+    (tmp_path / "tokenizer.json").write_text(word_piece().to_str())
+    corpus = jsonl(tmp_path / "corpus.jsonl", ["print", "\u200b\u200b", "", "  \n", "range"])
+    summary = build_quick(corpus, tmp_path / "tokenizer.json", out)
+    assert len(stored_documents(out)) == summary.documents == 2
+    assert summary.skipped == {"empty": 2, "without tokens": 1}
+    assert Manifest.read(out).corpora[0]["without_tokens"] == 1
+
+
+# --- Shards ----------------------------------------------------------------------------------------------------------
+
+
+def test_shards_end_at_documents(corpus, tokenizer, out):
+    build_quick(corpus, tokenizer, out, shard_tokens=400)
+    expected = tokens_of(tokenizer, TEXTS)
+    assert max(map(len, expected)) < 400
+    assert stored_documents(out) == expected
+    records = Manifest.read(out).shards
+    sizes = [record.position_count for record in records]
+    assert len(sizes) > 5
+    assert max(sizes) <= 400
+    place = 0
+    for record, following in pairwise(records):
+        place += record.document_count
+        assert record.position_count + len(expected[place]) + 1 > 400, "there was room for the next document"
+        assert following.document_count
+    single = build_quick(corpus, tokenizer, out)
+    assert single.shards == 1
+    assert single.tokens == sum(record.token_count for record in records)
+
+
+@pytest.mark.parametrize("shard_tokens", [2, 3, 10])
+def test_a_document_longer_than_a_shard_is_split_into_pieces(out, tmp_path, shard_tokens):
+    (tmp_path / "tokenizer.json").write_text(word_level(100).to_str())
+    words = [f"w{number}" for number in range(1, 40)]
+    corpus = jsonl(tmp_path / "corpus.jsonl", [" ".join(words[:1]), " ".join(words), " ".join(words[3:4])])
+    summary = build_quick(corpus, tmp_path / "tokenizer.json", out, shard_tokens=shard_tokens)
+    pieces = stored_documents(out)
+    assert pieces[0] == [1]
+    assert pieces[-1] == [4]
+    assert [id_ for piece in pieces[1:-1] for id_ in piece] == list(range(1, 40))
+    assert max(map(len, pieces)) == shard_tokens - 1
+    assert all(record.position_count <= shard_tokens for record in Manifest.read(out).shards)
+    assert (summary.documents, summary.split_documents) == (3, 1)
+    assert Manifest.read(out).corpora[0]["split_documents"] == 1
+
+
+def test_one_shard_is_sorted_while_the_next_is_tokenized_and_never_more(corpus, tokenizer, out, monkeypatch):
+    sort = pipeline.ShardSorter._sort
+    at_work, at_once = threading.Lock(), []
+    tokenized = threading.Event()
+
+    def slow(self, name, positions):
+        at_once.append(at_work.acquire(blocking=False))
+        if name == "shard-00000":  # does not end before the next shard has got tokens
+            assert tokenized.wait(timeout=60)
+        sort(self, name, positions)
+        at_work.release()
+
+    writing = []
+    write = pipeline.ShardTokens._write
+
+    def written(self, ids):
+        write(self, ids)
+        writing.append(self._writer.path.name)
+        if writing[-1] == "shard-00001.tokens":
+            tokenized.set()
+
+    monkeypatch.setattr(pipeline.ShardSorter, "_sort", slow)
+    monkeypatch.setattr(pipeline.ShardTokens, "_write", written)
+    summary = build_quick(corpus, tokenizer, out, shard_tokens=400)
+    assert at_once == [True] * summary.shards
+    assert Datastore.open(out).info().shard_count == summary.shards
+
+
+# --- The same bytes --------------------------------------------------------------------------------------------------
+
+
+def test_neither_threads_nor_batches_nor_memory_change_a_byte(corpus, tokenizer, out, tmp_path, monkeypatch):
+    build_quick(corpus, tokenizer, out, shard_tokens=700)
+    expected = contents(out)
+    arguments = ["--corpus", corpus, "--tokenizer", tokenizer, "--shard-tokens", 700]
+    for workers in (1, 2, 5):
+        run = run_build(*arguments, "--workers", workers, "--out", tmp_path / f"with {workers}")
+        assert run.returncode == 0, run.stderr
+        assert contents(tmp_path / f"with {workers}") == expected
+    monkeypatch.setattr(document_stream, "BATCH_CHARACTERS", 100)
+    build_quick(corpus, tokenizer, out, shard_tokens=700, memory=3 << 30)
+    assert contents(out) == expected
+
+
+def test_digests_on_disk_change_no_byte(corpus, tokenizer, out, tmp_path, monkeypatch):
+    doubled = jsonl(corpus, [text for text in TEXTS for _ in range(2)])
+    build_quick(doubled, tokenizer, out)
+    expected = contents(out)
+    monkeypatch.setattr(document_stream, "BATCH_DOCUMENTS", 7)
+    plan = builder.plan_memory
+
+    def little(*arguments):
+        whole = plan(*arguments)
+        return builder.MemoryPlan(whole.budget, whole.process, 64, whole.shard_positions)
+
+    monkeypatch.setattr(builder, "plan_memory", little)
+    assert build_quick(doubled, tokenizer, out).duplicates == len(TEXTS)
+    assert contents(out) == expected
+
+
+def test_the_number_of_threads_is_told_to_tokenizers_only_while_building(corpus, tokenizer, out, monkeypatch):
+    monkeypatch.setenv("RAYON_NUM_THREADS", "9")
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
+    load = builder.load_tokenizer
+    told = []
+
+    def loading(*arguments, **others):
+        told.append((os.environ["RAYON_NUM_THREADS"], os.environ["TOKENIZERS_PARALLELISM"]))
+        return load(*arguments, **others)
+
+    monkeypatch.setattr(builder, "load_tokenizer", loading)
+    build_quick(corpus, tokenizer, out, workers=1)
+    build_quick(corpus, tokenizer, out, workers=3)
+    assert told == [("1", "false"), ("3", "true")]
+    assert os.environ["RAYON_NUM_THREADS"] == "9"
+    assert "TOKENIZERS_PARALLELISM" not in os.environ
+
+
+# --- Over an old datastore -------------------------------------------------------------------------------------------
+
+
+def test_an_old_datastore_stays_until_the_new_one_is_complete(corpus, tokenizer, out, tmp_path, monkeypatch):
+    build_quick(jsonl(tmp_path / "old.jsonl", ["something old"]), tokenizer, out)
+    old = contents(out)
+    reader = Datastore.open(out)
+    before = []
+    put_in_place = builder.Workplace.put_in_place
+
+    def placing(self):
+        before.append(contents(out))
+        put_in_place(self)
+
+    monkeypatch.setattr(builder.Workplace, "put_in_place", placing)
+    build_quick(corpus, tokenizer, out, shard_tokens=900)
+    assert before == [old]
+    assert len(stored_documents(out)) == 60
+    assert leftovers(out) == []
+    match = reader.longest_suffix_match(tokens_of(tokenizer, ["something old"])[0], max_suffix=4)
+    assert match.length == 4, "who has the old one open keeps it"
+
+
+# --- What goes wrong -------------------------------------------------------------------------------------------------
+
+
+def test_empty_corpora_are_refused(tokenizer, out, tmp_path):
+    first, second = jsonl(tmp_path / "a.jsonl", ["", " "]), tmp_path / "tree"
+    second.mkdir()
+    expected = f"{first}, {second}: the number of documents with tokens is 0, expected at least 1"
+    with pytest.raises(EmptyCorpusError) as error:
+        build_quick([first, second], tokenizer, out)
+    assert str(error.value) == expected
+    assert leftovers(out) == []
+    assert not out.exists()
+
+
+def test_input_that_cannot_be_read_leaves_nothing(corpus, tokenizer, out, tmp_path):
+    with pytest.raises(CorpusNotFoundError, match=r"nowhere: corpus is absent"):
+        build_quick(tmp_path / "nowhere", tokenizer, out)
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"text": "a"}\n{"text": \n')
+    with pytest.raises(CorpusError, match=r"bad\.jsonl:2: line is not JSON"):
+        build_quick([corpus, bad], tokenizer, out)
+    with pytest.raises(TokenizerLoadError, match=r"absent\.json: tokenizer is absent"):
+        build_quick(corpus, tmp_path / "absent.json", out)
+    assert not out.exists()
+    assert leftovers(out) == []
+
+
+def test_options_that_make_no_sense_are_refused(corpus, tokenizer, out):
+    with pytest.raises(BuildError, match="build: the number of corpora is 0, expected at least 1"):
+        BuildOptions((), str(tokenizer), out)
+    for name in ("shard_tokens", "memory", "workers"):
+        with pytest.raises(BuildError, match=f"build: {name} is 0, expected at least 1"):
+            options(corpus, tokenizer, out, **{name: 0})
+    with pytest.raises(MemoryBudgetError, match=r"the memory budget is 1\.0 MiB, expected at least"):
+        build_quick(corpus, tokenizer, out, memory=1 << 20)
+    assert leftovers(out) == []
+
+
+def test_sorting_that_runs_out_of_memory_is_a_memory_error(corpus, tokenizer, out, monkeypatch):
+    from build_index import suffix_array
+
+    def exhausted(*arguments, **others):
+        raise MemoryError
+
+    monkeypatch.setattr(suffix_array, "suffix_array", exhausted)
+    with pytest.raises(MemoryBudgetError, match=r"shard-00000: memory for sorting is exhausted, expected .* free"):
+        build_quick(corpus, tokenizer, out)
+    assert not out.exists()
+    monkeypatch.undo()
+    assert build_quick(corpus, tokenizer, out, resume=True).resumed_shards == 1
+
+
+def test_a_package_that_is_not_installed_is_named(corpus, tokenizer, out, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pydivsufsort", None)
+    with pytest.raises(
+        BuildError, match=r"the package 'pydivsufsort' is not usable .* pip install 'rest-store\[build\]'"
+    ):
+        build_quick(corpus, tokenizer, out)
+
+
+def test_a_place_that_is_taken_is_refused_before_anything_is_read(corpus, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(OutputError, match="directory is one with other content"):
+        build_quick(corpus, tmp_path / "absent.json", tmp_path)
+
+
+# --- Progress --------------------------------------------------------------------------------------------------------
+
+
+def test_a_listener_sees_every_stage_come_to_its_end(corpus, tokenizer, out, monkeypatch):
+    monkeypatch.setattr(pipeline, "_SECONDS_BETWEEN_REPORTS", 0)
+    monkeypatch.setattr(document_stream, "BATCH_DOCUMENTS", 5)
+    seen = []
+    summary = build(options(corpus, tokenizer, out, shard_tokens=500), seen.append)
+    positions = summary.tokens + summary.documents
+    for stages in seen:
+        assert [stage.stage for stage in stages] == ["tokenizing", "sorting", "writing"]
+        tokenizing, sorting, writing = stages
+        assert tokenizing.total == corpus.stat().st_size
+        assert 0 <= writing.done <= sorting.done <= positions
+    for earlier, later in pairwise(seen):
+        assert all(first.done <= second.done for first, second in zip(earlier[:1], later[:1], strict=True))
+    assert [stage.done for stage in seen[-1]] == [corpus.stat().st_size, positions, positions]
+    assert all(stage.share == 1 for stage in seen[-1])
+    assert len(seen) > 12
+
+
+def test_where_the_size_is_not_known_no_total_is_made_up(corpus, tokenizer, out):
+    seen = []
+    spec = CorpusSpec(str(corpus), max_documents=5)
+    build(BuildOptions((spec,), str(tokenizer), out, memory=1 << 40), seen.append)
+    assert seen[0][0].total is None
+    assert seen[0][1].total is None
+    assert seen[-1][0].share == seen[-1][1].share == 1
+
+
+# --- Memory ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_peak_of_resident_memory_stays_within_the_budget(out, tmp_path):
+    """Uniformly random tokens are the worst case of sorting; the shards are as large as the budget allows."""
+    size = 60_000
+    (tmp_path / "tokenizer.json").write_text(word_level(size).to_str())
+    words = np.array([f"w{number}" for number in range(size)])
+    source = np.random.default_rng(0)
+    corpus = tmp_path / "corpus.jsonl"
+    with corpus.open("w") as file:
+        for _ in range(450):
+            file.write(json.dumps({"text": " ".join(source.choice(words, 10_000))}) + "\n")
+    process = run_build(
+        *("--corpus", corpus, "--tokenizer", tmp_path / "tokenizer.json", "--out", out, "--json", "--memory", "576M")
+    )
+    assert process.returncode == 0, process.stderr
+    summary = json.loads(process.stdout)
+    assert summary["tokens"] == 4_500_000
+    assert summary["shard_positions"] in (1 << 20, 1 << 21, 1 << 22, 1 << 23)
+    assert 100 << 20 < summary["peak_memory"] <= summary["memory"] == 576 << 20

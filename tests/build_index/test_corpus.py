@@ -1,0 +1,316 @@
+"""Corpora: directories, data sets of the hub, limits, counts, and options that contradict each other."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from build_index.corpus import CorpusSpec, Document, open_corpus
+from build_index.globs import compile_globs
+from build_index.readers import detection, text
+from rest_store.errors import CorpusError, CorpusFormatError, CorpusNotFoundError
+
+MESSAGES = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+CHAT = Document(messages=(("user", "Hi"), ("assistant", "Hello")))
+
+
+def write(root, files):
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def read(path, **options):
+    corpus = open_corpus(CorpusSpec(str(path), **options))
+    return corpus, list(corpus)
+
+
+def names(root, documents):
+    return [document.origin.removeprefix(f"{root}/") for document in documents]
+
+
+# --- Directories -----------------------------------------------------------------------------------------------------
+
+
+def test_a_source_tree_is_read_in_order_and_what_is_no_text_is_counted(tmp_path):
+    files = {
+        "b.py": "b = 1\n",
+        "a/z.py": "z = 1\n",
+        "a/empty.py": "",
+        "a.txt": "text",
+        "a/image.png": b"\x89PNG\0\0",
+        "a/latin.txt": "café".encode("latin-1"),
+        "package.json": '{"name": "x", "text": "y"\n}',
+        "list.json": "[1, 2]",
+        "settings.toml": "[section]\n",
+        "a/fake.gz": b"\x1f\x8bnot gzip at all",
+        "a/readme.gz": gzip.compress(b"compressed text"),
+        "a/data.gz": gzip.compress(b"\0\1\2"),
+    }
+    write(tmp_path, files)
+    corpus, documents = read(tmp_path)
+    expected = ["a.txt", "a/readme.gz", "a/z.py", "b.py", "list.json", "package.json", "settings.toml"]
+    # By name in each directory: "a" comes before "a.txt".
+    assert names(tmp_path, documents) == ["a/readme.gz", "a/z.py", "a.txt", *expected[3:]]
+    assert documents[0].text == "compressed text"
+    provenance = corpus.provenance()
+    assert provenance["skipped"] == {"binary": 3, "empty": 1, "not UTF-8": 1}
+    assert provenance["reader"] == "tree"
+    assert provenance["documents"] == 7
+    assert provenance["conversations"] == 0
+    assert provenance["bytes"] == corpus.size_hint == corpus.bytes_read == sum(map(len, _contents(files)))
+
+
+def _contents(files):
+    return [content if isinstance(content, bytes) else content.encode() for content in files.values()]
+
+
+def test_data_files_in_a_directory_are_read_by_their_readers(tmp_path):
+    table = pa.table({"content": ["x = 1", "y = 1"], "lang": ["Python", "C"]})
+    write(tmp_path, {"chat.jsonl": json.dumps({"messages": MESSAGES}) + "\n", "README.md": "# About"})
+    write(
+        tmp_path, {"chats.json": json.dumps([{"messages": MESSAGES}] * 2), "x": json.dumps({"data": ["Hi", "Hello"]})}
+    )
+    pq.write_table(table, tmp_path / "train.parquet")
+    pq.write_table(pa.table({"n": [1]}), tmp_path / "numbers.parquet")
+    write(tmp_path, {"numbers.jsonl": '{"n": 1}\n'})
+    corpus, documents = read(tmp_path)
+    texts = [Document(text="x = 1"), Document(text="y = 1")]
+    assert documents == [Document(text="# About"), CHAT, CHAT, CHAT, *texts, CHAT]
+    provenance = corpus.provenance()
+    assert provenance["skipped"] == {"JSONL without a known field": 1, "table without a known column": 1}
+    assert (provenance["documents"], provenance["conversations"], provenance["files"]) == (7, 4, 5)
+    assert provenance["bytes"] == corpus.size_hint  # what was passed over counts, too: a bar reaches its end
+
+    corpus, documents = read(tmp_path, langs=("python",), exclude=("*.json*", "x"))
+    assert documents == [Document(text="x = 1")]
+    assert corpus.provenance()["skipped"] == {"language": 1, "no records": 1, "table without a known column": 1}
+
+
+def test_a_bad_data_file_in_a_directory_is_an_error_that_names_it(tmp_path):
+    write(
+        tmp_path,
+        {"a/good.jsonl": '{"text": "x"}\n', "a/truncated.jsonl.gz": gzip.compress(b'{"text": "x"}\n' * 99)[:-9]},
+    )
+    with pytest.raises(CorpusFormatError, match=f"^{tmp_path}/a/truncated.jsonl.gz: gzip file is truncated"):
+        read(tmp_path)
+    assert len(read(tmp_path, exclude=("*.gz",))[1]) == 1
+    write(tmp_path, {"a/bad.jsonl": '{"text": "x"}\n{"text": 1}\n'})
+    with pytest.raises(CorpusFormatError, match=f"^{tmp_path}/a/bad.jsonl:2: "):
+        read(tmp_path)
+    (tmp_path / "a/bad.jsonl").write_text("no JSON")
+    with pytest.raises(CorpusFormatError, match=f"^{tmp_path}/a/bad.jsonl:1: line is not a JSON object"):
+        read(tmp_path)
+    (tmp_path / "a/bad.jsonl").unlink()
+    write(tmp_path, {"a/bad.parquet": b"PAR1 and nothing more"})
+    with pytest.raises(CorpusFormatError, match=f"^{tmp_path}/a/bad.parquet: parquet file is damaged"):
+        read(tmp_path)
+
+
+def test_a_forced_reader_reads_every_file_of_a_directory(tmp_path):
+    line = '{"text": "x"}\n'
+    write(tmp_path, {"a.jsonl": line, "b": line})
+    assert read(tmp_path, reader="text")[1] == [Document(text=line)] * 2
+    assert read(tmp_path, reader="jsonl")[1] == [Document(text="x")] * 2
+    write(tmp_path, {"c": "no JSON"})
+    with pytest.raises(CorpusFormatError, match=f"^{tmp_path}/c:1: line is not JSON"):
+        read(tmp_path, reader="jsonl")
+
+
+def test_what_tools_keep_in_a_tree_is_left_out(tmp_path):
+    hidden = [".git/config", "a/__pycache__/x.py", "node_modules/x.js", "a/.venv/x.py"]
+    write(tmp_path, dict.fromkeys([*hidden, "a/x.py", "a/.github/ci.yml", "git/y.py"], "x"))
+    assert names(tmp_path, read(tmp_path)[1]) == ["a/.github/ci.yml", "a/x.py", "git/y.py"]
+    inside = tmp_path / "a/.venv"  # the top itself may be called anything
+    assert names(inside, read(inside)[1]) == ["x.py"]
+
+
+@pytest.mark.parametrize(
+    ("include", "exclude", "expected"),
+    [
+        (("*.py",), (), ["src/a.py", "src/deep/b.py", "top.py"]),
+        (("*.py",), ("deep",), ["src/a.py", "top.py"]),
+        (("src/*.py",), (), ["src/a.py"]),
+        (("src/**/*.py",), (), ["src/a.py", "src/deep/b.py"]),
+        (("*.c", "top.*"), (), ["src/deep/c.c", "top.py"]),
+        ((), ("src/",), ["top.py"]),
+        ((), ("/top.py", "**/deep/*.c"), ["src/a.py", "src/deep/b.py"]),
+        (("[ab].py",), (), ["src/a.py", "src/deep/b.py"]),
+        (("[!a].py",), (), ["src/deep/b.py"]),
+        (("none",), (), []),
+    ],
+)
+def test_globs_choose_files(tmp_path, include, exclude, expected):
+    write(tmp_path, dict.fromkeys(["top.py", "src/a.py", "src/deep/b.py", "src/deep/c.c"], "x"))
+    corpus, documents = read(tmp_path, include=include, exclude=exclude)
+    assert names(tmp_path, documents) == expected
+    assert corpus.size_hint == len(expected)
+
+
+@pytest.mark.parametrize(
+    ("glob", "path", "matches"),
+    [
+        ("*", "a", True),
+        ("*", "a/b", True),
+        ("a*", "b/a", True),
+        ("a/*", "a/b/c", False),
+        ("a/**", "a/b/c", True),
+        ("./a/b", "a/b", True),
+        ("a?c", "abc", True),
+        ("a?c", "a/c", False),
+        ("a.c", "abc", False),
+        ("a[", "a[", True),
+        ("[]]", "]", True),
+        ("[a-c]x", "bx", True),
+        ("[a\\]", "\\", True),
+        ("(a|b)+", "(a|b)+", True),
+        ("[[]", "[", True),
+        ("[a&&b]", "&", True),
+    ],
+)
+def test_globs_match(glob, path, matches):
+    assert (compile_globs([glob]).fullmatch(path) is not None) is matches
+    assert compile_globs([]).fullmatch(path) is None
+
+
+def test_links_make_no_loops_and_special_files_are_counted(tmp_path):
+    write(tmp_path, {"a/x.py": "x", "other/y.py": "y"})
+    (tmp_path / "a/loop").symlink_to(tmp_path, target_is_directory=True)
+    (tmp_path / "a/self").symlink_to("self")
+    (tmp_path / "a/link.py").symlink_to(tmp_path / "other/y.py")
+    (tmp_path / "a/broken").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(tmp_path / "a/pipe")
+    corpus, documents = read(tmp_path)
+    assert names(tmp_path, documents) == ["a/link.py", "a/x.py", "other/y.py"]
+    assert documents[0].text == "y"
+    assert corpus.provenance()["skipped"] == {"linked directory": 1, "not a regular file": 3}
+
+
+def test_a_name_that_is_not_utf8_is_readable_in_messages(tmp_path):
+    with open(os.fsencode(tmp_path) + b"/\xff.txt", "w") as file:  # noqa: PTH123 - a path of bytes
+        file.write("x")
+    _, documents = read(tmp_path)
+    assert names(tmp_path, documents) == ["\ufffd.txt"]
+
+
+def test_a_file_or_directory_that_cannot_be_read_is_an_error(tmp_path, monkeypatch):
+    write(tmp_path, {"a/x.py": "x"})
+    scandir = os.scandir
+
+    def refuse(path):
+        if os.fspath(path).endswith("/a"):
+            raise PermissionError(13, "Permission denied")
+        return scandir(path)
+
+    monkeypatch.setattr("os.scandir", refuse)
+    with pytest.raises(CorpusError, match=rf"^{tmp_path}/a: corpus is not readable \(Permission denied\)"):
+        read(tmp_path)
+    monkeypatch.undo()
+
+    def refuse_file(path, *_args, **_options):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.open", refuse_file)
+    with pytest.raises(CorpusError, match=rf"^{tmp_path}/a/x.py: corpus is not readable \(Permission denied\)"):
+        read(tmp_path)
+
+
+def test_an_unfinished_large_file_of_a_tree_is_passed_over_where_it_turns_binary(tmp_path, monkeypatch):
+    monkeypatch.setattr(text, "PIECE_BYTES", 10)
+    monkeypatch.setattr(detection, "_HEAD_BYTES", 10)
+    write(tmp_path, {"a.txt": b"line one\nline two\n\0\0\0", "b.txt": "x"})
+    corpus, documents = read(tmp_path)
+    assert [document.text for document in documents] == ["line one\n", "line two\n", "x"]
+    assert corpus.provenance()["skipped"] == {"binary": 1}
+    with pytest.raises(CorpusFormatError, match=r"a.txt: content is binary \(a NUL byte at 18\)"):
+        read(tmp_path / "a.txt")
+
+
+# --- Counts and limits -----------------------------------------------------------------------------------------------
+
+
+def test_max_documents_stops_and_iterating_again_starts_anew(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": "x" * (number % 3)}) + "\n" for number in range(100)))
+    corpus, documents = read(path, max_documents=5)
+    assert len(documents) == 5
+    first = corpus.provenance()
+    assert (first["documents"], first["skipped"]["empty"], first["max_documents"]) == (5, 3, 5)
+    assert list(corpus) == documents
+    assert corpus.provenance() == first
+    assert corpus.documents_read == 5
+    assert len(read(path, max_documents=1000)[1]) == 66
+
+
+def test_bytes_read_grows_while_reading(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"content": ["x"] * 1000}), path)
+    corpus = open_corpus(CorpusSpec(str(path)))
+    assert corpus.bytes_read == 0
+    seen = [corpus.bytes_read for _ in corpus]
+    assert seen == sorted(seen)
+    assert 0 < seen[500] < corpus.size_hint
+    assert corpus.bytes_read == corpus.size_hint
+
+
+def test_provenance_is_json_and_holds_only_what_was_given(tmp_path):
+    write(tmp_path, {"a.py": "x"})
+    corpus, _ = read(tmp_path)
+    expected = {"corpus": str(tmp_path), "reader": "tree", "documents": 1, "conversations": 0, "files": 1, "bytes": 1}
+    assert corpus.provenance() == {**expected, "split_files": 0, "skipped": {}}
+    corpus, _ = read(tmp_path, include=("*.py",), exclude=("b",), reader="text", max_documents=3)
+    options = {"include": ["*.py"], "exclude": ["b"], "forced_reader": "text", "max_documents": 3}
+    assert (
+        json.loads(json.dumps(corpus.provenance()))
+        == {**expected, "reader": "text", "split_files": 0, "skipped": {}} | options
+    )
+
+
+def test_a_corpus_not_yet_read_counts_nothing(tmp_path):
+    write(tmp_path, {"a.py": "x"})
+    corpus = open_corpus(CorpusSpec(str(tmp_path)))
+    assert (corpus.bytes_read, corpus.documents_read, corpus.provenance()["documents"]) == (0, 0, 0)
+
+
+def test_an_abandoned_iteration_closes_its_file(tmp_path):
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"text": "x"}\n' * 10))
+    documents = iter(open_corpus(CorpusSpec(str(path))))
+    next(documents)
+    assert path in _open_files()
+    documents.close()
+    assert path not in _open_files()
+
+
+def _open_files():
+    # The descriptor that lists the directory is gone when it is looked at: its link is broken.
+    return {entry.readlink() for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"reader": "csv"}, "reader is 'csv', expected one of parquet, jsonl, json, chat, text, tree"),
+        ({"max_documents": 0}, "max_documents is 0, expected at least 1"),
+        ({"reader": "tree"}, "corpus is a file, expected a directory for the reader 'tree'"),
+        ({"include": ("*.py",)}, "corpus is a file, expected a directory where include or exclude is given"),
+        ({"exclude": ("*.py",)}, "corpus is a file, expected a directory where include or exclude is given"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(tmp_path, options, message):
+    path = tmp_path / "a.txt"
+    path.write_text("x")
+    with pytest.raises(CorpusError, match=f"^{path}: {message}"):
+        open_corpus(CorpusSpec(str(path), **options))
+
+
+def test_an_absent_directory_is_an_error(tmp_path):
+    with pytest.raises(CorpusNotFoundError, match=f"^{tmp_path}/absent/: corpus is absent"):
+        open_corpus(CorpusSpec(f"{tmp_path}/absent/"))

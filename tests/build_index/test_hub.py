@@ -1,0 +1,138 @@
+"""Data sets of the hub: addresses, streaming through `datasets` from local files, and what can go wrong."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from build_index.corpus import CorpusSpec, Document, open_corpus
+from build_index.readers import hub
+from build_index.readers.hub import HubAddress
+from rest_store.errors import CorpusError, CorpusFormatError, CorpusNotFoundError
+
+MESSAGES = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+CHAT = Document(messages=(("user", "Hi"), ("assistant", "Hello")))
+
+
+def read(address, **options):
+    corpus = open_corpus(CorpusSpec(address, **options))
+    return corpus, list(corpus)
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("hf://a/b", HubAddress("a/b")),
+        ("hf://a/b@train_sft", HubAddress("a/b", split="train_sft")),
+        ("hf://a/b/main", HubAddress("a/b", config="main")),
+        ("hf://a/b/main@test", HubAddress("a/b", config="main", split="test")),
+        ("hf://bigcode/the-stack/data/python@train", HubAddress("bigcode/the-stack", None, "data/python", "train")),
+    ],
+)
+def test_addresses_of_the_hub_are_read(address, expected):
+    assert HubAddress.parse(address) == expected
+
+
+@pytest.mark.parametrize(
+    "address", ["hf://", "hf://a", "hf://a/", "hf://a/b@", "hf://a/b/@x", "hf://a/b@x@y", "hf:///b"]
+)
+def test_malformed_addresses_are_refused(address):
+    with pytest.raises(CorpusError, match=f"^{address}: address is malformed, expected hf://owner/name"):
+        open_corpus(CorpusSpec(address))
+
+
+@pytest.fixture
+def local_hub(tmp_path, monkeypatch):
+    """The hub as a local directory: `datasets` itself streams from it."""
+    datasets = pytest.importorskip("datasets")
+    rows = [{"prompt": "Hi", "messages": MESSAGES}] * 3
+    for split, number in (("train_sft", 3), ("test_sft", 1)):
+        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:number]))
+    (tmp_path / "stack/data/python").mkdir(parents=True)
+    table = pa.table({"content": ["x = 1", "int x;", ""], "lang": ["Python", "C", "Python"]})
+    pq.write_table(table, tmp_path / "stack/data/python/train-00000.parquet")
+
+    def load_dataset(address):
+        if address.repository == "owner/chat":
+            files = {split: str(tmp_path / f"{split}.jsonl") for split in ("train_sft", "test_sft")}
+            return datasets.load_dataset("json", data_files=files, split=address.split, streaming=True)
+        path = str(tmp_path / address.repository.partition("/")[2])
+        return datasets.load_dataset(
+            path, name=address.config, data_dir=address.data_dir, split=address.split, streaming=True
+        )
+
+    monkeypatch.setattr(hub, "load_dataset", load_dataset)
+
+
+@pytest.mark.usefixtures("local_hub")
+def test_a_data_set_of_the_hub_is_streamed():
+    corpus, documents = read("hf://owner/chat@train_sft")
+    assert documents == [CHAT] * 3
+    assert documents[2].origin == "hf://owner/chat@train_sft:row 2"
+    assert (corpus.reader, corpus.size_hint, corpus.bytes_read) == ("hub", None, 3 * len("HiHello"))
+    corpus, documents = read("hf://owner/stack/data/python", langs=("python",))
+    assert documents == [Document(text="x = 1")]
+    assert corpus.provenance()["skipped"] == {"empty": 1, "language": 1}
+
+
+@pytest.mark.usefixtures("local_hub")
+def test_a_data_set_without_a_split_named_train_asks_for_one():
+    with pytest.raises(
+        CorpusNotFoundError, match=r"its split is not given, .* expected one of them: .*@train_sft, @test_sft"
+    ):
+        read("hf://owner/chat")
+
+
+@pytest.mark.usefixtures("local_hub")
+@pytest.mark.parametrize("address", ["hf://owner/chat@absent", "hf://owner/absent", "hf://owner/stack/absent@train"])
+def test_a_data_set_or_split_that_does_not_exist_is_refused_in_one_line(address):
+    with pytest.raises(CorpusNotFoundError, match=f"^{address}: data set is not there") as error:
+        read(address)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.usefixtures("local_hub")
+def test_rows_of_another_layout_are_refused():
+    with pytest.raises(CorpusFormatError, match=r"^hf://owner/stack/data/python:row 0: field 'code' is absent"):
+        read("hf://owner/stack/data/python", field="code")
+
+
+def test_failures_of_the_network_are_named(monkeypatch):
+    def refuse(address):
+        raise ConnectionError("no route\nto host")
+
+    monkeypatch.setattr(hub, "load_dataset", refuse)
+    with pytest.raises(CorpusError, match=r"^hf://a/b: data set is not loadable \(no route\), expected"):
+        read("hf://a/b")
+
+    def break_off(address):
+        yield {"text": "x"}
+        raise TimeoutError("connection lost")
+
+    monkeypatch.setattr(hub, "load_dataset", break_off)
+    documents = iter(open_corpus(CorpusSpec("hf://a/b")))
+    assert next(documents) == Document(text="x")
+    with pytest.raises(CorpusError, match=r"^hf://a/b:row 1: data set is not readable \(connection lost\)"):
+        next(documents)
+
+
+def test_datasets_is_called_as_documented(monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    calls = []
+    monkeypatch.setattr(
+        datasets, "load_dataset", lambda *args, **options: calls.append((args, options)) or [{"text": "x"}]
+    )
+    assert read("hf://a/b/main@test")[1] == [Document(text="x")]
+    assert calls == [(("a/b",), {"name": "main", "data_dir": None, "split": "test", "streaming": True})]
+
+
+def test_datasets_missing_or_a_reader_that_is_not_for_the_hub_is_refused(monkeypatch):
+    with pytest.raises(CorpusError, match="reader is 'parquet', expected none, or 'chat'"):
+        open_corpus(CorpusSpec("hf://a/b", reader="parquet"))
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(CorpusError, match=r"hf://a/b: the package 'datasets' is .* pip install 'rest-store\[build\]'"):
+        read("hf://a/b")

@@ -1,0 +1,155 @@
+"""The memory budget: what is available, and the shard that fits."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from build_index.memory import (
+    MIB,
+    SMALLEST_SHARD,
+    WORK_BYTES,
+    available_budget,
+    most_positions,
+    parse_size,
+    plan_memory,
+    resident_bytes,
+    shard_bytes,
+    size_text,
+)
+from build_index.suffix_array import peak_bytes
+from rest_store.datastore.memory import available_bytes
+from rest_store.errors import BuildError, MemoryBudgetError
+
+
+@given(
+    budget=st.integers(600 * MIB, 64 << 30),
+    process=st.integers(0, 100 * MIB),
+    vocabulary_size=st.sampled_from([400, 49_152, 65_536, 151_936]),
+)
+def test_the_largest_power_of_two_that_fits_is_chosen(budget, process, vocabulary_size):
+    plan = plan_memory(budget, process, vocabulary_size)
+    limit = most_positions(vocabulary_size)
+    spent = plan.process + plan.digests + WORK_BYTES
+    assert plan.process >= process
+    assert spent + shard_bytes(plan.shard_positions, vocabulary_size) <= budget
+    if plan.shard_positions < limit:
+        assert plan.shard_positions & (plan.shard_positions - 1) == 0
+        assert spent + shard_bytes(min(2 * plan.shard_positions, limit), vocabulary_size) > budget
+
+
+def test_small_changes_of_the_budget_leave_the_shard_as_it_is():
+    sizes = {plan_memory(budget, 100 * MIB, 49_152).shard_positions for budget in range(9 << 30, 11 << 30, 50 * MIB)}
+    assert sizes == {1 << 29}
+
+
+@pytest.mark.parametrize(("vocabulary_size", "most"), [(49_152, 2**30 - 1), (151_936, 715_827_882)])
+def test_no_shard_is_larger_than_what_can_be_sorted(vocabulary_size, most):
+    assert plan_memory(1 << 50, 0, vocabulary_size).shard_positions == most
+    with pytest.raises(BuildError, match=f"shard: the number of tokens is {most + 1}, expected 2..{most}"):
+        plan_memory(1 << 50, 0, vocabulary_size, most + 1)
+    with pytest.raises(BuildError, match=f"the number of tokens is 1, expected 2..{most}"):
+        plan_memory(1 << 50, 0, vocabulary_size, 1)
+
+
+def test_a_shard_counts_its_mapped_tokens():
+    assert shard_bytes(1 << 24, 49_152) >= peak_bytes(1 << 24, 49_152) + 2 * (1 << 24)
+    assert shard_bytes(1 << 24, 70_000) >= peak_bytes(1 << 24, 70_000) + 3 * (1 << 24)
+
+
+def test_too_small_a_budget_says_what_suffices():
+    with pytest.raises(
+        MemoryBudgetError, match=r"the memory budget is 100\.0 MiB, expected at least .* MiB for"
+    ) as error:
+        plan_memory(100 * MIB, 90 * MIB, 49_152)
+    enough = parse_size(str(error.value).split("at least ")[1].split(" for")[0])
+    assert plan_memory(enough + MIB, 90 * MIB, 49_152).shard_positions == SMALLEST_SHARD
+
+
+def test_a_shard_that_is_asked_for_must_fit():
+    assert plan_memory(2 << 30, 0, 49_152, 1 << 20).shard_positions == 1 << 20
+    assert plan_memory(2 << 30, 0, 49_152, 12_345).shard_positions == 12_345
+    with pytest.raises(MemoryBudgetError, match=r"for shards of 1073741823 tokens \(--memory, --shard-tokens\)"):
+        plan_memory(2 << 30, 0, 49_152, 2**30 - 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("8G", 8 << 30), ("512M", 512 << 20), ("1.5GiB", 3 << 29), ("2kb", 2048), ("1T", 1 << 40), ("1000", 1000)],
+)
+def test_sizes_are_read(text, size):
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "8X", "-1G", "0", "G", "1e9", "8 G G", "0.1"])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(MemoryBudgetError, match=r"--memory: size is '.*', expected a size such as 8G or 512M"):
+        parse_size(text)
+
+
+def test_sizes_are_written():
+    assert [size_text(size) for size in (0, 1023, 1536, 5 << 30, 3 << 40)] == [
+        "0 bytes",
+        "1023 bytes",
+        "1.5 KiB",
+        "5.0 GiB",
+        "3.0 TiB",
+    ]
+
+
+def write(root, files):
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+MEMINFO = "MemTotal:  2000 kB\nMemAvailable:  1000 kB\n"
+
+
+def test_what_is_available_is_what_the_system_says(tmp_path):
+    write(tmp_path, {"proc/meminfo": MEMINFO})
+    assert available_bytes(tmp_path) == available_budget(tmp_path) == 1000 * 1024
+    assert available_budget() > 0
+    assert resident_bytes("VmHWM") >= resident_bytes() > MIB
+    assert resident_bytes("VmNone") == 0
+
+
+def test_a_control_group_of_version_2_limits_what_is_available(tmp_path):
+    files = {
+        "proc/meminfo": MEMINFO,
+        "proc/self/cgroup": "0::/a/b\n",
+        "sys/fs/cgroup/a/b/memory.max": "max\n",
+        "sys/fs/cgroup/a/b/memory.current": "300000\n",
+        "sys/fs/cgroup/a/memory.max": "500000\n",
+        "sys/fs/cgroup/a/memory.current": "400000\n",
+        "sys/fs/cgroup/a/memory.stat": "anon 1\ninactive_file 50000\n",
+    }
+    write(tmp_path, files)
+    assert available_bytes(tmp_path) == 150_000
+    write(tmp_path, {"sys/fs/cgroup/a/memory.current": "900000\n"})
+    assert available_bytes(tmp_path) == 0
+
+
+def test_a_control_group_of_version_1_limits_what_is_available(tmp_path):
+    files = {
+        "proc/meminfo": MEMINFO,
+        "proc/self/cgroup": "5:cpu,cpuacct:/x\n4:memory:/../x\n",
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+        "sys/fs/cgroup/memory/memory.usage_in_bytes": "5\n",
+        "sys/fs/cgroup/memory/x/memory.limit_in_bytes": "600000\n",
+        "sys/fs/cgroup/memory/x/memory.usage_in_bytes": "100000\n",
+        "sys/fs/cgroup/memory/x/memory.stat": "inactive_file 7\ntotal_inactive_file 1000\n",
+    }
+    write(tmp_path, files)
+    assert available_bytes(tmp_path) == 501_000
+
+
+@pytest.mark.parametrize("meminfo", [None, "MemTotal: 5 kB\n", "MemAvailable: many\n"])
+def test_where_the_system_does_not_tell_memory_must_be_given(tmp_path, meminfo):
+    if meminfo is not None:
+        write(tmp_path, {"proc/meminfo": meminfo})
+    with pytest.raises(MemoryBudgetError, match=r"the memory available is unknown .*, expected given as --memory SIZE"):
+        available_budget(tmp_path)
+    assert available_bytes(tmp_path) is None

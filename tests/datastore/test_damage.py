@@ -1,0 +1,253 @@
+"""Damaged shard files: each known fault has its error."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rest_store.datastore.datastore import Datastore
+from rest_store.datastore.header import MAX_POSITIONS, MAX_VOCABULARY, SuffixesHeader, TokensHeader, token_width
+from rest_store.datastore.manifest import FILE_NAME
+from rest_store.errors import (
+    ByteOrderError,
+    DatastoreError,
+    FormatVersionError,
+    MissingShardError,
+    MixedBuildError,
+    NotAShardError,
+    ShardHeaderError,
+    ShardSizeError,
+)
+from tests.shared.strategies import Corpus, edit_file, edit_manifest, refused, seal_header, write_datastore
+
+TWO_SHARDS = Corpus(300, [[[1, 2, 3, 4], [5]], [[6, 7, 8, 9], [1]]])  # of equal shapes
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    path = tmp_path / "ds"
+    path.mkdir()
+    return write_datastore(path, TWO_SHARDS)
+
+
+def test_the_undamaged_datastore_opens(directory: Path) -> None:
+    assert Datastore.open(directory).count([1]) == 2
+
+
+@pytest.mark.parametrize("kind", ["tokens", "suffixes"])
+@pytest.mark.parametrize(
+    ("offset", "value", "error", "found", "expected"),
+    [
+        (0, b"\x89PNG", NotAShardError, "b'\\x89PNG", "b'\\x89RST"),
+        (0, bytes(256), NotAShardError, "b'\\x00", "b'\\x89RST"),
+        (8, b"\x0a\x0b\x0c\x0d", ByteOrderError, "big-endian", "little-endian"),
+        (8, bytes(4), ShardHeaderError, "0x00000000", "0x0a0b0c0d"),
+        (12, b"\2\0", FormatVersionError, "2", "1"),
+        (12, b"\0\0", FormatVersionError, "0", "1"),
+        (20, b"\xff", ShardHeaderError, "header CRC-32 is 0x", "0x"),
+        (48, b"\xff\xff", ShardHeaderError, "header CRC-32 is 0x", "0x"),
+        (251, b"\1", ShardHeaderError, "header CRC-32 is 0x", "0x"),
+        (252, bytes(4), ShardHeaderError, "header CRC-32 is 0x", "0x00000000"),
+        (-1, b"\1", ShardHeaderError, "tail is 0000000000000001", "zero bytes"),
+        (-8, b"\1", ShardHeaderError, "tail is 0100000000000000", "zero bytes"),
+    ],
+)
+def test_a_fault_that_every_shard_file_may_have(
+    directory: Path, kind: str, offset: int, value: bytes, error: type[DatastoreError], found: str, expected: str
+) -> None:
+    def change(data: bytearray) -> None:
+        start = offset % len(data)
+        data[start : start + len(value)] = value
+
+    edit_file(directory / f"shard-00001.{kind}", change)
+    message = refused(error, lambda: Datastore.open(directory), f"shard-00001.{kind}: ")
+    assert found in message.split(", expected ")[0]
+    assert message.split(", expected ")[1].startswith(expected)
+
+
+TOO_MANY = MAX_POSITIONS + 1
+CONTRADICTIONS: list[tuple[str, int, str, int, str, object, object]] = [
+    # file, offset, struct code, value, field, what is found, what is expected
+    ("tokens", 14, "<H", 512, "header size", 512, 256),
+    ("tokens", 16, "<I", 3, "token width", 3, 2),
+    ("tokens", 16, "<I", 0, "token width", 0, 2),
+    ("tokens", 20, "<I", 0, "vocabulary size", 0, f"1..{MAX_VOCABULARY}"),
+    ("tokens", 20, "<I", 2**24, "vocabulary size", 2**24, f"1..{MAX_VOCABULARY}"),
+    ("tokens", 20, "<I", 70_000, "token width", 2, 3),
+    ("tokens", 24, "<Q", 0, "position count", 0, f"1..{MAX_POSITIONS}"),
+    ("tokens", 24, "<Q", TOO_MANY, "position count", TOO_MANY, f"1..{MAX_POSITIONS}"),
+    ("tokens", 24, "<Q", 2**64 - 1, "position count", 2**64 - 1, f"1..{MAX_POSITIONS}"),
+    ("tokens", 24, "<Q", 6, "payload size", 14, 12),
+    ("tokens", 32, "<Q", 0, "document count", 0, "1..3"),
+    ("tokens", 32, "<Q", 4, "document count", 4, "1..3"),
+    ("tokens", 40, "<Q", 2**63, "payload size", 2**63, 14),
+    ("tokens", 80, "<B", 1, "reserved bytes", "01", "zero bytes"),
+    ("tokens", 251, "<B", 255, "reserved bytes", "ff", "zero bytes"),
+    ("suffixes", 14, "<H", 0, "header size", 0, 256),
+    ("suffixes", 16, "<I", 0, "entry bits", 0, "1..30"),
+    ("suffixes", 16, "<I", 31, "entry bits", 31, "1..30"),
+    ("suffixes", 16, "<I", 64, "entry bits", 64, "1..30"),
+    ("suffixes", 16, "<I", 4, "entry bits", 4, 3),
+    ("suffixes", 20, "<I", 32, "key stride", 32, 64),
+    ("suffixes", 24, "<Q", 0, "entry count", 0, f"1..{MAX_POSITIONS - 1}"),
+    ("suffixes", 24, "<Q", MAX_POSITIONS, "entry count", MAX_POSITIONS, f"1..{MAX_POSITIONS - 1}"),
+    ("suffixes", 24, "<Q", 6, "entry count", 6, 5),
+    ("suffixes", 32, "<Q", 0, "key count", 0, 1),
+    ("suffixes", 40, "<Q", 8, "payload size", 8, 16),
+    ("suffixes", 112, "<B", 1, "reserved bytes", "01", "zero bytes"),
+    ("suffixes", 251, "<B", 255, "reserved bytes", "ff", "zero bytes"),
+]
+
+
+@pytest.mark.parametrize(("kind", "offset", "code", "value", "field", "found", "expected"), CONTRADICTIONS)
+def test_a_header_field_that_contradicts_others(
+    directory: Path, kind: str, offset: int, code: str, value: int, field: str, found: object, expected: object
+) -> None:
+    """Checked even where the header's own checksum is right."""
+    path = directory / f"shard-00000.{kind}"
+
+    def change(data: bytearray) -> None:
+        struct.pack_into(code, data, offset, value)
+        seal_header(data)
+
+    edit_file(path, change)
+    message = refused(ShardHeaderError, lambda: Datastore.open(directory))
+    assert message == f"{path}: {field} is {found}, expected {expected}"
+
+
+@pytest.mark.parametrize("bit", range(8))
+def test_each_header_bit_is_guarded(directory: Path, bit: int) -> None:
+    """Whichever bit of a header is turned, the file is refused."""
+    for kind, header in (("tokens", TokensHeader), ("suffixes", SuffixesHeader)):
+        path = directory / f"shard-00000.{kind}"
+        good = path.read_bytes()[:256]
+        for place in range(256):
+            data = bytearray(good)
+            data[place] ^= 1 << bit
+            with pytest.raises(DatastoreError):
+                header.unpack(bytes(data), path)
+        assert header.unpack(good, path).pack() == good
+
+
+@pytest.mark.parametrize("kind", ["tokens", "suffixes"])
+@pytest.mark.parametrize("length", [0, 1, 7, 8, 255, 256, 257, 263, -9, -8, -1])
+def test_a_truncated_file(directory: Path, kind: str, length: int) -> None:
+    path = directory / f"shard-00001.{kind}"
+    size = path.stat().st_size
+    kept = length % size
+    edit_file(path, lambda data: data.__delitem__(slice(kept, None)))
+    error = NotAShardError if 0 < kept < 8 else ShardSizeError
+    message = refused(error, lambda: Datastore.open(directory), f"{path}: ")
+    if error is ShardSizeError:
+        expected = "at least 256" if kept < 256 else f"{size} bytes"
+        assert message == f"{path}: size is {kept} bytes, expected {expected}"
+
+
+@pytest.mark.parametrize("kind", ["tokens", "suffixes"])
+@pytest.mark.parametrize("extra", [b"\0", bytes(4096)])
+def test_a_file_that_goes_on_after_its_tail(directory: Path, kind: str, extra: bytes) -> None:
+    path = directory / f"shard-00000.{kind}"
+    size = path.stat().st_size
+    edit_file(path, lambda data: data.extend(extra))
+    message = refused(ShardSizeError, lambda: Datastore.open(directory))
+    assert message == f"{path}: size is {size + len(extra)} bytes, expected {size} bytes"
+
+
+@pytest.mark.parametrize("vocabulary_size", [300, 70_000])
+def test_a_last_symbol_that_is_no_separator(tmp_path: Path, vocabulary_size: int) -> None:
+    write_datastore(tmp_path, Corpus(vocabulary_size, [[[1, 2]]]))
+    width = token_width(vocabulary_size)
+    edit_file(tmp_path / "shard-00000.tokens", lambda data: data.__setitem__(-9, 0xFE))
+    found = f"last symbol is {'ff' * (width - 1)}fe, expected a separator"
+    refused(ShardHeaderError, lambda: Datastore.open(tmp_path), "shard-00000.tokens: ", found)
+
+
+@pytest.mark.parametrize("kind", ["tokens", "suffixes"])
+def test_a_missing_file(directory: Path, kind: str) -> None:
+    path = directory / f"shard-00001.{kind}"
+    path.unlink()
+    message = refused(MissingShardError, lambda: Datastore.open(directory))
+    assert message == f"{path}: file is absent, expected a file that the manifest names"
+
+
+@pytest.mark.parametrize("kind", ["tokens", "suffixes"])
+def test_a_directory_in_place_of_a_file(directory: Path, kind: str) -> None:
+    path = directory / f"shard-00001.{kind}"
+    path.unlink()
+    path.mkdir()
+    message = refused(MissingShardError, lambda: Datastore.open(directory))
+    assert message == f"{path}: file is unreadable (Is a directory), expected a file that the manifest names"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+@pytest.mark.parametrize("name", [FILE_NAME, "shard-00000.tokens"])
+def test_a_file_without_permission(directory: Path, name: str) -> None:
+    (directory / name).chmod(0)
+    with pytest.raises(DatastoreError, match="unreadable \\(Permission denied\\), expected a"):
+        Datastore.open(directory)
+
+
+@pytest.mark.parametrize(("kind", "other"), [("tokens", "suffixes"), ("suffixes", "tokens")])
+def test_a_file_of_the_other_kind(directory: Path, kind: str, other: str) -> None:
+    shutil.copy(directory / f"shard-00000.{other}", directory / f"shard-00000.{kind}")
+    message = refused(NotAShardError, lambda: Datastore.open(directory), f"shard-00000.{kind}: ")
+    assert f"RST{other[:3].upper()}" in message.split(", expected ")[0]
+    assert f"RST{kind[:3].upper()}" in message.split(", expected ")[1]
+
+
+def swap_shards(directory: Path, other: Path) -> None:
+    for kind in ("tokens", "suffixes"):
+        first, second = directory / f"shard-00000.{kind}", directory / f"shard-00001.{kind}"
+        first.rename(other / "aside")
+        second.rename(first)
+        (other / "aside").rename(second)
+
+
+def replace(*names: str) -> Callable[[Path, Path], None]:
+    def change(directory: Path, other: Path) -> None:
+        for name in names:
+            shutil.copy(other / name, directory / name)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (swap_shards, "tokens sha256"),
+        (replace("shard-00000.tokens"), "checksum of its tokens"),
+        (replace("shard-00000.suffixes"), "checksum of its tokens"),
+        (replace("shard-00000.tokens", "shard-00000.suffixes"), "tokens sha256"),
+        (replace(FILE_NAME), "tokens sha256"),
+    ],
+)
+def test_files_of_two_builds_side_by_side(
+    directory: Path, tmp_path: Path, change: Callable[[Path, Path], None], what: str
+) -> None:
+    """All intact, and all of the same shapes."""
+    other = tmp_path / "other"
+    other.mkdir()
+    write_datastore(other, Corpus(300, [[[1, 2, 3, 5], [4]], [[6, 7, 8, 8], [2]]]))
+    change(directory, other)
+    message = refused(MixedBuildError, lambda: Datastore.open(directory), str(directory), f"{what} is ")
+    found, expected = message.split(f"{what} is ")[1].split(", expected ")
+    assert found != expected
+    assert len(found) == len(expected) == 64
+
+
+def test_a_shard_of_another_shape(directory: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    write_datastore(other, Corpus(300, [[[1, 2, 3]]]))
+    replace("shard-00000.tokens", "shard-00000.suffixes")(directory, other)
+    refused(MixedBuildError, lambda: Datastore.open(directory), "position count is 4, expected 7")
+
+
+def test_a_manifest_of_another_vocabulary(directory: Path) -> None:
+    edit_manifest(directory, lambda fields: fields["tokenizer"].update(vocabulary_size=301))
+    refused(MixedBuildError, lambda: Datastore.open(directory), "vocabulary size is 300, expected 301")

@@ -1,0 +1,304 @@
+"""Asking a datastore: what is said of questions that cannot be answered, and of itself."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rest_store.datastore.datastore import Datastore
+from rest_store.datastore.manifest import FILE_NAME, Manifest
+from rest_store.datastore.tokenizer import TokenizerIdentity
+from rest_store.errors import (
+    ContextTypeError,
+    EmptyContextError,
+    LimitError,
+    QueryError,
+    TokenizerLoadError,
+    TokenizerMismatchError,
+    TokenRangeError,
+)
+from tests.shared.strategies import Corpus, identity, refused, write_datastore
+
+CORPUS = Corpus(300, [[[1, 2, 3, 4, 5, 1, 2, 3, 9]], [[7, 8]]])
+
+
+@pytest.fixture(params=["native", "reference"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Datastore:
+    monkeypatch.setenv("REST_STORE_KERNEL", request.param)
+    opened = Datastore.open(write_datastore(tmp_path, CORPUS))
+    assert opened.info().kernel == request.param
+    return opened
+
+
+# Questions that cannot be answered.
+
+Ask = Callable[[Datastore, Any], object]
+
+QUERIES: dict[str, tuple[Ask, str]] = {  # how to ask with a context, and what messages call it
+    "draft": (lambda store, context: store.draft(context), "context"),
+    "longest_suffix_match": (lambda store, context: store.longest_suffix_match(context), "context"),
+    "draft_batch": (lambda store, context: store.draft_batch([[1], context]), "context 1"),
+    "count": (lambda store, context: store.count(context), "tokens"),
+}
+
+
+class FiveByIndex:
+    def __index__(self) -> int:
+        return 5
+
+
+BAD_CONTEXTS: list[tuple[object, type[QueryError], str, str, str]] = [
+    # context, error, what, what is found, what is expected; {} stands for how messages call the context
+    (None, ContextTypeError, "{}", "NoneType", "1-D integers"),
+    (5, ContextTypeError, "{}", "0-D int64", "1-D integers"),
+    ("abc", ContextTypeError, "{}", "0-D <U3", "1-D integers"),
+    (b"abc", ContextTypeError, "{}", "0-D |S3", "1-D integers"),
+    ({1, 2}, ContextTypeError, "{}", "set", "1-D integers"),
+    ({1: 2}, ContextTypeError, "{}", "dict", "1-D integers"),
+    (iter([1]), ContextTypeError, "{}", "list_iterator", "1-D integers"),
+    (np.array(5), ContextTypeError, "{}", "0-D int64", "1-D integers"),
+    (np.array([[1, 2], [3, 4]]), ContextTypeError, "{}", "2-D int64", "1-D integers"),
+    (np.zeros((0, 3), dtype=int), ContextTypeError, "{}", "2-D int64", "1-D integers"),
+    (np.array([1.0, 2.0]), ContextTypeError, "{}", "1-D float64", "1-D integers"),
+    (np.array([True]), ContextTypeError, "{}", "1-D bool", "1-D integers"),
+    (np.array(["a"]), ContextTypeError, "{}", "1-D <U1", "1-D integers"),
+    (np.array([1, 2], dtype=object), ContextTypeError, "{}", "ndarray", "1-D integers"),
+    (deque([1, [2, 3]]), ContextTypeError, "{}", "deque", "1-D integers"),
+    ([1.5], ContextTypeError, "an item of {}", "1.5", "an integer"),
+    ([1, 2.0], ContextTypeError, "an item of {}", "2.0", "an integer"),
+    ((1, "2"), ContextTypeError, "an item of {}", "'2'", "an integer"),
+    ([None, 1], ContextTypeError, "an item of {}", "None", "an integer"),
+    ([[1, 2], [3, 4]], ContextTypeError, "an item of {}", "[1, 2]", "an integer"),
+    ([1, [2, 3]], ContextTypeError, "an item of {}", "[2, 3]", "an integer"),
+    ([[]], ContextTypeError, "an item of {}", "[]", "an integer"),
+    ([np.True_], ContextTypeError, "an item of {}", "True", "an integer"),
+    ([], EmptyContextError, "{}", "empty", "at least one token"),
+    ((), EmptyContextError, "{}", "empty", "at least one token"),
+    (np.array([]), EmptyContextError, "{}", "empty", "at least one token"),
+    (np.array([], dtype=np.int32), EmptyContextError, "{}", "empty", "at least one token"),
+    (range(0), EmptyContextError, "{}", "empty", "at least one token"),
+    ([1, -1], TokenRangeError, "token id in {}", "-1", "0..299"),
+    ([300, 1], TokenRangeError, "token id in {}", "300", "0..299"),
+    ((1, 2**31), TokenRangeError, "token id in {}", str(2**31), "0..299"),
+    ([1, 2**32 + 1], TokenRangeError, "token id in {}", str(2**32 + 1), "0..299"),
+    ([-1, 2**63], TokenRangeError, "token id in {}", "-1", "0..299"),
+    ([2**63], TokenRangeError, "token id in {}", str(2**63), "0..299"),
+    ([1, 2**64 + 1], TokenRangeError, "token id in {}", str(2**64 + 1), "0..299"),
+    ([2**70], TokenRangeError, "token id in {}", str(2**70), "0..299"),
+    ([-(2**70)], TokenRangeError, "token id in {}", str(-(2**70)), "0..299"),
+    (np.array([1, 300]), TokenRangeError, "token id in {}", "300", "0..299"),
+    (np.array([-1, 1], dtype=np.int8), TokenRangeError, "token id in {}", "-1", "0..299"),
+    (np.array([2**32 - 1], dtype=np.uint32), TokenRangeError, "token id in {}", str(2**32 - 1), "0..299"),
+    (np.array([1, 2**63], dtype=np.uint64), TokenRangeError, "token id in {}", str(2**63), "0..299"),
+    (np.array([2**64 - 1], dtype=np.uint64), TokenRangeError, "token id in {}", str(2**64 - 1), "0..299"),
+    (range(-1, 2), TokenRangeError, "token id in {}", "-1", "0..299"),
+]
+
+
+@pytest.mark.parametrize("query", QUERIES)
+@pytest.mark.parametrize(
+    ("context", "error", "what", "found", "expected"),
+    BAD_CONTEXTS,
+    ids=[f"{type(context).__name__} {context!r}"[:40] for context, *_ in BAD_CONTEXTS],
+)
+def test_a_bad_context(
+    store: Datastore, query: str, context: object, error: type[QueryError], what: str, found: str, expected: str
+) -> None:
+    ask, name = QUERIES[query]
+    message = refused(error, lambda: ask(store, context))
+    if "True" in found:
+        message = message.replace("np.True_", "True")  # as numpy 1 and 2 write it
+    assert message == f"query: {what.format(name)} is {found}, expected {expected}"
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_a_list_that_changes_while_it_is_read(store: Datastore, query: str) -> None:
+    class Clears:
+        def __index__(self) -> int:
+            context.clear()
+            return 1
+
+    context: list[object] = [Clears(), *range(10**6, 10**6 + 50)]
+    with pytest.raises(QueryError):
+        QUERIES[query][0](store, context)
+
+
+@pytest.mark.parametrize("query", QUERIES)
+@pytest.mark.parametrize(
+    ("context", "meant"),
+    [
+        ([True, 2], [1, 2]),
+        ([FiveByIndex()], [5]),
+        ([np.array(5)], [5]),
+        (range(1, 4), [1, 2, 3]),
+        (deque([1, 2]), [1, 2]),
+        (np.array([1, 2], dtype=np.uint64), [1, 2]),
+        (np.array([1, 2], dtype=">u2"), [1, 2]),
+    ],
+    ids=str,
+)
+def test_whatever_can_be_an_index_is_an_integer(store: Datastore, query: str, context: object, meant: object) -> None:
+    """Of lists and tuples, the items that Python itself would take as an index: True is 1, but an array of bools is
+    not one of integers."""
+    ask, _ = QUERIES[query]
+    assert ask(store, context) == ask(store, meant)
+
+
+@pytest.mark.parametrize("before", [-1, 300, 2**70, None, 1.5, "a", [1]])
+def test_what_lies_before_the_last_max_suffix_tokens_is_not_read(store: Datastore, before: object) -> None:
+    context: Any = [before, 2, 3]
+    assert store.draft(context, max_suffix=2) == store.draft([2, 3], max_suffix=2)
+    assert store.draft_batch([context], max_suffix=2) == [store.draft([2, 3], max_suffix=2)]
+    assert store.longest_suffix_match(context, max_suffix=2) == (2, 2)
+    with pytest.raises(QueryError):
+        store.draft(context, max_suffix=3)
+
+
+def test_contexts_that_are_no_sequence(store: Datastore) -> None:
+    message = refused(ContextTypeError, lambda: store.draft_batch(None))  # type: ignore[arg-type]
+    assert message == "query: contexts is NoneType, expected a sequence of contexts"
+    contexts: Any = (context for context in ([1], [2], [300]))
+    refused(TokenRangeError, lambda: store.draft_batch(contexts), "token id in context 2 is 300")
+    assert store.draft_batch([]) == []
+
+
+ROWS = [[7, 1, 2, 3], [1, 2, 3, 4], [0, 0, 7, 8], [9, 9, 9, 9]]
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        *(np.array(ROWS, dtype=kind) for kind in ("i8", "i4", "u2", "u4", "i2", "u1", "u8", ">i4")),
+        np.asfortranarray(np.array(ROWS)),
+        np.repeat(np.array(ROWS), 2, axis=1)[:, ::2],
+        np.repeat(np.array(ROWS), 3, axis=0)[::3],
+        np.array(ROWS)[::-1, ::-1][::-1, ::-1],
+        np.frombuffer(b"\0" + np.array(ROWS, dtype="i4").tobytes(), dtype="i4", offset=1).reshape(4, 4),
+    ],
+    ids=lambda array: f"{array.dtype}-{'-'.join(map(str, array.strides))}",
+)
+def test_a_batch_may_be_one_array(store: Datastore, array: Any) -> None:
+    for limits in ({}, {"max_suffix": 2}, {"max_suffix": 1}):
+        assert store.draft_batch(array, **limits) == [store.draft(row, **limits) for row in ROWS]  # type: ignore[arg-type]
+    assert store.draft_batch(array[:0]) == []
+    array.flags.writeable = False
+    assert store.draft_batch(array[1:2]) == [store.draft(ROWS[1])]
+
+
+def test_a_batch_may_be_a_tensor(store: Datastore) -> None:
+    torch = pytest.importorskip("torch")
+    assert store.draft_batch(torch.tensor(ROWS)) == [store.draft(row) for row in ROWS]
+
+
+@pytest.mark.parametrize(
+    ("array", "error", "message"),
+    [
+        (np.array([[1, 2], [3, 300]]), TokenRangeError, "token id in context 1 is 300, expected 0..299"),
+        (np.array([[-1], [3]]), TokenRangeError, "token id in context 0 is -1, expected 0..299"),
+        (np.array([[1], [2**63]], dtype=np.uint64), TokenRangeError, f"token id in context 1 is {2**63}, expected"),
+        (np.array([[1.0]]), ContextTypeError, "context 0 is 1-D float64, expected 1-D integers"),
+        (np.array(ROWS, dtype=object), ContextTypeError, "context 0 is ndarray, expected 1-D integers"),
+        (np.array([[True]]), ContextTypeError, "context 0 is 1-D bool, expected 1-D integers"),
+        (np.zeros((2, 0), dtype=int), EmptyContextError, "context 0 is empty, expected at least one token"),
+        (np.zeros((1, 1, 1), dtype=int), ContextTypeError, "context 0 is 2-D int64, expected 1-D integers"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_with_an_array_of_contexts(
+    store: Datastore, array: Any, error: type[QueryError], message: str
+) -> None:
+    refused(error, lambda: store.draft_batch(array), f"query: {message}")
+
+
+@pytest.mark.parametrize(
+    ("limit", "greatest", "queries"),
+    [
+        ("max_nodes", 1024, ("draft", "draft_batch")),
+        ("max_suffix", 64, ("draft", "draft_batch", "longest_suffix_match")),
+        ("max_depth", 32, ("draft", "draft_batch")),
+    ],
+)
+@pytest.mark.parametrize(
+    "value", [0, -1, ..., 2**32 + 1, 2**70, -(2**70), 4.0, np.float64(4), "4", None, [4], np.array([4, 5])]
+)
+def test_a_limit_out_of_range(
+    store: Datastore, limit: str, greatest: int, queries: tuple[str, ...], value: object
+) -> None:
+    value = greatest + 1 if value is ... else value
+    for query in queries:
+        context: Any = [[1]] if query == "draft_batch" else [1]
+        message = refused(LimitError, lambda: getattr(store, query)(context, **{limit: value}))  # noqa: B023
+        assert message == f"query: {limit} is {value!r}, expected 1..{greatest}"
+
+
+@pytest.mark.parametrize("value", [1, True, np.int64(1), np.uint8(1), FiveByIndex()])
+def test_limits_may_be_of_any_integer_type(store: Datastore, value: Any) -> None:
+    expected = store.draft([1], max_nodes=int(value.__index__()))
+    assert store.draft([1], max_nodes=value) == expected
+    assert store.draft_batch([[1]], max_nodes=value) == [expected]
+    assert store.longest_suffix_match([1], max_suffix=value) == (1, 2)
+    assert store.draft([1], max_depth=value, max_suffix=value).depths.max() == value.__index__()
+
+
+def test_the_greatest_limits_are_allowed(store: Datastore) -> None:
+    tree = store.draft([9] * 60 + [1, 2, 3], max_nodes=1024, max_suffix=64, max_depth=32)
+    assert tree.match == (3, 2)
+    assert len(tree) == 7
+
+
+def test_counting_more_than_64_tokens(store: Datastore) -> None:
+    assert store.count([1] * 64) == 0
+    message = refused(LimitError, lambda: store.count([1] * 65))
+    assert message == "query: number of tokens is 65, expected 1..64"
+
+
+# Opening.
+
+
+def test_info_says_what_the_datastore_is(store: Datastore) -> None:
+    os.utime(store.path / FILE_NAME, (1_700_000_000, 1_700_000_000))
+    store = Datastore.open(store.path)
+    info = store.info()
+    assert info.path == store.path
+    assert info.tokenizer == identity(300)
+    assert (info.token_count, info.document_count, info.shard_count) == (11, 2, 2)
+    assert info.size == sum(path.stat().st_size for path in store.path.glob("shard-*"))
+    assert info.built == datetime.fromtimestamp(1_700_000_000, timezone.utc)
+    assert info.manifest == Manifest.read(store.path)
+    assert repr(store) == f"Datastore({str(store.path)!r}, 11 tokens, 2 shards)"
+
+
+TOKENIZER = TokenizerIdentity("mine", "sha256:" + f"{300:064x}", 300, {}, {})
+WITH_ADDED = TokenizerIdentity("mine", "sha256:" + f"{300:064x}", 300, {"<s>": 1}, {"<s>": 1})
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "found", "expected"),
+    [
+        (TokenizerIdentity("mine", "sha256:" + "0" * 64, 301, {}, {}), "a vocabulary of 301", "300 as in 'test'"),
+        (
+            TokenizerIdentity("mine", "sha256:" + "0" * 64, 300, {}, {}),
+            "vocabulary, merges or normalizer",
+            f"{300:064x}",
+        ),
+        (WITH_ADDED, "with added tokens '<s>'", "the added tokens of 'test'"),
+    ],
+)
+def test_another_tokenizer(tmp_path: Path, tokenizer: TokenizerIdentity, found: str, expected: str) -> None:
+    write_datastore(tmp_path, CORPUS)
+    message = refused(TokenizerMismatchError, lambda: Datastore.open(tmp_path, tokenizer=tokenizer), str(tmp_path))
+    assert found in message.split(", expected ")[0]
+    assert expected in message.split(", expected ")[1]
+
+
+def test_the_tokenizer_it_was_built_with(tmp_path: Path) -> None:
+    write_datastore(tmp_path, CORPUS)
+    assert Datastore.open(str(tmp_path), tokenizer=TOKENIZER).vocabulary_size == 300
+    refused(TokenizerLoadError, lambda: Datastore.open(tmp_path, tokenizer=7), "a int")

@@ -1,0 +1,132 @@
+"""Trees of matches with many occurrences, which the kernel keeps and gives to all who ask again."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from rest_store.datastore.datastore import Datastore
+from rest_store.datastore.kernel import native_kernel, shard_view
+from rest_store.datastore.reference import ReferenceKernel
+from rest_store.datastore.tree import TokenTree
+from tests.shared.strategies import add_prepared, write_datastore, zipf_corpus
+
+pytestmark = pytest.mark.skipif(native_kernel() is None, reason="the reference keeps no trees")
+
+CORPUS = zipf_corpus(5, 60_000, 250, 300, 2)
+HEAVY = 64  # occurrences from which on a tree is kept
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Datastore:
+    return Datastore.open(write_datastore(tmp_path, CORPUS))
+
+
+def heavy_tokens(store: Datastore) -> list[int]:
+    counts = {token: store.count([token]) for token in range(store.vocabulary_size)}
+    return sorted((token for token, count in counts.items() if count >= HEAVY), key=counts.__getitem__)
+
+
+def holders(tree: TokenTree) -> int:
+    """Return how many hold `tree` besides the caller's variable."""
+    return sys.getrefcount(tree) - 3  # the variable, this function's, and the argument of getrefcount
+
+
+def test_who_asks_again_gets_the_same_tree(store: Datastore) -> None:
+    token = heavy_tokens(store)[0]
+    tree = store.draft([token])
+    assert store.draft([token]) is tree
+    assert all(other is tree for other in store.draft_batch([[token]] * 70))
+    assert store.draft([token], max_nodes=63) is not tree
+    light = next(token for token in range(store.vocabulary_size) if 0 < store.count([token]) < HEAVY)
+    assert store.draft([light]) == store.draft([light])
+    assert store.draft([light]) is not store.draft([light])
+
+
+def test_prepared_trees_are_kept_as_well(store: Datastore) -> None:
+    token = heavy_tokens(store)[-1]
+    expected = store.draft([token])
+    prepared = Datastore.open(add_prepared(store.path))
+    assert prepared.info().prepared_count > 0
+    tree = prepared.draft([token])
+    assert tree == expected
+    assert prepared.draft_batch([[token]])[0] is tree
+
+
+def test_a_tree_outlives_its_datastore(tmp_path: Path) -> None:
+    store = Datastore.open(write_datastore(tmp_path, CORPUS))
+    tree = store.draft([heavy_tokens(store)[0]])
+    packed = tree.packed
+    assert holders(tree) == 1
+    del store
+    gc.collect()
+    assert holders(tree) == 0
+    assert tree.packed == packed
+
+
+def test_what_is_kept_is_bounded_and_let_go(store: Datastore) -> None:
+    """More answers than there is room for: those that are driven out are freed, and all are right."""
+    tokens = heavy_tokens(store)[-40:]
+    reference = ReferenceKernel([shard_view(shard) for shard in store.shards], store.vocabulary_size)
+    trees = []
+    for size in range(1, 600):
+        trees += store.draft_batch([[token] for token in tokens], max_nodes=size, max_depth=2)
+    kept = sum(holders(tree) for tree in trees) - len(trees)  # each is in the list
+    assert 0 < kept < len(trees) - 1000
+    for place in range(0, len(trees), 997):
+        size, token = place // len(tokens) + 1, tokens[place % len(tokens)]
+        assert trees[place] == reference.draft([token], size, 16, 2)
+
+
+def test_threads_share_and_drive_out(store: Datastore) -> None:
+    tokens = heavy_tokens(store)[-40:]
+    expected = {size: store.draft_batch([[token] for token in tokens], max_nodes=size) for size in range(1, 120)}
+    wrong: list[int] = []
+
+    def ask(first: int) -> None:
+        for turn in range(3):
+            for size in range(1 + (first + turn) % 4, 120):
+                answers = store.draft_batch([[token] for token in tokens], max_nodes=size)
+                singles = [store.draft([token], max_nodes=1 + (size * 37 + turn) % 600) for token in tokens[:3]]
+                if answers != expected[size] or any(len(tree) == 0 for tree in singles):
+                    wrong.append(size)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(ask, range(4)))
+    assert not wrong
+
+
+def test_a_question_may_be_asked_while_trees_are_made(store: Datastore) -> None:
+    """Making objects may start a garbage collection, which may run code that asks the same datastore."""
+    asked: list[list[TokenTree]] = []
+    contexts = [[token] for token in range(60, 200)]
+
+    class Asks:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            asked.append(store.draft_batch(contexts[: 1 + len(asked) % 90], max_nodes=3))
+            if len(asked) % 50 > 0:
+                Asks()
+
+    expected = store.draft_batch(contexts)
+    few = store.draft_batch(contexts, max_nodes=3)
+    before = gc.get_threshold()
+    gc.freeze()  # else each collection goes over all that other tests have imported
+    gc.set_threshold(1)
+    try:
+        for _ in range(40):
+            Asks()
+            assert store.draft_batch(contexts) == expected
+            assert [store.draft(context) for context in contexts[:5]] == expected[:5]
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+    gc.collect()
+    assert len(asked) >= 40
+    assert all(answers == few[: len(answers)] for answers in asked)

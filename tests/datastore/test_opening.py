@@ -1,0 +1,174 @@
+"""What opening a datastore costs, what it leaves behind, and how it goes without the native kernel."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rest_store.datastore.datastore import Datastore
+from rest_store.datastore.header import TAIL_SIZE, SuffixesHeader, TokensHeader, entry_bits
+from rest_store.datastore.manifest import FILE_NAME, Manifest, ShardRecord
+from tests.shared.strategies import Corpus, edit_manifest, identity, write_datastore
+
+CORPUS = Corpus(300, [[[1, 2, 3, 4, 5, 1, 2, 3, 9]], [[7, 8]]])
+
+
+def run_python(code: str, *arguments: object, **environment: str) -> str:
+    """Return what `code` prints in a process of its own, warnings as they come by default."""
+    done = subprocess.run(
+        [sys.executable, *(["-S"] if sys.flags.no_site else []), "-c", code, *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def write_sparse_datastore(directory: Path, positions: int) -> int:
+    """Write a datastore of 3-byte zeros in files without blocks; return their size."""
+    documents = positions // 2
+    header = TokensHeader(70_000, positions, documents, b"t" * 32)
+    suffixes = SuffixesHeader(entry_bits(positions), positions - documents, b"s" * 32, b"t" * 32)
+    for kind, packed, size in (
+        ("tokens", header.pack(), header.file_size),
+        ("suffixes", suffixes.pack(), suffixes.file_size),
+    ):
+        with (directory / f"big.{kind}").open("wb") as file:
+            file.write(packed)
+            file.truncate(size)
+            if kind == "tokens":
+                file.seek(size - TAIL_SIZE - 3)
+                file.write(b"\xff" * 3)
+    record = ShardRecord(
+        "big",
+        positions,
+        positions - documents,
+        documents,
+        header.file_size,
+        (b"t" * 32).hex(),
+        suffixes.file_size,
+        (b"s" * 32).hex(),
+    )
+    manifest = Manifest("test", identity(70_000), (record,), (), {})
+    (directory / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
+    return header.file_size + suffixes.file_size
+
+
+OPEN_AND_ASK = """
+import sys
+from pathlib import Path
+from rest_store.datastore.datastore import Datastore
+
+def resident():
+    fields = Path("/proc/self/status").read_text().split()
+    return int(fields[fields.index("VmRSS:") + 1])
+
+Datastore.open(sys.argv[1])
+before = resident()
+store = Datastore.open(sys.argv[2])
+match = store.longest_suffix_match([1, 2, 3])
+store.info()
+print(resident() - before, *match)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads resident memory from Linux's /proc")
+@pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer's shadow memory is resident too")
+def test_opening_maps_and_does_not_read(tmp_path: Path) -> None:
+    """Three gigabytes of files cost no memory in proportion; without blocks on the disk, they cost no disk either."""
+    small, big = tmp_path / "small", tmp_path / "big"
+    small.mkdir()
+    big.mkdir()
+    write_datastore(small, CORPUS)
+    assert write_sparse_datastore(big, 1 << 29) > 2_400_000_000
+    kibibytes, length, count = map(int, run_python(OPEN_AND_ASK, small, big).split())
+    assert kibibytes < 20 * 1024
+    assert (length, count) == (0, 0)
+
+
+OPEN_AND_DROP = """
+import os, sys
+from rest_store.datastore.datastore import Datastore
+def held():
+    return len(os.listdir("/proc/self/fd")), open("/proc/self/maps").read().count(sys.argv[1])
+def opened():
+    try:
+        store = Datastore.open(sys.argv[1])
+    except ValueError as error:
+        return str(error)
+    store.draft([1])
+    return held()[1]
+opened()
+before = held()
+print(*[opened() for _ in range(500)][-1:], held() == before, before[1], sep="; ")
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files in Linux's /proc")
+def test_dropped_datastores_leave_no_open_files_and_no_mappings(tmp_path: Path) -> None:
+    """Counted in a process of its own: in this one, threads of other tests open and close files, too."""
+    write_datastore(tmp_path, CORPUS)
+    assert run_python(OPEN_AND_DROP, tmp_path) == "4; True; 0\n"
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files in Linux's /proc")
+def test_refused_datastores_leave_no_open_files(tmp_path: Path) -> None:
+    write_datastore(tmp_path, CORPUS)
+    edit_manifest(tmp_path, lambda fields: fields["shards"][1].update(tokens_sha256="00"))
+    found = run_python(OPEN_AND_DROP, tmp_path)
+    assert "tokens sha256" in found
+    assert found.endswith("; True; 0\n")
+
+
+WITHOUT_NATIVE = """
+import sys, warnings
+sys.modules["rest_store._kernel"] = None
+from rest_store.datastore.datastore import Datastore
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    stores = [Datastore.open(sys.argv[1]) for _ in range(3)]
+tree = stores[0].draft([1, 2, 3])
+print(len(caught), caught[0].category.__name__, caught[0].filename, stores[0].info().kernel, tree.packed.hex(), sep="|")
+print(caught[0].message)
+"""
+
+
+def test_without_the_native_kernel_a_warning_is_given_once_and_answers_are_exact(tmp_path: Path) -> None:
+    write_datastore(tmp_path, CORPUS)
+    facts, message = run_python(WITHOUT_NATIVE, tmp_path, REST_STORE_KERNEL="").splitlines()
+    expected = Datastore.open(tmp_path).draft([1, 2, 3]).packed.hex()
+    assert facts.split("|") == ["1", "RuntimeWarning", "<string>", "reference", expected]
+    assert message.startswith("rest-store: the native kernel was not built")
+
+
+def test_asking_for_the_reference_gives_no_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REST_STORE_KERNEL", "reference")
+    store = Datastore.open(write_datastore(tmp_path, CORPUS))  # warnings are errors here
+    assert store.info().kernel == "reference"
+
+
+@pytest.mark.parametrize(("short_of", "scattered"), [(1, True), (0, False), (None, False)])
+def test_pages_around_those_asked_for_are_read_unless_the_datastore_is_larger_than_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_of: int | None, scattered: bool
+) -> None:
+    directory = write_datastore(tmp_path, CORPUS)
+    size = Datastore.open(directory).info().size
+    available = None if short_of is None else size - short_of
+    monkeypatch.setattr("rest_store.datastore.datastore.available_bytes", lambda: available)
+    opened = Datastore.open(directory)
+    assert opened.draft([1, 2, 3]).counts.tolist()[:1] == [1]
+    flags: dict[str, set[str]] = {}
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split(maxsplit=1)[0]:
+            path = line.split(maxsplit=5)[-1]
+        elif line.startswith("VmFlags:"):
+            flags[path] = set(line.split()[1:])
+    of_shards = [found for path, found in flags.items() if path.startswith(str(directory))]
+    assert len(of_shards) == 4
+    assert all(("rr" in found) == scattered for found in of_shards)

@@ -1,0 +1,284 @@
+"""Random damage to shard files: each is refused or answers within bounds, and nothing crashes.
+
+Promised of a datastore that opens, whatever its payloads hold: answers within the limits and the vocabulary, trees
+whose parents come first, counts of 1 to the number of its tokens that never grow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import multiprocessing
+import os
+import random
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rest_store.datastore.datastore import Datastore
+from rest_store.datastore.header import SuffixesHeader, TokensHeader, entry_bits, token_width
+from rest_store.datastore.kernel import kernel_name, native_kernel, shard_view
+from rest_store.datastore.manifest import FILE_NAME, Manifest, ShardRecord
+from rest_store.datastore.tree import SuffixMatch, TokenTree
+from rest_store.errors import (
+    DatastoreError,
+)
+from tests.shared.strategies import Corpus, seal_header, write_datastore
+
+FILES = int(os.environ.get("REST_STORE_DAMAGED_FILES", "10000"))
+HANGS_AFTER = 3600  # seconds; a process takes a few
+PARTS = 4  # processes, one after the other
+Answers = list[tuple[TokenTree, dict[str, int]]]
+
+
+def heavy(rng: random.Random, alphabet: list[int], size: int) -> list[list[int]]:
+    """Documents with many repeats: matches of far more occurrences than are sampled at up to 4 nodes."""
+    ids = [alphabet[min(int(rng.expovariate(0.7)), len(alphabet) - 1)] for _ in range(size)]
+    cuts = sorted(rng.sample(range(1, size), max(1, size // 60)))
+    return [ids[a:b] for a, b in zip([0, *cuts], [*cuts, size], strict=True)]
+
+
+def write_pristine(directory: Path) -> None:
+    """Write the datastores that are to be damaged: both token widths, one to three shards."""
+    rng = random.Random(0)
+    top = 2**24 - 2
+    corpora = [
+        Corpus(300, [[[7] * 600, [7] * 40 + [8, 9] * 30]]),
+        Corpus(65_535, [heavy(rng, [0, 1, 255, 65_534], 500), heavy(rng, [1, 255, 256], 400), [[65_534]]]),
+        Corpus(70_000, [heavy(rng, [5, 255, 65_535, 69_999], 600), heavy(rng, [5, 256], 300)]),
+        Corpus(top + 1, [heavy(rng, [0, top, top - 1, 0xFFFF00], 200) for _ in range(3)]),
+        Corpus(3, [[[0, 1, 2]], [[2]]]),
+    ]
+    for place, corpus in enumerate(corpora):
+        (directory / str(place)).mkdir()
+        write_datastore(directory / str(place), corpus)
+
+
+def damage(rng: random.Random, data: bytearray) -> None:
+    """Change, cut or lengthen `data` in one to three ways."""
+    for _ in range(rng.choice([1, 1, 1, 2, 3])):
+        size = max(1, len(data))
+        # Half of the time the header is spared, so that what lies behind it is reached.
+        start = min(size - 1, rng.choice([0, 256])) if rng.random() < 0.9 else 0
+        at = rng.randrange(start, size)
+        run = min(size - at, rng.choice([1, 2, 8, 64, 512]))
+        kind = rng.randrange(8)
+        if kind == 0 and data:
+            for _ in range(rng.choice([1, 8, 64])):
+                bit = rng.randrange(8 * start, 8 * size)
+                data[bit // 8] ^= 1 << bit % 8
+        elif kind == 1:
+            data[at : at + run] = rng.randbytes(run)
+        elif kind == 2:
+            data[at : at + run] = bytes(run)
+        elif kind == 3:
+            data[at : at + run] = b"\xff" * run
+        elif kind == 4:
+            other = rng.randrange(start, size)
+            run = min(run, size - other)
+            data[at : at + run], data[other : other + run] = data[other : other + run], data[at : at + run]
+        elif kind == 5:
+            del data[at : rng.choice([at + run, size])]
+        elif kind == 6:
+            data[at:at] = rng.randbytes(run) if rng.random() < 0.5 else data[at : at + run]
+        elif len(data) >= 256:  # a header field
+            offset, size = rng.choice([(12, 2), (14, 2), (16, 4), (20, 4), (24, 8), (32, 8), (40, 8), (80, 8)])
+            old = int.from_bytes(data[offset : offset + size], "little")
+            new = rng.choice([0, 1, old + 1, old - 1, old * 2, old // 2, 64, 2**30, 2 ** (8 * size) - 1, old * 2**32])
+            data[offset : offset + size] = (new % 2 ** (8 * size)).to_bytes(size, "little")
+
+
+def nonsense(rng: random.Random, vocabulary_size: int) -> tuple[bytes, bytes, ShardRecord]:
+    """Two files with headers that agree, and payloads that do not."""
+    width = token_width(vocabulary_size)
+    positions = rng.choice([2, 3, 64, 65, 66, 130, 700, rng.randrange(2, 700)])
+    documents = rng.randrange(1, positions // 2 + 1)
+    alphabet = [rng.randrange(256**width) for _ in range(rng.choice([1, 2, 30]))] + [0, vocabulary_size - 1]
+    symbols = b"".join(rng.choice(alphabet).to_bytes(width, "big") for _ in range(positions - 1)) + b"\xff" * width
+    entries = positions - documents
+    bits = entry_bits(positions)
+    kind = rng.randrange(4)
+    order = [rng.randrange(2**bits) for _ in range(entries)]
+    if kind > 0:
+        order = sorted(range(positions), key=lambda p: symbols[width * p :])[:entries]
+    if kind > 1:  # sorted but for some
+        for _ in range(rng.randrange(20)):
+            order[rng.randrange(entries)] = rng.randrange(2**bits)
+    keys = [int.from_bytes(symbols[width * place :][:8].ljust(8, b"\0"), "big") for place in order[::64]]
+    if rng.random() < 0.5:
+        keys[rng.randrange(len(keys))] = rng.randrange(2**64)
+    if rng.random() < 0.2:
+        rng.shuffle(keys)
+    packed = sum(entry << (bits * rank) for rank, entry in enumerate(order))
+    payload = b"".join(key.to_bytes(8, "little") for key in keys)
+    payload += packed.to_bytes(8 * math.ceil(entries * bits / 64), "little")
+    digest = hashlib.sha256(symbols).digest()
+    tokens = TokensHeader(vocabulary_size, positions, documents, digest)
+    suffixes = SuffixesHeader(bits, entries, bytes(32), digest)
+    record = ShardRecord(
+        "", positions, entries, documents, tokens.file_size, digest.hex(), suffixes.file_size, bytes(32).hex()
+    )
+    return tokens.pack() + symbols + bytes(8), suffixes.pack() + payload + bytes(8), record
+
+
+class DamagedDatastore:
+    """A datastore in memory that is damaged and written anew for each seed."""
+
+    def __init__(self, source: Path, work: Path) -> None:
+        self.work = work
+        work.mkdir()
+        self.pristine = {path.name: path.read_bytes() for path in source.iterdir()}
+        self.manifest = Manifest.read(source)
+        self.contexts = [[int(symbol) for symbol in shard.tokens.symbols()] for shard in Datastore.open(source).shards]
+        self.stale: set[str] = set(self.pristine)
+
+    def damage(self, rng: random.Random) -> Path:
+        """Write the datastore with one damaged shard, sealed or not, and return its directory."""
+        for name in self.stale:
+            self._write(name, self.pristine[name])
+        self.stale = {FILE_NAME}
+        place = rng.randrange(len(self.manifest.shards))
+        record = self.manifest.shards[place]
+        names = [f"{record.name}.tokens", f"{record.name}.suffixes"]
+        if rng.random() < 0.25:
+            *files, fields = nonsense(rng, self.manifest.tokenizer.vocabulary_size)
+            record = dataclasses.replace(fields, name=record.name)
+            for name, content in zip(names, files, strict=True):
+                self._write(name, content)
+        else:
+            name = rng.choice(names)
+            data = bytearray(self.pristine[name])
+            damage(rng, data)
+            if rng.random() < 0.5 and len(data) >= 256:  # checksums and manifest as if all were in order
+                if name.endswith(".tokens"):
+                    _, _, positions, documents = struct.unpack_from("<IIQQ", data, 16)
+                    record = dataclasses.replace(
+                        record,
+                        position_count=positions,
+                        document_count=documents,
+                        token_count=positions - documents,
+                        tokens_size=len(data),
+                    )
+                else:
+                    record = dataclasses.replace(record, suffixes_size=len(data))
+                seal_header(data)
+            self._write(name, bytes(data))
+        records = list(self.manifest.shards)
+        records[place] = record
+        self._write(FILE_NAME, dataclasses.replace(self.manifest, shards=tuple(records)).to_json().encode())
+        self.stale.update(names)
+        return self.work
+
+    def _write(self, name: str, content: bytes) -> None:
+        (self.work / name).unlink(missing_ok=True)  # never in place: the file before may still be mapped
+        (self.work / name).write_bytes(content)
+
+    def context(self, rng: random.Random) -> list[int]:
+        """A piece of the undamaged tokens, or any tokens."""
+        size = self.manifest.tokenizer.vocabulary_size
+        symbols = rng.choice(self.contexts)
+        at = rng.randrange(len(symbols))
+        piece = [symbol for symbol in symbols[at : at + rng.choice([1, 1, 2, 5, 70])] if symbol < size]
+        return piece or [rng.randrange(size)]
+
+
+def require_match_bounds(store: Datastore, match: SuffixMatch, max_suffix: int) -> None:
+    assert 0 <= match.length <= max_suffix
+    assert 0 <= match.count <= store.manifest.token_count
+    assert (match.length > 0) == (match.count > 0)
+
+
+def require_bounds(store: Datastore, tree: TokenTree, limits: dict[str, int]) -> None:
+    assert len(tree) <= limits["max_nodes"]
+    require_match_bounds(store, tree.match, limits["max_suffix"])
+    if len(tree) == 0:
+        return
+    tokens, parents, depths, counts = tree.tokens, tree.parents, tree.depths, tree.counts
+    assert tree.match.length > 0
+    assert 0 <= tokens.min() <= tokens.max() < store.vocabulary_size
+    assert parents.min() >= -1
+    assert np.all(parents < np.arange(len(tree)))
+    assert np.array_equal(depths, np.where(parents < 0, 1, depths[parents] + 1))
+    assert depths.max() <= limits["max_depth"]
+    assert 1 <= counts[-1] <= counts[0] <= tree.match.count
+    assert np.all(np.diff(counts) <= 0)
+
+
+def on_exact_copies(store: Datastore) -> None:
+    """Let the kernel read copies that end where their arrays do, so that a sanitizer sees each byte read too far."""
+    native = native_kernel()
+    assert native is not None
+    views = [
+        dataclasses.replace(view, symbols=view.symbols.copy(), keys=view.keys.copy(), entries=view.entries.copy())
+        for view in map(shard_view, store.shards)
+    ]
+    store._kernel = native(views, store.vocabulary_size, TokenTree)
+    store._draft = store._kernel.draft
+
+
+def ask(rng: random.Random, damaged: DamagedDatastore, store: Datastore) -> int:
+    """Ask everything twice, with random limits; return how many matches were so heavy that they were sampled."""
+    sampled = 0
+    for _ in range(2):
+        limits = {
+            "max_nodes": rng.choice([1, 2, 3, 4, 16, 64, 1024]),
+            "max_suffix": rng.choice([1, 2, 4, 16, 64]),
+            "max_depth": rng.choice([1, 2, 10, 32]),
+        }
+        batch = [damaged.context(rng) for _ in range(4)]
+        trees = store.draft_batch(batch, **limits)
+        for tree in trees:
+            require_bounds(store, tree, limits)
+            sampled += tree.match.count > 45 * limits["max_nodes"]
+        require_bounds(store, store.draft(batch[0], **limits), limits)
+        match = store.longest_suffix_match(batch[1], max_suffix=limits["max_suffix"])
+        require_match_bounds(store, match, limits["max_suffix"])
+        assert 0 <= store.count(batch[2][:64]) <= store.manifest.token_count
+    return sampled
+
+
+def open_and_ask(source: Path, work: Path, first: int, count: int) -> None:
+    """Damage `count` shard files, seeds `first` and on; leave the seed under way in `work`/seed."""
+    seed_file = os.open(work / "seed", os.O_WRONLY | os.O_CREAT)
+    stores = [DamagedDatastore(path, work / path.name) for path in sorted(source.iterdir())]
+    opened = sampled = 0
+    for seed in range(first, first + count):
+        os.pwrite(seed_file, f"{seed:12d}".encode(), 0)
+        rng = random.Random(seed)
+        damaged = stores[seed % len(stores)]
+        try:
+            store = Datastore.open(damaged.damage(rng))
+        except DatastoreError:
+            continue
+        opened += 1
+        if kernel_name() == "native" and seed % 3 == 0:
+            on_exact_copies(store)
+        sampled += ask(rng, damaged, store)
+    (work / "reached").write_text(json.dumps([opened, sampled]), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "first", "count"),
+    [("native", part * FILES // PARTS, FILES // PARTS) for part in range(PARTS)] + [("reference", 0, FILES // 50)],
+)
+def test_damaged_files_are_refused_or_answer_within_bounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: str, first: int, count: int
+) -> None:
+    """In a process of its own, so that a crash is a failure that names the seed."""
+    monkeypatch.setenv("REST_STORE_KERNEL", kernel)
+    source, work = tmp_path / "pristine", tmp_path / "damaged"
+    source.mkdir()
+    work.mkdir()
+    write_pristine(source)
+    process = multiprocessing.get_context("spawn").Process(target=open_and_ask, args=(source, work, first, count))
+    process.start()
+    process.join(HANGS_AFTER)
+    process.kill()
+    assert process.exitcode == 0, f"seed {(work / 'seed').read_text(encoding='utf-8').strip()}"
+    opened, sampled = json.loads((work / "reached").read_text(encoding="utf-8"))
+    assert count / 5 < opened < count * 4 / 5  # both outcomes are common,
+    assert sampled > count / 5  # and so are heavy matches

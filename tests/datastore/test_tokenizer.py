@@ -1,0 +1,259 @@
+"""Identity of tokenizers: what changes it, what does not, and what a mismatch says."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+
+import pytest
+
+from rest_store.datastore.tokenizer import TokenizerIdentity, fingerprint_of, identity_of
+from rest_store.errors import ManifestError, TokenizerLoadError, TokenizerMismatchError
+from tests.shared.models import byte_level_bpe, serialized, unigram, word_level, word_piece
+
+KINDS = {"BPE": byte_level_bpe, "WordPiece": word_piece, "Unigram": unigram, "WordLevel": lambda: word_level(9)}
+
+
+@pytest.fixture(scope="module")
+def bpe():
+    return serialized(byte_level_bpe())
+
+
+@pytest.fixture
+def identity(bpe):
+    return TokenizerIdentity.from_tokenizer_json(bpe, "tiny")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_identity_of_each_kind_of_model_does_not_depend_on_the_order_of_keys(kind):
+    fields = serialized(KINDS[kind]())
+    assert fields["model"]["type"] == kind
+    identity = TokenizerIdentity.from_tokenizer_json(json.dumps(fields), "given")
+    shuffled = copy.deepcopy(fields)
+    if isinstance(shuffled["model"]["vocab"], dict):
+        entries = list(shuffled["model"]["vocab"].items())
+        random.Random(1).shuffle(entries)
+        shuffled["model"]["vocab"] = dict(entries)
+    shuffled["added_tokens"].reverse()
+    shuffled = dict(reversed(shuffled.items()))
+    assert TokenizerIdentity.from_tokenizer_json(shuffled, "shuffled") == identity
+    assert hash(TokenizerIdentity.from_tokenizer_json(shuffled, "shuffled")) == hash(identity)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_old_files_that_name_no_model_type_have_the_same_fingerprint(kind):
+    fields = serialized(KINDS[kind]())
+    expected = fingerprint_of(fields)
+    del fields["model"]["type"]
+    assert fingerprint_of(fields) == expected
+
+
+def test_vocabulary_size_is_the_greatest_id_plus_one_over_added_tokens_too(bpe, identity):
+    added = {token["content"]: token["id"] for token in bpe["added_tokens"]}
+    assert identity.vocabulary_size == max(*bpe["model"]["vocab"].values(), *added.values()) + 1
+    assert identity.vocabulary_size == added["<tool_call>"] + 1
+    assert identity.added_tokens == added
+    assert set(identity.special_tokens) == {"<|endoftext|>", "<|im_start|>", "<|im_end|>"}
+
+
+def test_merges_as_strings_and_as_pairs_have_the_same_fingerprint(bpe):
+    pairs, strings = copy.deepcopy(bpe), copy.deepcopy(bpe)
+    assert len(bpe["model"]["merges"]) > 20
+    split = [merge.split(" ") if isinstance(merge, str) else merge for merge in bpe["model"]["merges"]]
+    pairs["model"]["merges"] = split
+    strings["model"]["merges"] = [" ".join(pair) for pair in split]
+    assert fingerprint_of(pairs) == fingerprint_of(strings) == fingerprint_of(bpe)
+
+
+def test_an_added_token_counts_once_whether_or_not_the_vocabulary_lists_it(bpe):
+    listed, not_listed = copy.deepcopy(bpe), copy.deepcopy(bpe)
+    for token in bpe["added_tokens"]:
+        listed["model"]["vocab"][token["content"]] = token["id"]
+        not_listed["model"]["vocab"].pop(token["content"], None)
+    assert fingerprint_of(listed) == fingerprint_of(not_listed)
+
+
+def test_a_sequence_of_one_normalizer_is_that_normalizer(bpe):
+    def with_normalizer(normalizer):
+        return fingerprint_of({**bpe, "normalizer": normalizer})
+
+    nfc = {"type": "NFC"}
+    wrapped = {"type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": [nfc]}]}
+    assert with_normalizer(nfc) == with_normalizer(wrapped)
+    assert with_normalizer(None) == with_normalizer({"type": "Sequence", "normalizers": []})
+    assert with_normalizer(nfc) != with_normalizer(None)
+
+
+def _swap_two_tokens(fields):
+    first, second = list(fields["model"]["vocab"])[-2:]
+    vocabulary = fields["model"]["vocab"]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+
+
+def _swap_two_merges(fields):
+    merges = fields["model"]["merges"]
+    merges[0], merges[1] = merges[1], merges[0]
+
+
+def _rename_an_added_token(fields):
+    fields["added_tokens"][-1]["content"] = "<other>"
+
+
+def _add_a_normalizer(fields):
+    fields["normalizer"] = {"type": "Lowercase"}
+
+
+@pytest.mark.parametrize(
+    "change", [_swap_two_tokens, _swap_two_merges, _rename_an_added_token, _add_a_normalizer], ids=lambda f: f.__name__
+)
+def test_what_decides_the_meaning_of_ids_changes_the_fingerprint(bpe, change):
+    changed = copy.deepcopy(bpe)
+    change(changed)
+    assert fingerprint_of(changed) != fingerprint_of(bpe)
+
+
+def test_scores_of_unigram_change_the_fingerprint():
+    fields = serialized(unigram())
+    before = fingerprint_of(fields)
+    fields["model"]["vocab"][5][1] -= 1
+    assert fingerprint_of(fields) != before
+
+
+def test_padding_and_truncation_do_not_change_the_fingerprint():
+    tokenizer = byte_level_bpe()
+    before = identity_of(tokenizer)
+    tokenizer.enable_padding(length=8)
+    tokenizer.enable_truncation(4)
+    assert identity_of(tokenizer) == before
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("{", "not JSON"),
+        ("[1]", "a JSON list"),
+        ("{}", "without model.vocab (keys: none)"),
+        ('{"model": {"type": "BPE"}}', "without model.vocab"),
+        ('{"model": {"vocab": {}}}', "vocabulary is empty"),
+        ('{"model": {"vocab": {"a": -1}}}', "model.vocab is {'a': -1}"),
+        ('{"model": {"vocab": {"a": true}}}', "model.vocab is {'a': True}"),
+        ('{"model": {"vocab": [1]}}', "model.vocab is [1]"),
+        ('{"model": {"vocab": {"a": 0}, "merges": ["a"]}}', "model.merges[0] is 'a'"),
+        ('{"model": {"vocab": {"a": 0}}, "added_tokens": [{"id": 1}]}', "an added token is {'id': 1}"),
+    ],
+)
+def test_what_is_not_a_tokenizer_json_is_refused(text, found):
+    with pytest.raises(TokenizerLoadError) as error:
+        TokenizerIdentity.from_tokenizer_json(text, "some.json")
+    assert str(error.value).startswith("some.json: ")
+    assert found in str(error.value)
+
+
+def test_the_manifest_gives_the_identity_back(identity):
+    stored = json.loads(json.dumps(identity.to_manifest()))
+    again = TokenizerIdentity.from_manifest(stored, "manifest.json")
+    assert again == identity
+    assert again.name == "tiny"
+    assert stored["fingerprint"].startswith("sha256:")
+    assert TokenizerIdentity.from_manifest({**stored, "a later field": 1}, "manifest.json") == identity
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("name", 3),
+        ("fingerprint", "sha256:12"),
+        ("fingerprint", None),
+        ("vocabulary_size", 0),
+        ("vocabulary_size", True),
+        ("vocabulary_size", "400"),
+        ("special_tokens", ["<s>"]),
+        ("special_tokens", {"<unknown>": 1}),
+        ("added_tokens", {"<s>": -1}),
+        ("added_tokens", {"<s>": 10**6}),
+        ("added_tokens", {"<s>": "1"}),
+    ],
+)
+def test_a_bad_field_of_the_manifest_is_named(identity, field, value):
+    fields = {**identity.to_manifest(), field: value}
+    with pytest.raises(ManifestError, match=rf"^ds/manifest.json: tokenizer.{field} is .*, expected "):
+        TokenizerIdentity.from_manifest(fields, "ds/manifest.json")
+
+
+@pytest.mark.parametrize("field", ["name", "fingerprint", "vocabulary_size", "special_tokens", "added_tokens"])
+def test_an_absent_field_of_the_manifest_is_named(identity, field):
+    fields = identity.to_manifest()
+    del fields[field]
+    with pytest.raises(ManifestError, match=f"tokenizer.{field} is absent"):
+        TokenizerIdentity.from_manifest(fields, "ds/manifest.json")
+
+
+def test_a_manifest_whose_tokenizer_is_no_object_is_refused():
+    with pytest.raises(ManifestError, match="tokenizer is 'gpt2', expected an object"):
+        TokenizerIdentity.from_manifest("gpt2", "ds/manifest.json")
+
+
+def test_the_same_tokenizer_by_another_name_is_accepted(bpe, identity):
+    identity.require_same(TokenizerIdentity.from_tokenizer_json(bpe, "another name"), "ds/")
+
+
+def test_another_vocabulary_size_is_named(identity):
+    other = TokenizerIdentity.from_tokenizer_json(serialized(word_level(9)), "words")
+    with pytest.raises(TokenizerMismatchError) as error:
+        identity.require_same(other, "ds/")
+    expected = f"ds/: tokenizer 'words' is one with a vocabulary of 9, expected {identity.vocabulary_size} as in 'tiny'"
+    assert str(error.value) == expected
+
+
+def test_different_added_tokens_are_named(bpe, identity):
+    changed = copy.deepcopy(bpe)
+    _rename_an_added_token(changed)
+    other = TokenizerIdentity.from_tokenizer_json(changed, "changed")
+    id_ = identity.added_tokens["<tool_call>"]
+    with pytest.raises(TokenizerMismatchError) as error:
+        identity.require_same(other, "ds/")
+    found = f"without added tokens '<tool_call>' (id {id_}) and with added tokens '<other>' (id {id_})"
+    assert str(error.value) == f"ds/: tokenizer 'changed' is {found}, expected the added tokens of 'tiny'"
+
+
+def test_many_different_added_tokens_are_counted(bpe, identity):
+    changed = copy.deepcopy(bpe)
+    for token in changed["added_tokens"]:
+        token["content"] += "!"
+    with pytest.raises(TokenizerMismatchError, match=r"\(id 2\) and 1 more and with"):
+        identity.require_same(TokenizerIdentity.from_tokenizer_json(changed, "changed"), "ds/")
+
+
+def test_different_merges_are_told_by_the_fingerprint(bpe, identity):
+    changed = copy.deepcopy(bpe)
+    _swap_two_merges(changed)
+    other = TokenizerIdentity.from_tokenizer_json(changed, "changed")
+    with pytest.raises(TokenizerMismatchError, match=f"{other.fingerprint} .vocabulary, merges or normalizer differ"):
+        identity.require_same(other, "ds/")
+
+
+def test_identity_of_takes_every_form_of_a_fast_tokenizer(identity):
+    tokenizer = byte_level_bpe()
+
+    class Fast:
+        backend_tokenizer = tokenizer
+        name_or_path = "owner/model"
+
+    class Holder:
+        pass
+
+    Holder.identity = identity
+    assert identity_of(identity) is identity
+    assert identity_of(Holder()) is identity
+    assert identity_of(tokenizer) == identity
+    assert identity_of(tokenizer).name == "Tokenizer"
+    assert identity_of(tokenizer, "mine").name == "mine"
+    assert identity_of(Fast()) == identity
+    assert identity_of(Fast()).name == "owner/model"
+
+
+@pytest.mark.parametrize("other", [object(), None, "gpt2", 5])
+def test_identity_of_refuses_what_is_no_fast_tokenizer(other):
+    with pytest.raises(TokenizerLoadError, match=f"tokenizer is a {type(other).__name__}, expected a fast tokenizer"):
+        identity_of(other)

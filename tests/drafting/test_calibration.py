@@ -1,0 +1,173 @@
+"""Calibrations: fitting finds what there is to find, files are whole or refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from rest_store import _kernel  # type: ignore[attr-defined]
+from rest_store.drafting.calibration import Calibration
+from rest_store.drafting.session import DraftSession
+from rest_store.drafting.sources import PromptLookup
+from rest_store.errors import CalibrationError
+from tests.shared.strategies import refused
+
+FACTS = int(_kernel.FACTS)
+Rows = tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8], npt.NDArray[np.uint32]]
+
+
+def places(seed: int, count: int) -> Rows:
+    """Places of four proposals; fact 7 of a proposal is the logarithm of its chance against the others and none."""
+    rng = np.random.default_rng(seed)
+    facts = rng.normal(size=(count, 4, FACTS)).astype(np.float32)
+    odds = np.exp(facts[:, :, 7])
+    chances = odds / (1 + odds.sum(axis=1, keepdims=True))
+    labels = np.zeros((count, 4), np.uint8)
+    draws = rng.random(count)[:, None] - np.cumsum(chances, axis=1)
+    right = (draws < 0).argmax(axis=1)
+    rows = np.flatnonzero((draws < 0).any(axis=1))
+    labels[rows, right[rows]] = 1
+    return facts.reshape(-1, FACTS), labels.ravel(), np.arange(4, 4 * count + 1, 4, dtype=np.uint32)
+
+
+def trees_of(calibration: Calibration) -> npt.NDArray[np.void]:
+    kind = np.dtype([("facts", "<u2", 6), ("thresholds", "<f4", 6), ("leaves", "<f4", 64)])
+    return np.frombuffer(calibration.native.forest[4:], kind)
+
+
+def log_odds(calibration: Calibration, facts: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    total = np.full(len(facts), np.frombuffer(calibration.native.forest[:4], np.float32)[0], np.float64)
+    for tree in trees_of(calibration):
+        above = facts[:, tree["facts"]] > tree["thresholds"]
+        total += tree["leaves"][above @ (1 << np.arange(6))]
+    return total
+
+
+def test_fitting_finds_the_chances_that_made_the_labels() -> None:
+    calibration = Calibration.fit(*places(1, 8_000), trees=60)
+    facts, labels, _ = places(2, 8_000)
+    odds = np.exp(log_odds(calibration, facts)).reshape(-1, 4)
+    fitted = odds / (1 + odds.sum(axis=1, keepdims=True))
+    true = np.exp(facts[:, 7]).reshape(-1, 4)
+    true = true / (1 + true.sum(axis=1, keepdims=True))
+    assert np.corrcoef(fitted.ravel(), true.ravel())[0, 1] > 0.95
+    # Calibrated: of all proposals with about one chance, that share is right.
+    bins = (fitted.ravel() * 10).astype(int)
+    for one in range(6):
+        chosen = bins == one
+        assert abs(fitted.ravel()[chosen].mean() - labels[chosen].mean()) < 0.05
+
+
+def test_the_same_rows_give_the_same_trees() -> None:
+    rows = places(3, 500)
+    assert Calibration.fit(*rows, trees=5).native.forest == Calibration.fit(*rows, trees=5).native.forest
+    assert Calibration.fit(*rows, trees=5).native.forest != Calibration.fit(*places(4, 500), trees=5).native.forest
+
+
+def test_constant_facts_are_no_trouble() -> None:
+    facts, labels, ends = places(5, 300)
+    assert np.isfinite(log_odds(Calibration.fit(np.zeros_like(facts), labels, ends, trees=3), facts)).all()
+
+
+def test_rows_that_do_not_belong_together_are_refused() -> None:
+    facts, labels, ends = places(6, 10)
+    refused(CalibrationError, lambda: Calibration.fit(facts[:, 1:], labels, ends), str(FACTS))
+    refused(CalibrationError, lambda: Calibration.fit(facts[1:], labels, ends))
+    refused(CalibrationError, lambda: Calibration.fit(facts, labels, ends[:-1]))
+    refused(CalibrationError, lambda: Calibration.fit(facts, labels, ends[::-1]))
+    for wrong, fragment in (([10**9, 40], "ascend"), ([20, 20, 40], "ascend"), ([40, 4, 40], "ascend")):
+        refused(CalibrationError, lambda wrong=wrong: Calibration.fit(facts, labels, wrong), fragment)  # type: ignore[misc]
+    high = labels * 200
+    refused(CalibrationError, lambda: Calibration.fit(facts, high, ends), "label")
+    several = np.ones_like(labels)
+    refused(CalibrationError, lambda: Calibration.fit(facts, several, ends), "several right")
+    for value in (np.nan, np.inf):
+        holed = facts.copy()
+        holed[17, 3] = value
+        refused(CalibrationError, lambda holed=holed: Calibration.fit(holed, labels, ends), "finite")  # type: ignore[misc]
+    for options in ({"rate": float("nan")}, {"ridge": -1.0}, {"row_share": 0.0}, {"row_share": 1.5}, {"trees": -1}):
+        refused(CalibrationError, lambda options=options: Calibration.fit(facts, labels, ends, **options))  # type: ignore[misc]
+    refused(CalibrationError, lambda: Calibration(b"forest"))
+    refused(CalibrationError, lambda: Calibration(bytes(4), [0.0]))
+
+
+def forest(base: float = 0.0, leaf: float = 0.0, threshold: float = 0.0) -> bytes:
+    tree = np.zeros(1, np.dtype([("facts", "<u2", 6), ("thresholds", "<f4", 6), ("leaves", "<f4", 64)]))
+    tree["leaves"], tree["thresholds"] = leaf, threshold
+    return np.float32(base).tobytes() + tree.tobytes()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_numbers_that_are_not_finite_are_refused(bad: float) -> None:
+    Calibration(forest(1, 1, 1))
+    for one in (forest(base=bad), forest(leaf=bad), forest(threshold=bad)):
+        refused(CalibrationError, lambda one=one: Calibration(one), "finite")  # type: ignore[misc]
+    refused(CalibrationError, lambda: Calibration(forest(leaf=3e38)), "finite")  # sums would not be
+    for place in range(5):
+        weights = [0.0] * 5
+        weights[place] = bad
+        refused(CalibrationError, lambda weights=weights: Calibration(forest(), weights), "finite")  # type: ignore[misc]
+
+
+def test_great_log_odds_do_not_overflow() -> None:
+    with DraftSession([PromptLookup()], [1, 2, 3, 1, 2, 4, 1, 2], calibration=Calibration(forest(base=300))) as session:
+        tree = session.draft(16)
+        assert tree.scores is not None
+        assert len(tree) > 2
+        assert np.isfinite(tree.scores).all()
+        session.accept([3])
+        assert np.isfinite(session.calibration.weights).all()
+
+
+def test_a_saved_calibration_is_read_back_whole(tmp_path: Path) -> None:
+    fitted = Calibration.fit(*places(7, 500), trees=4, provenance={"recordings": "made up"})
+    fitted.native.weights = [0.5, -0.25, 0.0, 1.0, -1.0]
+    fitted.save(tmp_path / "one")
+    read = Calibration.load(tmp_path / "one")
+    assert read.native.forest == fitted.native.forest
+    assert read.provenance == {"recordings": "made up"}
+    assert read.weights == fitted.weights
+    assert [path.name for path in tmp_path.iterdir()] == ["one"]
+
+
+def recompressed(content: bytes) -> bytes:
+    """A file whose checksum is right, but of something that is not compressed."""
+    magic, head, packed = content.split(b"\n", 2)
+    fields = json.loads(head)
+    fields["sha256"] = hashlib.sha256(packed[5:]).hexdigest()
+    return magic + b"\n" + json.dumps(fields).encode() + b"\n" + packed[5:]
+
+
+def test_bad_files_are_refused_by_what_is_wrong(tmp_path: Path) -> None:
+    Calibration.fit(*places(8, 200), trees=2).save(tmp_path / "good")
+    content = (tmp_path / "good").read_bytes()
+    cases = {
+        "calibration is No such file": None,
+        "content is something else": b"PK" + content,
+        "header is damaged": content.replace(b"{", b"[", 1),
+        "weights is": content.replace(b'"weights": [0.0', b'"weights": [NaN', 1),
+        "weights is a str": content.replace(b"[0.0, 0.0, 0.0, 0.0, 0.0]", b'"0"', 1),
+        "provenance is": content.replace(b'"provenance": {}', b'"provenance": 7', 1),
+        "trees is": recompressed(content),
+        "version is 2": content.replace(b'"version": 1', b'"version": 2'),
+        "checksum": content[:-1] + bytes([content[-1] ^ 1]),
+    }
+    for fragment, bad in cases.items():
+        path = tmp_path / "bad"
+        if bad is not None:
+            path.write_bytes(bad)
+        refused(CalibrationError, lambda path=path: Calibration.load(path), fragment)  # type: ignore[misc]
+    refused(CalibrationError, lambda: Calibration.load(tmp_path), "calibration is")
+    refused(CalibrationError, lambda: Calibration.default().save(tmp_path / "no" / "where"), "writable")
+
+
+def test_the_default_says_from_what_it_was_fitted() -> None:
+    default = Calibration.default()
+    assert {"recordings", "prompts", "sources"} <= set(default.provenance)
+    assert len(trees_of(default)) == default.provenance["trees"]
+    assert default.weights == pytest.approx([0] * 5)

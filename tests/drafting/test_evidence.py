@@ -1,0 +1,322 @@
+"""Evidence: what it says is true, and a session that is given it drafts as one over the datastores themselves."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rest_store.datastore.datastore import Datastore
+from rest_store.datastore.kernel import native_evidence_fault
+from rest_store.datastore.tree import TokenTree
+from rest_store.datastore.validation import IntSequence
+from rest_store.drafting import evidence
+from rest_store.drafting.calibration import Calibration
+from rest_store.drafting.evidence import Evidence
+from rest_store.drafting.session import DraftSession
+from rest_store.drafting.sources import PromptLookup, RecycledLogits
+from rest_store.drafting.survey import survey
+from tests.shared.strategies import Corpus, brute_count, corpora, open_datastore
+
+NO_TREE = TokenTree([], [], [], scores=[])
+Row = tuple[list[int], list[tuple[int, int, int, dict[int, int]]]]  # path; suffixes: length, count, probes, weights
+
+
+class Behind:
+    """Datastores behind the protocol of a service, in this process."""
+
+    def __init__(self, stores: Mapping[str, Datastore]) -> None:
+        self.stores = dict(stores)
+        self.asked = 0
+
+    def draft_batch(self, contexts: Sequence[IntSequence], **limits: int) -> list[TokenTree]:
+        raise AssertionError("asked for trees")
+
+    def evidence(
+        self, context: Any, proposals: TokenTree, *, max_nodes: int, max_suffix: int, max_rows: int
+    ) -> list[Evidence]:
+        self.asked += 1
+        scores = proposals.scores
+        assert scores is not None
+        bounds = {"max_nodes": max_nodes, "max_suffix": max_suffix, "max_rows": max_rows}
+        return survey(self.stores, context, proposals.tokens, proposals.parents, scores, **bounds)
+
+
+def rows_of(packed: bytes) -> list[Row]:
+    """Read the rows of evidence from the definition of its message, with numpy."""
+    rows, suffixes, continuations, width = np.frombuffer(packed, "<u4", 4).tolist()
+    place = 16
+
+    def column(kind: str, count: int) -> list[int]:
+        nonlocal place
+        found = np.frombuffer(packed, kind, count, place)
+        place += found.nbytes
+        return [int(one) for one in found]
+
+    token = f"<u{width}"
+    tokens, parents, own = column(token, rows - 1), column("<u2", rows - 1), column("u1", rows)
+    lengths, probes, sizes = column("u1", suffixes), column("u1", suffixes), column("u1", suffixes)
+    counts, following = column("<u8", suffixes), column(token, continuations)
+    weights = column("u1", continuations)
+    assert place == len(packed)
+    out: list[Row] = []
+    suffix = continuation = 0
+    for row in range(rows):
+        path = [*out[parents[row - 1]][0], tokens[row - 1]] if row else []
+        found = []
+        for _ in range(own[row]):
+            end = continuation + sizes[suffix]
+            said = dict(zip(following[continuation:end], weights[continuation:end], strict=True))
+            found.append((lengths[suffix], counts[suffix], probes[suffix], said))
+            suffix, continuation = suffix + 1, end
+        out.append((path, found))
+    return out
+
+
+def read(store: Datastore, context: list[int], **bounds: int) -> bytes:
+    """The evidence of one datastore without proposals."""
+    none = np.zeros(0, np.int32)
+    limits = {"max_nodes": 4, "max_suffix": 16, "max_rows": 20, **bounds}
+    (found,) = survey({"one": store}, np.array(context, np.int32), none, none, none.astype(np.float32), **limits)
+    assert found.row_count == len(rows_of(found.rows))
+    return found.rows
+
+
+@st.composite
+def texts(draw: st.DrawFn, corpus: Corpus) -> list[int]:
+    """A text that begins with each token of the corpus, at most 60 tokens, and repeats itself and the corpus."""
+    alphabet = sorted({token for document in corpus.documents for token in document})
+    piece = st.sampled_from(corpus.documents) | st.lists(st.sampled_from(alphabet), min_size=1, max_size=8)
+    pieces = draw(st.lists(piece, min_size=1, max_size=6))
+    return [*alphabet, *(token for one in pieces for token in one)][:60]
+
+
+def small(corpus: Corpus) -> bool:
+    return len({token for document in corpus.documents for token in document}) <= 4
+
+
+def replayed(
+    sources: Sequence[object], text: list[int], nodes: int, *, learn: bool, max_suffix: int = 64
+) -> tuple[list[TokenTree], list[float]]:
+    """The trees along `text`, and what was learnt on the way."""
+    trees = []
+    calibration = Calibration.default()
+    start = 1
+    options: dict[str, Any] = {"calibration": calibration, "learn": learn, "max_suffix": max_suffix}
+    with DraftSession(sources, text[:start], **options) as session:
+        while start < len(text):
+            trees.append(session.draft(nodes))
+            end = min(start + len(trees[-1].longest_path(text[start:])) + 1, len(text))
+            top = [[text[place - 1], text[place]] for place in range(start, end)]
+            session.accept(text[start:end], top)
+            start = end
+        assert session.statistics.dropped == {}
+    return trees, calibration.weights
+
+
+def require_same(left: tuple[list[TokenTree], list[float]], right: tuple[list[TokenTree], list[float]]) -> None:
+    assert left[1] == right[1]
+    for one, other in zip(left[0], right[0], strict=True):
+        assert one.tokens.tolist() == other.tokens.tolist()
+        assert one.parents.tolist() == other.parents.tolist()
+        assert one.scores is not None
+        assert other.scores is not None
+        assert one.scores.tolist() == other.scores.tolist()
+
+
+@settings(max_examples=15)
+@given(data=st.data())
+def test_a_session_given_evidence_drafts_as_one_over_the_datastores(data: st.DataObject) -> None:
+    """With rows for every path that there is, tree for tree, token for token and score for score."""
+    several = [data.draw(corpora().filter(small)) for _ in range(data.draw(st.integers(1, 2)))]
+    for corpus in several[1:]:  # one vocabulary
+        corpus.shards[:] = [[[t % 2 for t in document] for document in shard] for shard in corpus.shards]
+    several[1:] = [Corpus(several[0].vocabulary_size, corpus.shards) for corpus in several[1:]]
+    text = data.draw(texts(several[0]))
+    nodes, learn = data.draw(st.integers(1, 4)), data.draw(st.booleans())
+    recycled = data.draw(st.booleans())
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(evidence, "SPARE_ROWS", 1000):
+        stores = {}
+        for place, corpus in enumerate(several):
+            (Path(folder) / str(place)).mkdir()
+            stores[str(place)] = open_datastore(Path(folder) / str(place), corpus)
+        local = [PromptLookup()]
+
+        def with_local(*sources: object) -> list[object]:
+            return [*local, *([RecycledLogits()] if recycled else []), *sources]
+
+        behind = Behind(stores)
+        given = replayed(with_local(behind), text, nodes, learn=learn)
+        assert behind.asked == len(given[0])  # once a step
+        require_same(given, replayed(with_local(*stores.values()), text, nodes, learn=learn))
+
+
+@settings(max_examples=12)
+@given(data=st.data())
+def test_rows_say_what_is_in_the_datastore(data: st.DataObject) -> None:
+    corpus = data.draw(corpora())
+    text = data.draw(texts(corpus))
+    bounds = {"max_suffix": data.draw(st.sampled_from([1, 3, 16, 64])), "max_rows": data.draw(st.integers(1, 40))}
+    with tempfile.TemporaryDirectory() as folder:
+        store = open_datastore(Path(folder), corpus)
+        packed = read(store, text, **bounds)
+        assert packed == read(store, text, **bounds)
+        rows = rows_of(packed)
+        longest = store.longest_suffix_match(text, max_suffix=bounds["max_suffix"])
+    assert 1 <= len(rows) <= bounds["max_rows"]
+    assert len({tuple(path) for path, _ in rows}) == len(rows)
+    assert rows[0][1][0][:2] == longest
+    for path, suffixes in rows:
+        assert len(path) <= 3
+        whole = text + path
+        for length, count, probes, weights in suffixes:
+            assert length <= bounds["max_suffix"] + len(path)
+            assert count == brute_count(corpus, whole[-length:])
+            assert 0 < probes <= count
+            assert sum(weights.values()) <= probes
+            for token, weight in weights.items():
+                exact = brute_count(corpus, [*whole[-length:], token])
+                assert weight == exact if probes == count else weight <= exact
+
+
+def test_likely_paths_come_first_and_proposals_are_followed(tmp_path: Path) -> None:
+    """The datastore knows what follows 7 only; that 7 comes at all, and then 8, is the client's idea."""
+    store = open_datastore(tmp_path, Corpus(300, [[[1, 2, 3], [1, 2, 3], [7, 9, 4], [8, 5, 6]]]))
+    limits = {"max_nodes": 8, "max_suffix": 16, "max_rows": 5}
+    (found,) = survey(
+        {"one": store},
+        np.array([1], np.int32),
+        np.array([7, 8], np.int32),
+        np.array([-1, 0], np.int32),
+        np.array([0.9, 0.8], np.float32),
+        **limits,
+    )
+    paths = [path for path, _ in rows_of(found.rows)]
+    assert paths[0] == []
+    assert [7] in paths
+    assert [7, 8] in paths
+    assert [2] in paths
+    assert len(paths) == 5
+
+
+def test_an_empty_context_is_followed_by_proposals(tmp_path: Path) -> None:
+    store = open_datastore(tmp_path, Corpus(300, [[[1, 2, 3]]]))
+    one = np.array([1], np.int32)
+    limits = {"max_nodes": 8, "max_suffix": 16, "max_rows": 3}
+    (found,) = survey({"one": store}, one[:0], one, np.array([-1], np.int32), np.array([0.5], np.float32), **limits)
+    rows = rows_of(found.rows)
+    assert rows[0] == ([], [])
+    assert rows[1] == ([1], [(1, 1, 1, {2: 1})])
+
+
+@pytest.mark.parametrize("vocabulary", [300, 70_000])
+def test_damaged_evidence_is_told(tmp_path: Path, vocabulary: int) -> None:
+    fault = native_evidence_fault()
+    assert fault is not None
+    packed = read(open_datastore(tmp_path, Corpus(vocabulary, [[[1, 2, 3, 4, vocabulary - 1, 2, 3]]])), [2, 3])
+    rows = len(rows_of(packed))
+    assert fault(packed, vocabulary, rows) is None
+    assert fault(packed, vocabulary, rows - 1) == "of more rows than were asked for, or none"
+    assert fault(packed, 4, rows) == "with a token outside the vocabulary"
+    assert fault(b"", vocabulary, rows) == "shorter than its head"
+    for size in range(16, len(packed)):
+        assert fault(packed[:size], vocabulary, rows) == "of another size than its head says"
+    assert fault(packed + b"\0", vocabulary, rows) == "of another size than its head says"
+    for place, value, expected in (
+        (0, 0, "of more rows than were asked for, or none"),
+        (4, 255, "of more parts than it has places for"),
+        (12, 3, "of tokens of a strange width"),
+    ):
+        damaged = bytearray(packed)
+        damaged[place] = value
+        assert fault(bytes(damaged), vocabulary, rows) == expected
+
+
+@settings(max_examples=50)
+@given(data=st.data())
+def test_no_bytes_break_the_reader(tiny_evidence: bytes, data: st.DataObject) -> None:
+    """Whatever is changed is told, or is evidence all the same, which a session can draft from."""
+    fault = native_evidence_fault()
+    assert fault is not None
+    damaged = bytearray(tiny_evidence)
+    for _ in range(data.draw(st.integers(1, 4))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    told = fault(bytes(damaged), 2**31, 100)
+
+    class Damaged(Behind):
+        def evidence(self, context: Any, proposals: TokenTree, **bounds: int) -> list[Evidence]:
+            return [Evidence("one", bytes(damaged))]
+
+    with mock.patch.object(evidence, "SPARE_ROWS", 84), DraftSession([Damaged({})], [2, 3]) as session:
+        tree = session.draft(16)
+        assert len(tree) <= 16
+        assert session.statistics.dropped in ({}, {(0, "error"): 1})
+        if told is not None:
+            assert len(tree) == 0
+            assert session.statistics.dropped == {(0, "error"): 1}
+
+
+@pytest.fixture(scope="module")
+def tiny_evidence(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    corpus = Corpus(300, [[[1, 2, 3, 4, 5, 2, 3, 6, 2, 3, 4]]])
+    return read(open_datastore(tmp_path_factory.mktemp("tiny"), corpus), [1, 2, 3])
+
+
+def test_more_datastores_than_a_session_holds_are_an_error(tmp_path: Path) -> None:
+    store = open_datastore(tmp_path, Corpus(300, [[[1, 2, 3, 4]]]))
+    for count, dropped in ((6, {}), (7, {(0, "error"): 1})):
+        with DraftSession([Behind({str(place): store for place in range(count)})], [1, 2]) as session:
+            session.draft(8)
+            assert session.statistics.dropped == dropped
+
+
+def test_a_source_may_turn_out_to_have_no_evidence_and_to_have_it_again(tmp_path: Path) -> None:
+    store = open_datastore(tmp_path, Corpus(300, [[[1, 2, 3, 4, 5, 6, 7, 8]]]))
+
+    class Sometimes(Behind):
+        has = True
+
+        def evidence(self, *arguments: Any, **bounds: int) -> Any:
+            return super().evidence(*arguments, **bounds) if self.has else None
+
+        def draft_batch(self, contexts: Sequence[IntSequence], **limits: int) -> list[TokenTree]:
+            assert not self.has
+            return store.draft_batch(contexts, **limits)
+
+    source = Sometimes({"one": store})
+    drafted = []
+    with DraftSession([source], [1]) as session:
+        for token, source.has in ((2, True), (3, False), (4, False), (5, True), (6, True)):
+            drafted.append(session.draft(2).tokens.tolist())
+            session.accept([token])
+        assert session.statistics.dropped == {}
+    # The step at which evidence ends is drafted without the source: trees were not asked for in the same question.
+    assert drafted == [[2, 3], [], [4, 5], [5, 6], [6, 7]]
+
+
+def test_proposals_outside_the_vocabulary_stay_with_the_session(tmp_path: Path) -> None:
+    store = open_datastore(tmp_path, Corpus(300, [[[1, 2, 3, 4]]]))
+    seen: list[TokenTree] = []
+
+    class Watching(Behind):
+        tokenizer = store.manifest.tokenizer
+
+        def evidence(self, context: Any, proposals: TokenTree, **bounds: int) -> list[Evidence]:
+            assert max(context, default=0) < 300
+            seen.append(proposals)
+            return super().evidence(context, proposals, **bounds)
+
+    with DraftSession([PromptLookup(), Watching({"one": store})], [1, 2, 500, 3, 4, 1, 2, 3, 7, 1, 2]) as session:
+        own = session.draft(16)
+        assert 500 in own.tokens.tolist()
+        assert session.statistics.dropped == {}
+    (proposals,) = seen
+    assert len(proposals) > 0
+    assert int(proposals.tokens.max()) < 300

@@ -1,0 +1,241 @@
+"""Sources written in Python that misbehave: what they say is checked, they are left out and counted, nothing hangs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rest_store.datastore.datastore import Datastore
+from rest_store.datastore.tree import SuffixMatch, TokenTree
+from rest_store.drafting.calibration import Calibration
+from rest_store.drafting.session import DraftSession
+from rest_store.drafting.sources import PromptLookup
+from rest_store.errors import LimitError
+from tests.shared.strategies import ONE_TO_NINE, identity, open_datastore, refused
+
+ONE_MATCH = SuffixMatch(1, 10)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Datastore:
+    return open_datastore(tmp_path, ONE_TO_NINE)
+
+
+class Answering:
+    """Answers every context with what `answer` makes of it; keeps what it was asked."""
+
+    def __init__(self, answer: Callable[[Any], TokenTree]) -> None:
+        self.answer = answer
+        self.asked: list[list[list[int]]] = []
+
+    def draft_batch(self, contexts: Any, **limits: int) -> list[TokenTree]:
+        self.asked.append([context.tolist() for context in contexts])
+        return [self.answer(context) for context in contexts]
+
+
+def chain(*tokens: int, match: SuffixMatch = ONE_MATCH) -> TokenTree:
+    return TokenTree(tokens, range(-1, len(tokens) - 1), [10] * len(tokens), match=match)
+
+
+def raising(error: BaseException) -> Answering:
+    def answer(context: Any) -> TokenTree:
+        raise error
+
+    return Answering(answer)
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        chain(-5),
+        chain(300),
+        chain(7, 2**31 - 1),
+        chain(*range(65)),
+        chain(7, match=SuffixMatch(0, 0)),
+        chain(7, match=SuffixMatch(17, 1)),
+    ],
+    ids=["negative", "outside", "greatest", "too many nodes", "no match", "longer than asked"],
+)
+@pytest.mark.parametrize("timeout", [None, 30.0])
+def test_an_answer_that_cannot_be_is_left_out_and_counted(
+    store: Datastore, calibration: Calibration, tree: TokenTree, timeout: float | None
+) -> None:
+    source = Answering(lambda context: tree)
+    with (
+        DraftSession([source, store], [1, 2], calibration=calibration, source_timeout=timeout) as session,
+        DraftSession([store], [1, 2], calibration=calibration) as alone,
+    ):
+        for token in (3, 4):
+            mine, expected = session.draft(), alone.draft()
+            assert mine.tokens.tolist() == expected.tokens.tolist()
+            assert mine.scores is not None
+            assert expected.scores is not None
+            assert mine.scores.tolist() == expected.scores.tolist()
+            session.accept([token])
+            alone.accept([token])
+        assert session.statistics.dropped == {(0, "error"): 2}
+
+
+def test_a_negative_token_is_refused_though_no_vocabulary_is_known(calibration: Calibration) -> None:
+    with DraftSession([Answering(lambda context: chain(-5))], [1, 2], calibration=calibration) as session:
+        assert len(session.draft()) == 0
+        assert session.statistics.dropped == {(0, "error"): 1}
+
+
+@pytest.mark.parametrize("timeout", [None, 30.0])
+def test_a_timeout_that_the_source_raises_is_an_error(calibration: Calibration, timeout: float | None) -> None:
+    source = raising(TimeoutError("socket"))
+    with DraftSession([source], [1, 2], calibration=calibration, source_timeout=timeout) as session:
+        session.draft()
+        session.draft()
+        assert session.statistics.dropped == {(0, "error"): 2}
+
+
+@pytest.mark.parametrize("timeout", [None, 30.0])
+def test_an_interrupt_leaves_the_session_as_it_was(
+    store: Datastore, calibration: Calibration, timeout: float | None
+) -> None:
+    interrupts = [True]
+
+    def answer(context: Any) -> TokenTree:
+        if interrupts and interrupts.pop():
+            raise KeyboardInterrupt
+        return store.draft(context, max_nodes=64, max_suffix=16, max_depth=12)
+
+    options: dict[str, Any] = {"calibration": calibration, "learn": False, "source_timeout": timeout}
+    sources = [PromptLookup(), Answering(answer)]
+    with (
+        DraftSession(sources, [1, 2, 3, 1, 2], **options) as session,
+        DraftSession([PromptLookup(), store_in_python(store)], [1, 2, 3, 1, 2], **options) as other,
+    ):
+        with pytest.raises(KeyboardInterrupt):
+            session.draft()
+        assert session.statistics.steps == 0
+        for one in (session, other):
+            one.accept([3])  # without the interrupt, too, no tree was there to learn from
+        assert session.statistics.accepted == 0
+        assert session.draft() == other.draft()
+
+
+def store_in_python(store: Datastore) -> Answering:
+    return Answering(lambda context: store.draft(context, max_nodes=64, max_suffix=16, max_depth=12))
+
+
+def test_without_text_no_source_is_asked(store: Datastore, calibration: Calibration) -> None:
+    source = store_in_python(store)
+    for timeout in (None, 30.0):
+        with DraftSession([source], calibration=calibration, source_timeout=timeout) as session:
+            assert len(session.draft()) == 0
+            assert source.asked == []
+            assert session.statistics.dropped == {}
+
+
+def test_contexts_end_before_tokens_outside_the_vocabulary(store: Datastore, calibration: Calibration) -> None:
+    source = store_in_python(store)
+    text = [9, 300, 1, 2, 3, 70_000, 1, 2, 3, 1]
+    options: dict[str, Any] = {"calibration": calibration, "tokenizer": identity(300)}
+    with DraftSession([PromptLookup(), source], text, **options) as session:
+        tree = session.draft()
+        assert session.statistics.dropped == {}
+        assert source.asked[0][0] == [1, 2, 3, 1]
+        assert all(token < 300 for context in source.asked[0] for token in context)
+        assert all(source.asked[0])
+        assert tree.origins is not None
+        assert any(int(origins) & 2 for origins in tree.origins)
+        session.accept([500])  # what follows is known to the text alone
+        session.draft()
+        assert session.statistics.dropped == {}
+
+
+@pytest.mark.parametrize(("longest", "most"), [(1, 1), (3, 3), (16, 16), (40, 40)])
+def test_the_longest_suffix_binds_sources_in_python(
+    store: Datastore, calibration: Calibration, longest: int, most: int
+) -> None:
+    source = store_in_python(store)
+    text = [1, 2, 3, 4, 5, 6, 7, 8] * 8
+    with DraftSession([source], text, calibration=calibration, max_suffix=longest) as session:
+        session.draft()
+    assert max(len(context) for context in source.asked[0]) == most
+
+
+def test_paths_come_on_top_of_the_longest_suffix(store: Datastore, calibration: Calibration) -> None:
+    source = store_in_python(store)
+    text = [1, 2, 3, 4, 5, 6, 7, 8] * 8
+    with DraftSession([PromptLookup(), source], text, calibration=calibration, max_suffix=1) as session:
+        session.draft()
+    sizes = {len(context) for context in source.asked[0]}
+    assert {1, 2, 3} <= sizes
+    assert max(sizes) <= 1 + 8
+
+
+@pytest.mark.parametrize("timeout", [-1.0, float("nan"), float("inf"), "soon", 1e30, True])
+def test_a_timeout_is_checked_when_the_session_is_made(store: Datastore, timeout: Any) -> None:
+    refused(LimitError, lambda: DraftSession([store], [1], source_timeout=timeout), "source_timeout")
+
+
+def test_a_source_that_never_answers_does_not_keep_the_process(tmp_path: Path) -> None:
+    program = """
+        import threading
+        from rest_store.drafting.session import DraftSession
+
+        class Silent:
+            def draft_batch(self, contexts, **limits):
+                threading.Event().wait()
+
+        session = DraftSession([Silent()], [1, 2], source_timeout=0.01)
+        session.draft()
+        session.close()
+        print(session.statistics.dropped)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "{(0, 'late'): 1}\n"
+
+
+def test_threads_end_with_their_session(store: Datastore, calibration: Calibration) -> None:
+    session = DraftSession([store_in_python(store)], [1, 2], calibration=calibration, source_timeout=30.0)
+    session.draft()
+    asker = session._python_sources._all[0].asker
+    assert asker is not None
+    assert asker.thread.daemon
+    session.close()
+    asker.thread.join(60)
+    assert not asker.thread.is_alive()
+    abandoned = DraftSession([store_in_python(store)], [1, 2], calibration=calibration, source_timeout=30.0)
+    abandoned.draft()
+    asker = abandoned._python_sources._all[0].asker
+    assert asker is not None
+    thread = asker.thread
+    del abandoned, asker
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_no_source_is_unheard_because_others_propose_much(calibration: Calibration) -> None:
+    """Six sources with 75 tokens each: more than are weighed, yet the last one's certain token is among the best."""
+
+    def wide(first: int, sure: int | None = None) -> Answering:
+        def answer(context: Any) -> TokenTree:
+            tokens = np.arange(first + 15 * len(context), first + 15 * len(context) + 15)
+            counts = np.full(15, 10)
+            if sure is not None:
+                tokens, counts = np.array([sure]), np.array([150])
+            return TokenTree(tokens, np.full(len(tokens), -1), counts, match=SuffixMatch(len(context), 150))
+
+        return Answering(answer)
+
+    text = np.arange(20)
+    sources = [wide(1000 * place) for place in range(1, 6)]
+    with DraftSession([*sources, wide(0, sure=9_999)], text, calibration=calibration) as session:
+        tree = session.draft(64)
+    assert 9_999 in tree.tokens.tolist()
+    assert tree.origins is not None
+    assert int(tree.origins[tree.tokens.tolist().index(9_999)]) == 1 << 5

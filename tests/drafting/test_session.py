@@ -1,0 +1,399 @@
+"""Draft sessions: trees are valid, deterministic and within budget; sources may fail; what is learnt stays bounded."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rest_store.datastore.datastore import Datastore
+from rest_store.datastore.tree import TokenTree
+from rest_store.drafting.calibration import Calibration
+from rest_store.drafting.session import DraftSession
+from rest_store.drafting.sources import PromptLookup, RecycledLogits, Source
+from rest_store.errors import (
+    ContextTypeError,
+    EmptyContextError,
+    LimitError,
+    NativeKernelError,
+    SessionClosedError,
+    SourceError,
+    TokenRangeError,
+)
+from tests.shared.strategies import (
+    ONE_TO_NINE,
+    Corpus,
+    brute_count,
+    contexts,
+    corpora,
+    identity,
+    open_datastore,
+    refused,
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Datastore:
+    return open_datastore(tmp_path, ONE_TO_NINE)
+
+
+def require_valid(tree: TokenTree, max_nodes: int, sources: int) -> None:
+    parents, tokens, scores, origins = tree.parents.tolist(), tree.tokens.tolist(), tree.scores, tree.origins
+    assert scores is not None
+    assert origins is not None
+    assert len(tree) <= max_nodes
+    assert tree == TokenTree(tree.tokens, tree.parents, tree.counts, scores=scores, origins=origins)  # parents first
+    assert len(set(zip(parents, tokens, strict=True))) == len(tree)
+    assert ((origins > 0) & (origins < 2**sources)).all()
+    for node, parent in enumerate(parents):
+        assert 0 < scores[node] <= (scores[parent] if parent >= 0 else 1)
+    for parent in {-1, *parents}:
+        children = tree.children(parent)
+        assert scores[children].sum() <= (scores[parent] if parent >= 0 else 1) * 1.0001
+    # The likeliest path is nodes 0, 1, 2 ..; the others come as they were taken, the best first.
+    last, length = -1, 0
+    while tree.children(last).size:
+        children = tree.children(last)
+        last = int(children[np.argmax(scores[children])])
+        assert last == length
+        length += 1
+    assert (np.diff(scores[length:]) <= 0).all()
+
+
+def generation(
+    sources: Sequence[object], text: list[int], start: int, calibration: Calibration, nodes: int
+) -> list[TokenTree]:
+    """Draft along `text` from `start` on, accepting what it says."""
+    trees = []
+    with DraftSession(sources, text[:start], calibration=calibration, learn=False) as session:
+        while start < len(text):
+            trees.append(session.draft(nodes))
+            end = min(start + len(trees[-1].longest_path(text[start:])) + 1, len(text))
+            session.accept(text[start:end])
+            start = end
+        assert len(session) == len(text)
+        assert session.statistics.accepted + session.statistics.steps >= session.statistics.tokens
+    return trees
+
+
+@settings(max_examples=25)
+@given(data=st.data())
+def test_trees_are_valid_and_deterministic(data: st.DataObject) -> None:
+    calibration = Calibration.default()
+    corpus = data.draw(corpora())
+    text = [token for _ in range(2) for token in data.draw(contexts(corpus))][-60:]
+    start = data.draw(st.integers(0, len(text) - 1))
+    nodes = data.draw(st.sampled_from([0, 1, 2, 16, 64]))
+    with tempfile.TemporaryDirectory() as directory:
+        store = open_datastore(Path(directory), corpus)
+        everything = [PromptLookup(), store]
+        for sources in (everything, [store], [PromptLookup()], [PythonSource(store), PromptLookup()]):
+            trees = generation(sources, text, start, calibration, nodes)
+            assert trees == generation(sources, text, start, calibration, nodes)
+            for tree in trees:
+                require_valid(tree, nodes, len(sources))
+
+
+@settings(max_examples=25)
+@given(data=st.data())
+def test_a_datastore_proposes_what_followed_and_all_that_followed_the_longest_match(data: st.DataObject) -> None:
+    corpus = data.draw(corpora())
+    context = data.draw(contexts(corpus))
+    with tempfile.TemporaryDirectory() as directory:
+        store = open_datastore(Path(directory), corpus)
+        with DraftSession([store], context) as session:
+            tree = session.draft(1024)
+        paths: list[list[int]] = []
+        for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
+            paths.append([*(paths[parent] if parent >= 0 else context[-1:]), token])
+            assert brute_count(corpus, paths[-1][-2:]) > 0
+        whole = store.draft(context, max_nodes=1024, max_depth=1)
+        assert set(whole.tokens.tolist()) <= set(tree.tokens[tree.depths == 1].tolist())
+
+
+def test_prompt_lookup_continues_the_last_occurrence(calibration: Calibration) -> None:
+    with DraftSession([PromptLookup()], [1, 2, 3, 4, 5, 6, 9, 8, 1, 2, 3, 4], calibration=calibration) as session:
+        tree = session.draft(4)
+    assert tree.tokens[:3].tolist() == [5, 6, 9]
+    assert tree.origins is not None
+    assert set(tree.origins.tolist()) == {1}
+
+
+def test_paths_cross_from_the_prompt_to_the_datastore(store: Datastore, calibration: Calibration) -> None:
+    """Only the prompt knows that 50 is followed by 1, only the datastore what follows 1."""
+    with DraftSession([PromptLookup(), store], [50, 1, 60, 70, 50], calibration=calibration) as session:
+        tree = session.draft(64)
+    path = tree.longest_path([1, 2, 3])
+    assert len(path) == 3
+    assert tree.origins is not None
+    assert [int(tree.origins[node]) & 3 for node in path] == [1, 2, 2]
+
+
+@pytest.mark.parametrize("size", [1, 200_000])
+def test_prompts_of_one_token_and_of_many(store: Datastore, calibration: Calibration, size: int) -> None:
+    rng = np.random.default_rng(5)
+    prompt = rng.integers(0, 300, size, dtype=np.int32)
+    with DraftSession([PromptLookup(), store, RecycledLogits()], prompt, calibration=calibration) as session:
+        for _ in range(20):
+            require_valid(session.draft(16), 16, 3)
+            session.accept([1, 2, 3])
+        assert len(session) == size + 60
+
+
+def test_a_session_without_text_or_without_sources_drafts_nothing(store: Datastore, calibration: Calibration) -> None:
+    with DraftSession([store], calibration=calibration) as session:
+        assert len(session.draft()) == 0
+        session.accept([1])
+        assert len(session.draft()) > 0
+    with DraftSession([], [1, 2], calibration=calibration) as session:
+        assert len(session.draft()) == 0
+
+
+def test_accepting_what_was_never_drafted_is_normal(store: Datastore, calibration: Calibration) -> None:
+    with DraftSession([PromptLookup(), store], [1], calibration=calibration) as session:
+        session.accept([2, 3])  # before any draft
+        session.draft()
+        session.accept([299, 70_000, 2**31 - 1, 1, 2, 3])  # two of them outside the datastore's vocabulary
+        assert 4 in session.draft().tokens.tolist()
+        assert session.statistics.tokens == 8
+
+
+def test_the_number_of_nodes_that_is_worth_its_time(store: Datastore, calibration: Calibration) -> None:
+    def draft(costs: Any) -> TokenTree:
+        with DraftSession([store], [1, 2], calibration=calibration) as session:
+            return session.draft(16, costs)
+
+    whole = draft(None)
+    assert whole.scores is not None
+    assert draft(np.ones(17)).scores is not None
+    assert len(draft(np.ones(17))) == len(whole)
+    assert len(draft(np.arange(17) * 1000.0 + 1)) == 0
+    assert len(draft(np.ones(3))) == 2
+    assert len(draft([1.0])) == 0
+    assert draft(lambda width: 1 + 0.03 * width) == draft(1 + 0.03 * np.arange(1, 18))
+    best = np.sort(whole.scores)[::-1]
+    for slope in (0.01, 0.03, 0.1, 0.3):
+        costs = 1 + slope * np.arange(17)
+        rates = (1 + np.concatenate([[0], np.cumsum(best)])) / costs[: len(whole) + 1]
+        assert len(draft(costs)) == int(np.argmax(rates))
+
+
+def test_recycled_logits_come_back(calibration: Calibration) -> None:
+    recycled = RecycledLogits()
+    with DraftSession([recycled], [1, 2], calibration=calibration, prompt_top_k=[[2, 9], [-1, -1]]) as session:
+        assert len(session.draft()) == 0  # nothing is known of what follows 2
+        session.accept([3, 1], top_k=[[1, 8], [-1, -1]])
+        tree = session.draft(16)
+        assert set(tree.tokens[tree.depths == 1].tolist()) == {2, 9}
+        # A pass over that tree: after the context and after each node.
+        rows = [[4, 40], *([token + 50, token + 60] for token in tree.tokens.tolist())]
+        session.accept([4], node_top_k=rows)
+        session.accept([9])
+        assert 59 in session.draft().tokens.tolist()
+    with DraftSession([recycled], [7, 1], calibration=calibration) as session:  # the next generation knows it, too
+        assert 4 in session.draft().tokens.tolist()
+
+
+def test_what_follows_nodes_is_taken_for_the_last_tree_alone(store: Datastore) -> None:
+    """After an accept there is no tree any more: one row, after the context, is all that can be said."""
+    recycled = RecycledLogits()
+    with DraftSession([recycled, store], [1, 2]) as session:
+        rows = [[100 + i, 200 + i] for i in range(len(session.draft()) + 1)]
+        session.accept([9])
+        refused(ContextTypeError, lambda: session.accept([9], node_top_k=rows), "node_top_k", "[1, k]")
+        session.accept([8], node_top_k=[[77, 78]])
+        assert len(session) == 4
+    with DraftSession([recycled], [9]) as session:
+        assert {77, 78} <= set(session.draft().tokens.tolist())
+
+
+def test_recycled_logits_are_bounded() -> None:
+    recycled = RecycledLogits()
+    rng = np.random.default_rng(1)
+    prompt = rng.integers(0, 2**20, 80_000)
+    with DraftSession([recycled], prompt, prompt_top_k=rng.integers(0, 2**20, (80_000, 8))) as session:
+        assert 100_000 < len(recycled) <= 131_072
+        session.draft()
+
+
+class PythonSource:
+    """A datastore behind an interface in Python, as a service's client is."""
+
+    def __init__(self, store: Datastore) -> None:
+        self.store = store
+        self.calls = 0
+
+    def draft_batch(self, contexts: Any, **limits: int) -> list[TokenTree]:
+        self.calls += 1
+        return self.store.draft_batch(contexts, **limits)
+
+
+class Raising(PythonSource):
+    def draft_batch(self, contexts: Any, **limits: int) -> list[TokenTree]:
+        raise ConnectionError("gone")
+
+
+class Blocked(PythonSource):
+    def __init__(self, store: Datastore) -> None:
+        super().__init__(store)
+        self.go = threading.Event()
+
+    def draft_batch(self, contexts: Any, **limits: int) -> list[TokenTree]:
+        self.go.wait()
+        return super().draft_batch(contexts, **limits)
+
+
+def test_a_source_in_python_is_asked_once_a_step(store: Datastore, calibration: Calibration) -> None:
+    source = PythonSource(store)
+    assert isinstance(source, Source)
+    with DraftSession([source], [1, 2], calibration=calibration) as session:
+        tree = session.draft(8)
+        assert tree.longest_path([3, 4, 5]).size == 3
+        assert source.calls == 1
+        session.accept([3])
+        session.draft(8)
+        assert source.calls == 2
+
+
+@pytest.mark.parametrize("timeout", [None, 30.0])
+def test_a_source_that_raises_is_left_out_and_counted(
+    store: Datastore, calibration: Calibration, timeout: float | None
+) -> None:
+    with (
+        DraftSession([Raising(store), store], [1, 2], calibration=calibration, source_timeout=timeout) as session,
+        DraftSession([store], [1, 2], calibration=calibration) as alone,
+    ):
+        for _ in range(3):
+            tree, expected = session.draft(), alone.draft()
+            require_valid(tree, 16, 2)
+            assert tree.tokens.tolist() == expected.tokens.tolist()
+            assert tree.scores is not None
+            assert expected.scores is not None
+            assert tree.scores.tolist() == expected.scores.tolist()
+            session.accept([3])
+            alone.accept([3])
+        assert session.statistics.dropped == {(0, "error"): 3}
+
+
+def test_a_source_that_is_late_is_left_out_until_it_answers(store: Datastore, calibration: Calibration) -> None:
+    source = Blocked(store)
+    with DraftSession([source, store], [1, 2], calibration=calibration, source_timeout=0.01) as session:
+        session.draft()
+        session.accept([3])
+        session.draft()  # the first question is still open: it is not asked again
+        assert session.statistics.dropped == {(0, "late"): 2}
+        source.go.set()
+        sources = session._python_sources
+        sources._timeout = 60.0
+        late = sources._all[0].late
+        assert late is not None
+        late.result(60)
+        session.draft()
+        assert session.statistics.dropped == {(0, "late"): 2}
+        assert source.calls == 2
+
+
+def test_a_source_of_another_tokenizer_is_left_out_and_counted(tmp_path: Path, calibration: Calibration) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    one = open_datastore(tmp_path / "a", ONE_TO_NINE)
+    other = open_datastore(tmp_path / "b", Corpus(301, [[[1, 2, 200]]]))
+    with DraftSession([one, other], [1, 2], calibration=calibration) as session:
+        assert 200 not in session.draft().tokens.tolist()
+        assert session.statistics.dropped == {(1, "tokenizer"): 1}
+    with DraftSession([one, other], [1, 2], calibration=calibration, tokenizer=identity(301)) as session:
+        assert set(session.draft().tokens.tolist()) == {200}
+        assert session.statistics.dropped == {(0, "tokenizer"): 1}
+
+
+def test_what_is_learnt_in_use_is_shared_bounded_saved_and_loaded(store: Datastore, tmp_path: Path) -> None:
+    calibration = Calibration.default()
+    with DraftSession([store], [1, 2], calibration=calibration) as session:
+        before = session.draft().scores
+        for _ in range(2_000):
+            session.accept([250, 1, 2])  # never what the datastore says
+            session.draft()
+        after = session.draft().scores
+    assert before is not None
+    assert after is not None
+    assert after.sum() < before.sum()
+    assert min(calibration.weights) < 0
+    assert all(abs(weight) <= 1 for weight in calibration.weights)
+    calibration.save(tmp_path / "learnt")
+    assert Calibration.load(tmp_path / "learnt").weights == calibration.weights
+    assert Calibration.default().weights == [0] * 5
+
+
+def test_one_calibration_may_serve_sessions_of_many_threads(store: Datastore) -> None:
+    calibration, recycled = Calibration.default(), RecycledLogits()
+    lookup, failures = PromptLookup(), []
+
+    def generate(seed: int) -> None:
+        try:
+            rng = np.random.default_rng(seed)
+            with DraftSession([lookup, store, recycled], [1, 2], calibration=calibration) as session:
+                for _ in range(200):
+                    require_valid(session.draft(16), 16, 3)
+                    new = rng.integers(0, 10, 3)
+                    session.accept(new, top_k=rng.integers(0, 10, (3, 8)))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=generate, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_bad_input_is_refused_by_name(store: Datastore, calibration: Calibration) -> None:
+    def opened(*sources: object, prompt: Any = (1, 2), **options: Any) -> DraftSession:
+        return DraftSession(sources, prompt, calibration=calibration, **options)
+
+    refused(SourceError, lambda: opened(object()), "source 0 is object")
+    refused(SourceError, lambda: opened(store, store), "source 1")
+    refused(SourceError, lambda: opened(PromptLookup(), PromptLookup()), "second PromptLookup()")
+    refused(SourceError, lambda: opened(*(PythonSource(store) for _ in range(9))), "9")
+    refused(SourceError, lambda: opened(*(PythonSource(store) for _ in range(7))), "7")
+    refused(LimitError, lambda: opened(store, max_suffix=0), "max_suffix")
+    refused(ContextTypeError, lambda: opened(store, prompt=[[1], [2]]), "prompt")
+    refused(ContextTypeError, lambda: opened(store, prompt=[1.5]), "prompt")
+    refused(ContextTypeError, lambda: opened(store, prompt=[[1], [2, 3]]), "prompt")
+    refused(TokenRangeError, lambda: opened(store, prompt=[1, -1]), "-1")
+    refused(TokenRangeError, lambda: opened(store, prompt=[2**31]), str(2**31))
+    refused(ContextTypeError, lambda: opened(store, prompt_top_k=[[1, 2]]), "prompt_top_k")
+    session = opened(store)
+    for limit in (-1, 1025, 1.5, None):
+        refused(LimitError, lambda limit=limit: session.draft(limit), "max_nodes")  # type: ignore[misc]
+    for costs in ([], [[1.0]], [0.0], [1.0, -1.0], [float("nan")], "fast", 3.0, lambda width: -1.0, lambda: 1.0):
+        refused(LimitError, lambda costs=costs: session.draft(4, costs), "costs")  # type: ignore[misc]
+    refused(EmptyContextError, lambda: session.accept([]), "tokens")
+    refused(TokenRangeError, lambda: session.accept([-5]), "-5")
+    refused(ContextTypeError, lambda: session.accept([3], top_k=[[1], [2]]), "top_k")
+    refused(ContextTypeError, lambda: session.accept([3], node_top_k=[1, 2]), "node_top_k")
+    size = len(session.draft())
+    for rows in (0, size, size + 2):
+        wrong = np.zeros((rows, 2), int)
+        refused(ContextTypeError, lambda wrong=wrong: session.accept([3], node_top_k=wrong), "node_top_k")  # type: ignore[misc]
+    assert len(session) == 2  # nothing of that was taken in
+    session.close()
+    session.close()
+    refused(SessionClosedError, lambda: session.draft(), "closed")
+    refused(SessionClosedError, lambda: session.accept([1]), "closed")
+
+
+def test_without_the_compiled_kernel_sessions_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    import rest_store
+
+    monkeypatch.setitem(sys.modules, "rest_store._kernel", None)
+    monkeypatch.delattr(rest_store, "_kernel", raising=False)
+    refused(NativeKernelError, lambda: DraftSession([], [1]), "compiler")

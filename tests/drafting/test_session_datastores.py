@@ -1,0 +1,72 @@
+"""Draft sessions over datastores: estimates, the longest suffix, files that change underneath, learning together."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rest_store.drafting.calibration import Calibration
+from rest_store.drafting.session import DraftSession
+from rest_store.drafting.sources import PromptLookup
+from tests.shared.strategies import Corpus, open_datastore
+
+
+def test_estimates_do_not_depend_on_the_number_of_shards(tmp_path: Path, calibration: Calibration) -> None:
+    """A token that followed 30 times of 1030 is no likelier for having a shard of its own each time."""
+    usual, rare = [[1, 2]] * 1000, [[[1, 3]]] * 30
+    scores = []
+    for name, shards in (("one", [usual + [[1, 3]] * 30]), ("many", [usual, *rare])):
+        (tmp_path / name).mkdir()
+        with DraftSession(
+            [open_datastore(tmp_path / name, Corpus(300, shards))], [1], calibration=calibration
+        ) as session:
+            tree = session.draft(16)
+            assert tree.scores is not None
+            scores.append(dict(zip(tree.tokens.tolist(), tree.scores.tolist(), strict=True)))
+    assert scores[1][2] == pytest.approx(scores[0][2], rel=0.1)
+    assert scores[1][3] < 2 * scores[0][3]
+
+
+def test_the_longest_suffix_grows_by_the_path_and_no_more(tmp_path: Path, calibration: Calibration) -> None:
+    """With a suffix of one token, what follows the second of a path is told from two tokens, not from three."""
+    corpus = Corpus(300, [[[1, 2, 3, 50], [4, 2, 3, 60], [4, 2, 3, 60], [7, 2, 9]]])
+    store = open_datastore(tmp_path, corpus)
+
+    def scores(first: int, longest: int) -> list[float]:
+        with DraftSession([store], [first, 2], calibration=calibration, max_suffix=longest) as session:
+            tree = session.draft(64)
+            assert tree.scores is not None
+            return tree.scores.tolist()
+
+    assert scores(1, 1) == scores(4, 1)
+    assert scores(1, 2) != scores(4, 2)
+
+
+def test_a_datastore_truncated_underneath_is_left_out(tmp_path: Path, calibration: Calibration) -> None:
+    rng = np.random.default_rng(0)
+    store = open_datastore(tmp_path, Corpus(300, [[rng.integers(0, 300, 60_000).tolist()]]))
+    with DraftSession([PromptLookup(), store], [1, 2, 3, 1, 2], calibration=calibration) as session:
+        os.truncate(next(tmp_path.glob("*.tokens")), 4096)
+        tree = session.draft()
+        assert session.statistics.dropped == {(1, "error"): 1}
+        assert tree.origins is not None
+        assert set(tree.origins.tolist()) == {1}
+        session.draft()
+        assert session.statistics.dropped == {(1, "error"): 2}
+
+
+def test_sessions_of_one_maker_learn_together(tmp_path: Path) -> None:
+    store = open_datastore(tmp_path, Corpus(300, [[[1, 2, 3, 4, 5]]]))
+    generate = pytest.importorskip("rest_store.generation.generate", reason="the extra [hf] is not installed")
+    make = generate.default_session([store])
+    first = make([1, 2])
+    for _ in range(20):
+        first.draft()
+        first.accept([250, 1, 2])
+    second = make([1, 2])
+    assert second.calibration is first.calibration
+    assert min(second.calibration.weights) < 0
+    assert generate.default_session([store])([1, 2]).calibration.weights == [0] * 5

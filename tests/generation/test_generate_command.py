@@ -1,0 +1,131 @@
+"""`rest-store generate`."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from rest_store.cli import main
+from rest_store.errors import ModelLoadError
+from rest_store.generation import command
+from rest_store.generation.generator import Generator
+from rest_store.generation.loading import load_model
+from rest_store.generation.options import WIDTHS
+from tests.shared.strategies import refused
+from tests.shared.tiny import text_tokenizer, write_model
+
+
+@pytest.fixture(scope="module")
+def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.mark.parametrize("options", [[], ["--temperature", "0.8", "--seed", "4"]])
+def test_the_command_writes_text(model_directory: Path, tmp_path: Path, options: list[str]) -> None:
+    written = tmp_path / "out.html"
+    words = ["generate", "--model", str(model_directory), "--prompt", "for i in i in i in", "--max-new-tokens", "12"]
+    done = CliRunner().invoke(main, [*words, *options, "--compare", "--html", str(written)])
+    assert done.exit_code == 0, done.output
+    last = done.output.strip().splitlines()[-1]
+    assert re.search(r"^12 tokens in \d+ forward passes, M [\d.]+, .* plain decoding, which wrote the same text$", last)
+    assert "<pre>" in written.read_text(encoding="utf-8")
+    as_json = CliRunner().invoke(main, [*words, *options, "--json"])
+    facts = json.loads(as_json.stdout)
+    assert facts["tokens"] == 12
+    assert facts["text"].strip() in done.output
+
+
+def test_the_command_refuses_what_is_not_there(tmp_path: Path, model_directory: Path) -> None:
+    words = ["generate", "--prompt", "x", "--model"]
+    done = CliRunner().invoke(main, [*words, str(tmp_path / "no.gguf")])
+    assert done.exit_code == 1
+    assert "expected a causal language model" in done.output
+    refused(ModelLoadError, lambda: load_model(str(tmp_path)), str(tmp_path))
+    done = CliRunner().invoke(main, [*words, str(model_directory), "--datastore", str(tmp_path / "none.ds")])
+    assert done.exit_code == 1
+    assert len(done.output.strip().splitlines()) == 1
+
+
+def write(model: Path, *words: str) -> Result:
+    return CliRunner().invoke(main, ["generate", "--model", str(model), "--max-new-tokens", "4", *words])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--temperature", "0"],
+        ["--temperature", "-1"],
+        ["--max-new-tokens", "0"],
+        ["--max-new-tokens", "-3"],
+        ["--html", "no/such/folder/page.html"],
+    ],
+)
+def test_the_command_refuses_numbers_and_places_before_it_loads_anything(words: list[str], tmp_path: Path) -> None:
+    done = write(tmp_path / "no model either", "--prompt", "x", *words)
+    assert done.exit_code == 2
+    assert re.fullmatch(r"Error: .+", done.stderr.strip().splitlines()[-1])
+    assert words[0] in done.stderr.splitlines()[-1]
+    assert "not loaded" not in done.output
+
+
+def test_the_command_refuses_a_prompt_without_a_token(model_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bare = text_tokenizer()
+    bare._tokenizer.post_processor = None
+    with pytest.raises(Exception, match="the prompt is empty"):
+        command._prompt(bare, "", False)
+
+
+def test_a_chat_begins_with_one_token_of_its_own() -> None:
+    words = text_tokenizer()
+    text, inputs = command._prompt(words, "hi", True)
+    turns = [{"role": "user", "content": "hi"}]
+    expected = words.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)["input_ids"]
+    assert inputs["input_ids"].tolist() == [expected]
+    assert text.startswith("<|im_start|><|im_start|>user"), "the template's own first token, and a turn's"
+    assert expected[:3] == [words.bos_token_id] * 2 + words("user", add_special_tokens=False)["input_ids"][:1]
+    plain = command._prompt(words, "hi", False)[1]["input_ids"]
+    assert torch.equal(plain, words("hi", return_tensors="pt")["input_ids"])
+
+
+@pytest.mark.parametrize(("words", "widths"), [([], ()), (["--graphs"], WIDTHS)])
+def test_the_command_turns_fixed_widths_on(
+    words: list[str], widths: Any, model_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = []
+    begin = Generator.begin
+
+    def noted(self: Generator, prompt: Any, **options: Any) -> Any:
+        given.append(self._options.widths)
+        return begin(self, prompt, **options)
+
+    monkeypatch.setattr(Generator, "begin", noted)
+    done = write(model_directory, "--prompt", "for i in i in i in", "--compare", *words)
+    assert done.exit_code == 0, done.output
+    assert "the same text" in done.output
+    assert given == [widths]
+
+
+def test_what_was_not_loaded_is_named(tmp_path: Path, model_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    for path in (f"{tmp_path}/none", "./none", "one/two/three", "none.gguf"):
+        refused(ModelLoadError, lambda path=path: load_model(path), f"{path}: model is absent (no such file or dir")
+    refused(ModelLoadError, lambda: load_model("nobody/no-such-model"), "no such directory here, and from the Hugging")
+    (tmp_path / "model").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "model" / name).write_bytes((model_directory / name).read_bytes())
+    refused(ModelLoadError, lambda: load_model(str(tmp_path / "model")), "model: tokenizer is not loaded")
+
+
+def test_a_chat_takes_a_template(model_directory: Path, tmp_path: Path) -> None:
+    copied = shutil.copytree(model_directory, tmp_path / "model")
+    (copied / "chat_template.jinja").unlink()
+    done = write(copied, "--prompt", "x", "--chat")
+    assert (done.exit_code, "has no chat template: leave out --chat" in done.stderr) == (2, True)

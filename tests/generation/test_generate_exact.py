@@ -1,0 +1,291 @@
+"""Drafts change nothing: token for token what `generate` of transformers writes, whatever the drafter says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+import rest_store.generation.generate as entry
+from rest_store.generation import attention
+from rest_store.generation.attention import attention_for_trees
+from tests.shared.tiny import ARCHITECTURES, SCRIPTS, Scripted, bushy, futures_of, prompts, right, tiny_model
+
+NEW = 40
+FIXED = {"max_new_tokens": NEW, "do_sample": False}
+
+
+def drafted(model: Any, inputs: dict[str, Any], expected: torch.Tensor, script: Any, **options: Any) -> Any:
+    futures = futures_of(inputs, expected)
+    return model.generate(
+        **inputs,
+        custom_generate=entry.generate,
+        drafter=lambda prompt: Scripted(prompt, futures, script),
+        adaptive=False,
+        draft_timeout=60.0,
+        return_dict_in_generate=True,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_greedy_search(architecture: str, cache: str, rows: int) -> None:
+    model = tiny_model(architecture)
+    inputs = prompts(rows)
+    options = {**FIXED, "cache_implementation": cache}
+    plain = model.generate(**inputs, **options)
+    assert len(set(plain[:, -NEW:].flatten().tolist())) > 4, "a model that writes one token only proves nothing"
+    for name, script in SCRIPTS.items():
+        output = drafted(model, inputs, plain, script, **options)
+        assert torch.equal(output.sequences, plain), name
+        counts = output.statistics.drafts
+        assert not counts.errors
+        passes = output.statistics.forward_passes
+        if name == "right":  # five drafted tokens and one more with each pass after the prompt's
+            assert passes == 1 + -(-(NEW - 1) // 6)
+            assert counts.accepted == counts.nodes == rows * (NEW - passes)
+        elif name == "wrong":
+            assert (passes, counts.accepted) == (NEW, 0)
+            assert counts.nodes > 0
+        else:
+            assert 1 + (NEW - 1) // 6 < passes < NEW
+            assert 0 < counts.accepted < counts.nodes
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("architecture", ["llama", "mistral with a sliding window", "qwen2 with windows", "opt"])
+def test_both_attentions(architecture: str, attention: str) -> None:
+    model = tiny_model(architecture, attention=attention)
+    inputs = prompts(3)
+    plain = model.generate(**inputs, **FIXED)
+    assert torch.equal(drafted(model, inputs, plain, bushy, **FIXED).sequences, plain)
+    assert model.config._attn_implementation == attention
+
+
+def test_an_attention_that_takes_no_mask_is_switched_while_verifying() -> None:
+    model = tiny_model("llama")
+    inputs = prompts(1)
+    plain = model.generate(**inputs, **FIXED)
+    used = []
+
+    hook = model.model.layers[0].self_attn.register_forward_pre_hook(
+        lambda module, _: used.append(module.config._attn_implementation)
+    )
+    model.config._attn_implementation_internal = "flash_attention_2"
+    switched = attention_for_trees(model, model.config)
+    with switched():
+        assert model.config._attn_implementation == switched.implementation == "sdpa"
+        model(**inputs)
+    assert model.config._attn_implementation == "flash_attention_2"
+    hook.remove()
+    assert used == ["sdpa"]
+    model.config._attn_implementation_internal = "sdpa"
+    assert torch.equal(drafted(model, inputs, plain, right, **FIXED).sequences, plain)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_without_copies(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step gives bit by bit what it gives with copies of shared keys and values, and leaves attention as it was."""
+    model = tiny_model("llama", dtype=dtype)
+    layer = model.model.layers[0].self_attn
+    assert layer.num_key_value_groups == 2
+    torch.manual_seed(0)
+    query = torch.randn(3, 4, 9, 8, dtype=dtype)
+    key, value = torch.randn(2, 3, 2, 50, 8, dtype=dtype).unbind()
+    mask = torch.rand(3, 1, 9, 50) < 0.7
+    mask[..., 0] = True
+    ours, theirs = attention.grouped_attention, attention.sdpa_attention_forward
+    taken: dict[str, Any] = {"dropout": 0.0, "scaling": 0.3}
+    expected = theirs(layer, query, key, value, mask, **taken)[0]
+    assert torch.equal(ours(layer, query, key, value, mask, **taken)[0], expected)
+    assert torch.equal(
+        ours(layer, query, key, value, None, **taken)[0], theirs(layer, query, key, value, None, **taken)[0]
+    )
+
+    switched = attention_for_trees(model, model.config)
+    with switched(), switched():
+        assert ALL_ATTENTION_FUNCTIONS["sdpa"] is ours
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is theirs
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", lambda *args, **kwargs: theirs(*args, **kwargs))
+    with switched():
+        assert ALL_ATTENTION_FUNCTIONS["sdpa"] not in (ours, theirs), "what somebody else has put there stays"
+
+
+def test_verification_copies_no_shared_keys_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("llama")
+    inputs = prompts(1)
+    plain = model.generate(**inputs, **FIXED)
+    monkeypatch.setattr("transformers.integrations.sdpa_attention.repeat_kv", lambda *_: pytest.fail("copied"))
+    assert torch.equal(drafted(model, inputs, plain, bushy, **FIXED).sequences, plain)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_reduced_precision(dtype: torch.dtype, attention: str) -> None:
+    """Logits are those of decoding token by token up to rounding; texts part only where it decides between two."""
+    model = tiny_model("llama", attention=attention, dtype=dtype)
+    inputs = prompts(4)
+    options = {**FIXED, "output_logits": True}
+    plain = model.generate(**inputs, **options, return_dict_in_generate=True)
+    output = drafted(model, inputs, plain.sequences, bushy, **options)
+    assert output.statistics.drafts.accepted > NEW
+    rounding = 8 * torch.finfo(dtype).eps * torch.stack(plain.logits).abs().max()
+    compared = 0
+    for row in range(4):
+        for own, theirs in zip(output.logits, plain.logits, strict=True):
+            assert (own[row] - theirs[row]).abs().max() < rounding
+            compared += 1
+            if own[row].argmax() != theirs[row].argmax():
+                first, second = theirs[row].topk(2).values
+                assert first - second < 2 * rounding
+                break
+    assert compared > 2 * NEW, "texts part late, if at all"
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"repetition_penalty": 1.7},
+        {"no_repeat_ngram_size": 2},
+        {"bad_words_ids": [[token] for token in range(10, 40)] + [[50, 51]]},
+        {"min_new_tokens": 12, "eos_token_id": list(range(20, 60))},
+        {"encoder_repetition_penalty": 1.5, "encoder_no_repeat_ngram_size": 2},
+        {"prefix_allowed_tokens_fn": lambda row, ids: range(3 + 20 * row, 23 + 20 * row)},
+        {"exponential_decay_length_penalty": (5, 1.3), "eos_token_id": 2},
+        {"suppress_tokens": [8, 9, 10], "forced_eos_token_id": 3},
+    ],
+    ids=lambda options: "+".join(options),
+)
+def test_processors_see_the_true_beginning(options: dict[str, Any], rows: int) -> None:
+    model = tiny_model("llama")
+    inputs = prompts(rows)
+    plain = model.generate(**inputs, **FIXED, **options)
+    assert not torch.equal(plain, model.generate(**inputs, **FIXED)), "the option has to matter"
+    for script in (right, bushy):
+        assert torch.equal(drafted(model, inputs, plain, script, **FIXED, **options).sequences, plain)
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_row_ends_with_its_own_token(rows: int) -> None:
+    model = tiny_model("llama")
+    inputs = prompts(rows)
+    unbounded = model.generate(**inputs, **FIXED)
+    for place in (0, 3, 17):
+        ends = [int(unbounded[0, 14 + place])]
+        plain = model.generate(**inputs, **FIXED, eos_token_id=ends)
+        for script in (right, bushy):
+            output = drafted(model, inputs, plain, script, **FIXED, eos_token_id=ends)
+            assert torch.equal(output.sequences, plain)
+            lengths = [len(origins) for origins in output.statistics.origins]
+            assert lengths[0] <= place + 1
+            assert max(lengths) == plain.shape[1] - 14
+            assert sum(lengths) == output.statistics.tokens
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_criteria_without_an_end_token_write_on_to_rows_that_met_them(rows: int) -> None:
+    model = tiny_model("llama")
+    inputs = prompts(rows)
+    unbounded = model.generate(**inputs, **FIXED)
+    marks = [int(unbounded[row, 14 + 5 * (row + 1)]) for row in range(rows)]
+
+    def met(ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        return torch.stack([sum(row[14:] == mark for mark in marks).any() for row in ids])  # type: ignore[union-attr]
+
+    plain = model.generate(**inputs, **FIXED, stopping_criteria=[met])
+    assert plain.shape[1] < unbounded.shape[1]
+    for script in (right, bushy):
+        output = drafted(model, inputs, plain, script, **FIXED, stopping_criteria=[met])
+        assert torch.equal(output.sequences, plain)
+
+
+def test_scores_and_logits_are_those_of_each_token() -> None:
+    model = tiny_model("qwen3")
+    options = {**FIXED, "output_scores": True, "output_logits": True, "repetition_penalty": 1.3}
+    for rows in (1, 3):
+        inputs = prompts(rows)
+        plain = model.generate(**inputs, **options, return_dict_in_generate=True)
+        output = drafted(model, inputs, plain.sequences, bushy, **options)
+        assert torch.equal(output.sequences, plain.sequences)
+        for name in ("scores", "logits"):
+            for own, theirs in zip(getattr(output, name), getattr(plain, name), strict=True):
+                torch.testing.assert_close(own, theirs, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("architecture", ["llama", "mistral with a sliding window", "gemma2"])
+def test_the_cache_is_left_as_decoding_one_by_one_leaves_it(architecture: str, cache: str, rows: int) -> None:
+    model = tiny_model(architecture)
+    inputs = prompts(rows)
+    options = {**FIXED, "cache_implementation": cache, "return_dict_in_generate": True}
+    plain = model.generate(**inputs, **options)
+    theirs = [(layer.keys.clone(), layer.values.clone()) for layer in plain.past_key_values.layers]
+    length = int(plain.past_key_values.get_seq_length())
+    output = drafted(model, inputs, plain.sequences, bushy, **{**FIXED, "cache_implementation": cache})
+    assert int(output.past_key_values.get_seq_length()) == length == 14 + NEW - 1
+    for layer, (keys, values) in zip(output.past_key_values.layers, theirs, strict=True):
+        torch.testing.assert_close(layer.keys, keys, atol=1e-4, rtol=1e-3)
+        torch.testing.assert_close(layer.values, values, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral with a sliding window"])
+@pytest.mark.parametrize("static", [False, True])
+def test_a_conversation_goes_on_with_the_cache_it_left(architecture: str, static: bool) -> None:
+    model = tiny_model(architecture)
+
+    def converse(first: Any, **options: Any) -> tuple[Any, Any]:
+        from transformers import DynamicCache, StaticCache
+
+        cache = StaticCache(config=model.config, max_cache_len=100) if static else DynamicCache(config=model.config)
+        ids = prompts(1)["input_ids"]
+        one = model.generate(ids, past_key_values=cache, max_new_tokens=15, do_sample=False, **first, **options)
+        more = torch.cat([one, prompts(1, 6, seed=5)["input_ids"]], dim=1)
+        return one, model.generate(more, past_key_values=cache, max_new_tokens=15, do_sample=False, **options)
+
+    plain = converse({})
+    ways = {"custom_generate": entry.generate, "adaptive": False, "draft_timeout": 60.0}
+    script = {"drafter": lambda prompt: Follower(plain[1][0].tolist())}
+    both = converse({}, **ways, **script)
+    assert torch.equal(both[0], plain[0])
+    assert torch.equal(both[1], plain[1])
+
+
+class Follower:
+    """A session that drafts along one known text, whatever its prompt was, among branches that are wrong."""
+
+    def __init__(self, text: list[int], prompt_length: int = 14) -> None:
+        self.text, self.place = text, prompt_length
+
+    def draft(self, *, max_nodes: int, costs: Any) -> Any:
+        from rest_store.generation.drafting import tree_of
+
+        true = self.text[self.place : self.place + 4]
+        return tree_of([[*true[:1], 3], true, [4, 5]] if true else [[4]])
+
+    def accept(self, tokens: Any, top_k: Any = None) -> None:
+        if self.place == 14 and self.text[14 : 14 + len(tokens)] != list(tokens):
+            self.place = 35  # the second turn
+        self.place += len(tokens)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("architecture", ["llama", "mistral with a sliding window", "gemma3", "gpt2"])
+def test_fixed_widths(architecture: str, attention: str, rows: int) -> None:
+    """What an accelerator records as graphs, run as it is: padded steps over a cache of fixed size."""
+    model = tiny_model(architecture, attention=attention)
+    inputs = prompts(rows)
+    plain = model.generate(**inputs, **FIXED)
+    output = drafted(model, inputs, plain, bushy, **FIXED, widths=(1, 4, 17))
+    assert torch.equal(output.sequences, plain)
+    assert output.statistics.drafts.accepted > 0
+    assert int(output.past_key_values.get_seq_length()) == 14 + NEW - 1

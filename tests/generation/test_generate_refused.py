@@ -1,0 +1,260 @@
+"""What cannot be generated with drafts is refused by name, before the prompt's forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import DynamicCache, LogitsProcessor
+
+import rest_store
+from rest_store.errors import (
+    CacheNotSupportedError,
+    DrafterError,
+    LimitError,
+    ModelNotSupportedError,
+    ModeNotSupportedError,
+    RestStoreError,
+)
+from rest_store.generation.attention import attention_for_trees
+from rest_store.generation.cache import Pattern, TreeCache
+from tests.shared.strategies import refused
+from tests.shared.tiny import VOCABULARY, prompts, tiny_model
+
+FIXED = {"max_new_tokens": 24, "do_sample": False}
+SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2}
+
+
+def ask(model: Any, **options: Any) -> Any:
+    inputs = options.pop("inputs", prompts(1))
+    return model.generate(**inputs, custom_generate=rest_store.generate, **{**FIXED, **options})
+
+
+def refused_early(error: type[RestStoreError], model: Any, *fragments: str, **options: Any) -> None:
+    """The generation is refused, and the model was not run."""
+    passes = []
+    hook = model.register_forward_pre_hook(lambda *_: passes.append(1))
+    refused(error, lambda: ask(model, **options), *fragments)
+    hook.remove()
+    assert not passes
+
+
+# --- Modes ------------------------------------------------------------------------------------------------------------
+
+
+def test_modes_are_refused_by_name() -> None:
+    model = tiny_model("llama")
+    refused_early(ModeNotSupportedError, model, "beam search", "greedy search or sampling", num_beams=3)
+    refused_early(ModeNotSupportedError, model, "assisted generation", prompt_lookup_num_tokens=3)
+    refused_early(ModeNotSupportedError, model, "guidance_scale", guidance_scale=1.5)
+    eager = tiny_model("llama", attention="eager")
+    for name in ("output_attentions", "output_hidden_states"):
+        refused_early(ModeNotSupportedError, eager, name, **{name: True, "return_dict_in_generate": True})
+
+
+def test_streamers_of_several_rows_are_refused() -> None:
+    class Silent:
+        def put(self, value: torch.Tensor) -> None:
+            raise AssertionError("nothing is written")
+
+        def end(self) -> None:
+            raise AssertionError("nothing is written")
+
+    model = tiny_model("llama")
+    refused_early(ModeNotSupportedError, model, "a streamer", "3 rows", inputs=prompts(3), stream_to=Silent())
+    generator = rest_store.Generator(model)
+    refused(ModeNotSupportedError, lambda: generator.generate(prompts(2), **FIXED, streamer=Silent()), "2 rows")
+
+
+def test_inputs_beside_text_are_refused() -> None:
+    model = tiny_model("gpt2")
+    ids = prompts(2)["input_ids"]
+    inputs = {"input_ids": ids, "token_type_ids": torch.full_like(ids, 7)}
+    refused_early(ModeNotSupportedError, model, "token_type_ids", inputs=inputs)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_nodes": -1},
+        {"draft_timeout": -0.1},
+        {"draft_timeout": float("nan")},
+        {"widths": (0,)},
+        {"widths": (4, -1)},
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
+    model = tiny_model("llama")
+    refused_early(LimitError, model, next(iter(options)), **options)
+    refused(LimitError, lambda: rest_store.Generator(model, **options), next(iter(options)))
+
+
+def test_options_that_there_are_not_are_refused() -> None:
+    with pytest.raises(TypeError, match="nodes_max"):
+        rest_store.Generator(tiny_model("llama"), nodes_max=3)
+
+
+def test_drafters_are_refused() -> None:
+    model = tiny_model("llama")
+    refused_early(DrafterError, model, "a str", drafter="python.ds")
+    refused(DrafterError, lambda: rest_store.Generator(model).generate("text"), "tokenizer")
+
+
+# --- Processors and criteria ------------------------------------------------------------------------------------------
+
+
+class BiasOfRows(LogitsProcessor):
+    """Adds something to each row of a batch, and so cannot be asked about a single one."""
+
+    def __init__(self, rows: int) -> None:
+        self.bias = torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(1))
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores + self.bias
+
+
+class Locked(LogitsProcessor):
+    """Holds something that cannot be copied."""
+
+    def __init__(self) -> None:
+        self.events = (event for event in "abc")
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores
+
+
+def test_processors_that_do_not_judge_one_row_are_refused() -> None:
+    model = tiny_model("llama")
+    options = {"inputs": prompts(3), "logits_processor": [BiasOfRows(3)]}
+    refused(ModeNotSupportedError, lambda: ask(model, **options), "BiasOfRows", "[3, 96]", "[1, 96]")
+    assert ask(model, logits_processor=[BiasOfRows(1)]).shape == (1, 38)
+
+
+def test_processors_that_cannot_be_copied_for_each_row_are_refused() -> None:
+    model = tiny_model("llama")
+    refused_early(ModeNotSupportedError, model, "Locked", inputs=prompts(2), logits_processor=[Locked()])
+    assert ask(model, logits_processor=[Locked()]).shape == (1, 38)
+
+
+def test_criteria_that_do_not_judge_one_row_are_refused() -> None:
+    def of_three(ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        return torch.tensor([False, True, False])
+
+    options = {"inputs": prompts(3), "stopping_criteria": [of_three]}
+    refused(ModeNotSupportedError, lambda: ask(tiny_model("llama"), **options), "its answer", "[3]")
+
+
+# --- Models -----------------------------------------------------------------------------------------------------------
+
+
+def t5() -> Any:
+    config = transformers.T5Config(
+        vocab_size=VOCABULARY, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0
+    )
+    return transformers.T5ForConditionalGeneration(config)
+
+
+def bart() -> Any:
+    config = transformers.BartConfig(vocab_size=VOCABULARY, d_model=32, decoder_layers=1, decoder_attention_heads=4,
+                                     decoder_ffn_dim=48, is_decoder=True, is_encoder_decoder=False)  # fmt: skip
+    return transformers.BartForCausalLM(config)
+
+
+def mini_max() -> Any:
+    config = transformers.MiniMaxConfig(**SIZES, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2,
+                                        head_dim=8, num_local_experts=2, num_experts_per_tok=1)  # fmt: skip
+    return transformers.MiniMaxForCausalLM(config)
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
+    "mamba": (
+        lambda: transformers.MambaForCausalLM(transformers.MambaConfig(**SIZES, state_size=4)),
+        ("MambaForCausalLM", "recurrent"),
+    ),
+    "bloom": (
+        lambda: transformers.BloomForCausalLM(transformers.BloomConfig(**SIZES, n_head=4)),
+        ("BloomForCausalLM", "the position of a token", "ALiBi"),
+    ),
+    "t5": (t5, ("T5ForConditionalGeneration", "encoder-decoder")),
+    "bart": (bart, ("BartForCausalLM", "the position of a token", "counted by the model itself")),
+    "mini_max": (mini_max, ("MiniMaxForCausalLM", "its state", "a way of its own")),
+    "openai": (
+        lambda: transformers.OpenAIGPTLMHeadModel(
+            transformers.OpenAIGPTConfig(vocab_size=VOCABULARY, n_positions=64, n_embd=32, n_layer=1, n_head=4)
+        ),
+        ("OpenAIGPTLMHeadModel", "its state", "not at all"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_models_are_refused_by_name(name: str) -> None:
+    make, fragments = REFUSED[name]
+    refused_early(ModelNotSupportedError, make(), *fragments)
+
+
+def test_what_grows_with_the_length_is_refused_beyond_it() -> None:
+    llama = tiny_model("llama")
+    llama.config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 38}
+    assert ask(llama).shape == (1, 38)
+    refused_early(ModelNotSupportedError, llama, "dynamic", "at most 38", max_new_tokens=25)
+    cache = DynamicCache(config=llama.config)
+    ask(llama, past_key_values=cache)
+    inputs = {"input_ids": prompts(1)["input_ids"], "attention_mask": torch.ones(1, 37 + 14, dtype=torch.long)}
+    options = {"inputs": inputs, "past_key_values": cache, "max_new_tokens": 1}
+    refused_early(ModelNotSupportedError, llama, "max_length is 52", **options)
+
+
+@pytest.mark.parametrize("name", ["gpt_neo", "llama4"])
+def test_models_that_take_places_in_the_cache_for_positions_are_refused_where_it_matters(name: str) -> None:
+    if name == "gpt_neo":
+        config = transformers.GPTNeoConfig(
+            vocab_size=VOCABULARY, hidden_size=32, num_layers=2, num_heads=4, intermediate_size=48, window_size=54,
+            max_position_embeddings=256, attention_types=[[["global", "local"], 1]], eos_token_id=None, pad_token_id=0,
+        )  # fmt: skip
+        model = transformers.GPTNeoForCausalLM(config).eval()
+    else:
+        text = transformers.Llama4TextConfig(
+            **SIZES, intermediate_size=48, intermediate_size_mlp=48, num_attention_heads=4, num_key_value_heads=2,
+            head_dim=8, attention_chunk_size=64, num_local_experts=2, floor_scale=55, attn_temperature_tuning=True,
+            pad_token_id=0, eos_token_id=None,
+        )  # fmt: skip
+        model = transformers.Llama4ForCausalLM(text).eval()
+    assert ask(model).shape == (1, 38)  # and 16 nodes of a tree
+    refused_early(ModelNotSupportedError, model, "places", "at most 38", max_new_tokens=25)
+
+
+def test_attention_without_masks_and_without_a_way_out_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("llama")
+    monkeypatch.setattr(model.config, "_attn_implementation_internal", "flash_attention_2")
+    monkeypatch.setattr(type(model), "_can_set_attn_implementation", lambda *_: False, raising=False)
+    refused(ModelNotSupportedError, lambda: attention_for_trees(model, model.config), "flash_attention_2")
+
+
+def test_attention_of_other_kinds_is_refused() -> None:
+    model = tiny_model("qwen2 with windows")
+    model.config.layer_types = ["full_attention", "conv", "full_attention"]
+    refused_early(ModelNotSupportedError, model, "'conv'", past_key_values=DynamicCache())
+
+
+# --- Caches -----------------------------------------------------------------------------------------------------------
+
+
+def test_caches_are_refused_by_name() -> None:
+    cache = DynamicCache()
+    cache.update(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4), 0)
+
+    class Other(type(cache.layers[0])):  # type: ignore[misc]
+        pass
+
+    TreeCache(cache, [Pattern("full_attention")], 3)
+    cache.layers[0] = Other()
+    refused(CacheNotSupportedError, lambda: TreeCache(cache, [Pattern("full_attention")], 3), "Other")
+    refused_early(CacheNotSupportedError, tiny_model("llama"), "Other", past_key_values=cache)
+
+
+def test_offloaded_caches_are_refused() -> None:
+    refused_early(CacheNotSupportedError, tiny_model("llama"), "offloaded", cache_implementation="offloaded_static")

@@ -1,0 +1,211 @@
+"""Streaming, one's own loop, what is refused, baselines, and the command."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import rest_store
+from rest_store.generation.baselines import MergedRules, PromptLookupRule, RestRule
+from rest_store.generation.drafting import tree_of
+from rest_store.generation.loading import load_model
+from rest_store.generation.render import TokenText, coloured, origin_name, page
+from tests.shared.tiny import Scripted, bushy, futures_of, prompts, right, text_tokenizer, tiny_model, write_model
+
+FIXED = {"max_new_tokens": 24, "do_sample": False}
+
+
+class Collected:
+    """A streamer that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.given: list[list[int]] = []
+        self.ended = 0
+
+    def put(self, value: torch.Tensor) -> None:
+        self.given.append(value.flatten().tolist())
+
+    def end(self) -> None:
+        self.ended += 1
+
+
+def scripted(model: Any, inputs: Any, script: Any = right, **options: Any) -> tuple[torch.Tensor, Any]:
+    plain = model.generate(**inputs, **{**FIXED, **options})
+    futures = futures_of(inputs, plain)
+    return plain, lambda prompt: Scripted(prompt, futures, script)
+
+
+@pytest.mark.parametrize("way", ["named", "partial", "generator"])
+def test_a_streamer_gets_what_plain_decoding_gives_it(way: str) -> None:
+    model = tiny_model("llama")
+    inputs = prompts(1)
+    expected = Collected()
+    model.generate(**inputs, **FIXED, streamer=expected)
+    _, drafter = scripted(model, inputs)
+    streamer = Collected()
+    if way == "generator":
+        rest_store.Generator(model, None, drafter).generate(inputs, **FIXED, streamer=streamer)
+    elif way == "named":
+        model.generate(
+            **inputs, **FIXED, custom_generate=rest_store.generate, drafter=drafter, stream_to=streamer, max_nodes=3
+        )
+    else:
+        custom = functools.partial(rest_store.generate, streamer=streamer)
+        model.generate(**inputs, **FIXED, custom_generate=custom, drafter=drafter)
+    assert streamer.given == expected.given
+    assert streamer.ended == expected.ended == 1
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_pieces_are_what_is_written(rows: int) -> None:
+    model = tiny_model("llama")
+    inputs = prompts(rows)
+    plain, drafter = scripted(model, inputs, bushy)
+    generator = rest_store.Generator(model, None, drafter, adaptive=False, draft_timeout=60.0)
+    pieces = generator.begin(inputs, **FIXED)
+    written: list[list[int]] = [[] for _ in range(rows)]
+    origins: list[list[int]] = [[] for _ in range(rows)]
+    for passes, piece in enumerate(pieces, start=1):
+        for row in range(rows):
+            written[row] += piece.tokens[row]
+            origins[row] += piece.origins[row]
+        assert pieces.statistics.forward_passes == passes
+        assert torch.is_grad_enabled(), "the caller's own mode, between passes"
+    assert written == plain[:, 14:].tolist()
+    assert origins == pieces.statistics.origins
+    assert sum(origin > 0 for row in origins for origin in row) == pieces.statistics.drafts.accepted > 0
+    assert torch.equal(pieces.result(), plain)
+    streamed = [token for piece in generator.stream(inputs, **FIXED) for token in piece.tokens[0]]
+    assert streamed == written[0]
+
+
+def test_leaving_a_stream_ends_the_generation() -> None:
+    model = tiny_model("llama")
+    inputs = prompts(1)
+    closed = threading.Event()
+
+    class Closing(Scripted):
+        def close(self) -> None:
+            closed.set()
+
+    plain = model.generate(**inputs, **FIXED)
+    futures = futures_of(inputs, plain)
+    stream = rest_store.Generator(model, None, lambda prompt: Closing(prompt, futures, right)).stream(inputs, **FIXED)
+    first = next(iter(stream))
+    assert first.tokens == [[int(plain[0, 14])]]
+    assert not closed.is_set()
+    stream.close()  # type: ignore[attr-defined]
+    assert closed.wait(60.0), "its session, too"
+    again = model.generate(**inputs, **FIXED)
+    assert torch.equal(again, plain)
+
+
+@pytest.fixture(scope="module")
+def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+def test_text_in_and_stop_strings(model_directory: Path) -> None:
+    model, words = load_model(str(model_directory))
+    generator = rest_store.Generator(model, words, PromptLookupRule.of())
+    prompt = "for i in range(10):"
+    whole = model.generate(**words(prompt, return_tensors="pt"), **FIXED)
+    assert torch.equal(generator.generate(prompt, **FIXED), whole)
+    ids = words(prompt)["input_ids"]
+    assert torch.equal(generator.generate(ids, **FIXED), whole)
+    for given in ({"input_ids": ids, "attention_mask": [1] * len(ids)}, {"input_ids": [ids], "attention_mask": None}):
+        assert torch.equal(generator.generate(given, **FIXED), whole)
+    stop = next(text for token in whole[0, -18:-6] if (text := words.decode(token)).isascii() and text.strip())
+    plain = model.generate(**words(prompt, return_tensors="pt"), **FIXED, stop_strings=[stop], tokenizer=words)
+    assert plain.shape[1] < whole.shape[1]
+    assert torch.equal(generator.generate(prompt, **FIXED, stop_strings=[stop]), plain)
+
+
+# --- Without drafts ---------------------------------------------------------------------------------------------------
+
+
+def test_no_drafter_is_plain_decoding() -> None:
+    model = tiny_model("llama")
+    plain = model.generate(**prompts(2), **FIXED)
+    for drafter in (None, []):
+        output = model.generate(
+            **prompts(2), **FIXED, custom_generate=rest_store.generate, drafter=drafter, return_dict_in_generate=True
+        )
+        assert torch.equal(output.sequences, plain)
+        assert output.statistics.forward_passes == FIXED["max_new_tokens"]
+        assert output.statistics.drafts.asked == 0
+    ask = functools.partial(model.generate, **prompts(1), **FIXED, custom_generate=rest_store.generate)
+    assert torch.equal(ask(use_cache=False), ask())
+
+
+# --- Baselines --------------------------------------------------------------------------------------------------------
+
+
+class FromList:
+    """Answers as a datastore whose only continuations are given."""
+
+    def __init__(self, paths: list[list[int]]) -> None:
+        self.paths, self.asked = paths, []  # type: ignore[var-annotated]
+
+    def draft(self, context: list[int], *, max_nodes: int, max_suffix: int, max_depth: int) -> Any:
+        self.asked.append(context)
+        return tree_of([path[:max_nodes] for path in self.paths])
+
+
+def test_prompt_lookup_drafts_what_followed_before() -> None:
+    rule = PromptLookupRule([1, 2, 3, 4, 5, 9, 2, 3], tokens=3)
+    assert rule.draft(max_nodes=16, costs=None).tokens.tolist() == [4, 5, 9]
+    assert rule.draft(max_nodes=2, costs=None).tokens.tolist() == [4, 5]
+    rule.accept([4, 7])
+    assert len(rule.draft(max_nodes=16, costs=None)) == 0
+    rule.accept([1])
+    assert rule.draft(max_nodes=16, costs=None).tokens.tolist() == [2, 3, 4]
+
+
+def test_rests_rule_keeps_the_end_of_the_context() -> None:
+    store = FromList([[5, 6]])
+    rule = RestRule(store, range(40))  # type: ignore[arg-type]
+    rule.accept([7, 8])
+    assert rule.draft(max_nodes=16, costs=None).tokens.tolist() == [5, 6]
+    assert store.asked == [[*range(26, 40), 7, 8]]
+
+
+def test_merged_rules_share_nodes_and_say_where_they_come_from() -> None:
+    rules = [RestRule(FromList([[1, 2, 3]]), [0]), RestRule(FromList([[1, 2], [1, 4]]), [0])]
+    tree = MergedRules(rules).draft(max_nodes=16, costs=None)
+    assert tree.tokens.tolist() == [1, 2, 3, 4]
+    assert tree.parents.tolist() == [-1, 0, 1, 0]
+    assert tree.origins.tolist() == [3, 3, 1, 2]  # type: ignore[attr-defined]
+
+
+# --- Text ------------------------------------------------------------------------------------------------------------
+
+
+def test_tokens_become_text_when_their_characters_are_whole() -> None:
+    words = text_tokenizer()
+    text = "naïve café 漢字 ok"
+    writer = TokenText(words)
+    pushed = [writer.push(token) for token in words(text)["input_ids"]]
+    assert "".join(pushed) + writer.rest() == text
+    assert "" in pushed
+    assert not any("\ufffd" in part for part in pushed)
+    broken = TokenText(words)
+    assert [broken.push(token) for token in words("漢")["input_ids"][:2]] == ["", ""]
+    assert broken.rest() == "\ufffd"
+
+
+def test_origins_have_names_and_colours() -> None:
+    names = ["datastore", "datastore", "prompt"]
+    assert [origin_name(origin, names) for origin in (0, 1, 3, 4, 5, 8)] == [
+        "model", "datastore", "datastore", "prompt", "several", "drafted",
+    ]  # fmt: skip
+    assert coloured("x", "model") == "x"
+    assert coloured("x", "prompt") != "x"
+    shown = page("a & b", "<in>", [("<out>", "prompt")], "5 tokens")
+    assert "&lt;in&gt;" in shown
+    assert '<span class="prompt">&lt;out&gt;</span>' in shown

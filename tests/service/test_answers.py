@@ -1,0 +1,162 @@
+"""Answers of a wrong peer: refused by name, never a broken tree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rest_store.datastore.kernel import native_tree_fault
+from rest_store.datastore.tree import TokenTree
+from rest_store.errors import ProtocolError
+from rest_store.service.client import answers
+from rest_store.service.client.answers import TreeReader, parsed, served_by
+from rest_store.v1 import datastore_pb2 as pb
+from tests.shared.strategies import refused
+
+VOCABULARY = 300
+READER = TreeReader("peer", VOCABULARY, 16, 16, 10)
+
+
+@pytest.fixture(autouse=True, params=["native", "numpy"])
+def verified_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "numpy":
+        monkeypatch.setattr(answers, "_tree_fault", None)
+    elif answers._tree_fault is None:
+        pytest.skip("the native kernel was not built")
+
+
+@st.composite
+def token_trees(draw: st.DrawFn) -> TokenTree:
+    size = draw(st.integers(0, 16))
+    depths: list[int] = []
+    parents: list[int] = []
+    for node in range(size):
+        parent = draw(st.integers(-1, node - 1).filter(lambda p: p < 0 or depths[p] < 10))
+        parents.append(parent)
+        depths.append(1 if parent < 0 else depths[parent] + 1)
+    tokens = draw(st.lists(st.integers(0, VOCABULARY - 1), min_size=size, max_size=size))
+    counts = draw(st.lists(st.integers(1, 2**62), min_size=size, max_size=size))
+    length = draw(st.integers(1 if size else 0, 16))
+    return TokenTree(tokens, parents, counts, match=(length, 5 if length else 0))  # type: ignore[arg-type]
+
+
+def message(tree: TokenTree) -> pb.Tree:
+    return pb.Tree(nodes=tree.packed, match_length=tree.match.length, match_count=tree.match.count)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(token_trees(), max_size=8))
+def test_trees_arrive_as_they_were(trees: list[TokenTree]) -> None:
+    assert READER.read([message(tree) for tree in trees]) == trees
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(token_trees().filter(len), st.data(), st.integers(1, 6))
+def test_a_damaged_tree_is_refused_or_still_a_tree(tree: TokenTree, data: st.DataObject, copies: int) -> None:
+    nodes = bytearray(tree.packed)
+    place = data.draw(st.integers(0, len(nodes) - 1))
+    nodes[place] ^= data.draw(st.integers(1, 255))
+    damaged = pb.Tree(nodes=bytes(nodes), match_length=1, match_count=1)
+    try:
+        read = READER.read([damaged] * copies)
+    except ProtocolError:
+        return
+    for found in read:
+        assert found == TokenTree(found.tokens, found.parents, found.counts, match=found.match)
+        assert found.tokens.max() < VOCABULARY
+        assert found.tokens.min() >= 0
+        assert found.counts.min() >= 1
+
+
+def packed(tokens: Any, parents: Any, depths: Any, counts: Any) -> bytes:
+    columns = [np.array(counts, np.int64), *(np.array(column, np.int32) for column in (tokens, parents, depths))]
+    return b"".join(column.tobytes() for column in columns)
+
+
+@pytest.mark.parametrize("copies", [1, 5])
+@pytest.mark.parametrize(
+    ("what", "tree"),
+    [
+        ("nodes", pb.Tree(nodes=b"x" * 19, match_length=1, match_count=1)),
+        ("nodes", pb.Tree(nodes=bytes(20 * 17), match_length=1, match_count=1)),
+        ("match", pb.Tree(match_length=17, match_count=1)),
+        ("match", pb.Tree(match_length=1, match_count=0)),
+        ("match", pb.Tree(match_length=0, match_count=1)),
+        ("match", pb.Tree(nodes=packed([1], [-1], [1], [1]))),
+        ("token ids", pb.Tree(nodes=packed([VOCABULARY], [-1], [1], [1]), match_length=1, match_count=1)),
+        ("token ids", pb.Tree(nodes=packed([-1], [-1], [1], [1]), match_length=1, match_count=1)),
+        ("parents", pb.Tree(nodes=packed([1], [0], [1], [1]), match_length=1, match_count=1)),
+        ("parents", pb.Tree(nodes=packed([1, 2], [-1, -2], [1, 1], [1, 1]), match_length=1, match_count=1)),
+        ("parents", pb.Tree(nodes=packed([1], [2**31 - 1], [1], [1]), match_length=1, match_count=1)),
+        ("depths", pb.Tree(nodes=packed([1, 2], [-1, 0], [1, 1], [1, 1]), match_length=1, match_count=1)),
+        ("depths", pb.Tree(nodes=packed([1], [-1], [2], [1]), match_length=1, match_count=1)),
+        (
+            "depths",
+            pb.Tree(nodes=packed([1] * 11, range(-1, 10), range(1, 12), [1] * 11), match_length=1, match_count=1),
+        ),
+        ("counts", pb.Tree(nodes=packed([1], [-1], [1], [0]), match_length=1, match_count=1)),
+    ],
+)
+def test_each_way_to_be_no_tree_is_named(what: str, tree: pb.Tree, copies: int) -> None:
+    refused(ProtocolError, lambda: READER.read([tree] * copies), "peer", f"{what} of a draft tree")
+
+
+def test_bringing_nodes_into_this_machines_order_keeps_them() -> None:
+    tree = TokenTree([1, 2], [-1, 0], [7, 3])
+    assert answers._in_native_order(tree.packed) == tree.packed
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(max_size=60))
+def test_bytes_that_are_no_message_are_refused(data: bytes) -> None:
+    try:
+        pb.DraftResponse.FromString(data)
+    except DecodeError:
+        refused(ProtocolError, lambda: parsed(pb.DraftResponse, data, "peer"), "peer: DraftResponse")
+    else:
+        assert isinstance(parsed(pb.DraftResponse, data, "peer"), pb.DraftResponse)
+
+
+def description(**changes: Any) -> pb.DatastoreDescription:
+    tokenizer = pb.TokenizerDescription(name="t", fingerprint="sha256:" + "0" * 64, vocabulary_size=9)
+    return pb.DatastoreDescription(**({"name": "a", "tokenizer": tokenizer} | changes))
+
+
+@pytest.mark.parametrize(
+    "datastores",
+    [
+        [],
+        [description(), description()],
+        [description(tokenizer=pb.TokenizerDescription(name="t", fingerprint="md5", vocabulary_size=9))],
+        [description(tokenizer=pb.TokenizerDescription(name="t", fingerprint="sha256:" + "0" * 64))],
+        [description(built={"seconds": 2**62})],
+    ],
+)
+def test_descriptions_that_cannot_be_are_refused(datastores: list[pb.DatastoreDescription]) -> None:
+    refused(ProtocolError, lambda: served_by(pb.DescribeResponse(datastores=datastores), "peer"))
+
+
+def test_a_description_is_read() -> None:
+    (found,) = served_by(pb.DescribeResponse(datastores=[description(token_count=5, generation=2)]), "peer")
+    assert (found.name, found.token_count, found.generation, found.tokenizer.vocabulary_size) == ("a", 5, 2, 9)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(token_trees().filter(len), st.lists(st.tuples(st.integers(0, 319), st.integers(0, 255)), max_size=3))
+def test_kernel_and_numpy_refuse_the_same(tree: TokenTree, changes: list[tuple[int, int]]) -> None:
+    nodes = bytearray(tree.packed)
+    for place, value in changes:
+        nodes[place % len(nodes)] = value
+    native = native_tree_fault()
+    if native is None:
+        pytest.skip("the native kernel was not built")
+    fault = native(bytes(nodes), VOCABULARY, 10)
+    if fault:
+        refused(ProtocolError, lambda: READER._verify([bytes(nodes)]))
+    else:
+        READER._verify([bytes(nodes)])

@@ -1,0 +1,365 @@
+"""Clients give the answers of the datastores behind the service, and the same errors."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import rest_store
+from rest_store.cli import main
+from rest_store.datastore.datastore import Datastore
+from rest_store.datastore.tree import TokenTree
+from rest_store.errors import (
+    AuthenticationError,
+    LimitError,
+    MessageSizeError,
+    OverloadedError,
+    RestStoreError,
+    ServiceError,
+    ServiceUnavailableError,
+    TargetError,
+    TokenizerMismatchError,
+    TreeError,
+    UnknownDatastoreError,
+)
+from rest_store.service.channel import Tls
+from rest_store.service.client import stream_call
+from rest_store.service.client.answers import ServiceInfo
+from rest_store.service.client.client import DatastoreClient
+from tests.shared.clients import Waiting
+from tests.shared.services import PATIENCE, Certificates, Service, running
+from tests.shared.strategies import Corpus, contexts, identity, refused, write_datastore
+
+VOCABULARY = 300
+CHANCE = random.Random(7)
+SHARD = [[CHANCE.randrange(6) for _ in range(CHANCE.randrange(1, 60))] for _ in range(20)]
+CORPUS = Corpus(VOCABULARY, [SHARD, SHARD[::2]])
+SECOND = Corpus(VOCABULARY, [[[token + 3 for token in document] for document in SHARD]])
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("datastores")
+    found = {}
+    for name, corpus in (("one", CORPUS), ("two", SECOND), ("other", Corpus(70_000, [SHARD]))):
+        (root / name).mkdir()
+        found[name] = write_datastore(root / name, corpus)
+    return found
+
+
+@pytest.fixture(scope="module")
+def stores(directories: dict[str, Path]) -> dict[str, Datastore]:
+    return {name: Datastore.open(path) for name, path in directories.items()}
+
+
+@pytest.fixture(scope="module")
+def service(directories: dict[str, Path]) -> Iterator[Service]:
+    options = ["--max-contexts", "100", "--max-message-bytes", "100000", "--max-streams", "2"]
+    with running(*directories.values(), unix=True, options=options) as service:
+        yield service
+
+
+@pytest.fixture(scope="module", params=[DatastoreClient, Waiting], ids=["blocking", "asyncio"])
+def connect(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
+    """Make a client of either kind; with time for a busy machine, unless told otherwise."""
+    made: list[Any] = []
+
+    def connect(*arguments: Any, **options: Any) -> Any:
+        made.append(request.param(*arguments, **{"timeout": PATIENCE, **options}))
+        return made[-1]
+
+    yield connect
+    for client in made:
+        client.close()
+        if isinstance(client, Waiting):
+            client.loop.close()
+
+
+@pytest.fixture(scope="module")
+def client(connect: Callable[..., Any], service: Service) -> Any:
+    return connect(service.unix, datastore="one")
+
+
+LIMITS = st.fixed_dictionaries(
+    {"max_nodes": st.integers(1, 80), "max_suffix": st.integers(1, 64), "max_depth": st.integers(1, 32)}
+)
+
+
+@settings(max_examples=60)
+@given(st.data(), LIMITS)
+def test_answers_are_those_of_the_datastore(
+    client: Any, stores: dict[str, Datastore], data: st.DataObject, limits: dict[str, int]
+) -> None:
+    asked = data.draw(st.lists(contexts(CORPUS), max_size=6))
+    store = stores["one"]
+    assert client.draft_batch(asked, **limits) == store.draft_batch(asked, **limits)
+    rows = np.array([context[-1:] for context in asked])
+    assert client.draft_batch(rows, **limits) == store.draft_batch(rows, **limits)
+    for context in asked[:2]:
+        given = data.draw(st.sampled_from([list, tuple, np.array]))(context)
+        assert client.draft(given, **limits) == store.draft(context, **limits)
+        suffix = limits["max_suffix"]
+        found = client.longest_suffix_match(given, max_suffix=suffix)
+        assert found == store.longest_suffix_match(context, max_suffix=suffix)
+        assert client.count(given[-3:]) == store.count(context[-3:])
+
+
+@settings(max_examples=40)
+@given(st.data(), LIMITS)
+def test_a_stream_gives_the_drafts_of_the_whole_context(
+    client: Any, stores: dict[str, Datastore], data: st.DataObject, limits: dict[str, int]
+) -> None:
+    steps = data.draw(st.lists(contexts(CORPUS) | st.just([]), max_size=8))
+    stream, so_far = client.stream(**limits), data.draw(contexts(CORPUS)) * 3
+    assert stream.draft(so_far) == stores["one"].draft(so_far, **limits)
+    for new in steps:
+        so_far = so_far + new
+        assert stream.draft(np.array(new, dtype=np.int64)) == stores["one"].draft(so_far, **limits)
+    stream.close()
+    refused(ServiceUnavailableError, lambda: stream.draft([1]), "stream is closed")
+
+
+BAD: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
+    ("draft", ([],), {}),
+    ("draft", ([1, VOCABULARY],), {}),
+    ("draft", ([1, -1],), {}),
+    ("draft", ([1, 2**70],), {}),
+    ("draft", ([1, "a"],), {}),
+    ("draft", ([1, 0.5],), {}),
+    ("draft", ("text",), {}),
+    ("draft", (np.zeros((2, 2), dtype=int),), {}),
+    ("draft", (np.array([1.5]),), {}),
+    ("draft", (None,), {}),
+    ("draft", ([[1], [1, 2]],), {}),
+    ("draft", ([1],), {"max_nodes": 0}),
+    ("draft", ([1],), {"max_nodes": 1025}),
+    ("draft", ([1],), {"max_suffix": 65}),
+    ("draft", ([1],), {"max_depth": "3"}),
+    ("draft_batch", (7,), {}),
+    ("draft_batch", ([[1], []],), {}),
+    ("draft_batch", ([[1], [2, VOCABULARY]],), {}),
+    ("draft_batch", ([[1], 3],), {}),
+    ("longest_suffix_match", ([],), {}),
+    ("longest_suffix_match", ([1],), {"max_suffix": 0}),
+    ("count", ([],), {}),
+    ("count", ([1] * 65,), {}),
+    ("count", ([VOCABULARY],), {}),
+]
+
+
+@pytest.mark.parametrize(("method", "arguments", "options"), BAD, ids=repr)
+def test_bad_queries_raise_what_the_datastore_raises(
+    client: Any, stores: dict[str, Datastore], method: str, arguments: tuple[Any, ...], options: dict[str, Any]
+) -> None:
+    with pytest.raises(RestStoreError) as caught:
+        getattr(stores["one"], method)(*arguments, **options)
+    refused(type(caught.value), lambda: getattr(client, method)(*arguments, **options), str(caught.value))
+
+
+def test_several_datastores(connect: Callable[..., Any], service: Service, stores: dict[str, Datastore]) -> None:
+    client = connect(service.target, datastore=["two", "one"])
+    one, two = stores["one"], stores["two"]
+    for context in ([1, 2, 3], [4, 5, 6, 4], [3, 4], [0], [299]):
+        first, second = two.draft(context), one.draft(context)
+        assert client.draft_each(context) == {"two": first, "one": second}
+        best = second if second.match.length > first.match.length else first
+        assert client.draft(context) == best
+        assert client.draft_batch([context, [3]])[0] == best
+        assert client.longest_suffix_match(context) == best.match
+        assert client.count(context) == one.count(context) + two.count(context)
+        stream = client.stream()
+        assert stream.draft_each(context) == {"two": first, "one": second}
+        stream.close()
+
+
+def test_proposals_are_continued(client: Any, stores: dict[str, Datastore]) -> None:
+    proposals = TokenTree([1, 2, 5], [-1, 0, -1], [1, 1, 1])
+    paths: list[list[int]] = [[], [1], [1, 2], [5]]
+    expected = {"one": [stores["one"].draft([3, 4, *path]) for path in paths]}
+    assert client.draft_with([3, 4], proposals) == expected
+    stream = client.stream()
+    assert stream.draft_with([3, 4], proposals) == expected
+    assert stream.draft([]) == expected["one"][0]
+    stream.close()
+    refused(TreeError, lambda: client.draft_with([3], [1, 2]), "proposals is list")
+    refused(rest_store.errors.TokenRangeError, lambda: client.draft_with([3], TokenTree([300], [-1], [1])), "300")
+
+
+def test_info_says_what_is_served(client: Any, connect: Callable[..., Any], service: Service, stores: Any) -> None:
+    found, expected = client.info(), stores["one"].info()
+    assert isinstance(found, ServiceInfo)
+    for name in ("tokenizer", "token_count", "document_count", "shard_count", "size", "kernel"):
+        assert getattr(found, name) == getattr(expected, name)
+    assert abs((found.built - expected.built).total_seconds()) < 0.001
+    assert (found.version, found.limits["max_contexts"]) == (rest_store.__version__, 100)
+    both = connect(service.target, tokenizer=identity(VOCABULARY)).connect()
+    assert [one.name for one in both.datastores] == ["one", "two"]
+    assert both.token_count == expected.token_count + stores["two"].info().token_count
+
+
+def test_another_tokenizer_is_refused_saying_how(connect: Callable[..., Any], service: Service) -> None:
+    for options in ({"datastore": "one"}, {}):
+        wrong = connect(service.target, tokenizer=identity(9), **options)
+        for _ in range(2):  # not only the first time
+            refused(TokenizerMismatchError, lambda: wrong.draft([1]), "vocabulary of 9", "300")  # noqa: B023
+    refused(TokenizerMismatchError, lambda: connect(service.target).draft([1]), "name datastores or a tokenizer")
+
+
+def test_another_name_is_refused(connect: Callable[..., Any], service: Service) -> None:
+    client = connect(service.target, datastore=["one", "three"])
+    refused(UnknownDatastoreError, lambda: client.draft([1]), "'three'", "'two'")
+    assert client.statistics.refused == 1
+
+
+def test_limits_of_the_service(client: Any, connect: Callable[..., Any], service: Service) -> None:
+    refused(LimitError, lambda: client.draft_batch([[1]] * 101), "101")
+    refused(MessageSizeError, lambda: client.draft_batch([[299] * 64] * 5_000, max_suffix=64))
+    plenty = connect(service.target, datastore="one", retries=1)
+    streams = [plenty.stream() for _ in range(3)]
+    for stream in streams[:2]:
+        stream.draft([1])
+    refused_with = pytest.raises(OverloadedError)
+    with refused_with:
+        streams[2].draft([1])
+    assert plenty.statistics.overloaded == 1
+    assert plenty.statistics.retries == 1
+    for stream in streams:
+        stream.close()
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), 1e6, "1", True, 1j])
+def test_timeouts_are_checked(connect: Callable[..., Any], timeout: Any) -> None:
+    refused(LimitError, lambda: connect("localhost:1", timeout=timeout), "timeout")
+    client = connect("localhost:1")
+    for ask in (client.connect, client.info, client.stream):
+        refused(LimitError, lambda: ask(timeout=timeout), "timeout")  # noqa: B023
+    refused(LimitError, lambda: client.draft([1], timeout=timeout), "timeout")
+
+
+NEVER_WORK: list[tuple[type[RestStoreError], dict[str, Any]]] = [
+    *((TargetError, {"datastore": names}) for names in (["a", "a"], [], (), "", ["a", ""], ["a", None], 5, b"a")),
+    *((LimitError, {"retries": retries}) for retries in (-1, 1.5, "1", None)),
+    *((LimitError, {"failure_threshold": failures}) for failures in (0, -1, 2.5, "5", None)),
+    *((LimitError, {"pause": pause}) for pause in (-0.1, float("nan"), float("inf"), "1", None, True)),
+    *((TargetError, {"tls": tls}) for tls in ("ca.pem", 1, Path("ca.pem"), {})),
+    *((TargetError, {"token": token}) for token in ("", " a", "two\nlines", "\xe4", 5, b"a")),
+]
+
+
+@pytest.mark.parametrize(("error", "options"), NEVER_WORK, ids=repr)
+def test_arguments_that_can_never_work_are_refused(
+    connect: Callable[..., Any], error: type[RestStoreError], options: dict[str, Any]
+) -> None:
+    refused(error, lambda: connect("localhost:1", **options), f"client: {next(iter(options))}")
+
+
+def test_the_edges_of_what_works_are_taken(connect: Callable[..., Any]) -> None:
+    connect("localhost:1", retries=0, failure_threshold=1, pause=0, timeout=1e-3, tls=False, token=None)
+    connect(("localhost:1", "localhost:1"), datastore=("a", "b"), retries=np.int64(2), pause=99, timeout=np.float64(2))
+
+
+@pytest.mark.parametrize(
+    "target", ["", "host", "host:port", "host:70000", "unix:relative", "http://a:1", 5, ["a:1", "b"]]
+)
+def test_targets_are_checked(connect: Callable[..., Any], target: Any) -> None:
+    refused(TargetError, lambda: connect(target), "target")
+
+
+def test_other_ways_to_reach_nothing_are_named(connect: Callable[..., Any], tmp_path: Path) -> None:
+    refused(TargetError, lambda: connect([]), "targets")
+    refused(TargetError, lambda: connect("a:1", tls=Tls(tmp_path / "absent")), "unreadable")
+    (tmp_path / "half").write_text("x")
+    refused(TargetError, lambda: connect("a:1", tls=Tls(certificate=tmp_path / "half")), "certificate")
+
+
+def test_certificates_and_tokens(connect: Callable[..., Any], directories: dict[str, Path], tmp_path: Path) -> None:
+    made, others = Certificates.make(tmp_path / "a"), Certificates.make(tmp_path / "b")
+    (tmp_path / "tokens").write_text("secret\n")
+    options = [*made.server, "--tls-client-ca", str(made.authority), "--token-file", str(tmp_path / "tokens")]
+    mutual = Tls(made.authority, *made.client)
+    with running(directories["one"], options=options) as service:
+        trusted = connect(service.target, tls=mutual, token="secret")
+        assert len(trusted.draft([1, 2]))
+        stream = trusted.stream()
+        assert stream.draft([1, 2]) == trusted.draft([1, 2])
+        stream.close()
+        for token in ("wrong", None):
+            refused(AuthenticationError, lambda: connect(service.target, tls=mutual, token=token).draft([1]))  # noqa: B023
+        for tls in (
+            Tls(others.authority, *made.client),
+            Tls(made.authority),
+            Tls(made.authority, *others.client),
+            None,
+        ):
+            stranger = connect(service.target, tls=tls, token="secret", timeout=5.0)
+            refused(ServiceUnavailableError, lambda: stranger.draft([1]))  # noqa: B023
+    with running(directories["one"], options=made.expired) as service:
+        late = connect(service.target, tls=Tls(made.authority), timeout=5.0)
+        refused(ServiceUnavailableError, lambda: late.draft([1]), "certificate")
+
+
+def test_the_stream_without_grpcios_inner_call(
+    service: Service, stores: dict[str, Datastore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_call, "cygrpc", None)
+    with DatastoreClient(service.target, datastore="one", timeout=PATIENCE) as client, client.stream() as stream:
+        assert isinstance(stream.draft([1, 2]), TokenTree)
+        assert isinstance(stream._call, stream_call.ThreadedExchange)
+        assert stream.draft([3]) == stores["one"].draft([1, 2, 3])
+
+
+def test_this_grpcio_has_the_faster_stream(service: Service) -> None:
+    with DatastoreClient(service.target, datastore="one", timeout=PATIENCE) as client, client.stream() as stream:
+        stream.draft([1])
+        assert isinstance(stream._call, stream_call.Exchange)
+
+
+def test_a_closed_client_says_so(connect: Callable[..., Any], service: Service) -> None:
+    client = connect(service.target, datastore="one")
+    client.draft([1])
+    client.close()
+    client.close()
+    refused(ServiceUnavailableError, lambda: client.draft([1]), "client is closed")
+
+
+def test_query_asks_a_service_as_it_asks_a_directory(service: Service, directories: dict[str, Path]) -> None:
+    def run(*arguments: object) -> tuple[int, str]:
+        result = CliRunner().invoke(main, ["query", *map(str, arguments), "--tokens", "1 2"])
+        return result.exit_code, result.stdout
+
+    expected = run(directories["one"])
+    assert expected[0] == 0
+    for target in (service.target, service.unix):
+        assert run(target, "--name", "one") == expected
+    assert run(service.target, "--name", "three")[0] == 1
+    assert run(service.target, "--json", "--name", "one")[1] == run(directories["one"], "--json")[1]
+
+
+def test_a_stream_keeps_what_it_was_told_while_the_service_was_away(tmp_path: Path) -> None:
+    path = write_datastore(tmp_path, Corpus(300, [[[1, 2, 3, 4, 5, 4, 9]]]))
+    with running(path) as service, DatastoreClient(service.target, timeout=10, retries=0, pause=0.01) as client:
+        service.kill()
+        stream = client.stream()
+        with pytest.raises(ServiceError):
+            stream.draft([1, 2, 3])
+        service.restart()
+        new, tree = [4], None
+        ends = time.monotonic() + PATIENCE
+        while tree is None and time.monotonic() < ends:  # gRPC waits a little before it connects again
+            try:
+                tree = stream.draft(new)
+            except ServiceError:
+                new = []  # kept, too
+        assert tree == Datastore.open(path).draft([1, 2, 3, 4])
+        client.close()
+        with pytest.raises(ServiceUnavailableError, match="closed"):
+            stream.draft([5])

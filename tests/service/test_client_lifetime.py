@@ -1,0 +1,233 @@
+"""From the first call of a client to its end: what it opens, what a fork, a cancelled task or closing does to it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rest_store.datastore.datastore import Datastore
+from rest_store.datastore.tree import TokenTree
+from rest_store.errors import DeadlineError, ServiceUnavailableError
+from rest_store.service.client import stream_call
+from rest_store.service.client.async_client import AsyncDatastoreClient
+from rest_store.service.client.client import DatastoreClient
+from tests.service.test_client import SHARD, VOCABULARY
+from tests.shared.clients import KINDS, LATE, Impostor, Waiting, connected
+from tests.shared.services import PATIENCE, Service, running
+from tests.shared.strategies import Corpus, refused, write_datastore
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_datastore(tmp_path_factory.mktemp("one"), Corpus(VOCABULARY, [SHARD]))
+
+
+@pytest.fixture(scope="module")
+def store(directory: Path) -> Datastore:
+    return Datastore.open(directory)
+
+
+@pytest.fixture
+def service(directory: Path) -> Iterator[Service]:
+    with running(directory) as service:
+        yield service
+
+
+@KINDS
+def test_nothing_leaks(kind: type[Any], service: Service) -> None:
+    def generations(number: int) -> None:
+        with connected(kind, service.target) as client:
+            for _ in range(number):
+                stream = client.stream()
+                stream.draft([1, 2])
+                stream.close()
+
+    def descriptors() -> int:
+        gc.collect()
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    generations(3)
+    before, threads = descriptors(), threading.active_count()
+    generations(200)
+    assert descriptors() < before + 20  # gRPC opens a few of its own when it likes, but none for each stream
+    assert threading.active_count() < threads + 20
+
+
+def test_cancelling_a_task_leaves_the_stream_usable(service: Service, store: Datastore) -> None:
+    async def converse() -> TokenTree:
+        client = Waiting(service.target, timeout=PATIENCE)
+        client.loop.close()
+        async with client.inner as inner, inner.stream() as stream:
+            await stream.draft([1])
+            service.pause()
+            step = asyncio.ensure_future(stream.draft([2]))
+            done, _ = await asyncio.wait((step,), timeout=LATE)
+            assert not done
+            step.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await step
+            service.resume()
+            tree: TokenTree = await stream.draft([3])
+            return tree
+
+    assert asyncio.run(converse()) == store.draft([1, 2, 3])
+
+
+FORKED = """
+import os, sys
+from rest_store import DatastoreClient
+from rest_store.errors import ServiceUnavailableError
+used, fresh = (DatastoreClient(sys.argv[1], timeout=60) for _ in range(2))
+used.draft([1])
+if os.fork() == 0:
+    try:
+        used.draft([1])
+    except ServiceUnavailableError as error:
+        os._exit(7 if "fork" in str(error) else 8)
+    os._exit(9)
+print(os.waitstatus_to_exitcode(os.wait()[1]), len(used.draft([1])) > 0)
+"""
+
+
+def test_a_forked_process_is_told_to_make_its_own_client(service: Service) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED, service.target], capture_output=True, text=True, check=True, timeout=PATIENCE
+    )
+    assert done.stdout.split() == ["7", "True"]
+
+
+@pytest.fixture
+def held() -> Iterator[tuple[str, threading.Event]]:
+    """A service that answers no draft, and the event that it has been asked for one."""
+    asked, go_on = threading.Event(), threading.Event()
+
+    def answer() -> bytes:
+        asked.set()
+        go_on.wait(PATIENCE)
+        return b""
+
+    impostor = Impostor(answer)
+    yield impostor.target, asked
+    go_on.set()
+    impostor.server.stop(None).wait(PATIENCE)
+
+
+@pytest.mark.parametrize("streaming", [False, True], ids=["unary", "stream"])
+def test_closing_a_client_ends_the_calls_of_other_threads(held: tuple[str, threading.Event], streaming: bool) -> None:
+    target, asked = held
+    with DatastoreClient(target, timeout=PATIENCE, failure_threshold=1) as client, ThreadPoolExecutor(1) as pool:
+        client.connect()
+        calling = pool.submit((client.stream() if streaming else client).draft, [1])
+        assert asked.wait(PATIENCE)
+        client.close()
+        assert isinstance(calling.exception(PATIENCE), ServiceUnavailableError)
+        counts = client.statistics
+        assert (counts.calls, counts.unavailable, counts.retries, counts.circuits_opened) == (2, 1, 0, 0)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="tasks do not say before whether they were cancelled themselves")
+@pytest.mark.parametrize("streaming", [False, True], ids=["unary", "stream"])
+def test_closing_a_client_ends_the_calls_of_other_tasks(held: tuple[str, threading.Event], streaming: bool) -> None:
+    target, asked = held
+
+    async def converse() -> None:
+        client = AsyncDatastoreClient(target, timeout=PATIENCE, failure_threshold=1)
+        await client.connect()
+        calling = asyncio.ensure_future((client.stream() if streaming else client).draft([1]))
+        assert await asyncio.to_thread(asked.wait, PATIENCE)
+        await client.close()
+        with pytest.raises(ServiceUnavailableError):
+            await calling
+        counts = client.statistics
+        assert (counts.calls, counts.unavailable, counts.retries, counts.circuits_opened) == (2, 1, 0, 0)
+
+    asyncio.run(converse())
+
+
+def test_cancelling_a_task_is_no_failure_of_the_service(held: tuple[str, threading.Event]) -> None:
+    target, asked = held
+
+    async def converse() -> None:
+        async with AsyncDatastoreClient(target, timeout=PATIENCE) as client:
+            await client.connect()
+            calling = asyncio.ensure_future(client.draft([1]))
+            assert await asyncio.to_thread(asked.wait, PATIENCE)
+            calling.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await calling
+            assert client.statistics.unavailable == 0
+
+    asyncio.run(converse())
+
+
+def test_a_source_whose_client_is_closed_meanwhile_does_not_raise(service: Service) -> None:
+    client = DatastoreClient(service.target, timeout=PATIENCE)
+    client.connect()
+    (member,) = client._endpoints.members
+    methods = member.connection.methods
+    draft = methods["Draft"]
+
+    def closed_meanwhile(*arguments: Any, **options: Any) -> Any:
+        client.close()
+        return draft(*arguments, **options)
+
+    methods["Draft"] = closed_meanwhile
+    assert client.source().draft([1]) == TokenTree([], [], [])
+    assert (client.statistics.unavailable, client.statistics.empty_answers) == (1, 1)
+
+
+def test_a_stream_whose_client_is_closed_meanwhile_says_so(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = DatastoreClient(service.target, timeout=PATIENCE)
+    client.connect()
+    open_stream = stream_call.open_stream
+
+    def closed_meanwhile(*arguments: Any) -> stream_call.StreamCall:
+        client.close()
+        return open_stream(*arguments)
+
+    monkeypatch.setattr("rest_store.service.client.client.open_stream", closed_meanwhile)
+    refused(ServiceUnavailableError, lambda: client.stream().draft([1]), "client is closed")
+
+
+@KINDS
+def test_a_stream_of_a_closed_client_says_so(kind: type[Any], service: Service) -> None:
+    with connected(kind, service.target) as client:
+        stream, unasked = client.stream(), client.stream()
+        stream.draft([1])
+        client.close()
+        for one in (stream, unasked):
+            refused(ServiceUnavailableError, lambda: one.draft([1]), "client is closed")  # noqa: B023
+            one.close()
+        assert client.statistics.unavailable == 2
+
+
+def test_a_read_that_nobody_waits_for_any_more_leaves_no_complaint(service: Service) -> None:
+    complaints: list[str] = []
+
+    async def converse() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context["message"]))
+        async with AsyncDatastoreClient(service.target, timeout=PATIENCE) as client:
+            await client.connect()
+            stream = client.stream(timeout=LATE)
+            await stream.draft([1])
+            service.pause()
+            with pytest.raises(DeadlineError):
+                await stream.draft([2])
+            assert stream._call is not None
+            assert stream._call._reading is not None
+            service.kill()
+            await asyncio.wait((stream._call._reading,))
+            del stream  # not closed
+            gc.collect()
+
+    asyncio.run(converse())
+    assert not [said for said in complaints if "never retrieved" in said]  # grpc.aio has complaints of its own

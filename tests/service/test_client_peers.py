@@ -1,0 +1,117 @@
+"""A peer that is no service of ours is told from one, by name, within the deadline."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent import futures
+from typing import Any
+
+import grpc
+import pytest
+
+from rest_store.errors import (
+    DeadlineError,
+    ProtocolError,
+    ServiceInternalError,
+    ServiceUnavailableError,
+)
+from rest_store.service.client.client import DatastoreClient
+from rest_store.v1 import datastore_pb2 as pb
+from tests.shared.clients import KINDS, LATE, SLACK, Impostor, connected
+from tests.shared.services import PATIENCE
+from tests.shared.strategies import refused
+
+
+@contextlib.contextmanager
+def saying(data: bytes | None) -> Iterator[str]:
+    """A TCP server that says `data` to whoever connects, and then nothing; None: hangs up at once."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        kept: list[socket.socket] = []
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    peer, _ = server.accept()
+                    kept.append(peer)
+                    peer.sendall(data or b"")
+                    if data is None:
+                        peer.close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+    thread.join(PATIENCE)
+    for peer in kept:
+        peer.close()
+
+
+# HTTP/2: an empty SETTINGS frame, and the first bytes of a frame that says it is longer.
+@pytest.mark.parametrize(
+    "data", [None, b"", b"HTTP/1.1 400 no\r\n\r\n", bytes(9) + b"x" * 99, b"\0\0\0\4\0\0\0\0\0" + b"\0\1\0\0\1"]
+)
+@KINDS
+def test_a_peer_that_speaks_otherwise_or_half(kind: type[Any], data: bytes | None) -> None:
+    with saying(data) as target, connected(kind, target, timeout=LATE) as client:
+        stream = client.stream()
+        for call in (lambda: client.draft([1]), lambda: stream.draft([1]), client.info):
+            began = time.monotonic()
+            with pytest.raises((ServiceUnavailableError, DeadlineError, ServiceInternalError)):
+                call()
+            assert time.monotonic() - began < LATE + SLACK
+        stream.close()
+
+
+BROKEN = pb.Tree(nodes=bytes(20), match_length=1, match_count=1)  # a node with the context's own place as parent
+
+
+EMPTY = pb.Tree()
+MATCH = pb.LongestSuffixMatchResponse.Match
+ASKING: dict[str, Any] = {
+    "draft": lambda client: client.draft([1]),
+    "stream": lambda client: client.stream().draft([1]),
+    "match": lambda client: client.longest_suffix_match([1]),
+    "count": lambda client: client.count([1]),
+}
+
+
+@pytest.mark.parametrize(
+    ("asking", "answer"),
+    [
+        *((asking, b"\xff\xff") for asking in ASKING),
+        ("draft", pb.DraftResponse()),
+        ("draft", pb.DraftResponse(trees=[BROKEN], datastores=["a"])),
+        ("draft", pb.DraftResponse(trees=[EMPTY] * 2, datastores=["a"])),
+        ("draft", pb.DraftResponse(trees=[EMPTY] * 2, datastores=["b", "b"])),
+        ("stream", pb.DraftStreamResponse()),
+        ("stream", pb.DraftStreamResponse(trees=[BROKEN], datastores=["a"], sequence=1)),
+        ("stream", pb.DraftStreamResponse(trees=[EMPTY] * 2, datastores=["a"], sequence=1)),
+        ("stream", pb.DraftStreamResponse(trees=[EMPTY], sequence=1)),
+        ("stream", pb.DraftStreamResponse(trees=[EMPTY], datastores=["a"], sequence=7)),
+        ("match", pb.LongestSuffixMatchResponse()),
+        ("match", pb.LongestSuffixMatchResponse(matches=[MATCH(datastore="a", length=17, count=1)])),
+        ("match", pb.LongestSuffixMatchResponse(matches=[MATCH(datastore="a", length=1)])),
+        ("count", pb.CountResponse()),
+        ("count", pb.CountResponse(counts=[1, 2], datastores=["a"])),
+    ],
+)
+@KINDS
+def test_a_peer_with_wrong_answers(kind: type[Any], asking: str, answer: Any) -> None:
+    impostor = Impostor(answer if isinstance(answer, bytes) else answer.SerializeToString())
+    with connected(kind, impostor.target) as client:
+        refused(ProtocolError, lambda: ASKING[asking](client), impostor.target)
+        assert client.statistics.broken == 1
+    impostor.server.stop(None).wait(PATIENCE)
+
+
+def test_a_server_of_another_kind_is_none_of_ours() -> None:
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    with DatastoreClient(target, timeout=PATIENCE) as client:
+        refused(ProtocolError, lambda: client.draft([1]), "UNIMPLEMENTED")
+    server.stop(None).wait(PATIENCE)

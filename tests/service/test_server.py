@@ -1,0 +1,322 @@
+"""A real service answers as the datastores do that it serves, and refuses by name what it cannot answer."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.message import Message
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rest_store.datastore.datastore import Datastore
+from rest_store.datastore.tree import TokenTree
+from rest_store.service.statuses import STATUSES
+from rest_store.v1 import datastore_pb2 as pb
+from tests.shared.services import PATIENCE, Service, Talk, reason_of, running
+from tests.shared.strategies import Corpus, write_datastore
+
+Stub = Any  # generated code has no types
+LIMITS = ["--max-contexts", "100", "--max-message-bytes", "1000000", "--max-streams", "3"]
+
+
+def some_corpus(seed: int, vocabulary_size: int = 300) -> Corpus:
+    chance = random.Random(seed)
+    shard = [[chance.randrange(6) for _ in range(chance.randrange(1, 60))] for _ in range(20)]
+    return Corpus(vocabulary_size, [shard, shard[::2]])
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("datastores")
+    found = {}
+    for seed, (name, size) in enumerate([("one", 300), ("two", 300), ("other", 70_000)]):
+        (root / name).mkdir()
+        found[name] = write_datastore(root / name, some_corpus(seed, size))
+    return found
+
+
+@pytest.fixture(scope="module")
+def stores(directories: dict[str, Path]) -> dict[str, Datastore]:
+    return {name: Datastore.open(path) for name, path in directories.items()}
+
+
+@pytest.fixture(scope="module")
+def service(directories: dict[str, Path]) -> Iterator[Service]:
+    named = [directories["one"], f"two={directories['two']}", directories["other"]]
+    with running(*named, options=LIMITS, unix=True) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def stub(service: Service) -> Iterator[Stub]:
+    with service.stub() as stub:
+        yield stub
+
+
+def tree_of(message: pb.Tree) -> TokenTree:
+    return TokenTree.from_packed(message.nodes, (message.match_length, message.match_count))
+
+
+CONTEXTS = st.lists(st.integers(0, 7), min_size=1, max_size=70)
+BOTH = pb.Selection(datastores=["one", "two"])
+
+
+@st.composite
+def proposals(draw: st.DrawFn) -> pb.Proposals:
+    tokens = draw(st.lists(st.integers(0, 7), max_size=6))
+    return pb.Proposals(tokens=tokens, parents=[draw(st.integers(-1, place - 1)) for place in range(len(tokens))])
+
+
+def continued(tokens: list[int], added: pb.Proposals) -> list[list[int]]:
+    """The context, then the context with the path of each proposal appended."""
+    paths: list[list[int]] = []
+    for token, parent in zip(added.tokens, added.parents, strict=True):
+        paths.append([*(paths[parent] if parent >= 0 else []), token])
+    return [tokens + path for path in [[], *paths]]
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(CONTEXTS, proposals()), max_size=5), st.sampled_from([1, 5, 64, 1024]), st.integers(1, 64))
+def test_drafts_are_those_of_the_datastores(
+    stub: Stub, stores: dict[str, Datastore], asked: list[tuple[list[int], pb.Proposals]], nodes: int, suffix: int
+) -> None:
+    size = {"max_nodes": nodes, "max_suffix": suffix, "max_depth": 5}
+    contexts = [pb.Context(tokens=tokens, proposals=added) for tokens, added in asked]
+    response = stub.Draft(pb.DraftRequest(selection=BOTH, limits=pb.DraftLimits(**size), contexts=contexts))
+    assert list(response.datastores) == ["one", "two"]
+    expected = [
+        stores[name].draft(sequence, **size)
+        for tokens, added in asked
+        for name in ("one", "two")
+        for sequence in continued(tokens, added)
+    ]
+    assert [tree_of(tree) for tree in response.trees] == expected
+
+
+@settings(max_examples=30)
+@given(st.lists(st.tuples(st.lists(st.integers(0, 7), max_size=100), proposals()), max_size=8), CONTEXTS)
+def test_a_stream_goes_on_where_it_was(
+    stub: Stub, stores: dict[str, Datastore], steps: list[tuple[list[int], pb.Proposals]], first: list[int]
+) -> None:
+    requests = [
+        pb.DraftStreamRequest(tokens=tokens, proposals=added, sequence=7 * place)
+        for place, (tokens, added) in enumerate([(first, pb.Proposals()), *steps])
+    ]
+    requests[0].selection.CopyFrom(BOTH)
+    requests[0].limits.max_suffix = 64
+    context: list[int] = []
+    answers = list(stub.DraftStream(iter(requests), timeout=PATIENCE))
+    assert len(answers) == len(requests)
+    for place, (request, answer) in enumerate(zip(requests, answers, strict=True)):
+        context += request.tokens
+        expected = [
+            stores[name].draft(sequence, max_suffix=64)
+            for name in ("one", "two")
+            for sequence in continued(context, request.proposals)
+        ]
+        assert [tree_of(tree) for tree in answer.trees] == expected
+        assert answer.sequence == request.sequence
+        assert list(answer.datastores) == (["one", "two"] if place == 0 else [])
+
+
+def test_a_stream_may_choose_again(stub: Stub) -> None:
+    requests = [
+        pb.DraftStreamRequest(selection=pb.Selection(datastores=["one"]), tokens=[1]),
+        pb.DraftStreamRequest(limits=pb.DraftLimits(max_nodes=1)),
+        pb.DraftStreamRequest(selection=pb.Selection(datastores=["two", "one"])),
+    ]
+    answers = list(stub.DraftStream(iter(requests), timeout=PATIENCE))
+    assert [list(answer.datastores) for answer in answers] == [["one"], [], ["two", "one"]]
+    assert [[len(tree_of(tree)) for tree in answer.trees] for answer in answers[1:]] == [[1], [1, 1]]
+
+
+def test_a_large_batch_is_the_same_as_many_drafts(stub: Stub, stores: dict[str, Datastore]) -> None:
+    chance = random.Random(0)
+    contexts = [[chance.randrange(7) for _ in range(chance.randrange(1, 9))] for _ in range(50)]
+    response = stub.Draft(
+        pb.DraftRequest(
+            selection=BOTH,
+            limits=pb.DraftLimits(max_nodes=200),
+            contexts=[pb.Context(tokens=tokens) for tokens in contexts],
+        )
+    )
+    expected = [stores[name].draft(tokens, max_nodes=200) for tokens in contexts for name in ("one", "two")]
+    assert [tree_of(tree) for tree in response.trees] == expected
+
+
+@settings(max_examples=40)
+@given(CONTEXTS, st.integers(0, 64), st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=9), max_size=40))
+def test_matches_and_counts_are_those_of_the_datastores(
+    stub: Stub, stores: dict[str, Datastore], tokens: list[int], suffix: int, sequences: list[list[int]]
+) -> None:
+    request = pb.LongestSuffixMatchRequest(selection=BOTH, max_suffix=suffix, tokens=tokens)
+    matches = stub.LongestSuffixMatch(request).matches
+    assert [(match.datastore, match.length, match.count) for match in matches] == [
+        (name, *stores[name].longest_suffix_match(tokens, max_suffix=suffix or 16)) for name in ("one", "two")
+    ]
+    asked = [pb.TokenSequence(tokens=sequence) for sequence in sequences]
+    response = stub.Count(pb.CountRequest(selection=BOTH, sequences=asked))
+    assert list(response.counts) == [stores[name].count(each) for each in sequences for name in ("one", "two")]
+
+
+def test_the_tokenizer_chooses_where_no_name_does(stub: Stub, stores: dict[str, Datastore]) -> None:
+    for fingerprint_of, names in (("one", ["one", "two"]), ("other", ["other"])):
+        fingerprint = stores[fingerprint_of].info().tokenizer.fingerprint
+        request = pb.DraftRequest(selection=pb.Selection(tokenizer_fingerprint=fingerprint))
+        assert list(stub.Draft(request).datastores) == names
+
+
+def test_describe_tells_what_is_served(stub: Stub, stores: dict[str, Datastore]) -> None:
+    response = stub.Describe(pb.DescribeRequest())
+    assert [one.name for one in response.datastores] == ["one", "two", "other"]
+    for one in response.datastores:
+        info = stores[one.name].info()
+        assert (one.token_count, one.document_count, one.size) == (info.token_count, info.document_count, info.size)
+        assert one.tokenizer.fingerprint == info.tokenizer.fingerprint
+        assert one.tokenizer.vocabulary_size == info.tokenizer.vocabulary_size
+        assert (one.shard_count, one.generation) == (2, 1)
+        assert one.built.ToSeconds() == int(info.built.timestamp())
+    assert response.kernel == info.kernel
+    assert (response.limits.max_contexts, response.limits.max_nodes) == (100, 1024)
+    assert (response.limits.max_message_bytes, response.limits.max_streams) == (1_000_000, 3)
+
+
+def contexts_of(*tokens: list[int], **proposals: list[int]) -> list[pb.Context]:
+    return [pb.Context(tokens=each, proposals=pb.Proposals(**proposals) if proposals else None) for each in tokens]
+
+
+ONE = pb.Selection(datastores=["one"])
+
+
+def draft(*tokens: list[int], selection: pb.Selection = ONE, **proposals: list[int]) -> pb.DraftRequest:
+    return pb.DraftRequest(selection=selection, contexts=contexts_of(*tokens, **proposals))
+
+
+def count(*sequences: list[int]) -> pb.CountRequest:
+    return pb.CountRequest(selection=ONE, sequences=[pb.TokenSequence(tokens=tokens) for tokens in sequences])
+
+
+def match(tokens: list[int], max_suffix: int = 0) -> pb.LongestSuffixMatchRequest:
+    return pb.LongestSuffixMatchRequest(selection=ONE, max_suffix=max_suffix, tokens=tokens)
+
+
+def limited(request: pb.DraftRequest | pb.DraftStreamRequest, **limits: int) -> pb.DraftRequest | pb.DraftStreamRequest:
+    request.limits.CopyFrom(pb.DraftLimits(**limits))
+    return request
+
+
+def stream(tokens: list[int]) -> pb.DraftStreamRequest:
+    return pb.DraftStreamRequest(selection=ONE, tokens=tokens)
+
+
+def ask(stub: Stub, request: Message) -> object:
+    """Send a request to the method that takes it."""
+    if isinstance(request, pb.DraftStreamRequest):
+        return list(stub.DraftStream(iter([request]), timeout=PATIENCE))
+    return getattr(stub, request.DESCRIPTOR.name.removesuffix("Request"))(request, timeout=PATIENCE)
+
+
+def chosen(*names: str, tokenizer: str = "") -> pb.DraftRequest:
+    return pb.DraftRequest(selection=pb.Selection(datastores=names, tokenizer_fingerprint=tokenizer))
+
+
+REFUSED: list[tuple[str, str, Message]] = [
+    ("EMPTY_CONTEXT", "context 1", draft([1], [])),
+    ("EMPTY_CONTEXT", "sequence 0", count([])),
+    ("EMPTY_CONTEXT", "context", match([])),
+    ("EMPTY_CONTEXT", "context", stream([])),
+    ("TOKEN_RANGE", "context 0", draft([300])),
+    ("TOKEN_RANGE", "sequence 1", draft([1], [300])),
+    ("TOKEN_RANGE", "sequence 1", draft([1], tokens=[301], parents=[-1])),
+    ("TOKEN_RANGE", "sequence 70", draft(*[[1]] * 70, [2**32 - 1])),
+    ("TOKEN_RANGE", "sequence 70", limited(draft(*[[1]] * 70, [2**32 - 1]), max_nodes=1024)),
+    ("TOKEN_RANGE", "300", match([300])),
+    ("TOKEN_RANGE", "sequence 1", count([1], [300])),
+    ("CONTEXT_TYPE", "2 tokens and 1 parents", draft([1], tokens=[1, 2], parents=[-1])),
+    ("CONTEXT_TYPE", "parent of proposal 0", draft([1], tokens=[1], parents=[0])),
+    ("CONTEXT_TYPE", "parent of proposal 0", draft([1], tokens=[1], parents=[-2])),
+    ("LIMIT", "max_nodes", limited(draft(), max_nodes=1025)),
+    ("LIMIT", "max_suffix", match([1], 65)),
+    ("LIMIT", "max_depth", limited(stream([1]), max_depth=33)),
+    ("LIMIT", "102", draft(*[[1]] * 51, selection=BOTH)),
+    ("LIMIT", "102", draft([1], selection=BOTH, tokens=[1] * 50, parents=[-1] * 50)),
+    ("LIMIT", "102", draft(*[[1]] * 17, selection=BOTH, tokens=[1] * 2, parents=[-1] * 2)),
+    ("LIMIT", "101", count(*[[1]] * 101)),
+    ("LIMIT", "length of sequence 0", count([1] * 65)),
+    ("TOKENIZER_MISMATCH", "several", chosen()),
+    ("TOKENIZER_MISMATCH", "sha256:00", chosen(tokenizer="sha256:00")),
+    ("TOKENIZER_MISMATCH", "'one'", chosen("one", tokenizer="sha256:00")),
+    ("UNKNOWN_DATASTORE", "'three'", chosen("one", "three")),
+    ("UNKNOWN_DATASTORE", "name", chosen("x" * 50_000)),
+    ("MESSAGE_SIZE", "request", draft([70_000] * 400_000)),
+    ("MESSAGE_SIZE", "response", limited(draft(*[[1]] * 100), max_nodes=1024)),
+]
+
+
+@pytest.mark.parametrize(("reason", "fragment", "request_"), REFUSED)
+def test_a_bad_request_is_refused_by_name(stub: Stub, reason: str, fragment: str, request_: Message) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        ask(stub, request_)
+    assert reason_of(caught.value) == reason
+    assert caught.value.code().name == next(status.code for status in STATUSES if status.reason == reason)
+    assert ", expected " in caught.value.details()
+    assert fragment in caught.value.details()
+
+
+def test_a_message_that_grpc_itself_refuses_leaves_the_connection_usable(stub: Stub) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        stub.Draft(draft([2**32 - 1] * 1_500_000))
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert len(stub.Draft(draft([1])).trees) == 1
+
+
+def test_unknown_fields_are_ignored(service: Service) -> None:
+    known = pb.DraftRequest(selection=ONE, contexts=contexts_of([1])).SerializeToString()
+    newer = known + b"\xfa\x07\x03new" + b"\x80\x08\x05"  # fields 127 and 128
+    with service.channel() as channel:
+        ask = channel.unary_unary("/rest_store.v1.DatastoreService/Draft")
+        assert ask(newer) == ask(known)
+
+
+def test_a_malformed_message_is_an_error_of_ours(service: Service) -> None:
+    with service.channel() as channel:
+        for method in ("Draft", "Count", "LongestSuffixMatch", "Describe", "Reload"):
+            with pytest.raises(grpc.RpcError) as caught:
+                channel.unary_unary(f"/rest_store.v1.DatastoreService/{method}")(b"\x0a\xff")
+            assert reason_of(caught.value) == "CONTEXT_TYPE"
+        with pytest.raises(grpc.RpcError) as caught:
+            list(channel.stream_stream("/rest_store.v1.DatastoreService/DraftStream")(iter([b"\x0a\xff"])))
+        assert reason_of(caught.value) == "CONTEXT_TYPE"
+
+
+def test_streams_beyond_the_limit_are_refused_at_once(service: Service) -> None:
+    with service.stub() as stub:
+        talks = [Talk(stub) for _ in range(3)]
+        for talk in talks:
+            talk.ask(stream([1]))
+        with pytest.raises(grpc.RpcError) as caught:
+            ask(stub, stream([1]))
+        assert reason_of(caught.value) == "OVERLOADED"
+        for talk in talks:
+            assert talk.ask(stream([1])).trees
+            talk.close()
+
+
+def test_work_beyond_the_limit_is_refused_at_once(directories: dict[str, Path]) -> None:
+    request = pb.DraftRequest(limits=pb.DraftLimits(max_nodes=1024), contexts=contexts_of(*[[1, 2]] * 500))
+    with running(directories["one"], options=["--max-in-flight", "2"]) as service, service.stub() as stub:
+        calls = [stub.Draft.future(request, timeout=PATIENCE) for _ in range(60)]
+        reasons = [None if call.exception() is None else reason_of(call.exception()) for call in calls]
+        assert set(reasons) == {None, "OVERLOADED"}
+        assert len(stub.Draft(request).trees) == 500  # what was in flight has left
+
+
+def test_the_unix_socket_answers_the_same(service: Service, stub: Stub) -> None:
+    request = pb.DraftRequest(selection=BOTH, contexts=contexts_of([1, 2, 3]))
+    with service.stub(service.unix) as other:
+        assert other.Draft(request) == stub.Draft(request)

@@ -1,0 +1,204 @@
+"""The rooms of the service one by one, where a whole process would show too little."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2
+
+from rest_store.errors import OverloadedError, ServiceInternalError
+from rest_store.service.address import Address
+from rest_store.service.server import executor, handlers
+from rest_store.service.server.catalog import Catalog
+from rest_store.service.server.executor import Work
+from rest_store.service.server.handlers import Replies
+from rest_store.service.server.health import Health
+from rest_store.service.server.limits import Gate, Limits
+from rest_store.service.server.logs import EventLog
+from rest_store.service.server.metrics import Metrics
+from rest_store.service.server.server import Options, Server
+from rest_store.service.statuses import error_of
+from rest_store.v1 import datastore_pb2 as pb
+from rest_store.v1 import datastore_pb2_grpc
+from tests.shared.services import PATIENCE, reason_of
+from tests.shared.strategies import Corpus, refused, write_datastore
+
+ASKED = pb.DraftRequest(contexts=[pb.Context(tokens=[1, 2])])
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return write_datastore(tmp_path, Corpus(300, [[[1, 2, 3, 4], [1, 2, 3, 5]]]))
+
+
+@pytest.fixture
+def answering(directory: Path) -> Iterator[Replies]:
+    with ThreadPoolExecutor(1) as workers:
+        yield Replies(Catalog([("served", directory)]), Limits(), Metrics([], "1", "native"), Work(workers))
+
+
+def test_small_work_goes_to_workers_for_a_while_after_it_met_the_disk(
+    answering: Replies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, waits = 1000.0, 0
+
+    def clock() -> float:
+        nonlocal now
+        now += 0.3  # between any two looks
+        return now
+
+    for module in (handlers, executor):
+        monkeypatch.setattr(module, "perf_counter", clock)
+    monkeypatch.setattr(executor, "_disk_waits", lambda: waits)
+    data = ASKED.SerializeToString()
+    answering._work.forget_waits()
+    expected = answering.draft(data)
+    assert isinstance(expected, bytes)
+    assert isinstance(answering.draft(data), bytes)  # slow, but not for the disk
+    waits = 1
+    assert isinstance(answering.draft(data), bytes)  # meets the disk
+
+    async def later() -> bytes:
+        found = answering.draft(data)
+        assert not isinstance(found, bytes)
+        return await found
+
+    assert asyncio.run(later()) == expected
+    now += 10
+    assert isinstance(answering.draft(data), bytes)
+    waits = 2
+    answering._work.forget_waits()  # as the service does once a second
+    assert isinstance(answering.draft(data), bytes)
+    assert isinstance(answering.draft(data), bytes)
+
+
+def test_trees_travel_little_endian_from_any_machine(answering: Replies, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = answering.draft(ASKED.SerializeToString())
+    monkeypatch.setattr(handlers.sys, "byteorder", "big")
+    assert answering.draft(ASKED.SerializeToString()) == expected
+
+
+def test_a_defect_is_told_as_such_and_logged(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Replies, "draft", lambda self, data: 1 // 0)
+    monkeypatch.setattr(Replies, "continued", lambda self, generation, data: 1 // 0)
+    written = io.StringIO()
+
+    async def run() -> list[str | None]:
+        options = Options([("served", directory)], [Address.parse("127.0.0.1:0")])
+        server = Server(options, "1", EventLog(as_json=True, file=written))
+        (target,) = await server.start()
+        async with grpc.aio.insecure_channel(target) as channel:
+            stub = datastore_pb2_grpc.DatastoreServiceStub(channel)
+            errors = []
+            with pytest.raises(grpc.RpcError) as caught:
+                await stub.Draft(ASKED, timeout=PATIENCE)
+            errors.append(caught.value)
+            call = stub.DraftStream(timeout=PATIENCE)
+            await call.write(pb.DraftStreamRequest(tokens=[1]))
+            with pytest.raises(grpc.RpcError) as caught:
+                await call.read()
+            errors.append(caught.value)
+            assert await stub.Describe(pb.DescribeRequest(), timeout=PATIENCE)
+        await server.drain()
+        assert {error.code() for error in errors} == {grpc.StatusCode.INTERNAL}
+        assert all("ZeroDivisionError" in error.details() and "Traceback" not in error.details() for error in errors)
+        return [_reason(error) for error in errors]
+
+    assert asyncio.run(run()) == ["INTERNAL", "INTERNAL"]
+    assert error_of("INTERNAL") is ServiceInternalError
+    defects = [event for line in written.getvalue().splitlines() if (event := json.loads(line))["event"] == "defect"]
+    assert [event["method"] for event in defects] == ["Draft", "DraftStream"]
+    assert all("1 // 0" in event["traceback"] for event in defects)
+
+
+def _reason(error: Any) -> str | None:
+    """As `reason_of`, of an asyncio error, whose trailing metadata is a value and not a method."""
+
+    class Call:
+        code, details, trailing_metadata = error.code, error.details, error.trailing_metadata
+
+    return reason_of(Call)  # type: ignore[arg-type]
+
+
+def test_a_gate_counts_tasks_until_they_are_done() -> None:
+    async def run() -> None:
+        gate = Gate("number of tasks", 2)
+        await gate.empty()
+        event = asyncio.Event()
+        tasks = [asyncio.create_task(event.wait()) for _ in range(3)]
+        for task in tasks[:2]:
+            gate.enter(task)
+        assert gate.inside == 2
+        refused(OverloadedError, lambda: gate.enter(tasks[2]), "2 already", "at most 2")
+        tasks[0].cancel()
+        await asyncio.wait(tasks[:1])
+        gate.enter(tasks[2])
+        event.set()
+        await gate.empty()
+        assert gate.inside == 0
+
+    asyncio.run(run())
+
+
+def test_watchers_of_health_hear_of_changes_and_are_few() -> None:
+    serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+
+    class Context:
+        async def abort(self, code: grpc.StatusCode, message: str) -> None:
+            raise ConnectionRefusedError(message)
+
+    async def run() -> None:
+        health = Health()
+        request = health_pb2.HealthCheckRequest(service="x")
+        watchers = [health.Watch(request, Context()) for _ in range(64)]
+        for status in (health_pb2.HealthCheckResponse.SERVICE_UNKNOWN, serving, not_serving):
+            if status != health_pb2.HealthCheckResponse.SERVICE_UNKNOWN:
+                health.set({"x": status == serving})
+            assert {(await anext(watcher)).status for watcher in watchers} == {status}
+        with pytest.raises(ConnectionRefusedError):
+            await anext(health.Watch(request, Context()))
+        await watchers[0].aclose()
+        health.set({"x": True})
+        assert (await anext(watchers[1])).status == serving  # not disturbed by the one that left
+        assert (await anext(health.Watch(request, Context()))).status == serving
+
+    asyncio.run(run())
+
+
+def test_events_are_lines_of_text_or_json() -> None:
+    text, as_json = io.StringIO(), io.StringIO()
+    for file, flag in ((text, False), (as_json, True)):
+        EventLog(flag, file)("start", name="a b", number=3, nothing=None)
+    assert text.getvalue().split(" ", 1)[1] == 'start name="a b" number=3 nothing=None\n'
+    assert json.loads(as_json.getvalue()).items() >= {"event": "start", "name": "a b", "number": 3}.items()
+
+
+def test_what_others_log_becomes_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(root, "level", root.level)
+    written = io.StringIO()
+    EventLog(True, written).take_over()
+    logging.getLogger("asyncio").error("a task of %s", "nobody", exc_info=ValueError("x"))
+    logging.getLogger("asyncio").info("not this")
+    (line,) = written.getvalue().splitlines()
+    event = json.loads(line)
+    assert (event["event"], event["logger"], event["message"]) == ("error", "asyncio", "a task of nobody")
+    assert "ValueError: x" in event["traceback"]
+
+
+def test_a_log_that_nobody_reads_stops_nothing() -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    EventLog(file=Gone())("start")

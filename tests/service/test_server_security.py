@@ -1,0 +1,314 @@
+"""Who may reach a service: addresses, TLS, client certificates, bearer tokens."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+import pytest
+from click.testing import CliRunner
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from rest_store.cli import main
+from rest_store.errors import AuthenticationError, ServeError
+from rest_store.service.address import Address, is_local_peer
+from rest_store.service.server.catalog import Catalog
+from rest_store.service.server.limits import BearerTokens, Limits
+from rest_store.v1 import datastore_pb2 as pb
+from rest_store.v1 import datastore_pb2_grpc
+from tests.shared.services import PATIENCE, Certificates, Service, reason_of, running
+from tests.shared.strategies import Corpus, refused, write_datastore
+
+ASKED = pb.DraftRequest(contexts=[pb.Context(tokens=[1, 2])])
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_datastore(tmp_path_factory.mktemp("served"), Corpus(300, [[[1, 2, 3]]]))
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates.make(tmp_path_factory.mktemp("certificates"))
+
+
+def secure_stub(
+    service: Service, authority: Path, client: tuple[Path, Path] | None = None
+) -> tuple[grpc.Channel, object]:
+    chain, key = (None, None) if client is None else (path.read_bytes() for path in client)
+    credentials = grpc.ssl_channel_credentials(authority.read_bytes(), key, chain)
+    channel = grpc.secure_channel(service.target, credentials, [("grpc.use_local_subchannel_pool", 1)])
+    return channel, datastore_pb2_grpc.DatastoreServiceStub(channel)
+
+
+def code_of(call: Callable[[], object]) -> str:
+    """How a call ends: its status."""
+    try:
+        call()
+    except grpc.RpcError as error:
+        return str(error.code().name)
+    return "OK"
+
+
+def test_tls_is_spoken_to_those_who_know_the_authority(
+    directory: Path, certificates: Certificates, tmp_path: Path
+) -> None:
+    stranger = Certificates.make(tmp_path)
+    with running(directory, options=certificates.server, unix=True) as service:
+        channel, stub = secure_stub(service, certificates.authority)
+        with channel:
+            assert len(stub.Draft(ASKED, timeout=PATIENCE).trees) == 1
+        channel, stub = secure_stub(service, stranger.authority)
+        with channel:
+            assert code_of(lambda: stub.Draft(ASKED, timeout=PATIENCE)) == "UNAVAILABLE"
+        with service.stub() as plain:
+            assert code_of(lambda: plain.Draft(ASKED, timeout=PATIENCE)) == "UNAVAILABLE"
+        with service.stub(service.unix) as plain:
+            assert len(plain.Draft(ASKED, timeout=PATIENCE).trees) == 1
+
+
+def test_an_expired_certificate_is_not_believed_and_can_be_replaced(
+    directory: Path, certificates: Certificates, tmp_path: Path
+) -> None:
+    files = [tmp_path / "server.pem", tmp_path / "server.key"]
+
+    def install(options: list[str]) -> None:
+        for file, source in zip(files, options[1::2], strict=True):
+            file.write_bytes(Path(source).read_bytes())
+
+    install(certificates.expired)
+    options = ["--tls-cert", str(files[0]), "--tls-key", str(files[1])]
+    with running(directory, options=options, unix=True) as service:
+        channel, stub = secure_stub(service, certificates.authority)
+        with channel:
+            assert code_of(lambda: stub.Draft(ASKED, timeout=PATIENCE)) == "UNAVAILABLE"
+        install(certificates.server)
+        with service.stub(service.unix) as local:
+            assert [one.refused for one in local.Reload(pb.ReloadRequest(), timeout=PATIENCE).outcomes] == [""]
+        channel, stub = secure_stub(service, certificates.authority)
+        with channel:
+            assert len(stub.Draft(ASKED, timeout=PATIENCE).trees) == 1
+        files[1].write_bytes(b"no key")
+        with service.stub(service.unix) as local:
+            outcomes = local.Reload(pb.ReloadRequest(), timeout=PATIENCE).outcomes
+            assert [bool(one.refused) for one in outcomes] == [False, True]
+        channel, stub = secure_stub(service, certificates.authority)
+        with channel:
+            assert len(stub.Draft(ASKED, timeout=PATIENCE).trees) == 1
+
+
+def test_client_certificates_are_asked_for(directory: Path, certificates: Certificates, tmp_path: Path) -> None:
+    stranger = Certificates.make(tmp_path)
+    options = [*certificates.server, "--tls-client-ca", str(certificates.authority)]
+    with running(directory, options=options) as service:
+        for client, expected in ((certificates.client, "OK"), (None, "UNAVAILABLE"), (stranger.client, "UNAVAILABLE")):
+            channel, stub = secure_stub(service, certificates.authority, client)
+            with channel:
+                assert code_of(lambda stub=stub: stub.Draft(ASKED, timeout=PATIENCE)) == expected
+
+
+def bearer(token: str) -> list[tuple[str, str]]:
+    return [("authorization", f"Bearer {token}")]
+
+
+def test_tokens_are_asked_of_every_method_but_health(directory: Path, tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.write_text("# of the first fleet\nfirst\n\n second \n")
+    options = ["--token-file", str(file)]
+    with running(directory, options=options, environment={"REST_STORE_TOKEN": "third"}) as service:
+        with service.stub() as stub, service.channel() as channel:
+            for token in ("first", "second", "third"):
+                assert len(stub.Draft(ASKED, metadata=bearer(token)).trees) == 1
+            wrong = [None, [], bearer(""), bearer("firs"), bearer("first2"), bearer("# of the first fleet")]
+            for metadata in [*wrong, [("authorization", "first")], [("authorization", "Basic first")]]:
+                for call in (
+                    lambda metadata=metadata: stub.Draft(ASKED, metadata=metadata),
+                    lambda metadata=metadata: list(stub.DraftStream(iter([]), metadata=metadata)),
+                    lambda metadata=metadata: stub.Describe(pb.DescribeRequest(), metadata=metadata),
+                    lambda metadata=metadata: stub.Reload(pb.ReloadRequest(), metadata=metadata),
+                ):
+                    with pytest.raises(grpc.RpcError) as caught:
+                        call()
+                    assert reason_of(caught.value) == "UNAUTHENTICATED"
+                    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            health = health_pb2_grpc.HealthStub(channel)
+            assert health.Check(health_pb2.HealthCheckRequest()).status == health_pb2.HealthCheckResponse.SERVING
+            mirror = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo
+            listing = [reflection_pb2.ServerReflectionRequest(list_services="")]
+            assert code_of(lambda: list(mirror(iter(listing), timeout=PATIENCE))) == "UNAUTHENTICATED"
+            assert len(list(mirror(iter(listing), metadata=bearer("first"), timeout=PATIENCE))) == 1
+        file.write_text("fourth\n")
+        command = [sys.executable, "-m", "rest_store", "reload", service.target, "--token-file"]
+        old = tmp_path / "old"
+        old.write_text("first\n")
+        done = subprocess.run([*command, str(old)], capture_output=True, text=True, check=False, timeout=PATIENCE)
+        assert done.returncode == 0, done.stderr
+        with service.stub() as stub:
+            assert code_of(lambda: stub.Draft(ASKED, metadata=bearer("first"))) == "UNAUTHENTICATED"
+            assert code_of(lambda: stub.Draft(ASKED, metadata=bearer("fourth"))) == "OK"
+        done = subprocess.run([*command, str(old)], capture_output=True, text=True, check=False, timeout=PATIENCE)
+        assert done.returncode == 1
+        assert "not accepted, expected a bearer token" in done.stderr
+
+
+def test_reload_with_a_client_certificate_and_a_server_name(
+    directory: Path, certificates: Certificates, tmp_path: Path
+) -> None:
+    options = [*certificates.server, "--tls-client-ca", str(certificates.authority)]
+    certificate, key = certificates.client
+    with running(directory, options=options, listen=["127.0.0.2:0"]) as service:
+
+        def reload(*given: object) -> tuple[int, str]:
+            done = CliRunner().invoke(main, ["reload", service.target, *map(str, given)])
+            return done.exit_code, done.output
+
+        own = ["--tls-ca", certificates.authority, "--tls-cert", certificate, "--tls-key", key]
+        status, said = reload(*own, "--tls-server-name", "localhost")
+        assert (status, said) == (0, f"{directory.name}: generation 2: taken\n")
+        for given, found in [
+            (own, "unreachable"),  # the certificate is not for 127.0.0.2
+            ((*own[:2], "--tls-server-name", "localhost"), "unreachable"),
+            ((*own[:4],), "client: certificate is without its other half"),
+            (("--tls-ca", tmp_path / "absent"), "unreadable"),
+            ((*own, "--timeout", "0"), "client: timeout is 0.0, expected seconds"),
+        ]:
+            status, said = reload(*given)
+            assert status == 1
+            assert found in said
+
+
+def test_a_service_that_cannot_start_says_why(directory: Path, certificates: Certificates, tmp_path: Path) -> None:
+    empty, absent = tmp_path / "empty", tmp_path / "absent"
+    empty.write_text("# none\n")
+    key_of_another = ["--tls-cert", certificates.server[1], "--tls-key", certificates.expired[3]]
+    token = {"REST_STORE_TOKEN": "secret"}
+    for options, environment, fragment in [
+        (["--listen", "0.0.0.0:0"], {}, "without TLS and a token, expected a loopback address"),
+        (["--listen", "0.0.0.0:0"], token, "without TLS, expected"),
+        (["--listen", "[::]:0", *certificates.server], {}, "without a token, expected"),
+        (["--token-file", str(empty)], {}, "without a token, expected"),
+        (["--token-file", str(absent)], {}, "unreadable (No such file or directory), expected"),
+        (key_of_another, {}, "unusable (KEY_VALUES_MISMATCH)"),
+        (["--tls-cert", str(absent), "--tls-key", str(absent)], {}, "unreadable"),
+        (["--listen", "nowhere"], {}, "'nowhere', expected HOST:PORT"),
+        (["--listen", f"unix:{empty}"], {}, "not a socket, expected"),
+        (["--metrics", "unix:/x"], {}, "--metrics is unix:/x, expected HOST:PORT"),
+        (["--max-streams", "0"], {}, "max_streams is 0, expected 1.."),
+        ([str(directory)], {}, "expected distinct ones"),
+        ([str(absent)], {}, "absent (no such directory)"),
+    ]:  # fmt: skip
+        with (
+            pytest.raises(RuntimeError, match=r"(?s)status 1:\nError: .+ is .+, expected .+\n$") as caught,
+            running(directory, options=options, environment=environment),
+        ):
+            pass
+        assert fragment in str(caught.value)
+    with pytest.raises(RuntimeError, match="status 2"), running(directory, options=certificates.server[:2]):
+        pass
+
+
+def test_public_addresses_are_served_with_tls_and_a_token_or_when_asked_to(
+    directory: Path, certificates: Certificates
+) -> None:
+    secured = [*certificates.server, "--listen", "0.0.0.0:0"]
+    with running(directory, options=secured, environment={"REST_STORE_TOKEN": "secret"}) as service:
+        assert len(service.targets) == 2
+    with running(directory, options=[*secured, "--tls-client-ca", str(certificates.authority)]) as service:
+        assert len(service.targets) == 2
+    with running(directory, listen=["0.0.0.0:0"], options=["--insecure"]) as service:
+        target = service.target.replace("0.0.0.0", "127.0.0.1")
+        with service.stub(target) as stub:
+            assert len(stub.Draft(ASKED).trees) == 1
+
+
+def test_an_address_in_use_is_refused(directory: Path) -> None:
+    with running(directory, unix=True, options=["--metrics", "127.0.0.1:0"]) as service:
+        assert service.metrics is not None
+        metrics = service.metrics.split("/")[2]
+        for options in (["--listen", service.target], ["--listen", service.unix], ["--metrics", metrics]):
+            with pytest.raises(RuntimeError, match=r"in use|not to be had"), running(directory, options=options):
+                pass
+        with service.stub(service.unix) as stub:
+            assert len(stub.Draft(ASKED).trees) == 1
+
+
+def test_a_socket_left_behind_is_no_obstacle(directory: Path) -> None:
+    with running(directory, unix=True) as service:
+        service.kill()
+        assert Path(service.unix.removeprefix("unix:")).exists()
+        service.restart()
+        with service.stub(service.unix) as stub:
+            assert len(stub.Draft(ASKED).trees) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "local"),
+    [
+        ("127.0.0.1:1", True),
+        ("[::1]:1", True),
+        ("localhost:1", True),
+        ("unix:/a/b", True),
+        ("127.9.9.9:0", True),
+        ("0.0.0.0:1", False),
+        ("[::]:1", False),
+        ("192.0.2.1:65535", False),
+    ],
+)
+def test_addresses_know_whether_they_are_local(text: str, local: bool) -> None:
+    address = Address.parse(text)
+    assert address.is_local is local
+    assert address.text == text
+    if address.port is not None:
+        assert address.with_port(address.port) == address
+
+
+@pytest.mark.parametrize(
+    "text", ["", "host", ":1", "host:", "host:65536", "::1:50051", "unix:relative", "a b:1", "http://x:1"]
+)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    refused(ServeError, lambda: Address.parse(text), repr(text))
+
+
+def test_a_path_too_long_for_a_socket_is_refused() -> None:
+    refused(ServeError, lambda: Address.parse("unix:/" + "x" * 107), "108 bytes long")
+
+
+def test_peers_on_this_machine_are_told_apart() -> None:
+    local = ["unix:", "unix:/x", "ipv4:127.0.0.1:5", "ipv6:[::1]:5", "ipv6:%5B::1%5D:5", "ipv6:[::ffff:127.0.0.1]:5"]
+    other = ["ipv4:10.0.0.1:5", "ipv6:[fe80::1%25eth0]:5", "ipv6:%5B2001:db8::1%5D:5", "vsock:1", "", "ipv4:x"]
+    assert all(is_local_peer(peer) for peer in local)
+    assert not any(is_local_peer(peer) for peer in other)
+
+
+def test_limits_and_names_are_checked(directory: Path) -> None:
+    refused(ServeError, lambda: Limits(max_nodes=2000), "max_nodes", "1..1024")
+    refused(ServeError, lambda: Limits(max_message_bytes=5), "max_message_bytes")
+    refused(ServeError, lambda: Catalog([]), "number of datastores")
+    refused(ServeError, lambda: Catalog([("", directory)]), "name of a datastore")
+
+
+def test_tokens_need_not_be_text_that_humans_read() -> None:
+    tokens = BearerTokens(given="geheim-\u00e4")
+    tokens.require([("x", "y"), ("authorization", b"bearer geheim-\xe4")])
+    refused(AuthenticationError, lambda: tokens.require([("authorization", "bearer geheim")]), "not accepted")
+    assert not BearerTokens()
+    BearerTokens().require(None)
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [(None, "unreadable"), (b"p\xc3\xa4ss\n", "unreadable"), (b"# none\n", "without a token")],
+    ids=["absent", "not ASCII", "empty"],
+)
+def test_a_token_file_of_reload_that_is_none(tmp_path: Path, content: bytes | None, found: str) -> None:
+    file = tmp_path / "tokens"
+    if content is not None:
+        file.write_bytes(content)
+    outcome = CliRunner().invoke(main, ["reload", "127.0.0.1:1", "--token-file", str(file)])
+    assert outcome.exit_code == 1
+    assert outcome.output.startswith(f"Error: {file}: token file is {found}")
+    assert outcome.output.count("\n") == 1

@@ -1,0 +1,131 @@
+"""Conversations: the template's control tokens are control tokens, and nothing in a message is."""
+
+from __future__ import annotations
+
+import pytest
+from tokenizers import normalizers
+
+from build_index import target_tokenizer
+from build_index.chat_template import ChatTemplate
+from build_index.documents import Document
+from build_index.tokenization import TargetTokenizer, load_tokenizer
+from rest_store.errors import CorpusError, TokenizerLoadError
+from tests.shared.models import CHATML, byte_level_bpe, conversation, word_piece
+
+
+def test_control_tokens_of_the_template_are_control_tokens(chat):
+    tokens = chat.encode_conversations([conversation("What is it?", "Sorted.")])[0]
+    rendered = "<|im_start|>user\nWhat is it?<|im_end|>\n<|im_start|>assistant\nSorted.<|im_end|>\n"
+    assert tokens.tolist() == byte_level_bpe().encode(rendered).ids
+    assert chat.decode(tokens) == rendered
+
+
+def test_the_text_of_a_control_token_in_a_message_is_text(chat):
+    content = "write <|im_end|> twice: <|im_end|><|endoftext|>"
+    tokens = chat.encode_conversations([conversation(content, "No.")])[0].tolist()
+    end = chat.identity.special_tokens["<|im_end|>"]
+    assert tokens.count(end) == 2
+    assert chat.identity.special_tokens["<|endoftext|>"] not in tokens
+    first = tokens.index(end)
+    assert tokens[1:first] == chat.encode("user\n" + content).tolist()
+    assert chat.decode(tokens) == chat.render(conversation(content, "No.").messages)
+
+
+def test_a_role_cannot_smuggle_in_a_control_token(chat):
+    tokens = chat.encode_conversations([Document(messages=(("user<|im_end|>", "x"),))])[0].tolist()
+    assert tokens.count(chat.identity.special_tokens["<|im_end|>"]) == 1
+
+
+def test_a_message_cannot_forge_the_marks_that_stand_for_control_tokens(chat):
+    marks = [target_tokenizer._marked(place) for place in range(3)]
+    mark = target_tokenizer.TEXT_MARK
+    content = "".join(marks) + f"{mark}0{mark} <|im_end|>"
+    tokens = chat.encode_conversations([conversation(content)])[0].tolist()
+    assert tokens.count(chat.identity.special_tokens["<|im_end|>"]) == 1
+    assert tokens.count(chat.identity.special_tokens["<|im_start|>"]) == 1
+    replaced = content.replace(target_tokenizer.CONTROL_MARK, "\ufffd").replace(mark, "\ufffd")
+    assert chat.decode(tokens) == f"<|im_start|>user\n{replaced}<|im_end|>\n"
+    in_text = chat.encode("".join(marks)).tolist()
+    assert not set(in_text) & set(chat.identity.special_tokens.values())
+
+
+def test_the_longest_control_token_is_found_where_several_begin_alike():
+    tokenizer = byte_level_bpe()
+    tokenizer.add_special_tokens(["<|im_end|>!"])
+    loaded = TargetTokenizer(tokenizer.to_str(), "x", ChatTemplate("{{ messages[0].content }}<|im_end|>!", {}, "x"))
+    special = loaded.identity.special_tokens
+    tokens = loaded.encode_conversations([conversation("a")])[0].tolist()
+    assert tokens == [*loaded.encode("a").tolist(), special["<|im_end|>!"]]
+
+
+def test_a_normalizer_that_drops_noncharacters_leaves_control_tokens_alone():
+    tokenizer = word_piece()
+    tokenizer.normalizer = normalizers.BertNormalizer(clean_text=True)
+    loaded = TargetTokenizer(tokenizer.to_str(), "x", ChatTemplate("{{ messages[0].content }} [SEP]", {}, "x"))
+    sep = loaded.identity.special_tokens["[SEP]"]
+    tokens = loaded.encode_conversations([conversation("def [SEP]")])[0].tolist()
+    assert tokens.count(sep) == 1
+    assert tokens[-1] == sep
+
+
+def test_texts_and_conversations_keep_their_order(chat):
+    documents = [Document(text="a"), conversation("b"), Document(text="c"), conversation("d", "e")]
+    expected = [
+        chat.encode("a"),
+        chat.encode_conversations([documents[1]])[0],
+        chat.encode("c"),
+        chat.encode_conversations([documents[3]])[0],
+    ]
+    assert [t.tolist() for t in chat.encode_documents(documents)] == [t.tolist() for t in expected]
+    assert chat.encode_documents([]) == []
+
+
+def test_a_tokenizer_without_chat_template_says_which_option_helps(byte_level_file):
+    loaded = load_tokenizer(byte_level_file)
+    with pytest.raises(
+        CorpusError, match=r"^chats.jsonl:7: a conversation is without a chat template .*--chat-template"
+    ):
+        loaded.encode_conversations([conversation("hi")])
+
+
+def test_the_template_can_be_a_file(byte_level_file, tmp_path):
+    path = tmp_path / "chat.jinja"
+    path.write_text(CHATML)
+    assert load_tokenizer(byte_level_file, chat_template=str(path)).chat_template == CHATML
+
+
+@pytest.mark.parametrize(
+    ("template", "found"), [("absent.jinja", "not readable"), ("{% for %}", r"not a Jinja template \(line 1: ")]
+)
+def test_a_bad_template_is_refused(byte_level_file, template, found):
+    with pytest.raises(TokenizerLoadError, match=f"chat template is {found}"):
+        load_tokenizer(byte_level_file, chat_template=template)
+
+
+def test_a_template_file_that_is_not_utf8_is_refused(byte_level_file, tmp_path):
+    path = tmp_path / "chat.jinja"
+    path.write_bytes(b"\xff")
+    with pytest.raises(TokenizerLoadError, match=r"chat.jinja: chat template is not UTF-8"):
+        load_tokenizer(byte_level_file, chat_template=str(path))
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ raise_exception('roles must alternate') }}", "{{ messages[9].content }}", "{{ 1 // 0 }}"]
+)
+def test_a_conversation_that_the_template_refuses_is_named(byte_level_file, template):
+    loaded = load_tokenizer(byte_level_file, chat_template=template)
+    with pytest.raises(CorpusError, match=r"^chats.jsonl:7: a conversation \(user, assistant\) is refused by the chat"):
+        loaded.encode_conversations([conversation("a", "b")])
+
+
+def test_templates_see_what_transformers_gives_them():
+    template = ChatTemplate(
+        "{% for m in messages %}{% if m.role == 'tool' %}{% continue %}{% endif %}"
+        "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+        "{{ {'b': '<é>', 'a': 1} | tojson }}{{ tools is none }}{{ add_generation_prompt }}"
+        "{{ strftime_now('%d %b %Y') }}",
+        {},
+        "x",
+    )
+    rendered = template.render([("user", "hi "), ("tool", "no")], "x")
+    assert rendered == 'hi {"b": "<é>", "a": 1}TrueFalse26 Jul 2024'

@@ -1,0 +1,87 @@
+"""Clients of a service for tests: both kinds behind one face, with time for a busy machine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from typing import Any
+
+import grpc
+import pytest
+
+from rest_store.service.client.async_client import AsyncDatastoreClient
+from rest_store.service.client.client import DatastoreClient
+from rest_store.v1 import datastore_pb2 as pb
+from tests.shared.services import PATIENCE
+
+LATE = 0.3  # seconds of a deadline that is meant to pass
+SLACK = 10.0  # seconds by which a busy machine may be late to notice
+
+
+class Waiting:
+    """An AsyncDatastoreClient whose methods wait, so that both clients take the same tests."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self.inner: Any = AsyncDatastoreClient(*arguments, **options)
+        self.loop = asyncio.new_event_loop()
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.inner, name)
+        if not callable(found):
+            return found
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            result = found(*arguments, **options)
+            if asyncio.iscoroutine(result):
+                return self.loop.run_until_complete(result)
+            waiting = Waiting.__new__(Waiting)
+            waiting.loop, waiting.inner = self.loop, result
+            return waiting
+
+        return call
+
+
+@contextlib.contextmanager
+def connected(kind: type[Any], *arguments: Any, **options: Any) -> Iterator[Any]:
+    client = kind(*arguments, **{"timeout": PATIENCE, **options})
+    try:
+        yield client
+    finally:
+        client.close()
+        if isinstance(client, Waiting):
+            client.loop.close()
+
+
+KINDS = pytest.mark.parametrize("kind", [DatastoreClient, Waiting], ids=["blocking", "asyncio"])
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+class Impostor:
+    """A gRPC server that describes itself as ours and answers everything else with given bytes, or those of a call."""
+
+    def __init__(self, answer: bytes | Callable[[], bytes]) -> None:
+        answering = answer if callable(answer) else lambda: answer
+        tokenizer = pb.TokenizerDescription(name="t", fingerprint="sha256:" + "0" * 64, vocabulary_size=9)
+        described = pb.DescribeResponse(datastores=[pb.DatastoreDescription(name="a", tokenizer=tokenizer)])
+        methods: dict[str, Any] = {
+            name: grpc.unary_unary_rpc_method_handler(lambda _request, _context: answering())
+            for name in ("Draft", "LongestSuffixMatch", "Count")
+        }
+        methods["Describe"] = grpc.unary_unary_rpc_method_handler(lambda *_: described.SerializeToString())
+        methods["DraftStream"] = grpc.stream_stream_rpc_method_handler(
+            lambda requests, _: (answering() for _ in requests)
+        )
+        self.server = grpc.server(futures.ThreadPoolExecutor(4))
+        self.server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("rest_store.v1.DatastoreService", methods),)
+        )
+        self.target = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
+        self.server.start()

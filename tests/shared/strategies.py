@@ -1,0 +1,218 @@
+"""Shared generators: small datastores, and what brute force says of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import struct
+import zlib
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from build_index.preparation import prepare_drafts
+from build_index.suffix_array import suffix_array
+from rest_store.datastore.datastore import Datastore
+from rest_store.datastore.header import separator_id
+from rest_store.datastore.manifest import FILE_NAME, Manifest, ShardRecord
+from rest_store.datastore.prepared import FILE_NAME as PREPARED_NAME
+from rest_store.datastore.shard import Shard, TokensFile, TokensWriter, write_suffixes
+from rest_store.datastore.tokenizer import TokenizerIdentity
+from rest_store.datastore.tree import TokenTree
+from rest_store.errors import RestStoreError
+
+Document = list[int]
+Shards = list[list[Document]]  # documents of each shard
+
+
+@dataclass(frozen=True)
+class Corpus:
+    vocabulary_size: int
+    shards: Shards
+
+    @property
+    def documents(self) -> list[Document]:
+        return [document for shard in self.shards for document in shard]
+
+
+ONE_TO_NINE = Corpus(300, [[[1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 7, 7], [5, 6, 1, 2]]])
+
+# Vocabularies on both sides of the token width, used from both ends, so that ids of one, two and three bytes occur.
+VOCABULARY_SIZES = [3, 256, 49_152, 65_535, 65_536, 131_072, 2**24 - 1]
+
+
+@st.composite
+def corpora(draw: st.DrawFn, max_shards: int = 4) -> Corpus:
+    """A few short documents over a handful of ids, so that repeats and ties abound."""
+    vocabulary_size = draw(st.sampled_from(VOCABULARY_SIZES))
+    ids = sorted({0, 1, 2, vocabulary_size // 2, vocabulary_size - 1} & set(range(vocabulary_size)))
+    alphabet = st.sampled_from(ids[: draw(st.integers(1, len(ids)))])
+    document = st.lists(alphabet, min_size=1, max_size=draw(st.sampled_from([3, 12, 60])))
+    shard = st.lists(document, min_size=1, max_size=6)
+    return Corpus(vocabulary_size, draw(st.lists(shard, min_size=1, max_size=max_shards)))
+
+
+@st.composite
+def contexts(draw: st.DrawFn, corpus: Corpus) -> list[int]:
+    """A context that mostly occurs: a piece of a document, sometimes with another token before or after it."""
+    document = draw(st.sampled_from(corpus.documents))
+    start = draw(st.integers(0, len(document) - 1))
+    piece = document[start : draw(st.integers(start + 1, len(document)))]
+    token = st.integers(0, corpus.vocabulary_size - 1) | st.sampled_from(document)
+    return draw(st.lists(token, max_size=2)) + piece + draw(st.lists(token, max_size=1))
+
+
+def sorted_suffixes(symbols: list[int], separator: int) -> list[int]:
+    """The suffix array of FORMAT.md, section 3, by comparing lists."""
+    return sorted((p for p, symbol in enumerate(symbols) if symbol != separator), key=lambda p: symbols[p:])
+
+
+def identity(vocabulary_size: int) -> TokenizerIdentity:
+    return TokenizerIdentity("test", "sha256:" + f"{vocabulary_size:064x}", vocabulary_size, {}, {})
+
+
+def write_datastore(directory: Path, corpus: Corpus) -> Path:
+    """Write the datastore of `corpus` with the writers of `datastore.shard`; small ones with the slowest of sorts."""
+    records = []
+    for place, documents in enumerate(corpus.shards):
+        name = f"shard-{place:05d}"
+        writer = TokensWriter(directory / f"{name}.tokens", corpus.vocabulary_size)
+        for document in documents:
+            writer.append(np.array(document))
+        writer.close()
+        tokens = TokensFile.open(directory / f"{name}.tokens")
+        symbols = tokens.symbols()
+        if symbols.size < 2_000:
+            order = np.array(sorted_suffixes(symbols.tolist(), separator_id(corpus.vocabulary_size)))
+        else:
+            order = suffix_array(symbols, vocabulary_size=corpus.vocabulary_size)
+        write_suffixes(directory / f"{name}.suffixes", tokens, order)
+        records.append(ShardRecord.of(name, Shard.open(directory, name)))
+    manifest = Manifest("rest-store test", identity(corpus.vocabulary_size), tuple(records), (), {})
+    (directory / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
+    return directory
+
+
+def add_prepared(directory: Path) -> Path:
+    """Prepare drafts of the datastore in `directory`, which has none."""
+    store = Datastore.open(directory)
+    prepared = prepare_drafts(directory / PREPARED_NAME, store.shards, store.vocabulary_size)
+    if prepared is not None:
+        edit_manifest(directory, lambda fields: fields.update(prepared=vars(prepared)))
+    return directory
+
+
+def open_datastore(directory: Path, corpus: Corpus) -> Datastore:
+    return Datastore.open(write_datastore(directory, corpus))
+
+
+def brute_count(corpus: Corpus, tokens: list[int]) -> int:
+    return sum(
+        document[start : start + len(tokens)] == tokens
+        for document in corpus.documents
+        for start in range(len(document) - len(tokens) + 1)
+    )
+
+
+def brute_match(corpus: Corpus, context: list[int], max_suffix: int) -> tuple[int, int]:
+    for length in range(min(max_suffix, len(context)), 0, -1):
+        count = brute_count(corpus, context[-length:])
+        if count:
+            return length, count
+    return 0, 0
+
+
+def brute_draft(
+    corpus: Corpus, context: list[int], max_nodes: int, max_suffix: int, max_depth: int
+) -> list[tuple[tuple[int, ...], int]]:
+    """Continuations and counts by the rule of FORMAT.md, section 7."""
+    length, _ = brute_match(corpus, context, max_suffix)
+    if length == 0:
+        return []
+    match = context[-length:]
+    found: Counter[tuple[int, ...]] = Counter()
+    for document in corpus.documents:
+        for start in range(len(document) - length + 1):
+            if document[start : start + length] == match:
+                rest = document[start + length : start + length + max_depth]
+                found.update(tuple(rest[:depth]) for depth in range(1, len(rest) + 1))
+    return sorted(found.items(), key=lambda item: (-item[1], len(item[0]), item[0]))[:max_nodes]
+
+
+def paths(tree: TokenTree) -> list[tuple[tuple[int, ...], int]]:
+    """The continuations and counts of `tree`, as `brute_draft` gives them."""
+    found: list[tuple[int, ...]] = []
+    for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
+        found.append((*found[parent], token) if parent >= 0 else (token,))
+    return list(zip(found, tree.counts.tolist(), strict=True))
+
+
+def zipf_corpus(seed: int, tokens: int, alphabet: int, vocabulary_size: int, shards: int) -> Corpus:
+    """Documents from a random second-order source, so that matches are long, heavy and uneven."""
+    rng = np.random.default_rng(seed)
+    ids = np.sort(rng.choice(vocabulary_size, alphabet, replace=False))
+    out: list[list[list[int]]] = [[] for _ in range(shards)]
+    while tokens > 0:
+        size = int(rng.integers(1, 400))
+        draws = np.minimum(rng.zipf(1.6, size) - 1, alphabet - 1)
+        draws[1::2] = (draws[::2][: draws[1::2].size] * 7 + draws[1::2]) % alphabet
+        out[int(rng.integers(shards))].append(ids[draws].tolist())
+        tokens -= size
+    return Corpus(vocabulary_size, [documents or [[int(ids[0])]] for documents in out])
+
+
+def edit_manifest(directory: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Pass what `manifest.json` holds through `change`, which alters it in place."""
+    path = directory / FILE_NAME
+    fields = json.loads(path.read_text(encoding="utf-8"))
+    change(fields)
+    path.write_text(json.dumps(fields), encoding="utf-8")
+
+
+def edit_file(path: Path, change: Callable[[bytearray], object]) -> None:
+    """Pass the bytes of a shard file through `change`, which alters them in place."""
+    data = bytearray(path.read_bytes())
+    change(data)
+    path.write_bytes(data)
+
+
+def seal_header(data: bytearray) -> None:
+    """Make the CRC-32 of a shard file's header right (FORMAT.md, sections 2 and 3)."""
+    struct.pack_into("<I", data, 252, zlib.crc32(data[:252]))
+
+
+def seal_datastore(directory: Path) -> None:
+    """Make every checksum of a datastore right, whatever its files hold: a fault that only reading through can find."""
+    fields = json.loads((directory / FILE_NAME).read_text(encoding="utf-8"))
+    for record in fields["shards"]:
+        digest = b""
+        for kind in ("tokens", "suffixes"):
+            path = directory / f"{record['name']}.{kind}"
+            data = bytearray(path.read_bytes())
+            if kind == "suffixes":
+                data[80:112] = digest
+            digest = hashlib.sha256(data[256:-8]).digest()
+            data[48:80] = digest
+            seal_header(data)
+            path.write_bytes(data)
+            record[f"{kind}_sha256"], record[f"{kind}_size"] = digest.hex(), len(data)
+    (directory / FILE_NAME).write_text(json.dumps(fields), encoding="utf-8")
+
+
+def refused(error: type[RestStoreError], call: Callable[[], object], *fragments: str) -> str:
+    """Return the message with which `call` raises exactly `error`: in our wording, and holding all `fragments`."""
+    with pytest.raises(error) as caught:
+        call()
+    message = str(caught.value)
+    assert type(caught.value) is error
+    assert re.fullmatch(r"(?s).+: .+ is .+, expected .+", message), message
+    for fragment in fragments:
+        assert fragment in message
+    return message

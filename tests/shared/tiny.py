@@ -1,0 +1,175 @@
+"""Tiny language models with random weights, of many architectures, and drafters to try them with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from tokenizers import processors
+
+from rest_store.datastore.tree import TokenTree
+from rest_store.generation.drafting import EMPTY, tree_of
+from tests.shared.models import CHATML, byte_level_bpe
+
+torch.set_num_threads(1)  # for models as small as these threads only wait for each other
+
+VOCABULARY = 96
+_ROPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": None,  # tests that want an end name its token
+}
+_NEOX = {name: value for name, value in _ROPE.items() if name != "num_key_value_heads"}
+_GEMMA = {**_ROPE, "head_dim": 8, "sliding_window": 8, "query_pre_attn_scalar": 8, "tie_word_embeddings": False}
+_GEMMA["layer_types"] = ["sliding_attention", "full_attention", "sliding_attention"]  # type: ignore[assignment]
+_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
+
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", _ROPE),
+    "mistral with a sliding window": ("Mistral", {**_ROPE, "sliding_window": 8, "head_dim": 8}),
+    "qwen2": ("Qwen2", _ROPE),
+    "qwen2 with windows": ("Qwen2", {**_ROPE, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
+    "qwen3": ("Qwen3", {**_ROPE, "head_dim": 8}),
+    "gemma2": ("Gemma2", _GEMMA),
+    "gemma3": ("Gemma3", {**_GEMMA, "class": "Gemma3ForCausalLM", "config": "Gemma3TextConfig"}),
+    "phi3": ("Phi3", _ROPE),
+    "gpt2": (
+        "GPT2",
+        {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 256, "pad_token_id": 0,
+         "bos_token_id": 1, "eos_token_id": None, "class": "GPT2LMHeadModel"},
+    ),
+    "gpt_neox": ("GPTNeoX", _NEOX),
+    "opt": ("OPT", {**_NEOX, "ffn_dim": 48, "word_embed_proj_dim": 32}),
+    "falcon": ("Falcon", {**_NEOX, "alibi": False, "new_decoder_architecture": False, "multi_query": True}),
+    "mixtral": ("Mixtral", {**_ROPE, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
+    "qwen3_moe": ("Qwen3Moe", {**_ROPE, **_EXPERTS, "num_experts": 4, "head_dim": 8}),
+    "stablelm": ("StableLm", _ROPE),
+    "olmo2": ("Olmo2", _ROPE),
+    "cohere": ("Cohere", _ROPE),
+    "granite": ("Granite", _ROPE),
+    "starcoder2": ("Starcoder2", {**_ROPE, "sliding_window": None}),
+    "gemma3n": (
+        "Gemma3n",
+        {**_GEMMA, "num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2,
+         "num_kv_shared_layers": 2, "intermediate_size": [48] * 4, "activation_sparsity_pattern": [0.0] * 4,
+         "vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 8, "laurel_rank": 4,
+         "altup_num_inputs": 2, "class": "Gemma3nForCausalLM", "config": "Gemma3nTextConfig"},
+    ),
+}  # fmt: skip
+
+
+def tiny_model(architecture: str, *, attention: str | None = None, dtype: torch.dtype = torch.float32) -> Any:
+    """A model with weights that depend on `architecture` alone, large enough that logits differ clearly."""
+    prefix, arguments = ARCHITECTURES[architecture]
+    arguments = dict(arguments)
+    kind = arguments.pop("class", f"{prefix}ForCausalLM")
+    config = getattr(transformers, arguments.pop("config", f"{prefix}Config"))(**arguments)
+    config.initializer_range = config.init_std = 0.5 if prefix == "GPTNeoX" else 0.3
+    if attention is not None:
+        config._attn_implementation = attention
+    torch.manual_seed(sum(map(ord, architecture)))
+    model = getattr(transformers, kind)(config)
+    return model.to(dtype).eval()
+
+
+def prompts(rows: int, length: int = 14, *, seed: int = 0, padded: bool = True) -> dict[str, torch.Tensor]:
+    """Random prompts, each row but the first with another amount of padding on the left."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(3, VOCABULARY, (rows, length), generator=generator)
+    mask = torch.ones_like(ids)
+    for row in range(1, rows if padded else 1):
+        mask[row, : 2 * row - 1] = 0
+        ids[row, : 2 * row - 1] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+class Scripted:
+    """A session that knows what will be written, or pretends to: `script` makes a tree from what is to come.
+
+    Args:
+        futures: for each prompt, as a tuple, all tokens that follow it.
+        script: from the tokens to come and a random generator, what `draft` answers.
+    """
+
+    def __init__(
+        self, prompt: list[int], futures: dict[tuple[int, ...], list[int]], script: Callable[..., Any]
+    ) -> None:
+        self.future = list(futures[tuple(prompt)])
+        self.script = script
+        self.random = np.random.default_rng(len(prompt))
+
+    def draft(self, *, max_nodes: int, costs: Any) -> Any:
+        return self.script(self.future, self.random, max_nodes)
+
+    def accept(self, tokens: Sequence[int], top_k: Any = None) -> None:
+        assert list(tokens) == self.future[: len(tokens)], "told tokens that were not written"
+        del self.future[: len(tokens)]
+
+    def close(self) -> None:
+        pass
+
+
+def right(future: list[int], random: np.random.Generator, max_nodes: int) -> TokenTree:
+    return tree_of([future[: min(5, max_nodes)]])
+
+
+def wrong(future: list[int], random: np.random.Generator, max_nodes: int) -> TokenTree:
+    never = [(token + 1) % VOCABULARY for token in future[:4]] or [5]
+    return tree_of([never[:3], [*never[:1], 7, 8]])
+
+
+def bushy(future: list[int], random: np.random.Generator, max_nodes: int) -> TokenTree:
+    """A tree in random order in which the true path is somewhere, cut off somewhere, among branches."""
+    true = future[: int(random.integers(0, 6))]
+    paths = [true[:cut] + random.integers(0, VOCABULARY, 3).tolist() for cut in random.integers(0, len(true) + 1, 3)]
+    paths.insert(int(random.integers(0, 4)), true)
+    tree = tree_of([path for path in paths if path])
+    return tree if len(tree) <= max_nodes else EMPTY
+
+
+SCRIPTS: dict[str, Callable[..., Any]] = {"right": right, "wrong": wrong, "bushy": bushy}
+
+
+def futures_of(inputs: dict[str, torch.Tensor], sequences: torch.Tensor) -> dict[tuple[int, ...], list[int]]:
+    """What follows each prompt of `inputs` in the finished `sequences`, with some more behind."""
+    length = inputs["input_ids"].shape[1]
+    found = {}
+    for ids, mask, sequence in zip(inputs["input_ids"], inputs["attention_mask"], sequences, strict=True):
+        prompt = tuple(ids[mask.bool()].tolist())
+        found[prompt] = sequence[length:].tolist() + [9] * 8
+    return found
+
+
+def text_tokenizer() -> Any:
+    """A tokenizer that begins every text with a token of its own, and whose chat template writes that token, too."""
+    words = byte_level_bpe()
+    begin = "<|im_start|>"
+    words.post_processor = processors.TemplateProcessing(
+        single=f"{begin} $A", special_tokens=[(begin, words.token_to_id(begin))]
+    )
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, bos_token=begin, eos_token="<|endoftext|>")
+    tokenizer.chat_template = "{{ bos_token }}" + CHATML
+    return tokenizer
+
+
+def write_model(directory: Path) -> Path:
+    """Write a tiny Llama that reads text, with its tokenizer; return `directory`."""
+    torch.manual_seed(3)
+    config = transformers.LlamaConfig(
+        vocab_size=512, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.3, eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(directory)
+    text_tokenizer().save_pretrained(directory)
+    return directory
