@@ -7,11 +7,11 @@
 #include <atomic>
 
 #include "python/context_bindings.hpp"
-#include "trees/kernel.hpp"
 #include "python/message_bindings.hpp"
-#include "trees/packed_tree.hpp"
-#include "search/page_guard.hpp"
 #include "python/session_bindings.hpp"
+#include "search/page_guard.hpp"
+#include "trees/kernel.hpp"
+#include "trees/packed_tree.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -21,7 +21,8 @@ namespace {
 
 using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// Makes instances of rest_store.datastore.tree.TokenTree: sets the slots that say in which bytes a tree lies, and where.
+// Makes instances of rest_store.datastore.tree.TokenTree: sets the slots that say in which bytes a tree lies, and
+// where.
 class TreeMaker {
  public:
   explicit TreeMaker(nb::object type)

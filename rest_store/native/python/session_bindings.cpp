@@ -7,9 +7,9 @@
 
 #include <memory>
 
+#include "session/collect_evidence.hpp"
 #include "session/gbdt_fit.hpp"
 #include "session/pruning.hpp"
-#include "session/collect_evidence.hpp"
 
 namespace nb = nanobind;
 using namespace rest_store;

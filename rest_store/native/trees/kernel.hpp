@@ -1,8 +1,8 @@
 // The queries of a datastore: its shards, and what a thread needs to answer from them.
 #pragma once
 
-#include "trees/tree_cache.hpp"
 #include "trees/prepared.hpp"
+#include "trees/tree_cache.hpp"
 
 namespace rest_store {
 

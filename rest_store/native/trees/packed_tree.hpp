@@ -1,4 +1,5 @@
-// Packed draft trees: writing one, and whether one from elsewhere is one. See rest_store/datastore/tree.py for the layout.
+// Packed draft trees: writing one, and whether one from elsewhere is one. See rest_store/datastore/tree.py for the
+// layout.
 
 #pragma once
 

@@ -5,8 +5,8 @@
 #include <array>
 #include <string_view>
 
-#include "trees/packed_tree.hpp"
 #include "search/shard_view.hpp"
+#include "trees/packed_tree.hpp"
 
 namespace rest_store {
 
