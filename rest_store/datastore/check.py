@@ -36,7 +36,7 @@ def check_datastore(
         path: directory of the datastore.
         full: compare all neighbouring suffixes and prepared drafts instead of a sample, and see that each token is
             listed once; takes one byte of memory for each position of a shard and far more time.
-        progress: told (shard and stage, units done, units in all).
+        progress: report (shard and stage, units done, units in all).
 
     Returns:
         The datastore, opened.
@@ -47,13 +47,13 @@ def check_datastore(
     store = Datastore.open(path)
     for record, shard in zip(store.manifest.shards, store.shards, strict=True):
         stages: list[tuple[str, Callable[[Callable[[int, int], None]], None]]] = [
-            ("checksums", lambda told, shard=shard: _check_checksums(shard, told)),  # type: ignore[misc]
-            ("symbols", lambda told, shard=shard: _check_symbols(shard, told)),  # type: ignore[misc]
-            ("keys", lambda told, shard=shard: _check_keys(shard, told)),  # type: ignore[misc]
-            ("suffix order", lambda told, shard=shard: _check_order(shard, full, told)),  # type: ignore[misc]
+            ("checksums", lambda report, shard=shard: _check_checksums(shard, report)),  # type: ignore[misc]
+            ("symbols", lambda report, shard=shard: _check_symbols(shard, report)),  # type: ignore[misc]
+            ("keys", lambda report, shard=shard: _check_keys(shard, report)),  # type: ignore[misc]
+            ("suffix order", lambda report, shard=shard: _check_order(shard, full, report)),  # type: ignore[misc]
         ]
         if full:
-            stages.append(("suffix set", lambda told, shard=shard: _check_set(shard, told)))  # type: ignore[misc]
+            stages.append(("suffix set", lambda report, shard=shard: _check_set(shard, report)))  # type: ignore[misc]
         for stage, run in stages:
             run(lambda done, total, name=f"{record.name} {stage}": progress(name, done, total))  # type: ignore[misc]
     if store.prepared is not None:
@@ -64,28 +64,28 @@ def check_datastore(
     return store
 
 
-Told = Callable[[int, int], None]
+Report = Callable[[int, int], None]
 
 
-def _check_checksums(shard: Shard, told: Told) -> None:
-    _check_files([(file.path, file.payload, file.header.sha256) for file in (shard.tokens, shard.suffixes)], told)
+def _check_checksums(shard: Shard, report: Report) -> None:
+    _check_files([(file.path, file.payload, file.header.sha256) for file in (shard.tokens, shard.suffixes)], report)
 
 
-def _check_files(files: list[tuple[Path, npt.NDArray[np.uint8], bytes]], told: Told) -> None:
+def _check_files(files: list[tuple[Path, npt.NDArray[np.uint8], bytes]], report: Report) -> None:
     total = sum(payload.size for _, payload, _ in files)
     done = 0
     for path, payload, expected in files:
         sha256 = hashlib.sha256()
         for start in range(0, payload.size, _BLOCK):
             sha256.update(payload[start : start + _BLOCK].data)
-            told(done + start, total)
+            report(done + start, total)
         done += payload.size
         if sha256.digest() != expected:
             raise ChecksumError(describe(path, "SHA-256 of the payload", sha256.hexdigest(), expected.hex()))
-    told(total, total)
+    report(total, total)
 
 
-def _check_symbols(shard: Shard, told: Told) -> None:
+def _check_symbols(shard: Shard, report: Report) -> None:
     header, path = shard.tokens.header, shard.tokens.path
     separator = separator_id(header.vocabulary_size)
     separators, last_was_separator = 0, True
@@ -101,13 +101,13 @@ def _check_symbols(shard: Shard, told: Told) -> None:
             raise ShardHeaderError(describe(path, f"a document near position {start}", "empty", "at least one token"))
         last_was_separator = bool(ends[-1])
         separators += int(np.count_nonzero(ends))
-        told(start, header.position_count)
+        report(start, header.position_count)
     if separators != header.document_count:
         raise ShardHeaderError(describe(path, "number of separators", separators, header.document_count))
-    told(header.position_count, header.position_count)
+    report(header.position_count, header.position_count)
 
 
-def _check_keys(shard: Shard, told: Told) -> None:
+def _check_keys(shard: Shard, report: Report) -> None:
     suffixes = shard.suffixes
     count, limit = suffixes.header.key_count, shard.tokens.header.position_count
     for start in range(0, count, _BLOCK):
@@ -119,19 +119,19 @@ def _check_keys(shard: Shard, told: Told) -> None:
             key = start + int(differing[0])
             found = f"{int(suffixes.keys[key]):#018x}"
             raise SuffixOrderError(describe(suffixes.path, f"key {key}", found, "the first bytes of its suffix"))
-        told(stop, count)
+        report(stop, count)
 
 
-def _check_order(shard: Shard, full: bool, told: Told) -> None:
+def _check_order(shard: Shard, full: bool, report: Report) -> None:
     count = shard.suffixes.header.entry_count
     if full or count <= SAMPLES:
         blocks = [np.arange(start, min(start + _BLOCK, count - 1)) for start in range(0, count - 1, _BLOCK)]
     else:
         blocks = [np.unique(np.random.default_rng(0).integers(0, count - 1, SAMPLES))]
     for place, ranks in enumerate(blocks):
-        told(place, len(blocks))
+        report(place, len(blocks))
         _compare_neighbours(shard, ranks.astype(np.int64), MAX_POSITIONS if full else _EQUAL_AT_MOST)
-    told(len(blocks), len(blocks))
+    report(len(blocks), len(blocks))
 
 
 def _compare_neighbours(shard: Shard, ranks: npt.NDArray[np.int64], symbols: int) -> None:
@@ -163,13 +163,13 @@ def _compare_neighbours(shard: Shard, ranks: npt.NDArray[np.int64], symbols: int
         compared += step
 
 
-def _check_set(shard: Shard, told: Told) -> None:
+def _check_set(shard: Shard, report: Report) -> None:
     count = shard.suffixes.header.entry_count
     seen = np.zeros(shard.tokens.header.position_count, dtype=np.bool_)
     for start in range(0, count, _BLOCK):
         stop = min(start + _BLOCK, count)
         seen[shard.suffixes.entries(start, stop)] = True
-        told(stop, count)
+        report(stop, count)
     listed = int(np.count_nonzero(seen))
     if listed != count:
         raise SuffixOrderError(describe(shard.suffixes.path, "number of distinct positions", listed, count))
@@ -180,7 +180,7 @@ def _check_set(shard: Shard, told: Told) -> None:
             raise SuffixOrderError(describe(shard.suffixes.path, "an entry", "a separator's", "a token's position"))
 
 
-def _check_prepared(store: Datastore, full: bool, told: Told) -> None:
+def _check_prepared(store: Datastore, full: bool, report: Report) -> None:
     """Compare prepared drafts, all or a sample, with those that the shards give."""
     prepared = store.prepared
     assert prepared is not None
@@ -190,7 +190,7 @@ def _check_prepared(store: Datastore, full: bool, told: Told) -> None:
         places = np.unique(np.random.default_rng(0).integers(0, places.size, DRAFT_SAMPLES))
     kernel = open_kernel(store.shards, store.vocabulary_size)
     for number, place in enumerate(places.tolist()):
-        told(number, places.size)
+        report(number, places.size)
         tokens, found = prepared.draft(place)
         if not tokens or max(tokens) >= store.vocabulary_size or len(tokens) > MAX_SUFFIX:
             raise PreparedDraftError(describe(prepared.path, f"match of draft {place}", tokens, "tokens"))
@@ -200,7 +200,7 @@ def _check_prepared(store: Datastore, full: bool, told: Told) -> None:
             raise PreparedDraftError(
                 describe(prepared.path, f"draft {place}, of {tokens}", "not in its bucket", "in it")
             )
-    told(places.size, places.size)
+    report(places.size, places.size)
 
 
 def _require_same_draft(where: str, found: TokenTree, expected: TokenTree) -> None:

@@ -97,9 +97,9 @@ class GilReleased {
 };
 
 // A kernel and the arrays that keep its mappings open.
-class Opened {
+class NativeKernel {
  public:
-  Opened(const nb::list& shards, std::uint32_t vocabulary, nb::object tree_type, nb::object prepared)
+  NativeKernel(const nb::list& shards, std::uint32_t vocabulary, nb::object tree_type, nb::object prepared)
       : keep_(shards),
         keep_prepared_(prepared),
         kernel_(views(shards), vocabulary, prepared_view(prepared)),
@@ -238,9 +238,9 @@ class Opened {
 };
 
 // A guard and the arrays whose pages it watches.
-class Guarded {
+class GuardedArrays {
  public:
-  explicit Guarded(const nb::list& arrays) : keep_(arrays) {
+  explicit GuardedArrays(const nb::list& arrays) : keep_(arrays) {
     for (nb::handle array : arrays) {
       const auto bytes = nb::cast<Bytes>(array);
       guard_.watch(bytes.data(), bytes.size());
@@ -265,14 +265,14 @@ NB_MODULE(_kernel, module) {
   });
   bind_sessions(module);
   bind_messages(module);
-  nb::class_<Opened>(module, "NativeKernel")
+  nb::class_<NativeKernel>(module, "NativeKernel")
       .def(nb::init<const nb::list&, std::uint32_t, nb::object, nb::object>(), "shards"_a, "vocabulary_size"_a,
            "tree_type"_a, "prepared"_a = nb::none())
-      .def("longest_suffix_match", &Opened::longest_suffix_match)
-      .def("draft", &Opened::draft)
-      .def("draft_batch", &Opened::draft_batch)
-      .def("count", &Opened::count);
-  nb::class_<Guarded>(module, "PageGuard")
+      .def("longest_suffix_match", &NativeKernel::longest_suffix_match)
+      .def("draft", &NativeKernel::draft)
+      .def("draft_batch", &NativeKernel::draft_batch)
+      .def("count", &NativeKernel::count);
+  nb::class_<GuardedArrays>(module, "PageGuard")
       .def(nb::init<const nb::list&>(), "arrays"_a)
-      .def_prop_ro("lost", &Guarded::lost);
+      .def_prop_ro("lost", &GuardedArrays::lost);
 }
