@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +11,9 @@ import numpy.typing as npt
 
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.header import KEY_STRIDE, MAX_POSITIONS, separator_id
-from rest_store.datastore.kernel import MAX_SUFFIX, open_kernel
 from rest_store.datastore.shard import Shard
-from rest_store.datastore.tree import TokenTree
-from rest_store.errors import ChecksumError, PreparedDraftError, ShardHeaderError, SuffixOrderError, describe
+from rest_store.errors import ChecksumError, ShardHeaderError, SuffixOrderError, describe
 
-DRAFT_SAMPLES = 256  # prepared drafts that are made again unless all are
 SAMPLES = 1 << 17  # neighbouring suffixes compared in each shard unless all are
 _BLOCK = 1 << 18  # ranks, symbols or bytes read at once
 _EQUAL_AT_MOST = 1 << 16  # symbols after which a sampled pair of neighbours counts as in order
@@ -28,15 +24,15 @@ Progress = Callable[[str, int, int], None]
 def check_datastore(
     path: str | Path, *, full: bool = False, progress: Progress = lambda stage, done, total: None
 ) -> Datastore:
-    """Verify a datastore beyond its structure: checksums, symbols, keys, order of its suffix arrays, prepared drafts.
+    """Verify a datastore beyond its structure: checksums, symbols, keys, order of its suffix arrays.
 
     Reads the files through, in blocks.
 
     Args:
         path: directory of the datastore.
-        full: compare all neighbouring suffixes and prepared drafts instead of a sample, and see that each token is
-            listed once; takes one byte of memory for each position of a shard and far more time.
-        progress: report (shard and stage, units done, units in all).
+        full: compare all neighbouring suffixes instead of a sample, and check that each token is listed once. Takes
+            far more time and one byte of memory for each position of a shard.
+        progress: called with (shard and stage, units done, units in total).
 
     Returns:
         The datastore, opened.
@@ -56,11 +52,6 @@ def check_datastore(
             stages.append(("suffix set", lambda report, shard=shard: _check_set(shard, report)))  # type: ignore[misc]
         for stage, run in stages:
             run(lambda done, total, name=f"{record.name} {stage}": progress(name, done, total))  # type: ignore[misc]
-    if store.prepared is not None:
-        header = store.prepared.header
-        files = [(store.prepared.path, store.prepared.payload, header.sha256)]
-        _check_files(files, lambda done, total: progress("prepared drafts checksums", done, total))
-        _check_prepared(store, full, lambda done, total: progress("prepared drafts", done, total))
     return store
 
 
@@ -178,41 +169,6 @@ def _check_set(shard: Shard, report: Report) -> None:
         symbols = shard.tokens.symbols(start, min(start + _BLOCK, seen.size))
         if bool(np.any(seen[start : start + _BLOCK] & (symbols == separator))):
             raise SuffixOrderError(describe(shard.suffixes.path, "an entry", "a separator's", "a token's position"))
-
-
-def _check_prepared(store: Datastore, full: bool, report: Report) -> None:
-    """Compare prepared drafts, all or a sample, with those that the shards give."""
-    prepared = store.prepared
-    assert prepared is not None
-    header = prepared.header
-    places = np.arange(header.draft_count)
-    if not full and places.size > DRAFT_SAMPLES:
-        places = np.unique(np.random.default_rng(0).integers(0, places.size, DRAFT_SAMPLES))
-    kernel = open_kernel(store.shards, store.vocabulary_size)
-    for number, place in enumerate(places.tolist()):
-        report(number, places.size)
-        tokens, found = prepared.draft(place)
-        if not tokens or max(tokens) >= store.vocabulary_size or len(tokens) > MAX_SUFFIX:
-            raise PreparedDraftError(describe(prepared.path, f"match of draft {place}", tokens, "tokens"))
-        expected = kernel.draft(tokens, header.max_nodes, len(tokens), header.max_depth)
-        _require_same_draft(f"{prepared.path}: draft {place}, of {tokens}", found, expected)
-        if prepared.find(tokens) != place:
-            raise PreparedDraftError(
-                describe(prepared.path, f"draft {place}, of {tokens}", "not in its bucket", "in it")
-            )
-    report(places.size, places.size)
-
-
-def _require_same_draft(where: str, found: TokenTree, expected: TokenTree) -> None:
-    if found.match != expected.match:
-        raise PreparedDraftError(describe(where, "occurrences of its match", found.match.count, expected.match.count))
-    rows = [
-        list(zip(tree.tokens.tolist(), tree.parents.tolist(), tree.counts.tolist(), strict=True))
-        for tree in (found, expected)
-    ]
-    for node, (row, right) in enumerate(zip_longest(*rows, fillvalue="absent")):
-        if row != right:
-            raise PreparedDraftError(describe(where, f"token, parent and count of node {node}", row, right))
 
 
 def _require_positions(shard: Shard, positions: npt.NDArray[np.int64], limit: int) -> None:

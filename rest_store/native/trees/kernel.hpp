@@ -1,7 +1,6 @@
 // The queries of a datastore: its shards, and what a thread needs to answer from them.
 #pragma once
 
-#include "trees/prepared.hpp"
 #include "trees/tree_cache.hpp"
 
 namespace rest_store {
@@ -38,12 +37,8 @@ struct Trees {
 // Thread-safe: shards are read-only, the cache locks itself, scratch memory belongs to the thread.
 class Kernel {
  public:
-  Kernel(std::vector<ShardView> shards, std::uint32_t vocabulary, const PreparedView& prepared)
-      : shards_(std::move(shards)), vocabulary_(vocabulary), key_tree_(shards_) {
-    std::uint64_t entries = 0;
-    for (const ShardView& shard : shards_) entries += shard.entry_count;
-    if (prepared.draft_count > 0) prepared_ = PreparedDrafts(prepared, entries);
-  }
+  Kernel(std::vector<ShardView> shards, std::uint32_t vocabulary)
+      : shards_(std::move(shards)), vocabulary_(vocabulary), key_tree_(shards_) {}
 
   std::uint32_t width() const { return shards_[0].width; }
 
@@ -62,14 +57,8 @@ class Kernel {
       const auto places = std::span(trees.places).subspan(first, some.size());
       const auto known = [&](std::size_t i, std::uint32_t length) {
         const std::string_view tokens = tokens_of(some[i], length);
-        std::shared_ptr<KeptTree>& kept = places[i].kept;
-        kept = cache_.lookup(tokens, limits.max_nodes, limits.max_depth);
-        if (kept != nullptr) return true;
-        Block block;
-        if (!prepared_.append(tokens, limits.max_nodes, limits.max_depth, own.nodes, block)) return false;
-        kept = std::make_shared<KeptTree>(std::move(block));
-        cache_.insert(tokens, 0, limits.max_nodes, limits.max_depth, kept, trees.dropped);
-        return true;
+        places[i].kept = cache_.lookup(tokens, limits.max_nodes, limits.max_depth);
+        return places[i].kept != nullptr;
       };
       const std::vector<Match>& matches =
           own.matcher.longest(shards_, key_tree_, some, Matcher::Find::kOccurrences, known);
@@ -114,7 +103,6 @@ class Kernel {
   struct Scratch {
     Matcher matcher;
     Drafter drafter;
-    Nodes nodes;
     std::vector<Search> searches;
     std::vector<std::uint8_t> decided;
   };
@@ -163,7 +151,6 @@ class Kernel {
   std::vector<ShardView> shards_;
   std::uint32_t vocabulary_;
   KeyTree key_tree_;
-  PreparedDrafts prepared_;
   TreeCache cache_;
 };
 
