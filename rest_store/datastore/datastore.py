@@ -7,25 +7,14 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from rest_store.datastore.kernel import MAX_DEPTH, MAX_NODES, MAX_SUFFIX, kernel_name, open_kernel
+from rest_store.datastore.kernel import MAX_SUFFIX, kernel_name, open_kernel
 from rest_store.datastore.manifest import FILE_NAME, Manifest, ShardRecord
 from rest_store.datastore.mapped_file import MappedFile
 from rest_store.datastore.memory import available_bytes
 from rest_store.datastore.shard import Shard
 from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
 from rest_store.datastore.tree import SuffixMatch, TokenTree
-from rest_store.datastore.validation import (
-    Contexts,
-    IntSequence,
-    array_or_batch,
-    explain,
-    limit,
-    limits,
-    plain,
-    plain_batch,
-    too_many_tokens,
-)
-from rest_store.errors import QueryError
+from rest_store.datastore.validation import Contexts, IntSequence, limit, limits, tail, tails, too_many_tokens
 
 
 @dataclass(frozen=True)
@@ -67,7 +56,6 @@ class Datastore:
         self.shards = shards
         self.vocabulary_size = manifest.tokenizer.vocabulary_size
         self._kernel = open_kernel(shards, self.vocabulary_size)
-        self._draft = self._kernel.draft
         self._kernel_name = kernel_name()
         self._built = datetime.fromtimestamp((path / FILE_NAME).stat().st_mtime, timezone.utc)
 
@@ -140,10 +128,8 @@ class Datastore:
         Thread-safe; releases the GIL.
         """
         max_suffix = limit("max_suffix", max_suffix, MAX_SUFFIX)
-        try:
-            return SuffixMatch(*self._kernel.longest_suffix_match(plain(context), max_suffix))
-        except (TypeError, ValueError) as error:
-            raise explain(context, max_suffix, self.vocabulary_size) or QueryError(f"query: {error}") from error
+        suffix = tail(context, max_suffix, self.vocabulary_size)
+        return SuffixMatch(*self._kernel.longest_suffix_match(suffix))
 
     def draft(
         self, context: IntSequence, *, max_nodes: int = 64, max_suffix: int = 16, max_depth: int = 10
@@ -160,8 +146,7 @@ class Datastore:
             max_depth: longest continuation, in tokens, 1..32.
 
         Returns:
-            The draft tree, with its suffix match; empty if nothing matches or no match is continued. Who asks for the
-            same again may get the same instance.
+            The draft tree with its suffix match; empty if nothing matches or no occurrence is continued.
 
         Raises:
             QueryError: `context` is not 1-D integers, is empty, or holds an id outside the vocabulary, or a limit is
@@ -169,45 +154,33 @@ class Datastore:
 
         Thread-safe; releases the GIL.
         """
-        if not (type(max_nodes) is int and type(max_suffix) is int and type(max_depth) is int) or not (
-            1 <= max_nodes <= MAX_NODES and 1 <= max_suffix <= MAX_SUFFIX and 1 <= max_depth <= MAX_DEPTH
-        ):
-            max_nodes, max_suffix, max_depth = limits(max_nodes, max_suffix, max_depth)
-        try:
-            return self._draft(context if type(context) is list else plain(context), max_nodes, max_suffix, max_depth)
-        except (TypeError, ValueError) as error:
-            raise explain(context, max_suffix, self.vocabulary_size) or QueryError(f"query: {error}") from error
+        max_nodes, max_suffix, max_depth = limits(max_nodes, max_suffix, max_depth)
+        suffix = tail(context, max_suffix, self.vocabulary_size)
+        return TokenTree.from_packed(*self._kernel.draft(suffix, max_nodes, max_depth))
 
     def draft_batch(
         self, contexts: Contexts, *, max_nodes: int = 64, max_suffix: int = 16, max_depth: int = 10
     ) -> list[TokenTree]:
-        """Return what `draft` returns, for each of `contexts`; faster than one call each.
+        """Return what `draft` returns for each of `contexts`; the GIL is released once.
 
         Args:
-            contexts: a sequence of contexts, or int[B, N], one array or tensor with a context a row; the array is read
-                in less time than lists are.
-            max_nodes: as `draft`, as the other limits.
-            max_suffix: longest suffix tried, in tokens.
-            max_depth: longest continuation, in tokens.
+            contexts: a sequence of contexts, or an array or tensor int[B, N] with one context per row.
+            max_nodes: as in `draft`.
+            max_suffix: as in `draft`.
+            max_depth: as in `draft`.
 
         Returns:
             B draft trees, in the order of the contexts.
 
         Raises:
-            QueryError: as `draft`; the message names the context's place.
+            QueryError: as in `draft`; the message names the place of the context.
 
         Thread-safe; releases the GIL.
         """
         max_nodes, max_suffix, max_depth = limits(max_nodes, max_suffix, max_depth)
-        asked = array_or_batch(contexts)
-        try:
-            return self._kernel.draft_batch(plain_batch(asked), max_nodes, max_suffix, max_depth)
-        except (TypeError, ValueError) as error:
-            for place, context in enumerate(asked):
-                reason = explain(context, max_suffix, self.vocabulary_size, f"context {place}")
-                if reason is not None:
-                    raise reason from error
-            raise QueryError(f"query: {error}") from error
+        suffixes = tails(contexts, max_suffix, self.vocabulary_size)
+        packed = self._kernel.draft_batch(suffixes, max_nodes, max_depth)
+        return [TokenTree.from_packed(*tree) for tree in packed]
 
     def count(self, tokens: IntSequence) -> int:
         """Return how often the sequence `tokens` occurs within documents of this datastore.
@@ -220,11 +193,10 @@ class Datastore:
 
         Thread-safe; releases the GIL.
         """
-        try:
-            return self._kernel.count(plain(tokens))
-        except (TypeError, ValueError) as error:
-            reason = explain(tokens, MAX_SUFFIX, self.vocabulary_size, "tokens")
-            raise reason or too_many_tokens(len(tokens)) from error
+        sequence = tail(tokens, MAX_SUFFIX + 1, self.vocabulary_size, "tokens")
+        if len(sequence) > MAX_SUFFIX:
+            raise too_many_tokens(len(tokens))
+        return self._kernel.count(sequence)
 
     def __repr__(self) -> str:
         return f"Datastore({str(self.path)!r}, {self.manifest.token_count} tokens, {len(self.shards)} shards)"

@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from rest_store.datastore.mapped_file import MappedFile
-from rest_store.datastore.reference import KernelShard, ReferenceKernel
+from rest_store.datastore.reference import KernelShard, PackedTree, ReferenceKernel
 from rest_store.datastore.shard import Shard
-from rest_store.datastore.tree import TokenTree
 from rest_store.errors import NativeKernelError, describe
 
 MAX_SUFFIX = 64
@@ -20,24 +19,23 @@ MAX_NODES = 1024
 
 
 class Kernel(Protocol):
-    """Exact queries over shards. Contexts are 1-D integers, of which the last `max_suffix` are read.
+    """Exact queries over shards. A suffix is the end of a context: 1 to 64 tokens of the vocabulary.
 
-    A batch is a list of contexts or 2-D integers, a context a row. Methods raise TypeError or ValueError, without
-    saying more, for a context that is not 1-D integers of the vocabulary or is empty. Thread-safe; the native kernel
-    releases the GIL.
+    Methods raise ValueError for a number of tokens, a token or a limit out of range; `Datastore` checks them before and
+    words the errors. Thread-safe; the native kernel releases the GIL.
     """
 
-    def longest_suffix_match(self, context: Any, max_suffix: int, /) -> tuple[int, int]:
+    def longest_suffix_match(self, suffix: list[int], /) -> tuple[int, int]:
         """Return (match length, count)."""
 
-    def count(self, tokens: Any, /) -> int:
+    def count(self, tokens: list[int], /) -> int:
         """Return the occurrences of `tokens`, 1 to 64 of them."""
 
-    def draft(self, context: Any, max_nodes: int, max_suffix: int, max_depth: int, /) -> TokenTree:
-        """Return the draft tree of `context`."""
+    def draft(self, suffix: list[int], max_nodes: int, max_depth: int, /) -> PackedTree:
+        """Return the draft tree of a context that ends with `suffix`."""
 
-    def draft_batch(self, contexts: Any, max_nodes: int, max_suffix: int, max_depth: int, /) -> list[TokenTree]:
-        """Return what `draft` returns, for each of `contexts`."""
+    def draft_batch(self, suffixes: list[list[int]], max_nodes: int, max_depth: int, /) -> list[PackedTree]:
+        """Return what `draft` returns for each of `suffixes`."""
 
 
 def native_kernel() -> type[Any] | None:
@@ -82,7 +80,7 @@ def open_kernel(shards: Sequence[Shard], vocabulary_size: int) -> Kernel:
     views = [shard_view(shard) for shard in shards]
     native = native_kernel()
     if kernel_name() == "native" and native is not None:
-        return native(views, vocabulary_size, TokenTree)  # type: ignore[no-any-return]
+        return native(views, vocabulary_size)  # type: ignore[no-any-return]
     if native is None and not _warned:
         _warned = True
         warnings.warn(

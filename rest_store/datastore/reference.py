@@ -7,7 +7,6 @@ Slow and simple: one binary search for each boundary, one pass over all matches 
 from __future__ import annotations
 
 import heapq
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.shard import decode_symbols, gather_entries
-from rest_store.datastore.tree import TokenTree
 
+PackedTree = tuple[bytes, tuple[int, int]]  # the packed nodes (see TokenTree), and length and count of the match
 _BLOCK = 1 << 20  # ranks read at once
 
 
@@ -102,38 +101,30 @@ class ReferenceKernel:
         self.shards = list(shards)
         self.vocabulary_size = vocabulary_size
 
-    def _suffix(self, context: Any, max_suffix: int) -> npt.NDArray[np.int64]:
-        suffix = [operator.index(token) for token in context[-max_suffix:]]
-        if not suffix or min(suffix) < 0 or max(suffix) >= self.vocabulary_size:
-            raise ValueError("context is empty, or holds an id outside the vocabulary")
-        return np.array(suffix, dtype=np.int64)
-
     def _occurrences(self, tokens: npt.NDArray[np.int64]) -> Intervals:
         return [(shard.first_rank(tokens, after=False), shard.first_rank(tokens, after=True)) for shard in self.shards]
 
-    def _match(self, suffix: npt.NDArray[np.int64]) -> tuple[int, Intervals]:
+    def _match(self, suffix: list[int]) -> tuple[int, Intervals]:
         best: tuple[int, Intervals] = (0, [(0, 0)] * len(self.shards))
-        for length in range(1, suffix.size + 1):
-            intervals = self._occurrences(suffix[suffix.size - length :])
+        for length in range(1, len(suffix) + 1):
+            intervals = self._occurrences(np.array(suffix[-length:]))
             if _total(intervals) == 0:
                 break
             best = (length, intervals)
         return best
 
-    def longest_suffix_match(self, context: Any, max_suffix: int) -> tuple[int, int]:
-        """Return (length, count) of the longest suffix of `context` that occurs."""
-        length, intervals = self._match(self._suffix(context, max_suffix))
+    def longest_suffix_match(self, suffix: list[int]) -> tuple[int, int]:
+        """Return (length, count) of the longest suffix of `suffix` that occurs."""
+        length, intervals = self._match(suffix)
         return length, _total(intervals)
 
-    def count(self, tokens: Any) -> int:
+    def count(self, tokens: list[int]) -> int:
         """Return the occurrences of `tokens`."""
-        if len(tokens) > 64:
-            raise ValueError("more than 64 tokens")
-        return _total(self._occurrences(self._suffix(tokens, 64)))
+        return _total(self._occurrences(np.array(tokens)))
 
-    def draft(self, context: Any, max_nodes: int, max_suffix: int, max_depth: int) -> TokenTree:
-        """Return the draft tree of `context`."""
-        length, intervals = self._match(self._suffix(context, max_suffix))
+    def draft(self, suffix: list[int], max_nodes: int, max_depth: int) -> PackedTree:
+        """Return the draft tree of a context that ends with `suffix`."""
+        length, intervals = self._match(suffix)
         chosen: list[_Node] = []
         open_nodes = self._children((), intervals, length) if length else []
         heapq.heapify(open_nodes)
@@ -151,11 +142,11 @@ class ReferenceKernel:
             ([node.depth for node in chosen], np.int32),
         ]
         packed = b"".join(np.array(values, dtype).tobytes() for values, dtype in columns)
-        return TokenTree.from_packed(packed, (length, _total(intervals)))
+        return packed, (length, _total(intervals))
 
-    def draft_batch(self, contexts: Any, max_nodes: int, max_suffix: int, max_depth: int) -> list[TokenTree]:
-        """Return what `draft` returns, for each of `contexts`."""
-        return [self.draft(context, max_nodes, max_suffix, max_depth) for context in contexts]
+    def draft_batch(self, suffixes: list[list[int]], max_nodes: int, max_depth: int) -> list[PackedTree]:
+        """Return what `draft` returns for each of `suffixes`."""
+        return [self.draft(suffix, max_nodes, max_depth) for suffix in suffixes]
 
     def _children(self, path: tuple[int, ...], intervals: Intervals, length: int) -> list[_Node]:
         """Split the occurrences of match and path by their next token."""

@@ -1,8 +1,7 @@
-"""The draft tree: proposed continuations of a context that share their common beginnings."""
+"""The draft tree: proposed continuations of a context, merged where they begin alike."""
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -12,7 +11,6 @@ import numpy.typing as npt
 from rest_store.errors import TreeError, describe
 
 _NODE_SIZE = 20  # bytes of a node when packed
-_HEADER = struct.Struct("=QII")  # match count, match length, bytes of the packed nodes that follow
 _Integer = TypeVar("_Integer", bound=np.signedinteger[Any])
 
 
@@ -31,23 +29,28 @@ class SuffixMatch(NamedTuple):
 class TokenTree:
     """Continuations of a context as a tree; each node is one draft token.
 
-    Parents come before their children. Immutable and thread-safe; the arrays are read-only views of one block.
+    Parents come before their children. Immutable and thread-safe; arrays are read-only views.
 
     Args:
         tokens: int[N], the draft token of each node.
-        parents: int[N], the place of each node's parent in the tree; -1 for a child of the context.
-        counts: int[N], occurrences of the continuation that ends in the node, after the match.
-        match: the suffix match that the continuations follow.
-        scores: float[N], the calibrated probability that each node is accepted; None if nobody estimated it.
-        origins: uint8[N], bit i set: source i of a draft session proposed the node; None outside of sessions.
+        parents: int[N], the index of each node's parent; -1 for a child of the context.
+        counts: int[N], occurrences of the match followed by the path to the node.
+        match: the suffix match that the tree continues.
+        scores: float[N], the estimated acceptance probability of each node; None if there is no estimate.
+        origins: uint8[N], bit i set if source i of a draft session proposed the node; None outside of sessions.
+
+    Attributes:
+        packed: counts int64[N], tokens int32[N], parents int32[N] and depths int32[N], one after the other.
+        match: as given.
 
     Raises:
         TreeError: not 1-D integers, arrays of unequal length, or a parent that does not come before its child.
     """
 
-    # A tree lies in a block of bytes, where others may lie, too: from `_start` on a header, then the packed nodes. Both
-    # kernels rely on these slots.
-    __slots__ = ("_block", "_extras", "_start")
+    __slots__ = ("_origins", "_scores", "match", "packed")
+
+    packed: bytes
+    match: SuffixMatch
 
     def __init__(
         self,
@@ -72,62 +75,44 @@ class TokenTree:
             if not -1 <= parent < node:
                 raise TreeError(describe("draft tree", f"parent of node {node}", parent, f"-1..{node - 1}"))
             depths.append(1 if parent < 0 else depths[parent] + 1)
-        packed = b"".join(column.tobytes() for column in (*columns, np.array(depths, dtype=np.int32)))
-        extras = (
-            None if scores is None else np.asarray(scores, np.float32).tobytes(),
-            None if origins is None else np.asarray(origins, np.uint8).tobytes(),
-        )
-        for what, column, width in (("scores", extras[0], 4), ("origins", extras[1], 1)):
+        if not all(isinstance(number, int) and 0 <= number < 1 << 64 for number in match):
+            raise TreeError(describe("draft tree", "match", tuple(match), "a length and a count of at least 0"))
+        self.packed = b"".join(column.tobytes() for column in (*columns, np.array(depths, dtype=np.int32)))
+        self.match = SuffixMatch(*match)
+        self._scores = None if scores is None else np.asarray(scores, np.float32).tobytes()
+        self._origins = None if origins is None else np.asarray(origins, np.uint8).tobytes()
+        for what, column, width in (("scores", self._scores, 4), ("origins", self._origins, 1)):
             if column is not None and len(column) != width * sizes[0]:
                 raise TreeError(describe("draft tree", f"length of {what}", len(column) // width, sizes[0]))
-        self._place(packed, match, extras)
 
     @classmethod
     def from_packed(
         cls, packed: bytes, match: tuple[int, int], scores: bytes | None = None, origins: bytes | None = None
     ) -> TokenTree:
-        """Wrap what a kernel returns, unchecked: counts int64[N], then tokens, parents and depths int32[N].
+        """Make a tree of its packed bytes, unchecked.
 
-        A session's trees come with scores float32[N] and origins uint8[N].
+        Args:
+            packed: as the attribute.
+            match: length and count.
+            scores: float32[N] or None.
+            origins: uint8[N] or None.
         """
         tree = cls.__new__(cls)
-        tree._place(packed, match, (scores, origins))
+        tree.packed = packed
+        tree.match = SuffixMatch(*match)
+        tree._scores, tree._origins = scores, origins
         return tree
 
-    def _place(self, packed: bytes, match: tuple[int, int], extras: tuple[bytes | None, bytes | None]) -> None:
-        try:
-            self._block = _HEADER.pack(match[1], match[0], len(packed)) + packed
-        except struct.error:
-            raise TreeError(describe("draft tree", "match", tuple(match), "a length and a count from 0 on")) from None
-        self._start = 0
-        self._extras = None if extras == (None, None) else extras  # scores and origins
-
-    @property
-    def match(self) -> SuffixMatch:
-        """The suffix match that the continuations follow."""
-        count, length, _ = _HEADER.unpack_from(self._block, self._start)
-        return SuffixMatch(length, count)
-
-    @property
-    def packed(self) -> bytes:
-        """Counts int64[N], tokens int32[N], parents int32[N] and depths int32[N], one after the other."""
-        begin = self._start + _HEADER.size
-        return self._block[begin : begin + self._size]
-
-    @property
-    def _size(self) -> int:
-        return _HEADER.unpack_from(self._block, self._start)[2]  # type: ignore[no-any-return]
-
     def __len__(self) -> int:
-        return self._size // _NODE_SIZE
+        return len(self.packed) // _NODE_SIZE
 
     def _column(self, start: int, dtype: type[_Integer]) -> npt.NDArray[_Integer]:
         size = len(self)
-        return np.frombuffer(self._block, dtype, size, self._start + _HEADER.size + start * size)
+        return np.frombuffer(self.packed, dtype, size, start * size)
 
     @property
     def counts(self) -> npt.NDArray[np.int64]:
-        """Occurrences of the continuation that ends in each node, int64[N]."""
+        """Occurrences of the match followed by the path to each node, int64[N]."""
         return self._column(0, np.int64)
 
     @property
@@ -137,7 +122,7 @@ class TokenTree:
 
     @property
     def parents(self) -> npt.NDArray[np.int32]:
-        """Places of the parents, int32[N]; -1: child of the context."""
+        """Indices of the parents, int32[N]; -1 for a child of the context."""
         return self._column(12, np.int32)
 
     @property
@@ -147,18 +132,16 @@ class TokenTree:
 
     @property
     def scores(self) -> npt.NDArray[np.float32] | None:
-        """Calibrated probability that each node is accepted, float32[N]; None for a datastore's trees."""
-        scores = None if self._extras is None else self._extras[0]
-        return None if scores is None else np.frombuffer(scores, np.float32)
+        """Estimated acceptance probability of each node, float32[N]; None for the trees of a datastore."""
+        return None if self._scores is None else np.frombuffer(self._scores, np.float32)
 
     @property
     def origins(self) -> npt.NDArray[np.uint8] | None:
-        """Which sources of the session proposed each node, one bit each, uint8[N]; None for a datastore's trees."""
-        origins = None if self._extras is None else self._extras[1]
-        return None if origins is None else np.frombuffer(origins, np.uint8)
+        """The sources of the session that proposed each node, one bit each, uint8[N]; None for a datastore's trees."""
+        return None if self._origins is None else np.frombuffer(self._origins, np.uint8)
 
     def mask(self) -> npt.NDArray[np.bool_]:
-        """Return who sees whom under tree attention, bool[N, N]: a row sees itself and its ancestors."""
+        """Return the tree attention mask, bool[N, N]: each row sees itself and its ancestors."""
         size, parents, depths = len(self), self.parents, self.depths
         mask = np.eye(size, dtype=np.bool_)
         for depth in range(2, int(depths.max(initial=0)) + 1):
@@ -171,11 +154,11 @@ class TokenTree:
         return self.depths.astype(np.int64) + (context_length - 1)
 
     def children(self, node: int) -> npt.NDArray[np.int64]:
-        """Return the places of the children of `node`, ascending; -1 asks for those of the context."""
+        """Return the indices of the children of `node`, ascending; -1 stands for the context."""
         return np.flatnonzero(self.parents == node)
 
     def longest_path(self, tokens: Iterable[int]) -> npt.NDArray[np.int64]:
-        """Return the nodes met when walking down along `tokens`, int64[k], k the number that the tree foresaw."""
+        """Return the nodes of the longest path that spells the beginning of `tokens`, int64[k]."""
         by_parent = {
             (parent, token): node
             for node, (parent, token) in reversed(
@@ -193,13 +176,16 @@ class TokenTree:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TokenTree):
             return NotImplemented
-        return (self.packed, self.match, self._extras) == (other.packed, other.match, other._extras)
+        return self._content() == other._content()
 
     def __hash__(self) -> int:
-        return hash((self.packed, *self.match, self._extras))
+        return hash(self._content())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TokenTree.from_packed, (self.packed, tuple(self.match), *(self._extras or ()))
+        return TokenTree.from_packed, self._content()
+
+    def _content(self) -> tuple[bytes, tuple[int, ...], bytes | None, bytes | None]:
+        return self.packed, tuple(self.match), self._scores, self._origins
 
     def __repr__(self) -> str:
         return f"TokenTree({len(self)} nodes, depth {int(self.depths.max(initial=0))}, match={tuple(self.match)})"

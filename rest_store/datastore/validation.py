@@ -1,4 +1,4 @@
-"""What a query may ask: limits and contexts, checked alike by a datastore and by the client of a service."""
+"""Validation of queries: limits and contexts, checked the same way by a datastore and by the client of a service."""
 
 from __future__ import annotations
 
@@ -15,107 +15,52 @@ from rest_store.datastore.kernel import MAX_DEPTH, MAX_NODES, MAX_SUFFIX
 from rest_store.errors import ContextTypeError, EmptyContextError, LimitError, QueryError, TokenRangeError, describe
 
 IntSequence: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
-Contexts: TypeAlias = Sequence[IntSequence] | npt.NDArray[np.integer[Any]]  # an array: 2-D, a context a row
-
-_NATIVE_TYPES = ("<i8", "<i4", "<u2", "<u4")  # integer arrays that kernels read as they are
-
-
-def plain(context: IntSequence) -> Any:
-    """Return `context` as a kernel takes it: a list, a tuple or a 1-D array of a common integer type.
-
-    Items of lists and tuples are left to the kernel, which takes what `operator.index` takes.
-
-    Raises:
-        TypeError: an array that is not 1-D integers.
-    """
-    if type(context) in (list, tuple):
-        return context
-    if isinstance(context, list | tuple):  # subclasses, such as a named tuple
-        return list(context)
-    array = np.asarray(context)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise TypeError("context is not 1-D integers")
-    return _native(array)
-
-
-def plain_batch(contexts: list[IntSequence] | npt.NDArray[Any]) -> Any:
-    """Return what `array_or_batch` returned as a kernel takes it: a list of what `plain` returns, or a 2-D array.
-
-    Raises:
-        TypeError: an array that is not integers.
-    """
-    if isinstance(contexts, list):
-        return contexts if set(map(type, contexts)) == {list} else [plain(context) for context in contexts]
-    if contexts.dtype.kind not in "iu":
-        raise TypeError("contexts are not integers")
-    return _native(contexts[:, -MAX_SUFFIX:])
-
-
-def _native(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return integers as kernels read them."""
-    odd = any(stride % array.itemsize for stride in array.strides)
-    if array.dtype.str not in _NATIVE_TYPES or odd or not array.flags.aligned:
-        return array.astype(np.int64)  # 2^63 and above become negative: outside the vocabulary all the same
-    return array
+Contexts: TypeAlias = Sequence[IntSequence] | npt.NDArray[np.integer[Any]]  # an array is 2-D, one context per row
 
 
 def tail(context: IntSequence, size: int, vocabulary_size: int, what: str = "context") -> list[int]:
     """Return the last `size` tokens of `context` as a list of int.
 
+    Args:
+        context: 1-D integers: anything that `operator.index` takes, or an array.
+        size: at least 1.
+        vocabulary_size: ids are `0 .. vocabulary_size - 1`.
+        what: how messages name the context.
+
     Raises:
-        QueryError: `context` is not 1-D integers, is empty, or holds an id outside the vocabulary among these.
+        QueryError: `context` is not 1-D integers or is empty, or one of these tokens is outside the vocabulary.
     """
     try:
-        kept = plain(context)[-size:]
-        tokens = list(map(operator.index, kept)) if isinstance(kept, list | tuple) else kept.tolist()
+        if isinstance(context, list | tuple):
+            tokens = list(map(operator.index, context[-size:]))
+        else:
+            array = np.asarray(context)
+            tokens = array[-size:].tolist() if array.ndim == 1 and array.dtype.kind in "iu" else []
         if tokens and min(tokens) >= 0 and max(tokens) < vocabulary_size:
             return tokens
     except (TypeError, ValueError):
         pass
-    raise explain(context, size, vocabulary_size, what) or QueryError(f"query: {what} cannot be read")
+    raise _fault(context, size, vocabulary_size, what)
 
 
-def explain(context: object, max_suffix: int, vocabulary_size: int, what: str = "context") -> QueryError | None:
-    """Find out why the end of `context` cannot be asked; None if this context is in order."""
-    if isinstance(context, list | tuple):
-        items = list(context[-max_suffix:])
-    else:
-        try:
-            array = np.asarray(context)
-        except (TypeError, ValueError):  # ragged
-            array = np.empty((), dtype=object)
-        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-            shape = f"{array.ndim}-D {array.dtype}" if array.dtype != object else type(context).__name__
-            return ContextTypeError(describe("query", what, shape, "1-D integers"))
-        items = array[-max_suffix:].tolist()
-    if not items:
-        return EmptyContextError(describe("query", what, "empty", "at least one token"))
-    for item in items:
-        try:
-            token = operator.index(item)
-        except TypeError:
-            return ContextTypeError(describe("query", f"an item of {what}", reprlib.repr(item), "an integer"))
-        if not 0 <= token < vocabulary_size:
-            expected = f"0..{vocabulary_size - 1}"
-            return TokenRangeError(describe("query", f"token id in {what}", token, expected))
-    return None
+def tails(contexts: Contexts, size: int, vocabulary_size: int) -> list[list[int]]:
+    """Return what `tail` returns for each of `contexts`; messages name the place of a faulty one."""
+    if getattr(contexts, "ndim", 0) == 2:
+        with suppress(TypeError, ValueError):  # a tensor on another device
+            contexts = np.asarray(contexts)
+            last = contexts[:, -size:]
+            if last.size and last.dtype.kind in "iu" and last.min() >= 0 and last.max() < vocabulary_size:
+                return last.tolist()  # type: ignore[no-any-return]
+    return [tail(context, size, vocabulary_size, f"context {place}") for place, context in enumerate(batch(contexts))]
 
 
 def batch(contexts: Contexts) -> list[IntSequence]:
-    """Return `contexts` as a list; raise ContextTypeError unless it is a sequence."""
+    """Return `contexts` as a list; raise ContextTypeError if it is not a sequence."""
     try:
         return list(contexts)
     except TypeError:
         found, expected = type(contexts).__name__, "a sequence of contexts"
         raise ContextTypeError(describe("query", "contexts", found, expected)) from None
-
-
-def array_or_batch(contexts: Contexts) -> list[IntSequence] | npt.NDArray[Any]:
-    """Return `contexts` as an array if they are a 2-D array or tensor, else as `batch` does."""
-    if getattr(contexts, "ndim", 0) == 2:
-        with suppress(TypeError, ValueError):  # a tensor on another device
-            return np.asarray(contexts)
-    return batch(contexts)
 
 
 def limit(name: str, value: Any, greatest: int) -> int:
@@ -141,3 +86,28 @@ def limits(max_nodes: Any, max_suffix: Any, max_depth: Any) -> tuple[int, int, i
 def too_many_tokens(size: int) -> LimitError:
     """Return the error for a sequence to count that is longer than 64 tokens."""
     return LimitError(describe("query", "number of tokens", size, f"1..{MAX_SUFFIX}"))
+
+
+def _fault(context: object, size: int, vocabulary_size: int, what: str) -> QueryError:
+    """Return the error that says why the last `size` tokens of `context` were refused."""
+    if isinstance(context, list | tuple):
+        items = list(context[-size:])
+    else:
+        try:
+            array = np.asarray(context)
+        except (TypeError, ValueError):  # ragged
+            array = np.empty((), dtype=object)
+        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+            shape = f"{array.ndim}-D {array.dtype}" if array.dtype != object else type(context).__name__
+            return ContextTypeError(describe("query", what, shape, "1-D integers"))
+        items = array[-size:].tolist()
+    if not items:
+        return EmptyContextError(describe("query", what, "empty", "at least one token"))
+    for item in items:
+        try:
+            token = operator.index(item)
+        except TypeError:
+            return ContextTypeError(describe("query", f"an item of {what}", reprlib.repr(item), "an integer"))
+        if not 0 <= token < vocabulary_size:
+            return TokenRangeError(describe("query", f"token id in {what}", token, f"0..{vocabulary_size - 1}"))
+    return QueryError(describe("query", what, "unreadable", "1-D integers"))

@@ -177,15 +177,19 @@ def test_limits_beyond_the_kernels_own_never_reach_its_arrays(tmp_path: Path) ->
     kernel = open_datastore(tmp_path, Corpus(300, [[[1, 2, 3] * 60]]))._kernel
     for max_nodes, max_depth in ((1025, 1), (1, 33), (0, 1), (1, 0)):
         with pytest.raises(ValueError, match="limit out of range"):
-            kernel.draft([1], max_nodes, 16, max_depth)
-    assert kernel.longest_suffix_match([1, 2, 3] * 50, 150)[0] == 64
+            kernel.draft([1], max_nodes, max_depth)
+    for tokens in ([], [1] * 65):
+        with pytest.raises(ValueError, match="number of tokens out of range"):
+            kernel.longest_suffix_match(tokens)
+    with pytest.raises(ValueError, match="token outside the vocabulary"):
+        kernel.count([300])
 
 
-def test_what_is_no_context_is_a_type_error_of_the_kernel(tmp_path: Path) -> None:
-    """`Datastore` gives it lists and arrays alone; it says what others are without it."""
+def test_arguments_that_are_not_tokens_are_type_errors_of_the_kernel(tmp_path: Path) -> None:
+    """`Datastore` passes lists of int only; the kernel holds without it."""
     kernel = open_datastore(tmp_path, Corpus(300, [[[1, 2, 3]]]))._kernel
-    for value in (None, 5, "text", np.zeros((1, 1, 1), dtype=int)):
+    for value in (None, 5, "text", [-1], [1.5], [2**32]):
         with pytest.raises(TypeError):
-            kernel.draft(value, 1, 1, 1)
+            kernel.draft(value, 1, 1)  # type: ignore[arg-type]
         with pytest.raises(TypeError):
-            kernel.draft_batch(value, 1, 1, 1)
+            kernel.draft_batch(value, 1, 1)  # type: ignore[arg-type]

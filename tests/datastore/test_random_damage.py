@@ -216,8 +216,7 @@ def on_exact_copies(store: Datastore) -> None:
         dataclasses.replace(view, symbols=view.symbols.copy(), keys=view.keys.copy(), entries=view.entries.copy())
         for view in map(shard_view, store.shards)
     ]
-    store._kernel = native(views, store.vocabulary_size, TokenTree)
-    store._draft = store._kernel.draft
+    store._kernel = native(views, store.vocabulary_size)
 
 
 def ask(rng: random.Random, damaged: DamagedDatastore, store: Datastore) -> int:

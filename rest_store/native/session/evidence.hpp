@@ -71,8 +71,7 @@ class EvidenceReader {
     out.rungs[0].clear();
     out.rungs[1].clear();
     if (out.rungs[2].length > 0) {
-      const Match& match = own.matcher.longest(shards_, directory_, std::span(&suffix, 1), Matcher::Find::kIntervals,
-                                               [](std::size_t, std::uint32_t) { return false; })[0];
+      const Match& match = own.matcher.longest(shards_, directory_, suffix);
       if (match.length > kShort) {
         Rung& longest = out.rungs[0];
         longest.length = match.length;

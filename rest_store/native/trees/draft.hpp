@@ -11,22 +11,21 @@
 #include <functional>
 #include <numeric>
 
+#include "trees/packed_tree.hpp"
 #include "trees/sample.hpp"
-#include "trees/small_trie.hpp"
 
 namespace rest_store {
 
 class Drafter {
  public:
-  // Append to `block` the tree of the `max_nodes` heaviest continuations of at most `max_depth` tokens of `match`: by
-  // count, greatest first; of equal counts the shorter; of those the lexicographically first (FORMAT.md, section 7).
-  void draft(const std::vector<ShardView>& shards, const Match& match, std::uint32_t vocabulary,
-             std::uint32_t max_nodes, std::uint32_t max_depth, Block& block) {
-    const RowShape shape(max_depth, shards[0].width, vocabulary);
-    if (match.count <= SmallTrie::kRows) return small_.draft(shards, match, shape, max_nodes, block);
-    tree_.clear(max_nodes);
-    max_nodes_ = max_nodes;
-    const std::uint64_t wanted = std::uint64_t{kSamplesPerNode} * max_nodes;
+  // The tree of the `max_nodes` heaviest continuations of at most `max_depth` tokens of `match`, in the order of
+  // FORMAT.md, section 7.
+  PackedTree draft(const std::vector<ShardView>& shards, const Match& match, std::uint32_t vocabulary,
+                   const Limits& limits) {
+    if (match.count == 0) return {};
+    const RowShape shape(limits.max_depth, shards[0].width, vocabulary);
+    max_nodes_ = limits.max_nodes;
+    const std::uint64_t wanted = std::uint64_t{kSamplesPerNode} * max_nodes_;
     sample_.start(shards, match, shape, match.count <= whole(match) * wanted ? match.count : wanted);
     floor_ = estimate_ = 0;
     for (;;) {
@@ -50,7 +49,7 @@ class Drafter {
     if (sample_.unseen() > 0) measure_others(match.length);
     else add_singles();
     choose();
-    append_tree(block, match.length, match.count, tree_);
+    return {match.length, match.count, tree_.pack()};
   }
 
   // Whether a rare query has left it with much more memory than queries need.
@@ -317,6 +316,7 @@ class Drafter {
         if (nodes_[i].low <= 1) keys_[singles[nodes_[i].depth]++] = key(i);
     }
     outputs_.assign(nodes_.size(), -1);
+    tree_.clear();
     for (std::size_t k = 0; k < count; ++k) {
       const auto place = static_cast<std::uint32_t>(keys_[k]);
       const Node& node = nodes_[place];
@@ -327,10 +327,8 @@ class Drafter {
         parent = outputs_[parents_[place]];
         if (parent < 0 || above.depth + 1 != node.depth || above.begin > node.begin || above.end < node.end) continue;
       }
-      outputs_[place] = static_cast<std::int32_t>(tree_.size);
-      tree_.add(static_cast<std::int64_t>(node.low),
-                static_cast<std::int32_t>(sample_.token(node.begin, node.depth - 1)), parent,
-                static_cast<std::int32_t>(node.depth));
+      outputs_[place] = static_cast<std::int32_t>(tree_.size());
+      tree_.add(node.low, sample_.token(node.begin, node.depth - 1), parent, node.depth);
     }
   }
 
@@ -340,7 +338,6 @@ class Drafter {
   std::uint64_t estimate_ = 0;         // about how many; 0 if fewer nodes are seen
   std::uint32_t threshold_depth_ = 0;  // and its depth
   std::size_t capacity_ = 0;           // nodes kept before the next prune
-  SmallTrie small_;
   Sample sample_;
   std::vector<Node> nodes_, ends_;
   std::vector<Measured> measured_;
@@ -350,7 +347,7 @@ class Drafter {
   std::vector<std::uint32_t> shared_, parents_, places_, first_, deeper_;
   std::vector<std::int32_t> outputs_;
   std::vector<Key> keys_;
-  Nodes tree_;
+  TreeColumns tree_;
 };
 
 }  // namespace rest_store

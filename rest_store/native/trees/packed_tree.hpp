@@ -1,13 +1,10 @@
-// Packed draft trees: writing one, and whether one from elsewhere is one. See rest_store/datastore/tree.py for the
+// Packed draft trees: making one, and checking one that came from elsewhere. rest_store/datastore/tree.py describes the
 // layout.
-
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <memory>
 #include <vector>
 
 namespace rest_store {
@@ -15,81 +12,59 @@ namespace rest_store {
 // Bytes of a node: count (8), then token, parent and depth (4 each), column by column.
 inline constexpr std::size_t kNodeSize = 20;
 
-// The nodes of a draft tree, column by column.
-struct Nodes {
-  std::size_t size = 0;
-  std::vector<std::int64_t> counts;
-  std::vector<std::int32_t> tokens, parents, depths;
-
-  void clear(std::size_t room) {
-    size = 0;
-    if (counts.size() >= room) return;
-    counts.resize(room);
-    for (auto* column : {&tokens, &parents, &depths}) column->resize(room);
-  }
-
-  void add(std::int64_t count, std::int32_t token, std::int32_t parent, std::int32_t depth) {
-    counts[size] = count;
-    tokens[size] = token;
-    parents[size] = parent;
-    depths[size++] = depth;
-  }
+// How large a draft tree may become.
+struct Limits {
+  std::uint32_t max_nodes;
+  std::uint32_t max_depth;  // tokens
+  bool operator==(const Limits&) const = default;
 };
 
-using Block = std::vector<char>;
-
-// What stands before the nodes of a tree in a block.
-struct TreeHeader {
-  std::uint64_t match_count;
-  std::uint32_t match_length;
-  std::uint32_t size;  // of the packed nodes, in bytes
+// A draft tree and the match that it continues.
+struct PackedTree {
+  std::uint32_t match_length = 0;  // tokens
+  std::uint64_t match_count = 0;   // occurrences
+  std::vector<char> nodes;         // packed
 };
-static_assert(sizeof(TreeHeader) == 16);
 
-// The columns of a tree in a block; they stay there until the block grows.
-struct Columns {
-  std::int64_t* counts;
-  std::int32_t *tokens, *parents, *depths;
-
-  void put(std::size_t place, std::int64_t count, std::int32_t token, std::int32_t parent, std::int32_t depth) const {
-    counts[place] = count;
-    tokens[place] = token;
-    parents[place] = parent;
-    depths[place] = depth;
+// The nodes of a tree in the making.
+class TreeColumns {
+ public:
+  void clear() {
+    counts_.clear();
+    for (auto* column : {&tokens_, &parents_, &depths_}) column->clear();
   }
-};
 
-// Append a tree of `size` nodes to `block`, in which trees begin at multiples of eight bytes. The nodes are yet to be
-// put into its columns.
-inline Columns append_tree(Block& block, std::uint32_t match_length, std::uint64_t match_count, std::size_t size) {
-  const TreeHeader header{match_count, match_length, static_cast<std::uint32_t>(kNodeSize * size)};
-  const std::size_t start = block.size();
-  block.resize(start + (sizeof header + header.size + 7) / 8 * 8);
-  std::memcpy(block.data() + start, &header, sizeof header);
-  auto* counts = reinterpret_cast<std::int64_t*>(block.data() + start + sizeof header);
-  auto* tokens = reinterpret_cast<std::int32_t*>(counts + size);
-  return {counts, tokens, tokens + size, tokens + 2 * size};
-}
+  std::size_t size() const { return counts_.size(); }
 
-inline void append_tree(Block& block, std::uint32_t match_length, std::uint64_t match_count, const Nodes& nodes) {
-  const Columns to = append_tree(block, match_length, match_count, nodes.size);
-  std::copy_n(nodes.counts.data(), nodes.size, to.counts);
-  std::copy_n(nodes.tokens.data(), nodes.size, to.tokens);
-  std::copy_n(nodes.parents.data(), nodes.size, to.parents);
-  std::copy_n(nodes.depths.data(), nodes.size, to.depths);
-}
+  void add(std::uint64_t count, std::uint32_t token, std::int32_t parent, std::uint32_t depth) {
+    counts_.push_back(static_cast<std::int64_t>(count));
+    tokens_.push_back(static_cast<std::int32_t>(token));
+    parents_.push_back(parent);
+    depths_.push_back(static_cast<std::int32_t>(depth));
+  }
 
-// A tree that is kept for those who ask again.
-struct KeptTree {
-  explicit KeptTree(Block tree) : block(std::move(tree)) {}
+  std::vector<char> pack() const {
+    std::vector<char> out;
+    out.reserve(kNodeSize * size());
+    const auto append = [&out](const auto& column) {
+      const char* bytes = reinterpret_cast<const char*>(column.data());
+      out.insert(out.end(), bytes, bytes + column.size() * sizeof column[0]);
+    };
+    append(counts_);
+    append(tokens_);
+    append(parents_);
+    append(depths_);
+    return out;
+  }
 
-  Block block;                  // empty once it is shown
-  std::shared_ptr<void> shown;  // what callers are given, made by them; theirs to guard
+ private:
+  std::vector<std::int64_t> counts_;
+  std::vector<std::int32_t> tokens_, parents_, depths_;
 };
 
 enum class TreeFault { kNone, kTokens, kParents, kDepths, kCounts };
 
-// The first fault found among `size` nodes of `data`, in this machine's byte order and however aligned.
+// The first fault among `size` packed nodes at `data`, in this machine's byte order and however aligned.
 inline TreeFault tree_fault(const char* data, std::size_t size, std::uint32_t vocabulary, std::int32_t max_depth) {
   const auto column = [&](std::size_t start, std::size_t node) {
     std::int32_t value = 0;
@@ -100,8 +75,8 @@ inline TreeFault tree_fault(const char* data, std::size_t size, std::uint32_t vo
     if (static_cast<std::uint32_t>(column(8, node)) >= vocabulary) return TreeFault::kTokens;
     const std::int32_t parent = column(12, node), depth = column(16, node);
     if (parent < -1 || (parent >= 0 && static_cast<std::size_t>(parent) >= node)) return TreeFault::kParents;
-    const std::int32_t above = parent < 0 ? 0 : column(16, static_cast<std::size_t>(parent));
-    if (depth > max_depth || depth != above + 1) return TreeFault::kDepths;
+    const std::int32_t parent_depth = parent < 0 ? 0 : column(16, static_cast<std::size_t>(parent));
+    if (depth > max_depth || depth != parent_depth + 1) return TreeFault::kDepths;
     std::int64_t count = 0;
     std::memcpy(&count, data + node * sizeof count, sizeof count);
     if (count < 1) return TreeFault::kCounts;

@@ -39,7 +39,7 @@ class Sample {
   // Start with about `wanted` samples of the continuations of `match` in `shards`, rows of `shape`.
   void start(const std::vector<ShardView>& shards, const Match& match, const RowShape& shape, std::uint64_t wanted) {
     const std::vector<Interval>& intervals = match.intervals;
-    skip_ = match.skip;
+    skip_ = match.length;
     shape_ = shape;
     double roots = 0;
     std::size_t used = 0;

@@ -1,105 +1,85 @@
-// Trees to heavy matches, kept: the few matches with many occurrences come up again and again, and their trees cost
-// the most. A shard never changes, so an answer is never stale.
+// A cache of the trees of heavy matches: those with many occurrences are few, recur often, and cost the most to draft.
+// A shard never changes, so a cached tree is never stale.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "trees/draft.hpp"
+#include "trees/packed_tree.hpp"
 
 namespace rest_store {
 
-// A hash table that forgets: each answer may lie in one of a few slots, a new one takes the place of that of least
-// worth there, and nodes in all are bounded. Thread-safe.
+// A set-associative hash table of bounded size: a new tree replaces the one with the fewest occurrences in its set.
+// Thread-safe.
 class TreeCache {
  public:
-  static constexpr std::uint64_t kHeavy = 64;  // occurrences from which on an answer is worth keeping
+  static constexpr std::uint64_t kHeavy = 64;  // occurrences from which on a tree is worth caching
 
-  // The tree of the match of `tokens`, as a tokens file stores them, or null.
-  std::shared_ptr<KeptTree> lookup(std::string_view tokens, std::uint32_t max_nodes, std::uint32_t max_depth) {
-    const std::uint64_t hash = hash_of(tokens, max_nodes, max_depth);
+  // The tree of the match of `tokens`, in the byte order of a tokens file; null if it is not cached.
+  std::shared_ptr<const PackedTree> lookup(std::string_view tokens, const Limits& limits) {
+    const std::uint64_t hash = hash_of(tokens, limits);
     Segment& segment = segments_[hash % kSegments];
     const std::lock_guard lock(segment.mutex);
     if (segment.entries.empty()) return nullptr;
-    const std::size_t first = Segment::first(hash);
-    for (std::size_t slot = first; slot < first + kWays; ++slot) {
-      const Entry& entry = segment.entries[slot];
-      if (segment.hashes[slot] == hash && entry.tree && entry.max_nodes == max_nodes && entry.max_depth == max_depth &&
-          entry.tokens == tokens)
-        return entry.tree;
-    }
+    for (const Entry& entry : segment.set_of(hash))
+      if (entry.tree != nullptr && entry.limits == limits && entry.tokens == tokens) return entry.tree;
     return nullptr;
   }
 
-  // Keep the tree of a match of `tokens`, which has `worth` occurrences; those that it drives out are moved to
-  // `dropped`. A tree of worth 0, quickly made again, drives out none.
-  void insert(std::string_view tokens, std::uint64_t worth, std::uint32_t max_nodes, std::uint32_t max_depth,
-              std::shared_ptr<KeptTree> tree, std::vector<std::shared_ptr<KeptTree>>& dropped) {
-    const std::uint64_t hash = hash_of(tokens, max_nodes, max_depth);
+  void insert(std::string_view tokens, const Limits& limits, std::shared_ptr<const PackedTree> tree) {
+    const std::uint64_t hash = hash_of(tokens, limits);
     Segment& segment = segments_[hash % kSegments];
-    const std::size_t nodes = (tree->block.size() + tokens.size()) / kNodeSize + 1;
-    Entry entry{max_nodes, max_depth, worth, nodes, std::string(tokens), std::move(tree)};
     const std::lock_guard lock(segment.mutex);
-    if (segment.entries.empty()) {
-      segment.hashes.resize(kSets * kWays);
-      segment.entries.resize(kSets * kWays);
-    }
-    const auto first = segment.entries.begin() + static_cast<std::ptrdiff_t>(Segment::first(hash));
-    const auto least =
-        std::min_element(first, first + kWays, [](const Entry& a, const Entry& b) { return a.rank() < b.rank(); });
-    if (worth == 0 && (least->tree || segment.nodes + nodes > kNodes)) return;
-    segment.put(static_cast<std::size_t>(least - segment.entries.begin()), hash, std::move(entry), dropped);
-    while (segment.nodes > kNodes) segment.put(segment.hand++ % (kSets * kWays), 0, {}, dropped);
+    segment.entries.resize(kSets * kWays);
+    const std::span<Entry> set = segment.set_of(hash);
+    Entry& lightest = *std::min_element(
+        set.begin(), set.end(), [](const Entry& a, const Entry& b) { return a.occurrences() < b.occurrences(); });
+    segment.replace(lightest, {limits, std::string(tokens), std::move(tree)});
+    while (segment.bytes > kBytes) segment.replace(segment.entries[segment.hand++ % segment.entries.size()], {});
   }
 
  private:
-  static constexpr std::size_t kSegments = 16;  // each with a lock of its own
-  static constexpr std::size_t kSets = 128;     // in a segment, of
-  static constexpr std::size_t kWays = 8;       // slots each: fewer, and entries drive out others while slots are free
-  static constexpr std::size_t kNodes = 32768;  // and tokens in a segment; 10 MB in all, and 3 of objects
+  static constexpr std::size_t kSegments = 16;                   // each with a lock of its own
+  static constexpr std::size_t kSets = 128;                      // in a segment
+  static constexpr std::size_t kWays = 8;                        // entries of a set
+  static constexpr std::size_t kBytes = std::size_t{640} << 10;  // of trees in a segment; 10 MB in all
 
   struct Entry {
-    std::uint32_t max_nodes = 0, max_depth = 0;
-    std::uint64_t worth = 0;
-    std::size_t nodes = 0;  // about as many fit in what it takes
+    Limits limits{};
     std::string tokens;
-    std::shared_ptr<KeptTree> tree;  // null: free
+    std::shared_ptr<const PackedTree> tree;  // null: free
 
-    std::uint64_t rank() const { return tree ? worth + 1 : 0; }
+    std::uint64_t occurrences() const { return tree == nullptr ? 0 : tree->match_count; }
+    std::size_t bytes() const { return tree == nullptr ? 0 : tokens.size() + tree->nodes.size() + sizeof(PackedTree); }
   };
 
   struct Segment {
     std::mutex mutex;
-    std::vector<Entry> entries;  // none until the first is kept
-    std::vector<std::uint64_t> hashes;
-    std::size_t nodes = 0, hand = 0;
+    std::vector<Entry> entries;  // empty until the first insert
+    std::size_t bytes = 0;
+    std::size_t hand = 0;  // the entry to evict next while there are too many bytes
 
-    static std::size_t first(std::uint64_t hash) { return hash / kSegments % kSets * kWays; }
+    std::span<Entry> set_of(std::uint64_t hash) {
+      return std::span(entries).subspan(hash / kSegments % kSets * kWays, kWays);
+    }
 
-    void put(std::size_t slot, std::uint64_t hash, Entry entry, std::vector<std::shared_ptr<KeptTree>>& dropped) {
-      if (entries[slot].tree) dropped.push_back(entries[slot].tree);
-      nodes += entry.nodes;
-      nodes -= entries[slot].nodes;
-      entries[slot] = std::move(entry);
-      hashes[slot] = hash;
+    void replace(Entry& old, Entry entry) {
+      bytes += entry.bytes();
+      bytes -= old.bytes();
+      old = std::move(entry);
     }
   };
 
-  static std::uint64_t hash_of(std::string_view tokens, std::uint32_t max_nodes, std::uint32_t max_depth) {
+  static std::uint64_t hash_of(std::string_view tokens, const Limits& limits) {
     constexpr std::uint64_t kFactor = 0x9E3779B97F4A7C15ULL;
-    std::uint64_t hash = std::uint64_t{max_nodes} << 32 | max_depth << 16 | tokens.size();
-    for (std::size_t at = 0; at < tokens.size(); at += 8) {
-      std::uint64_t word = 0;
-      std::memcpy(&word, tokens.data() + at, std::min<std::size_t>(8, tokens.size() - at));
-      hash = (hash ^ word) * kFactor;
-      hash ^= hash >> 29;
-    }
-    return hash;
+    const std::uint64_t hash = (std::hash<std::string_view>()(tokens) ^ limits.max_nodes) * kFactor;
+    return (hash ^ hash >> 29 ^ limits.max_depth) * kFactor >> 16;
   }
 
   std::array<Segment, kSegments> segments_;
