@@ -1,4 +1,4 @@
-// The upper levels of the binary searches in all shards' keys, searched once for all shards.
+// The upper levels of the binary search for a key, shared by all shards: one descent bounds the search in each of them.
 #pragma once
 
 #include <bit>
@@ -12,17 +12,18 @@
 
 namespace rest_store {
 
-// A binary tree over evenly spaced keys of the largest shard, each with the place that it has among the keys of every
-// shard. Filled where searches come by, so that opening costs nothing. Thread-safe: what two threads write into one
-// node at once is the same.
+// A binary tree over evenly spaced keys of the largest shard. Each node holds its key and the index of that key among
+// the keys of every shard. Nodes are filled on the first visit, so that opening a datastore costs nothing. Thread-safe:
+// threads that fill a node at the same time write the same values.
 class KeyTree {
  public:
-  // One pattern on its way down: `node` is 1 and then, for each level, whether its key is less than `least`.
+  // The descent of one pattern. The bits of `node`, from the highest, are 1 and then for each level whether the key
+  // there was less than `least`.
   struct Walk {
     std::uint64_t least;
     std::size_t node = 1;
 
-    // The nodes with the nearest keys known to be less, and not less; 0: none.
+    // The nodes of the nearest key known to be less than `least`, and of the nearest not less; 0 if there is none.
     std::size_t below() const { return node >> 1 >> std::countr_zero(node); }
     std::size_t above() const { return node >> 1 >> std::countr_one(node); }
   };
@@ -47,7 +48,7 @@ class KeyTree {
       }
   }
 
-  // The place of the first key of a shard that is not less than a walk's pattern lies in begin .. end.
+  // Bounds begin .. end on the index, in one shard, of the first key that is not less than the pattern of `walk`.
   Interval places(const Walk& walk, std::size_t shard) const {
     const std::size_t below = walk.below(), above = walk.above();
     const std::uint64_t begin = below == 0 ? 0 : place(below, shard);
@@ -56,8 +57,8 @@ class KeyTree {
   }
 
  private:
-  static constexpr std::size_t kNodes = std::size_t{1} << 15;   // at most, of one key (8 bytes) each
-  static constexpr std::size_t kPlaces = std::size_t{1} << 17;  // at most, in all nodes, of 4 bytes each
+  static constexpr std::size_t kNodes = std::size_t{1} << 15;   // at most, with a key of 8 bytes each
+  static constexpr std::size_t kPlaces = std::size_t{1} << 17;  // indices of 4 bytes in all nodes, at most
 
   template <class Value>
   struct Free {
@@ -66,7 +67,7 @@ class KeyTree {
   template <class Value>
   using Values = std::unique_ptr<Value[], Free<Value>>;
 
-  // Memory that takes none until it is written.
+  // Zeros that take no physical memory until they are written.
   template <class Value>
   static Values<Value> zeros(std::size_t count) {
     void* values = std::calloc(count, sizeof(Value));
@@ -78,15 +79,15 @@ class KeyTree {
     return __atomic_load_n(&places_[node * shards_.size() + shard], __ATOMIC_RELAXED);
   }
 
-  // Find the places of the key of `walk.node`, which is of `level`; return one more than the key, as nodes hold it.
+  // Fill `walk.node`, which is on `level`. Returns the key plus one, as nodes store it.
   std::uint64_t fill(const Walk& walk, std::uint32_t level) {
-    const std::uint64_t along = 2 * (walk.node - (std::size_t{1} << level)) + 1;
-    const std::uint64_t key = largest_->keys[along * largest_->key_count >> (level + 1)];
+    const std::uint64_t fraction = 2 * (walk.node - (std::size_t{1} << level)) + 1;
+    const std::uint64_t key = largest_->keys[fraction * largest_->key_count >> (level + 1)];
     for (std::size_t shard = 0; shard < shards_.size(); ++shard) {
       const Interval within = places(walk, shard);
       const std::uint64_t* keys = shards_[shard].keys;
-      const auto found = std::lower_bound(keys + within.begin, keys + within.end, key) - keys;
-      __atomic_store_n(&places_[walk.node * shards_.size() + shard], static_cast<std::uint32_t>(found),
+      const auto index = std::lower_bound(keys + within.begin, keys + within.end, key) - keys;
+      __atomic_store_n(&places_[walk.node * shards_.size() + shard], static_cast<std::uint32_t>(index),
                        __ATOMIC_RELAXED);
     }
     __atomic_store_n(&keys_[walk.node], key + 1, __ATOMIC_RELEASE);
@@ -96,7 +97,7 @@ class KeyTree {
   const std::vector<ShardView>& shards_;
   const ShardView* largest_;
   std::uint32_t levels_ = 0;
-  Values<std::uint64_t> keys_;  // of each node, and one more; 0: not yet filled
+  Values<std::uint64_t> keys_;  // of each node, plus one; 0: not filled yet
   Values<std::uint32_t> places_;
 };
 

@@ -1,9 +1,8 @@
-// Pages of mapped files that cannot be read any more: the file was truncated underneath, or its disk fails.
+// Survives pages of mapped files that can no longer be read, because the file was truncated or its disk failed.
 //
-// Reading such a page raises SIGBUS, which ends the process. Where a guard watches the page, zeros take the place of
-// the rest of its range instead and the guard remembers it: the kernel answers any content within bounds, and who asked
-// can see that the answer is worth nothing.
-
+// Reading such a page raises SIGBUS, which ends the process. If a guard watches the page, the rest of its range is
+// replaced by zeros instead, and the guard records the loss: the kernel stays within bounds whatever it reads, and the
+// caller can see that the answer is invalid.
 #pragma once
 
 #include <signal.h>
@@ -30,12 +29,12 @@ class PageGuard {
       if (range->owner.load() == this) range->owner.store(nullptr);
   }
 
-  // Watches the pages of `size` bytes at `start`, which must stay mapped while this guard lives.
+  // Watch the pages of `size` bytes at `start`, which must stay mapped while this guard lives.
   void watch(const void* start, std::size_t size) {
     const std::lock_guard lock(mutex());
     Range* range = first().load();
     while (range != nullptr && range->owner.load() != nullptr) range = range->next;
-    if (range == nullptr) {  // ranges are used again, never freed: the signal handler walks them without a lock
+    if (range == nullptr) {  // ranges are reused, never freed: the signal handler walks them without a lock
       range = new Range;
       range->next = first().load();
       first().store(range);
@@ -46,7 +45,7 @@ class PageGuard {
     range->owner.store(this);
   }
 
-  // Whether a page could not be read since the guard was made.
+  // Whether a page could not be read since the guard was created.
   bool lost() const { return lost_.load(std::memory_order_acquire); }
 
  private:
@@ -78,7 +77,7 @@ class PageGuard {
 
   static void install() {
     static const bool once = [] {
-      first();  // all that the handler uses exists before it can be called
+      first();  // what the handler uses must exist before it can be called
       page_size();
       struct sigaction action = {};
       action.sa_sigaction = on_bus_error;
@@ -92,7 +91,7 @@ class PageGuard {
 
   // Async-signal-safe: atomics and system calls only.
   static void on_bus_error(int, siginfo_t* info, void*) {
-    if (info->si_code <= 0) return;  // sent by a process, no page was met
+    if (info->si_code <= 0) return;  // sent by a process, not caused by a page
     const auto address = reinterpret_cast<std::uintptr_t>(info->si_addr);
     for (Range* range = first().load(); range != nullptr; range = range->next) {
       PageGuard* owner = range->owner.load();
@@ -104,7 +103,7 @@ class PageGuard {
       if (mmap(page, rest, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED) return;
       break;
     }
-    sigaction(SIGBUS, &previous(), nullptr);  // not ours: the instruction runs again and meets who was there before
+    sigaction(SIGBUS, &previous(), nullptr);  // not ours: the instruction runs again under the previous handler
   }
 
   std::atomic<bool> lost_{false};

@@ -1,5 +1,5 @@
-// Searches for token sequences in shards, many at once: each step of each search touches memory that was prefetched
-// while the others took theirs, so that a batch pays for bandwidth, not for latency.
+// Binary searches for token sequences in shards, many at once: each step of a search reads memory that was prefetched
+// during the steps of the others, which hides the latency of memory.
 #pragma once
 
 #include <span>
@@ -9,27 +9,28 @@
 
 namespace rest_store {
 
-// `yes` or `no` without a branch: which way a search goes on, nobody can predict.
-inline std::uint64_t chosen(bool condition, std::uint64_t yes, std::uint64_t no) {
+// `condition ? yes : no` without a branch: the processor could not predict it.
+inline std::uint64_t select(bool condition, std::uint64_t yes, std::uint64_t no) {
   return no ^ ((yes ^ no) & (std::uint64_t{0} - condition));
 }
 
-// One search: does `pattern` (bytes of tokens, big-endian, eight readable bytes behind it) occur in `shard`, and where.
-// After locate(): ranks below `low` hold suffixes less than the pattern; if `found`, `hit` is a rank whose suffix
-// starts with the pattern, and ranks from `high` on, if that is above `hit`, hold greater suffixes that do not; if not,
-// ranks from `high` on hold greater ones.
+// A search in one shard for `pattern`: bytes of tokens, big-endian, followed by eight readable bytes.
+//
+// After locate(), ranks below `low` hold suffixes less than the pattern. If `found`, `hit` is a rank whose suffix
+// starts with the pattern, and if `high` is above `hit`, ranks from `high` on hold greater suffixes that do not start
+// with it. If not `found`, ranks from `high` on hold greater suffixes.
 struct Search {
   const ShardView* shard = nullptr;
   const std::uint8_t* pattern = nullptr;
   std::uint32_t size = 0;  // bytes
   bool found = false;
-  std::size_t group = 0;                  // searches of one pattern in several shards
-  std::uint64_t least = 0, greatest = 0;  // keys of suffixes that start with the pattern are in least .. greatest
+  std::size_t group = 0;                  // number of the pattern; it may be searched in several shards
+  std::uint64_t least = 0, greatest = 0;  // bounds on the keys of suffixes that start with the pattern
   std::uint64_t base = 0;                 // the first key not less than `least`
   std::uint64_t span = 0;
   Rank low = 0, high = 0, hit = 0;
   Position probe = 0;
-  static constexpr std::uint32_t skip = 0;  // symbols of a suffix before those compared
+  static constexpr std::uint32_t skip = 0;  // symbols at the start of a suffix that are not compared
 
   Search() = default;
   Search(const ShardView& in, const std::uint8_t* bytes, std::uint32_t count, std::size_t of = 0)
@@ -47,22 +48,21 @@ struct Search {
     }
   }
 
-  std::uint64_t left() const { return high - std::min(low, high); }  // ranks where an occurrence may be
   bool whole_in_key() const { return size <= 8; }
   bool failed() const { return !found && low >= high; }  // the pattern does not occur
 
-  // Learn from the suffix at rank `middle`.
+  // Narrow the search by the suffix at rank `middle`.
   void compare(Rank middle, const std::uint8_t* suffix) {
     const int order = compare_bytes(suffix, pattern, size);
     if (order == 0) {
       found = true;
       hit = middle;
     }
-    low = chosen(order < 0, middle + 1, low);
-    high = chosen(order > 0, middle, high);
+    low = select(order < 0, middle + 1, low);
+    high = select(order > 0, middle, high);
   }
 
-  // The first key not less than `least` is one of `places`, or the one behind.
+  // Restrict the search in the keys: the first key not less than `least` is in places.begin .. places.end.
   void keys_within(Interval places) {
     base = places.begin;
     span = places.width();
@@ -70,7 +70,7 @@ struct Search {
   }
 };
 
-// Halve the keys of every search in step until the first that is not less than the pattern is known.
+// Find, for every search, the first key that is not less than the pattern. All searches take their steps together.
 inline void narrow_by_keys(std::span<Search> searches) {
   std::uint64_t widest = 0;
   for (const Search& s : searches) widest = std::max(widest, s.span);
@@ -97,20 +97,20 @@ inline std::uint64_t keys_end(const Search& s, std::uint64_t from) {
   return static_cast<std::uint64_t>(std::upper_bound(keys + low, keys + high, s.greatest) - keys);
 }
 
-// Show each item the suffix in the middle of its ranks low .. high, and let `step(item, middle, suffix)` narrow them,
-// until it is `done(item)`. Items take turns, as many at once as a core keeps reads in flight: each asks for an entry,
-// then for the suffix it names, and compares when that has come.
+// Run binary searches over ranks together. For each item, read the suffix in the middle of its ranks low .. high and
+// let `step(item, middle, suffix)` narrow them, until `done(item)`. Items take turns, as many as a core can have reads
+// in flight: each prefetches an entry, then the suffix at that position, and then compares.
 template <class Item, class Done, class Step>
 void halve_together(std::span<Item> items, Done&& done, Step&& step) {
   constexpr std::size_t kLanes = 40;
   Item* live[kLanes];
   std::size_t count = 0;
   auto next = items.begin();
-  const auto ask = [](const Item& item) { prefetch(item.shard->entry_address((item.low + item.high) / 2)); };
+  const auto prefetch_entry = [](const Item& item) { prefetch(item.shard->entry_address((item.low + item.high) / 2)); };
   for (;;) {
     for (; count < kLanes && next != items.end(); ++next)
       if (!done(*next)) {
-        ask(*next);
+        prefetch_entry(*next);
         live[count++] = &*next;
       }
     if (count == 0) return;
@@ -124,15 +124,15 @@ void halve_together(std::span<Item> items, Done&& done, Step&& step) {
       Item& item = *live[i];
       step(item, (item.low + item.high) / 2, item.shard->suffix(item.probe));
       if (done(item)) continue;
-      ask(item);
+      prefetch_entry(item);
       live[kept++] = &item;
     }
     count = kept;
   }
 }
 
-// Find out for each of `groups` groups of searches whether any finds an occurrence. Those of a group that is decided
-// may be left half-way: their bounds hold, but `found` may be false where the pattern occurs.
+// Decide for each of `groups` patterns whether it occurs in any shard. As soon as one search of a group has found an
+// occurrence, the others of the group stop: their bounds hold, but `found` may be false although the pattern occurs.
 inline void locate(std::span<Search> searches, std::size_t groups, std::vector<std::uint8_t>& decided) {
   narrow_by_keys(searches);
   decided.assign(groups, 0);
@@ -153,15 +153,15 @@ inline void locate(std::span<Search> searches, std::size_t groups, std::vector<s
       });
 }
 
-// Go on with searches that locate() may have left half-way, each until it has found an occurrence or there is none.
+// Continue the searches that locate() stopped, each until `found` tells whether the pattern occurs.
 inline void finish(std::span<Search> searches) {
   halve_together(
       searches, [](const Search& s) { return s.found || s.low >= s.high; },
       [](Search& s, Rank middle, const std::uint8_t* suffix) { s.compare(middle, suffix); });
 }
 
-// One boundary: the least rank in [low, high] whose suffix, from `skip` symbols on, is greater than `pattern` (if
-// `after`) or not less than it.
+// A search for one boundary: the least rank in [low, high] whose suffix, without its first `skip` symbols, is greater
+// than every sequence that starts with `pattern` (if `after`), or not less than `pattern` (if not).
 struct Boundary {
   const ShardView* shard = nullptr;
   const std::uint8_t* pattern = nullptr;
@@ -172,23 +172,23 @@ struct Boundary {
   Position probe = 0;
 };
 
-// Narrow every boundary to at most `gap` ranks of doubt; with no doubt left, `low` is the boundary.
+// Narrow every boundary until at most `gap` ranks are in doubt; without doubt, `low` is the boundary.
 inline void find_boundaries(std::span<Boundary> boundaries, std::uint64_t gap = 0) {
   halve_together(
       boundaries, [gap](const Boundary& b) { return b.low + gap >= b.high; },
       [](Boundary& b, Rank middle, const std::uint8_t* suffix) {
         const bool below = compare_bytes(suffix, b.pattern, b.size) < static_cast<int>(b.after);
-        b.low = chosen(below, middle + 1, b.low);
-        b.high = chosen(below, b.high, middle);
+        b.low = select(below, middle + 1, b.low);
+        b.high = select(below, b.high, middle);
       });
 }
 
-// The two boundaries of the interval of a search, which is empty if the pattern does not occur.
+// Prepare the searches for both boundaries of the interval of `s`; it is empty if the pattern does not occur.
 inline void interval_boundaries(const Search& s, Boundary out[2]) {
   const std::uint64_t end = keys_end(s, s.base);
   Rank above = std::min(end * kKeyStride, s.shard->entry_count), below = s.found ? s.hit + 1 : s.low;
   if (s.whole_in_key() && end > 0) below = std::max(below, (end - 1) * kKeyStride + 1);
-  if (!s.found || s.high > s.hit) above = std::min(above, s.high);  // else found by its key, and nothing compared
+  if (!s.found || s.high > s.hit) above = std::min(above, s.high);  // otherwise its key decided, without a comparison
   above = std::max(above, below);
   out[0] = {s.shard, s.pattern, s.size, 0, false, s.low, s.found ? s.hit : s.high, 0};
   out[1] = {s.shard, s.pattern, s.size, 0, true, below, above, 0};

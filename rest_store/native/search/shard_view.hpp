@@ -1,4 +1,4 @@
-// A shard as the kernel reads it: three pointers into the mappings of its two files (FORMAT.md, sections 2 and 3).
+// A shard as the kernel reads it: pointers into the mappings of its two files (FORMAT.md, sections 2 and 3).
 #pragma once
 
 #include <algorithm>
@@ -31,9 +31,8 @@ inline std::uint64_t load_big(const std::uint8_t* at) { return __builtin_bswap64
 
 inline void prefetch(const void* at) { __builtin_prefetch(at); }
 
-// Compare the first `size` bytes (>= 1) at `a` and at `b`, eight at a time. Both must have eight readable bytes
-// wherever the bytes before were equal: true of a suffix, because a shard ends with a separator and no pattern contains
-// one.
+// Compare the first `size` bytes (>= 1) at `a` and at `b`, eight at a time. Wherever all bytes before were equal, eight
+// more must be readable. That is true of a suffix: a shard ends with a separator, and no pattern contains one.
 inline int compare_bytes(const std::uint8_t* a, const std::uint8_t* b, std::size_t size) {
   for (; size > 8; a += 8, b += 8, size -= 8) {
     const std::uint64_t x = load_big(a), y = load_big(b);
@@ -45,9 +44,9 @@ inline int compare_bytes(const std::uint8_t* a, const std::uint8_t* b, std::size
 }
 
 struct ShardView {
-  const std::uint8_t* symbols;  // payload of the tokens file, eight readable bytes behind it
+  const std::uint8_t* symbols;  // payload of the tokens file, followed by eight readable bytes
   const std::uint64_t* keys;
-  const std::uint8_t* entries;  // bit string, eight readable bytes behind it
+  const std::uint8_t* entries;  // bit string, followed by eight readable bytes
   std::uint64_t position_count;
   std::uint64_t entry_count;
   std::uint64_t key_count;
@@ -56,7 +55,7 @@ struct ShardView {
 
   const std::uint8_t* entry_address(Rank rank) const { return entries + ((rank * bits) >> 3); }
 
-  // The suffix array at `rank`; within bounds whatever the file holds.
+  // The suffix array at `rank`; a position of the shard even if the file is damaged.
   Position position(Rank rank) const {
     const std::uint64_t bit = rank * bits;
     const std::uint64_t value = load_little(entries + (bit >> 3)) >> (bit & 7);

@@ -1,10 +1,9 @@
-// The heaviest continuations of a match, as a tree with exact counts.
+// Draft trees: the continuations of a match with the most occurrences, with exact counts.
 //
-// Few continuations are read one and all. Of many, read a sample. Every node of the true trie that it shows has a count
-// within bounds that follow from the sample's strides, and every node that it does not show is lighter than the strides
-// of all shards together. Refine until the nodes that seem heaviest, measured exactly, are heavier than any unseen one;
-// measure the others as far as they may be among the heaviest; take the best. With strides of one this is the plain
-// trie of all continuations.
+// Continuations form a trie. If there are few, all are read. If there are many, a sample is read: it bounds the count
+// of every node that it shows, and every node that it does not show has fewer occurrences than the strides of all
+// shards together. The sample is refined until the nodes that seem heaviest, counted exactly, are heavier than any
+// unseen node. Then the other nodes are counted as far as they may belong to the heaviest, and the best are taken.
 #pragma once
 
 #include <array>
@@ -29,12 +28,12 @@ class Drafter {
     sample_.start(shards, match, shape, match.count <= whole(match) * wanted ? match.count : wanted);
     floor_ = estimate_ = 0;
     for (;;) {
-      // Heavier nodes alone are likely to be needed; measuring shows whether the guess was right.
+      // Probably only heavier nodes are needed; counting shows whether the guess was right.
       std::uint64_t guess = sample_.unseen() == 0 ? 0 : estimate_ * 7 / 8;
       collect(guess);
       if (nodes_.size() < max_nodes_ && guess > 0) collect(guess = 0);
       if (sample_.unseen() == 0) break;
-      // What one row, or none, shows of a node is at most this.
+      // A node with at most one row has at most so many occurrences.
       const std::uint64_t doubt = sample_.unseen() + sample_.most_unseen() + 1;
       if (estimate_ > doubt) {
         measure_heaviest(match.length);
@@ -52,14 +51,14 @@ class Drafter {
     return {match.length, match.count, tree_.pack()};
   }
 
-  // Whether a rare query has left it with much more memory than queries need.
+  // Whether an unusual query has left much more memory allocated than most queries need.
   bool holds_excess() const { return sample_.holds_excess(); }
 
  private:
   static constexpr std::uint32_t kSamplesPerNode = 9;
 
-  // How many times as many occurrences as a first sample has are better read one and all: a sample of many shards has
-  // to be refined the more.
+  // All occurrences are read if there are at most so many times as many as a first sample has. A sample of many shards
+  // needs more refinement.
   static std::uint64_t whole(const Match& match) {
     const auto empty = std::count(match.intervals.begin(), match.intervals.end(), Interval());
     return 3 + std::min<std::uint64_t>(8, match.intervals.size() - static_cast<std::size_t>(empty)) / 4;
@@ -68,33 +67,34 @@ class Drafter {
   // A node of the trie: the first `depth` tokens of rows begin .. end - 1.
   struct Node {
     std::uint32_t begin, end, depth;
-    std::uint64_t low;   // occurrences, at least; exact once measured
+    std::uint64_t low;   // occurrences, at least; exact once counted
     std::uint64_t high;  // at most
   };
 
-  // The ranks, first to last, at which a node may begin and end in one shard.
+  // The ranks at which a node may begin and end in one shard.
   struct Bounds {
     Interval begin, end;
     std::uint64_t least() const { return end.begin - std::min(begin.end, end.begin); }
     std::uint64_t most() const { return end.end - std::min(begin.begin, end.end); }
   };
 
-  // A node that is being measured: its place in `nodes_`, and that of its bounds, one for each shard.
-  struct Measured {
-    std::uint32_t place, bounds;
+  // A node whose occurrences are being counted: its index in `nodes_`, and that of the first of its bounds, one per
+  // shard.
+  struct Measurement {
+    std::uint32_t node, bounds;
   };
 
-  // What nodes are sorted by: count, greatest first; then depth; then place in `nodes_`, which for nodes of one depth
-  // is lexicographic, because rows are and nodes are kept in the order in which they end.
+  // Sort key of a node: count, greatest first; then depth; then index in `nodes_`. Among nodes of one depth the index
+  // is lexicographic, because rows are sorted and nodes are stored in the order in which they end.
   __extension__ using Key = unsigned __int128;
   Key key(std::size_t place) const {
     const Node& node = nodes_[place];
     return Key{~node.low} << 64 | std::uint64_t{node.depth} << 32 | place;
   }
 
-  // Walk the sampled trie in depth-first order and keep the nodes that may be among the heaviest, of those with two
-  // rows or more: a node with one row stands for at most a stride, and what its shards and the others leave unseen.
-  // Nodes that are surely lighter than `guess` are left out.
+  // Walk the sampled trie depth first and collect the nodes with at least two rows that may be among the heaviest. A
+  // node with one row is light: it has at most a stride of occurrences and those that its shard and the others leave
+  // unseen. Nodes that are certainly lighter than `guess` are left out.
   void collect(std::uint64_t guess) {
     nodes_.clear();
     estimate_ = 0;
@@ -131,7 +131,7 @@ class Drafter {
     estimate_ = *nth;
   }
 
-  // Fill up with continuations that occur once, if the sample is complete: shallow ones first, then in row order.
+  // Add continuations that occur once, if there is room and the sample is complete: by depth, then in row order.
   void add_singles() {
     if (nodes_.size() >= max_nodes_) return;
     const auto rows = static_cast<std::uint32_t>(sample_.size());
@@ -179,7 +179,7 @@ class Drafter {
     capacity_ = std::max(capacity_, 2 * kept);
   }
 
-  // Find the exact counts of the nodes that seem heaviest; their least is one that the others have to reach.
+  // Count the nodes that seem heaviest exactly. The least of these counts is one that other nodes have to reach.
   void measure_heaviest(std::uint32_t skip) {
     places_.resize(nodes_.size());
     std::iota(places_.begin(), places_.end(), 0U);
@@ -187,15 +187,15 @@ class Drafter {
     std::nth_element(places_.begin(), top, places_.end(), [this](std::uint32_t a, std::uint32_t b) {
       return sample_.weight(nodes_[a].begin, nodes_[a].end) > sample_.weight(nodes_[b].begin, nodes_[b].end);
     });
-    open(std::span(places_.begin(), top));
+    start_measuring(std::span(places_.begin(), top));
     for (std::size_t part = 0; part < sample_.parts().size(); ++part) narrow(part, 0, skip);
     std::uint64_t least = ~std::uint64_t{0};
-    for (const Measured& one : measured_) least = std::min(least, nodes_[one.place].low);
+    for (const Measurement& measurement : measured_) least = std::min(least, nodes_[measurement.node].low);
     floor_ = std::max(floor_, least);
   }
 
-  // Find those of the others that may be among the heaviest, step by step and shard by shard, as each excludes some. Of
-  // nodes that show the same rows, as one path's often do, the shallowest is measured first: no other is heavier.
+  // Count the other nodes as far as they may be among the heaviest, step by step and shard by shard; each step excludes
+  // some. Of nodes that show the same rows, as nodes of one path often do, the shallowest comes first: none is heavier.
   void measure_others(std::uint32_t skip) {
     const auto top = places_.begin() + static_cast<std::ptrdiff_t>(std::min<std::size_t>(max_nodes_, places_.size()));
     std::sort(top, places_.end());
@@ -220,20 +220,21 @@ class Drafter {
 
   static bool same_rows(const Node& a, const Node& b) { return a.begin == b.begin && a.end == b.end; }
 
-  // Measure the nodes at `places` until each is known exactly or known not to be among the heaviest.
+  // Count the nodes at `places` until each count is exact or the node is known not to be among the heaviest.
   void exclude(std::span<const std::uint32_t> places, std::uint32_t skip) {
     const std::vector<Sample::Part>& parts = sample_.parts();
-    open(places);
+    start_measuring(places);
     for (std::uint32_t step = 1; !measured_.empty(); ++step) {
       bool exact = true;
       for (std::size_t part = 0; part < parts.size(); ++part) {
         const std::uint64_t gap = parts[part].slack() >> step;
-        std::erase_if(measured_, [this](const Measured& one) { return nodes_[one.place].high < floor_; });
+        std::erase_if(measured_,
+                      [this](const Measurement& measurement) { return nodes_[measurement.node].high < floor_; });
         narrow(part, gap > 4 ? gap : 0, skip);
         exact &= gap <= 4;
       }
       lows_ = top_lows_;
-      for (const Measured& one : measured_) lows_.push_back(nodes_[one.place].low);
+      for (const Measurement& measurement : measured_) lows_.push_back(nodes_[measurement.node].low);
       const auto nth = lows_.begin() + max_nodes_ - 1;
       std::nth_element(lows_.begin(), nth, lows_.end(), std::greater<>());
       floor_ = std::max(floor_, *nth);
@@ -241,8 +242,8 @@ class Drafter {
     }
   }
 
-  // Begin to measure the nodes at `places` with what the sample tells of their boundaries in each shard.
-  void open(std::span<const std::uint32_t> places) {
+  // Begin to count the nodes at `places` with the bounds that the sample gives in each shard.
+  void start_measuring(std::span<const std::uint32_t> places) {
     measured_.clear();
     bounds_.clear();
     for (const std::uint32_t place : places) {
@@ -258,12 +259,12 @@ class Drafter {
     }
   }
 
-  // Narrow the boundaries in one shard of the nodes that are being measured to a doubt of `gap`, and so their counts.
+  // Narrow the boundaries of the measured nodes in one shard until at most `gap` ranks are in doubt.
   void narrow(std::size_t part, std::uint64_t gap, std::uint32_t skip) {
     boundaries_.clear();
-    for (const Measured& one : measured_) {
-      const Node& node = nodes_[one.place];
-      const Bounds& bounds = bounds_[one.bounds + part];
+    for (const Measurement& measurement : measured_) {
+      const Node& node = nodes_[measurement.node];
+      const Bounds& bounds = bounds_[measurement.bounds + part];
       Boundary boundary{sample_.parts()[part].shard,
                         sample_.row(node.begin),
                         node.depth * sample_.width(),
@@ -280,9 +281,9 @@ class Drafter {
     }
     find_boundaries(boundaries_, gap);
     const Boundary* boundary = boundaries_.data();
-    for (const Measured& one : measured_) {
-      Node& node = nodes_[one.place];
-      Bounds& bounds = bounds_[one.bounds + part];
+    for (const Measurement& measurement : measured_) {
+      Node& node = nodes_[measurement.node];
+      Bounds& bounds = bounds_[measurement.bounds + part];
       node.low -= bounds.least();
       node.high -= bounds.most();
       bounds = {{boundary[0].low, boundary[0].high}, {boundary[1].low, boundary[1].high}};
@@ -293,12 +294,12 @@ class Drafter {
     }
   }
 
-  // Take the best nodes and link each to its parent.
+  // Put the best nodes into `tree_`, each with its parent.
   void choose() {
     keys_.clear();
     parents_.resize(nodes_.size());
     std::array<std::uint32_t, kMaxDepth + 1> path{}, singles{};
-    for (std::size_t i = nodes_.size(); i-- > 0;) {  // parents end after their children: backwards, they come first
+    for (std::size_t i = nodes_.size(); i-- > 0;) {  // backwards, because parents are stored after their children
       const Node& node = nodes_[i];
       if (node.low > 1) keys_.push_back(key(i));
       else ++singles[node.depth];
@@ -309,7 +310,7 @@ class Drafter {
     if (count < heavier)
       std::nth_element(keys_.begin(), keys_.begin() + static_cast<std::ptrdiff_t>(count), keys_.end());
     std::sort(keys_.begin(), keys_.begin() + static_cast<std::ptrdiff_t>(std::min(count, heavier)));
-    if (count > heavier) {  // those that occur once are often many, and already in order but for their depths
+    if (count > heavier) {  // nodes that occur once are often many, and in order within each depth
       keys_.resize(nodes_.size());
       std::exclusive_scan(singles.begin(), singles.end(), singles.begin(), static_cast<std::uint32_t>(heavier));
       for (std::size_t i = 0; i < nodes_.size(); ++i)
@@ -322,7 +323,7 @@ class Drafter {
       const Node& node = nodes_[place];
       std::int32_t parent = -1;
       if (node.depth > 1) {
-        // Missing, later or not above: only in a damaged file. Leave the node out.
+        // In a damaged file the parent may be missing, come later or not contain the node: leave the node out.
         const Node& above = nodes_[parents_[place]];
         parent = outputs_[parents_[place]];
         if (parent < 0 || above.depth + 1 != node.depth || above.begin > node.begin || above.end < node.end) continue;
@@ -333,14 +334,14 @@ class Drafter {
   }
 
   std::uint32_t max_nodes_ = 0;
-  std::uint64_t threshold_ = 0;        // occurrences, at least, of the max_nodes-th heaviest node
-  std::uint64_t floor_ = 0;            // what is known of it from measuring, whatever the sample
-  std::uint64_t estimate_ = 0;         // about how many; 0 if fewer nodes are seen
-  std::uint32_t threshold_depth_ = 0;  // and its depth
-  std::size_t capacity_ = 0;           // nodes kept before the next prune
+  std::uint64_t threshold_ = 0;        // occurrences of the max_nodes-th heaviest node, at least
+  std::uint64_t floor_ = 0;            // a lower bound of it by exact counts
+  std::uint64_t estimate_ = 0;         // an estimate of it; 0 if fewer nodes are seen
+  std::uint32_t threshold_depth_ = 0;  // depth of that node
+  std::size_t capacity_ = 0;           // nodes collected before the next prune
   Sample sample_;
   std::vector<Node> nodes_, ends_;
-  std::vector<Measured> measured_;
+  std::vector<Measurement> measured_;
   std::vector<Bounds> bounds_;
   std::vector<Boundary> boundaries_;
   std::vector<std::uint64_t> lows_, top_lows_;

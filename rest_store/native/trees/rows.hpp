@@ -1,11 +1,11 @@
-// Rows of symbols, as continuations are read and compared: copied from a shard, whole words each.
+// Rows: continuations copied from a shard into whole words, which makes them quick to compare.
 #pragma once
 
 #include "search/shard_view.hpp"
 
 namespace rest_store {
 
-// What rows look like: `depth` symbols, from the first separator on bytes of 0xFF, which sort behind every token.
+// The layout of rows: `depth` symbols; from the first separator on bytes of 0xFF, which sort after every token.
 struct RowShape {
   std::uint32_t depth = 0;  // symbols
   std::uint32_t width = 0;  // bytes of one
@@ -19,13 +19,13 @@ struct RowShape {
     if (bytes > width * depth) padding = ~std::uint64_t{0} << (8 * (8 - (bytes - width * depth)));
   }
 
-  // Ask memory for what copy() reads.
-  void ask(const std::uint8_t* from) const {
+  // Prefetch what copy() reads.
+  void prefetch_row(const std::uint8_t* from) const {
     prefetch(from);
     prefetch(from + bytes - 1);
   }
 
-  // Copy the row at `from`; return its tokens before a separator.
+  // Copy the row at `from`; return the number of its tokens before a separator.
   std::uint32_t copy(const ShardView& shard, const std::uint8_t* from, std::uint8_t* to) const {
     const auto left = static_cast<std::size_t>(shard.symbols + shard.position_count * width - from);
     std::size_t readable = width * depth;
@@ -47,7 +47,7 @@ struct RowShape {
     return length;
   }
 
-  // Tokens that two rows have in common at their start, `limit` at most.
+  // Length of the common prefix of two rows in tokens, at most `limit`.
   std::uint32_t common_prefix(const std::uint8_t* a, const std::uint8_t* b, std::uint32_t limit) const {
     for (std::size_t at = 0; at < bytes; at += 8) {
       const std::uint64_t difference = load_little(a + at) ^ load_little(b + at);

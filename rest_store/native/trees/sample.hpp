@@ -1,8 +1,9 @@
-// Continuations of a match at sampled ranks: rows of symbols, sorted, from all shards together.
+// A sample of the continuations of a match: rows at regular ranks of every shard, merged in lexicographic order.
 //
-// A sample is refined only between neighbours whose rows differ: between equal rows lie only equal ones, because a
-// suffix array is sorted. What a sample does not show is bounded by the strides of its parts: their sum bounds what is
-// unseen, and rows cost the least for a given sum when a part's stride grows with the square root of its occurrences.
+// A sample is refined only between neighbours whose rows differ: between equal rows all rows are equal, because a
+// suffix array is sorted. A continuation that no row shows has fewer occurrences than the strides of all shards
+// together. For a given sum of strides, the fewest rows are read if the stride of a shard grows with the square root of
+// its occurrences.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +19,7 @@ namespace rest_store {
 
 class Sample {
  public:
-  // The samples of one shard, in rank order. Sample k of the part is row `first + k`.
+  // The sample of one shard, in rank order. Its k-th rank belongs to row `first + k`.
   struct Part {
     const ShardView* shard = nullptr;
     Interval interval;
@@ -27,16 +28,16 @@ class Sample {
     std::size_t first = 0;
     std::vector<Rank> ranks;
 
-    // Occurrences in a row that no sample may show, at most.
+    // Consecutive occurrences that no row may show, at most.
     std::uint64_t slack() const { return std::min(stride - 1, interval.width()); }
 
-    // The ranks at which the boundary before the part's sample k may lie: (rank of k-1, rank of k].
+    // The ranks at which a boundary just before sample k may lie: (rank of k-1, rank of k].
     Interval gap_before(std::size_t k) const {
       return {k == 0 ? interval.begin : ranks[k - 1] + 1, k == ranks.size() ? interval.end : ranks[k]};
     }
   };
 
-  // Start with about `wanted` samples of the continuations of `match` in `shards`, rows of `shape`.
+  // Start with about `wanted` rows of `shape` from the continuations of `match` in `shards`.
   void start(const std::vector<ShardView>& shards, const Match& match, const RowShape& shape, std::uint64_t wanted) {
     const std::vector<Interval>& intervals = match.intervals;
     skip_ = match.length;
@@ -60,9 +61,9 @@ class Sample {
     fill([&](const Part& part, auto&& add) { add_between(part, part.interval.begin, part.interval.end, add); });
   }
 
-  // Add samples until `unseen() + most_unseen()` is at most `doubt`.
+  // Add rows until `unseen() + most_unseen()` is at most `doubt`.
   void refine(std::uint64_t doubt) {
-    all_ = false;  // between equal rows none are added
+    all_ = false;  // no rows are added between equal ones
     double roots = 0, greatest = 0;
     for (const Part& part : parts_) {
       roots += part.root;
@@ -91,9 +92,9 @@ class Sample {
     return parts_[part].gap_before(parts_.size() == 1 ? i : before_[i * parts_.size() + part]);
   }
 
-  // Occurrences of a continuation that no row shows, at most; 0: rows show all.
+  // Occurrences of a continuation that no row shows, at most; 0 if rows show all.
   std::uint64_t unseen() const { return unseen_; }
-  // Those of one shard.
+  // The same within one shard.
   std::uint64_t most_unseen() const { return most_unseen_; }
   const std::vector<Part>& parts() const { return parts_; }
   std::uint32_t width() const { return shape_.width; }
@@ -102,7 +103,8 @@ class Sample {
   const std::uint8_t* row(std::size_t i) const { return bytes_.data() + order_[i] * shape_.bytes; }
   std::uint32_t length(std::size_t i) const { return lengths_[order_[i]]; }  // tokens before a separator
 
-  // Occurrences that rows i .. j-1 stand for: each for itself and those between it and the one before it in its shard.
+  // Occurrences that rows i .. j-1 stand for: each for itself and for those between it and its predecessor in its
+  // shard.
   std::uint64_t weight(std::size_t i, std::size_t j) const { return weights_[j] - weights_[i]; }
 
   // Tokens that rows i and i + 1 have in common at their start.
@@ -123,7 +125,7 @@ class Sample {
     return std::memcmp(bytes_.data() + a * shape_.bytes, bytes_.data() + b * shape_.bytes, shape_.bytes) == 0;
   }
 
-  // Every stride-th rank of [begin, end), so that no run of `stride` ranks is missed.
+  // Every stride-th rank of [begin, end): no run of `stride` ranks is missed.
   template <class Add>
   void add_between(const Part& part, Rank begin, Rank end, Add&& add) const {
     for (Rank rank = begin + part.stride - 1; rank < end; rank += part.stride) add(rank, std::ptrdiff_t{-1});
@@ -139,7 +141,7 @@ class Sample {
     }
   }
 
-  // Lay the sample out anew: `visit(part, add)` names each part's ranks, and the row that is already known, or -1.
+  // Rebuild the sample: `visit(part, add)` lists the ranks of each part, with the row that is known already, or -1.
   template <class Visit>
   void fill(Visit&& visit) {
     new_bytes_.clear();
@@ -156,21 +158,21 @@ class Sample {
       new_lengths_.resize(known_.size());
       gather(part, first);
       part.ranks.swap(new_ranks_);
-      part.first = first;  // rows of later parts are still read at their old places: `visit` sees only its own part
+      part.first = first;  // `visit` reads only its own part, so later parts may still refer to the old rows
     }
     bytes_.swap(new_bytes_);
     lengths_.swap(new_lengths_);
     merge();
   }
 
-  // Read the rows at new_ranks_ into places first, first + 1, ...: addresses of entries, then of symbols, then the
-  // symbols, each asked for well before it is used.
+  // Read the rows at new_ranks_ into rows first, first + 1, ...: entries, then symbols, in blocks, each prefetched well
+  // before it is used.
   void gather(const Part& part, std::size_t first) {
     constexpr std::size_t kBlock = 32;
     const ShardView& shard = *part.shard;
     const std::size_t count = new_ranks_.size();
     const std::uint8_t* at[2][kBlock];
-    const auto ask = [&](std::size_t begin) {
+    const auto prefetch_entries = [&](std::size_t begin) {
       for (std::size_t i = begin; i < std::min(begin + kBlock, count); ++i)
         if (known_[first + i] < 0) prefetch(shard.entry_address(new_ranks_[i]));
     };
@@ -178,15 +180,15 @@ class Sample {
       for (std::size_t i = begin; i < std::min(begin + kBlock, count); ++i)
         if (known_[first + i] < 0) {
           const std::uint8_t* row = shard.suffix(shard.position(new_ranks_[i]) + skip_);
-          shape_.ask(row);
+          shape_.prefetch_row(row);
           at[begin / kBlock % 2][i - begin] = row;
         }
     };
-    ask(0);
+    prefetch_entries(0);
     resolve(0);
-    ask(kBlock);
+    prefetch_entries(kBlock);
     for (std::size_t begin = 0; begin < count; begin += kBlock) {
-      ask(begin + 2 * kBlock);
+      prefetch_entries(begin + 2 * kBlock);
       resolve(begin + kBlock);
       for (std::size_t i = begin; i < std::min(begin + kBlock, count); ++i) {
         std::uint8_t* to = new_bytes_.data() + (first + i) * shape_.bytes;
@@ -201,7 +203,7 @@ class Sample {
     }
   }
 
-  // Put the rows of all parts into one lexicographic order, and sum up what each stands for.
+  // Merge the rows of all parts in lexicographic order, and sum up the occurrences that they stand for.
   void merge() {
     const std::size_t count = lengths_.size();
     order_.resize(count);
@@ -265,13 +267,13 @@ class Sample {
 
   std::uint32_t skip_ = 0;
   RowShape shape_;
-  bool all_ = false;  // rows show every occurrence, once
+  bool all_ = false;  // every occurrence has its own row
   std::uint64_t unseen_ = 0, most_unseen_ = 0;
   std::vector<Part> parts_;
   std::vector<std::uint8_t> bytes_, new_bytes_;
   std::vector<std::uint32_t> lengths_, new_lengths_, order_, owners_;
   std::vector<Head> heads_, scratch_;
-  std::vector<std::uint32_t> before_;  // of more parts than one: samples of each part before each merged row
+  std::vector<std::uint32_t> before_;  // with several parts: rows of each part before each merged row
   std::vector<std::uint64_t> weights_;
   std::vector<std::size_t> bounds_;
   std::vector<Rank> new_ranks_;
