@@ -1,1 +1,1 @@
-"""Files and exact queries: what a datastore is on disk, and what it answers. Needs numpy alone."""
+"""The files of a datastore and exact queries over them. Needs only numpy."""

@@ -1,4 +1,4 @@
-"""Reading a datastore through, to find what opening it cannot see (FORMAT.md, section 6)."""
+"""A full read of a datastore, which finds faults that opening it cannot see (FORMAT.md, section 6)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rest_store.datastore.header import KEY_STRIDE, MAX_POSITIONS, separator_id
 from rest_store.datastore.shard import Shard
 from rest_store.errors import ChecksumError, ShardHeaderError, SuffixOrderError, describe
 
-SAMPLES = 1 << 17  # neighbouring suffixes compared in each shard unless all are
+SAMPLES = 1 << 17  # pairs of neighbouring suffixes compared in each shard unless all are
 _BLOCK = 1 << 18  # ranks, symbols or bytes read at once
-_EQUAL_AT_MOST = 1 << 16  # symbols after which a sampled pair of neighbours counts as in order
+_EQUAL_AT_MOST = 1 << 16  # a sampled pair of neighbours with so many equal symbols counts as in order
 
 Progress = Callable[[str, int, int], None]
 
@@ -24,9 +24,9 @@ Progress = Callable[[str, int, int], None]
 def check_datastore(
     path: str | Path, *, full: bool = False, progress: Progress = lambda stage, done, total: None
 ) -> Datastore:
-    """Verify a datastore beyond its structure: checksums, symbols, keys, order of its suffix arrays.
+    """Verify checksums, symbols, keys and the order of the suffix arrays of a datastore.
 
-    Reads the files through, in blocks.
+    Reads all files, in blocks.
 
     Args:
         path: directory of the datastore.
@@ -35,10 +35,10 @@ def check_datastore(
         progress: called with (shard and stage, units done, units in total).
 
     Returns:
-        The datastore, opened.
+        The datastore.
 
     Raises:
-        DatastoreError: the subclass that names what is wrong first.
+        DatastoreError: the subclass that names the first fault.
     """
     store = Datastore.open(path)
     for record, shard in zip(store.manifest.shards, store.shards, strict=True):
@@ -126,9 +126,9 @@ def _check_order(shard: Shard, full: bool, report: Report) -> None:
 
 
 def _compare_neighbours(shard: Shard, ranks: npt.NDArray[np.int64], symbols: int) -> None:
-    """Raise SuffixOrderError unless each suffix at `ranks` int64[n] is less than the one after it.
+    """Raise SuffixOrderError unless each suffix at `ranks` int64[n] is less than its successor.
 
-    Neighbours that agree in the first `symbols` symbols count as in order.
+    Neighbours whose first `symbols` symbols are equal count as in order.
     """
     tokens, suffixes = shard.tokens, shard.suffixes
     limit, width = tokens.header.position_count, tokens.header.width
@@ -139,7 +139,7 @@ def _compare_neighbours(shard: Shard, ranks: npt.NDArray[np.int64], symbols: int
     step = 8 // width
     unused = np.uint64(8 * (8 - step * width))
     while ranks.size and compared < symbols:
-        # A suffix that has ended is a proper prefix of the other one: it must be the left one.
+        # A suffix that has ended is a proper prefix of the other, so it must be the left one.
         ended_left, ended_right = left + compared >= limit, right + compared >= limit
         x = tokens.keys(np.minimum(left + compared, limit)) >> unused
         y = tokens.keys(np.minimum(right + compared, limit)) >> unused

@@ -1,4 +1,4 @@
-"""A datastore, opened: from shards to drafts (REST, arXiv 2311.08252, sections 3.1 and 3.2)."""
+"""An open datastore and its exact queries (REST, arXiv 2311.08252, sections 3.1 and 3.2)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rest_store.datastore.validation import Contexts, IntSequence, limit, limits
 
 @dataclass(frozen=True)
 class DatastoreInfo:
-    """What a datastore is.
+    """A description of a datastore.
 
     Attributes:
         path: its directory.
@@ -29,7 +29,7 @@ class DatastoreInfo:
         shard_count: number of shards.
         size: bytes of all shard files.
         built: when its manifest was written.
-        kernel: what answers its queries here, "native" or "reference".
+        kernel: the kernel that answers its queries in this process, "native" or "reference".
         manifest: the whole manifest, with provenance and build options.
     """
 
@@ -45,7 +45,7 @@ class DatastoreInfo:
 
 
 class Datastore:
-    """All shards of one directory, mapped into memory and ready to be asked. Make one with `Datastore.open`.
+    """The shards of one directory, mapped into memory. Open one with `Datastore.open`.
 
     Thread-safe; the native kernel releases the GIL.
     """
@@ -63,8 +63,8 @@ class Datastore:
     def open(cls, path: str | Path, *, tokenizer: object = None) -> Datastore:
         """Open the datastore in directory `path`.
 
-        Maps its files and validates their structure; takes neither time nor memory in proportion to their size. Of a
-        datastore larger than the memory available, only those pages are read that queries touch.
+        Maps its files and validates their structure in time and memory that do not depend on their size. If the
+        datastore is larger than the available memory, only the pages that queries touch are read.
 
         Args:
             path: a directory that `rest-build` wrote.
@@ -94,11 +94,11 @@ class Datastore:
 
     @property
     def files(self) -> list[MappedFile[Any]]:
-        """The mapped files that answers are read from."""
+        """The mapped files that queries read."""
         return [file for shard in self.shards for file in (shard.tokens, shard.suffixes)]
 
     def info(self) -> DatastoreInfo:
-        """Return what this datastore is."""
+        """Return a description of this datastore."""
         return DatastoreInfo(
             path=self.path,
             tokenizer=self.manifest.tokenizer,

@@ -1,4 +1,4 @@
-"""The 256 bytes at the start of each binary file of a datastore (FORMAT.md, sections 1-3)."""
+"""The 256-byte headers of the binary files of a datastore (FORMAT.md, sections 1-3)."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class TokensHeader:
 
     @classmethod
     def unpack(cls, raw: bytes, where: Path) -> TokensHeader:
-        """Read the header of the file at `where`; raise the error that names what is wrong with it."""
+        """Parse the header of the file at `where`; raise the DatastoreError that names what is wrong with it."""
         _require_prefix(raw, _TOKENS_MAGIC, where)
         width, vocabulary, positions, documents, size, sha256 = _TOKENS_FIELDS.unpack_from(raw, _PREFIX.size)
         header = cls(vocabulary, positions, documents, sha256)
@@ -136,7 +136,7 @@ class SuffixesHeader:
 
     @classmethod
     def unpack(cls, raw: bytes, where: Path) -> SuffixesHeader:
-        """Read the header of the file at `where`; raise the error that names what is wrong with it."""
+        """Parse the header of the file at `where`; raise the DatastoreError that names what is wrong with it."""
         _require_prefix(raw, _SUFFIXES_MAGIC, where)
         bits, stride, entries, keys, size, sha256, tokens_sha256 = _SUFFIXES_FIELDS.unpack_from(raw, _PREFIX.size)
         header = cls(bits, entries, sha256, tokens_sha256)
@@ -166,7 +166,7 @@ def _require_reserved(raw: bytes, fields: struct.Struct, where: Path) -> None:
 
 
 def _require_prefix(raw: bytes, magic: bytes, where: Path) -> None:
-    """Check what every such file starts with, from the most to the least telling."""
+    """Check the fields that all headers share, the most informative first."""
     if raw[: len(magic)] != magic:
         raise NotAShardError(describe(where, "magic", raw[: len(magic)], magic))
     if len(raw) < HEADER_SIZE:

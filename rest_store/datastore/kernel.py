@@ -1,4 +1,4 @@
-"""The choice between the native query kernel and its numpy reference, and the interface that both have."""
+"""The interface of query kernels, and the choice between the native kernel and the numpy reference."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def native_kernel() -> type[Any] | None:
 
 
 def kernel_name() -> str:
-    """Return which kernel opens datastores in this process: "native" or "reference".
+    """Return the kernel that datastores use in this process: "native" or "reference".
 
-    The environment variable REST_STORE_KERNEL=reference asks for the reference where both are there.
+    The environment variable REST_STORE_KERNEL=reference selects the reference even if the native kernel was built.
     """
     if os.environ.get("REST_STORE_KERNEL") == "reference" or native_kernel() is None:
         return "reference"
@@ -58,7 +58,7 @@ def kernel_name() -> str:
 
 
 def native_session_kernel() -> Any:
-    """Return the compiled module, which draft sessions run in.
+    """Return the compiled module, which draft sessions need.
 
     Raises:
         NativeKernelError: it was not built.
@@ -75,7 +75,7 @@ _warned = False
 
 
 def open_kernel(shards: Sequence[Shard], vocabulary_size: int) -> Kernel:
-    """Return a kernel over `shards`, native if it was built; say once in a process if it was not."""
+    """Return a kernel over `shards`: the native one if it was built, otherwise the reference with one warning."""
     global _warned
     views = [shard_view(shard) for shard in shards]
     native = native_kernel()
@@ -97,14 +97,14 @@ class PageGuard(Protocol):
 
     @property
     def lost(self) -> bool:
-        """Whether a page could not be read, so that zeros have taken the place of it and of what follows."""
+        """Whether a page could not be read. It and the rest of its file now read as zeros."""
 
 
 def native_tree_fault() -> Callable[[bytes, int, int], int] | None:
-    """Return what checks a packed tree, given vocabulary size and greatest depth; None if the kernel was not built.
+    """Return the function that validates a packed tree; None if the kernel was not built.
 
-    It returns 0 for a tree, else what is wrong with the first node that is: 1 its token, 2 its parent, 3 its depth, 4
-    its count.
+    Its arguments are the packed nodes, the vocabulary size and the greatest depth. It returns 0 for a valid tree, or
+    says what is wrong with the first faulty node: 1 its token, 2 its parent, 3 its depth, 4 its count.
     """
     try:
         from rest_store._kernel import tree_fault
@@ -114,9 +114,10 @@ def native_tree_fault() -> Callable[[bytes, int, int], int] | None:
 
 
 def native_evidence_fault() -> Callable[[bytes, int, int], str | None] | None:
-    """Return what checks the rows of `Evidence`, given vocabulary size and most rows; None without the kernel.
+    """Return the function that validates the rows of `Evidence`; None if the kernel was not built.
 
-    It returns None for rows in order, else what they are instead.
+    Its arguments are the rows, the vocabulary size and the greatest number of rows. It returns None for valid rows, or
+    says what they are instead.
     """
     try:
         from rest_store._kernel import evidence_fault
@@ -143,10 +144,10 @@ def native_messages() -> Any | None:
 
 
 def guard_pages(files: Iterable[MappedFile[Any]]) -> PageGuard | None:
-    """Keep this process alive should `files` be truncated underneath, or their disk fail (SIGBUS).
+    """Keep this process alive if `files` are truncated while they are mapped, or their disk fails (SIGBUS).
 
-    Installs a handler of SIGBUS for the whole process, once. Returns None where the native kernel was not built, which
-    has the handler.
+    Installs a handler of SIGBUS for the whole process, once. Returns None if the native kernel, which has the handler,
+    was not built.
     """
     try:
         from rest_store._kernel import PageGuard as NativeGuard
@@ -156,7 +157,7 @@ def guard_pages(files: Iterable[MappedFile[Any]]) -> PageGuard | None:
 
 
 def shard_view(shard: Shard) -> KernelShard:
-    """Return the arrays of `shard` as kernels read them."""
+    """Return the arrays of `shard` as kernels read them, without a copy."""
     tokens, suffixes = shard.tokens, shard.suffixes
     return KernelShard(
         symbols=tokens.payload_and_tail,

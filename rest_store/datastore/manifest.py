@@ -1,4 +1,4 @@
-"""`manifest.json`: what a datastore is, from what it was built, and which files belong to it (FORMAT.md, section 5)."""
+"""`manifest.json`: tokenizer, files, provenance and build options of a datastore (FORMAT.md, section 5)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from rest_store.errors import DatastoreNotFoundError, FormatVersionError, Manife
 FILE_NAME = "manifest.json"
 TOKENIZER_FILE_NAME = "tokenizer.json"
 _FORMAT = "rest-store"
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # no directories, nothing hidden, nothing that a file system refuses
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # no directories, no hidden files, valid on every file system
 
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """What the manifest says of one shard; sizes in bytes, checksums in hexadecimal digits of SHA-256."""
+    """The manifest's record of one shard; sizes in bytes, SHA-256 checksums in hexadecimal."""
 
     name: str
     position_count: int
@@ -34,7 +34,7 @@ class ShardRecord:
 
     @classmethod
     def of(cls, name: str, shard: Shard) -> ShardRecord:
-        """Return the record of an opened shard."""
+        """Return the record of an open shard."""
         header = shard.tokens.header
         return cls(
             name=name,
@@ -47,10 +47,10 @@ class ShardRecord:
             suffixes_sha256=shard.suffixes.header.sha256.hex(),
         )
 
-    def require_same(self, found: ShardRecord, where: Path) -> None:
-        """Raise MixedBuildError unless the shard opened at `where` is the one that this record describes."""
+    def require_same(self, actual: ShardRecord, where: Path) -> None:
+        """Raise MixedBuildError unless `actual`, the record of the shard in directory `where`, equals this one."""
         for what, expected in vars(self).items():
-            value = getattr(found, what)
+            value = getattr(actual, what)
             if value != expected:
                 raise MixedBuildError(describe(where / self.name, what.replace("_", " "), value, expected))
 
@@ -64,7 +64,7 @@ class Manifest:
         tokenizer: identity of the tokenizer.
         shards: one record each, in the order of their names.
         corpora: provenance, one JSON object for each corpus.
-        options: build options that shape the content, a JSON object.
+        options: build options that affect the content, a JSON object.
     """
 
     created_by: str
@@ -104,8 +104,8 @@ class Manifest:
 
         Raises:
             DatastoreNotFoundError: no directory, or no manifest in it.
-            FormatVersionError: of a version that this release cannot read.
-            ManifestError: not JSON, or a field is absent or of the wrong type.
+            FormatVersionError: this release cannot read its version.
+            ManifestError: it is not JSON, or a field is absent or of the wrong type.
         """
         where = directory / FILE_NAME
         try:

@@ -1,4 +1,4 @@
-"""A binary file of a datastore, opened by memory-mapping (FORMAT.md, sections 2, 3 and 6)."""
+"""A memory-mapped binary file of a datastore (FORMAT.md, sections 2, 3 and 6)."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import numpy.typing as npt
 from rest_store.datastore.header import HEADER_SIZE, TAIL_SIZE
 from rest_store.errors import MissingShardError, ShardHeaderError, ShardSizeError, describe
 
-Header = TypeVar("Header")  # that of a kind of file
+Header = TypeVar("Header")
 File = TypeVar("File", bound="MappedFile[Any]")
 
 
 class MappedFile(Generic[Header]):
-    """A binary file of a datastore, mapped. Thread-safe: nothing changes after opening.
+    """A memory-mapped binary file of a datastore. Thread-safe: nothing changes after opening.
 
     Attributes:
-        path: where it lies.
-        header: its first 256 bytes, read.
+        path: of the file.
+        header: its header, parsed.
         mapped: the mapping.
         raw: all its bytes, uint8.
-        header_type: what reads the header.
+        header_type: class of the header.
     """
 
     header_type: ClassVar[Any]
@@ -38,7 +38,7 @@ class MappedFile(Generic[Header]):
 
     @classmethod
     def open(cls: type[File], path: Path) -> File:
-        """Map the file at `path` and validate its structure, reading only its first and last page.
+        """Map the file at `path` and validate its structure; reads only its first and last page.
 
         Raises:
             DatastoreError: the subclass that names what is wrong.
@@ -51,16 +51,16 @@ class MappedFile(Generic[Header]):
         return file
 
     def require_end(self) -> None:
-        """Raise the error that names what is wrong where the payload ends, if that can be told."""
+        """Raise an error if the end of the payload is not valid for this kind of file."""
 
     @property
     def payload(self) -> npt.NDArray[np.uint8]:
-        """What lies between header and tail, uint8, straight from the mapping."""
+        """The bytes between header and tail, uint8, without a copy."""
         return self.raw[HEADER_SIZE:-TAIL_SIZE]
 
     @property
     def payload_and_tail(self) -> npt.NDArray[np.uint8]:
-        """The same with the tail."""
+        """The payload and the tail, uint8, without a copy."""
         return self.raw[HEADER_SIZE:]
 
 

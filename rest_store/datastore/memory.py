@@ -1,4 +1,4 @@
-"""How much memory may still be taken: of the system, and of the control groups that this process is in."""
+"""Available memory: of the system, and within the limits of the control groups of this process."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from pathlib import Path
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
-    """Return the memory that may still be taken: what the system has, or what a control group leaves, in bytes.
+    """Return the available memory in bytes: of the system, or what a control group leaves if that is less.
 
     Args:
-        root: where `proc` and `sys` are.
+        root: directory that holds `proc` and `sys`.
 
     Returns:
-        Bytes, at least 0; None if the system does not tell.
+        Bytes, at least 0; None if it is unknown.
     """
     try:
         meminfo = (root / "proc/meminfo").read_text(encoding="ascii")
@@ -24,7 +24,7 @@ def available_bytes(root: Path = Path("/")) -> int | None:
 
 
 def _control_group_rooms(root: Path) -> list[int]:
-    """Return what each control group of this process, and each above it, leaves of its limit (versions 1 and 2)."""
+    """Return the bytes left by each control group of this process and by each group above it (versions 1 and 2)."""
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -59,7 +59,7 @@ def _number(path: Path) -> int | None:
 
 
 def _reclaimable(path: Path) -> int:
-    """Return the bytes of cached file content that a control group drops when it needs room."""
+    """Return the bytes of cached file content that a control group can drop."""
     try:
         lines = path.read_text(encoding="ascii").splitlines()
     except OSError:

@@ -1,7 +1,7 @@
-"""Exact search and draft trees in plain numpy: what the native kernel is tested against, and its stand-in.
+"""The reference kernel: exact search and draft trees in plain numpy.
 
-Slow and simple: one binary search for each boundary, one pass over all matches for each node. It answers what
-`rest_store.datastore.kernel` documents, from the same arrays.
+Slow and simple: one binary search for each boundary, one pass over all occurrences for each node. The native kernel is
+tested against it, and it takes over where the native kernel was not built (see `rest_store.datastore.kernel`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BLOCK = 1 << 20  # ranks read at once
 
 @dataclass(frozen=True)
 class KernelShard:
-    """The arrays of one shard as a kernel reads them, straight from the mappings.
+    """The arrays of one shard as a kernel reads them from the mappings.
 
     Attributes:
         symbols: uint8[w * P + 8], payload and tail of the tokens file.
@@ -50,25 +50,25 @@ class KernelShard:
         return np.minimum(entries, self.position_count - 1)
 
     def symbols_at(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the symbols at `positions` int64[n]; past the end, the last one."""
+        """Return the symbols at `positions` int64[n]; positions past the end give the last symbol."""
         offsets = np.minimum(positions, self.position_count - 1) * self.width
         raw = self.symbols[offsets[:, None] + np.arange(self.width)]
         return decode_symbols(raw.reshape(-1), self.width).astype(np.int64)
 
     def first_rank(self, pattern: npt.NDArray[np.int64], *, after: bool) -> int:
-        """Return the least rank whose suffix is not less than `pattern`, or (`after`) greater than all it begins."""
+        """Return the least rank whose suffix is not less than `pattern`; with `after`, greater than all it begins."""
         low, high = 0, self.entry_count
         steps = np.arange(pattern.size)
         while low < high:
             middle = (low + high) // 2
-            found = self.symbols_at(self.positions(middle, middle + 1) + steps)
-            differing = np.flatnonzero(found != pattern)
-            below = after if differing.size == 0 else bool(found[differing[0]] < pattern[differing[0]])
+            symbols = self.symbols_at(self.positions(middle, middle + 1) + steps)
+            differing = np.flatnonzero(symbols != pattern)
+            below = after if differing.size == 0 else bool(symbols[differing[0]] < pattern[differing[0]])
             low, high = (middle + 1, high) if below else (low, middle)
         return low
 
     def next_symbols(self, begin: int, end: int, skip: int) -> npt.NDArray[np.int64]:
-        """Return the symbol `skip` places into each suffix of ranks `begin .. end - 1`."""
+        """Return the symbol `skip` positions into each suffix of ranks `begin .. end - 1`."""
         blocks = [
             self.symbols_at(self.positions(start, min(start + _BLOCK, end)) + skip)
             for start in range(begin, end, _BLOCK)
@@ -94,7 +94,7 @@ class ReferenceKernel:
 
     Args:
         shards: at least one.
-        vocabulary_size: ids from this on are no tokens.
+        vocabulary_size: ids are `0 .. vocabulary_size - 1`.
     """
 
     def __init__(self, shards: Sequence[KernelShard], vocabulary_size: int) -> None:
@@ -149,8 +149,8 @@ class ReferenceKernel:
         return [self.draft(suffix, max_nodes, max_depth) for suffix in suffixes]
 
     def _children(self, path: tuple[int, ...], intervals: Intervals, length: int) -> list[_Node]:
-        """Split the occurrences of match and path by their next token."""
-        found: dict[int, Intervals] = {}
+        """Split the occurrences of the match and `path` by their next token."""
+        by_token: dict[int, Intervals] = {}
         for place, (shard, (begin, end)) in enumerate(zip(self.shards, intervals, strict=True)):
             symbols = shard.next_symbols(begin, end, length + len(path))
             starts = np.flatnonzero(np.diff(symbols, prepend=-1))
@@ -158,9 +158,9 @@ class ReferenceKernel:
             for start, stop in zip(starts.tolist(), ends.tolist(), strict=True):
                 token = int(symbols[start])
                 if token < self.vocabulary_size:
-                    child = found.setdefault(token, [(0, 0)] * len(self.shards))
+                    child = by_token.setdefault(token, [(0, 0)] * len(self.shards))
                     child[place] = (begin + start, begin + stop)
-        return [_Node(-_total(child), len(path) + 1, (*path, token), child) for token, child in found.items()]
+        return [_Node(-_total(child), len(path) + 1, (*path, token), child) for token, child in by_token.items()]
 
 
 def _total(intervals: Intervals) -> int:

@@ -1,4 +1,4 @@
-"""A draft tree for the eye: decoded tokens and counts, drawn as a tree; and the same as JSON."""
+"""A draft tree as text for a terminal, with decoded tokens and counts, and as JSON."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from rest_store.datastore.tree import TokenTree
 
 
 def draw_draft(tree: TokenTree, context: Sequence[int], label: Callable[[int], str]) -> str:
-    """Return the match and the tree as lines of text, heaviest branches first; a chain of equal counts on one line.
+    """Return the match and the tree as lines of text, most frequent branches first, chains of equal counts on one line.
 
     Args:
         tree: what a source drafted for `context`.
         context: the tokens so far, oldest first.
-        label: what to show for a token id.
+        label: the text to show for a token id.
     """
     length, count = tree.match
     if length == 0:

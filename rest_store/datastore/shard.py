@@ -1,7 +1,6 @@
-"""One shard: a tokens file and its suffix array, written once, opened by memory-mapping (FORMAT.md, sections 2-4, 6).
+"""One shard: a tokens file and its suffix array (FORMAT.md, sections 2-4 and 6).
 
-`TokensWriter` and `write_suffixes` make the two files; `Shard.open` maps and validates them without reading them
-through.
+`TokensWriter` and `write_suffixes` write the two files; `Shard.open` maps them and validates their structure.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ from rest_store.errors import (
     describe,
 )
 
-_BLOCK = 1 << 20  # entries or symbols handled at once; a multiple of 64
+_BLOCK = 1 << 20  # entries or symbols processed at once; a multiple of 64
 
 Symbols = npt.NDArray[np.unsignedinteger[Any]]
 
 
 class TokensWriter:
-    """Writes a tokens file document by document; the header comes last, so an unfinished file is no shard.
+    """Writes a tokens file document by document; the header comes last, so that an unfinished file is not valid.
 
     Args:
         path: file to create.
@@ -61,10 +60,10 @@ class TokensWriter:
         self._file.write(bytes(HEADER_SIZE))
 
     def append(self, ids: npt.NDArray[np.integer[Any]]) -> None:
-        """Add one document, `ids` int[n], n >= 1, and its separator.
+        """Append one document, `ids` int[n] with n >= 1, and its separator.
 
         Raises:
-            TokenRangeError: an id lies outside the vocabulary.
+            TokenRangeError: an id is outside the vocabulary.
         """
         assert ids.size, "an empty document"
         if int(ids.min()) < 0 or int(ids.max()) >= self.vocabulary_size:
@@ -77,19 +76,19 @@ class TokensWriter:
         self.document_count += 1
 
     def close(self) -> TokensHeader:
-        """Write tail and header, and see them on the disk."""
+        """Write tail and header and flush the file to disk."""
         header = TokensHeader(self.vocabulary_size, self.position_count, self.document_count, self._sha256.digest())
         self._file.write(bytes(TAIL_SIZE))
         seal(self._file, header.pack())
         return header
 
     def abandon(self) -> None:
-        """Close the file and leave it without a header."""
+        """Close the file without writing a header."""
         self._file.close()
 
 
 def seal(file: BinaryIO, header: bytes) -> None:
-    """Put the header in its place, and see the file on the disk."""
+    """Write the header, flush the file to disk and close it."""
     file.seek(0)
     file.write(header)
     file.flush()
@@ -98,7 +97,7 @@ def seal(file: BinaryIO, header: bytes) -> None:
 
 
 def encode_symbols(ids: npt.NDArray[np.integer[Any]], vocabulary_size: int) -> bytes:
-    """Return the bytes of `ids` as a tokens file stores them: big-endian, 2 or 3 bytes each."""
+    """Return `ids` in the byte order of a tokens file: big-endian, 2 or 3 bytes each."""
     if token_width(vocabulary_size) == 2:
         return ids.astype(">u2").tobytes()
     return ids.astype(">u4").view(np.uint8).reshape(-1, 4)[:, 1:].tobytes()
@@ -114,11 +113,11 @@ def decode_symbols(raw: npt.NDArray[np.uint8], width: int) -> Symbols:
 
 
 def write_suffixes(path: Path, tokens: TokensFile, suffix_array: npt.NDArray[np.integer[Any]]) -> SuffixesHeader:
-    """Write the suffixes file that belongs to `tokens`.
+    """Write the suffixes file of `tokens`.
 
     Args:
         path: file to create.
-        tokens: the tokens file, opened.
+        tokens: the tokens file.
         suffix_array: int[N], the position of every token in the order of FORMAT.md, section 3.
     """
     bits = entry_bits(tokens.header.position_count)
@@ -141,7 +140,7 @@ def write_suffixes(path: Path, tokens: TokensFile, suffix_array: npt.NDArray[np.
 
 
 def pack_entries(entries: npt.NDArray[np.integer[Any]], bits: int) -> bytes:
-    """Return `entries` int[n] as a bit string of `bits` each, least significant first, filled up to 8 bytes."""
+    """Return `entries` int[n] as a bit string of `bits` each, least significant first, padded to 8 bytes."""
     groups = -(-entries.size // 64)
     padded = np.zeros(groups * 64, dtype=np.uint64)
     padded[: entries.size] = entries
@@ -164,12 +163,12 @@ def gather_entries(raw: npt.NDArray[np.uint8], bits: int, ranks: npt.NDArray[np.
 
 
 class TokensFile(MappedFile[TokensHeader]):
-    """A tokens file, mapped."""
+    """A memory-mapped tokens file."""
 
     header_type = TokensHeader
 
     def require_end(self) -> None:
-        """Raise ShardHeaderError unless the last symbol is a separator."""
+        """Raise ShardHeaderError if the last symbol is not a separator."""
         last = self.mapped[-TAIL_SIZE - self.header.width : -TAIL_SIZE]
         if last != b"\xff" * self.header.width:
             raise ShardHeaderError(describe(self.path, "last symbol", last.hex(), "a separator"))
@@ -190,23 +189,23 @@ class TokensFile(MappedFile[TokensHeader]):
 
 
 class SuffixesFile(MappedFile[SuffixesHeader]):
-    """A suffixes file, mapped."""
+    """A memory-mapped suffixes file."""
 
     header_type = SuffixesHeader
 
     @property
     def keys(self) -> npt.NDArray[np.uint64]:
-        """The first eight bytes of every 64th suffix, uint64[K], straight from the mapping."""
+        """The first eight bytes of every 64th suffix, uint64[K], without a copy."""
         return self.key_bytes.view("<u8")
 
     @property
     def key_bytes(self) -> npt.NDArray[np.uint8]:
-        """The keys as they lie in the file, uint8[8 * K]."""
+        """The keys as stored, uint8[8 * K], without a copy."""
         return self.raw[HEADER_SIZE : HEADER_SIZE + 8 * self.header.key_count]
 
     @property
     def packed(self) -> npt.NDArray[np.uint8]:
-        """The entries' bit string with the tail, straight from the mapping."""
+        """The bit string of the entries and the tail, uint8, without a copy."""
         return self.raw[HEADER_SIZE + 8 * self.header.key_count :]
 
     def gather(self, ranks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -227,7 +226,7 @@ class Shard:
 
     @classmethod
     def open(cls, directory: Path, name: str) -> Shard:
-        """Map `name`.tokens and `name`.suffixes in `directory` and validate that they are one shard.
+        """Map `name`.tokens and `name`.suffixes in `directory` and check that they belong together.
 
         Raises:
             DatastoreError: the subclass that names what is wrong.
@@ -245,15 +244,12 @@ class Shard:
         return cls(tokens, suffixes)
 
     def expect_scattered_reads(self) -> None:
-        """Tell the system to read only the pages that are asked for, and none around them.
-
-        Pages that are read in advance push out those that are needed where the file does not fit into memory.
-        """
+        """Advise the system not to read ahead, which would evict useful pages if the shard does not fit into memory."""
         for file in (self.tokens, self.suffixes):
             file.mapped.madvise(mmap.MADV_RANDOM)
 
     def require_vocabulary(self, vocabulary_size: int) -> None:
-        """Raise MixedBuildError unless the shard was written for `vocabulary_size` ids."""
+        """Raise MixedBuildError if the shard was not written for `vocabulary_size` ids."""
         found = self.tokens.header.vocabulary_size
         if found != vocabulary_size:
             raise MixedBuildError(describe(self.tokens.path, "vocabulary size", found, vocabulary_size))

@@ -1,7 +1,7 @@
-"""Which tokenizer a datastore was built with: its identity, and the comparison of two.
+"""The identity of a tokenizer, and the comparison of two.
 
-Token ids mean nothing without their tokenizer, so a datastore records the identity of its own in the manifest (see
-FORMAT.md, section 5) and refuses any other. The identity is computed from the serialization of Hugging Face
+Token ids have a meaning only with their tokenizer, so a datastore records the identity of its tokenizer in the manifest
+(FORMAT.md, section 5) and refuses any other. The identity is computed from the serialization of Hugging Face
 `tokenizers` (`tokenizer.json`); neither `tokenizers` nor `transformers` is imported here.
 """
 
@@ -22,16 +22,16 @@ _NAMED_AT_MOST = 3  # added tokens named in a message; further ones are only cou
 
 @dataclass(frozen=True)
 class TokenizerIdentity:
-    """What must be equal for token ids to mean the same.
+    """The properties that must be equal for token ids to mean the same.
 
     Attributes:
-        name: name or path as the user gave it; not compared.
+        name: name or path that the user gave; not compared.
         fingerprint: `"sha256:"` and 64 hexadecimal digits, see `fingerprint_of`.
         vocabulary_size: the greatest id + 1, over vocabulary and added tokens.
         special_tokens: ids of the control tokens, by their text.
         added_tokens: ids of all added tokens, control tokens or not, by their text.
 
-    Immutable as long as nobody writes to its dictionaries; safe to share between threads.
+    Safe to share between threads; its dictionaries must not be modified.
     """
 
     name: str = field(compare=False)
@@ -45,11 +45,11 @@ class TokenizerIdentity:
         """Compute the identity of a tokenizer from its `tokenizer.json`.
 
         Args:
-            tokenizer: the text of the file, or the object that it holds.
-            name: what to call the tokenizer in manifests and messages.
+            tokenizer: the text of the file, or the parsed object.
+            name: of the tokenizer in manifests and messages.
 
         Returns:
-            The identity; equal for equal tokenizers, however their JSON is ordered or their merges are written.
+            The identity; it does not depend on the order of the JSON or the notation of the merges.
 
         Raises:
             TokenizerLoadError: not JSON, or not the serialization of a tokenizer.
@@ -83,7 +83,7 @@ class TokenizerIdentity:
         """Read the identity back from the `tokenizer` object of a manifest.
 
         Args:
-            fields: what `json.load` gave for that object; fields not known are ignored.
+            fields: the parsed object; unknown fields are ignored.
             where: the manifest's path, for messages.
 
         Returns:
@@ -128,15 +128,15 @@ class TokenizerIdentity:
         }
 
     def require_same(self, other: TokenizerIdentity, where: object) -> None:
-        """Refuse a tokenizer that is not this one.
+        """Refuse `other` if it is not this tokenizer, with which the datastore was built.
 
         Args:
-            other: the tokenizer that somebody wants to use; this one is what the datastore was built with.
+            other: the tokenizer in use.
             where: the datastore, for the message.
 
         Raises:
-            TokenizerMismatchError: they differ; the message says in what: vocabulary size, else added tokens, else
-                vocabulary, merges or normalizer.
+            TokenizerMismatchError: they differ. The message names the first difference: vocabulary size, added tokens,
+                or the rest (vocabulary, merges, normalizer).
         """
         what = f"tokenizer '{other.name}'"
         if self.vocabulary_size != other.vocabulary_size:
@@ -155,18 +155,18 @@ class TokenizerIdentity:
 
 
 def identity_of(tokenizer: object, name: str | None = None) -> TokenizerIdentity:
-    """Return the identity of any tokenizer object that is serialized as `tokenizer.json`.
+    """Return the identity of a tokenizer object.
 
     Args:
-        tokenizer: a `TokenizerIdentity`, something whose `identity` is one, a fast tokenizer of `transformers` (it has
-            `backend_tokenizer`), or a `tokenizers.Tokenizer` (it has `to_str`).
-        name: what to call it; by default its `name_or_path`, or its class.
+        tokenizer: a `TokenizerIdentity`, an object with an attribute `identity` that is one, a fast tokenizer of
+            `transformers`, or a `tokenizers.Tokenizer`.
+        name: of the tokenizer; by default its `name_or_path`, or its class.
 
     Returns:
-        The identity. Takes a fraction of a second for `tokenizers` and `transformers` objects: keep it.
+        The identity. Computing it takes a fraction of a second.
 
     Raises:
-        TokenizerLoadError: none of these, for instance a tokenizer of `transformers` in pure Python.
+        TokenizerLoadError: another object, for instance a tokenizer of `transformers` in pure Python.
     """
     for identity in (tokenizer, getattr(tokenizer, "identity", None)):
         if isinstance(identity, TokenizerIdentity):
@@ -181,11 +181,11 @@ def identity_of(tokenizer: object, name: str | None = None) -> TokenizerIdentity
 
 
 def fingerprint_of(tokenizer: Mapping[str, Any], name: str = "tokenizer") -> str:
-    """Hash what decides the meaning of token ids: model type, vocabulary, merges, added tokens, normalizer.
+    """Hash what gives token ids their meaning: model type, vocabulary, merges, added tokens and normalizer.
 
-    Written down canonically, so that none of these changes it: the order of keys; merges as `"a b"` or as pairs; an
-    added token that is also listed in the vocabulary or is not; a normalizer wrapped in a sequence of one; the flags of
-    added tokens; padding, truncation, pre-tokenizer, post-processor and decoder.
+    The hash does not depend on the order of keys, on merges being written as `"a b"` or as pairs, on added tokens being
+    listed in the vocabulary as well, on a normalizer being wrapped in a sequence of one, on the flags of added tokens,
+    or on padding, truncation, pre-tokenizer, post-processor and decoder.
 
     Args:
         tokenizer: the object that a `tokenizer.json` holds (BPE, WordPiece, Unigram or WordLevel).
@@ -221,7 +221,7 @@ def _model(tokenizer: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _model_type(model: Mapping[str, Any]) -> str:
-    """Return the type; old files do not write it."""
+    """Return the type, which old files do not state."""
     if "type" in model:
         return str(model["type"])
     if "merges" in model:
@@ -232,7 +232,7 @@ def _model_type(model: Mapping[str, Any]) -> str:
 
 
 def _vocabulary(model: Mapping[str, Any], name: str) -> list[tuple[Any, ...]]:
-    """Return (id, text), or (id, text, score) for Unigram, whose ids are the places in its list."""
+    """Return (id, text), or (id, text, score) for Unigram, whose ids are indices of its list."""
     vocabulary = model["vocab"]
     if isinstance(vocabulary, Mapping) and all(_is_id(id_) for id_ in vocabulary.values()):
         return [(id_, str(text)) for text, id_ in vocabulary.items()]
@@ -265,7 +265,7 @@ def _added_tokens(tokenizer: Mapping[str, Any], name: str) -> list[tuple[int, st
 
 
 def _normalizer(normalizer: object) -> object:
-    """Return the normalizer with nested sequences flattened; None for none, or an empty sequence."""
+    """Return the normalizer with nested sequences flattened; None if it is absent or an empty sequence."""
     steps = list(_normalizer_steps(normalizer))
     return steps or None
 
@@ -296,6 +296,6 @@ def _listed(tokens: Iterable[tuple[str, int]]) -> str:
 
 
 def _shown(value: object) -> str:
-    """Return a value as a message shows it: at most 60 characters."""
+    """Return the text of a value for a message, at most 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
