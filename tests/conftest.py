@@ -1,4 +1,4 @@
-"""What all tests share: Hypothesis profiles, and where builds read and write."""
+"""Shared by all tests: Hypothesis profiles, and inputs and outputs of builds."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rest_store.drafting.calibration import Calibration
 from tests.shared.builds import write_tokenizer
 from tests.shared.models import CHATML, byte_level_bpe
 
-# A job in the background starts with interrupts ignored, and what it starts inherits that; tests interrupt.
+# A background job ignores interrupts, and so do its children; some tests interrupt their children.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# No deadline anywhere: machines are slow at times. Under the sanitizers each example costs ten times as much.
+# No deadlines, because machines may be slow. Under the sanitizers an example takes ten times as long.
 settings.register_profile("default", deadline=None)
 settings.register_profile("sanitize", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
@@ -31,7 +31,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
-    """Where a build may put its datastore."""
+    """The place of a datastore to build."""
     (tmp_path / "out").mkdir()
     return tmp_path / "out" / "ds"
 

@@ -1,4 +1,4 @@
-"""Reading a datastore through finds what opening it cannot see, and nothing in datastores that are in order."""
+"""`check_datastore` finds faults that opening cannot see, and none in valid datastores."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FULL = pytest.mark.parametrize("full", [False, True], ids=["sampled", "full"])
 
 
 def corpus_of(vocabulary_size: int) -> Corpus:
-    """One shard of 130 tokens, three keys; the second is in order and stays so."""
+    """Two shards; the last one has 130 tokens and three keys."""
     documents = [[place * 7 % 64 + 1 for place in range(100)], [2, 1, 2], [5] * 27]
     return Corpus(vocabulary_size, [[[1, 2]], documents])
 
@@ -37,23 +37,23 @@ def directory(tmp_path: Path, vocabulary_size: int) -> Path:
 
 @settings(max_examples=40)  # each writes a datastore and waits for the disk
 @given(corpus=corpora(), full=st.booleans())
-def test_datastores_in_order_are_accepted(corpus: Corpus, full: bool) -> None:
-    told: dict[str, tuple[int, int]] = {}
+def test_valid_datastores_are_accepted(corpus: Corpus, full: bool) -> None:
+    reported: dict[str, tuple[int, int]] = {}
 
     def progress(stage: str, done: int, total: int) -> None:
-        assert 0 <= told.get(stage, (0, 0))[0] <= done <= total
-        told[stage] = (done, total)
+        assert 0 <= reported.get(stage, (0, 0))[0] <= done <= total
+        reported[stage] = (done, total)
 
     with tempfile.TemporaryDirectory() as directory:
         store = check_datastore(write_datastore(Path(directory), corpus), full=full, progress=progress)
         assert store.manifest.token_count == sum(map(len, corpus.documents))
     stages = ["checksums", "symbols", "keys", "suffix order", *(["suffix set"] if full else [])]
-    assert list(told) == [f"shard-{shard:05d} {stage}" for shard in range(len(corpus.shards)) for stage in stages]
-    assert all(done == total for done, total in told.values())
+    assert list(reported) == [f"shard-{shard:05d} {stage}" for shard in range(len(corpus.shards)) for stage in stages]
+    assert all(done == total for done, total in reported.values())
 
 
 def test_large_shards_are_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of more ranks than are sampled, some are compared; all of them, with `full`."""
+    """A sample of the ranks is compared; with `full`, all of them."""
     rng = np.random.default_rng(1)
     write_datastore(tmp_path, Corpus(300, [[rng.integers(0, 300, 3_000).tolist()]]))
     monkeypatch.setattr(check, "SAMPLES", 100)
@@ -73,7 +73,7 @@ def test_large_shards_are_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert compared == list(range(2_999))
 
 
-# Faults that checksums tell.
+# Faults that checksums reveal.
 
 
 @FULL
@@ -95,11 +95,11 @@ def test_a_flipped_bit_in_a_payload(directory: Path, full: bool, kind: str, plac
     assert message.endswith(f"expected {before}")
 
 
-# Faults with right checksums: what a writer in error would write.
+# Faults with correct checksums, as a faulty writer would make them.
 
 
 def change_entries(directory: Path, change: Callable[[list[int]], object], *, keys: bool = True) -> None:
-    """Alter the suffix array of the last shard, with keys as they then are."""
+    """Change the suffix array of the last shard and its keys accordingly."""
     shard = Shard.open(directory, "shard-00001")
     entries = shard.suffixes.entries(0, shard.suffixes.header.entry_count).tolist()
     change(entries)
@@ -161,7 +161,7 @@ def test_a_wrong_entry(directory: Path, full: bool, fault: str) -> None:
 
 @WIDTHS
 def test_an_entry_at_a_separator_that_is_in_order(directory: Path) -> None:
-    """The greatest suffix of all: only listing every entry shows that it is no token's."""
+    """The greatest suffix of all: only a list of all entries shows that it does not start at a token."""
     change_entries(directory, lambda entries: entries.__setitem__(-1, 132))
     refused(
         SuffixOrderError,
@@ -170,10 +170,10 @@ def test_an_entry_at_a_separator_that_is_in_order(directory: Path) -> None:
     )
 
 
-def test_entries_equal_over_a_long_run_are_told_by_a_full_check(
+def test_a_full_check_compares_long_equal_suffixes_to_their_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sampled check compares neighbours over a limited length only."""
+    """A sampled check compares a limited number of symbols."""
     write_datastore(tmp_path, Corpus(300, [[[1]], [[7] * 60]]))
     monkeypatch.setattr(check, "_EQUAL_AT_MOST", 16)
     change_entries(tmp_path, lambda entries: entries.__setitem__(1, entries[0]))
@@ -208,7 +208,7 @@ def test_a_symbol_outside_the_vocabulary(directory: Path, vocabulary_size: int, 
 @WIDTHS
 @pytest.mark.parametrize("position", [0, 99, 101])
 def test_an_empty_document(directory: Path, vocabulary_size: int, full: bool, position: int) -> None:
-    """Two separators side by side, or one at the start."""
+    """Two adjacent separators, or one at the start."""
     change_symbols(directory, vocabulary_size, position, separator_id(vocabulary_size))
     message = refused(ShardHeaderError, lambda: check_datastore(directory, full=full), "shard-00001.tokens: ")
     assert message.endswith("a document near position 0 is empty, expected at least one token")
@@ -228,8 +228,8 @@ def test_a_wrong_number_of_separators(
 
 @settings(max_examples=40)
 @given(data=st.data(), corpus=corpora(), full=st.booleans())
-def test_any_other_order_of_the_entries_is_told(data: st.DataObject, corpus: Corpus, full: bool) -> None:
-    """Small datastores have all their neighbours compared, `full` or not."""
+def test_any_other_order_of_the_entries_is_refused(data: st.DataObject, corpus: Corpus, full: bool) -> None:
+    """In small datastores all neighbours are compared, with or without `full`."""
     places = [place for place, documents in enumerate(corpus.shards) if sum(map(len, documents)) > 1]
     if not places:
         return

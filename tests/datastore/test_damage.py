@@ -1,4 +1,4 @@
-"""Damaged shard files: each known fault has its error."""
+"""Damaged shard files: each known fault raises its own error."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ CONTRADICTIONS: list[tuple[str, int, str, int, str, object, object]] = [
 def test_a_header_field_that_contradicts_others(
     directory: Path, kind: str, offset: int, code: str, value: int, field: str, found: object, expected: object
 ) -> None:
-    """Checked even where the header's own checksum is right."""
+    """They are checked although the checksum of the header is correct."""
     path = directory / f"shard-00000.{kind}"
 
     def change(data: bytearray) -> None:
@@ -122,7 +122,7 @@ def test_a_header_field_that_contradicts_others(
 
 @pytest.mark.parametrize("bit", range(8))
 def test_each_header_bit_is_guarded(directory: Path, bit: int) -> None:
-    """Whichever bit of a header is turned, the file is refused."""
+    """A file with any flipped header bit is refused."""
     for kind, header in (("tokens", TokensHeader), ("suffixes", SuffixesHeader)):
         path = directory / f"shard-00000.{kind}"
         good = path.read_bytes()[:256]
@@ -159,7 +159,7 @@ def test_a_file_that_goes_on_after_its_tail(directory: Path, kind: str, extra: b
 
 
 @pytest.mark.parametrize("vocabulary_size", [300, 70_000])
-def test_a_last_symbol_that_is_no_separator(tmp_path: Path, vocabulary_size: int) -> None:
+def test_a_last_symbol_that_is_not_a_separator(tmp_path: Path, vocabulary_size: int) -> None:
     write_datastore(tmp_path, Corpus(vocabulary_size, [[[1, 2]]]))
     width = token_width(vocabulary_size)
     edit_file(tmp_path / "shard-00000.tokens", lambda data: data.__setitem__(-9, 0xFE))
@@ -229,7 +229,7 @@ def replace(*names: str) -> Callable[[Path, Path], None]:
 def test_files_of_two_builds_side_by_side(
     directory: Path, tmp_path: Path, change: Callable[[Path, Path], None], what: str
 ) -> None:
-    """All intact, and all of the same shapes."""
+    """All are intact and have the same sizes."""
     other = tmp_path / "other"
     other.mkdir()
     write_datastore(other, Corpus(300, [[[1, 2, 3, 5], [4]], [[6, 7, 8, 8], [2]]]))

@@ -1,4 +1,4 @@
-"""Asking a datastore: what is said of questions that cannot be answered, and of itself."""
+"""`Datastore`: errors of invalid queries, forms of contexts, and `info`."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     return opened
 
 
-# Questions that cannot be answered.
+# Invalid queries.
 
 Ask = Callable[[Datastore, Any], object]
 
-QUERIES: dict[str, tuple[Ask, str]] = {  # how to ask with a context, and what messages call it
+QUERIES: dict[str, tuple[Ask, str]] = {  # how to query with a context, and what messages call it
     "draft": (lambda store, context: store.draft(context), "context"),
     "longest_suffix_match": (lambda store, context: store.longest_suffix_match(context), "context"),
     "draft_batch": (lambda store, context: store.draft_batch([[1], context]), "context 1"),
@@ -145,14 +145,13 @@ def test_a_list_that_changes_while_it_is_read(store: Datastore, query: str) -> N
     ids=str,
 )
 def test_whatever_can_be_an_index_is_an_integer(store: Datastore, query: str, context: object, meant: object) -> None:
-    """Of lists and tuples, the items that Python itself would take as an index: True is 1, but an array of bools is
-    not one of integers."""
+    """Items of lists and tuples are whatever Python takes as an index: True is 1, but an array of bools is refused."""
     ask, _ = QUERIES[query]
     assert ask(store, context) == ask(store, meant)
 
 
 @pytest.mark.parametrize("before", [-1, 300, 2**70, None, 1.5, "a", [1]])
-def test_what_lies_before_the_last_max_suffix_tokens_is_not_read(store: Datastore, before: object) -> None:
+def test_only_the_last_max_suffix_tokens_are_read(store: Datastore, before: object) -> None:
     context: Any = [before, 2, 3]
     assert store.draft(context, max_suffix=2) == store.draft([2, 3], max_suffix=2)
     assert store.draft_batch([context], max_suffix=2) == [store.draft([2, 3], max_suffix=2)]
@@ -161,7 +160,7 @@ def test_what_lies_before_the_last_max_suffix_tokens_is_not_read(store: Datastor
         store.draft(context, max_suffix=3)
 
 
-def test_contexts_that_are_no_sequence(store: Datastore) -> None:
+def test_contexts_that_are_not_a_sequence(store: Datastore) -> None:
     message = refused(ContextTypeError, lambda: store.draft_batch(None))  # type: ignore[arg-type]
     assert message == "query: contexts is NoneType, expected a sequence of contexts"
     contexts: Any = (context for context in ([1], [2], [300]))

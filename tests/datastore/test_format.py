@@ -1,4 +1,4 @@
-"""The bytes of a datastore are those of FORMAT.md: laid out here by hand, and kept in `golden/`."""
+"""The bytes of a datastore follow FORMAT.md: built here by hand, and stored in `golden/`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DESCENDING = [69_999 - place for place in range(65)]  # each suffix is less than
 
 @dataclass(frozen=True)
 class Case:
-    """A corpus, and the suffix array of each shard as a person finds it."""
+    """A corpus, and the suffix array of each shard, written by hand."""
 
     corpus: Corpus
     suffix_arrays: list[list[int]]
@@ -178,7 +178,7 @@ def test_golden_files_are_read(name: str) -> None:
 
 
 def test_a_golden_file_in_hexadecimal_digits() -> None:
-    """The last independent witness: payload and tail of the first golden shard as a person writes them down."""
+    """Payload and tail of the first golden shard, written by hand: independent of all code."""
     tokens = (GOLDEN / "two-byte" / "shard-00000.tokens").read_bytes()
     suffixes = (GOLDEN / "two-byte" / "shard-00000.suffixes").read_bytes()
     assert tokens[256:].hex(" ", 2) == "0001 0002 0003 0001 0002 ffff 012b ffff 0000 0001 ffff 0000 0000 0000 0000"
@@ -203,7 +203,7 @@ def table(section: int) -> list[Row]:
 
 @pytest.mark.parametrize("section", [2, 3])
 def test_offset_tables_describe_the_golden_files(section: int) -> None:
-    """Offsets follow from sizes, and the files hold at each offset what the table names."""
+    """Offsets are the sums of sizes, and the files hold at each offset what the table says."""
     order = CASES["three-byte"].suffix_arrays[0]
     tokens = (GOLDEN / "three-byte" / "shard-00000.tokens").read_bytes()
     file = tokens if section == 2 else (GOLDEN / "three-byte" / "shard-00000.suffixes").read_bytes()

@@ -70,7 +70,7 @@ def test_kernels_agree_with_brute_force(data: st.DataObject) -> None:
 def test_heavy_matches_are_exact(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: int, alphabet: int, vocabulary_size: int
 ) -> None:
-    """Matches far heavier than what is sampled of them: the sample's bounds and the boundary searches must be right."""
+    """Matches with many more occurrences than are sampled: tests the bounds of samples and the boundary searches."""
     corpus = zipf_corpus(shards + alphabet, 40_000, alphabet, vocabulary_size, shards)
     native, reference = both_kernels(tmp_path, corpus, monkeypatch)
     rng = np.random.default_rng(0)
@@ -99,7 +99,7 @@ def test_answers_do_not_depend_on_the_shard_layout(tmp_path: Path) -> None:
         assert answers[0] == answers[1] == answers[2]
 
 
-def test_a_heavy_answer_is_the_same_when_asked_again_and_with_other_limits(tmp_path: Path) -> None:
+def test_repeated_queries_with_other_limits_are_exact(tmp_path: Path) -> None:
     corpus = zipf_corpus(9, 30_000, 20, 49_152, 2)
     store = open_datastore(tmp_path, corpus)
     fresh = Datastore.open(tmp_path)
@@ -109,7 +109,7 @@ def test_a_heavy_answer_is_the_same_when_asked_again_and_with_other_limits(tmp_p
     assert fresh.draft(context, max_nodes=8).tokens.tolist() == store.draft(context).tokens.tolist()[:8]
 
 
-def test_threads_get_the_answers_that_one_thread_gets(tmp_path: Path) -> None:
+def test_threads_get_the_answers_of_one_thread(tmp_path: Path) -> None:
     corpus = zipf_corpus(3, 30_000, 30, 49_152, 2)
     store = open_datastore(tmp_path, corpus)
     asked = [document[: 1 + place % 7] for place, document in enumerate(corpus.documents)]
@@ -130,7 +130,7 @@ def test_threads_get_the_answers_that_one_thread_gets(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("length", [1, 2, 40])
 def test_a_run_of_one_token_is_answered_exactly(tmp_path: Path, length: int) -> None:
-    """Nearly all continuations equal, and fewer of them than asked for: the sample must not miss the rare ones."""
+    """Nearly all continuations are equal and fewer than `max_nodes`: the sample must not miss the rare ones."""
     corpus = Corpus(300, [[[7] * 30_000], [[7] * 5_000 + [8], [7, 9], [200] + [7] * 100]])
     store = open_datastore(tmp_path, corpus)
     tree = store.draft([7] * length, max_suffix=64, max_depth=3)
@@ -138,7 +138,7 @@ def test_a_run_of_one_token_is_answered_exactly(tmp_path: Path, length: int) -> 
 
 
 @pytest.mark.parametrize("kind", [list, tuple, np.array, np.int32, np.uint16, np.uint32, np.int8, ">i4", "strided"])
-def test_contexts_of_every_integer_type_are_taken(tmp_path: Path, kind: object) -> None:
+def test_contexts_of_every_integer_type_are_accepted(tmp_path: Path, kind: object) -> None:
     store = open_datastore(tmp_path, Corpus(300, [[[1, 2, 3, 4, 5, 1, 2, 3, 9]]]))
     expected = store.draft([7, 1, 2, 3])
     assert len(expected) == 6 + 1
@@ -154,7 +154,7 @@ def test_contexts_of_every_integer_type_are_taken(tmp_path: Path, kind: object) 
 
 
 @pytest.mark.parametrize("layout", ["odd stride", "odd offset"])
-def test_unaligned_contexts_are_taken(tmp_path: Path, layout: str) -> None:
+def test_unaligned_contexts_are_accepted(tmp_path: Path, layout: str) -> None:
     store = open_datastore(tmp_path, Corpus(300, [[[1, 2, 3, 4]]]))
     if layout == "odd stride":
         records = np.zeros(3, dtype=[("token", "i4"), ("other", "i2")])
@@ -166,14 +166,14 @@ def test_unaligned_contexts_are_taken(tmp_path: Path, layout: str) -> None:
     assert store.count(context) == 1
 
 
-def test_batches_larger_than_what_is_searched_together_are_answered_in_order(tmp_path: Path) -> None:
+def test_large_batches_are_answered_in_order(tmp_path: Path) -> None:
     store = open_datastore(tmp_path, Corpus(1_000, [[list(range(1_000))]]))
     trees = store.draft_batch([[token] for token in range(999)], max_nodes=1)
     assert [tree.tokens.tolist() for tree in trees] == [[token + 1] for token in range(999)]
 
 
-def test_limits_beyond_the_kernels_own_never_reach_its_arrays(tmp_path: Path) -> None:
-    """`Datastore` checks limits first; the kernel holds its bounds without it."""
+def test_the_kernel_checks_its_own_bounds(tmp_path: Path) -> None:
+    """It does not rely on the checks of `Datastore`."""
     kernel = open_datastore(tmp_path, Corpus(300, [[[1, 2, 3] * 60]]))._kernel
     for max_nodes, max_depth in ((1025, 1), (1, 33), (0, 1), (1, 0)):
         with pytest.raises(ValueError, match="limit out of range"):
@@ -186,7 +186,6 @@ def test_limits_beyond_the_kernels_own_never_reach_its_arrays(tmp_path: Path) ->
 
 
 def test_arguments_that_are_not_tokens_are_type_errors_of_the_kernel(tmp_path: Path) -> None:
-    """`Datastore` passes lists of int only; the kernel holds without it."""
     kernel = open_datastore(tmp_path, Corpus(300, [[[1, 2, 3]]]))._kernel
     for value in (None, 5, "text", [-1], [1.5], [2**32]):
         with pytest.raises(TypeError):

@@ -1,4 +1,4 @@
-"""`manifest.json`: what it must hold, and the one error for each way in which it does not."""
+"""`manifest.json`: its fields, and the error for each kind of fault."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_what_is_written_is_read_back(directory: Path) -> None:
     assert manifest.to_json() == (directory / FILE_NAME).read_text(encoding="utf-8")
 
 
-def test_fields_that_a_reader_does_not_know_are_ignored(directory: Path) -> None:
+def test_unknown_fields_are_ignored(directory: Path) -> None:
     before = Manifest.read(directory)
     edit_manifest(directory, lambda fields: fields.update(later={"a": [1]}))
     edit_manifest(directory, lambda fields: fields["shards"][0].update(later=1))
@@ -55,7 +55,7 @@ def test_fields_that_a_reader_does_not_know_are_ignored(directory: Path) -> None
     ],
     ids=lambda value: repr(value[:12]),
 )
-def test_content_that_is_no_manifest(directory: Path, content: bytes, found: str) -> None:
+def test_content_that_is_not_a_manifest(directory: Path, content: bytes, found: str) -> None:
     (directory / FILE_NAME).write_bytes(content)
     expected = {"not JSON": "a JSON object", "not UTF-8": "UTF-8"}.get(found, "'rest-store'")
     refused(ManifestError, lambda: Datastore.open(directory), FILE_NAME, found, f"expected {expected}")
@@ -137,7 +137,7 @@ def test_no_datastore_at_the_path(tmp_path: Path, place: str) -> None:
 
 
 def test_a_directory_in_place_of_the_manifest(directory: Path) -> None:
-    """Like a file without permission, but so for every user."""
+    """It cannot be read, as a file without permission, but by any user."""
     (directory / FILE_NAME).unlink()
     (directory / FILE_NAME).mkdir()
     refused(ManifestError, lambda: Datastore.open(directory), "unreadable (Is a directory)", "expected a readable file")

@@ -1,4 +1,4 @@
-"""What opening a datastore costs, what it leaves behind, and how it goes without the native kernel."""
+"""Opening a datastore: its cost, its cleanup, and its behaviour without the native kernel."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CORPUS = Corpus(300, [[[1, 2, 3, 4, 5, 1, 2, 3, 9]], [[7, 8]]])
 
 
 def run_python(code: str, *arguments: object, **environment: str) -> str:
-    """Return what `code` prints in a process of its own, warnings as they come by default."""
+    """Return what `code` prints in a new process, with the default filter of warnings."""
     done = subprocess.run(
         [sys.executable, *(["-S"] if sys.flags.no_site else []), "-c", code, *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
@@ -32,7 +32,7 @@ def run_python(code: str, *arguments: object, **environment: str) -> str:
 
 
 def write_sparse_datastore(directory: Path, positions: int) -> int:
-    """Write a datastore of 3-byte zeros in files without blocks; return their size."""
+    """Write a datastore of 3-byte zeros in sparse files; return their size."""
     documents = positions // 2
     header = TokensHeader(70_000, positions, documents, b"t" * 32)
     suffixes = SuffixesHeader(entry_bits(positions), positions - documents, b"s" * 32, b"t" * 32)
@@ -82,7 +82,7 @@ print(resident() - before, *match)
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads resident memory from Linux's /proc")
 @pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer's shadow memory is resident too")
 def test_opening_maps_and_does_not_read(tmp_path: Path) -> None:
-    """Three gigabytes of files cost no memory in proportion; without blocks on the disk, they cost no disk either."""
+    """Three gigabytes of sparse files take hardly any memory."""
     small, big = tmp_path / "small", tmp_path / "big"
     small.mkdir()
     big.mkdir()
@@ -113,7 +113,7 @@ print(*[opened() for _ in range(500)][-1:], held() == before, before[1], sep="; 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files in Linux's /proc")
 def test_dropped_datastores_leave_no_open_files_and_no_mappings(tmp_path: Path) -> None:
-    """Counted in a process of its own: in this one, threads of other tests open and close files, too."""
+    """Counted in a new process: in this one, threads of other tests open and close files too."""
     write_datastore(tmp_path, CORPUS)
     assert run_python(OPEN_AND_DROP, tmp_path) == "4; True; 0\n"
 

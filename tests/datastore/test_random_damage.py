@@ -36,7 +36,7 @@ Answers = list[tuple[TokenTree, dict[str, int]]]
 
 
 def heavy(rng: random.Random, alphabet: list[int], size: int) -> list[list[int]]:
-    """Documents with many repeats: matches of far more occurrences than are sampled at up to 4 nodes."""
+    """Documents with many repeats: matches with many more occurrences than are sampled for up to 4 nodes."""
     ids = [alphabet[min(int(rng.expovariate(0.7)), len(alphabet) - 1)] for _ in range(size)]
     cuts = sorted(rng.sample(range(1, size), max(1, size // 60)))
     return [ids[a:b] for a, b in zip([0, *cuts], [*cuts, size], strict=True)]
@@ -62,7 +62,7 @@ def damage(rng: random.Random, data: bytearray) -> None:
     """Change, cut or lengthen `data` in one to three ways."""
     for _ in range(rng.choice([1, 1, 1, 2, 3])):
         size = max(1, len(data))
-        # Half of the time the header is spared, so that what lies behind it is reached.
+        # Half of the time the header is left intact, so that the payload is read.
         start = min(size - 1, rng.choice([0, 256])) if rng.random() < 0.9 else 0
         at = rng.randrange(start, size)
         run = min(size - at, rng.choice([1, 2, 8, 64, 512]))
@@ -93,7 +93,7 @@ def damage(rng: random.Random, data: bytearray) -> None:
 
 
 def nonsense(rng: random.Random, vocabulary_size: int) -> tuple[bytes, bytes, ShardRecord]:
-    """Two files with headers that agree, and payloads that do not."""
+    """Two files whose headers agree and whose payloads do not."""
     width = token_width(vocabulary_size)
     positions = rng.choice([2, 3, 64, 65, 66, 130, 700, rng.randrange(2, 700)])
     documents = rng.randrange(1, positions // 2 + 1)
@@ -105,7 +105,7 @@ def nonsense(rng: random.Random, vocabulary_size: int) -> tuple[bytes, bytes, Sh
     order = [rng.randrange(2**bits) for _ in range(entries)]
     if kind > 0:
         order = sorted(range(positions), key=lambda p: symbols[width * p :])[:entries]
-    if kind > 1:  # sorted but for some
+    if kind > 1:  # sorted except for some
         for _ in range(rng.randrange(20)):
             order[rng.randrange(entries)] = rng.randrange(2**bits)
     keys = [int.from_bytes(symbols[width * place :][:8].ljust(8, b"\0"), "big") for place in order[::64]]
@@ -126,7 +126,7 @@ def nonsense(rng: random.Random, vocabulary_size: int) -> tuple[bytes, bytes, Sh
 
 
 class DamagedDatastore:
-    """A datastore in memory that is damaged and written anew for each seed."""
+    """A datastore in memory; a damaged copy is written for each seed."""
 
     def __init__(self, source: Path, work: Path) -> None:
         self.work = work
@@ -153,7 +153,7 @@ class DamagedDatastore:
             name = rng.choice(names)
             data = bytearray(self.pristine[name])
             damage(rng, data)
-            if rng.random() < 0.5 and len(data) >= 256:  # checksums and manifest as if all were in order
+            if rng.random() < 0.5 and len(data) >= 256:  # with correct checksums and manifest
                 if name.endswith(".tokens"):
                     _, _, positions, documents = struct.unpack_from("<IIQQ", data, 16)
                     record = dataclasses.replace(
@@ -174,7 +174,7 @@ class DamagedDatastore:
         return self.work
 
     def _write(self, name: str, content: bytes) -> None:
-        (self.work / name).unlink(missing_ok=True)  # never in place: the file before may still be mapped
+        (self.work / name).unlink(missing_ok=True)  # not in place: the previous file may still be mapped
         (self.work / name).write_bytes(content)
 
     def context(self, rng: random.Random) -> list[int]:
@@ -209,7 +209,7 @@ def require_bounds(store: Datastore, tree: TokenTree, limits: dict[str, int]) ->
 
 
 def on_exact_copies(store: Datastore) -> None:
-    """Let the kernel read copies that end where their arrays do, so that a sanitizer sees each byte read too far."""
+    """Let the kernel read exact copies of the arrays, so that a sanitizer sees each read beyond their ends."""
     native = native_kernel()
     assert native is not None
     views = [
@@ -219,8 +219,8 @@ def on_exact_copies(store: Datastore) -> None:
     store._kernel = native(views, store.vocabulary_size)
 
 
-def ask(rng: random.Random, damaged: DamagedDatastore, store: Datastore) -> int:
-    """Ask everything twice, with random limits; return how many matches were so heavy that they were sampled."""
+def query(rng: random.Random, damaged: DamagedDatastore, store: Datastore) -> int:
+    """Run all queries twice with random limits; return the number of matches so heavy that they were sampled."""
     sampled = 0
     for _ in range(2):
         limits = {
@@ -240,8 +240,8 @@ def ask(rng: random.Random, damaged: DamagedDatastore, store: Datastore) -> int:
     return sampled
 
 
-def open_and_ask(source: Path, work: Path, first: int, count: int) -> None:
-    """Damage `count` shard files, seeds `first` and on; leave the seed under way in `work`/seed."""
+def open_and_query(source: Path, work: Path, first: int, count: int) -> None:
+    """Damage `count` shard files with seeds from `first` on; `work`/seed holds the current seed."""
     seed_file = os.open(work / "seed", os.O_WRONLY | os.O_CREAT)
     stores = [DamagedDatastore(path, work / path.name) for path in sorted(source.iterdir())]
     opened = sampled = 0
@@ -256,7 +256,7 @@ def open_and_ask(source: Path, work: Path, first: int, count: int) -> None:
         opened += 1
         if kernel_name() == "native" and seed % 3 == 0:
             on_exact_copies(store)
-        sampled += ask(rng, damaged, store)
+        sampled += query(rng, damaged, store)
     (work / "reached").write_text(json.dumps([opened, sampled]), encoding="utf-8")
 
 
@@ -267,13 +267,13 @@ def open_and_ask(source: Path, work: Path, first: int, count: int) -> None:
 def test_damaged_files_are_refused_or_answer_within_bounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: str, first: int, count: int
 ) -> None:
-    """In a process of its own, so that a crash is a failure that names the seed."""
+    """In a new process, so that a crash is a failure that names the seed."""
     monkeypatch.setenv("REST_STORE_KERNEL", kernel)
     source, work = tmp_path / "pristine", tmp_path / "damaged"
     source.mkdir()
     work.mkdir()
     write_pristine(source)
-    process = multiprocessing.get_context("spawn").Process(target=open_and_ask, args=(source, work, first, count))
+    process = multiprocessing.get_context("spawn").Process(target=open_and_query, args=(source, work, first, count))
     process.start()
     process.join(HANGS_AFTER)
     process.kill()

@@ -1,4 +1,4 @@
-"""Identity of tokenizers: what changes it, what does not, and what a mismatch says."""
+"""Identity of tokenizers: what changes it, what does not, and the message of a mismatch."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _add_a_normalizer(fields):
 @pytest.mark.parametrize(
     "change", [_swap_two_tokens, _swap_two_merges, _rename_an_added_token, _add_a_normalizer], ids=lambda f: f.__name__
 )
-def test_what_decides_the_meaning_of_ids_changes_the_fingerprint(bpe, change):
+def test_what_gives_ids_their_meaning_changes_the_fingerprint(bpe, change):
     changed = copy.deepcopy(bpe)
     change(changed)
     assert fingerprint_of(changed) != fingerprint_of(bpe)
@@ -189,7 +189,7 @@ def test_an_absent_field_of_the_manifest_is_named(identity, field):
         TokenizerIdentity.from_manifest(fields, "ds/manifest.json")
 
 
-def test_a_manifest_whose_tokenizer_is_no_object_is_refused():
+def test_a_manifest_whose_tokenizer_is_not_an_object_is_refused():
     with pytest.raises(ManifestError, match="tokenizer is 'gpt2', expected an object"):
         TokenizerIdentity.from_manifest("gpt2", "ds/manifest.json")
 
@@ -225,7 +225,7 @@ def test_many_different_added_tokens_are_counted(bpe, identity):
         identity.require_same(TokenizerIdentity.from_tokenizer_json(changed, "changed"), "ds/")
 
 
-def test_different_merges_are_told_by_the_fingerprint(bpe, identity):
+def test_different_merges_have_different_fingerprints(bpe, identity):
     changed = copy.deepcopy(bpe)
     _swap_two_merges(changed)
     other = TokenizerIdentity.from_tokenizer_json(changed, "changed")
@@ -254,6 +254,6 @@ def test_identity_of_takes_every_form_of_a_fast_tokenizer(identity):
 
 
 @pytest.mark.parametrize("other", [object(), None, "gpt2", 5])
-def test_identity_of_refuses_what_is_no_fast_tokenizer(other):
+def test_identity_of_refuses_other_objects(other):
     with pytest.raises(TokenizerLoadError, match=f"tokenizer is a {type(other).__name__}, expected a fast tokenizer"):
         identity_of(other)

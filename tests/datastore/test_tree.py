@@ -1,4 +1,4 @@
-"""A draft tree is what its definitions say, for every tree."""
+"""`TokenTree`: its columns, mask, children, paths, equality and errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Lists = tuple[list[int], list[int], list[int]]  # tokens, parents, counts
 
 @st.composite
 def trees(draw: st.DrawFn) -> Lists:
-    """Any tree: siblings may bear equal tokens, parents lie anywhere before their children."""
+    """Any tree: siblings may have equal tokens, parents are anywhere before their children."""
     parents = [draw(st.integers(-1, node - 1)) for node in range(draw(st.integers(0, 40)))]
     size = len(parents)
     tokens = draw(st.lists(st.integers(0, 4) | st.integers(0, 2**31 - 1), min_size=size, max_size=size))
@@ -53,7 +53,7 @@ def test_the_mask_shows_each_node_itself_and_its_ancestors(lists: Lists) -> None
 
 
 @given(trees(), st.integers(0, 100_000))
-def test_positions_go_on_from_the_context(lists: Lists, context_length: int) -> None:
+def test_positions_continue_the_context(lists: Lists, context_length: int) -> None:
     tree = TokenTree(*lists)
     assert tree.positions(context_length).tolist() == [context_length + depth - 1 for depth in tree.depths.tolist()]
 
@@ -94,7 +94,7 @@ def test_equal_trees_are_those_of_equal_content(one: Lists, other: Lists, length
 
 
 @given(trees())
-def test_what_a_kernel_packs_is_unpacked(lists: Lists) -> None:
+def test_from_packed(lists: Lists) -> None:
     tree = TokenTree(*lists, match=SuffixMatch(2, 5))
     again = TokenTree.from_packed(tree.packed, (2, 5))
     assert again == tree
@@ -127,7 +127,7 @@ def test_the_empty_tree() -> None:
 
 
 @pytest.mark.parametrize("match", [(-1, 1), (1, -1), (1, 2**64), ("a", 1)])
-def test_a_match_that_cannot_be_is_refused(match: tuple[int, int]) -> None:
+def test_an_invalid_match_is_refused(match: tuple[int, int]) -> None:
     refused(TreeError, lambda: TokenTree([1], [-1], [1], match=SuffixMatch(*match)), "draft tree", "match")
 
 
@@ -162,5 +162,5 @@ def test_repr_says_how_large_it_is() -> None:
         ([1], [-1], [2**63], f"one of counts is {2**63}, expected {-(2**63)}..{2**63 - 1}"),
     ],
 )
-def test_arrays_that_are_no_tree(tokens: list[int], parents: list[int], counts: list[int], message: str) -> None:
+def test_arrays_that_are_not_a_tree(tokens: list[int], parents: list[int], counts: list[int], message: str) -> None:
     assert refused(TreeError, lambda: TokenTree(tokens, parents, counts)) == f"draft tree: {message}"

@@ -1,4 +1,4 @@
-"""Shared generators: small datastores, and what brute force says of them."""
+"""Shared generators of small datastores, and brute-force answers for them."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class Corpus:
 
 ONE_TO_NINE = Corpus(300, [[[1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 7, 7], [5, 6, 1, 2]]])
 
-# Vocabularies on both sides of the token width, used from both ends, so that ids of one, two and three bytes occur.
+# Vocabularies of both token widths; their first and last ids are used, so that ids of one to three bytes occur.
 VOCABULARY_SIZES = [3, 256, 49_152, 65_535, 65_536, 131_072, 2**24 - 1]
 
 
 @st.composite
 def corpora(draw: st.DrawFn, max_shards: int = 4) -> Corpus:
-    """A few short documents over a handful of ids, so that repeats and ties abound."""
+    """A few short documents over a few ids, with many repeats and ties."""
     vocabulary_size = draw(st.sampled_from(VOCABULARY_SIZES))
     ids = sorted({0, 1, 2, vocabulary_size // 2, vocabulary_size - 1} & set(range(vocabulary_size)))
     alphabet = st.sampled_from(ids[: draw(st.integers(1, len(ids)))])
@@ -59,7 +59,7 @@ def corpora(draw: st.DrawFn, max_shards: int = 4) -> Corpus:
 
 @st.composite
 def contexts(draw: st.DrawFn, corpus: Corpus) -> list[int]:
-    """A context that mostly occurs: a piece of a document, sometimes with another token before or after it."""
+    """A piece of a document, sometimes with another token before or after it."""
     document = draw(st.sampled_from(corpus.documents))
     start = draw(st.integers(0, len(document) - 1))
     piece = document[start : draw(st.integers(start + 1, len(document)))]
@@ -77,7 +77,7 @@ def identity(vocabulary_size: int) -> TokenizerIdentity:
 
 
 def write_datastore(directory: Path, corpus: Corpus) -> Path:
-    """Write the datastore of `corpus` with the writers of `datastore.shard`; small ones with the slowest of sorts."""
+    """Write the datastore of `corpus` with the writers of `datastore.shard`; small ones are sorted by brute force."""
     records = []
     for place, documents in enumerate(corpus.shards):
         name = f"shard-{place:05d}"
@@ -144,7 +144,7 @@ def paths(tree: TokenTree) -> list[tuple[tuple[int, ...], int]]:
 
 
 def zipf_corpus(seed: int, tokens: int, alphabet: int, vocabulary_size: int, shards: int) -> Corpus:
-    """Documents from a random second-order source, so that matches are long, heavy and uneven."""
+    """Documents from a random second-order source, so that matches are long, frequent and uneven."""
     rng = np.random.default_rng(seed)
     ids = np.sort(rng.choice(vocabulary_size, alphabet, replace=False))
     out: list[list[list[int]]] = [[] for _ in range(shards)]
@@ -158,7 +158,7 @@ def zipf_corpus(seed: int, tokens: int, alphabet: int, vocabulary_size: int, sha
 
 
 def edit_manifest(directory: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Pass what `manifest.json` holds through `change`, which alters it in place."""
+    """Change the fields of `manifest.json` in place."""
     path = directory / FILE_NAME
     fields = json.loads(path.read_text(encoding="utf-8"))
     change(fields)
@@ -166,19 +166,19 @@ def edit_manifest(directory: Path, change: Callable[[dict[str, Any]], object]) -
 
 
 def edit_file(path: Path, change: Callable[[bytearray], object]) -> None:
-    """Pass the bytes of a shard file through `change`, which alters them in place."""
+    """Change the bytes of a shard file in place."""
     data = bytearray(path.read_bytes())
     change(data)
     path.write_bytes(data)
 
 
 def seal_header(data: bytearray) -> None:
-    """Make the CRC-32 of a shard file's header right (FORMAT.md, sections 2 and 3)."""
+    """Correct the CRC-32 of the header of a shard file (FORMAT.md, sections 2 and 3)."""
     struct.pack_into("<I", data, 252, zlib.crc32(data[:252]))
 
 
 def seal_datastore(directory: Path) -> None:
-    """Make every checksum of a datastore right, whatever its files hold: a fault that only reading through can find."""
+    """Correct all checksums of a datastore, so that only a full read finds faults in its payloads."""
     fields = json.loads((directory / FILE_NAME).read_text(encoding="utf-8"))
     for record in fields["shards"]:
         digest = b""
@@ -196,7 +196,7 @@ def seal_datastore(directory: Path) -> None:
 
 
 def refused(error: type[RestStoreError], call: Callable[[], object], *fragments: str) -> str:
-    """Return the message with which `call` raises exactly `error`: in our wording, and holding all `fragments`."""
+    """Return the message of the `error` that `call` raises; it has the form of `describe` and contains `fragments`."""
     with pytest.raises(error) as caught:
         call()
     message = str(caught.value)
