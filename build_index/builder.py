@@ -23,14 +23,14 @@ from typing import Any
 import rest_store
 from build_index.corpus import Corpus, open_corpus
 from build_index.duplicates import SeenDocuments
-from build_index.journal import Completion, Journaled, read_journal
+from build_index.journal import BuildState, Completion, read_journal
 from build_index.memory import MemoryPlan, available_budget, limit_arenas, plan_memory, resident_bytes
 from build_index.options import BuildOptions, BuildSummary
 from build_index.packages import import_package
 from build_index.pipeline import Pipeline
 from build_index.preparation import prepare_drafts, room_for_pages
 from build_index.progress import ProgressListener
-from build_index.staging import Workplace, final_place, output_errors
+from build_index.staging import Staging, final_place, output_errors
 from build_index.tokenization import TargetTokenizer, load_tokenizer
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME, Manifest, PreparedRecord, ShardRecord
@@ -82,13 +82,13 @@ def build(options: BuildOptions, progress: ProgressListener | None = None) -> Bu
         tokenizer = load_tokenizer(options.tokenizer, chat_template=options.chat_template)
         for corpus in corpora:
             _import_reader(corpus)
-        with Workplace(options.out) as workplace:
-            unfinished = workplace.unfinished() if options.resume else None
+        with Staging(options.out) as staging:
+            unfinished = staging.unfinished() if options.resume else None
             try:
                 load_seconds = time.perf_counter() - start
-                summary = _Build(options, corpora, tokenizer, workplace, unfinished).run(progress)
+                summary = _Build(options, corpora, tokenizer, staging, unfinished).run(progress)
             except BaseException:
-                _leave(workplace)
+                _leave(staging)
                 raise
     seconds, stages = time.perf_counter() - start, {"load": load_seconds, **summary.stage_seconds}
     return replace(summary, seconds=seconds, stage_seconds=stages, peak_memory=resident_bytes("VmHWM"))
@@ -120,58 +120,58 @@ def _import_reader(corpus: Corpus) -> None:
         import_package(package, corpus.spec.path, CorpusError)
 
 
-def _leave(workplace: Workplace) -> None:
+def _leave(staging: Staging) -> None:
     """After a failure, keep what can be resumed and nothing else."""
-    reached = read_journal(workplace.journal_path)
-    if reached is None or not reached.tokens:
-        workplace.discard()
-    elif reached.completion is None:
-        kept = {f"{record.name}.{kind}" for record in reached.tokens for kind in ("tokens", "suffixes")}
+    state = read_journal(staging.journal_path)
+    if state is None or not state.tokens:
+        staging.discard()
+    elif state.completion is None:
+        kept = {f"{record.name}.{kind}" for record in state.tokens for kind in ("tokens", "suffixes")}
         with suppress(OutputError):
-            workplace.keep_only(kept)
+            staging.keep_only(kept)
 
 
 class _Build:
-    """One build at its workplace."""
+    """One build in its staging directory."""
 
     def __init__(
         self,
         options: BuildOptions,
         corpora: list[Corpus],
         tokenizer: TargetTokenizer,
-        workplace: Workplace,
-        unfinished: Journaled | None,
+        staging: Staging,
+        unfinished: BuildState | None,
     ) -> None:
         self.options = options
         self.corpora = corpora
         self.tokenizer = tokenizer
-        self.workplace = workplace
+        self.staging = staging
         self.vocabulary_size = tokenizer.identity.vocabulary_size
         self.plan = self._plan()
-        self.reached = Journaled(self.plan) if unfinished is None else unfinished
-        self.resumed_shards = len(self.reached.tokens)
+        self.state = BuildState(self.plan) if unfinished is None else unfinished
+        self.resumed_shards = len(self.state.tokens)
         self.is_resumed = unfinished is not None
         if unfinished is not None:
-            _require_same_plan(workplace.out, unfinished.plan, self.plan)
+            _require_same_plan(staging.out, unfinished.plan, self.plan)
 
     def run(self, progress: ProgressListener | None) -> BuildSummary:
         """Build, or go on building."""
-        if self.reached.completion is not None:
-            return self._put_in_place(self.reached.completion)
+        if self.state.completion is not None:
+            return self._put_in_place(self.state.completion)
         memory = self._memory()
         if self.is_resumed:
             self._require_intact()
         else:
-            self.workplace.start()
+            self.staging.start()
         with ExitStack() as stack:
-            journal = stack.enter_context(closing(self.workplace.open_journal()))
+            journal = stack.enter_context(closing(self.staging.open_journal()))
             if not self.is_resumed:
                 divided = {"shard_positions": memory.shard_positions, "for_shards": memory.for_shards}
                 journal.append("plan", {**self.plan, **divided})
             seen = None
             if not self.options.keep_duplicates:
-                seen = stack.enter_context(closing(SeenDocuments(memory.digests, self.workplace.path)))
-            line = Pipeline(self.corpora, self.tokenizer, self.workplace, journal, self.reached, memory, seen)
+                seen = stack.enter_context(closing(SeenDocuments(memory.digests, self.staging.path)))
+            line = Pipeline(self.corpora, self.tokenizer, self.staging, journal, self.state, memory, seen)
             line.run(progress)
             completion = self._complete(line, memory)
             journal.append("complete", asdict(completion))
@@ -192,17 +192,17 @@ class _Build:
 
     def _memory(self) -> MemoryPlan:
         budget = self.options.memory if self.options.memory is not None else available_budget() // 2
-        positions = self.reached.plan["shard_positions"] if self.is_resumed else self.options.shard_tokens
+        positions = self.state.plan["shard_positions"] if self.is_resumed else self.options.shard_tokens
         return plan_memory(budget, resident_bytes(), self.vocabulary_size, positions)
 
     def _require_intact(self) -> None:
         """See that the files of the journal are there, as far as their headers tell; remove all others."""
-        directory = self.workplace.datastore
-        expected = {f"{record.name}.tokens" for record in self.reached.tokens}
-        self.workplace.keep_only(expected | {f"{name}.suffixes" for name in self.reached.suffixes})
+        directory = self.staging.datastore
+        expected = {f"{record.name}.tokens" for record in self.state.tokens}
+        self.staging.keep_only(expected | {f"{name}.suffixes" for name in self.state.suffixes})
         try:
-            for record in self.reached.tokens:
-                written = self.reached.suffixes.get(record.name)
+            for record in self.state.tokens:
+                written = self.state.suffixes.get(record.name)
                 if written is not None:
                     written.require_same(ShardRecord.of(record.name, Shard.open(directory, record.name)), directory)
                     continue
@@ -212,11 +212,11 @@ class _Build:
                     raise MixedBuildError(what)
         except DatastoreError as error:
             found = f"damaged ({error})"
-            raise ResumeError(describe(self.workplace.path, "unfinished build", found, "intact")) from error
+            raise ResumeError(describe(self.staging.path, "unfinished build", found, "intact")) from error
 
     def _complete(self, line: Pipeline, memory: MemoryPlan) -> Completion:
         """Write what is not a shard, the manifest last, and take stock."""
-        shards = tuple(self.reached.suffixes[record.name] for record in self.reached.tokens)
+        shards = tuple(self.state.suffixes[record.name] for record in self.state.tokens)
         if not shards:
             where = ", ".join(corpus.spec.path for corpus in self.corpora)
             raise EmptyCorpusError(describe(where, "the number of documents with tokens", 0, "at least 1"))
@@ -228,12 +228,12 @@ class _Build:
             options["chat_template"] = _template_digest(self.tokenizer)
         sizes = [shard.tokens_size + shard.suffixes_size for shard in shards]
         # As the memory was when the build began: when it is resumed, the result stays the same.
-        drafts_fit = room_for_pages(sizes) <= self.reached.plan.get("for_shards", memory.for_shards)
+        drafts_fit = room_for_pages(sizes) <= self.state.plan.get("for_shards", memory.for_shards)
         prepared = self._prepare(memory, line) if drafts_fit else None
         manifest = Manifest(_program(), self.tokenizer.identity, shards, corpora, options, prepared)
-        self.workplace.write(TOKENIZER_FILE_NAME, self.tokenizer.to_json())
-        self.workplace.write(MANIFEST_NAME, manifest.to_json())
-        self.workplace.sync()
+        self.staging.write(TOKENIZER_FILE_NAME, self.tokenizer.to_json())
+        self.staging.write(MANIFEST_NAME, manifest.to_json())
+        self.staging.sync()
 
         skipped: Counter[str] = Counter()
         for corpus in corpora:
@@ -241,7 +241,7 @@ class _Build:
             skipped["without tokens"] += corpus["without_tokens"]
         size = sum(sizes) + (0 if prepared is None else prepared.size)
         summary = BuildSummary(
-            out=str(self.workplace.out),
+            out=str(self.staging.out),
             documents=line.shard_tokens.end.stored_documents,
             tokens=manifest.token_count,
             duplicates=sum(corpus["duplicates"] for corpus in corpora),
@@ -261,8 +261,8 @@ class _Build:
 
     def _prepare(self, memory: MemoryPlan, line: Pipeline) -> PreparedRecord | None:
         """Prepare the drafts of heavy matches; pages of the shards that have been read count as memory taken."""
-        directory = self.workplace.datastore
-        shards = [Shard.open(directory, record.name) for record in self.reached.tokens]
+        directory = self.staging.datastore
+        shards = [Shard.open(directory, record.name) for record in self.state.tokens]
         whole = sum(shard.size for shard in shards) <= memory.for_shards
 
         def told(made: int, total: int | None) -> None:
@@ -283,13 +283,13 @@ class _Build:
 
     def _put_in_place(self, completion: Completion) -> BuildSummary:
         digest = completion.manifest_sha256
-        if self.workplace.is_in_place(digest):
-            self.workplace.discard()
-        elif self.workplace.is_complete(digest):
-            self.workplace.put_in_place()
+        if self.staging.is_in_place(digest):
+            self.staging.discard()
+        elif self.staging.is_complete(digest):
+            self.staging.put_in_place()
         else:
             expected = "complete, as its journal says; build without --resume"
-            raise ResumeError(describe(self.workplace.path, "unfinished build", "without its files", expected))
+            raise ResumeError(describe(self.staging.path, "unfinished build", "without its files", expected))
         return BuildSummary(**completion.summary)
 
 

@@ -20,7 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from build_index.counts import Tally
+from build_index.counts import CorpusCounts
 from build_index.documents import Document
 from build_index.readers.compression import compression_of, is_decodable, open_file, open_stream, read_error
 from build_index.readers.detection import Detection, detect, is_named_jsonl
@@ -117,34 +117,34 @@ class Corpus:
     iteration at a time; `bytes_read` and `documents_read` may be read by other threads meanwhile.
 
     Iterating raises CorpusFormatError for content that is not as expected (the message names file and line or row),
-    CorpusNotFoundError and CorpusError for what has become unreadable or cannot be reached.
+    CorpusNotFoundError and CorpusError for what has become unreadable or cannot be state.
     """
 
     def __init__(self, spec: CorpusSpec, reader: str) -> None:
         self.spec = spec
         self.reader = reader
         self._path = Path(spec.path).expanduser()
-        self._tally = Tally()
+        self._counts = CorpusCounts()
 
     def __iter__(self) -> Iterator[Document]:
-        self._tally = tally = Tally()
-        with closing(self._documents(tally)) as documents:
+        self._counts = counts = CorpusCounts()
+        with closing(self._documents(counts)) as documents:
             for document in documents:
-                tally.documents += 1
-                tally.conversations += document.is_conversation
+                counts.documents += 1
+                counts.conversations += document.is_conversation
                 yield document
-                if tally.documents == self.spec.max_documents:
+                if counts.documents == self.spec.max_documents:
                     return
 
     @property
     def bytes_read(self) -> int:
         """Bytes read so far in the current iteration, in the units of `size_hint`."""
-        return self._tally.bytes_read
+        return self._counts.bytes_read
 
     @property
     def documents_read(self) -> int:
         """Documents given out so far in the current iteration."""
-        return self._tally.documents
+        return self._counts.documents
 
     @cached_property
     def size_hint(self) -> int | None:
@@ -154,7 +154,7 @@ class Corpus:
         """
         if self.reader == "hub":
             return None
-        return sum(file.size for file in self._files(Tally()))
+        return sum(file.size for file in self._files(CorpusCounts()))
 
     def provenance(self) -> dict[str, Any]:
         """Return what was read in the latest iteration, for the manifest.
@@ -164,7 +164,7 @@ class Corpus:
             (on disk; of the hub, of text), `skipped` (numbers by reason), `split_files` (text files so large that
             they were read in pieces), and those options that were given. Equal for equal content and options.
         """
-        tally, spec = self._tally, self.spec
+        counts, spec = self._counts, self.spec
         options: dict[str, Any] = {
             "forced_reader": spec.reader,
             "field": spec.field,
@@ -176,80 +176,80 @@ class Corpus:
         return {
             "corpus": spec.path,
             "reader": self.reader,
-            "documents": tally.documents,
-            "conversations": tally.conversations,
-            "files": tally.files,
-            "bytes": tally.bytes_read,
-            "split_files": tally.split_files,
-            "skipped": dict(sorted(tally.skipped.items())),
+            "documents": counts.documents,
+            "conversations": counts.conversations,
+            "files": counts.files,
+            "bytes": counts.bytes_read,
+            "split_files": counts.split_files,
+            "skipped": dict(sorted(counts.skipped.items())),
             **{name: value for name, value in options.items() if value},
         }
 
-    def _documents(self, tally: Tally) -> Generator[Document, None, None]:
-        records = self._records(tally)
+    def _documents(self, counts: CorpusCounts) -> Generator[Document, None, None]:
+        records = self._records(counts)
         if self.reader == "hub":
-            tally.files += 1
+            counts.files += 1
             yield from read_hub(self.spec.path, records)
             return
         strict = not self._path.is_dir()
-        for file in self._files(tally):
+        for file in self._files(counts):
             where = self.spec.path if strict else f"{self.spec.path.rstrip('/')}/{file.relative}"
-            before = tally.bytes_read
+            before = counts.bytes_read
             yield from self._file_documents(file.path, where, records, strict=strict)
-            tally.bytes_read = before + file.size
+            counts.bytes_read = before + file.size
 
-    def _files(self, tally: Tally) -> Iterator[TreeFile]:
+    def _files(self, counts: CorpusCounts) -> Iterator[TreeFile]:
         if self._path.is_dir():
-            yield from walk(self._path, self.spec.include, self.spec.exclude, self.spec.path, tally)
+            yield from walk(self._path, self.spec.include, self.spec.exclude, self.spec.path, counts)
             return
         try:
             yield TreeFile(self._path, self._path.name, self._path.stat().st_size)
         except OSError as error:
             raise read_error(self.spec.path, error) from error
 
-    def _records(self, tally: Tally) -> RecordReader:
+    def _records(self, counts: CorpusCounts) -> RecordReader:
         langs = frozenset(language.lower() for language in self.spec.langs)
-        return RecordReader(tally, self.spec.field, langs, conversations_only=self.spec.reader == "chat")
+        return RecordReader(counts, self.spec.field, langs, conversations_only=self.spec.reader == "chat")
 
     def _file_documents(self, path: Path, where: str, records: RecordReader, *, strict: bool) -> Iterator[Document]:
         """Yield the documents of one file; `strict`: it was named, so that passing it over would be an error."""
         reader: str | None = self.reader
-        tally = records.tally
+        counts = records.counts
         if reader == "tree":
-            reader = self._reader_in_tree(path, where, tally)
+            reader = self._reader_in_tree(path, where, counts)
         elif reader == "chat":
             reader = "json" if detect(path, where, self.spec.field).in_list else "jsonl"
         if reader is None:
             return
-        tally.files += 1
+        counts.files += 1
         if reader == "parquet":
-            yield from read_parquet(path, where, records, tally.advance)
+            yield from read_parquet(path, where, records, counts.advance)
             return
-        with open_stream(path, where, tally.advance) as stream:
+        with open_stream(path, where, counts.advance) as stream:
             if reader == "text":
-                yield from read_text(stream, where, tally, strict=strict)
+                yield from read_text(stream, where, counts, strict=strict)
             else:
                 read = read_json_lines if reader == "jsonl" else read_json_values
                 yield from read(stream, where, records)
 
-    def _reader_in_tree(self, path: Path, where: str, tally: Tally) -> str | None:
+    def _reader_in_tree(self, path: Path, where: str, counts: CorpusCounts) -> str | None:
         """Choose the reader of a file in a directory; None, and a count, for what is no document."""
         found = _detect_in_tree(path, where, self.spec.field)
         if found.reader == "binary":
-            tally.skip("binary")
+            counts.skip("binary")
             return None
         if found.reader == "parquet" and not found.has_documents:
-            tally.skip("table without a known column")
+            counts.skip("table without a known column")
             return None
         # JSON in a source tree is mostly configuration and test data, that is, text.
         is_records = found.reader != "text" and found.has_documents and (found.reader != "json" or found.in_list)
         if is_records:
             return found.reader
         if self.spec.field is not None or self.spec.langs:
-            tally.skip("no records")
+            counts.skip("no records")
             return None
         if found.reader == "jsonl" and is_named_jsonl(path):
-            tally.skip("JSONL without a known field")
+            counts.skip("JSONL without a known field")
             return None
         return "text"
 

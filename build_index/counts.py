@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass
-class Tally:
+class CorpusCounts:
     """Counts of one pass over a corpus.
 
     Attributes:

@@ -22,7 +22,7 @@ BATCH_DOCUMENTS = 1 << 13
 
 
 @dataclass(frozen=True, slots=True)
-class ReadDocument:
+class StreamedDocument:
     """A document and its place.
 
     Attributes:
@@ -74,10 +74,10 @@ class DocumentStream:
         """Bytes read so far of all corpora, in the units of `size_hint`."""
         return sum(corpus.bytes_read for corpus in self.corpora)
 
-    def batches(self) -> Iterator[list[ReadDocument]]:
+    def batches(self) -> Iterator[list[StreamedDocument]]:
         """Yield documents, duplicates left out, in batches of about 2^19 characters; a batch may be empty."""
         start = time.perf_counter()
-        batch: list[ReadDocument] = []
+        batch: list[StreamedDocument] = []
         digests: list[bytes] = []
         characters = 0
         for number, corpus in enumerate(self.corpora):
@@ -96,7 +96,7 @@ class DocumentStream:
             raise self._changed(f"{self.documents_read} documents long")
         yield distinct
 
-    def _next(self, document: Document, corpus: int, digests: list[bytes]) -> ReadDocument:
+    def _next(self, document: Document, corpus: int, digests: list[bytes]) -> StreamedDocument:
         digest = content_digest(document)
         digests.append(digest)
         self.digests[corpus].update(digest)
@@ -104,20 +104,20 @@ class DocumentStream:
         self.documents_read += 1
         if self.documents_read == self._start.documents and self.chain.hex() != self._start.chain:
             raise self._changed(f"different in its first {self.documents_read} documents")
-        return ReadDocument(document, corpus, self.documents_read, self.chain)
+        return StreamedDocument(document, corpus, self.documents_read, self.chain)
 
-    def _without_duplicates(self, batch: list[ReadDocument], digests: list[bytes]) -> list[ReadDocument]:
+    def _without_duplicates(self, batch: list[StreamedDocument], digests: list[bytes]) -> list[StreamedDocument]:
         if self._seen is None or not batch:
             return batch
         keys = np.frombuffer(b"".join(digests), dtype="<u8")[::4].astype(np.uint64)
         with output_errors(self._seen.directory):
             is_new = self._seen.add(keys)
         distinct = []
-        for read, new in zip(batch, is_new.tolist(), strict=True):
+        for item, new in zip(batch, is_new.tolist(), strict=True):
             if new:
-                distinct.append(read)
+                distinct.append(item)
             else:
-                self.duplicates[read.corpus] += 1
+                self.duplicates[item.corpus] += 1
         return distinct
 
     def _changed(self, found: str) -> ResumeError:

@@ -26,7 +26,7 @@ CHAIN_START = b"\0" * 32
 
 
 @dataclass
-class CorpusCounts:
+class TokenizedCounts:
     """What became of one corpus's documents, as far as reading alone does not tell.
 
     Attributes:
@@ -54,7 +54,7 @@ class Cursor:
     chain: str
     tokens_stored: int
     stored_documents: int
-    counts: tuple[CorpusCounts, ...]
+    counts: tuple[TokenizedCounts, ...]
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Completion:
 
 
 @dataclass
-class Journaled:
+class BuildState:
     """The content of a journal.
 
     Attributes:
@@ -139,7 +139,7 @@ class Journal:
         self._file.close()
 
 
-def read_journal(path: Path) -> Journaled | None:
+def read_journal(path: Path) -> BuildState | None:
     """Return what a journal says, or None if there is none or not even its plan was written.
 
     Args:
@@ -151,23 +151,23 @@ def read_journal(path: Path) -> Journaled | None:
     Raises:
         OSError: it is there and cannot be read.
     """
-    reached: Journaled | None = None
+    state: BuildState | None = None
     for line in _whole_lines(path):
         ((kind, fields),) = json.loads(line).items()
         if kind == "plan":
-            reached = Journaled(fields)
-        elif reached is None:
+            state = BuildState(fields)
+        elif state is None:
             return None
         elif kind == "tokens":
             end = fields.pop("end")
-            counts = tuple(CorpusCounts(**of_corpus) for of_corpus in end.pop("counts"))
-            reached.tokens.append(TokensRecord(**fields, end=Cursor(**end, counts=counts)))
+            counts = tuple(TokenizedCounts(**of_corpus) for of_corpus in end.pop("counts"))
+            state.tokens.append(TokensRecord(**fields, end=Cursor(**end, counts=counts)))
         elif kind == "suffixes":
             record = ShardRecord(**fields)
-            reached.suffixes[record.name] = record
+            state.suffixes[record.name] = record
         elif kind == "complete":
-            reached.completion = Completion(**fields)
-    return reached
+            state.completion = Completion(**fields)
+    return state
 
 
 def _whole_lines(path: Path) -> list[bytes]:

@@ -9,12 +9,12 @@ from typing import Any
 from build_index.corpus import Corpus
 from build_index.document_stream import DocumentStream
 from build_index.duplicates import SeenDocuments
-from build_index.journal import Journal, Journaled, TokensRecord
+from build_index.journal import BuildState, Journal, TokensRecord
 from build_index.memory import MemoryPlan
 from build_index.progress import ProgressListener, StageProgress
 from build_index.shard_sorter import ShardSorter
 from build_index.shard_tokens import ShardTokens, first_cursor
-from build_index.staging import Workplace, output_errors
+from build_index.staging import Staging, output_errors
 from build_index.target_tokenizer import TargetTokenizer
 from rest_store.datastore.manifest import ShardRecord
 
@@ -27,9 +27,9 @@ class Pipeline:
     Args:
         corpora: what to read.
         tokenizer: makes tokens of it.
-        workplace: where the shards are made.
+        staging: where the shards are made.
         journal: takes a note of each complete file.
-        reached: what was there already; extended.
+        state: what was there already; extended.
         memory: size of shards.
         seen: finds duplicates; None: they are kept.
 
@@ -43,25 +43,25 @@ class Pipeline:
         self,
         corpora: Sequence[Corpus],
         tokenizer: TargetTokenizer,
-        workplace: Workplace,
+        staging: Staging,
         journal: Journal,
-        reached: Journaled,
+        state: BuildState,
         memory: MemoryPlan,
         seen: SeenDocuments | None,
     ) -> None:
         self._corpora = corpora
         self._tokenizer = tokenizer
-        self._workplace = workplace
+        self._staging = staging
         self._journal = journal
-        self._reached = reached
-        start = reached.tokens[-1].end if reached.tokens else first_cursor(len(corpora))
+        self._state = state
+        start = state.tokens[-1].end if state.tokens else first_cursor(len(corpora))
         size = tokenizer.identity.vocabulary_size
-        self._stream = DocumentStream(corpora, seen, start, workplace.out)
+        self._stream = DocumentStream(corpora, seen, start, staging.out)
         self.shard_tokens = ShardTokens(
-            workplace.datastore, size, memory.shard_positions, start, shard_count=len(reached.tokens)
+            staging.datastore, size, memory.shard_positions, start, shard_count=len(state.tokens)
         )
-        self._sorter = ShardSorter(workplace.datastore, size, self._note_suffixes)
-        self._unsorted = [record for record in reached.tokens if record.name not in reached.suffixes]
+        self._sorter = ShardSorter(staging.datastore, size, self._note_suffixes)
+        self._unsorted = [record for record in state.tokens if record.name not in state.suffixes]
         self._listener: ProgressListener | None = None
         self._reported = 0.0
         self._started = 0.0
@@ -138,13 +138,13 @@ class Pipeline:
     def _tokenized(self) -> Iterator[TokensRecord]:
         """Read and tokenize; yield each tokens file that becomes complete."""
         for batch in self._stream.batches():
-            batch = [read for read in batch if not self.shard_tokens.is_done(read)]
+            batch = [item for item in batch if not self.shard_tokens.is_done(item)]
             start = time.perf_counter()
-            tokens = self._tokenizer.encode_documents([read.document for read in batch])
+            tokens = self._tokenizer.encode_documents([item.document for item in batch])
             written_from = time.perf_counter()
             self._tokenize_seconds += written_from - start
-            for read, ids in zip(batch, tokens, strict=True):
-                for record in self.shard_tokens.append(read, ids):
+            for item, ids in zip(batch, tokens, strict=True):
+                for record in self.shard_tokens.append(item, ids):
                     self._write_seconds += time.perf_counter() - written_from
                     yield record
                     written_from = time.perf_counter()
@@ -155,16 +155,16 @@ class Pipeline:
 
     def _sort(self, record: TokensRecord) -> None:
         """Note a complete tokens file, and have it sorted as soon as the one before it is."""
-        if record not in self._reached.tokens:
-            with output_errors(self._workplace.journal_path):
+        if record not in self._state.tokens:
+            with output_errors(self._staging.journal_path):
                 self._journal.append("tokens", record)
-            self._reached.tokens.append(record)
+            self._state.tokens.append(record)
         self._sorter.wait(self._report)
         self._sorter.submit(record.name, record.position_count)
 
     def _note_suffixes(self, record: ShardRecord) -> None:
         self._journal.append("suffixes", record)
-        self._reached.suffixes[record.name] = record
+        self._state.suffixes[record.name] = record
 
     def _report(self) -> None:
         """Tell the listener how far each stage is, unless it was told a moment ago."""

@@ -20,7 +20,7 @@ _USUAL_RATE = 5e6  # positions sorted a second, to guess how far the first shard
 
 
 @dataclass(frozen=True)
-class ShardAtWork:
+class ShardInProgress:
     """The shard that is being sorted, or whose suffix array is being written.
 
     Attributes:
@@ -64,7 +64,7 @@ class ShardSorter:
         write_seconds: time spent writing suffix arrays.
         sorted_positions: positions of the shards that have been sorted.
         written_positions: positions of the shards whose suffix array has been written.
-        at_work: the shard at work, or None.
+        in_progress: the shard at work, or None.
 
     One thread submits and waits; others may read the attributes.
     """
@@ -72,7 +72,7 @@ class ShardSorter:
     def __init__(self, directory: Path, vocabulary_size: int, record: Callable[[ShardRecord], None]) -> None:
         self.sort_seconds = self.write_seconds = 0.0
         self.sorted_positions = self.written_positions = 0
-        self.at_work: ShardAtWork | None = None
+        self.in_progress: ShardInProgress | None = None
         self._directory = directory
         self._vocabulary_size = vocabulary_size
         self._record = record
@@ -90,17 +90,17 @@ class ShardSorter:
 
         How far sorting is can only be guessed, from the time that it takes.
         """
-        at_work = self.at_work
+        in_progress = self.in_progress
         sorted_, sort_seconds = self.sorted_positions, self.sort_seconds
         written, write_seconds = self.written_positions, self.write_seconds
-        if at_work is not None:
-            spent = time.perf_counter() - at_work.since
-            if at_work.is_writing:
-                written += at_work.written_positions()
+        if in_progress is not None:
+            spent = time.perf_counter() - in_progress.since
+            if in_progress.is_writing:
+                written += in_progress.written_positions()
                 write_seconds += spent
             else:
                 rate = sorted_ / sort_seconds if sort_seconds else _USUAL_RATE
-                sorted_ += round(min(0.95 * at_work.positions, spent * rate))
+                sorted_ += round(min(0.95 * in_progress.positions, spent * rate))
                 sort_seconds += spent
         return sorted_, written, sort_seconds, write_seconds
 
@@ -112,7 +112,7 @@ class ShardSorter:
         """
         assert not self.is_busy, "one shard at a time"
         self.require_success()
-        self.at_work = ShardAtWork(positions, time.perf_counter())
+        self.in_progress = ShardInProgress(positions, time.perf_counter())
         self._thread = threading.Thread(target=self._run, args=(name, positions), name=f"sort {name}", daemon=True)
         self._thread.start()
 
@@ -155,7 +155,7 @@ class ShardSorter:
         except BaseException as cause:
             self._error = cause
         finally:
-            self.at_work = None
+            self.in_progress = None
         error = self._error
         while error is not None:  # or the arrays would live as long as the error and its causes do
             traceback.clear_frames(error.__traceback__)
@@ -175,7 +175,7 @@ class ShardSorter:
         self.sorted_positions += positions
         if self._abandoned:
             return
-        self.at_work = ShardAtWork(positions, sorted_at, output)
+        self.in_progress = ShardInProgress(positions, sorted_at, output)
         with output_errors(output):
             write_suffixes(output, tokens, order)
             del order

@@ -8,8 +8,8 @@ from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 
-from build_index.document_stream import ReadDocument
-from build_index.journal import CHAIN_START, CorpusCounts, Cursor, TokensRecord
+from build_index.document_stream import StreamedDocument
+from build_index.journal import CHAIN_START, Cursor, TokenizedCounts, TokensRecord
 from build_index.staging import output_errors
 from build_index.target_tokenizer import Tokens
 from rest_store.datastore.shard import TokensWriter
@@ -22,7 +22,7 @@ def shard_name(number: int) -> str:
 
 def first_cursor(corpus_count: int) -> Cursor:
     """Return the place before the first document."""
-    return Cursor(0, CHAIN_START.hex(), 0, 0, tuple(CorpusCounts() for _ in range(corpus_count)))
+    return Cursor(0, CHAIN_START.hex(), 0, 0, tuple(TokenizedCounts() for _ in range(corpus_count)))
 
 
 class ShardTokens:
@@ -59,12 +59,12 @@ class ShardTokens:
         self._counts = deepcopy(start.counts)
         self._writer: TokensWriter | None = None
 
-    def is_done(self, read: ReadDocument) -> bool:
+    def is_done(self, item: StreamedDocument) -> bool:
         """Whether a document is in the shards that were there already, to its last token."""
-        partial = self._start.tokens_stored > 0 and read.number == self._start.documents
-        return read.number <= self._start.documents and not partial
+        partial = self._start.tokens_stored > 0 and item.number == self._start.documents
+        return item.number <= self._start.documents and not partial
 
-    def append(self, read: ReadDocument, ids: Tokens) -> Iterator[TokensRecord]:
+    def append(self, item: StreamedDocument, ids: Tokens) -> Iterator[TokensRecord]:
         """Take a document up.
 
         Args:
@@ -74,25 +74,25 @@ class ShardTokens:
         Yields:
             A record of each shard that has become complete.
         """
-        done = self._start.tokens_stored if read.number == self._start.documents else 0
+        done = self._start.tokens_stored if item.number == self._start.documents else 0
         if not len(ids):
-            self._counts[read.corpus].without_tokens += 1
-            self._move(read)
+            self._counts[item.corpus].without_tokens += 1
+            self._move(item)
             return
         written = 0 if self._writer is None else self._writer.position_count
         if written and written + len(ids) - done + 1 > self._shard_positions:
             yield self._complete()
         if done == 0:
             self._stored_documents += 1
-            self._counts[read.corpus].split_documents += len(ids) + 1 > self._shard_positions
+            self._counts[item.corpus].split_documents += len(ids) + 1 > self._shard_positions
         while len(ids) - done + 1 > self._shard_positions:
             piece = ids[done : done + self._shard_positions - 1]
             self._write(piece)
             done += len(piece)
-            self._move(read, done)
+            self._move(item, done)
             yield self._complete()
         self._write(ids[done:])
-        self._move(read)
+        self._move(item)
 
     def finish(self) -> Iterator[TokensRecord]:
         """Complete the last shard, and yield its record if there is one."""
@@ -106,8 +106,8 @@ class ShardTokens:
                 self._writer.abandon()
             self._writer = None
 
-    def _move(self, read: ReadDocument, tokens_stored: int = 0) -> None:
-        self.end = Cursor(read.number, read.chain.hex(), tokens_stored, self._stored_documents, deepcopy(self._counts))
+    def _move(self, item: StreamedDocument, tokens_stored: int = 0) -> None:
+        self.end = Cursor(item.number, item.chain.hex(), tokens_stored, self._stored_documents, deepcopy(self._counts))
 
     def _write(self, ids: Tokens) -> None:
         path = self._directory / f"{shard_name(self._shard_count)}.tokens"

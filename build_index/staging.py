@@ -25,7 +25,7 @@ from pathlib import Path
 from types import TracebackType
 
 from build_index.journal import FILE_NAME as JOURNAL_NAME
-from build_index.journal import Journal, Journaled, read_journal
+from build_index.journal import BuildState, Journal, read_journal
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 from rest_store.datastore.prepared import FILE_NAME as PREPARED_NAME
@@ -50,7 +50,7 @@ def output_errors(where: Path) -> Iterator[None]:
         raise OutputError(describe(where, "datastore", found, "a place with room where one may write")) from error
 
 
-class Workplace:
+class Staging:
     """The directory of one build, locked.
 
     Args:
@@ -79,7 +79,7 @@ class Workplace:
             self._lock = self._locked()
             self._restore_replaced()
 
-    def __enter__(self) -> Workplace:
+    def __enter__(self) -> Staging:
         return self
 
     def __exit__(
@@ -130,20 +130,20 @@ class Workplace:
             _sync_directory(self.path)
             return journal
 
-    def unfinished(self) -> Journaled:
-        """Return what an earlier build reached.
+    def unfinished(self) -> BuildState:
+        """Return what an earlier build state.
 
         Raises:
             ResumeError: there is none.
             OutputError: its journal cannot be read.
         """
         with output_errors(self.path):
-            reached = read_journal(self.journal_path)
-        if reached is None:
+            state = read_journal(self.journal_path)
+        if state is None:
             self.discard()
             found, expected = "absent", "one that was interrupted; build without --resume"
             raise ResumeError(describe(self.out, "unfinished build", found, expected))
-        return reached
+        return state
 
     def keep_only(self, names: set[str]) -> None:
         """Remove from the new datastore's directory every file but those of `names`.
@@ -221,8 +221,8 @@ def kept_shards(out: Path) -> int:
     Raises:
         OSError: its journal cannot be read.
     """
-    reached = read_journal(_building(Path(os.path.realpath(out.expanduser()))) / JOURNAL_NAME)
-    return 0 if reached is None else len(reached.tokens)
+    state = read_journal(_building(Path(os.path.realpath(out.expanduser()))) / JOURNAL_NAME)
+    return 0 if state is None else len(state.tokens)
 
 
 def final_place(out: Path) -> Path:

@@ -82,7 +82,7 @@ def read_hub(address: str, records: RecordReader) -> Iterator[Document]:
             found = f"not readable ({_first_line(error)})"
             raise CorpusError(describe(f"{address}:row {row}", "data set", found, "a row")) from error
         for document in records.documents(record, f"{address}:row {row}"):
-            records.tally.advance(_utf8_length(document))
+            records.counts.advance(_utf8_length(document))
             yield document
         row += 1
 

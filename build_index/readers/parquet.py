@@ -148,7 +148,7 @@ def _row_documents(record: dict[str, Any], origin: str, records: RecordReader) -
     try:
         decoded = {key: value.decode("utf-8") if isinstance(value, bytes) else value for key, value in record.items()}
     except UnicodeDecodeError:
-        records.tally.skip("not UTF-8")
+        records.counts.skip("not UTF-8")
         return
     yield from records.documents(decoded, origin)
 

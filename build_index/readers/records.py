@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from build_index.counts import Tally
+from build_index.counts import CorpusCounts
 from build_index.documents import Document, Message, well_formed
 from rest_store.errors import CorpusFormatError, describe
 
@@ -32,12 +32,12 @@ class RecordReader:
         field: name of the field, or a dotted path; None: the first known one that the record has.
         langs: languages wanted, in lower case; empty: all.
         conversations_only: whether a text is an error.
-        tally: counts what is passed over.
+        counts: counts what is passed over.
 
-    Safe to share between threads as far as its tally is.
+    Safe to share between threads as far as its counts are.
     """
 
-    tally: Tally
+    counts: CorpusCounts
     field: str | None = None
     langs: frozenset[str] = frozenset()
     conversations_only: bool = False
@@ -58,7 +58,7 @@ class RecordReader:
         if not isinstance(record, Mapping):
             raise CorpusFormatError(describe(origin, "record", f"a {_kind(record)}", "an object"))
         if self.langs and not self._is_wanted(record, origin):
-            self.tally.skip("language")
+            self.counts.skip("language")
             return
         field = self.field or known_field(record)
         if field is None:
@@ -70,7 +70,7 @@ class RecordReader:
         if self.conversations_only and document.text:
             raise CorpusFormatError(describe(origin, f"field '{field}'", "a text", "a conversation"))
         if document.is_empty:
-            self.tally.skip("empty")
+            self.counts.skip("empty")
         else:
             yield document
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from build_index.counts import Tally
+from build_index.counts import CorpusCounts
 from build_index.globs import compile_globs
 from build_index.readers.compression import read_error
 
@@ -49,7 +49,9 @@ class TreeFile:
     size: int
 
 
-def walk(root: Path, include: Sequence[str], exclude: Sequence[str], where: str, tally: Tally) -> Iterator[TreeFile]:
+def walk(
+    root: Path, include: Sequence[str], exclude: Sequence[str], where: str, counts: CorpusCounts
+) -> Iterator[TreeFile]:
     """Yield the regular files below a directory, by name, directories and files in one order.
 
     Links to files are followed, links to directories are not (so there are no loops); they and other things that are
@@ -60,7 +62,7 @@ def walk(root: Path, include: Sequence[str], exclude: Sequence[str], where: str,
         include: globs, see `build_index.globs`; files that match none are left out, unless there are no globs.
         exclude: globs of files and directories that are left out, besides `DEFAULT_EXCLUDES`.
         where: what messages call the directory.
-        tally: counts links and special files passed over; not what the globs leave out.
+        counts: counts links and special files passed over; not what the globs leave out.
 
     Yields:
         The files.
@@ -89,10 +91,10 @@ def walk(root: Path, include: Sequence[str], exclude: Sequence[str], where: str,
                 elif entry.is_file():
                     yield TreeFile(Path(entry.path), relative, entry.stat().st_size)
                 else:
-                    tally.skip("linked directory" if entry.is_dir() else "not a regular file")
+                    counts.skip("linked directory" if entry.is_dir() else "not a regular file")
             except OSError as error:
                 if not entry.is_symlink():
                     raise read_error(f"{where}/{relative}", error) from error
-                tally.skip("not a regular file")  # a link in a circle, or to where nobody may look
+                counts.skip("not a regular file")  # a link in a circle, or to where nobody may look
 
     return below(os.fspath(root), "")

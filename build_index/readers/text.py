@@ -6,7 +6,7 @@ import codecs
 import io
 from collections.abc import Iterator
 
-from build_index.counts import Tally
+from build_index.counts import CorpusCounts
 from build_index.documents import Document
 from rest_store.errors import CorpusFormatError, describe
 
@@ -15,13 +15,13 @@ PIECE_BYTES = 8 << 20
 _STEP_BYTES = 1 << 18
 
 
-def read_text(stream: io.BufferedReader, where: str, tally: Tally, *, strict: bool) -> Iterator[Document]:
-    """Yield the document in a text file; several for one larger than `PIECE_BYTES`, which the tally counts.
+def read_text(stream: io.BufferedReader, where: str, counts: CorpusCounts, *, strict: bool) -> Iterator[Document]:
+    """Yield the document in a text file; several for one larger than `PIECE_BYTES`, which `counts` records.
 
     Args:
         stream: its content.
         where: the file: the document's origin.
-        tally: counts what is passed over.
+        counts: counts what is passed over.
         strict: whether a file that is binary or not UTF-8 is an error; otherwise it is passed over and counted.
 
     Yields:
@@ -37,15 +37,15 @@ def read_text(stream: io.BufferedReader, where: str, tally: Tally, *, strict: bo
         data += _read_up_to(stream, PIECE_BYTES - len(data))
         ahead = len(data) == PIECE_BYTES and bool(stream.peek(1))
         cut = (data.rfind(b"\n") + 1 or _character_boundary(data)) if ahead else len(data)
-        text = _decoded(data[:cut], where, offset, tally, strict=strict)
+        text = _decoded(data[:cut], where, offset, counts, strict=strict)
         if text is None:
             return
         if part == 1:
             text = text.removeprefix("\ufeff")
-            tally.split_files += ahead
+            counts.split_files += ahead
         document = Document(text=text, origin=where if part == 1 and not ahead else f"{where} (part {part})")
         if document.is_empty:
-            tally.skip("empty")
+            counts.skip("empty")
         else:
             yield document
         if not ahead:
@@ -62,7 +62,7 @@ def _read_up_to(stream: io.BufferedReader, size: int) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _decoded(data: bytes, where: str, offset: int, tally: Tally, *, strict: bool) -> str | None:
+def _decoded(data: bytes, where: str, offset: int, counts: CorpusCounts, *, strict: bool) -> str | None:
     """Return the text, or None for what is passed over."""
     place = data.find(b"\0")
     if place >= 0:
@@ -75,7 +75,7 @@ def _decoded(data: bytes, where: str, offset: int, tally: Tally, *, strict: bool
             reason, found = "not UTF-8", f"not UTF-8 (byte 0x{byte:02x} at {offset + error.start})"
     if strict:
         raise CorpusFormatError(describe(where, "content", found, "UTF-8 text, JSON, JSONL or parquet"))
-    tally.skip(reason)
+    counts.skip(reason)
     return None
 
 

@@ -81,9 +81,9 @@ PLACES = [
     (shard_sorter, "write_suffixes", 4, False),
     (shard_sorter, "write_suffixes", 4, True),
     (builder._Build, "_complete", 1, False),
-    (builder.Workplace, "write", 2, True),
+    (builder.Staging, "write", 2, True),
     (builder._Build, "_put_in_place", 1, False),
-    (builder.Workplace, "put_in_place", 1, False),
+    (builder.Staging, "put_in_place", 1, False),
 ]
 
 
@@ -108,7 +108,7 @@ def test_a_build_goes_on_to_the_same_bytes(corpus, tokenizer, out, expected, mon
     assert contents(out) == expected
     assert leftovers(out) == []
     assert (summary.documents, summary.duplicates) == (60, 10)
-    if owner not in (builder.Workplace, builder._Build) or name == "write":
+    if owner not in (builder.Staging, builder._Build) or name == "write":
         assert summary.resumed_shards == kept
     assert len(tokenized) < 60 - kept, "what is in complete shards is not tokenized again"
 
@@ -247,7 +247,7 @@ def test_a_damaged_shard_is_refused(interrupted):
 
 
 def test_a_complete_build_that_lost_its_files_is_refused(corpus, tokenizer, out, monkeypatch):
-    interrupt(monkeypatch, builder.Workplace, "put_in_place", 1)
+    interrupt(monkeypatch, builder.Staging, "put_in_place", 1)
     with pytest.raises(KilledError):
         build_quick(corpus, tokenizer, out)
     monkeypatch.undo()
@@ -257,7 +257,7 @@ def test_a_complete_build_that_lost_its_files_is_refused(corpus, tokenizer, out,
 
 
 def test_a_build_that_was_put_in_place_is_found_to_be_done(corpus, tokenizer, out, expected, monkeypatch):
-    interrupt(monkeypatch, builder.Workplace, "discard", 1)
+    interrupt(monkeypatch, builder.Staging, "discard", 1)
     with pytest.raises(KilledError):
         build_quick(corpus, tokenizer, out, shard_tokens=500)
     monkeypatch.undo()

@@ -263,13 +263,13 @@ def test_an_old_datastore_stays_until_the_new_one_is_complete(corpus, tokenizer,
     old = contents(out)
     reader = Datastore.open(out)
     before = []
-    put_in_place = builder.Workplace.put_in_place
+    put_in_place = builder.Staging.put_in_place
 
     def placing(self):
         before.append(contents(out))
         put_in_place(self)
 
-    monkeypatch.setattr(builder.Workplace, "put_in_place", placing)
+    monkeypatch.setattr(builder.Staging, "put_in_place", placing)
     build_quick(corpus, tokenizer, out, shard_tokens=900)
     assert before == [old]
     assert len(stored_documents(out)) == 60
