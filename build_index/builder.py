@@ -23,14 +23,14 @@ from typing import Any
 import rest_store
 from build_index.corpus import Corpus, open_corpus
 from build_index.duplicates import SeenDocuments
+from build_index.errors import build_packages, output_errors
 from build_index.journal import BuildState, Completion, read_journal
 from build_index.memory import MemoryPlan, available_budget, limit_arenas, plan_memory, resident_bytes
 from build_index.options import BuildOptions, BuildSummary
-from build_index.packages import import_package
 from build_index.pipeline import Pipeline
 from build_index.preparation import prepare_drafts, room_for_pages
 from build_index.progress import ProgressListener
-from build_index.staging import Staging, final_place, output_errors
+from build_index.staging import Staging, final_place
 from build_index.tokenization import TargetTokenizer, load_tokenizer
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME, Manifest, PreparedRecord, ShardRecord
@@ -75,7 +75,8 @@ def build(options: BuildOptions, progress: ProgressListener | None = None) -> Bu
     """
     start = time.perf_counter()
     final_place(options.out)
-    import_package("pydivsufsort", "build", BuildError)
+    with build_packages("build", BuildError):
+        import pydivsufsort  # noqa: F401 - before the memory is divided
     limit_arenas()
     corpora = [open_corpus(spec) for spec in options.corpora]
     with _tokenizing_threads(options.workers):
@@ -114,10 +115,12 @@ def _tokenizing_threads(workers: int | None) -> Iterator[None]:
 
 
 def _import_reader(corpus: Corpus) -> None:
-    """Import the packages that reading takes, so that they are counted before the memory is divided up."""
-    package = {"hub": "datasets", "parquet": "pyarrow.parquet"}.get(corpus.reader)
-    if package is not None:
-        import_package(package, corpus.spec.path, CorpusError)
+    """Import the packages of a reader, so that they count before the memory is divided."""
+    with build_packages(corpus.spec.path, CorpusError):
+        if corpus.reader == "hub":
+            import datasets  # noqa: F401
+        elif corpus.reader == "parquet":
+            import pyarrow.parquet  # noqa: F401
 
 
 def _leave(staging: Staging) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rest_store.errors import MemoryBudgetError, RestStoreError, describe
+from rest_store.errors import MemoryBudgetError, RestStoreError
 
 if TYPE_CHECKING:
     from build_index.options import BuildOptions, BuildSummary
@@ -156,11 +156,7 @@ def _build_with_bars(options: BuildOptions, *, quiet: bool) -> BuildSummary:
 
     if quiet or not TerminalBars.fits(sys.stderr):
         return build_datastore(options)
-    bars = TerminalBars(sys.stderr)
-    try:
-        return build_datastore(options, bars)
-    finally:
-        bars.close()
+    return build_datastore(options, TerminalBars(sys.stderr))
 
 
 @contextmanager
@@ -173,9 +169,7 @@ def _failures_in_one_line(context: click.Context, out: Path) -> Iterator[None]:
     except RestStoreError as error:
         message, status = str(error), 1
     except OSError as error:
-        found = f"not writable ({error.strerror or error})"
-        message = describe(error.filename or out, "datastore", found, "a place where one may write")
-        status = 1
+        message, status = f"{error.filename or out}: the datastore cannot be written ({error.strerror or error})", 1
     else:
         return
     click.echo(f"Error: {' '.join(message.split())}{_hint(out)}", err=True)

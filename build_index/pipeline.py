@@ -9,12 +9,13 @@ from typing import Any
 from build_index.corpus import Corpus
 from build_index.document_stream import DocumentStream
 from build_index.duplicates import SeenDocuments
+from build_index.errors import output_errors
 from build_index.journal import BuildState, Journal, TokensRecord
 from build_index.memory import MemoryPlan
 from build_index.progress import ProgressListener, StageProgress
 from build_index.shard_sorter import ShardSorter
 from build_index.shard_tokens import ShardTokens, first_cursor
-from build_index.staging import Staging, output_errors
+from build_index.staging import Staging
 from build_index.target_tokenizer import TargetTokenizer
 from rest_store.datastore.manifest import ShardRecord
 
@@ -181,8 +182,9 @@ class Pipeline:
             estimated = round(positions * total / done) if total and done else None
         else:
             total = done
-        sorted_, written, sort_seconds, write_seconds = self._sorter.progress()
-        sorted_ = min(sorted_, positions)  # the sorter has gone on meanwhile
+        written, write_seconds = self._sorter.written_positions, self._sorter.write_seconds
+        sorted_, sort_seconds = self._sorter.progress()
+        sorted_ = min(sorted_, positions)  # the sorter may have gone on meanwhile
         stages = [
             StageProgress("tokenizing", done, total, "bytes", seconds),
             StageProgress("sorting", sorted_, estimated, "tokens", sort_seconds),

@@ -1,4 +1,4 @@
-"""The tokens files of a datastore, written one after another: documents are put into shards in the order they come."""
+"""The tokens files of a datastore, written one after another: documents are stored in the order they are read."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from copy import deepcopy
 from pathlib import Path
 
 from build_index.document_stream import StreamedDocument
+from build_index.errors import output_errors
 from build_index.journal import CHAIN_START, Cursor, TokenizedCounts, TokensRecord
-from build_index.staging import output_errors
 from build_index.target_tokenizer import Tokens
 from rest_store.datastore.shard import TokensWriter
 
@@ -21,28 +21,28 @@ def shard_name(number: int) -> str:
 
 
 def first_cursor(corpus_count: int) -> Cursor:
-    """Return the place before the first document."""
+    """Return the cursor before the first document."""
     return Cursor(0, CHAIN_START.hex(), 0, 0, tuple(TokenizedCounts() for _ in range(corpus_count)))
 
 
 class ShardTokens:
     """Writes tokens files of a given size.
 
-    A document that does not fit into what is left of a shard begins the next one. A document longer than a shard is
-    split: its pieces fill shards of their own, but for the last, which others follow.
+    A document that does not fit into the rest of a shard begins the next one. A document longer than a shard is split:
+    each piece fills a shard, except the last, which other documents follow.
 
     Args:
-        directory: where.
+        directory: where to write.
         vocabulary_size: `V`.
-        shard_positions: tokens and separators that a shard may have, at least 2.
-        start: the end of the shards that are there already.
-        shard_count: how many these are.
+        shard_positions: most tokens and separators of a shard, at least 2.
+        start: the end of the existing shards.
+        shard_count: number of existing shards.
 
     Attributes:
         position_count: tokens and separators written, of complete and unfinished shards.
-        end: the place up to which documents have been taken.
+        end: the place after the last document appended.
 
-    Not thread-safe. OutputError is raised when files cannot be written.
+    Not thread-safe. Raises OutputError if files cannot be written.
     """
 
     def __init__(
@@ -60,20 +60,12 @@ class ShardTokens:
         self._writer: TokensWriter | None = None
 
     def is_done(self, item: StreamedDocument) -> bool:
-        """Whether a document is in the shards that were there already, to its last token."""
+        """Whether a document is in the existing shards, to its last token."""
         partial = self._start.tokens_stored > 0 and item.number == self._start.documents
         return item.number <= self._start.documents and not partial
 
     def append(self, item: StreamedDocument, ids: Tokens) -> Iterator[TokensRecord]:
-        """Take a document up.
-
-        Args:
-            read: the document, one that is not done.
-            ids: its tokens.
-
-        Yields:
-            A record of each shard that has become complete.
-        """
+        """Append a document that is not done, with the token ids `ids`; yield each shard that becomes complete."""
         done = self._start.tokens_stored if item.number == self._start.documents else 0
         if not len(ids):
             self._counts[item.corpus].without_tokens += 1
@@ -100,7 +92,7 @@ class ShardTokens:
             yield self._complete()
 
     def abandon(self) -> None:
-        """Close the unfinished file; it is no shard."""
+        """Close the unfinished file, which is not a shard."""
         if self._writer is not None:
             with suppress(OSError):
                 self._writer.abandon()

@@ -293,7 +293,7 @@ def test_a_disk_that_fills_up_is_one_clear_error(corpus, tokenizer, out, expecte
     build_quick(corpus, tokenizer, out)
     old = contents(out)
     interrupt(monkeypatch, owner, name, 1, error=full)
-    with pytest.raises(OutputError, match=r"datastore is not writable \(No space left on device\)"):
+    with pytest.raises(OutputError, match=r"the datastore cannot be written \(No space left on device\)"):
         build_quick(corpus, tokenizer, out, shard_tokens=500)
     assert contents(out) == old
     if name != "write_suffixes":

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import rest_store
-from build_index import builder, document_stream, pipeline
+from build_index import builder, document_stream, pipeline, shard_sorter
 from build_index.builder import BuildOptions, build
 from build_index.corpus import CorpusSpec
 from build_index.tokenization import load_tokenizer
@@ -90,7 +90,7 @@ def test_the_manifest_says_from_what_it_was_built(corpus, tokenizer, out, tmp_pa
 def test_conversations_are_stored_as_the_template_renders_them(tokenizer, out, tmp_path):
     path = tmp_path / "chats.jsonl"
     path.write_text(json.dumps({"data": ["print first", "return <|im_end|>"]}) + "\n")
-    with pytest.raises(CorpusError, match=r"without a chat template .* pass --chat-template FILE"):
+    with pytest.raises(CorpusError, match=r"the chat template of .* is absent, .* pass --chat-template FILE"):
         build_quick(path, tokenizer, out)
     assert leftovers(out) == []
     build_quick(path, tokenizer, out, chat_template=CHATML)
@@ -317,12 +317,10 @@ def test_options_that_make_no_sense_are_refused(corpus, tokenizer, out):
 
 
 def test_sorting_that_runs_out_of_memory_is_a_memory_error(corpus, tokenizer, out, monkeypatch):
-    from build_index import suffix_array
-
     def exhausted(*arguments, **others):
         raise MemoryError
 
-    monkeypatch.setattr(suffix_array, "suffix_array", exhausted)
+    monkeypatch.setattr(shard_sorter, "suffix_array", exhausted)
     with pytest.raises(MemoryBudgetError, match=r"shard-00000: memory for sorting is exhausted, expected .* free"):
         build_quick(corpus, tokenizer, out)
     assert not out.exists()
@@ -333,7 +331,7 @@ def test_sorting_that_runs_out_of_memory_is_a_memory_error(corpus, tokenizer, ou
 def test_a_package_that_is_not_installed_is_named(corpus, tokenizer, out, monkeypatch):
     monkeypatch.setitem(sys.modules, "pydivsufsort", None)
     with pytest.raises(
-        BuildError, match=r"the package 'pydivsufsort' is not usable .* pip install 'rest-store\[build\]'"
+        BuildError, match=r"the package 'pydivsufsort' cannot be imported .* pip install 'rest-store\[build\]'"
     ):
         build_quick(corpus, tokenizer, out)
 

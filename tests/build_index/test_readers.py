@@ -219,7 +219,7 @@ def test_a_forced_reader_is_used(tmp_path):
         ("parquet", b'{"text": "x"}', "parquet file is damaged or truncated"),
         ("jsonl", b"x = 1\n", r":1: line is not JSON \(Expecting value, column 1\)"),
         ("jsonl", b'[{"text": "x"}]', ":1: record is a list, expected an object"),
-        ("json", b"x = 1\n", r":1: JSON is not JSON \(Expecting value\)"),
+        ("json", b"x = 1\n", r":1: content is not JSON \(Expecting value\)"),
         ("chat", b'{"text": "x"}\n', ":1: field 'text' is a text, expected a conversation"),
         ("text", b"\x00\x01", r"content is binary \(a NUL byte at 0\)"),
     ],

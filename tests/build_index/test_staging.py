@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from build_index import staging as module
+from build_index.errors import output_errors
 from build_index.journal import Completion, Cursor, Journal, TokenizedCounts, TokensRecord, read_journal
-from build_index.staging import Staging, final_place, kept_shards, output_errors
+from build_index.staging import Staging, final_place, kept_shards
 from rest_store.datastore.manifest import ShardRecord
 from rest_store.errors import OutputError, ResumeError
 from tests.shared.builds import contents
@@ -157,7 +158,7 @@ def test_a_file_and_a_mount_point_are_refused(tmp_path):
         final_place(tmp_path / "file")
     with pytest.raises(OutputError, match="directory is a mount point, which cannot be renamed"):
         final_place(Path("/"))
-    with pytest.raises(OutputError, match=r"datastore is not writable \(Not a directory\)"):
+    with pytest.raises(OutputError, match=r"the datastore cannot be written \(Not a directory\)"):
         Staging(tmp_path / "file" / "below")
 
 
@@ -178,7 +179,7 @@ def test_a_link_is_followed(tmp_path):
 
 
 def test_only_one_build_at_a_time(tmp_path):
-    message = r"\.ds\.building: unfinished build is in use by another process"
+    message = r"\.ds\.building: another process is building this datastore"
     with Staging(tmp_path / "ds") as staging:
         staging.start()
         with pytest.raises(OutputError, match=message):
@@ -186,7 +187,7 @@ def test_only_one_build_at_a_time(tmp_path):
         script = f"from build_index.staging import *\nStaging(Path({str(tmp_path / 'ds')!r}))"
         other = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
         assert other.returncode == 1
-        assert "in use by another process" in other.stderr
+        assert "another process is building this datastore" in other.stderr
         assert staging.datastore.is_dir()
     with Staging(tmp_path / "ds"):
         pass
@@ -289,7 +290,7 @@ def test_nothing_to_resume(tmp_path):
 
 
 def test_a_full_disk_is_an_output_error(tmp_path):
-    message = r"ds: datastore is not writable \(No space left on device\), expected"
+    message = r"ds: the datastore cannot be written \(No space left on device\)"
     with pytest.raises(OutputError, match=message), output_errors(tmp_path / "ds"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with pytest.raises(ResumeError), output_errors(tmp_path):
