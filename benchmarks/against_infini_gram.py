@@ -24,20 +24,16 @@ SUPPORT = 1_000  # infini-gram's default
 SIZES = (1, 2, 3, 5, 8)  # tokens of what is counted
 Contexts = list[list[int]]
 
-# Sorts the suffixes of a tokens file, writes them, and prepares drafts, as the builder does; seconds, and the peak of
-# resident memory.
+# Sorts the suffixes of a tokens file and writes them, as the builder does; seconds, and the peak of resident memory.
 BUILD = """
 import json, resource, sys, time
 from pathlib import Path
-from build_index.preparation import prepare_drafts
 from build_index.suffix_array import suffix_array
-from rest_store.datastore.shard import Shard, SuffixesFile, TokensFile, write_suffixes
+from rest_store.datastore.shard import TokensFile, write_suffixes
 began = time.perf_counter()
 tokens, out, vocabulary_size = TokensFile.open(Path(sys.argv[1])), Path(sys.argv[2]), int(sys.argv[3])
 order = suffix_array(tokens.payload.reshape(-1, tokens.header.width), vocabulary_size=vocabulary_size)
 write_suffixes(out / "ours.suffixes", tokens, order)
-del order
-prepare_drafts(out / "ours.drafts", [Shard(tokens, SuffixesFile.open(out / "ours.suffixes"))], vocabulary_size)
 seconds = time.perf_counter() - began
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 print(json.dumps({"seconds": seconds, "peak_of_one_process": peak}))

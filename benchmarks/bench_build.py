@@ -27,7 +27,7 @@ from rest_store.bench.arguments import parser_of
 from rest_store.bench.environment import write_result
 
 ROOT = Path(__file__).resolve().parents[1]
-STAGES = ("read", "tokenize", "sort", "write", "prepare")
+STAGES = ("read", "tokenize", "sort", "write")
 
 
 def main(given: Sequence[str] | None = None) -> None:

@@ -79,7 +79,7 @@ def main(given: Sequence[str] | None = None) -> None:
         time_each(store.draft, warm_up)  # pages
         time_each(store.draft, warm_up)
     # The same mappings, and no answer remembered.
-    empty = {n: Datastore(one.path, one.manifest, one.shards, one.prepared) for n, one in stores.items()}
+    empty = {n: Datastore(one.path, one.manifest, one.shards) for n, one in stores.items()}
     for name, asked in (("first", stores), ("again", stores), ("nothing remembered", empty)):
         for shards, times in in_turns(asked, measured).items():
             figures = percentiles(times)

@@ -139,7 +139,7 @@ def experiments(
     def add(experiment: str, name: str, rule: Callable[[Datastore], Draft], **what: Any) -> None:
         store = stores[name]
         walk(recordings, rule(store))  # pages
-        figures = timed_walk(recordings, rule(Datastore(store.path, store.manifest, store.shards, store.prepared)))
+        figures = timed_walk(recordings, rule(Datastore(store.path, store.manifest, store.shards)))
         rows.append(
             {"experiment": experiment, "datastore": name, "tokens in it": store.manifest.token_count, **what, **figures}
         )

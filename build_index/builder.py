@@ -23,25 +23,22 @@ from typing import Any
 import rest_store
 from build_index.corpus import Corpus, open_corpus
 from build_index.duplicates import SeenDocuments
-from build_index.errors import build_packages, output_errors
+from build_index.errors import build_packages
 from build_index.journal import BuildState, Completion, read_journal
 from build_index.memory import MemoryPlan, available_budget, limit_arenas, plan_memory, resident_bytes
 from build_index.options import BuildOptions, BuildSummary
 from build_index.pipeline import Pipeline
-from build_index.preparation import prepare_drafts, room_for_pages
 from build_index.progress import ProgressListener
 from build_index.staging import Staging, final_place
 from build_index.tokenization import TargetTokenizer, load_tokenizer
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
-from rest_store.datastore.manifest import TOKENIZER_FILE_NAME, Manifest, PreparedRecord, ShardRecord
-from rest_store.datastore.prepared import FILE_NAME as PREPARED_NAME
+from rest_store.datastore.manifest import TOKENIZER_FILE_NAME, Manifest, ShardRecord
 from rest_store.datastore.shard import Shard, TokensFile
 from rest_store.errors import (
     BuildError,
     CorpusError,
     DatastoreError,
     EmptyCorpusError,
-    MemoryBudgetError,
     MixedBuildError,
     OutputError,
     ResumeError,
@@ -169,8 +166,7 @@ class _Build:
         with ExitStack() as stack:
             journal = stack.enter_context(closing(self.staging.open_journal()))
             if not self.is_resumed:
-                divided = {"shard_positions": memory.shard_positions, "for_shards": memory.for_shards}
-                journal.append("plan", {**self.plan, **divided})
+                journal.append("plan", {**self.plan, "shard_positions": memory.shard_positions})
             seen = None
             if not self.options.keep_duplicates:
                 seen = stack.enter_context(closing(SeenDocuments(memory.digests, self.staging.path)))
@@ -229,11 +225,7 @@ class _Build:
             options["shard_tokens"] = self.options.shard_tokens
         if any(corpus["conversations"] for corpus in corpora):
             options["chat_template"] = _template_digest(self.tokenizer)
-        sizes = [shard.tokens_size + shard.suffixes_size for shard in shards]
-        # As the memory was when the build began: when it is resumed, the result stays the same.
-        drafts_fit = room_for_pages(sizes) <= self.state.plan.get("for_shards", memory.for_shards)
-        prepared = self._prepare(memory, line) if drafts_fit else None
-        manifest = Manifest(_program(), self.tokenizer.identity, shards, corpora, options, prepared)
+        manifest = Manifest(_program(), self.tokenizer.identity, shards, corpora, options)
         self.staging.write(TOKENIZER_FILE_NAME, self.tokenizer.to_json())
         self.staging.write(MANIFEST_NAME, manifest.to_json())
         self.staging.sync()
@@ -242,7 +234,7 @@ class _Build:
         for corpus in corpora:
             skipped.update(corpus["skipped"])
             skipped["without tokens"] += corpus["without_tokens"]
-        size = sum(sizes) + (0 if prepared is None else prepared.size)
+        size = sum(shard.tokens_size + shard.suffixes_size for shard in shards)
         summary = BuildSummary(
             out=str(self.staging.out),
             documents=line.shard_tokens.end.stored_documents,
@@ -252,8 +244,6 @@ class _Build:
             split_documents=sum(corpus["split_documents"] for corpus in corpora),
             shards=len(shards),
             resumed_shards=self.resumed_shards,
-            prepared_drafts=0 if prepared is None else prepared.draft_count,
-            drafts_fit=drafts_fit,
             shard_positions=memory.shard_positions,
             size=size,
             bytes_per_token=size / manifest.token_count,
@@ -261,28 +251,6 @@ class _Build:
             memory=memory.budget,
         )
         return Completion(_sha256(manifest.to_json()), summary.to_json())
-
-    def _prepare(self, memory: MemoryPlan, line: Pipeline) -> PreparedRecord | None:
-        """Prepare the drafts of heavy matches; pages of the shards that have been read count as memory taken."""
-        directory = self.staging.datastore
-        shards = [Shard.open(directory, record.name) for record in self.state.tokens]
-        whole = sum(shard.size for shard in shards) <= memory.for_shards
-
-        def told(made: int, total: int | None) -> None:
-            line.report_drafts(made, total)
-            if not whole and resident_bytes() > memory.budget - memory.for_shards // 2:
-                for shard in shards:
-                    shard.release_pages()
-
-        try:
-            with output_errors(directory / PREPARED_NAME):
-                prepared = prepare_drafts(directory / PREPARED_NAME, shards, self.vocabulary_size, told)
-        except MemoryError as cause:
-            expected = "free; choose a smaller --memory"
-            raise MemoryBudgetError(describe("build", "memory for preparing drafts", "exhausted", expected)) from cause
-        if prepared is not None:
-            line.report_drafts(prepared.draft_count, prepared.draft_count, last=True)
-        return prepared
 
     def _put_in_place(self, completion: Completion) -> BuildSummary:
         digest = completion.manifest_sha256

@@ -203,13 +203,11 @@ def summary_text(summary: BuildSummary) -> str:
     kept += [f"{summary.split_documents:,} split"] if summary.split_documents else []
     shards = f"{summary.shards:,}" + (f" ({summary.resumed_shards:,} resumed)" if summary.resumed_shards else "")
     stages = ", ".join(f"{stage} {clock(seconds)}" for stage, seconds in summary.stage_seconds.items())
-    drafts = f"{summary.prepared_drafts:,} of frequent sequences prepared"
     rows = {
         "datastore": summary.out,
         "documents": f"{summary.documents:,} ({', '.join(kept)})",
         "tokens": f"{summary.tokens:,}",
         "shards": shards,
-        "drafts": drafts if summary.drafts_fit else "none prepared: the memory allowed is too little for the shards",
         "size": f"{size_text(summary.size)}, {summary.bytes_per_token:.2f} bytes a token",
         "time": f"{clock(summary.seconds)} ({stages}; sorting overlaps)",
         "memory": f"{size_text(summary.peak_memory)} at the peak, of {size_text(summary.memory)} allowed",

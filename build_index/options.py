@@ -64,15 +64,13 @@ class BuildSummary:
         shards: number of shards.
         resumed_shards: those of them that an earlier, interrupted run had tokenized.
         shard_positions: tokens and separators that a shard may have.
-        size: bytes of all shard files and prepared drafts.
+        size: bytes of all shard files.
         bytes_per_token: the same, for each token.
         seconds: from start to end.
-        stage_seconds: time by stage: `load` (packages and tokenizer), `read`, `tokenize`, `sort`, `write` and
-            `prepare`; in all it may be more than `seconds`, since sorting and writing suffix arrays overlap the others.
+        stage_seconds: time by stage: `load` (packages and tokenizer), `read`, `tokenize`, `sort` and `write`; in
+            all it may be more than `seconds`, since sorting and writing suffix arrays overlap the others.
         memory: the bound on resident memory.
         peak_memory: the most that was resident, of the whole process since it started.
-        prepared_drafts: drafts of frequent sequences that were prepared.
-        drafts_fit: whether `memory` was enough to prepare some.
     """
 
     out: str
@@ -90,8 +88,6 @@ class BuildSummary:
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
     memory: int = 0
     peak_memory: int = 0
-    prepared_drafts: int = 0
-    drafts_fit: bool = True
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `--json` prints."""

@@ -70,9 +70,6 @@ class Pipeline:
         self._total_bytes: int | None = None
         self._tokenize_seconds = 0.0
         self._write_seconds = 0.0
-        self._completed: float | None = None
-        self._drafts = 0
-        self._all_drafts: int | None = None
 
     def run(self, listener: ProgressListener | None) -> None:
         """Make the shards.
@@ -97,7 +94,6 @@ class Pipeline:
             self._sorter.wait(self._report)
             self._reported = 0.0
             self._report()
-            self._completed = time.perf_counter()
         except Exception:
             # A shard being sorted will be complete when the build is resumed. An interrupt does not wait for it.
             self._sorter.finish()
@@ -119,21 +115,13 @@ class Pipeline:
                 "split_documents": counts[number].split_documents,
             }
 
-    def report_drafts(self, number: int, total: int | None, *, last: bool = False) -> None:
-        """Tell the listener, the shards being complete, how many drafts have been prepared, and about of how many."""
-        self._drafts, self._all_drafts = number, total
-        if last:
-            self._reported = 0.0
-        self._report()
-
     def stage_seconds(self) -> dict[str, float]:
-        """Return the time spent reading, tokenizing, sorting, writing, and since then preparing drafts."""
+        """Return the time spent reading, tokenizing, sorting and writing."""
         return {
             "read": self._stream.seconds,
             "tokenize": self._tokenize_seconds,
             "sort": self._sorter.sort_seconds,
             "write": self._write_seconds + self._sorter.write_seconds,
-            "prepare": self._prepare_seconds(),
         }
 
     def _tokenized(self) -> Iterator[TokensRecord]:
@@ -190,12 +178,7 @@ class Pipeline:
             StageProgress("sorting", sorted_, estimated, "tokens", sort_seconds),
             StageProgress("writing", min(written, sorted_), estimated, "tokens", write_seconds),
         ]
-        if self._drafts:
-            stages.append(StageProgress("preparing", self._drafts, self._all_drafts, "drafts", self._prepare_seconds()))
         self._listener(stages)
-
-    def _prepare_seconds(self) -> float:
-        return 0.0 if self._completed is None else time.perf_counter() - self._completed
 
 
 def _total_bytes(corpora: Sequence[Corpus]) -> int | None:

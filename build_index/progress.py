@@ -18,12 +18,11 @@ class StageProgress:
     """The progress of one stage.
 
     Attributes:
-        stage: `"tokenizing"`, which includes reading, `"sorting"`, `"writing"`, then `"preparing"`.
+        stage: `"tokenizing"`, which includes reading, `"sorting"`, or `"writing"`.
         done: so far, in `unit`.
-        total: None: not known. An estimate for sorting and writing until everything is tokenized, and for
-            preparing until its end.
-        unit: `"bytes"` of the corpora, `"tokens"`, or `"drafts"` of frequent sequences.
-        seconds: time spent on the stage.
+        total: in all; None: not known. An estimate for sorting and writing until everything is tokenized.
+        unit: `"bytes"` of the corpora, or `"tokens"`.
+        seconds: time spent on it.
     """
 
     stage: str
@@ -91,7 +90,7 @@ def line_of(stage: StageProgress) -> str:
 
 
 def amount(number: float, unit: str) -> str:
-    """Return a number of bytes, tokens or drafts for people."""
+    """Return a number of bytes or tokens as a person reads it."""
     if unit == "bytes":
         return size_text(number)
     for divisor, letter in ((1e9, " G"), (1e6, " M"), (1e3, " k")):

@@ -28,11 +28,11 @@ from build_index.journal import FILE_NAME as JOURNAL_NAME
 from build_index.journal import BuildState, Journal, read_journal
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
-from rest_store.datastore.prepared import FILE_NAME as PREPARED_NAME
 from rest_store.errors import OutputError, ResumeError, describe
 
+_OLD_FILE_NAME = "prepared.drafts"  # in datastores of older builds
 _OUR_FILES = re.compile(
-    "|".join(map(re.escape, (MANIFEST_NAME, TOKENIZER_FILE_NAME, PREPARED_NAME))) + r"|shard-\d+\.(tokens|suffixes)"
+    "|".join(map(re.escape, (MANIFEST_NAME, TOKENIZER_FILE_NAME, _OLD_FILE_NAME))) + r"|shard-\d+\.(tokens|suffixes)"
 )
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2

@@ -110,7 +110,6 @@ def info(datastore: Path, as_json: bool) -> None:
         ("built", f"{facts['built']} by {found.manifest.created_by}"),
         ("tokens", f"{found.token_count:,} in {found.document_count:,} documents"),
         ("size", f"{found.size:,} bytes in {found.shard_count} shards, {facts['bytes_per_token']} bytes a token"),
-        ("drafts", f"{found.prepared_count:,} of frequent sequences prepared"),
         ("tokenizer", f"{tokenizer.name}, {tokenizer.vocabulary_size:,} ids, {tokenizer.fingerprint[:23]}..."),
         *(("corpus", _one_line(corpus)) for corpus in found.manifest.corpora),
         ("options", _one_line(found.manifest.options) or "defaults"),
@@ -136,10 +135,10 @@ def _short(value: object) -> str:
 
 @main.command(epilog="Example: rest-store check python.ds --full")
 @click.argument("datastore", type=click.Path(path_type=Path))
-@click.option("--full", is_flag=True, help="Compare all neighbouring suffixes and prepared drafts, not a sample.")
+@click.option("--full", is_flag=True, help="Compare all neighbouring suffixes, not a sample.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def check(datastore: Path, full: bool, as_json: bool) -> None:
-    """Read DATASTORE through and verify it: checksums, symbols, keys, order of suffix arrays, prepared drafts."""
+    """Read DATASTORE through and verify it: checksums, symbols, keys, order of suffix arrays."""
     from rest_store.datastore.check import check_datastore
 
     show = sys.stderr.isatty() and not as_json

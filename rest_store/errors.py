@@ -12,8 +12,7 @@
     |   |-- ShardSizeError              truncated, or longer than its header says (ValueError)
     |   |-- MixedBuildError             files of different builds side by side   (ValueError)
     |   |-- ChecksumError               content differs from its checksum        (ValueError)
-    |   |-- SuffixOrderError            suffix array unsorted or not one entry per token (ValueError)
-    |   `-- PreparedDraftError          a prepared draft is not what the shards say (ValueError)
+    |   `-- SuffixOrderError            suffix array unsorted or not one entry per token (ValueError)
     |-- TokenizerError
     |   |-- TokenizerLoadError          a tokenizer cannot be loaded             (OSError)
     |   `-- TokenizerMismatchError      not the tokenizer of the datastore       (ValueError)
@@ -115,10 +114,6 @@ class ChecksumError(DatastoreError, ValueError):
 
 class SuffixOrderError(DatastoreError, ValueError):
     """A suffix array is not sorted, or does not hold each token's position once."""
-
-
-class PreparedDraftError(DatastoreError, ValueError):
-    """A prepared draft is damaged, or differs from what the shards say."""
 
 
 class TokenizerError(RestStoreError):

@@ -9,12 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from build_index import preparation
 from build_index.tokenization import TargetTokenizer, load_tokenizer
 from rest_store.drafting.calibration import Calibration
 from tests.shared.builds import write_tokenizer
 from tests.shared.models import CHATML, byte_level_bpe
-from tests.shared.strategies import add_prepared, write_datastore, zipf_corpus
 
 # A job in the background starts with interrupts ignored, and what it starts inherits that; tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -56,14 +54,3 @@ def chat(byte_level_file: Path) -> TargetTokenizer:
 def calibration() -> Calibration:
     """The calibration that comes with the package."""
     return Calibration.default()
-
-
-@pytest.fixture
-def heavy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A datastore of two shards with prepared drafts, one of which is of [7]."""
-    monkeypatch.setattr(preparation, "LEAST", 40)
-    monkeypatch.setattr(preparation, "BYTES_A_TOKEN", 100)
-    (tmp_path / "heavy").mkdir()
-    corpus = zipf_corpus(1, 6_000, 200, 300, 2)
-    corpus.shards[0].append([7, 8] * 60 + [7, 9] * 40)
-    return add_prepared(write_datastore(tmp_path / "heavy", corpus))

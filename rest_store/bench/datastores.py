@@ -15,12 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from build_index.preparation import prepare_drafts
 from build_index.suffix_array import suffix_array
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.header import separator_id
 from rest_store.datastore.manifest import FILE_NAME, TOKENIZER_FILE_NAME, Manifest, ShardRecord
-from rest_store.datastore.prepared import FILE_NAME as PREPARED_FILE_NAME
 from rest_store.datastore.shard import Shard, TokensFile, TokensWriter, write_suffixes
 
 
@@ -137,10 +135,8 @@ def _write(store: Datastore, out: Path, documents: Iterator[np.ndarray], shard_t
             writer = None
     if writer is not None:
         finish()
-    shards = [Shard.open(building, record.name) for record in records]
-    prepared = prepare_drafts(building / PREPARED_FILE_NAME, shards, store.vocabulary_size)
     tokenizer, corpora = store.manifest.tokenizer, store.manifest.corpora
-    manifest = Manifest("rest-store bench", tokenizer, tuple(records), corpora, {}, prepared)
+    manifest = Manifest("rest-store bench", tokenizer, tuple(records), corpora, {})
     kept = store.path / TOKENIZER_FILE_NAME
     if kept.exists():
         shutil.copy(kept, building)

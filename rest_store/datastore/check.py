@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +11,9 @@ import numpy.typing as npt
 
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.header import KEY_STRIDE, MAX_POSITIONS, separator_id
-from rest_store.datastore.kernel import MAX_SUFFIX, open_kernel
 from rest_store.datastore.shard import Shard
-from rest_store.datastore.tree import TokenTree
-from rest_store.errors import ChecksumError, PreparedDraftError, ShardHeaderError, SuffixOrderError, describe
+from rest_store.errors import ChecksumError, ShardHeaderError, SuffixOrderError, describe
 
-DRAFT_SAMPLES = 256  # prepared drafts that are made again unless all are
 SAMPLES = 1 << 17  # neighbouring suffixes compared in each shard unless all are
 _BLOCK = 1 << 18  # ranks, symbols or bytes read at once
 _EQUAL_AT_MOST = 1 << 16  # symbols after which a sampled pair of neighbours counts as in order
@@ -28,15 +24,15 @@ Progress = Callable[[str, int, int], None]
 def check_datastore(
     path: str | Path, *, full: bool = False, progress: Progress = lambda stage, done, total: None
 ) -> Datastore:
-    """Verify a datastore beyond its structure: checksums, symbols, keys, order of its suffix arrays, prepared drafts.
+    """Verify a datastore beyond its structure: checksums, symbols, keys, order of its suffix arrays.
 
     Reads the files through, in blocks.
 
     Args:
         path: directory of the datastore.
-        full: compare all neighbouring suffixes and prepared drafts instead of a sample, and see that each token is
-            listed once; takes one byte of memory for each position of a shard and far more time.
-        progress: told (shard and stage, units done, units in all).
+        full: compare all neighbouring suffixes instead of a sample, and check that each token is listed once. Takes
+            far more time and one byte of memory for each position of a shard.
+        progress: called with (shard and stage, units done, units in total).
 
     Returns:
         The datastore, opened.
@@ -47,45 +43,40 @@ def check_datastore(
     store = Datastore.open(path)
     for record, shard in zip(store.manifest.shards, store.shards, strict=True):
         stages: list[tuple[str, Callable[[Callable[[int, int], None]], None]]] = [
-            ("checksums", lambda told, shard=shard: _check_checksums(shard, told)),  # type: ignore[misc]
-            ("symbols", lambda told, shard=shard: _check_symbols(shard, told)),  # type: ignore[misc]
-            ("keys", lambda told, shard=shard: _check_keys(shard, told)),  # type: ignore[misc]
-            ("suffix order", lambda told, shard=shard: _check_order(shard, full, told)),  # type: ignore[misc]
+            ("checksums", lambda report, shard=shard: _check_checksums(shard, report)),  # type: ignore[misc]
+            ("symbols", lambda report, shard=shard: _check_symbols(shard, report)),  # type: ignore[misc]
+            ("keys", lambda report, shard=shard: _check_keys(shard, report)),  # type: ignore[misc]
+            ("suffix order", lambda report, shard=shard: _check_order(shard, full, report)),  # type: ignore[misc]
         ]
         if full:
-            stages.append(("suffix set", lambda told, shard=shard: _check_set(shard, told)))  # type: ignore[misc]
+            stages.append(("suffix set", lambda report, shard=shard: _check_set(shard, report)))  # type: ignore[misc]
         for stage, run in stages:
             run(lambda done, total, name=f"{record.name} {stage}": progress(name, done, total))  # type: ignore[misc]
-    if store.prepared is not None:
-        header = store.prepared.header
-        files = [(store.prepared.path, store.prepared.payload, header.sha256)]
-        _check_files(files, lambda done, total: progress("prepared drafts checksums", done, total))
-        _check_prepared(store, full, lambda done, total: progress("prepared drafts", done, total))
     return store
 
 
-Told = Callable[[int, int], None]
+Report = Callable[[int, int], None]
 
 
-def _check_checksums(shard: Shard, told: Told) -> None:
-    _check_files([(file.path, file.payload, file.header.sha256) for file in (shard.tokens, shard.suffixes)], told)
+def _check_checksums(shard: Shard, report: Report) -> None:
+    _check_files([(file.path, file.payload, file.header.sha256) for file in (shard.tokens, shard.suffixes)], report)
 
 
-def _check_files(files: list[tuple[Path, npt.NDArray[np.uint8], bytes]], told: Told) -> None:
+def _check_files(files: list[tuple[Path, npt.NDArray[np.uint8], bytes]], report: Report) -> None:
     total = sum(payload.size for _, payload, _ in files)
     done = 0
     for path, payload, expected in files:
         sha256 = hashlib.sha256()
         for start in range(0, payload.size, _BLOCK):
             sha256.update(payload[start : start + _BLOCK].data)
-            told(done + start, total)
+            report(done + start, total)
         done += payload.size
         if sha256.digest() != expected:
             raise ChecksumError(describe(path, "SHA-256 of the payload", sha256.hexdigest(), expected.hex()))
-    told(total, total)
+    report(total, total)
 
 
-def _check_symbols(shard: Shard, told: Told) -> None:
+def _check_symbols(shard: Shard, report: Report) -> None:
     header, path = shard.tokens.header, shard.tokens.path
     separator = separator_id(header.vocabulary_size)
     separators, last_was_separator = 0, True
@@ -101,13 +92,13 @@ def _check_symbols(shard: Shard, told: Told) -> None:
             raise ShardHeaderError(describe(path, f"a document near position {start}", "empty", "at least one token"))
         last_was_separator = bool(ends[-1])
         separators += int(np.count_nonzero(ends))
-        told(start, header.position_count)
+        report(start, header.position_count)
     if separators != header.document_count:
         raise ShardHeaderError(describe(path, "number of separators", separators, header.document_count))
-    told(header.position_count, header.position_count)
+    report(header.position_count, header.position_count)
 
 
-def _check_keys(shard: Shard, told: Told) -> None:
+def _check_keys(shard: Shard, report: Report) -> None:
     suffixes = shard.suffixes
     count, limit = suffixes.header.key_count, shard.tokens.header.position_count
     for start in range(0, count, _BLOCK):
@@ -119,19 +110,19 @@ def _check_keys(shard: Shard, told: Told) -> None:
             key = start + int(differing[0])
             found = f"{int(suffixes.keys[key]):#018x}"
             raise SuffixOrderError(describe(suffixes.path, f"key {key}", found, "the first bytes of its suffix"))
-        told(stop, count)
+        report(stop, count)
 
 
-def _check_order(shard: Shard, full: bool, told: Told) -> None:
+def _check_order(shard: Shard, full: bool, report: Report) -> None:
     count = shard.suffixes.header.entry_count
     if full or count <= SAMPLES:
         blocks = [np.arange(start, min(start + _BLOCK, count - 1)) for start in range(0, count - 1, _BLOCK)]
     else:
         blocks = [np.unique(np.random.default_rng(0).integers(0, count - 1, SAMPLES))]
     for place, ranks in enumerate(blocks):
-        told(place, len(blocks))
+        report(place, len(blocks))
         _compare_neighbours(shard, ranks.astype(np.int64), MAX_POSITIONS if full else _EQUAL_AT_MOST)
-    told(len(blocks), len(blocks))
+    report(len(blocks), len(blocks))
 
 
 def _compare_neighbours(shard: Shard, ranks: npt.NDArray[np.int64], symbols: int) -> None:
@@ -163,13 +154,13 @@ def _compare_neighbours(shard: Shard, ranks: npt.NDArray[np.int64], symbols: int
         compared += step
 
 
-def _check_set(shard: Shard, told: Told) -> None:
+def _check_set(shard: Shard, report: Report) -> None:
     count = shard.suffixes.header.entry_count
     seen = np.zeros(shard.tokens.header.position_count, dtype=np.bool_)
     for start in range(0, count, _BLOCK):
         stop = min(start + _BLOCK, count)
         seen[shard.suffixes.entries(start, stop)] = True
-        told(stop, count)
+        report(stop, count)
     listed = int(np.count_nonzero(seen))
     if listed != count:
         raise SuffixOrderError(describe(shard.suffixes.path, "number of distinct positions", listed, count))
@@ -178,41 +169,6 @@ def _check_set(shard: Shard, told: Told) -> None:
         symbols = shard.tokens.symbols(start, min(start + _BLOCK, seen.size))
         if bool(np.any(seen[start : start + _BLOCK] & (symbols == separator))):
             raise SuffixOrderError(describe(shard.suffixes.path, "an entry", "a separator's", "a token's position"))
-
-
-def _check_prepared(store: Datastore, full: bool, told: Told) -> None:
-    """Compare prepared drafts, all or a sample, with those that the shards give."""
-    prepared = store.prepared
-    assert prepared is not None
-    header = prepared.header
-    places = np.arange(header.draft_count)
-    if not full and places.size > DRAFT_SAMPLES:
-        places = np.unique(np.random.default_rng(0).integers(0, places.size, DRAFT_SAMPLES))
-    kernel = open_kernel(store.shards, store.vocabulary_size)
-    for number, place in enumerate(places.tolist()):
-        told(number, places.size)
-        tokens, found = prepared.draft(place)
-        if not tokens or max(tokens) >= store.vocabulary_size or len(tokens) > MAX_SUFFIX:
-            raise PreparedDraftError(describe(prepared.path, f"match of draft {place}", tokens, "tokens"))
-        expected = kernel.draft(tokens, header.max_nodes, len(tokens), header.max_depth)
-        _require_same_draft(f"{prepared.path}: draft {place}, of {tokens}", found, expected)
-        if prepared.find(tokens) != place:
-            raise PreparedDraftError(
-                describe(prepared.path, f"draft {place}, of {tokens}", "not in its bucket", "in it")
-            )
-    told(places.size, places.size)
-
-
-def _require_same_draft(where: str, found: TokenTree, expected: TokenTree) -> None:
-    if found.match != expected.match:
-        raise PreparedDraftError(describe(where, "occurrences of its match", found.match.count, expected.match.count))
-    rows = [
-        list(zip(tree.tokens.tolist(), tree.parents.tolist(), tree.counts.tolist(), strict=True))
-        for tree in (found, expected)
-    ]
-    for node, (row, right) in enumerate(zip_longest(*rows, fillvalue="absent")):
-        if row != right:
-            raise PreparedDraftError(describe(where, f"token, parent and count of node {node}", row, right))
 
 
 def _require_positions(shard: Shard, positions: npt.NDArray[np.int64], limit: int) -> None:

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from rest_store.datastore.kernel import MAX_DEPTH, MAX_NODES, MAX_SUFFIX, kernel_name, open_kernel
-from rest_store.datastore.manifest import FILE_NAME, Manifest, PreparedRecord, ShardRecord
+from rest_store.datastore.manifest import FILE_NAME, Manifest, ShardRecord
 from rest_store.datastore.mapped_file import MappedFile
 from rest_store.datastore.memory import available_bytes
-from rest_store.datastore.prepared import FILE_NAME as PREPARED_FILE_NAME
-from rest_store.datastore.prepared import PreparedFile
 from rest_store.datastore.shard import Shard
 from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
 from rest_store.datastore.tree import SuffixMatch, TokenTree
@@ -40,11 +38,10 @@ class DatastoreInfo:
         token_count: tokens of all shards.
         document_count: documents of all shards.
         shard_count: number of shards.
-        size: bytes of all shard files and prepared drafts.
+        size: bytes of all shard files.
         built: when its manifest was written.
         kernel: what answers its queries here, "native" or "reference".
         manifest: the whole manifest, with provenance and build options.
-        prepared_count: drafts of frequent sequences that were prepared when it was built.
     """
 
     path: Path
@@ -56,7 +53,6 @@ class DatastoreInfo:
     built: datetime
     kernel: str
     manifest: Manifest
-    prepared_count: int
 
 
 class Datastore:
@@ -65,15 +61,12 @@ class Datastore:
     Thread-safe; the native kernel releases the GIL.
     """
 
-    def __init__(
-        self, path: Path, manifest: Manifest, shards: list[Shard], prepared: PreparedFile | None = None
-    ) -> None:
+    def __init__(self, path: Path, manifest: Manifest, shards: list[Shard]) -> None:
         self.path = path
         self.manifest = manifest
         self.shards = shards
-        self.prepared = prepared
         self.vocabulary_size = manifest.tokenizer.vocabulary_size
-        self._kernel = open_kernel(shards, self.vocabulary_size, prepared)
+        self._kernel = open_kernel(shards, self.vocabulary_size)
         self._draft = self._kernel.draft
         self._kernel_name = kernel_name()
         self._built = datetime.fromtimestamp((path / FILE_NAME).stat().st_mtime, timezone.utc)
@@ -104,12 +97,7 @@ class Datastore:
             record.require_same(ShardRecord.of(record.name, shard), directory)
             shard.require_vocabulary(manifest.tokenizer.vocabulary_size)
             shards.append(shard)
-        prepared = None
-        if manifest.prepared is not None:
-            prepared = PreparedFile.open(directory / PREPARED_FILE_NAME)
-            prepared.require_of(shards, manifest.tokenizer.vocabulary_size)
-            manifest.prepared.require_same(PreparedRecord.of(prepared.header), directory / PREPARED_FILE_NAME)
-        store = cls(directory, manifest, shards, prepared)
+        store = cls(directory, manifest, shards)
         available = available_bytes()
         if available is not None and store.info().size > available:
             for shard in shards:
@@ -119,8 +107,7 @@ class Datastore:
     @property
     def files(self) -> list[MappedFile[Any]]:
         """The mapped files that answers are read from."""
-        of_shards = [file for shard in self.shards for file in (shard.tokens, shard.suffixes)]
-        return [*of_shards, *([] if self.prepared is None else [self.prepared])]
+        return [file for shard in self.shards for file in (shard.tokens, shard.suffixes)]
 
     def info(self) -> DatastoreInfo:
         """Return what this datastore is."""
@@ -134,7 +121,6 @@ class Datastore:
             built=self._built,
             kernel=self._kernel_name,
             manifest=self.manifest,
-            prepared_count=0 if self.prepared is None else self.prepared.header.draft_count,
         )
 
     def longest_suffix_match(self, context: IntSequence, *, max_suffix: int = 16) -> SuffixMatch:

@@ -1,4 +1,4 @@
-"""The 256 bytes at the start of each binary file of a datastore (FORMAT.md, sections 1-3 and 8)."""
+"""The 256 bytes at the start of each binary file of a datastore (FORMAT.md, sections 1-3)."""
 
 from __future__ import annotations
 
@@ -26,14 +26,9 @@ MAX_VOCABULARY = (1 << 24) - 1
 _BYTE_ORDER = 0x0A0B0C0D
 _TOKENS_MAGIC = b"\x89RSTTOK\n"
 _SUFFIXES_MAGIC = b"\x89RSTSUF\n"
-_PREPARED_MAGIC = b"\x89RSTPRE\n"
 _PREFIX = struct.Struct("<8sIHH")
 _TOKENS_FIELDS = struct.Struct("<IIQQQ32s")
 _SUFFIXES_FIELDS = struct.Struct("<IIQQQ32s32s")
-_PREPARED_FIELDS = struct.Struct("<IIIIQQQ32s32s")
-_MAX_PREPARED_NODES = 254  # a parent takes one byte
-_MAX_PREPARED_DEPTH = 32
-_MAX_BUCKET_BITS = 40
 
 
 def token_width(vocabulary_size: int) -> int:
@@ -151,70 +146,6 @@ class SuffixesHeader:
         require(where, "key count", keys, keys == header.key_count, header.key_count)
         require(where, "payload size", size, size == header.payload_size, header.payload_size)
         _require_reserved(raw, _SUFFIXES_FIELDS, where)
-        return header
-
-
-@dataclass(frozen=True)
-class PreparedHeader:
-    """The header of the file of prepared drafts (FORMAT.md, section 8)."""
-
-    vocabulary_size: int
-    max_nodes: int
-    max_depth: int
-    bucket_bits: int
-    draft_count: int
-    payload_size: int
-    sha256: bytes
-    shards_sha256: bytes
-
-    @property
-    def width(self) -> int:
-        """Bytes of one token."""
-        return token_width(self.vocabulary_size)
-
-    @property
-    def table_size(self) -> int:
-        """Bytes of the offsets of drafts and of the starts of buckets, which precede the drafts."""
-        return 8 * (self.draft_count + 1) + 4 * ((1 << self.bucket_bits) + 1)
-
-    @property
-    def file_size(self) -> int:
-        """Bytes of the whole file."""
-        return HEADER_SIZE + self.payload_size + TAIL_SIZE
-
-    def pack(self) -> bytes:
-        """Return the 256 header bytes."""
-        fields = _PREPARED_FIELDS.pack(
-            self.width,
-            self.vocabulary_size,
-            self.max_nodes,
-            self.max_depth,
-            self.bucket_bits,
-            self.draft_count,
-            self.payload_size,
-            self.sha256,
-            self.shards_sha256,
-        )
-        return _sealed(_PREPARED_MAGIC, fields)
-
-    @classmethod
-    def unpack(cls, raw: bytes, where: Path) -> PreparedHeader:
-        """Read the header of the file at `where`; raise the error that names what is wrong with it."""
-        _require_prefix(raw, _PREPARED_MAGIC, where)
-        width, *fields = _PREPARED_FIELDS.unpack_from(raw, _PREFIX.size)
-        header = cls(*fields)
-        for what, found, most in (
-            ("vocabulary size", header.vocabulary_size, MAX_VOCABULARY),
-            ("most nodes", header.max_nodes, _MAX_PREPARED_NODES),
-            ("greatest depth", header.max_depth, _MAX_PREPARED_DEPTH),
-            ("bucket bits", header.bucket_bits, _MAX_BUCKET_BITS),
-            ("number of drafts", header.draft_count, (1 << 32) - 1),
-        ):
-            require(where, what, found, 1 <= found <= most, f"1..{most}")
-        require(where, "token width", width, width == header.width, header.width)
-        least = header.table_size
-        require(where, "payload size", header.payload_size, header.payload_size >= least, f"at least {least}")
-        _require_reserved(raw, _PREPARED_FIELDS, where)
         return header
 
 

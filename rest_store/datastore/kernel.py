@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from rest_store.datastore.mapped_file import MappedFile
-from rest_store.datastore.prepared import PreparedFile
 from rest_store.datastore.reference import KernelShard, ReferenceKernel
 from rest_store.datastore.shard import Shard
 from rest_store.datastore.tree import TokenTree
@@ -77,16 +76,13 @@ def native_session_kernel() -> Any:
 _warned = False
 
 
-def open_kernel(shards: Sequence[Shard], vocabulary_size: int, prepared: PreparedFile | None = None) -> Kernel:
-    """Return a kernel over `shards`, native if it was built; say once in a process if it was not.
-
-    `prepared` spares the native kernel work. The reference does without: it answers the same.
-    """
+def open_kernel(shards: Sequence[Shard], vocabulary_size: int) -> Kernel:
+    """Return a kernel over `shards`, native if it was built; say once in a process if it was not."""
     global _warned
     views = [shard_view(shard) for shard in shards]
     native = native_kernel()
     if kernel_name() == "native" and native is not None:
-        return native(views, vocabulary_size, TokenTree, prepared)  # type: ignore[no-any-return]
+        return native(views, vocabulary_size, TokenTree)  # type: ignore[no-any-return]
     if native is None and not _warned:
         _warned = True
         warnings.warn(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rest_store.datastore.header import FORMAT_VERSION, MAX_VOCABULARY, PreparedHeader
+from rest_store.datastore.header import FORMAT_VERSION, MAX_VOCABULARY
 from rest_store.datastore.shard import Shard
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import DatastoreNotFoundError, FormatVersionError, ManifestError, MixedBuildError, describe
@@ -49,25 +49,10 @@ class ShardRecord:
 
     def require_same(self, found: ShardRecord, where: Path) -> None:
         """Raise MixedBuildError unless the shard opened at `where` is the one that this record describes."""
-        _require_same(self, found, where / self.name)
-
-
-@dataclass(frozen=True)
-class PreparedRecord:
-    """What the manifest says of the file of prepared drafts; its size in bytes, the checksum as of shards."""
-
-    draft_count: int
-    size: int
-    sha256: str
-
-    @classmethod
-    def of(cls, header: PreparedHeader) -> PreparedRecord:
-        """Return the record of the file with this header."""
-        return cls(draft_count=header.draft_count, size=header.file_size, sha256=header.sha256.hex())
-
-    def require_same(self, found: PreparedRecord, where: Path) -> None:
-        """Raise MixedBuildError unless the file opened at `where` is the one that this record describes."""
-        _require_same(self, found, where)
+        for what, expected in vars(self).items():
+            value = getattr(found, what)
+            if value != expected:
+                raise MixedBuildError(describe(where / self.name, what.replace("_", " "), value, expected))
 
 
 @dataclass(frozen=True)
@@ -80,7 +65,6 @@ class Manifest:
         shards: one record each, in the order of their names.
         corpora: provenance, one JSON object for each corpus.
         options: build options that shape the content, a JSON object.
-        prepared: the file of prepared drafts; None: there is none.
     """
 
     created_by: str
@@ -88,7 +72,6 @@ class Manifest:
     shards: tuple[ShardRecord, ...]
     corpora: tuple[dict[str, Any], ...]
     options: dict[str, Any]
-    prepared: PreparedRecord | None = None
 
     @property
     def token_count(self) -> int:
@@ -113,8 +96,6 @@ class Manifest:
             "corpora": list(self.corpora),
             "options": self.options,
         }
-        if self.prepared is not None:
-            fields["prepared"] = vars(self.prepared)
         return json.dumps(fields, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
     @classmethod
@@ -159,7 +140,6 @@ class Manifest:
             shards=tuple(_shard(shard, where) for shard in _field(fields, "shards", list, where)),
             corpora=tuple(corpora),
             options=_field(fields, "options", dict, where),
-            prepared=_prepared(fields.get("prepared"), where),
         )
         if not manifest.shards:
             raise ManifestError(describe(where, "number of shards", 0, "at least 1"))
@@ -175,24 +155,6 @@ class Manifest:
             if found != expected:
                 raise ManifestError(describe(where, what.replace("_", " "), found, f"{expected}, the sum over shards"))
         return manifest
-
-
-def _require_same(record: object, found: object, where: Path) -> None:
-    for what, expected in vars(record).items():
-        value = getattr(found, what)
-        if value != expected:
-            raise MixedBuildError(describe(where, what.replace("_", " "), value, expected))
-
-
-def _prepared(fields: object, where: Path) -> PreparedRecord | None:
-    if fields is None:
-        return None
-    if not isinstance(fields, dict):
-        raise ManifestError(describe(where, "prepared", type(fields).__name__, "an object"))
-    kinds = {"sha256": str}
-    return PreparedRecord(
-        **{what: _field(fields, what, kinds.get(what, int), where) for what in PreparedRecord.__match_args__}
-    )
 
 
 def _shard(fields: object, where: Path) -> ShardRecord:

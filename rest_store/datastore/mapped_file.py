@@ -1,4 +1,4 @@
-"""A binary file of a datastore, opened by memory-mapping (FORMAT.md, sections 2, 3, 6 and 8)."""
+"""A binary file of a datastore, opened by memory-mapping (FORMAT.md, sections 2, 3 and 6)."""
 
 from __future__ import annotations
 

@@ -244,24 +244,13 @@ class Shard:
         require(where, "entry count", suffixes.header.entry_count, suffixes.header.entry_count == count, count)
         return cls(tokens, suffixes)
 
-    @property
-    def size(self) -> int:
-        """Bytes of both files."""
-        return self.tokens.raw.size + self.suffixes.raw.size
-
     def expect_scattered_reads(self) -> None:
         """Tell the system to read only the pages that are asked for, and none around them.
 
-        Pages that are read in advance speed up a file that will soon be in memory as a whole, as prepared drafts are.
-        Where it will not, they push out those that are needed.
+        Pages that are read in advance push out those that are needed where the file does not fit into memory.
         """
         for file in (self.tokens, self.suffixes):
             file.mapped.madvise(mmap.MADV_RANDOM)
-
-    def release_pages(self) -> None:
-        """Tell the system that the pages which this process has read will not be needed soon."""
-        for file in (self.tokens, self.suffixes):
-            file.mapped.madvise(mmap.MADV_DONTNEED)
 
     def require_vocabulary(self, vocabulary_size: int) -> None:
         """Raise MixedBuildError unless the shard was written for `vocabulary_size` ids."""

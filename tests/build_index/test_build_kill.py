@@ -15,8 +15,6 @@ from tests.shared.builds import command, contents, documents, leftovers, run_bui
 
 INSTANTS = 50
 STEPS = 24
-# So that there are drafts to prepare.
-FREQUENT = "from build_index import preparation; preparation.LEAST, preparation.BYTES_A_TOKEN = 20, 100"
 
 # Kills itself at the n-th time that the interpreter reports an operation on files below a directory (PEP 578). Half of
 # them before the new datastore is put in place, half after: there the number is counted from the renaming.
@@ -56,11 +54,10 @@ def inputs(tmp_path_factory):
     seconds = []
     for _ in range(3):
         start = time.perf_counter()
-        assert run_build(*arguments, "--out", directory / "new", before=FREQUENT).returncode == 0
+        assert run_build(*arguments, "--out", directory / "new").returncode == 0
         seconds.append(time.perf_counter() - start)
     info = Datastore.open(directory / "new").info()
     assert info.shard_count >= 10
-    assert info.prepared_count >= 10
     return arguments, contents(directory / "new"), directory / "old", min(seconds)
 
 
@@ -70,18 +67,18 @@ def require_whole_and_resumable(arguments, out, old, expected):
     found = contents(out)
     assert found in ([expected] if old is None else [expected, old]) or (not out.exists() and old is None)
     kept = kept_shards(out)
-    run = run_build(*arguments, "--out", out, "--resume", before=FREQUENT)
+    run = run_build(*arguments, "--out", out, "--resume")
     if run.returncode:
         assert "unfinished build is absent" in run.stderr
         assert kept == 0
-        run = run_build(*arguments, "--out", out, before=FREQUENT)
+        run = run_build(*arguments, "--out", out)
     assert run.returncode == 0, run.stderr
     assert contents(out) == expected
     assert leftovers(out) == []
     return kept
 
 
-def prepared(tmp_path, old):
+def place_of(tmp_path, old):
     """The place of a datastore, with the old one in it or nothing."""
     out = tmp_path / "ds"
     if old is not None:
@@ -93,8 +90,8 @@ def prepared(tmp_path, old):
 def test_killed_at_a_random_instant(inputs, tmp_path, number):
     arguments, expected, old, seconds = inputs
     instant = random.Random(number).uniform(0.3, 1.05) * seconds  # before that, Python starts
-    out, before = prepared(tmp_path, old if number % 2 else None)
-    asked = command(*arguments, "--out", out, before=FREQUENT)
+    out, before = place_of(tmp_path, old if number % 2 else None)
+    asked = command(*arguments, "--out", out)
     process = subprocess.Popen(asked, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         process.wait(timeout=instant)
@@ -114,9 +111,9 @@ def test_killed_at_every_kind_of_step(inputs, tmp_path, has_old, after_rename):
     for step in steps:
         directory = tmp_path / str(step)
         directory.mkdir()
-        out, before = prepared(directory, old if has_old else None)
+        out, before = place_of(directory, old if has_old else None)
         script = KILL_AT_STEP.format(place=str(directory), after_rename=after_rename, step=step)
-        asked = command(*arguments, "--out", out, before=f"{FREQUENT}\n{script}")
+        asked = command(*arguments, "--out", out, before=script)
         process = subprocess.run(asked, capture_output=True, check=False)
         if process.returncode == 0:
             break

@@ -62,7 +62,7 @@ def test_a_build_stores_every_document_in_order_and_opens(corpus, tokenizer, out
     assert set(contents(out)) == {"manifest.json", "tokenizer.json", "shard-00000.tokens", "shard-00000.suffixes"}
     assert load_tokenizer(out / "tokenizer.json").identity == store.manifest.tokenizer
     assert summary.peak_memory > 0
-    assert set(summary.stage_seconds) == {"load", "read", "tokenize", "sort", "write", "prepare"}
+    assert set(summary.stage_seconds) == {"load", "read", "tokenize", "sort", "write"}
     assert all(0 <= seconds <= summary.seconds for seconds in summary.stage_seconds.values())
 
 

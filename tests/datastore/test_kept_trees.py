@@ -13,7 +13,7 @@ from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.kernel import native_kernel, shard_view
 from rest_store.datastore.reference import ReferenceKernel
 from rest_store.datastore.tree import TokenTree
-from tests.shared.strategies import add_prepared, write_datastore, zipf_corpus
+from tests.shared.strategies import write_datastore, zipf_corpus
 
 pytestmark = pytest.mark.skipif(native_kernel() is None, reason="the reference keeps no trees")
 
@@ -45,16 +45,6 @@ def test_who_asks_again_gets_the_same_tree(store: Datastore) -> None:
     light = next(token for token in range(store.vocabulary_size) if 0 < store.count([token]) < HEAVY)
     assert store.draft([light]) == store.draft([light])
     assert store.draft([light]) is not store.draft([light])
-
-
-def test_prepared_trees_are_kept_as_well(store: Datastore) -> None:
-    token = heavy_tokens(store)[-1]
-    expected = store.draft([token])
-    prepared = Datastore.open(add_prepared(store.path))
-    assert prepared.info().prepared_count > 0
-    tree = prepared.draft([token])
-    assert tree == expected
-    assert prepared.draft_batch([[token]])[0] is tree
 
 
 def test_a_tree_outlives_its_datastore(tmp_path: Path) -> None:

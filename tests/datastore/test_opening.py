@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rest_store.datastore.check import check_datastore
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.header import TAIL_SIZE, SuffixesHeader, TokensHeader, entry_bits
 from rest_store.datastore.manifest import FILE_NAME, Manifest, ShardRecord
@@ -172,3 +173,15 @@ def test_pages_around_those_asked_for_are_read_unless_the_datastore_is_larger_th
     of_shards = [found for path, found in flags.items() if path.startswith(str(directory))]
     assert len(of_shards) == 4
     assert all(("rr" in found) == scattered for found in of_shards)
+
+
+def test_prepared_drafts_of_older_builds_are_ignored(tmp_path: Path) -> None:
+    """Builds of version 0.1 wrote `prepared.drafts` and named it in the manifest (FORMAT.md, section 5)."""
+    expected = Datastore.open(write_datastore(tmp_path, CORPUS)).draft([1, 2, 3])
+    (tmp_path / "prepared.drafts").write_bytes(b"\x89RSTPRE\n" + bytes(300))
+    edit_manifest(tmp_path, lambda fields: fields.update(prepared={"draft_count": 3, "size": 308, "sha256": "00" * 32}))
+    store = check_datastore(tmp_path, full=True)
+    assert store.draft([1, 2, 3]) == expected
+    assert store.info().size == sum(path.stat().st_size for path in tmp_path.glob("shard-*"))
+    (tmp_path / "prepared.drafts").unlink()
+    assert Datastore.open(tmp_path).draft([1, 2, 3]) == expected

@@ -17,12 +17,10 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from build_index.preparation import prepare_drafts
 from build_index.suffix_array import suffix_array
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.header import separator_id
 from rest_store.datastore.manifest import FILE_NAME, Manifest, ShardRecord
-from rest_store.datastore.prepared import FILE_NAME as PREPARED_NAME
 from rest_store.datastore.shard import Shard, TokensFile, TokensWriter, write_suffixes
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import TokenTree
@@ -97,15 +95,6 @@ def write_datastore(directory: Path, corpus: Corpus) -> Path:
         records.append(ShardRecord.of(name, Shard.open(directory, name)))
     manifest = Manifest("rest-store test", identity(corpus.vocabulary_size), tuple(records), (), {})
     (directory / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
-    return directory
-
-
-def add_prepared(directory: Path) -> Path:
-    """Prepare drafts of the datastore in `directory`, which has none."""
-    store = Datastore.open(directory)
-    prepared = prepare_drafts(directory / PREPARED_NAME, store.shards, store.vocabulary_size)
-    if prepared is not None:
-        edit_manifest(directory, lambda fields: fields.update(prepared=vars(prepared)))
     return directory
 
 

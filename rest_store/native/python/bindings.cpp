@@ -97,12 +97,11 @@ class GilReleased {
 };
 
 // A kernel and the arrays that keep its mappings open.
-class Opened {
+class NativeKernel {
  public:
-  Opened(const nb::list& shards, std::uint32_t vocabulary, nb::object tree_type, nb::object prepared)
+  NativeKernel(const nb::list& shards, std::uint32_t vocabulary, nb::object tree_type)
       : keep_(shards),
-        keep_prepared_(prepared),
-        kernel_(views(shards), vocabulary, prepared_view(prepared)),
+        kernel_(views(shards), vocabulary),
         reader_(vocabulary, kernel_.width()),
         make_(std::move(tree_type)) {}
 
@@ -170,22 +169,6 @@ class Opened {
     return out;
   }
 
-  // None: nothing is prepared.
-  static PreparedView prepared_view(nb::handle prepared) {
-    if (prepared.is_none()) return {};
-    const nb::object header = prepared.attr("header");
-    const auto field = [&](const char* name) { return nb::cast<std::uint64_t>(header.attr(name)); };
-    const auto small = [&](const char* name) { return static_cast<std::uint32_t>(field(name)); };
-    return {nb::cast<Bytes>(prepared.attr("payload_and_tail")).data(),
-            field("payload_size"),
-            field("draft_count"),
-            small("bucket_bits"),
-            small("max_nodes"),
-            small("max_depth"),
-            small("width"),
-            small("vocabulary_size")};
-  }
-
   static constexpr std::size_t kAsked = 4;  // trees that are on their way while one is shown
 
   // Takes a thread's spare Trees, whose memory is used again and again, and gives them back empty. Not the thread's own
@@ -231,16 +214,15 @@ class Opened {
   }
 
   nb::list keep_;
-  nb::object keep_prepared_;
   Kernel kernel_;
   ContextReader reader_;
   TreeMaker make_;
 };
 
 // A guard and the arrays whose pages it watches.
-class Guarded {
+class GuardedArrays {
  public:
-  explicit Guarded(const nb::list& arrays) : keep_(arrays) {
+  explicit GuardedArrays(const nb::list& arrays) : keep_(arrays) {
     for (nb::handle array : arrays) {
       const auto bytes = nb::cast<Bytes>(array);
       guard_.watch(bytes.data(), bytes.size());
@@ -265,14 +247,13 @@ NB_MODULE(_kernel, module) {
   });
   bind_sessions(module);
   bind_messages(module);
-  nb::class_<Opened>(module, "NativeKernel")
-      .def(nb::init<const nb::list&, std::uint32_t, nb::object, nb::object>(), "shards"_a, "vocabulary_size"_a,
-           "tree_type"_a, "prepared"_a = nb::none())
-      .def("longest_suffix_match", &Opened::longest_suffix_match)
-      .def("draft", &Opened::draft)
-      .def("draft_batch", &Opened::draft_batch)
-      .def("count", &Opened::count);
-  nb::class_<Guarded>(module, "PageGuard")
+  nb::class_<NativeKernel>(module, "NativeKernel")
+      .def(nb::init<const nb::list&, std::uint32_t, nb::object>(), "shards"_a, "vocabulary_size"_a, "tree_type"_a)
+      .def("longest_suffix_match", &NativeKernel::longest_suffix_match)
+      .def("draft", &NativeKernel::draft)
+      .def("draft_batch", &NativeKernel::draft_batch)
+      .def("count", &NativeKernel::count);
+  nb::class_<GuardedArrays>(module, "PageGuard")
       .def(nb::init<const nb::list&>(), "arrays"_a)
-      .def_prop_ro("lost", &Guarded::lost);
+      .def_prop_ro("lost", &GuardedArrays::lost);
 }

@@ -15,7 +15,7 @@ namespace rest_store {
 // A binary tree over evenly spaced keys of the largest shard, each with the place that it has among the keys of every
 // shard. Filled where searches come by, so that opening costs nothing. Thread-safe: what two threads write into one
 // node at once is the same.
-class KeyDirectory {
+class KeyTree {
  public:
   // One pattern on its way down: `node` is 1 and then, for each level, whether its key is less than `least`.
   struct Walk {
@@ -27,7 +27,7 @@ class KeyDirectory {
     std::size_t above() const { return node >> 1 >> std::countr_one(node); }
   };
 
-  explicit KeyDirectory(const std::vector<ShardView>& shards) : shards_(shards) {
+  explicit KeyTree(const std::vector<ShardView>& shards) : shards_(shards) {
     const auto by_keys = [](const ShardView& a, const ShardView& b) { return a.key_count < b.key_count; };
     largest_ = &*std::max_element(shards_.begin(), shards_.end(), by_keys);
     if (largest_->key_count > ~std::uint32_t{0}) return;

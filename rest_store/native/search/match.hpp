@@ -65,7 +65,7 @@ class Matcher {
   // `known(place, length)` says of a match with many occurrences that its length, which the match then holds alone, is
   // all that is wanted.
   template <class Known>
-  const std::vector<Match>& longest(const std::vector<ShardView>& shards, KeyDirectory& directory,
+  const std::vector<Match>& longest(const std::vector<ShardView>& shards, KeyTree& key_tree,
                                     std::span<const Suffix> suffixes, Find find, Known&& known) {
     states_.clear();
     for (const Suffix& suffix : suffixes) states_.push_back({&suffix, suffix.length + 1});
@@ -76,9 +76,9 @@ class Matcher {
       const std::size_t first = searches_.size();
       plan_round(shards);
       if (walks_.empty()) break;
-      directory.descend(walks_);
+      key_tree.descend(walks_);
       const auto round = std::span(searches_).subspan(first);
-      for (Search& search : round) search.keys_within(directory.places(walks_[search.group], place_of(search, shards)));
+      for (Search& search : round) search.keys_within(key_tree.places(walks_[search.group], place_of(search, shards)));
       locate(round, walks_.size(), decided_);
       for (const std::size_t i : open_) learn(states_[i], shards, absent_.data() + i * shards.size());
       if (find == Find::kIntervals) continue;
@@ -300,7 +300,7 @@ class Matcher {
   std::vector<State> states_;
   std::vector<Search> searches_, wanted_;
   std::vector<std::size_t> open_, bounding_;
-  std::vector<KeyDirectory::Walk> walks_;
+  std::vector<KeyTree::Walk> walks_;
   std::vector<std::uint32_t> absent_;  // of each context and shard: a length known not to occur there
   std::vector<std::uint8_t> decided_;
   std::vector<Boundary> boundaries_;

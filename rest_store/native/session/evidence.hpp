@@ -233,7 +233,7 @@ class EvidenceReader {
   void seek(const Suffix& suffix, std::uint32_t length, Rung& rung) {
     Scratch& own = scratch();
     rung.length = length;
-    KeyDirectory::Walk walk{0};
+    KeyTree::Walk walk{0};
     for (const ShardView& shard : shards_) {
       own.searches.emplace_back(shard, suffix.last(length), length * width(), own.searched.size());
       walk.least = own.searches.back().least;
@@ -349,7 +349,7 @@ class EvidenceReader {
 
   const std::vector<ShardView> shards_;
   const std::uint32_t vocabulary_;
-  KeyDirectory directory_;
+  KeyTree directory_;
   std::vector<Slot> slots_;
   std::array<std::mutex, kLocks> locks_;
 };

@@ -1,7 +1,6 @@
 // The queries of a datastore: its shards, and what a thread needs to answer from them.
 #pragma once
 
-#include "trees/prepared.hpp"
 #include "trees/tree_cache.hpp"
 
 namespace rest_store {
@@ -35,21 +34,17 @@ struct Trees {
   }
 };
 
-// Thread-safe: shards are read-only, the memo locks itself, scratch memory belongs to the thread.
+// Thread-safe: shards are read-only, the cache locks itself, scratch memory belongs to the thread.
 class Kernel {
  public:
-  Kernel(std::vector<ShardView> shards, std::uint32_t vocabulary, const PreparedView& prepared)
-      : shards_(std::move(shards)), vocabulary_(vocabulary), directory_(shards_) {
-    std::uint64_t entries = 0;
-    for (const ShardView& shard : shards_) entries += shard.entry_count;
-    if (prepared.draft_count > 0) prepared_ = PreparedDrafts(prepared, entries);
-  }
+  Kernel(std::vector<ShardView> shards, std::uint32_t vocabulary)
+      : shards_(std::move(shards)), vocabulary_(vocabulary), key_tree_(shards_) {}
 
   std::uint32_t width() const { return shards_[0].width; }
 
   // `contexts` holds the last tokens of each context, at most max_suffix.
   const std::vector<Match>& match(const std::vector<Suffix>& contexts) {
-    return scratch().matcher.longest(shards_, directory_, contexts, Matcher::Find::kOccurrences,
+    return scratch().matcher.longest(shards_, key_tree_, contexts, Matcher::Find::kOccurrences,
                                      [](std::size_t, std::uint32_t) { return false; });
   }
 
@@ -62,29 +57,23 @@ class Kernel {
       const auto places = std::span(trees.places).subspan(first, some.size());
       const auto known = [&](std::size_t i, std::uint32_t length) {
         const std::string_view tokens = tokens_of(some[i], length);
-        std::shared_ptr<KeptTree>& kept = places[i].kept;
-        kept = memo_.find(tokens, limits.max_nodes, limits.max_depth);
-        if (kept != nullptr) return true;
-        Block block;
-        if (!prepared_.append(tokens, limits.max_nodes, limits.max_depth, own.nodes, block)) return false;
-        kept = std::make_shared<KeptTree>(std::move(block));
-        memo_.keep(tokens, 0, limits.max_nodes, limits.max_depth, kept, trees.dropped);
-        return true;
+        places[i].kept = cache_.lookup(tokens, limits.max_nodes, limits.max_depth);
+        return places[i].kept != nullptr;
       };
       const std::vector<Match>& matches =
-          own.matcher.longest(shards_, directory_, some, Matcher::Find::kOccurrences, known);
+          own.matcher.longest(shards_, key_tree_, some, Matcher::Find::kOccurrences, known);
       for (std::size_t i = 0; i < matches.size(); ++i) {
         if (i % kAhead == 0 && matches.size() > 1) ask_for(i, matches, places, limits.max_depth);
         if (places[i].kept) continue;
-        if (matches[i].count < Memo::kHeavy) {
+        if (matches[i].count < TreeCache::kHeavy) {
           places[i].start = trees.block.size();
           draft(matches[i], limits, own, trees.block);
         } else if (!known(i, matches[i].length)) {
           Block block;
           draft(matches[i], limits, own, block);
           places[i].kept = std::make_shared<KeptTree>(std::move(block));
-          memo_.keep(tokens_of(some[i], matches[i].length), matches[i].count, limits.max_nodes, limits.max_depth,
-                     places[i].kept, trees.dropped);
+          cache_.insert(tokens_of(some[i], matches[i].length), matches[i].count, limits.max_nodes, limits.max_depth,
+                        places[i].kept, trees.dropped);
         }
       }
       trees.ends.push_back(trees.block.size());
@@ -114,7 +103,6 @@ class Kernel {
   struct Scratch {
     Matcher matcher;
     Drafter drafter;
-    Nodes nodes;
     std::vector<Search> searches;
     std::vector<std::uint8_t> decided;
   };
@@ -132,7 +120,7 @@ class Kernel {
           if (text) prefetch(places[i].kept.get());
           continue;
         }
-        if (match.count >= Memo::kHeavy) continue;
+        if (match.count >= TreeCache::kHeavy) continue;
         if (!match.occurrences.empty()) {
           if (text)
             for (const Occurrence& one : match.occurrences)
@@ -162,9 +150,8 @@ class Kernel {
 
   std::vector<ShardView> shards_;
   std::uint32_t vocabulary_;
-  KeyDirectory directory_;
-  PreparedDrafts prepared_;
-  Memo memo_;
+  KeyTree key_tree_;
+  TreeCache cache_;
 };
 
 }  // namespace rest_store

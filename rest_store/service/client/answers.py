@@ -38,7 +38,7 @@ class ServedDatastore:
         token_count: tokens of all shards.
         document_count: documents of all shards.
         shard_count: number of shards.
-        size: bytes of all shard files and prepared drafts.
+        size: bytes of all shard files.
         built: when its manifest was written.
         format_version: of its files.
         generation: 1 when the service started, one more for each time that it was swapped for a rebuilt one.
