@@ -103,7 +103,7 @@ class ShardSorter:
 
     def _run(self, name: str, positions: int) -> None:
         try:
-            self._sort(name, positions)
+            self.sort(name, positions)
         except MemoryError as cause:
             expected = f"{size_text(shard_bytes(positions, self._vocabulary_size))} free; choose a smaller --memory"
             self._error = MemoryBudgetError(describe(name, "memory for sorting", "exhausted", expected))
@@ -117,7 +117,8 @@ class ShardSorter:
             traceback.clear_frames(error.__traceback__)
             error = error.__context__
 
-    def _sort(self, name: str, positions: int) -> None:
+    def sort(self, name: str, positions: int) -> None:
+        """Sort a shard and write its suffix array; called in the thread."""
         start = time.perf_counter()
         self._sorting = positions, start
         path, output = self._directory / f"{name}.tokens", self._directory / f"{name}.suffixes"

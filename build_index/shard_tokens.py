@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import suppress
 from copy import deepcopy
@@ -11,6 +10,7 @@ from pathlib import Path
 from build_index.document_stream import StreamedDocument
 from build_index.errors import output_errors
 from build_index.journal import CHAIN_START, Cursor, TokenizedCounts, TokensRecord
+from build_index.staging import sync_directory
 from build_index.target_tokenizer import Tokens
 from rest_store.datastore.shard import TokensWriter
 
@@ -59,6 +59,11 @@ class ShardTokens:
         self._counts = deepcopy(start.counts)
         self._writer: TokensWriter | None = None
 
+    @property
+    def path(self) -> Path:
+        """The tokens file of the current shard."""
+        return self._directory / f"{shard_name(self._shard_count)}.tokens"
+
     def is_done(self, item: StreamedDocument) -> bool:
         """Whether a document is in the existing shards, to its last token."""
         partial = self._start.tokens_stored > 0 and item.number == self._start.documents
@@ -73,23 +78,23 @@ class ShardTokens:
             return
         written = 0 if self._writer is None else self._writer.position_count
         if written and written + len(ids) - done + 1 > self._shard_positions:
-            yield self._complete()
+            yield self.complete_shard()
         if done == 0:
             self._stored_documents += 1
             self._counts[item.corpus].split_documents += len(ids) + 1 > self._shard_positions
         while len(ids) - done + 1 > self._shard_positions:
             piece = ids[done : done + self._shard_positions - 1]
-            self._write(piece)
+            self.write(piece)
             done += len(piece)
             self._move(item, done)
-            yield self._complete()
-        self._write(ids[done:])
+            yield self.complete_shard()
+        self.write(ids[done:])
         self._move(item)
 
     def finish(self) -> Iterator[TokensRecord]:
         """Complete the last shard, and yield its record if there is one."""
         if self._writer is not None:
-            yield self._complete()
+            yield self.complete_shard()
 
     def abandon(self) -> None:
         """Close the unfinished file, which is not a shard."""
@@ -101,24 +106,21 @@ class ShardTokens:
     def _move(self, item: StreamedDocument, tokens_stored: int = 0) -> None:
         self.end = Cursor(item.number, item.chain.hex(), tokens_stored, self._stored_documents, deepcopy(self._counts))
 
-    def _write(self, ids: Tokens) -> None:
-        path = self._directory / f"{shard_name(self._shard_count)}.tokens"
-        with output_errors(path):
+    def write(self, ids: Tokens) -> None:
+        """Write a document or piece to the current shard."""
+        with output_errors(self.path):
             if self._writer is None:
-                self._writer = TokensWriter(path, self._vocabulary_size)
+                self._writer = TokensWriter(self.path, self._vocabulary_size)
             self._writer.append(ids)
         self.position_count += len(ids) + 1
 
-    def _complete(self) -> TokensRecord:
+    def complete_shard(self) -> TokensRecord:
+        """Close the current tokens file and sync it to disk."""
         assert self._writer is not None
-        writer, name = self._writer, shard_name(self._shard_count)
-        with output_errors(writer.path):
-            header = writer.close()
-            descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(descriptor)  # the name of the file
-            finally:
-                os.close(descriptor)
+        with output_errors(self.path):
+            header = self._writer.close()
+            sync_directory(self._directory)
+        name = shard_name(self._shard_count)
         self._writer = None
         self._shard_count += 1
         return TokensRecord(name, header.position_count, header.sha256.hex(), self.end)

@@ -101,13 +101,13 @@ class Staging:
             for entry in self.path.iterdir():
                 _remove(entry)
             self.datastore.mkdir()
-            _sync_directory(self.path)
+            sync_directory(self.path)
 
     def open_journal(self) -> Journal:
         """Open the journal for appending."""
         with output_errors(self.journal_path):
             journal = Journal(self.journal_path)
-            _sync_directory(self.path)
+            sync_directory(self.path)
             return journal
 
     def unfinished(self) -> BuildState:
@@ -142,7 +142,7 @@ class Staging:
     def sync(self) -> None:
         """Sync the names of the new datastore's files to disk."""
         with output_errors(self.datastore):
-            _sync_directory(self.datastore)
+            sync_directory(self.datastore)
 
     def put_in_place(self) -> None:
         """Put the new datastore at `out` in one step, and remove the old one.
@@ -157,7 +157,7 @@ class Staging:
             elif not _exchange(self.datastore, self.out):
                 self.out.rename(self._replaced)
                 self.datastore.rename(self.out)
-            _sync_directory(self.out.parent)
+            sync_directory(self.out.parent)
         self.discard()
 
     def is_in_place(self, manifest_sha256: str) -> bool:
@@ -247,7 +247,8 @@ def _exchange(first: Path, second: Path) -> bool:
     raise OSError(number, os.strerror(number), str(second))
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
+    """Sync the names of a directory's files to disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

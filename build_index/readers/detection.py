@@ -12,7 +12,7 @@ from build_index.readers.parquet import PARQUET_MAGIC, column_names, document_co
 from build_index.readers.records import has_field
 from rest_store.errors import CorpusFormatError, describe
 
-_HEAD_BYTES = 1 << 16
+HEAD_BYTES = 1 << 16
 _LARGEST_RECORD_BYTES = 64 << 20  # a file with a longer first record is read as text
 _UTF8_MARK = b"\xef\xbb\xbf"
 
@@ -49,7 +49,7 @@ def detect(path: Path, where: str, field: str | None = None) -> Detection:
         CorpusFormatError: it is compressed or parquet, and damaged; or named `.jsonl`, and not JSONL.
     """
     with open_file(path, where) as file:
-        head = file.read(_HEAD_BYTES)
+        head = file.read(HEAD_BYTES)
     if compression_of(head) is not None:
         with open_stream(path, where) as stream:
             return _detect_content(stream, path, where, field, is_compressed=True)
@@ -62,7 +62,7 @@ def detect(path: Path, where: str, field: str | None = None) -> Detection:
 def _detect_content(
     stream: io.BufferedReader, path: Path, where: str, field: str | None, *, is_compressed: bool
 ) -> Detection:
-    head = stream.peek(_HEAD_BYTES)
+    head = stream.peek(HEAD_BYTES)
     if head.startswith(PARQUET_MAGIC):
         # The columns of a parquet file stand at its end: in a compressed file, they are left to the reader.
         names = None if is_compressed else column_names(path, where)

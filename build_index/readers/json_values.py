@@ -13,7 +13,7 @@ from build_index.documents import Document
 from build_index.readers.records import RecordReader
 from rest_store.errors import CorpusFormatError, describe
 
-_CHUNK_BYTES = 1 << 18
+CHUNK_BYTES = 1 << 18
 _SPACE = " \t\r\n"
 _DECODER = json.JSONDecoder()
 
@@ -148,7 +148,7 @@ class _Values:
 
     def _value(self) -> Any:
         """Decode the value at the current place, reading on until it is complete."""
-        size = _CHUNK_BYTES
+        size = CHUNK_BYTES
         while True:
             try:
                 # A number could go on in the next chunk; records are objects, which cannot.
@@ -178,7 +178,7 @@ class _Values:
             if not window:
                 if self._ended:
                     return ""
-                self._read(_CHUNK_BYTES)
+                self._read(CHUNK_BYTES)
 
     def _step(self, number: int) -> None:
         self.line += self._text.count("\n", self._place, self._place + number)

@@ -89,7 +89,7 @@ def test_a_record_without_the_field_asked_for_is_named(tmp_path, record, message
 def test_a_bad_json_file_is_named_with_its_line(tmp_path, content, message, chunk, monkeypatch):
     path = tmp_path / "a.json"
     path.write_bytes(content)
-    monkeypatch.setattr(json_values, "_CHUNK_BYTES", chunk)
+    monkeypatch.setattr(json_values, "CHUNK_BYTES", chunk)
     with pytest.raises(CorpusFormatError, match=f"^{path}{message}"):
         documents(path, reader="json")
 

@@ -178,7 +178,7 @@ def test_a_document_longer_than_a_shard_is_split_into_pieces(out, tmp_path, shar
 
 
 def test_one_shard_is_sorted_while_the_next_is_tokenized_and_never_more(corpus, tokenizer, out, monkeypatch):
-    sort = pipeline.ShardSorter._sort
+    sort = pipeline.ShardSorter.sort
     at_work, at_once = threading.Lock(), []
     tokenized = threading.Event()
 
@@ -190,16 +190,16 @@ def test_one_shard_is_sorted_while_the_next_is_tokenized_and_never_more(corpus, 
         at_work.release()
 
     writing = []
-    write = pipeline.ShardTokens._write
+    write = pipeline.ShardTokens.write
 
     def written(self, ids):
         write(self, ids)
-        writing.append(self._writer.path.name)
+        writing.append(self.path.name)
         if writing[-1] == "shard-00001.tokens":
             tokenized.set()
 
-    monkeypatch.setattr(pipeline.ShardSorter, "_sort", slow)
-    monkeypatch.setattr(pipeline.ShardTokens, "_write", written)
+    monkeypatch.setattr(pipeline.ShardSorter, "sort", slow)
+    monkeypatch.setattr(pipeline.ShardTokens, "write", written)
     summary = build_quick(corpus, tokenizer, out, shard_tokens=400)
     assert at_once == [True] * summary.shards
     assert Datastore.open(out).info().shard_count == summary.shards
@@ -346,7 +346,7 @@ def test_a_place_that_is_taken_is_refused_before_anything_is_read(corpus, tmp_pa
 
 
 def test_a_listener_sees_every_stage_come_to_its_end(corpus, tokenizer, out, monkeypatch):
-    monkeypatch.setattr(pipeline, "_SECONDS_BETWEEN_REPORTS", 0)
+    monkeypatch.setattr(pipeline, "SECONDS_BETWEEN_REPORTS", 0)
     monkeypatch.setattr(document_stream, "BATCH_DOCUMENTS", 5)
     seen = []
     summary = build(options(corpus, tokenizer, out, shard_tokens=500), seen.append)

@@ -224,7 +224,7 @@ def test_a_file_or_directory_that_cannot_be_read_is_an_error(tmp_path, monkeypat
 
 def test_an_unfinished_large_file_of_a_tree_is_passed_over_where_it_turns_binary(tmp_path, monkeypatch):
     monkeypatch.setattr(text, "PIECE_BYTES", 10)
-    monkeypatch.setattr(detection, "_HEAD_BYTES", 10)
+    monkeypatch.setattr(detection, "HEAD_BYTES", 10)
     write(tmp_path, {"a.txt": b"line one\nline two\n\0\0\0", "b.txt": "x"})
     corpus, documents = read(tmp_path)
     assert [document.text for document in documents] == ["line one\n", "line two\n", "x"]
