@@ -2,9 +2,9 @@
 
     summary = build(BuildOptions((CorpusSpec("src/"),), "HuggingFaceTB/SmolLM2-135M-Instruct", Path("ds")))
 
-Tokens go straight to disk. While one shard is being sorted in a thread of its own, the next is being tokenized; there
-are never more than these two. Every complete tokens file and suffix array is entered in a journal, from which an
-interrupted build goes on to the same bytes. The datastore appears at its place complete, in one rename.
+Tokens go straight to disk. One shard is sorted in a thread of its own while the next is tokenized; there are never more
+than these two. A journal records every complete tokens file and suffix array, and an interrupted build resumes from it
+to the same bytes. The complete datastore appears at its place in one rename.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from typing import Any
 import rest_store
 from build_index.corpus import Corpus, open_corpus
 from build_index.duplicates import SeenDocuments
-from build_index.journal import Completion, Journaled, read_journal
+from build_index.errors import build_packages
+from build_index.journal import BuildState, Completion, read_journal
 from build_index.memory import MemoryPlan, available_budget, limit_arenas, plan_memory, resident_bytes
 from build_index.options import BuildOptions, BuildSummary
-from build_index.packages import import_package
 from build_index.pipeline import Pipeline
 from build_index.progress import ProgressListener
-from build_index.staging import Workplace, final_place
+from build_index.staging import Staging, final_place
 from build_index.tokenization import TargetTokenizer, load_tokenizer
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME, Manifest, ShardRecord
@@ -53,179 +53,184 @@ def build(options: BuildOptions, progress: ProgressListener | None = None) -> Bu
 
     Args:
         options: what to build.
-        progress: told how far each stage is; called by this thread, a few times a second.
-
-    Returns:
-        The summary.
+        progress: called with the progress of each stage, by this thread, a few times a second.
 
     Raises:
         CorpusError: a corpus cannot be read; EmptyCorpusError: there is nothing to store.
         TokenizerLoadError: the tokenizer cannot be loaded.
-        MemoryBudgetError: what must be held at once exceeds the memory budget.
+        MemoryBudgetError: the build does not fit into the memory budget.
         OutputError: the datastore cannot be written, or something else is at its place.
-        DatastoreError: shards cannot be opened that have just been written, as there may be too many open files.
-        ResumeError: there is nothing to resume, or it is of other inputs, options or another tokenizer.
+        DatastoreError: new shards cannot be opened, for instance because too many files are open.
+        ResumeError: there is nothing to resume, or it has other inputs, options or another tokenizer.
 
-    Whatever happens, even the end of the process, `options.out` holds what it held before or the complete datastore.
-    What can be resumed is kept beside it. Not to be called by several threads at once, since `options.workers` acts on
-    the whole process.
+    Whatever happens, even if the process is killed, `options.out` holds its old content or the complete datastore. What
+    can be resumed is kept beside it. Not thread-safe, since `options.workers` acts on the whole process.
     """
     start = time.perf_counter()
     final_place(options.out)
-    import_package("pydivsufsort", "build", BuildError)
+    with build_packages("build", BuildError):
+        import pydivsufsort  # noqa: F401 - before the memory is divided
     limit_arenas()
     corpora = [open_corpus(spec) for spec in options.corpora]
-    with _tokenizing_threads(options.workers):
+    with _tokenizer_threads(options.workers):
         tokenizer = load_tokenizer(options.tokenizer, chat_template=options.chat_template)
         for corpus in corpora:
             _import_reader(corpus)
-        with Workplace(options.out) as workplace:
-            unfinished = workplace.unfinished() if options.resume else None
+        with Staging(options.out) as staging:
+            unfinished = staging.unfinished() if options.resume else None
             try:
                 load_seconds = time.perf_counter() - start
-                summary = _Build(options, corpora, tokenizer, workplace, unfinished).run(progress)
+                summary = Build(options, corpora, tokenizer, staging, unfinished).run(progress)
             except BaseException:
-                _leave(workplace)
+                _keep_resumable(staging)
                 raise
     seconds, stages = time.perf_counter() - start, {"load": load_seconds, **summary.stage_seconds}
     return replace(summary, seconds=seconds, stage_seconds=stages, peak_memory=resident_bytes("VmHWM"))
 
 
 @contextmanager
-def _tokenizing_threads(workers: int | None) -> Iterator[None]:
+def _tokenizer_threads(workers: int | None) -> Iterator[None]:
     """Limit the threads of `tokenizers`, which reads these variables when it first tokenizes in a process."""
     if workers is None:
         yield
         return
-    wanted = {"RAYON_NUM_THREADS": str(workers), "TOKENIZERS_PARALLELISM": "true" if workers > 1 else "false"}
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
+    variables = {"RAYON_NUM_THREADS": str(workers), "TOKENIZERS_PARALLELISM": "true" if workers > 1 else "false"}
+    before = {name: os.environ[name] for name in variables if name in os.environ}
+    os.environ.update(variables)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in variables:
+            os.environ.pop(name, None)
+        os.environ.update(before)
 
 
 def _import_reader(corpus: Corpus) -> None:
-    """Import the packages that reading takes, so that they are counted before the memory is divided up."""
-    package = {"hub": "datasets", "parquet": "pyarrow.parquet"}.get(corpus.reader)
-    if package is not None:
-        import_package(package, corpus.spec.path, CorpusError)
+    """Import the packages of a reader, so that they count before the memory is divided."""
+    with build_packages(corpus.spec.path, CorpusError):
+        if corpus.reader == "hub":
+            import datasets  # noqa: F401
+        elif corpus.reader == "parquet":
+            import pyarrow.parquet  # noqa: F401
 
 
-def _leave(workplace: Workplace) -> None:
+def _keep_resumable(staging: Staging) -> None:
     """After a failure, keep what can be resumed and nothing else."""
-    reached = read_journal(workplace.journal_path)
-    if reached is None or not reached.tokens:
-        workplace.discard()
-    elif reached.completion is None:
-        kept = {f"{record.name}.{kind}" for record in reached.tokens for kind in ("tokens", "suffixes")}
+    state = read_journal(staging.journal_path)
+    if state is None or not state.tokens:
+        staging.discard()
+    elif state.completion is None:
         with suppress(OutputError):
-            workplace.keep_only(kept)
+            staging.keep_only({f"{record.name}.{kind}" for record in state.tokens for kind in ("tokens", "suffixes")})
 
 
-class _Build:
-    """One build at its workplace."""
+class Build:
+    """One build in its staging directory.
+
+    Args:
+        options: what to build.
+        corpora: the opened corpora.
+        tokenizer: the tokenizer.
+        staging: the staging directory.
+        unfinished: the state to resume; None: build from the beginning.
+
+    Raises:
+        ResumeError: the unfinished build has other inputs, options or another tokenizer.
+    """
 
     def __init__(
         self,
         options: BuildOptions,
         corpora: list[Corpus],
         tokenizer: TargetTokenizer,
-        workplace: Workplace,
-        unfinished: Journaled | None,
+        staging: Staging,
+        unfinished: BuildState | None,
     ) -> None:
-        self.options = options
-        self.corpora = corpora
-        self.tokenizer = tokenizer
-        self.workplace = workplace
-        self.vocabulary_size = tokenizer.identity.vocabulary_size
-        self.plan = self._plan()
-        self.reached = Journaled(self.plan) if unfinished is None else unfinished
-        self.resumed_shards = len(self.reached.tokens)
-        self.is_resumed = unfinished is not None
+        self._options = options
+        self._corpora = corpora
+        self._tokenizer = tokenizer
+        self._staging = staging
+        plan = self._plan()
+        self._state = BuildState(plan) if unfinished is None else unfinished
+        self._resumed_shards = len(self._state.tokens)
+        self._is_resumed = unfinished is not None
         if unfinished is not None:
-            _require_same_plan(workplace.out, unfinished.plan, self.plan)
+            _require_same_plan(staging.out, unfinished.plan, plan)
 
     def run(self, progress: ProgressListener | None) -> BuildSummary:
-        """Build, or go on building."""
-        if self.reached.completion is not None:
-            return self._put_in_place(self.reached.completion)
+        """Build, or resume."""
+        if self._state.completion is not None:
+            return self.put_in_place(self._state.completion)
         memory = self._memory()
-        if self.is_resumed:
+        if self._is_resumed:
             self._require_intact()
         else:
-            self.workplace.start()
+            self._staging.start()
         with ExitStack() as stack:
-            journal = stack.enter_context(closing(self.workplace.open_journal()))
-            if not self.is_resumed:
-                journal.append("plan", {**self.plan, "shard_positions": memory.shard_positions})
+            journal = stack.enter_context(closing(self._staging.open_journal()))
+            if not self._is_resumed:
+                journal.append("plan", {**self._state.plan, "shard_positions": memory.shard_positions})
             seen = None
-            if not self.options.keep_duplicates:
-                seen = stack.enter_context(closing(SeenDocuments(memory.digests, self.workplace.path)))
-            line = Pipeline(self.corpora, self.tokenizer, self.workplace, journal, self.reached, memory, seen)
-            line.run(progress)
-            completion = self._complete(line, memory)
-            journal.append("complete", asdict(completion))
-        return self._put_in_place(completion)
+            if not self._options.keep_duplicates:
+                seen = stack.enter_context(closing(SeenDocuments(memory.digests, self._staging.path)))
+            pipeline = Pipeline(self._corpora, self._tokenizer, self._staging, journal, self._state, memory, seen)
+            pipeline.run(progress)
+            completion = self.complete(pipeline, memory)
+            journal.append("complete", completion)
+        return self.put_in_place(completion)
 
     def _plan(self) -> dict[str, Any]:
-        """Return what must be the same for a build to be resumed."""
-        options = self.options
+        """Return what must be the same to resume a build."""
+        options = self._options
         return {
             "program": _program(),
-            "tokenizer": self.tokenizer.identity.name,
-            "tokenizer content": _sha256(self.tokenizer.to_json()),
-            "chat template": _template_digest(self.tokenizer),
+            "tokenizer": self._tokenizer.identity.name,
+            "tokenizer content": _sha256(self._tokenizer.to_json()),
+            "chat template": _template_digest(self._tokenizer),
             "shard_tokens": options.shard_tokens,
             "keep_duplicates": options.keep_duplicates,
             "corpora": [json.loads(json.dumps(asdict(spec))) for spec in options.corpora],
         }
 
     def _memory(self) -> MemoryPlan:
-        budget = self.options.memory if self.options.memory is not None else available_budget() // 2
-        positions = self.reached.plan["shard_positions"] if self.is_resumed else self.options.shard_tokens
-        return plan_memory(budget, resident_bytes(), self.vocabulary_size, positions)
+        budget = self._options.memory if self._options.memory is not None else available_budget() // 2
+        positions = self._state.plan["shard_positions"] if self._is_resumed else self._options.shard_tokens
+        return plan_memory(budget, resident_bytes(), self._tokenizer.identity.vocabulary_size, positions)
 
     def _require_intact(self) -> None:
-        """See that the files of the journal are there, as far as their headers tell; remove all others."""
-        directory = self.workplace.datastore
-        expected = {f"{record.name}.tokens" for record in self.reached.tokens}
-        self.workplace.keep_only(expected | {f"{name}.suffixes" for name in self.reached.suffixes})
+        """Check the headers of the files in the journal, and remove all other files."""
+        directory = self._staging.datastore
+        names = {f"{record.name}.tokens" for record in self._state.tokens}
+        self._staging.keep_only(names | {f"{name}.suffixes" for name in self._state.suffixes})
         try:
-            for record in self.reached.tokens:
-                written = self.reached.suffixes.get(record.name)
-                if written is not None:
-                    written.require_same(ShardRecord.of(record.name, Shard.open(directory, record.name)), directory)
+            for record in self._state.tokens:
+                shard = self._state.suffixes.get(record.name)
+                if shard is not None:
+                    shard.require_same(ShardRecord.of(record.name, Shard.open(directory, record.name)), directory)
                     continue
-                header = TokensFile.open(directory / f"{record.name}.tokens").header
-                if header.sha256.hex() != record.sha256:
-                    what = describe(directory / record.name, "checksum", header.sha256.hex(), record.sha256)
-                    raise MixedBuildError(what)
+                sha256 = TokensFile.open(directory / f"{record.name}.tokens").header.sha256.hex()
+                if sha256 != record.sha256:
+                    raise MixedBuildError(describe(directory / record.name, "checksum", sha256, record.sha256))
         except DatastoreError as error:
-            found = f"damaged ({error})"
-            raise ResumeError(describe(self.workplace.path, "unfinished build", found, "intact")) from error
+            problem = f"damaged ({error})"
+            raise ResumeError(describe(self._staging.path, "unfinished build", problem, "intact")) from error
 
-    def _complete(self, line: Pipeline, memory: MemoryPlan) -> Completion:
-        """Write what is not a shard, the manifest last, and take stock."""
-        shards = tuple(self.reached.suffixes[record.name] for record in self.reached.tokens)
+    def complete(self, pipeline: Pipeline, memory: MemoryPlan) -> Completion:
+        """Write the tokenizer and the manifest, the manifest last, and sum up."""
+        shards = tuple(self._state.suffixes[record.name] for record in self._state.tokens)
         if not shards:
-            where = ", ".join(corpus.spec.path for corpus in self.corpora)
+            where = ", ".join(corpus.spec.path for corpus in self._corpora)
             raise EmptyCorpusError(describe(where, "the number of documents with tokens", 0, "at least 1"))
-        corpora = tuple(line.provenance())
-        options: dict[str, Any] = {"keep_duplicates": self.options.keep_duplicates}
-        if self.options.shard_tokens is not None:
-            options["shard_tokens"] = self.options.shard_tokens
+        corpora = tuple(pipeline.provenance())
+        options: dict[str, Any] = {"keep_duplicates": self._options.keep_duplicates}
+        if self._options.shard_tokens is not None:
+            options["shard_tokens"] = self._options.shard_tokens
         if any(corpus["conversations"] for corpus in corpora):
-            options["chat_template"] = _template_digest(self.tokenizer)
-        manifest = Manifest(_program(), self.tokenizer.identity, shards, corpora, options)
-        self.workplace.write(TOKENIZER_FILE_NAME, self.tokenizer.to_json())
-        self.workplace.write(MANIFEST_NAME, manifest.to_json())
-        self.workplace.sync()
+            options["chat_template"] = _template_digest(self._tokenizer)
+        manifest = Manifest(_program(), self._tokenizer.identity, shards, corpora, options)
+        self._staging.write(TOKENIZER_FILE_NAME, self._tokenizer.to_json())
+        self._staging.write(MANIFEST_NAME, manifest.to_json())
+        self._staging.sync()
 
         skipped: Counter[str] = Counter()
         for corpus in corpora:
@@ -233,46 +238,46 @@ class _Build:
             skipped["without tokens"] += corpus["without_tokens"]
         size = sum(shard.tokens_size + shard.suffixes_size for shard in shards)
         summary = BuildSummary(
-            out=str(self.workplace.out),
-            documents=line.shard_tokens.end.stored_documents,
+            out=str(self._staging.out),
+            documents=pipeline.shard_tokens.end.stored_documents,
             tokens=manifest.token_count,
             duplicates=sum(corpus["duplicates"] for corpus in corpora),
             skipped={reason: number for reason, number in sorted(skipped.items()) if number},
             split_documents=sum(corpus["split_documents"] for corpus in corpora),
             shards=len(shards),
-            resumed_shards=self.resumed_shards,
+            resumed_shards=self._resumed_shards,
             shard_positions=memory.shard_positions,
             size=size,
             bytes_per_token=size / manifest.token_count,
-            stage_seconds=line.stage_seconds(),
+            stage_seconds=pipeline.stage_seconds(),
             memory=memory.budget,
         )
-        return Completion(_sha256(manifest.to_json()), summary.to_json())
+        return Completion(_sha256(manifest.to_json()), asdict(summary))
 
-    def _put_in_place(self, completion: Completion) -> BuildSummary:
+    def put_in_place(self, completion: Completion) -> BuildSummary:
+        """Put the complete datastore in place, unless it is there already."""
         digest = completion.manifest_sha256
-        if self.workplace.is_in_place(digest):
-            self.workplace.discard()
-        elif self.workplace.is_complete(digest):
-            self.workplace.put_in_place()
+        if self._staging.is_in_place(digest):
+            self._staging.discard()
+        elif self._staging.is_complete(digest):
+            self._staging.put_in_place()
         else:
             expected = "complete, as its journal says; build without --resume"
-            raise ResumeError(describe(self.workplace.path, "unfinished build", "without its files", expected))
+            raise ResumeError(describe(self._staging.path, "unfinished build", "without its files", expected))
         return BuildSummary(**completion.summary)
 
 
-def _require_same_plan(where: Path, unfinished: dict[str, Any], asked: dict[str, Any]) -> None:
-    for name, value in asked.items():
+def _require_same_plan(where: Path, unfinished: dict[str, Any], plan: dict[str, Any]) -> None:
+    for name, value in plan.items():
         if unfinished.get(name) != value:
-            expected = f"{_shown(unfinished.get(name))}, as in the unfinished build; or build without --resume"
-            raise ResumeError(describe(where, name, _shown(value), expected))
+            expected = f"{_plan_text(unfinished.get(name))}, as in the unfinished build; or build without --resume"
+            raise ResumeError(describe(where, name, _plan_text(value), expected))
 
 
-def _shown(value: object) -> str:
+def _plan_text(value: object) -> str:
     if isinstance(value, list):  # of corpora
-        given = [{name: option for name, option in corpus.items() if option} for corpus in value]
-        return "; ".join(" ".join(f"{name}={option}" for name, option in corpus.items()) for corpus in given)
-    return "not given" if value is None else str(value)
+        return "; ".join(" ".join(f"{name}={option}" for name, option in spec.items() if option) for spec in value)
+    return "not set" if value is None else str(value)
 
 
 def _program() -> str:
@@ -284,5 +289,5 @@ def _sha256(text: str) -> str:
 
 
 def _template_digest(tokenizer: TargetTokenizer) -> str | None:
-    """Return what the manifest says of the chat template: its text shapes the content, and may be long."""
+    """Return the manifest's entry for the chat template: a digest, as the text may be long."""
     return None if tokenizer.chat_template is None else f"sha256:{_sha256(tokenizer.chat_template)}"

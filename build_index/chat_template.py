@@ -1,8 +1,8 @@
-"""Chat templates: how a conversation is written down for a model.
+"""Chat templates: the text of a conversation as a model sees it.
 
-The environment is that of `transformers` (`chat_template_utils`): a sandbox, blocks trimmed, loop controls,
+The environment is that of `transformers` (`chat_template_utils`): a sandbox, trimmed blocks, loop controls,
 `{% generation %}` blocks, `tojson`, `raise_exception`, `strftime_now`. One thing differs on purpose: `strftime_now`
-tells a fixed date, so that a datastore does not depend on the day it was built.
+returns a fixed date, so that a datastore does not depend on the day it was built.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from build_index.packages import import_package
+from build_index.errors import build_packages, first_line
 from rest_store.errors import CorpusError, TokenizerLoadError, describe
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from build_index.documents import Message
 
 TEMPLATE_DATE = datetime.datetime(2024, 7, 26)
-"""The date that templates see; it is the one Llama 3's template falls back to."""
+"""The date that templates see: Llama 3's default."""
 
 
 class ChatTemplate:
@@ -30,8 +30,8 @@ class ChatTemplate:
 
     Args:
         source: the Jinja text.
-        special_tokens: what the template may name, for instance `{"bos_token": "<s>"}`.
-        where: the tokenizer or file it comes from, for messages.
+        special_tokens: variables of the template, for instance `{"bos_token": "<s>"}`.
+        where: the tokenizer or file that it comes from, for error messages.
 
     Raises:
         TokenizerLoadError: the text is not a Jinja template, or jinja2 is not installed.
@@ -40,25 +40,23 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], where: object) -> None:
-        jinja2 = import_package("jinja2", where, TokenizerLoadError)
+        with build_packages(where, TokenizerLoadError):
+            import jinja2
         self.source = source
         self._special_tokens = dict(special_tokens)
         self._template_error: type[Exception] = jinja2.TemplateError
         try:
-            self._template = _environment(where).from_string(source)
+            self._template = _environment().from_string(source)
         except jinja2.TemplateError as error:
-            found = f"not a Jinja template (line {getattr(error, 'lineno', 1)}: {error.message})"
-            raise TokenizerLoadError(describe(where, "chat template", found, "one that compiles")) from error
+            problem = f"not valid (line {getattr(error, 'lineno', 1)}: {error.message})"
+            raise TokenizerLoadError(describe(where, "chat template", problem, "a Jinja template")) from error
 
     def render(self, messages: Sequence[Message], origin: str) -> str:
-        """Write a conversation down as the model will see it, without a prompt for a further turn.
+        """Return the text of a conversation, control tokens included, without a prompt for a further turn.
 
         Args:
             messages: pairs of role and content, oldest first.
-            origin: where the conversation comes from, for the message.
-
-        Returns:
-            The text, control tokens in it.
+            origin: source of the conversation, for error messages.
 
         Raises:
             CorpusError: the template refuses the conversation, for instance because turns do not alternate.
@@ -68,44 +66,37 @@ class ChatTemplate:
         try:
             return self._template.render({**variables, **self._special_tokens, "messages": turns})
         except (self._template_error, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-            reason = (str(error) or type(error).__name__).splitlines()[0]
             roles = ", ".join(role for role, _ in messages[:4]) + (", ..." if len(messages) > 4 else "")
-            found = f"refused by the chat template ({reason})"
-            raise CorpusError(describe(origin, f"a conversation ({roles})", found, "turns that it accepts")) from error
+            problem = f"refused by the chat template ({first_line(error)})"
+            raise CorpusError(describe(origin, f"a conversation ({roles})", problem, "valid turns")) from error
 
 
 def read_template(template: str) -> str:
-    """Return the Jinja text of a `--chat-template` option.
-
-    Args:
-        template: a path to a file with the text, or the text itself (then a brace is in it).
-
-    Returns:
-        The Jinja text.
+    """Return the Jinja text of a `--chat-template` option: the text itself (if it holds a brace), or of the file named.
 
     Raises:
-        TokenizerLoadError: neither, or the file cannot be read as UTF-8.
+        TokenizerLoadError: the file cannot be read as UTF-8.
     """
     if "{" in template:
         return template
     try:
         return Path(template).expanduser().read_text(encoding="utf-8")
     except OSError as error:
-        found, expected = f"not readable ({error.strerror})", "a file or a Jinja template"
-        raise TokenizerLoadError(describe(template, "chat template", found, expected)) from error
+        problem = f"not readable ({error.strerror})"
+        raise TokenizerLoadError(describe(template, "chat template", problem, "a file or a Jinja template")) from error
     except UnicodeDecodeError as error:
         raise TokenizerLoadError(describe(template, "chat template", "not UTF-8", "a UTF-8 text file")) from error
 
 
-def _environment(where: object) -> ImmutableSandboxedEnvironment:
-    sandbox = import_package("jinja2.sandbox", where, TokenizerLoadError)
+def _environment() -> ImmutableSandboxedEnvironment:
     from jinja2 import nodes
     from jinja2.exceptions import TemplateError
     from jinja2.ext import Extension, loopcontrols
     from jinja2.parser import Parser
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class GenerationBlocks(Extension):
-        """`{% generation %}` marks what the assistant said, for training; here it is its content."""
+        """`{% generation %}` marks the assistant's text for training; here it is replaced by its content."""
 
         tags = {"generation"}  # noqa: RUF012 - declared so in the base class
 
@@ -116,7 +107,7 @@ def _environment(where: object) -> ImmutableSandboxedEnvironment:
     def raise_exception(message: str) -> NoReturn:
         raise TemplateError(message)
 
-    environment: ImmutableSandboxedEnvironment = sandbox.ImmutableSandboxedEnvironment(
+    environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlocks, loopcontrols]
     )
     environment.filters["tojson"] = _tojson

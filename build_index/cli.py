@@ -6,20 +6,19 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from rest_store.errors import MemoryBudgetError, RestStoreError, describe
+from build_index.corpus import READERS, CorpusSpec
+from build_index.options import BuildOptions, BuildSummary
+from rest_store.errors import MemoryBudgetError, RestStoreError
 
-if TYPE_CHECKING:
-    from build_index.options import BuildOptions, BuildSummary
+_HELP = """Build a datastore from corpora.
 
-_READERS = ("parquet", "jsonl", "json", "chat", "text", "tree")
-_HELP = """Build a datastore from the corpora that you have.
-
-DIR appears when it is complete. What was there before, a datastore of an earlier build, stays as it is until then.
+DIR appears when the datastore is complete. An old datastore at DIR stays unchanged until then.
 
 \b
 Example:
@@ -35,7 +34,7 @@ class MemorySize(click.ParamType[int]):
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return bytes, or fail as bad usage."""
+        """Return bytes, or fail with a usage error."""
         from build_index.memory import parse_size
 
         try:
@@ -48,7 +47,7 @@ class MemorySize(click.ParamType[int]):
     "build",
     help=_HELP,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Shards are as large as the memory allows, so --memory shapes the files, but no answer.",
+    epilog="--memory sets the size of shards. It does not affect the answers of the datastore.",
 )
 @click.option(
     "--corpus",
@@ -57,48 +56,48 @@ class MemorySize(click.ParamType[int]):
     multiple=True,
     required=True,
     help="A file (parquet, JSON, JSONL, text, also .gz and .zst), a directory, or hf://owner/name[/config][@split]. "
-    "May be repeated.",
+    "Repeatable.",
 )
 @click.option(
     "--tokenizer",
     metavar="NAME_OR_PATH",
     required=True,
-    help="The target model's tokenizer: a Hugging Face name, a directory, a tokenizer.json or a .gguf file.",
+    help="Tokenizer of the target model: a Hugging Face name, a directory, a tokenizer.json or a .gguf file.",
 )
-@click.option("--out", metavar="DIR", required=True, type=click.Path(path_type=Path), help="The datastore to make.")
+@click.option("--out", metavar="DIR", required=True, type=click.Path(path_type=Path), help="Directory to create.")
 @click.option(
     "--shard-tokens",
     metavar="N",
     type=click.IntRange(2, 1 << 30),
-    help="Tokens of a shard, document ends counted. Default: what the memory allows, a power of two.",
+    help="Tokens in a shard, document ends included. Default: the power of two that fits into the memory.",
 )
 @click.option(
     "--memory",
     metavar="SIZE",
     type=MemorySize(),
-    help="Most memory to take, such as 8G or 512M. Default: half of what is available.",
+    help="Memory limit, such as 8G or 512M. Default: half of the available memory.",
 )
 @click.option(
     "--workers",
     metavar="N",
     type=click.IntRange(1),
-    help="Threads that tokenize; the result does not depend on them. Default: one for each core.",
+    help="Threads that tokenize; they do not affect the result. Default: one for each core.",
 )
-@click.option("--resume", is_flag=True, help="Go on with a build that was interrupted, after its last complete shard.")
-@click.option("--reader", type=click.Choice(_READERS), help="How to read the corpora. Default: by their content.")
-@click.option("--field", metavar="F", help="The field of each record that holds the document, such as 'text' or 'a.b'.")
-@click.option("--lang", "langs", metavar="L", multiple=True, help="Only records in this language. May be repeated.")
-@click.option("--include", metavar="GLOB", multiple=True, help="Of directories, only these files. May be repeated.")
-@click.option("--exclude", metavar="GLOB", multiple=True, help="Of directories, not these. May be repeated.")
-@click.option("--max-documents", metavar="N", type=click.IntRange(1), help="Read at most so many of each corpus.")
+@click.option("--resume", is_flag=True, help="Resume an interrupted build after its last complete shard.")
+@click.option("--reader", type=click.Choice(READERS), help="How to read the corpora. Default: by their content.")
+@click.option("--field", metavar="F", help="Field of each record that holds the document, such as 'text' or 'a.b'.")
+@click.option("--lang", "langs", metavar="L", multiple=True, help="Read only records in this language. Repeatable.")
+@click.option("--include", metavar="GLOB", multiple=True, help="In directories, read only these files. Repeatable.")
+@click.option("--exclude", metavar="GLOB", multiple=True, help="In directories, skip these files. Repeatable.")
+@click.option("--max-documents", metavar="N", type=click.IntRange(1), help="Read at most N documents of each corpus.")
 @click.option(
     "--chat-template",
     metavar="T",
-    help="A file with a Jinja template for conversations, or its text. Default: the tokenizer's own.",
+    help="Jinja template for conversations, or a file with it. Default: that of the tokenizer.",
 )
 @click.option("--keep-duplicates", is_flag=True, help="Store exact duplicates, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON object.")
-@click.option("--quiet", is_flag=True, help="Show neither progress nor, without --json, the summary.")
+@click.option("--quiet", is_flag=True, help="Print no progress and, without --json, no summary.")
 @click.pass_context
 def build(
     context: click.Context,
@@ -121,12 +120,12 @@ def build(
     quiet: bool,
 ) -> None:
     """Run the command; see `_HELP`."""
-    with _failures_in_one_line(context, out):
-        from build_index.corpus import CorpusSpec
-        from build_index.options import BuildOptions
+    with _one_line_errors(context, out):
+        from build_index.builder import build as build_datastore
+        from build_index.progress import TerminalBars
 
         def spec(path: str) -> CorpusSpec:
-            # Globs choose files of directories; only where no directory is given they are a mistake, which is reported.
+            # Globs apply to directories. Without a directory they are a mistake, which `open_corpus` reports.
             has_globs = Path(path).is_dir() or not any(Path(other).is_dir() for other in corpora)
             return CorpusSpec(
                 path, reader, field, langs, include if has_globs else (), exclude if has_globs else (), max_documents
@@ -143,29 +142,17 @@ def build(
             keep_duplicates=keep_duplicates,
             chat_template=chat_template,
         )
-        summary = _build_with_bars(options, quiet=quiet)
+        has_bars = not quiet and TerminalBars.fits(sys.stderr)
+        summary = build_datastore(options, TerminalBars(sys.stderr) if has_bars else None)
         if as_json:
-            click.echo(json.dumps(summary.to_json(), sort_keys=True))
+            click.echo(json.dumps(asdict(summary), sort_keys=True))
         elif not quiet:
             click.echo(summary_text(summary))
 
 
-def _build_with_bars(options: BuildOptions, *, quiet: bool) -> BuildSummary:
-    from build_index.builder import build as build_datastore
-    from build_index.progress import TerminalBars
-
-    if quiet or not TerminalBars.fits(sys.stderr):
-        return build_datastore(options)
-    bars = TerminalBars(sys.stderr)
-    try:
-        return build_datastore(options, bars)
-    finally:
-        bars.close()
-
-
 @contextmanager
-def _failures_in_one_line(context: click.Context, out: Path) -> Iterator[None]:
-    """Report what fails in one line, and end with status 1, or 130 after an interrupt."""
+def _one_line_errors(context: click.Context, out: Path) -> Iterator[None]:
+    """Report an error in one line and exit with status 1, or 130 after an interrupt."""
     try:
         yield
     except KeyboardInterrupt:
@@ -173,49 +160,39 @@ def _failures_in_one_line(context: click.Context, out: Path) -> Iterator[None]:
     except RestStoreError as error:
         message, status = str(error), 1
     except OSError as error:
-        found = f"not writable ({error.strerror or error})"
-        message = describe(error.filename or out, "datastore", found, "a place where one may write")
-        status = 1
+        message, status = f"{error.filename or out}: the datastore cannot be written ({error.strerror or error})", 1
     else:
         return
-    click.echo(f"Error: {' '.join(message.split())}{_hint(out)}", err=True)
+    click.echo(f"Error: {' '.join(message.split())}{_resume_hint(out)}", err=True)
     context.exit(status)
 
 
-def _hint(out: Path) -> str:
+def _resume_hint(out: Path) -> str:
     from build_index.staging import kept_shards
 
     try:
         count = kept_shards(out)
     except OSError:
         return ""
-    return f" ({count} finished shard{'s' if count > 1 else ''} kept: go on with --resume)" if count else ""
+    return f" ({count} finished shard{'s' if count > 1 else ''} kept: continue with --resume)" if count else ""
 
 
 def summary_text(summary: BuildSummary) -> str:
-    """Return the summary as a person reads it.
-
-    Args:
-        summary: of a build.
-
-    Returns:
-        A few lines.
-    """
+    """Return the summary for people: a few lines."""
     from build_index.memory import size_text
     from build_index.progress import clock
 
-    kept = [f"{summary.duplicates:,} exact duplicates dropped"]
-    kept += [f"{number:,} {reason}" for reason, number in summary.skipped.items()]
-    kept += [f"{summary.split_documents:,} split"] if summary.split_documents else []
-    shards = f"{summary.shards:,}" + (f" ({summary.resumed_shards:,} resumed)" if summary.resumed_shards else "")
+    notes = [f"{summary.duplicates:,} exact duplicates dropped"]
+    notes += [f"{number:,} {reason}" for reason, number in summary.skipped.items()]
+    notes += [f"{summary.split_documents:,} split"] if summary.split_documents else []
     stages = ", ".join(f"{stage} {clock(seconds)}" for stage, seconds in summary.stage_seconds.items())
     rows = {
         "datastore": summary.out,
-        "documents": f"{summary.documents:,} ({', '.join(kept)})",
+        "documents": f"{summary.documents:,} ({', '.join(notes)})",
         "tokens": f"{summary.tokens:,}",
-        "shards": shards,
+        "shards": f"{summary.shards:,}" + (f" ({summary.resumed_shards:,} resumed)" if summary.resumed_shards else ""),
         "size": f"{size_text(summary.size)}, {summary.bytes_per_token:.2f} bytes a token",
         "time": f"{clock(summary.seconds)} ({stages}; sorting overlaps)",
-        "memory": f"{size_text(summary.peak_memory)} at the peak, of {size_text(summary.memory)} allowed",
+        "memory": f"{size_text(summary.peak_memory)} at the peak, limit {size_text(summary.memory)}",
     }
     return "\n".join(f"{name:<10} {text}" for name, text in rows.items())

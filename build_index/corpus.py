@@ -1,13 +1,13 @@
-"""Corpora as they exist: files, directories and data sets of the hub, read as a stream of documents.
+"""Corpora: files, directories and data sets of the Hugging Face Hub, read as a stream of documents.
 
     corpus = open_corpus(CorpusSpec("the-stack/", langs=("python",)))
     for document in corpus:
         ...
-    corpus.provenance()                       # what was read, what was passed over
+    corpus.provenance()                       # what was read and what was skipped
 
-The order of documents is fixed, memory is bounded by the largest document, and an input that is not as it should be is
-an error that names the file and the line or row. In a directory, what is plainly no document (binary files, text that
-is not UTF-8, tables without a known column) is passed over and counted.
+The order of documents is fixed, and memory is bounded by the largest document. Malformed input is an error that names
+the file and the line or row. In a directory, files that are clearly not documents (binary files, text that is not
+UTF-8, tables without a known column) are skipped and counted.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from build_index.counts import Tally
-from build_index.documents import Document
-from build_index.readers.compression import compression_of, is_decodable, open_file, open_stream, read_error
+from build_index.documents import CorpusCounts, Document
+from build_index.errors import read_error
+from build_index.readers.compression import compression_of, is_decodable, open_file, open_stream
 from build_index.readers.detection import Detection, detect, is_named_jsonl
 from build_index.readers.hub import HUB_PREFIX, HubAddress, read_hub
 from build_index.readers.json_values import read_json_lines, read_json_values
@@ -35,7 +35,7 @@ from rest_store.errors import CorpusError, CorpusFormatError, describe
 __all__ = ["READERS", "Corpus", "CorpusSpec", "Document", "open_corpus"]
 
 READERS = ("parquet", "jsonl", "json", "chat", "text", "tree")
-"""Readers that can be forced. `chat` is JSON or JSONL whose records must be conversations; `tree` a directory."""
+"""Readers to choose from. `chat` reads JSON or JSONL whose records are conversations, `tree` a directory."""
 _HEAD_BYTES = 4096
 
 
@@ -45,14 +45,14 @@ class CorpusSpec:
 
     Attributes:
         path: a file, a directory, or `hf://owner/name[/config][@split]`.
-        reader: one of `READERS`; None: chosen by content, for each file of a directory on its own.
-        field: the field of each record that holds the document, a dotted path perhaps; None: by known layouts.
-        langs: languages wanted, in any case, compared with the field `lang` or `language`; empty: all.
-        include: globs of files wanted in a directory; empty: all.
-        exclude: globs of files and directories left out, besides `source_tree.DEFAULT_EXCLUDES`.
+        reader: one of `READERS`; None: by content, for each file of a directory separately.
+        field: the field of each record that holds the document, or a dotted path to it; None: that of a known layout.
+        langs: languages to read, in any case, compared with the field `lang` or `language`; empty: all.
+        include: globs of the files to read in a directory; empty: all.
+        exclude: globs of files and directories to leave out, besides `source_tree.DEFAULT_EXCLUDES`.
         max_documents: stop after so many; None: read all.
 
-    With `field` or `langs`, files of a directory that hold no records are passed over.
+    With `field` or `langs`, files of a directory that hold no records are skipped.
     """
 
     path: str
@@ -65,18 +65,12 @@ class CorpusSpec:
 
 
 def open_corpus(spec: CorpusSpec) -> Corpus:
-    """Look at a corpus and choose its reader.
-
-    Args:
-        spec: what to read.
-
-    Returns:
-        The corpus, nothing of it read yet.
+    """Look at a corpus and choose its reader; its documents are not read yet.
 
     Raises:
         CorpusNotFoundError: no such file or directory.
-        CorpusFormatError: the file is not what the reader takes, or holds no document that is recognised.
-        CorpusError: options that contradict each other, or a file that cannot be read.
+        CorpusFormatError: the reader cannot read the file, or it holds no documents in a known layout.
+        CorpusError: options contradict each other, or a file cannot be read.
     """
     where = spec.path
     if spec.reader is not None and spec.reader not in READERS:
@@ -86,9 +80,7 @@ def open_corpus(spec: CorpusSpec) -> Corpus:
     if where.startswith(HUB_PREFIX):
         HubAddress.parse(where)
         if spec.reader not in (None, "chat"):
-            raise CorpusError(
-                describe(where, "reader", f"'{spec.reader}'", "none, or 'chat', for a data set of the hub")
-            )
+            raise CorpusError(describe(where, "reader", f"'{spec.reader}'", "'chat' or no reader for a data set"))
         return Corpus(spec, "hub")
     path = Path(where).expanduser()
     try:
@@ -107,16 +99,16 @@ def open_corpus(spec: CorpusSpec) -> Corpus:
 
 
 class Corpus:
-    """A corpus, opened; made by `open_corpus`.
+    """An opened corpus; made by `open_corpus`.
 
     Attributes:
-        spec: what was asked for.
+        spec: what to read.
         reader: the reader in use: one of `READERS`, or `"hub"`.
 
-    Iterating yields its documents in a fixed order; each time from the beginning, with the counts set to zero. One
-    iteration at a time; `bytes_read` and `documents_read` may be read by other threads meanwhile.
+    Iterating yields the documents in a fixed order, each time from the beginning and with new counts. One iteration at
+    a time; other threads may read `bytes_read` meanwhile.
 
-    Iterating raises CorpusFormatError for content that is not as expected (the message names file and line or row),
+    Iterating raises CorpusFormatError for malformed content (the message names file and line or row),
     CorpusNotFoundError and CorpusError for what has become unreadable or cannot be reached.
     """
 
@@ -124,47 +116,41 @@ class Corpus:
         self.spec = spec
         self.reader = reader
         self._path = Path(spec.path).expanduser()
-        self._tally = Tally()
+        self._counts = CorpusCounts()
 
     def __iter__(self) -> Iterator[Document]:
-        self._tally = tally = Tally()
-        with closing(self._documents(tally)) as documents:
+        self._counts = counts = CorpusCounts()
+        with closing(self._documents(counts)) as documents:
             for document in documents:
-                tally.documents += 1
-                tally.conversations += document.is_conversation
+                counts.documents += 1
+                counts.conversations += document.is_conversation
                 yield document
-                if tally.documents == self.spec.max_documents:
+                if counts.documents == self.spec.max_documents:
                     return
 
     @property
     def bytes_read(self) -> int:
         """Bytes read so far in the current iteration, in the units of `size_hint`."""
-        return self._tally.bytes_read
-
-    @property
-    def documents_read(self) -> int:
-        """Documents given out so far in the current iteration."""
-        return self._tally.documents
+        return self._counts.bytes_read
 
     @cached_property
     def size_hint(self) -> int | None:
-        """Bytes in all, as on disk (compressed, where files are); None for a data set of the hub.
+        """Total bytes on disk (compressed, where files are); None for a data set of the Hub.
 
-        For a directory the files are listed once more: this takes a while for very many.
+        The first use lists all files of a directory, which takes a while for very many.
         """
         if self.reader == "hub":
             return None
-        return sum(file.size for file in self._files(Tally()))
+        return sum(file.size for file in self._files(CorpusCounts()))
 
     def provenance(self) -> dict[str, Any]:
         """Return what was read in the latest iteration, for the manifest.
 
         Returns:
-            An object for JSON: `corpus` (the path as given), `reader`, `documents`, `conversations`, `files`, `bytes`
-            (on disk; of the hub, of text), `skipped` (numbers by reason), `split_files` (text files so large that
-            they were read in pieces), and those options that were given. Equal for equal content and options.
+            An object for JSON: `corpus` (the path of the spec), `reader`, the fields of `CorpusCounts` (`bytes_read` as
+            `bytes`), and the options that were set. Equal for equal content and options.
         """
-        tally, spec = self._tally, self.spec
+        counts, spec = self._counts, self.spec
         options: dict[str, Any] = {
             "forced_reader": spec.reader,
             "field": spec.field,
@@ -176,86 +162,80 @@ class Corpus:
         return {
             "corpus": spec.path,
             "reader": self.reader,
-            "documents": tally.documents,
-            "conversations": tally.conversations,
-            "files": tally.files,
-            "bytes": tally.bytes_read,
-            "split_files": tally.split_files,
-            "skipped": dict(sorted(tally.skipped.items())),
+            "documents": counts.documents,
+            "conversations": counts.conversations,
+            "files": counts.files,
+            "bytes": counts.bytes_read,
+            "split_files": counts.split_files,
+            "skipped": dict(sorted(counts.skipped.items())),
             **{name: value for name, value in options.items() if value},
         }
 
-    def _documents(self, tally: Tally) -> Generator[Document, None, None]:
-        records = self._records(tally)
+    def _documents(self, counts: CorpusCounts) -> Generator[Document, None, None]:
+        langs = frozenset(language.lower() for language in self.spec.langs)
+        records = RecordReader(counts, self.spec.field, langs, conversations_only=self.spec.reader == "chat")
         if self.reader == "hub":
-            tally.files += 1
+            counts.files += 1
             yield from read_hub(self.spec.path, records)
             return
         strict = not self._path.is_dir()
-        for file in self._files(tally):
+        for file in self._files(counts):
             where = self.spec.path if strict else f"{self.spec.path.rstrip('/')}/{file.relative}"
-            before = tally.bytes_read
+            before = counts.bytes_read
             yield from self._file_documents(file.path, where, records, strict=strict)
-            tally.bytes_read = before + file.size
+            counts.bytes_read = before + file.size
 
-    def _files(self, tally: Tally) -> Iterator[TreeFile]:
+    def _files(self, counts: CorpusCounts) -> Iterator[TreeFile]:
         if self._path.is_dir():
-            yield from walk(self._path, self.spec.include, self.spec.exclude, self.spec.path, tally)
+            yield from walk(self._path, self.spec.include, self.spec.exclude, self.spec.path, counts)
             return
         try:
             yield TreeFile(self._path, self._path.name, self._path.stat().st_size)
         except OSError as error:
             raise read_error(self.spec.path, error) from error
 
-    def _records(self, tally: Tally) -> RecordReader:
-        langs = frozenset(language.lower() for language in self.spec.langs)
-        return RecordReader(tally, self.spec.field, langs, conversations_only=self.spec.reader == "chat")
-
     def _file_documents(self, path: Path, where: str, records: RecordReader, *, strict: bool) -> Iterator[Document]:
-        """Yield the documents of one file; `strict`: it was named, so that passing it over would be an error."""
+        """Yield the documents of one file; with `strict`, skipping it is an error, as the user named it."""
         reader: str | None = self.reader
-        tally = records.tally
+        counts = records.counts
         if reader == "tree":
-            reader = self._reader_in_tree(path, where, tally)
+            reader = self._reader_in_tree(path, where, counts)
         elif reader == "chat":
             reader = "json" if detect(path, where, self.spec.field).in_list else "jsonl"
         if reader is None:
             return
-        tally.files += 1
+        counts.files += 1
         if reader == "parquet":
-            yield from read_parquet(path, where, records, tally.advance)
+            yield from read_parquet(path, where, records, counts.advance)
             return
-        with open_stream(path, where, tally.advance) as stream:
+        with open_stream(path, where, counts.advance) as stream:
             if reader == "text":
-                yield from read_text(stream, where, tally, strict=strict)
+                yield from read_text(stream, where, counts, strict=strict)
             else:
-                read = read_json_lines if reader == "jsonl" else read_json_values
-                yield from read(stream, where, records)
+                read_json = read_json_lines if reader == "jsonl" else read_json_values
+                yield from read_json(stream, where, records)
 
-    def _reader_in_tree(self, path: Path, where: str, tally: Tally) -> str | None:
-        """Choose the reader of a file in a directory; None, and a count, for what is no document."""
-        found = _detect_in_tree(path, where, self.spec.field)
-        if found.reader == "binary":
-            tally.skip("binary")
-            return None
-        if found.reader == "parquet" and not found.has_documents:
-            tally.skip("table without a known column")
-            return None
-        # JSON in a source tree is mostly configuration and test data, that is, text.
-        is_records = found.reader != "text" and found.has_documents and (found.reader != "json" or found.in_list)
-        if is_records:
-            return found.reader
-        if self.spec.field is not None or self.spec.langs:
-            tally.skip("no records")
-            return None
-        if found.reader == "jsonl" and is_named_jsonl(path):
-            tally.skip("JSONL without a known field")
-            return None
-        return "text"
+    def _reader_in_tree(self, path: Path, where: str, counts: CorpusCounts) -> str | None:
+        """Choose the reader of a file in a directory; None: the file is skipped, and counted."""
+        detection = _detect_in_tree(path, where, self.spec.field)
+        has_records = detection.reader != "text" and detection.has_documents
+        if detection.reader == "binary":
+            counts.skip("binary")
+        elif detection.reader == "parquet" and not has_records:
+            counts.skip("table without a known column")
+        elif has_records and (detection.reader != "json" or detection.in_list):
+            return detection.reader
+        elif self.spec.field is not None or self.spec.langs:
+            counts.skip("no records")
+        elif detection.reader == "jsonl" and is_named_jsonl(path):
+            counts.skip("JSONL without a known field")
+        else:
+            return "text"  # also JSON, which in a source tree is mostly configuration and test data
+        return None
 
 
 def _detect_in_tree(path: Path, where: str, field: str | None) -> Detection:
-    """Detect; a file that only begins like a compressed one is binary, one that is cut off remains an error."""
+    """Detect; a file that only begins like a compressed file is binary, a truncated one is an error."""
     with open_file(path, where) as file:
         head = file.read(_HEAD_BYTES)
     if compression_of(head) is not None and not is_decodable(head, where):
@@ -264,16 +244,16 @@ def _detect_in_tree(path: Path, where: str, field: str | None) -> Detection:
 
 
 def _reader_of_file(path: Path, spec: CorpusSpec) -> str:
-    """Choose the reader of a file that was named."""
-    found = detect(path, spec.path, spec.field)
-    if found.reader == "binary":
+    """Choose the reader of a file that the user named."""
+    detection = detect(path, spec.path, spec.field)
+    if detection.reader == "binary":
         raise CorpusFormatError(describe(spec.path, "content", "binary", "UTF-8 text, JSON, JSONL or parquet"))
-    if found.reader == "text" and (spec.field is not None or spec.langs):
+    if detection.reader == "text" and (spec.field is not None or spec.langs):
         option = f"--field {spec.field}" if spec.field is not None else "--lang"
-        expected = f"records (JSON, JSONL or parquet), as {option} asks for"
+        expected = f"records (JSON, JSONL or parquet), as {option} needs"
         raise CorpusFormatError(describe(spec.path, "content", "text", expected))
-    if not found.has_documents:
-        missing = "a known layout" if spec.field is None else f"the field '{spec.field}'"
+    if not detection.has_documents:
+        problem = "without a known layout" if spec.field is None else f"without the field '{spec.field}'"
         expected = f"one of the fields {KNOWN_FIELDS}; or --field NAME, or --reader text"
-        raise CorpusFormatError(describe(spec.path, "its first record", f"without {missing}", expected))
-    return found.reader
+        raise CorpusFormatError(describe(spec.path, "the first record", problem, expected))
+    return detection.reader

@@ -13,23 +13,23 @@ import numpy as np
 from build_index.corpus import Corpus
 from build_index.documents import Document
 from build_index.duplicates import SeenDocuments, content_digest
+from build_index.errors import output_errors
 from build_index.journal import CHAIN_START, Cursor
-from build_index.staging import output_errors
 from rest_store.errors import ResumeError, describe
 
-BATCH_CHARACTERS = 1 << 19  # enough for the tokenizing threads; more only takes memory
+BATCH_CHARACTERS = 1 << 19  # enough for the tokenizing threads; more would only take memory
 BATCH_DOCUMENTS = 1 << 13
 
 
 @dataclass(frozen=True, slots=True)
-class ReadDocument:
+class StreamedDocument:
     """A document and its place.
 
     Attributes:
-        document: what was read.
-        corpus: number of its corpus.
-        number: documents read up to here, this one included, over all corpora, duplicates included.
-        chain: digest over all of these.
+        document: the document.
+        corpus: index of its corpus.
+        number: documents read so far, this one included, over all corpora, duplicates included.
+        chain: digest of all these documents (`Cursor.chain`).
     """
 
     document: Document
@@ -44,18 +44,18 @@ class DocumentStream:
     Args:
         corpora: what to read.
         seen: finds duplicates; None: they are kept.
-        start: a place up to which an earlier build got.
+        start: where an earlier build stopped.
         where: the datastore, for messages.
 
     Attributes:
         documents_read: documents read, duplicates included.
-        chain: digest over them, by content and order.
+        chain: digest of their content and order.
         duplicates: duplicates dropped, for each corpus.
-        digests: SHA-256 over the digests of the documents read, for each corpus.
-        seconds: time spent reading and looking for duplicates.
+        digests: SHA-256 of the digests of the documents read, for each corpus.
+        seconds: time spent reading and finding duplicates.
 
-    Not thread-safe. Iterating raises what reading a corpus raises, ResumeError when the documents up to `start` are
-    not those of the earlier build, and OutputError when the disk is full.
+    Not thread-safe. Iterating raises the errors of reading a corpus, ResumeError if the documents up to `start` are not
+    those of the earlier build, and OutputError if the disk is full.
     """
 
     def __init__(self, corpora: Sequence[Corpus], seen: SeenDocuments | None, start: Cursor, where: Path) -> None:
@@ -71,13 +71,13 @@ class DocumentStream:
 
     @property
     def bytes_read(self) -> int:
-        """Bytes read so far of all corpora, in the units of `size_hint`."""
+        """Bytes read so far of all corpora, as `size_hint` counts them."""
         return sum(corpus.bytes_read for corpus in self.corpora)
 
-    def batches(self) -> Iterator[list[ReadDocument]]:
-        """Yield documents, duplicates left out, in batches of about 2^19 characters; a batch may be empty."""
+    def batches(self) -> Iterator[list[StreamedDocument]]:
+        """Yield documents without duplicates in batches of about 2^19 characters; a batch may be empty."""
         start = time.perf_counter()
-        batch: list[ReadDocument] = []
+        batch: list[StreamedDocument] = []
         digests: list[bytes] = []
         characters = 0
         for number, corpus in enumerate(self.corpora):
@@ -96,7 +96,7 @@ class DocumentStream:
             raise self._changed(f"{self.documents_read} documents long")
         yield distinct
 
-    def _next(self, document: Document, corpus: int, digests: list[bytes]) -> ReadDocument:
+    def _next(self, document: Document, corpus: int, digests: list[bytes]) -> StreamedDocument:
         digest = content_digest(document)
         digests.append(digest)
         self.digests[corpus].update(digest)
@@ -104,22 +104,22 @@ class DocumentStream:
         self.documents_read += 1
         if self.documents_read == self._start.documents and self.chain.hex() != self._start.chain:
             raise self._changed(f"different in its first {self.documents_read} documents")
-        return ReadDocument(document, corpus, self.documents_read, self.chain)
+        return StreamedDocument(document, corpus, self.documents_read, self.chain)
 
-    def _without_duplicates(self, batch: list[ReadDocument], digests: list[bytes]) -> list[ReadDocument]:
+    def _without_duplicates(self, batch: list[StreamedDocument], digests: list[bytes]) -> list[StreamedDocument]:
         if self._seen is None or not batch:
             return batch
         keys = np.frombuffer(b"".join(digests), dtype="<u8")[::4].astype(np.uint64)
         with output_errors(self._seen.directory):
             is_new = self._seen.add(keys)
         distinct = []
-        for read, new in zip(batch, is_new.tolist(), strict=True):
+        for item, new in zip(batch, is_new.tolist(), strict=True):
             if new:
-                distinct.append(read)
+                distinct.append(item)
             else:
-                self.duplicates[read.corpus] += 1
+                self.duplicates[item.corpus] += 1
         return distinct
 
-    def _changed(self, found: str) -> ResumeError:
+    def _changed(self, problem: str) -> ResumeError:
         expected = f"one that begins with the {self._start.documents} documents of the unfinished build"
-        return ResumeError(describe(self._where, "corpus", found, f"{expected}; or build without --resume"))
+        return ResumeError(describe(self._where, "corpus", problem, f"{expected}; or build without --resume"))

@@ -1,7 +1,8 @@
-"""What a corpus is made of: documents, each a text or a conversation."""
+"""What a corpus is made of: documents, each a text or a conversation, and the counts of what was read and skipped."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -16,8 +17,7 @@ class Document:
     Attributes:
         text: the text; empty for a conversation.
         messages: the turns, oldest first; empty for a text.
-        origin: where it comes from, for messages: a path, with a line or row number where there are several; not
-            compared.
+        origin: path, with a line or row number where a file holds several documents; for messages, not compared.
     """
 
     text: str = ""
@@ -32,7 +32,7 @@ class Document:
     @property
     def is_empty(self) -> bool:
         """Whether it holds nothing but white space."""
-        return _is_blank(self.text) and all(_is_blank(content) for _, content in self.messages)
+        return all(not content or content.isspace() for content in (self.text, *(turn[1] for turn in self.messages)))
 
     @property
     def size(self) -> int:
@@ -40,21 +40,45 @@ class Document:
         return len(self.text) + sum(len(content) for _, content in self.messages)
 
 
+@dataclass
+class CorpusCounts:
+    """Counts of one pass over a corpus.
+
+    Attributes:
+        documents: documents yielded.
+        conversations: conversations among them.
+        files: files opened and read; a data set of the Hugging Face Hub counts as one.
+        bytes_read: bytes of these files on disk (compressed, if they are); for a data set of the Hub, the UTF-8 length
+            of its documents.
+        split_files: text files so large that they were read as several documents.
+        skipped: number of skipped files and documents by reason, such as `"empty"` or `"binary"`.
+
+    Written by the iterating thread; other threads may read it for a progress bar.
+    """
+
+    documents: int = 0
+    conversations: int = 0
+    files: int = 0
+    bytes_read: int = 0
+    split_files: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+
+    def skip(self, reason: str) -> None:
+        """Count a skipped file or document."""
+        self.skipped[reason] += 1
+
+    def advance(self, number: int) -> None:
+        """Count bytes read."""
+        self.bytes_read += number
+
+
 def well_formed(text: str) -> str:
-    r"""Return the text without lone surrogates, which no tokenizer accepts and JSON can hold (`"\ud83d"`).
+    r"""Return the text with surrogate pairs joined and lone surrogates replaced by U+FFFD.
 
-    Args:
-        text: any string.
-
-    Returns:
-        The same, with surrogate pairs joined and lone surrogates replaced by U+FFFD.
+    JSON can hold lone surrogates (`"\ud83d"`), and no tokenizer accepts them.
     """
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return text
-
-
-def _is_blank(text: str) -> bool:
-    return not text or text.isspace()

@@ -1,4 +1,4 @@
-"""Exact duplicates: which documents have been seen before, in about 16 bytes each, or less where memory is short."""
+"""Exact duplicates: the set of documents already read, in at most 16 bytes of memory for each."""
 
 from __future__ import annotations
 
@@ -18,13 +18,10 @@ Digests = npt.NDArray[np.uint64]
 
 
 def content_digest(document: Document) -> bytes:
-    """Return the SHA-256 of what a document holds; where it comes from does not count.
+    """Return the SHA-256 of a document's content, 32 bytes; its origin does not count.
 
-    Args:
-        document: a text or a conversation.
-
-    Returns:
-        32 bytes. A text and a conversation never share them, nor do conversations that differ in who says what.
+    A text and a conversation never have the same digest, nor do conversations that differ in roles or in the bounds of
+    messages.
     """
     if not document.is_conversation:
         return hashlib.sha256(b"text\0" + document.text.encode("utf-8", "surrogatepass")).digest()
@@ -36,16 +33,16 @@ def content_digest(document: Document) -> bytes:
 
 
 class SeenDocuments:
-    """A set of digests that is asked and extended in batches.
+    """A set of digests.
 
     It keeps 64 bits of each digest in sorted runs, each at least twice as long as the next. With n documents, the
-    probability that any two different ones are taken for equal is below n^2 / 2^65: 3e-4 for 100 million.
+    probability that two different ones count as equal is below n^2 / 2^65: 3e-4 for 100 million.
 
     Args:
-        byte_budget: memory that it may take; then runs go to disk, where a digest costs a read of one page.
-        directory: where; files there have no name and vanish with the process.
+        byte_budget: memory for runs; then they go to disk, where looking a digest up reads one page.
+        directory: where; the files have no names and vanish with the process.
 
-    Not thread-safe. Adding raises OSError when the disk is full.
+    Not thread-safe. Adding raises OSError if the disk is full.
     """
 
     def __init__(self, byte_budget: int, directory: Path) -> None:
@@ -55,13 +52,13 @@ class SeenDocuments:
         self._runs_on_disk: list[_RunOnDisk] = []
 
     def add(self, digests: Digests) -> npt.NDArray[np.bool_]:
-        """Take documents up.
+        """Add documents.
 
         Args:
             digests: uint64[n], the first 8 bytes of each document's digest.
 
         Returns:
-            bool[n]: whether each was new, neither seen before nor earlier in `digests`.
+            bool[n]: whether each is new, neither in the set before nor earlier in `digests`.
         """
         distinct, first = np.unique(digests, return_index=True)
         seen = np.zeros(len(distinct), dtype=bool)
@@ -105,7 +102,7 @@ class _RunOnDisk:
 
     def __init__(self, run: Digests, directory: Path) -> None:
         self._fences = run[::_FENCE].copy()
-        self.file: IO[bytes] = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115 - open as long as the run is
+        self.file: IO[bytes] = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115 - open as long as the run exists
         try:
             self.file.write(run.data)
             self.file.flush()
@@ -115,11 +112,11 @@ class _RunOnDisk:
 
     def holds(self, digests: Digests) -> npt.NDArray[np.bool_]:
         """Return bool[n]: whether each of the sorted `digests` uint64[n] is in the run."""
-        found = np.zeros(len(digests), dtype=bool)
+        is_present = np.zeros(len(digests), dtype=bool)
         pages = np.searchsorted(self._fences, digests, side="right") - 1
         for page in np.unique(pages[pages >= 0]):
             self.file.seek(int(page) * _FENCE * 8)
             block = np.frombuffer(self.file.read(_FENCE * 8), dtype=np.uint64)
-            asked = pages == page
-            found[asked] = np.isin(digests[asked], block)
-        return found
+            on_page = pages == page
+            is_present[on_page] = np.isin(digests[on_page], block)
+        return is_present

@@ -1,9 +1,9 @@
-"""What an unfinished build has reached, on disk: one JSON object a line, each synced before the build goes on.
+"""The journal of an unfinished build: one JSON object a line, each synced to disk before the build continues.
 
     {"plan": {...}}            first: inputs, options and tokenizer
     {"tokens": {...}}          a tokens file is complete, and where in the corpora it ends
-    {"suffixes": {...}}        its suffix array is
-    {"complete": {...}}        all files are; what remains is to put the datastore in place
+    {"suffixes": {...}}        its suffix array is complete
+    {"complete": {...}}        all files are complete; the datastore can be put in place
 
 A line cut short by a crash does not count.
 """
@@ -26,11 +26,11 @@ CHAIN_START = b"\0" * 32
 
 
 @dataclass
-class CorpusCounts:
-    """What became of one corpus's documents, as far as reading alone does not tell.
+class TokenizedCounts:
+    """Counts of one corpus's documents that are known only after tokenization.
 
     Attributes:
-        without_tokens: documents of which the tokenizer leaves nothing.
+        without_tokens: documents that have no tokens.
         split_documents: documents longer than a shard.
     """
 
@@ -40,13 +40,13 @@ class CorpusCounts:
 
 @dataclass(frozen=True)
 class Cursor:
-    """A place in the corpora: what is before it is in complete shards.
+    """A place in the corpora; everything before it is in complete shards.
 
     Attributes:
-        documents: documents read, over all corpora, the last one perhaps in part.
-        chain: SHA-256 over the chain before the last of them and the SHA-256 of its content, hexadecimal.
-        tokens_stored: tokens of the last document that are stored, if it continues in the next shard; otherwise 0.
-        stored_documents: of the documents read, those stored.
+        documents: documents read, over all corpora; the last one may be stored in part.
+        chain: SHA-256 of the chain before the last document and the SHA-256 of its content, hexadecimal.
+        tokens_stored: stored tokens of the last document, if it continues in the next shard; otherwise 0.
+        stored_documents: documents stored.
         counts: one for each corpus.
     """
 
@@ -54,7 +54,7 @@ class Cursor:
     chain: str
     tokens_stored: int
     stored_documents: int
-    counts: tuple[CorpusCounts, ...]
+    counts: tuple[TokenizedCounts, ...]
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ class TokensRecord:
     """A complete tokens file.
 
     Attributes:
-        name: of its shard.
-        position_count: its tokens and separators.
-        sha256: of its payload, hexadecimal.
+        name: name of the shard.
+        position_count: tokens and separators.
+        sha256: SHA-256 of the payload, hexadecimal.
         end: where the next shard begins.
     """
 
@@ -76,11 +76,11 @@ class TokensRecord:
 
 @dataclass(frozen=True)
 class Completion:
-    """A datastore that is complete and perhaps not yet in place.
+    """A complete datastore that may not be in place yet.
 
     Attributes:
-        manifest_sha256: of its `manifest.json`, hexadecimal.
-        summary: numbers of the summary, for a build that resumes only to find everything done.
+        manifest_sha256: SHA-256 of its `manifest.json`, hexadecimal.
+        summary: fields of the summary, for a resumed build with nothing left to do.
     """
 
     manifest_sha256: str
@@ -88,14 +88,14 @@ class Completion:
 
 
 @dataclass
-class Journaled:
-    """The content of a journal.
+class BuildState:
+    """The state of a build, as its journal records it.
 
     Attributes:
         plan: inputs, options and tokenizer.
         tokens: complete tokens files in order.
         suffixes: complete shards by name.
-        completion: whether the whole datastore is.
+        completion: the complete datastore, or None.
     """
 
     plan: dict[str, Any]
@@ -110,7 +110,7 @@ class Journal:
     Args:
         path: the file; created if absent, otherwise continued after its last whole line.
 
-    Thread-safe. Appending raises OSError when it cannot be written.
+    Thread-safe. Raises OSError if the file cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -124,11 +124,11 @@ class Journal:
             raise
 
     def append(self, kind: str, record: Any) -> None:
-        """Add a record, a dictionary or a dataclass of this module or a ShardRecord, and see it on the disk."""
+        """Append a record, a dictionary or dataclass, and sync it to disk."""
         fields = record if isinstance(record, dict) else asdict(record)
         line = json.dumps({kind: fields}, sort_keys=True).encode() + b"\n"
         with self._lock:
-            self._file.truncate(self._end)  # what an append that failed left behind
+            self._file.truncate(self._end)  # removes the rest of a failed append
             if self._file.write(line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(self._file.fileno())
@@ -139,35 +139,29 @@ class Journal:
         self._file.close()
 
 
-def read_journal(path: Path) -> Journaled | None:
-    """Return what a journal says, or None if there is none or not even its plan was written.
-
-    Args:
-        path: the file.
-
-    Returns:
-        What it says up to the last whole line.
+def read_journal(path: Path) -> BuildState | None:
+    """Return the state up to the last whole line of a journal, or None if there is no journal or no plan in it.
 
     Raises:
-        OSError: it is there and cannot be read.
+        OSError: the file exists and cannot be read.
     """
-    reached: Journaled | None = None
+    state: BuildState | None = None
     for line in _whole_lines(path):
         ((kind, fields),) = json.loads(line).items()
         if kind == "plan":
-            reached = Journaled(fields)
-        elif reached is None:
+            state = BuildState(fields)
+        elif state is None:
             return None
         elif kind == "tokens":
             end = fields.pop("end")
-            counts = tuple(CorpusCounts(**of_corpus) for of_corpus in end.pop("counts"))
-            reached.tokens.append(TokensRecord(**fields, end=Cursor(**end, counts=counts)))
+            counts = tuple(TokenizedCounts(**corpus) for corpus in end.pop("counts"))
+            state.tokens.append(TokensRecord(**fields, end=Cursor(**end, counts=counts)))
         elif kind == "suffixes":
             record = ShardRecord(**fields)
-            reached.suffixes[record.name] = record
+            state.suffixes[record.name] = record
         elif kind == "complete":
-            reached.completion = Completion(**fields)
-    return reached
+            state.completion = Completion(**fields)
+    return state
 
 
 def _whole_lines(path: Path) -> list[bytes]:

@@ -1,9 +1,9 @@
-"""How much memory a build may take, and the size of shard that fits.
+"""The memory of a build, and the size of shard that fits into it.
 
 Resident at the peak are: the process with its packages and tokenizer; documents being read and tokenized; digests of
-the documents seen; and one shard being sorted, the pages of its tokens file included. The bytes of a shard are bounded
-for any tokens (`suffix_array.peak_bytes`), so real text leaves some of the budget unused. A document is held whole: one
-of more than about 16 MB (in JSON or parquet; text files are read in pieces) takes memory beyond the budget.
+documents already read; and one shard being sorted, with the pages of its tokens file. The bytes of a shard are bounded
+for any tokens (`suffix_array.peak_bytes`), so real text leaves some of the budget unused. A document is held whole: in
+JSON or parquet, one of more than about 16 MB takes memory beyond the budget (text files are read in pieces).
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from build_index.suffix_array import max_positions, peak_bytes
 from rest_store.datastore.header import MAX_POSITIONS, token_width
 from rest_store.datastore.memory import available_bytes
 from rest_store.errors import BuildError, MemoryBudgetError, describe
 
 MIB = 1 << 20
-SMALLEST_SHARD = 1 << 20  # positions; fewer are only made when asked for
+SMALLEST_SHARD = 1 << 20  # positions, unless the user sets the size
 WORK_BYTES = 320 * MIB  # reading, tokenizing a batch, and what the allocator keeps of it
-_PROCESS_STEP = 64 * MIB  # the process is counted in such steps, so that a few pages do not change the result
+_PROCESS_STEP = 64 * MIB  # the process is rounded up to such steps, so that a few pages do not change the shards
 _DIGESTS_SHARE = 32
 _M_ARENA_MAX = -8  # malloc.h
 _ARENAS = 8
@@ -30,12 +31,12 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What the memory budget is spent on; all in bytes but `shard_positions`.
+    """The parts of the memory budget; all in bytes except `shard_positions`.
 
     Attributes:
         budget: bound on the peak of resident memory.
-        process: packages and tokenizer, as they are before the first document.
-        digests: digests of documents seen; further ones go to disk.
+        process: packages and tokenizer, before the first document.
+        digests: digests of documents already read; further ones go to disk.
         shard_positions: tokens and separators of a shard.
     """
 
@@ -46,7 +47,7 @@ class MemoryPlan:
 
     @property
     def for_shards(self) -> int:
-        """What is left for shards, being sorted or read again."""
+        """The rest, for the shard being sorted."""
         return self.budget - self.process - self.digests - WORK_BYTES
 
 
@@ -59,19 +60,16 @@ def plan_memory(
         budget: bound on the peak of resident memory, in bytes.
         process_bytes: resident memory now, packages and tokenizer loaded.
         vocabulary_size: `V`.
-        shard_positions: tokens and separators of a shard, if they are given; None: the largest power of two that fits,
-            or the most that can be sorted, so that small changes of the budget do not change the result.
-
-    Returns:
-        The plan.
+        shard_positions: tokens and separators of a shard; None: the largest power of two that fits, or the most that
+            can be sorted, so that small changes of the budget do not change the shards.
 
     Raises:
         BuildError: `shard_positions` is not between 2 and what can be sorted.
-        MemoryBudgetError: the shard asked for, or one of 2^20 positions, does not fit.
+        MemoryBudgetError: the shard, by default one of 2^20 positions, does not fit.
     """
     process = -(-process_bytes // _PROCESS_STEP) * _PROCESS_STEP
     digests = budget // _DIGESTS_SHARE
-    limit = most_positions(vocabulary_size)
+    limit = max_positions(vocabulary_size)
     if shard_positions is not None and not 2 <= shard_positions <= limit:
         raise BuildError(describe("shard", "the number of tokens", shard_positions, f"2..{limit}"))
     sizes = [
@@ -89,41 +87,23 @@ def plan_memory(
 
 
 def shard_bytes(positions: int, vocabulary_size: int) -> int:
-    """Bound the memory that sorting and writing a shard takes, in bytes, mapped pages included.
+    """Return a bound on the bytes that sorting and writing a shard takes, mapped pages included.
 
     Args:
         positions: tokens and separators of the shard.
         vocabulary_size: `V`.
-
-    Returns:
-        Bytes at the peak.
     """
-    from build_index.suffix_array import peak_bytes
-
     mapped = token_width(vocabulary_size) * positions
     # Writing: the suffix array, blocks of at most 2^20 entries, and keys of at most 2^26, measured.
     written = 4 * positions + 16 * min(positions, 1 << 20) + 5 * min(positions, 1 << 26) // 4 + MIB
     return mapped + max(peak_bytes(positions, vocabulary_size), written)
 
 
-def most_positions(vocabulary_size: int) -> int:
-    """Return the most positions that a shard can have, whatever the memory."""
-    from build_index.suffix_array import max_positions
-
-    return min(MAX_POSITIONS, max_positions(1 << 62, vocabulary_size))
-
-
 def parse_size(text: str) -> int:
-    """Read a size such as `8G`, `512M`, `1.5GiB` or a number of bytes; K, M, G and T are powers of 1,024.
-
-    Args:
-        text: what the user wrote.
-
-    Returns:
-        Bytes.
+    """Return the bytes of a size such as `8G`, `512M`, `1.5GiB` or `1000`; K, M, G and T are powers of 1,024.
 
     Raises:
-        MemoryBudgetError: it is no size, or zero.
+        MemoryBudgetError: the text is not a size, or the size is zero.
     """
     match = _SIZE.fullmatch(text.strip())
     size = 0 if match is None else int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
@@ -133,7 +113,7 @@ def parse_size(text: str) -> int:
 
 
 def size_text(size: float) -> str:
-    """Return a size in bytes as a person reads it: `"1.5 GiB"`."""
+    """Return a size in bytes for people: `"1.5 GiB"`."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
@@ -142,10 +122,10 @@ def size_text(size: float) -> str:
 
 
 def limit_arenas() -> None:
-    """Let threads share at most eight areas of the allocator (glibc), unless MALLOC_ARENA_MAX says otherwise.
+    """Limit the allocator of glibc to eight arenas, unless MALLOC_ARENA_MAX is set.
 
-    By default each thread has an area of its own, up to eight a core, and keeps there what it has freed: with 16
-    tokenizing threads that took 250 MB more.
+    By default each thread has its own arena, up to eight a core, and keeps freed memory there: 250 MB more with 16
+    tokenizing threads.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None and "MALLOC_ARENA_MAX" not in os.environ:
@@ -153,7 +133,7 @@ def limit_arenas() -> None:
 
 
 def resident_bytes(field: str = "VmRSS") -> int:
-    """Return the resident memory of this process in bytes: `"VmRSS"` now, `"VmHWM"` its peak; 0 where it is unknown."""
+    """Return the resident memory of this process in bytes, `"VmRSS"` now or `"VmHWM"` at its peak; 0 if unknown."""
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -162,13 +142,12 @@ def resident_bytes(field: str = "VmRSS") -> int:
 
 
 def available_budget(root: Path = Path("/")) -> int:
-    """Return the memory that may still be taken, in bytes (`rest_store.datastore.memory.available_bytes`).
+    """Return the available memory in bytes (`rest_store.datastore.memory.available_bytes`).
 
     Raises:
-        MemoryBudgetError: the system does not tell.
+        MemoryBudgetError: it is unknown.
     """
     available = available_bytes(root)
     if available is None:
-        found, expected = "unknown (/proc/meminfo does not tell it)", "given as --memory SIZE"
-        raise MemoryBudgetError(describe("build", "the memory available", found, expected))
+        raise MemoryBudgetError("build: the available memory is unknown (no /proc/meminfo); set --memory SIZE")
     return available

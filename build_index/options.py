@@ -1,11 +1,10 @@
-"""What a build is asked for, and what it says when it is done."""
+"""The options and the summary of a build."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from build_index.corpus import CorpusSpec
 from rest_store.errors import BuildError, describe
@@ -18,13 +17,13 @@ class BuildOptions:
     Attributes:
         corpora: what to read, in this order.
         tokenizer: see `load_tokenizer`.
-        out: directory of the datastore; a datastore that is there is replaced when the new one is complete.
+        out: directory of the datastore; an old datastore there is replaced when the new one is complete.
         shard_tokens: tokens and separators of a shard; None: as many as the memory allows, a power of two.
-        memory: bound on the peak of resident memory, in bytes; None: half of what is available.
-        workers: threads that tokenize; None: one for each core. Takes effect if nothing has been tokenized in this
-            process before. The result does not depend on it.
-        resume: go on from the last complete shard of a build that was interrupted.
-        keep_duplicates: store documents that are equal to an earlier one.
+        memory: bound on the peak of resident memory, in bytes; None: half of the available memory.
+        workers: threads that tokenize; None: one for each core. Takes effect if this process has not tokenized
+            anything before. The result does not depend on it.
+        resume: resume an interrupted build after its last complete shard.
+        keep_duplicates: store exact duplicates, too.
         chat_template: Jinja text, or a file with it, instead of the tokenizer's own.
 
     Raises:
@@ -52,25 +51,25 @@ class BuildOptions:
 
 @dataclass(frozen=True)
 class BuildSummary:
-    """What was built; sizes in bytes, times in seconds.
+    """The result of a build; sizes in bytes, times in seconds.
 
     Attributes:
         out: the datastore.
         documents: documents stored.
         tokens: tokens stored.
         duplicates: exact duplicates dropped.
-        skipped: documents and files passed over, by reason.
+        skipped: number of skipped documents and files by reason.
         split_documents: documents longer than a shard, stored in pieces.
         shards: number of shards.
-        resumed_shards: those of them that an earlier, interrupted run had tokenized.
-        shard_positions: tokens and separators that a shard may have.
+        resumed_shards: shards that an earlier, interrupted run had tokenized.
+        shard_positions: most tokens and separators of a shard.
         size: bytes of all shard files.
-        bytes_per_token: the same, for each token.
+        bytes_per_token: bytes for each token.
         seconds: from start to end.
-        stage_seconds: time by stage: `load` (packages and tokenizer), `read`, `tokenize`, `sort` and `write`; in
-            all it may be more than `seconds`, since sorting and writing suffix arrays overlap the others.
+        stage_seconds: time by stage: `load` (packages and tokenizer), `read`, `tokenize`, `sort` and `write`. Their sum
+            may exceed `seconds`, since sorting and writing suffix arrays overlap the other stages.
         memory: the bound on resident memory.
-        peak_memory: the most that was resident, of the whole process since it started.
+        peak_memory: peak of the resident memory of the process since it started.
     """
 
     out: str
@@ -88,7 +87,3 @@ class BuildSummary:
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
     memory: int = 0
     peak_memory: int = 0
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the object that `--json` prints."""
-        return asdict(self)

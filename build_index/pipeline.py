@@ -1,4 +1,4 @@
-"""From documents to complete shards: one shard is sorted while the next is tokenized, each noted in the journal."""
+"""From documents to complete shards: one shard is sorted while the next is tokenized."""
 
 from __future__ import annotations
 
@@ -9,59 +9,58 @@ from typing import Any
 from build_index.corpus import Corpus
 from build_index.document_stream import DocumentStream
 from build_index.duplicates import SeenDocuments
-from build_index.journal import Journal, Journaled, TokensRecord
+from build_index.errors import output_errors
+from build_index.journal import BuildState, Journal, TokensRecord
 from build_index.memory import MemoryPlan
 from build_index.progress import ProgressListener, StageProgress
 from build_index.shard_sorter import ShardSorter
 from build_index.shard_tokens import ShardTokens, first_cursor
-from build_index.staging import Workplace, output_errors
+from build_index.staging import Staging
 from build_index.target_tokenizer import TargetTokenizer
 from rest_store.datastore.manifest import ShardRecord
 
-_SECONDS_BETWEEN_REPORTS = 0.2
+SECONDS_BETWEEN_REPORTS = 0.2
 
 
 class Pipeline:
-    """Makes the shards of one build.
+    """Makes the shards of one build; runs once.
 
     Args:
         corpora: what to read.
-        tokenizer: makes tokens of it.
-        workplace: where the shards are made.
-        journal: takes a note of each complete file.
-        reached: what was there already; extended.
+        tokenizer: the tokenizer.
+        staging: where the shards are made.
+        journal: records each complete file.
+        state: state of the build so far; updated.
         memory: size of shards.
         seen: finds duplicates; None: they are kept.
 
     Attributes:
         shard_tokens: the tokens files.
-
-    Runs once.
     """
 
     def __init__(
         self,
         corpora: Sequence[Corpus],
         tokenizer: TargetTokenizer,
-        workplace: Workplace,
+        staging: Staging,
         journal: Journal,
-        reached: Journaled,
+        state: BuildState,
         memory: MemoryPlan,
         seen: SeenDocuments | None,
     ) -> None:
         self._corpora = corpora
         self._tokenizer = tokenizer
-        self._workplace = workplace
+        self._staging = staging
         self._journal = journal
-        self._reached = reached
-        start = reached.tokens[-1].end if reached.tokens else first_cursor(len(corpora))
+        self._state = state
+        start = state.tokens[-1].end if state.tokens else first_cursor(len(corpora))
         size = tokenizer.identity.vocabulary_size
-        self._stream = DocumentStream(corpora, seen, start, workplace.out)
+        self._stream = DocumentStream(corpora, seen, start, staging.out)
         self.shard_tokens = ShardTokens(
-            workplace.datastore, size, memory.shard_positions, start, shard_count=len(reached.tokens)
+            staging.datastore, size, memory.shard_positions, start, shard_count=len(state.tokens)
         )
-        self._sorter = ShardSorter(workplace.datastore, size, self._note_suffixes)
-        self._unsorted = [record for record in reached.tokens if record.name not in reached.suffixes]
+        self._sorter = ShardSorter(staging.datastore, size, self.record_suffixes)
+        self._unsorted = [record for record in state.tokens if record.name not in state.suffixes]
         self._listener: ProgressListener | None = None
         self._reported = 0.0
         self._started = 0.0
@@ -74,11 +73,11 @@ class Pipeline:
         """Make the shards.
 
         Args:
-            listener: told about progress.
+            listener: called with the progress.
 
         Raises:
-            RestStoreError: a corpus cannot be read, the disk is full, or memory is; or ResumeError: the corpora do not
-                begin with the documents of the shards that are there.
+            RestStoreError: a corpus cannot be read, or disk or memory is full.
+            ResumeError: the corpora do not begin with the documents of the existing shards.
         """
         self._started = time.perf_counter()
         self._listener = listener
@@ -86,15 +85,15 @@ class Pipeline:
             self._total_bytes = _total_bytes(self._corpora)
         try:
             for record in self._unsorted:
-                self._sort(record)
+                self.sort(record)
             for record in self._tokenized():
-                self._sort(record)
+                self.sort(record)
             self._seconds_until_tokenized = time.perf_counter() - self._started
             self._sorter.wait(self._report)
             self._reported = 0.0
             self._report()
         except Exception:
-            # A shard being sorted will be complete when the build is resumed. An interrupt does not wait for it.
+            # The current shard will be complete when the build is resumed. An interrupt does not wait for it.
             self._sorter.finish()
             raise
         finally:
@@ -102,16 +101,14 @@ class Pipeline:
             self.shard_tokens.abandon()
 
     def provenance(self) -> Iterator[dict[str, Any]]:
-        """Yield what the manifest says of each corpus, all having been read."""
-        stream = self._stream
-        counts = self.shard_tokens.end.counts
-        for number, corpus in enumerate(self._corpora):
+        """Yield the manifest's entry of each corpus, after all are read."""
+        for number, (corpus, counts) in enumerate(zip(self._corpora, self.shard_tokens.end.counts, strict=True)):
             yield {
                 **corpus.provenance(),
-                "documents_sha256": stream.digests[number].hexdigest(),
-                "duplicates": stream.duplicates[number],
-                "without_tokens": counts[number].without_tokens,
-                "split_documents": counts[number].split_documents,
+                "documents_sha256": self._stream.digests[number].hexdigest(),
+                "duplicates": self._stream.duplicates[number],
+                "without_tokens": counts.without_tokens,
+                "split_documents": counts.split_documents,
             }
 
     def stage_seconds(self) -> dict[str, float]:
@@ -123,16 +120,30 @@ class Pipeline:
             "write": self._write_seconds + self._sorter.write_seconds,
         }
 
+    def sort(self, record: TokensRecord) -> None:
+        """Record a complete tokens file, and sort it as soon as the previous one is done."""
+        if record not in self._state.tokens:
+            with output_errors(self._staging.journal_path):
+                self._journal.append("tokens", record)
+            self._state.tokens.append(record)
+        self._sorter.wait(self._report)
+        self._sorter.submit(record.name, record.position_count)
+
+    def record_suffixes(self, record: ShardRecord) -> None:
+        """Record a complete shard."""
+        self._journal.append("suffixes", record)
+        self._state.suffixes[record.name] = record
+
     def _tokenized(self) -> Iterator[TokensRecord]:
         """Read and tokenize; yield each tokens file that becomes complete."""
         for batch in self._stream.batches():
-            batch = [read for read in batch if not self.shard_tokens.is_done(read)]
+            batch = [item for item in batch if not self.shard_tokens.is_done(item)]
             start = time.perf_counter()
-            tokens = self._tokenizer.encode_documents([read.document for read in batch])
+            tokens = self._tokenizer.encode_documents([item.document for item in batch])
             written_from = time.perf_counter()
             self._tokenize_seconds += written_from - start
-            for read, ids in zip(batch, tokens, strict=True):
-                for record in self.shard_tokens.append(read, ids):
+            for item, ids in zip(batch, tokens, strict=True):
+                for record in self.shard_tokens.append(item, ids):
                     self._write_seconds += time.perf_counter() - written_from
                     yield record
                     written_from = time.perf_counter()
@@ -141,46 +152,33 @@ class Pipeline:
             self._report()
         yield from self.shard_tokens.finish()
 
-    def _sort(self, record: TokensRecord) -> None:
-        """Note a complete tokens file, and have it sorted as soon as the one before it is."""
-        if record not in self._reached.tokens:
-            with output_errors(self._workplace.journal_path):
-                self._journal.append("tokens", record)
-            self._reached.tokens.append(record)
-        self._sorter.wait(self._report)
-        self._sorter.submit(record.name, record.position_count)
-
-    def _note_suffixes(self, record: ShardRecord) -> None:
-        self._journal.append("suffixes", record)
-        self._reached.suffixes[record.name] = record
-
     def _report(self) -> None:
-        """Tell the listener how far each stage is, unless it was told a moment ago."""
+        """Report the progress of all stages, unless the last report is recent."""
         now = time.perf_counter()
-        if self._listener is None or now - self._reported < _SECONDS_BETWEEN_REPORTS:
+        if self._listener is None or now - self._reported < SECONDS_BETWEEN_REPORTS:
             return
         self._reported = now
         done, total = self._stream.bytes_read, self._total_bytes
         positions = sum(record.position_count for record in self._unsorted) + self.shard_tokens.position_count
-        estimated: int | None = positions
-        seconds = self._seconds_until_tokenized
-        if seconds is None:
+        if self._seconds_until_tokenized is None:
             seconds = now - self._started
-            estimated = round(positions * total / done) if total and done else None
+            estimate = round(positions * total / done) if total and done else None
         else:
-            total = done
-        sorted_, written, sort_seconds, write_seconds = self._sorter.progress()
-        sorted_ = min(sorted_, positions)  # the sorter has gone on meanwhile
-        stages = [
-            StageProgress("tokenizing", done, total, "bytes", seconds),
-            StageProgress("sorting", sorted_, estimated, "tokens", sort_seconds),
-            StageProgress("writing", min(written, sorted_), estimated, "tokens", write_seconds),
-        ]
-        self._listener(stages)
+            seconds, total, estimate = self._seconds_until_tokenized, done, positions
+        written, write_seconds = self._sorter.written_positions, self._sorter.write_seconds
+        sorted_, sort_seconds = self._sorter.progress()
+        sorted_ = min(sorted_, positions)  # the sorter may have gone on meanwhile
+        self._listener(
+            [
+                StageProgress("tokenizing", done, total, "bytes", seconds),
+                StageProgress("sorting", sorted_, estimate, "tokens", sort_seconds),
+                StageProgress("writing", min(written, sorted_), estimate, "tokens", write_seconds),
+            ]
+        )
 
 
 def _total_bytes(corpora: Sequence[Corpus]) -> int | None:
-    """Return the bytes to be read, or None where that is not known beforehand."""
+    """Return the bytes to read, or None if that is not known beforehand."""
     if any(corpus.spec.max_documents is not None for corpus in corpora):
         return None
     sizes = [corpus.size_hint for corpus in corpora]

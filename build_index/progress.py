@@ -1,10 +1,9 @@
-"""How far a build is: what it tells a listener, and bars that show it on a terminal."""
+"""The progress of a build: what a listener receives, and bars that show it on a terminal."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TextIO
@@ -12,12 +11,11 @@ from typing import Protocol, TextIO
 from build_index.memory import size_text
 
 _BAR = 28
-_SECONDS_BETWEEN = 0.1
 
 
 @dataclass(frozen=True)
 class StageProgress:
-    """How far one stage is.
+    """The progress of one stage.
 
     Attributes:
         stage: `"tokenizing"`, which includes reading, `"sorting"`, or `"writing"`.
@@ -35,7 +33,7 @@ class StageProgress:
 
     @property
     def share(self) -> float | None:
-        """The part that is done, 0..1, or None if the total is not known."""
+        """The share that is done, 0..1, or None if the total is unknown."""
         return None if not self.total else min(1.0, self.done / self.total)
 
     @property
@@ -45,55 +43,40 @@ class StageProgress:
 
     @property
     def seconds_left(self) -> float | None:
-        """Time that the rest takes at this rate, or None if that is not known."""
+        """Time that the rest takes at this rate, or None if it is unknown."""
         return max(0.0, (self.total - self.done) / self.rate) if self.total and self.rate else None
 
 
 class ProgressListener(Protocol):
-    """Something to call with the progress of a build."""
+    """A function that is called with the progress of a build."""
 
     def __call__(self, stages: Sequence[StageProgress], /) -> None:
-        """Take notice of all stages, in order; called a few times a second and once at the end."""
+        """Receive the progress of all stages, in order; called a few times a second and once at the end."""
 
 
 class TerminalBars:
-    """A line with a bar for each stage, drawn anew in place.
+    """A ProgressListener that draws a line with a bar for each stage, over the lines drawn before. Not thread-safe.
 
     Args:
         file: the terminal.
-
-    Use it as a ProgressListener, then `close` it. Not thread-safe.
     """
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
-        self._drawn = 0
-        self._last = 0.0
-        self._stages: Sequence[StageProgress] = ()
+        self._lines_drawn = 0
 
     @staticmethod
     def fits(file: TextIO) -> bool:
-        """Whether the file is a terminal on which lines can be drawn anew."""
+        """Whether the file is a terminal on which lines can be drawn again."""
         return file.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
     def __call__(self, stages: Sequence[StageProgress], /) -> None:
-        """Draw them, unless that was done a moment ago."""
-        self._stages = stages
-        if time.monotonic() - self._last >= _SECONDS_BETWEEN:
-            self._draw()
-
-    def close(self) -> None:
-        """Draw the last state and leave it there."""
-        if self._stages:
-            self._draw()
-
-    def _draw(self) -> None:
-        self._last = time.monotonic()
-        up = f"\x1b[{self._drawn}A" if self._drawn else ""
+        """Draw the stages."""
+        up = f"\x1b[{self._lines_drawn}A" if self._lines_drawn else ""
         width = shutil.get_terminal_size().columns - 1
-        self._file.write(up + "".join(f"\r\x1b[2K{line_of(stage)[:width]}\n" for stage in self._stages))
+        self._file.write(up + "".join(f"\r\x1b[2K{line_of(stage)[:width]}\n" for stage in stages))
         self._file.flush()
-        self._drawn = len(self._stages)
+        self._lines_drawn = len(stages)
 
 
 def line_of(stage: StageProgress) -> str:

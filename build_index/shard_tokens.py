@@ -1,16 +1,16 @@
-"""The tokens files of a datastore, written one after another: documents are put into shards in the order they come."""
+"""The tokens files of a datastore, written one after another: documents are stored in the order they are read."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 
-from build_index.document_stream import ReadDocument
-from build_index.journal import CHAIN_START, CorpusCounts, Cursor, TokensRecord
-from build_index.staging import output_errors
+from build_index.document_stream import StreamedDocument
+from build_index.errors import output_errors
+from build_index.journal import CHAIN_START, Cursor, TokenizedCounts, TokensRecord
+from build_index.staging import sync_directory
 from build_index.target_tokenizer import Tokens
 from rest_store.datastore.shard import TokensWriter
 
@@ -21,28 +21,28 @@ def shard_name(number: int) -> str:
 
 
 def first_cursor(corpus_count: int) -> Cursor:
-    """Return the place before the first document."""
-    return Cursor(0, CHAIN_START.hex(), 0, 0, tuple(CorpusCounts() for _ in range(corpus_count)))
+    """Return the cursor before the first document."""
+    return Cursor(0, CHAIN_START.hex(), 0, 0, tuple(TokenizedCounts() for _ in range(corpus_count)))
 
 
 class ShardTokens:
     """Writes tokens files of a given size.
 
-    A document that does not fit into what is left of a shard begins the next one. A document longer than a shard is
-    split: its pieces fill shards of their own, but for the last, which others follow.
+    A document that does not fit into the rest of a shard begins the next one. A document longer than a shard is split:
+    each piece fills a shard, except the last, which other documents follow.
 
     Args:
-        directory: where.
+        directory: where to write.
         vocabulary_size: `V`.
-        shard_positions: tokens and separators that a shard may have, at least 2.
-        start: the end of the shards that are there already.
-        shard_count: how many these are.
+        shard_positions: most tokens and separators of a shard, at least 2.
+        start: the end of the existing shards.
+        shard_count: number of existing shards.
 
     Attributes:
         position_count: tokens and separators written, of complete and unfinished shards.
-        end: the place up to which documents have been taken.
+        end: the place after the last document appended.
 
-    Not thread-safe. OutputError is raised when files cannot be written.
+    Not thread-safe. Raises OutputError if files cannot be written.
     """
 
     def __init__(
@@ -59,74 +59,68 @@ class ShardTokens:
         self._counts = deepcopy(start.counts)
         self._writer: TokensWriter | None = None
 
-    def is_done(self, read: ReadDocument) -> bool:
-        """Whether a document is in the shards that were there already, to its last token."""
-        partial = self._start.tokens_stored > 0 and read.number == self._start.documents
-        return read.number <= self._start.documents and not partial
+    @property
+    def path(self) -> Path:
+        """The tokens file of the current shard."""
+        return self._directory / f"{shard_name(self._shard_count)}.tokens"
 
-    def append(self, read: ReadDocument, ids: Tokens) -> Iterator[TokensRecord]:
-        """Take a document up.
+    def is_done(self, item: StreamedDocument) -> bool:
+        """Whether a document is in the existing shards, to its last token."""
+        partial = self._start.tokens_stored > 0 and item.number == self._start.documents
+        return item.number <= self._start.documents and not partial
 
-        Args:
-            read: the document, one that is not done.
-            ids: its tokens.
-
-        Yields:
-            A record of each shard that has become complete.
-        """
-        done = self._start.tokens_stored if read.number == self._start.documents else 0
+    def append(self, item: StreamedDocument, ids: Tokens) -> Iterator[TokensRecord]:
+        """Append a document that is not done, with the token ids `ids`; yield each shard that becomes complete."""
+        done = self._start.tokens_stored if item.number == self._start.documents else 0
         if not len(ids):
-            self._counts[read.corpus].without_tokens += 1
-            self._move(read)
+            self._counts[item.corpus].without_tokens += 1
+            self._move(item)
             return
         written = 0 if self._writer is None else self._writer.position_count
         if written and written + len(ids) - done + 1 > self._shard_positions:
-            yield self._complete()
+            yield self.complete_shard()
         if done == 0:
             self._stored_documents += 1
-            self._counts[read.corpus].split_documents += len(ids) + 1 > self._shard_positions
+            self._counts[item.corpus].split_documents += len(ids) + 1 > self._shard_positions
         while len(ids) - done + 1 > self._shard_positions:
             piece = ids[done : done + self._shard_positions - 1]
-            self._write(piece)
+            self.write(piece)
             done += len(piece)
-            self._move(read, done)
-            yield self._complete()
-        self._write(ids[done:])
-        self._move(read)
+            self._move(item, done)
+            yield self.complete_shard()
+        self.write(ids[done:])
+        self._move(item)
 
     def finish(self) -> Iterator[TokensRecord]:
         """Complete the last shard, and yield its record if there is one."""
         if self._writer is not None:
-            yield self._complete()
+            yield self.complete_shard()
 
     def abandon(self) -> None:
-        """Close the unfinished file; it is no shard."""
+        """Close the unfinished file, which is not a shard."""
         if self._writer is not None:
             with suppress(OSError):
                 self._writer.abandon()
             self._writer = None
 
-    def _move(self, read: ReadDocument, tokens_stored: int = 0) -> None:
-        self.end = Cursor(read.number, read.chain.hex(), tokens_stored, self._stored_documents, deepcopy(self._counts))
+    def _move(self, item: StreamedDocument, tokens_stored: int = 0) -> None:
+        self.end = Cursor(item.number, item.chain.hex(), tokens_stored, self._stored_documents, deepcopy(self._counts))
 
-    def _write(self, ids: Tokens) -> None:
-        path = self._directory / f"{shard_name(self._shard_count)}.tokens"
-        with output_errors(path):
+    def write(self, ids: Tokens) -> None:
+        """Write a document or piece to the current shard."""
+        with output_errors(self.path):
             if self._writer is None:
-                self._writer = TokensWriter(path, self._vocabulary_size)
+                self._writer = TokensWriter(self.path, self._vocabulary_size)
             self._writer.append(ids)
         self.position_count += len(ids) + 1
 
-    def _complete(self) -> TokensRecord:
+    def complete_shard(self) -> TokensRecord:
+        """Close the current tokens file and sync it to disk."""
         assert self._writer is not None
-        writer, name = self._writer, shard_name(self._shard_count)
-        with output_errors(writer.path):
-            header = writer.close()
-            descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(descriptor)  # the name of the file
-            finally:
-                os.close(descriptor)
+        with output_errors(self.path):
+            header = self._writer.close()
+            sync_directory(self._directory)
+        name = shard_name(self._shard_count)
         self._writer = None
         self._shard_count += 1
         return TokensRecord(name, header.position_count, header.sha256.hex(), self.end)

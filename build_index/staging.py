@@ -1,8 +1,8 @@
-"""Where a datastore is built: a directory beside its final place, out of which it is renamed when it is complete.
+"""The staging directory of a build, beside the final place; the complete datastore is renamed out of it.
 
-    ds/                     the datastore, if there is one; untouched until the very end
+    ds/                     the old datastore, if there is one; untouched until the very end
     .ds.building/
-        journal.jsonl       what has been reached (build_index/journal.py)
+        journal.jsonl       state of the build (build_index/journal.py)
         datastore/          the files of the new datastore
         replaced/           for a moment, where directories cannot be exchanged: the old datastore
 
@@ -19,16 +19,16 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
+from build_index.errors import output_errors
 from build_index.journal import FILE_NAME as JOURNAL_NAME
-from build_index.journal import Journal, Journaled, read_journal
+from build_index.journal import BuildState, Journal, read_journal
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
-from rest_store.errors import OutputError, RestStoreError, ResumeError, describe
+from rest_store.errors import OutputError, ResumeError, describe
 
 _OLD_FILE_NAME = "prepared.drafts"  # in datastores of older builds
 _OUR_FILES = re.compile(
@@ -38,35 +38,24 @@ _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
 
-@contextmanager
-def output_errors(where: Path) -> Iterator[None]:
-    """Turn the operating system's errors into OutputError, which names `where`."""
-    try:
-        yield
-    except OSError as error:
-        if isinstance(error, RestStoreError):
-            raise
-        found = f"not writable ({error.strerror or error})"
-        raise OutputError(describe(where, "datastore", found, "a place with room where one may write")) from error
-
-
-class Workplace:
-    """The directory of one build, locked.
+class Staging:
+    """The locked staging directory of one build.
 
     Args:
-        out: where the datastore is to be.
+        out: the final place of the datastore.
 
     Attributes:
-        out: the same, without links.
-        path: the directory.
+        out: the same, with links resolved.
+        path: the staging directory.
         datastore: the directory of the new datastore's files.
         journal_path: the journal's file.
 
     Raises:
-        OutputError: `out` is something that is not replaced (a file, a directory with other content, a mount point),
-            the directory cannot be made, or another process is building there.
+        OutputError: `out` must not be replaced (a file, a directory with other content, a mount point), the directory
+            cannot be made, or another process is building there.
 
-    A context manager: leaving it gives the lock back. Not thread-safe.
+    A context manager: leaving it releases the lock. Not thread-safe. All methods raise OutputError if the directory
+    cannot be read or written.
     """
 
     def __init__(self, out: Path) -> None:
@@ -79,7 +68,7 @@ class Workplace:
             self._lock = self._locked()
             self._restore_replaced()
 
-    def __enter__(self) -> Workplace:
+    def __enter__(self) -> Staging:
         return self
 
     def __exit__(
@@ -98,8 +87,7 @@ class Workplace:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 os.close(lock)
-                found, expected = "in use by another process", "no other build of the same datastore"
-                raise OutputError(describe(self.path, "unfinished build", found, expected)) from None
+                raise OutputError(f"{self.path}: another process is building this datastore") from None
             except OSError:
                 return lock  # a file system without locks
             with suppress(FileNotFoundError):
@@ -108,49 +96,36 @@ class Workplace:
             os.close(lock)
 
     def start(self) -> None:
-        """Remove what an earlier build left, and make the directory of a new one.
-
-        Raises:
-            OutputError: that cannot be done.
-        """
+        """Remove the files of an earlier build, and make the directory of a new datastore."""
         with output_errors(self.path):
             for entry in self.path.iterdir():
                 _remove(entry)
             self.datastore.mkdir()
-            _sync_directory(self.path)
+            sync_directory(self.path)
 
     def open_journal(self) -> Journal:
-        """Open the journal for appending.
-
-        Raises:
-            OutputError: that cannot be done.
-        """
+        """Open the journal for appending."""
         with output_errors(self.journal_path):
             journal = Journal(self.journal_path)
-            _sync_directory(self.path)
+            sync_directory(self.path)
             return journal
 
-    def unfinished(self) -> Journaled:
-        """Return what an earlier build reached.
+    def unfinished(self) -> BuildState:
+        """Return the state of an earlier build.
 
         Raises:
-            ResumeError: there is none.
-            OutputError: its journal cannot be read.
+            ResumeError: there is nothing to resume.
         """
         with output_errors(self.path):
-            reached = read_journal(self.journal_path)
-        if reached is None:
+            state = read_journal(self.journal_path)
+        if state is None:
             self.discard()
-            found, expected = "absent", "one that was interrupted; build without --resume"
-            raise ResumeError(describe(self.out, "unfinished build", found, expected))
-        return reached
+            expected = "one that was interrupted; build without --resume"
+            raise ResumeError(describe(self.out, "unfinished build", "absent", expected))
+        return state
 
     def keep_only(self, names: set[str]) -> None:
-        """Remove from the new datastore's directory every file but those of `names`.
-
-        Raises:
-            OutputError: that cannot be done.
-        """
+        """Remove from the new datastore's directory every file but those of `names`."""
         with output_errors(self.path):
             self.datastore.mkdir(exist_ok=True)
             for entry in self.datastore.iterdir():
@@ -158,30 +133,22 @@ class Workplace:
                     _remove(entry)
 
     def write(self, name: str, text: str) -> None:
-        """Write a file of the new datastore and see it on the disk.
-
-        Raises:
-            OutputError: that cannot be done.
-        """
+        """Write a file of the new datastore and sync it to disk."""
         with output_errors(self.datastore / name), (self.datastore / name).open("wb") as file:
             file.write(text.encode("utf-8"))
             file.flush()
             os.fsync(file.fileno())
 
     def sync(self) -> None:
-        """See the names of the new datastore's files on the disk.
-
-        Raises:
-            OutputError: that cannot be done.
-        """
+        """Sync the names of the new datastore's files to disk."""
         with output_errors(self.datastore):
-            _sync_directory(self.datastore)
+            sync_directory(self.datastore)
 
     def put_in_place(self) -> None:
-        """Make the new datastore the one at `out`, in one step, and remove the old one.
+        """Put the new datastore at `out` in one step, and remove the old one.
 
         Raises:
-            OutputError: that cannot be done, or `out` has become something that is not replaced.
+            OutputError: that is not possible, or `out` must not be replaced any more.
         """
         with output_errors(self.out):
             require_replaceable(self.out)
@@ -190,19 +157,19 @@ class Workplace:
             elif not _exchange(self.datastore, self.out):
                 self.out.rename(self._replaced)
                 self.datastore.rename(self.out)
-            _sync_directory(self.out.parent)
+            sync_directory(self.out.parent)
         self.discard()
 
     def is_in_place(self, manifest_sha256: str) -> bool:
-        """Whether the datastore at `out` is the one with this manifest."""
+        """Whether the datastore with this manifest is at `out`."""
         return _file_sha256(self.out / MANIFEST_NAME) == manifest_sha256
 
     def is_complete(self, manifest_sha256: str) -> bool:
-        """Whether the new datastore's directory holds the one with this manifest."""
+        """Whether the datastore with this manifest is in the staging directory."""
         return _file_sha256(self.datastore / MANIFEST_NAME) == manifest_sha256
 
     def discard(self) -> None:
-        """Remove the directory, as far as possible: the build is done, or leaves nothing to resume."""
+        """Remove the directory as far as possible: the build is done, or there is nothing to resume."""
         with suppress(OSError):
             # The journal last: until then the build can be resumed, to find that it was complete.
             for entry in sorted(self.path.iterdir(), key=lambda entry: entry == self.journal_path):
@@ -210,23 +177,23 @@ class Workplace:
             self.path.rmdir()
 
     def _restore_replaced(self) -> None:
-        """Bring the old datastore back if a build was killed between two renames."""
+        """Restore the old datastore if a build was killed between two renames."""
         if self._replaced.exists() and not self.out.exists():
             self._replaced.rename(self.out)
 
 
 def kept_shards(out: Path) -> int:
-    """Return how many shards of an unfinished build of this datastore need not be tokenized again.
+    """Return the number of tokenized shards of an unfinished build of this datastore.
 
     Raises:
         OSError: its journal cannot be read.
     """
-    reached = read_journal(_building(Path(os.path.realpath(out.expanduser()))) / JOURNAL_NAME)
-    return 0 if reached is None else len(reached.tokens)
+    state = read_journal(_building(Path(os.path.realpath(out.expanduser()))) / JOURNAL_NAME)
+    return 0 if state is None else len(state.tokens)
 
 
 def final_place(out: Path) -> Path:
-    """Return the path of a datastore to be, without links, or raise OutputError if it cannot be put there."""
+    """Return the path of a new datastore with links resolved, or raise OutputError if it cannot be put there."""
     place = Path(os.path.realpath(out.expanduser()))
     with output_errors(place):
         require_replaceable(place)
@@ -236,8 +203,8 @@ def final_place(out: Path) -> Path:
 def require_replaceable(place: Path) -> None:
     """Raise OutputError unless nothing, an empty directory or a datastore is at `place`; let other OSErrors through."""
 
-    def refuse(found: str, expected: str = "a new one, an empty one or a datastore") -> None:
-        raise OutputError(describe(place, "directory", found, expected))
+    def refuse(problem: str, expected: str = "a new one, an empty one or a datastore") -> None:
+        raise OutputError(describe(place, "directory", problem, expected))
 
     if not os.path.lexists(place):
         return
@@ -280,7 +247,8 @@ def _exchange(first: Path, second: Path) -> bool:
     raise OSError(number, os.strerror(number), str(second))
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
+    """Sync the names of a directory's files to disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -1,14 +1,12 @@
 """The suffix array of a shard: its symbols packed into as few bytes as possible, then sorted by libdivsufsort.
 
-libdivsufsort sorts bytes, in time and memory that grow with their number: a byte of text takes five bytes, one for
-itself and four for its place. So the ids that occur get codewords of one to three bytes, the shorter the more often
-they occur, ordered as the ids are (`_Code`). Afterwards the place of a codeword's first byte is turned back into a
-position through a map that takes the room of the text (`_write_locator`), and other places are dropped.
+libdivsufsort sorts bytes. Its time and memory grow with their number: each byte of text takes five bytes, one for
+itself and four for its place. So ids get codewords of one to three bytes, shorter for frequent ids and in the order of
+the ids (`_Code`). After sorting, the place of a codeword's first byte is turned back into a position through a map in
+the memory of the text (`_write_locator`), and other places are dropped.
 
-Python source (standard library and installed packages) with SmolLM2's tokenizer and with Mistral's Tekken; AMD EPYC,
-one thread; peak of resident memory above the symbols themselves; see benchmarks/results/suffix_sort.json, made by
-`python benchmarks/bench_suffix_sort.py smollm2.u16:49152 tekken.u32:131072 --positions 10000000 --positions 100000000
---threads 1 --threads 2`:
+Measured on Python source with the tokenizers of SmolLM2 and Mistral (Tekken), AMD EPYC, one thread, peak of resident
+memory without the symbols (benchmarks/bench_suffix_sort.py, results/suffix_sort.json):
 
     packing                         97.9M symbols, V = 49,152      90.5M symbols, V = 131,072
                                     seconds    bytes a symbol      seconds    bytes a symbol
@@ -17,13 +15,12 @@ one thread; peak of resident memory above the symbols themselves; see benchmarks
     ranks of ids that occur, 2 bytes  15.7          10.0             14.9          10.0
     fitted code, as here              12.8           7.5             13.4           8.2
 
-The fitted code takes 1.47 and 1.60 bytes a symbol. Two threads (OMP_NUM_THREADS=2) changed its time by -11 and +2 %, on
-a machine that others used too: only one stage of libdivsufsort is parallel. At 10M symbols it leads too (0.95 s against
-1.27 s, 1.16 s against 1.31 s); below two million, fitting the code takes longer than it saves, 0.05 s.
+The fitted code takes 1.47 and 1.60 bytes a symbol. It is faster from two million symbols on; below, it costs 0.05 s. A
+second thread changes little, since only one stage of libdivsufsort is parallel.
 
-Limits: the sorter counts bytes in 32 bits, so the text may have 2^31 - 1. At worst, all ids about equally frequent, a
+Limits: the sorter counts bytes in 32 bits, so the text may have 2^31 - 1. At worst, with all ids equally frequent, a
 symbol takes two bytes for `V <= 65,535` and three above: 2^30 - 1 and 715,827,882 positions are always possible, and
-FORMAT.md's 2^30 wherever symbols take less than two bytes on average. The 64-bit sorter is not used.
+FORMAT.md's 2^30 if symbols take less than two bytes on average. The 64-bit sorter is not used.
 """
 
 from __future__ import annotations
@@ -36,15 +33,14 @@ from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
-from pydivsufsort.dll import libdivsufsort
 
+from rest_store.datastore.header import MAX_POSITIONS, token_width
 from rest_store.errors import BuildError, describe
 
 Symbols = npt.NDArray[np.unsignedinteger]
 
-MAX_POSITIONS = 2**30  # FORMAT.md, section 1
 MAX_TEXT_BYTES = 2**31 - 1  # the 32-bit sorter counts bytes in a signed int
-_BLOCK = 2**14  # symbols or ranks handled at once, a multiple of _STRIDE; larger ones take fresh pages from malloc
+_BLOCK = 2**14  # symbols or ranks at once, a multiple of _STRIDE; larger blocks take fresh pages from malloc
 _STRIDE = 128  # text bytes for each anchor of the locator: what seven bits can count
 _START = 0x80  # locator bit: a codeword starts here
 _DEEPEST_RUN = 2**15  # symbols that share a first byte: 256 runs of 256, less what steps of 16 and lone symbols waste
@@ -56,27 +52,29 @@ def suffix_array(symbols: Symbols, *, vocabulary_size: int) -> npt.NDArray[np.in
 
     Args:
         symbols: tokens and separators in order. Unsigned integers of shape `(P,)` in any byte order, or big-endian
-            bytes, uint8 of shape `(P, w)`: the payload of a tokens file as it is. May be a read-only mapping; it is
-            read in blocks, three times through. `0 <= P <= 2^30`.
+            bytes, uint8 of shape `(P, w)`: the payload of a tokens file. May be a read-only mapping; it is read in
+            blocks, three times. `0 <= P <= 2^30`.
         vocabulary_size: `V`, 1..16,777,215. Every symbol is below `V`, or the separator `2^(8w) - 1`.
 
     Returns:
-        int32 of shape `(N,)`, an array of its own: the positions of all symbols but separators, in ascending order of
-        the suffixes that start there, separators greatest and a proper prefix before what it is a prefix of.
+        int32 of shape `(N,)`, a new array: the positions of all tokens in ascending order of the suffixes that start
+        there; separators are greatest, and a proper prefix comes first.
 
     Raises:
         BuildError: `symbols` has another type or shape, or more than 2^30 symbols, or holds an id that is neither
             below `V` nor the separator; or the packed text exceeds 2^31 - 1 bytes (never below `max_positions`).
-        MemoryError: memory does not suffice; `peak_bytes` says how much it takes.
+        MemoryError: there is less memory than `peak_bytes`.
 
     Thread-safe; releases the GIL while it sorts. Deterministic, whatever the number of threads (OMP_NUM_THREADS).
     """
+    from pydivsufsort.dll import libdivsufsort  # of the [build] extra
+
     width = _token_width(vocabulary_size)
     is_payload = symbols.dtype == np.uint8 and symbols.ndim == 2 and symbols.shape[1] == width
     if not is_payload and not (symbols.ndim == 1 and symbols.dtype.kind == "u" and symbols.dtype.itemsize <= 4):
-        found = f"{symbols.dtype} of shape {symbols.shape}"
+        problem = f"{symbols.dtype} of shape {symbols.shape}"
         expected = f"unsigned of up to 32 bits and shape (P,), or uint8 of shape (P, {width})"
-        raise BuildError(describe("suffix array", "the type of symbols", found, expected))
+        raise BuildError(describe("suffix array", "the type of symbols", problem, expected))
     if len(symbols) > MAX_POSITIONS:
         raise BuildError(describe("suffix array", "the number of symbols", len(symbols), f"at most {MAX_POSITIONS}"))
 
@@ -85,10 +83,10 @@ def suffix_array(symbols: Symbols, *, vocabulary_size: int) -> npt.NDArray[np.in
         counts += np.bincount(ids, minlength=vocabulary_size + 1)
     code = _Code(counts)
     if code.text_bytes > MAX_TEXT_BYTES:
-        found, expected = f"{code.text_bytes} bytes", f"at most {MAX_TEXT_BYTES}"
-        raise BuildError(describe("suffix array", "the packed text", found, expected))
+        size, expected = f"{code.text_bytes} bytes", f"at most {MAX_TEXT_BYTES}"
+        raise BuildError(describe("suffix array", "the packed text", size, expected))
 
-    # Whole strides, and room for what `_encode` writes past the last codeword before it knows better.
+    # Whole strides, and two more bytes, which `_encode` writes after the last codeword.
     text = np.empty((code.text_bytes + 2 + _STRIDE - 1) // _STRIDE * _STRIDE, dtype=np.uint8)
     _encode(symbols, code, text)
     order = np.empty(code.text_bytes, dtype=np.int32)
@@ -103,48 +101,30 @@ def suffix_array(symbols: Symbols, *, vocabulary_size: int) -> npt.NDArray[np.in
 
 
 def peak_bytes(position_count: int, vocabulary_size: int) -> int:
-    """Bound the memory that `suffix_array` allocates, its result included and `symbols` not.
+    """Return a bound on the bytes that `suffix_array` allocates, its result included and `symbols` not.
 
-    The bound holds for any symbols, so it counts two bytes of text a symbol where 65,536 codewords suffice and three
-    otherwise; real text takes less (see above). Mapped pages of `symbols` are the operating system's to drop.
+    The bound holds for any symbols: it counts two bytes of text a symbol where 65,536 codewords suffice and three
+    otherwise. Real text takes less (see above).
 
     Args:
         position_count: `P`, symbols of the shard.
         vocabulary_size: `V`, 1..16,777,215.
-
-    Returns:
-        Bytes at the peak.
     """
     text_bytes = position_count * _token_width(vocabulary_size)
-    return -(-text_bytes * 41 // 8) + _table_bytes(vocabulary_size)  # text, four-byte order, anchors
+    tables = 192 * (vocabulary_size + 1) + 2**24  # counts, the fitting of the code, blocks and huge-page rounding
+    return -(-text_bytes * 41 // 8) + tables  # text, four-byte order, anchors
 
 
-def max_positions(byte_budget: int, vocabulary_size: int) -> int:
-    """Return the most positions whose suffix array surely takes no more than `byte_budget` bytes to make.
-
-    Args:
-        byte_budget: bytes that `suffix_array` may allocate, its result included.
-        vocabulary_size: `V`, 1..16,777,215.
-
-    Returns:
-        Positions, 0 if the budget is too small for any. Never more than the 32-bit sorter takes whatever the symbols:
-        2^30 - 1 if `V <= 65,535`, otherwise 715,827,882.
-    """
-    width = _token_width(vocabulary_size)
-    affordable = max(0, byte_budget - _table_bytes(vocabulary_size)) * 8 // (41 * width)
-    return min(affordable, MAX_POSITIONS, MAX_TEXT_BYTES // width)
+def max_positions(vocabulary_size: int) -> int:
+    """Return the most positions that can always be sorted: 2^30 - 1 if `V <= 65,535`, otherwise 715,827,882."""
+    return min(MAX_POSITIONS, MAX_TEXT_BYTES // _token_width(vocabulary_size))
 
 
 def _token_width(vocabulary_size: int) -> int:
     """Return `w` of FORMAT.md, section 1, in bytes: also the most that a codeword takes on average."""
     if not 1 <= vocabulary_size <= 0xFFFFFF:
         raise BuildError(describe("suffix array", "the vocabulary size", vocabulary_size, "1..16777215"))
-    return 2 if vocabulary_size <= 0xFFFF else 3
-
-
-def _table_bytes(vocabulary_size: int) -> int:
-    """Bound what does not grow with the positions: counts, the fitting of the code, blocks and huge-page rounding."""
-    return 192 * (vocabulary_size + 1) + 2**24
+    return token_width(vocabulary_size)
 
 
 def _blocks(symbols: Symbols, vocabulary_size: int, size: int) -> Iterator[npt.NDArray[np.intp]]:
@@ -160,19 +140,19 @@ def _blocks(symbols: Symbols, vocabulary_size: int, size: int) -> Iterator[npt.N
                 ids = ids << 8 | column
         beyond = np.flatnonzero(ids >= vocabulary_size)
         if len(beyond):
-            strange = beyond[ids[beyond] != separator]
-            if len(strange):
-                what, found = f"the symbol at position {start + strange[0]}", ids[strange[0]]
-                raise BuildError(describe("suffix array", what, found, f"less than {vocabulary_size} or {separator}"))
+            invalid = beyond[ids[beyond] != separator]
+            if len(invalid):
+                what, symbol = f"the symbol at position {start + invalid[0]}", ids[invalid[0]]
+                raise BuildError(describe("suffix array", what, symbol, f"less than {vocabulary_size} or {separator}"))
             ids[beyond] = vocabulary_size
         yield ids
 
 
 class _Code:
-    """An order-preserving, prefix-free code of one to three bytes a symbol, short for the symbols that occur often.
+    """An order-preserving, prefix-free code of one to three bytes a symbol, short for frequent symbols.
 
     The first byte divides the occurring symbols, in numeric order, into at most 256 runs; a run of more than one is
-    divided by the second byte, and so on. No codeword is a prefix of another and codewords are ordered as symbols are,
+    divided by the second byte, and so on. No codeword is a prefix of another, and codewords are ordered as symbols are,
     so encoded suffixes are ordered as the suffixes, ends included.
 
     Attributes:
@@ -210,10 +190,10 @@ class _Code:
 def _cuts(weights: npt.NDArray[np.int64], *, deepest: bool) -> list[int]:
     """Divide a sequence of symbols into at most 256 runs, so that its text becomes short.
 
-    A run of one takes one byte a symbol, of up to 256 two, of up to 32,768 (not if `deepest`) three: more than it will
-    take, since its heavy symbols will get two. A price on each run (a Lagrange multiplier) makes the best division a
-    shortest path; the lowest price that leaves 256 runs or fewer is found by bisection. Runs start only beside
-    one of the 2,048 heaviest symbols or in steps of 16 from it: 0.2 % more text, found in a tenth of the time.
+    A run of one takes one byte a symbol, of up to 256 two, of up to 32,768 (not if `deepest`) three. (Three is a bound:
+    heavy symbols of such a run get two.) A price on each run, a Lagrange multiplier, makes the best division a shortest
+    path; bisection finds the lowest price that leaves 256 runs or fewer. Runs start only beside one of the 2,048
+    heaviest symbols or in steps of 16 from it: 0.2 % more text in a tenth of the time.
 
     Args:
         weights: int64 of shape `(m,)`, how often each symbol occurs, in numeric order; all positive.

@@ -1,11 +1,11 @@
-"""The tokenizer of the target model, as the builder uses it: documents in, token ids out.
+"""The tokenizer of the target model: documents in, token ids out.
 
-Two rules hold for what is stored. Text of a special token inside a document is text, not a control token. Control
+Two rules hold for what is stored. The text of a special token inside a document is text, not a control token. Control
 tokens that a chat template writes around the messages of a conversation are control tokens.
 
-Both rest on a copy of the tokenizer whose control tokens have other texts, ones that no document contains (they begin
-with a Unicode noncharacter) and the same ids. In that copy the original texts are text like any other, and a rendered
-conversation says with the new texts where it means control tokens.
+Both rules rest on a copy of the tokenizer whose control tokens have the same ids and other texts, which no document
+contains: they begin with a Unicode noncharacter. In that copy the original texts are ordinary text, and a rendered
+conversation uses the new texts for its control tokens.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -21,14 +22,14 @@ from numpy.typing import NDArray
 
 from build_index.chat_template import ChatTemplate
 from build_index.documents import Document, Message, well_formed
-from build_index.packages import import_package
+from build_index.errors import build_packages, first_line
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import CorpusError, TokenizerLoadError, TokenRangeError, describe
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-CONTROL_MARK = "\U0010ffff"  # noncharacters (Unicode 23.7): never interchanged as text
+CONTROL_MARK = "\U0010ffff"  # noncharacters (Unicode 23.7), which text for interchange does not contain
 TEXT_MARK = "\U0010fffe"
 PIECE_CHARACTERS = 1 << 17  # longer texts are encoded in pieces, split at line ends
 BATCH_CHARACTERS = 1 << 19  # encoded at once: up to 400 bytes a character, by tokenizers and in the allocator
@@ -42,17 +43,17 @@ class TargetTokenizer:
 
     Args:
         tokenizer_json: the text of a `tokenizer.json`.
-        name: name or path as the user gave it.
-        chat_template: how conversations are rendered; None: they cannot be.
+        name: the user's name or path of the tokenizer.
+        chat_template: renders conversations; None: they are refused.
 
     Attributes:
-        identity: what the datastore records of it.
+        identity: what a datastore records of the tokenizer.
 
     Raises:
         TokenizerLoadError: `tokenizer_json` is not a tokenizer.
 
     Thread-safe. Encoding releases the GIL and uses all cores (`TOKENIZERS_PARALLELISM` and `RAYON_NUM_THREADS` limit
-    it); the same text gives the same tokens whatever it is batched with.
+    it). The tokens of a text do not depend on its batch. Encoded documents are 1-D arrays, `uint16` or `uint32`.
     """
 
     def __init__(self, tokenizer_json: str, name: str, chat_template: ChatTemplate | None = None) -> None:
@@ -62,7 +63,8 @@ class TargetTokenizer:
         self._template = chat_template
         self._dtype = np.dtype(np.uint16 if self.identity.vocabulary_size <= 65535 else np.uint32)
         controls = sorted(text for text in self.identity.special_tokens if text)
-        self._control_text = _any_of(controls)
+        longest_first = sorted(controls, key=len, reverse=True)  # as `tokenizers` matches them
+        self._control_text = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self._control_places = {text: place for place, text in enumerate(controls)}
         self._documents = self._marked_copy()
         self._documents.encode_special_tokens = True
@@ -75,7 +77,7 @@ class TargetTokenizer:
     def to_json(self) -> str:
         """Return the `tokenizer.json` that a datastore keeps: the same text for the same tokenizer.
 
-        Truncation, padding and BPE dropout are taken out of it; they have no place in a datastore.
+        It has no truncation, padding and BPE dropout, which must not affect a datastore.
         """
         return self._json
 
@@ -84,35 +86,20 @@ class TargetTokenizer:
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[Tokens]:
-        """Tokenize documents. No control token is added, and none results from their text.
+        """Tokenize texts. No control token is added, and their text yields none.
 
-        Args:
-            texts: any number of texts. One of more than 2^17 characters is encoded in pieces split at line ends, for
-                the sake of memory: at such a place the tokens may differ from those of the whole.
-
-        Returns:
-            For each text its token ids, 1-D, `uint16` or `uint32`.
+        A text of more than 2^17 characters is encoded in pieces split at line ends, to bound the memory: at these
+        places the tokens may differ from those of the whole.
         """
-        counts = []
-        pieces: list[str] = []
-        for text in texts:
-            before = len(pieces)
-            pieces.extend(_pieces(well_formed(text)))
-            counts.append(len(pieces) - before)
-        arrays = iter(self._encode(self._documents, pieces))
-        joined = [[next(arrays) for _ in range(count)] for count in counts]
-        return [parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in joined]
+        pieces = [list(_pieces(well_formed(text))) for text in texts]
+        arrays = iter(self._encode(self._documents, [piece for parts in pieces for piece in parts]))
+        encoded = [list(islice(arrays, len(parts))) for parts in pieces]
+        return [parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in encoded]
 
     def encode_conversations(self, conversations: Sequence[Document]) -> list[Tokens]:
         """Tokenize conversations, rendered by the chat template.
 
         The template's control tokens become control tokens; their text inside a message stays text.
-
-        Args:
-            conversations: documents with messages.
-
-        Returns:
-            For each its token ids, 1-D, `uint16` or `uint32`.
 
         Raises:
             CorpusError: there is no chat template, or it refuses a conversation.
@@ -123,12 +110,6 @@ class TargetTokenizer:
     def encode_documents(self, documents: Sequence[Document]) -> list[Tokens]:
         """Tokenize texts and conversations, in any mixture.
 
-        Args:
-            documents: any number of documents.
-
-        Returns:
-            For each its token ids, 1-D, `uint16` or `uint32`, in the order given.
-
         Raises:
             CorpusError: see `encode_conversations`.
         """
@@ -137,60 +118,43 @@ class TargetTokenizer:
         return [next(chats) if document.is_conversation else next(texts) for document in documents]
 
     def render(self, messages: Sequence[Message], origin: str = "conversation") -> str:
-        """Return a conversation as text, as the model will see it.
+        """Return the text of a conversation as the model will see it.
 
         Args:
             messages: pairs of role and content, oldest first.
-            origin: where it comes from, for messages.
-
-        Returns:
-            The rendered text.
+            origin: source of the conversation, for error messages.
 
         Raises:
             CorpusError: there is no chat template, or it refuses the conversation.
         """
         if self._template is None:
-            found = f"without a chat template in tokenizer '{self.identity.name}'"
-            raise CorpusError(describe(origin, "a conversation", found, "one: pass --chat-template FILE"))
+            what = f"the chat template of tokenizer '{self.identity.name}'"
+            raise CorpusError(describe(origin, what, "absent", "one for conversations: pass --chat-template FILE"))
         return self._template.render(messages, origin)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Return the text of tokens, control tokens included.
-
-        Args:
-            tokens: 1-D token ids.
-
-        Returns:
-            Their text; bytes that are not complete UTF-8 show as U+FFFD.
+        """Return the text of tokens, control tokens included; incomplete UTF-8 shows as U+FFFD.
 
         Raises:
             TokenRangeError: an id outside the vocabulary.
         """
-        ids = [int(token) for token in tokens]
-        for id_ in ids:
-            self._require_token(id_)
-        return str(self._original.decode(ids, skip_special_tokens=False))
+        return str(self._original.decode([self._valid(token) for token in tokens], skip_special_tokens=False))
 
     def token_text(self, token: int) -> str:
-        r"""Return the text of one token inside a text, for drawing.
-
-        Args:
-            token: a token id.
-
-        Returns:
-            Its text, a leading space included; bytes that are not complete UTF-8 as `\xe2`.
+        r"""Return the text of one token inside a text, a leading space included; incomplete UTF-8 as `\xe2`.
 
         Raises:
             TokenRangeError: the id is outside the vocabulary.
         """
-        self._require_token(token)
-        raw = self._original.id_to_token(token)
+        raw = self._original.id_to_token(self._valid(token))
         if raw is None:
             return f"<{token}>"  # an id between others that has no token
         if raw in self.identity.added_tokens:
             return str(raw)
-        before = str(self._original.decode(self._anchor, skip_special_tokens=False))
-        text = str(self._original.decode([*self._anchor, token], skip_special_tokens=False))
+        # Decoders treat the first token of a text differently, so another one stands before it.
+        anchor = self.encode("a").tolist()
+        before = str(self._original.decode(anchor, skip_special_tokens=False))
+        text = str(self._original.decode([*anchor, token], skip_special_tokens=False))
         if text.startswith(before) and "\ufffd" not in text:
             return text[len(before) :]
         if all(character in _BYTE_OF for character in raw):
@@ -198,13 +162,8 @@ class TargetTokenizer:
         return str(raw)
 
     @cached_property
-    def _anchor(self) -> list[int]:
-        """A token to stand before the one that is drawn: decoders treat the first token differently."""
-        return [int(token) for token in self.encode("a")]
-
-    @cached_property
     def _conversations(self) -> Tokenizer:
-        """The marked copy that finds control tokens; made when the first conversation comes."""
+        """The marked copy that recognizes control tokens; made for the first conversation."""
         return self._marked_copy()
 
     def _marked_copy(self) -> Tokenizer:
@@ -212,24 +171,20 @@ class TargetTokenizer:
         return _open(json.dumps(marked), self.identity.name)
 
     def _render_marked(self, messages: Sequence[Message], origin: str) -> str:
-        """Render with the marked texts of control tokens for those that the template writes, and only those."""
-        kept: list[str] = []
+        """Render with marked texts for the control tokens that the template writes, and only for those."""
+        plain_texts: list[str] = []  # texts of control tokens inside messages
 
-        def keep(match: re.Match[str]) -> str:
-            kept.append(match[0])
-            return f"{TEXT_MARK}{len(kept) - 1}{TEXT_MARK}"
+        def replaced(match: re.Match[str]) -> str:
+            plain_texts.append(match[0])
+            return f"{TEXT_MARK}{len(plain_texts) - 1}{TEXT_MARK}"
 
         def sealed(content: str) -> str:
-            content = well_formed(content)
-            if CONTROL_MARK in content or TEXT_MARK in content:
-                content = content.replace(CONTROL_MARK, "\ufffd").replace(TEXT_MARK, "\ufffd")
-            return self._control_text.sub(keep, content)
+            content = well_formed(content).replace(CONTROL_MARK, "\ufffd").replace(TEXT_MARK, "\ufffd")
+            return self._control_text.sub(replaced, content)
 
         rendered = self.render([(sealed(role), sealed(content)) for role, content in messages], origin)
         rendered = self._control_text.sub(lambda match: _marked(self._control_places[match[0]]), rendered)
-        if kept:
-            rendered = re.sub(f"{TEXT_MARK}(\\d+){TEXT_MARK}", lambda match: kept[int(match[1])], rendered)
-        return rendered
+        return re.sub(f"{TEXT_MARK}(\\d+){TEXT_MARK}", lambda match: plain_texts[int(match[1])], rendered)
 
     def _encode(self, tokenizer: Tokenizer, texts: Sequence[str]) -> list[Tokens]:
         arrays: list[Tokens] = []
@@ -238,21 +193,21 @@ class TargetTokenizer:
             arrays.extend(np.array(encoding.ids, dtype=self._dtype) for encoding in encodings)
         return arrays
 
-    def _require_token(self, token: int) -> None:
+    def _valid(self, token: int) -> int:
         size = self.identity.vocabulary_size
         if not 0 <= token < size:
             raise TokenRangeError(describe(f"tokenizer '{self.identity.name}'", "token id", token, f"0..{size - 1}"))
+        return int(token)
 
 
 def _open(tokenizer_json: str, name: str) -> Tokenizer:
-    tokenizers = import_package("tokenizers", name, TokenizerLoadError)
+    with build_packages(name, TokenizerLoadError):
+        import tokenizers
     try:
-        tokenizer: Tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
+        return tokenizers.Tokenizer.from_str(tokenizer_json)
     except Exception as error:  # tokenizers raises Exception itself
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        found = f"refused by tokenizers ({reason})"
-        raise TokenizerLoadError(describe(name, "tokenizer", found, "a tokenizer.json")) from error
-    return tokenizer
+        problem = f"refused by tokenizers ({first_line(error)})"
+        raise TokenizerLoadError(describe(name, "tokenizer", problem, "a tokenizer.json")) from error
 
 
 def _canonical_json(tokenizer: dict[str, Any]) -> str:
@@ -262,29 +217,8 @@ def _canonical_json(tokenizer: dict[str, Any]) -> str:
     return json.dumps(tokenizer, ensure_ascii=False, sort_keys=True, separators=(",", ":")) + "\n"
 
 
-def _any_of(texts: Sequence[str]) -> re.Pattern[str]:
-    """Return a pattern that finds any of the texts, the longest where several match, as `tokenizers` does.
-
-    Common beginnings are shared: of a thousand alternatives one by one, `re` would try each at every "<".
-    """
-    tree: dict[str, Any] = {}
-    for text in texts:
-        node = tree
-        for character in text:
-            node = node.setdefault(character, {})
-        node[""] = {}
-
-    def written(node: dict[str, Any]) -> str:
-        branches = [re.escape(character) + written(below) for character, below in node.items() if character]
-        if not branches:
-            return ""
-        return f"(?:{'|'.join(branches)})" + ("?" if "" in node else "")
-
-    return re.compile(written(tree) or r"(?!)")
-
-
 def _marked(place: int) -> str:
-    """Return the text that stands for the control token at a place of the list of them."""
+    """Return the text that stands for a control token, by its place among the sorted ones."""
     return f"{CONTROL_MARK}{place}{CONTROL_MARK}"
 
 
@@ -303,11 +237,11 @@ def _with_marked_controls(tokenizer: dict[str, Any], places: dict[str, int]) -> 
         model["unk_token"] = renamed(model["unk_token"])
     if model.get("merges"):
         pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
-        # A merge that yields a control token would make one from text.
+        # A merge that yields a control token would make one out of text.
         model["merges"] = [pair for pair in pairs if not ("".join(pair) in places or places.keys() & set(pair))]
     for token in tokenizer["added_tokens"]:
         if token["special"]:
-            # Found before normalization, which could change or drop the marks.
+            # Matched before normalization, which could change or drop the marks.
             token["content"], token["normalized"] = renamed(token["content"]), False
     tokenizer["post_processor"] = None
     return tokenizer
@@ -339,12 +273,10 @@ def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Return the bytes behind the characters that byte-level BPE writes them as (GPT-2's `bytes_to_unicode`)."""
+    """Return the byte for each character of byte-level BPE (GPT-2's `bytes_to_unicode`, inverted)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    alphabet = {chr(byte): byte for byte in printable}
-    others = (byte for byte in range(256) if byte not in set(printable))
-    alphabet.update((chr(256 + place), byte) for place, byte in enumerate(others))
-    return alphabet
+    others = sorted(set(range(256)) - set(printable))
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
 
 
 _BYTE_OF = _byte_alphabet()

@@ -1,8 +1,8 @@
-"""Load the target model's tokenizer from where people have it.
+"""Load the target model's tokenizer.
 
-A Hugging Face name or directory is loaded by `transformers`, as the generation loop will load it. A `tokenizer.json`
-takes `tokenizers` alone; the chat template and the special tokens of its neighbours `tokenizer_config.json` and
-`chat_template.jinja` are used. A `.gguf` file is read by `transformers` with `gguf`.
+A Hugging Face name or directory is loaded by `transformers`, as generation will load it. A `tokenizer.json` needs only
+`tokenizers`; the chat template and special tokens come from `tokenizer_config.json` and `chat_template.jinja` beside
+it. A `.gguf` file is read by `transformers` with `gguf`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from build_index.chat_template import ChatTemplate, read_template
-from build_index.packages import import_package
+from build_index.errors import build_packages, first_line
 from build_index.target_tokenizer import TargetTokenizer
 from rest_store.errors import TokenizerLoadError, describe
 
 __all__ = ["TargetTokenizer", "load_tokenizer"]
 
 _GGUF_MAGIC = b"GGUF"
+_EXPECTED = "a tokenizer.json, a .gguf file, a directory or a Hugging Face name"
 
 
 def load_tokenizer(name_or_path: str | os.PathLike[str], *, chat_template: str | None = None) -> TargetTokenizer:
@@ -28,15 +29,12 @@ def load_tokenizer(name_or_path: str | os.PathLike[str], *, chat_template: str |
 
     Args:
         name_or_path: a `tokenizer.json`, a `.gguf` file, a directory with a tokenizer, or a name on the Hugging Face
-            Hub. Code that comes with a tokenizer is never run.
-        chat_template: a file with a Jinja template, or its text; instead of the tokenizer's own.
-
-    Returns:
-        The tokenizer, its `identity.name` being `name_or_path` as given.
+            Hub; also the `identity.name` of the result. Code that comes with a tokenizer is never run.
+        chat_template: a file with a Jinja template, or its text, instead of the tokenizer's own.
 
     Raises:
-        TokenizerLoadError: there is no such tokenizer, it has no `tokenizer.json` form (pure Python tokenizers have
-            none), a package that it takes is not installed, or the template cannot be read.
+        TokenizerLoadError: there is no such tokenizer, it has no `tokenizer.json` form (as tokenizers in pure Python),
+            a package is not installed, or the template cannot be read.
     """
     name = os.fspath(name_or_path)
     override = None if chat_template is None else read_template(chat_template)
@@ -54,11 +52,9 @@ def load_tokenizer(name_or_path: str | os.PathLike[str], *, chat_template: str |
     except OSError as error:
         if isinstance(error, TokenizerLoadError):
             raise
-        found = f"not readable ({error.strerror})"
-        raise TokenizerLoadError(describe(name, "tokenizer", found, "a readable file")) from error
+        raise TokenizerLoadError(f"{name}: the tokenizer cannot be read ({error.strerror})") from error
     if _is_path(name):
-        expected = "a tokenizer.json, a .gguf file, a directory or a Hugging Face name"
-        raise TokenizerLoadError(describe(name, "tokenizer", "absent", expected))
+        raise TokenizerLoadError(describe(name, "tokenizer", "absent", _EXPECTED))
     return _from_transformers(name, name, override)
 
 
@@ -66,8 +62,8 @@ def _from_file(path: Path, name: str, override: str | None) -> TargetTokenizer:
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        expected = "a tokenizer.json or a .gguf file"
-        raise TokenizerLoadError(describe(name, "tokenizer", "a file of another kind (not UTF-8)", expected)) from error
+        problem = "a file of another kind (not UTF-8)"
+        raise TokenizerLoadError(describe(name, "tokenizer", problem, "a tokenizer.json or a .gguf file")) from error
     config = _neighbouring_config(path)
     template = override
     if template is None:
@@ -79,23 +75,23 @@ def _from_file(path: Path, name: str, override: str | None) -> TargetTokenizer:
 
 
 def _from_gguf(path: Path, name: str, override: str | None) -> TargetTokenizer:
-    import_package("gguf", name, TokenizerLoadError)
+    with build_packages(name, TokenizerLoadError):
+        import gguf  # noqa: F401 - transformers needs it
     return _from_transformers(str(path.parent), name, override, gguf_file=path.name)
 
 
 def _from_transformers(source: str, name: str, override: str | None, **options: str) -> TargetTokenizer:
-    transformers = import_package("transformers", name, TokenizerLoadError)
+    with build_packages(name, TokenizerLoadError):
+        import transformers
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False, **options)
-    except Exception as error:  # whatever is wrong with a repository, a file, the network: many kinds, one meaning
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        found = f"refused by transformers ({reason})"
-        expected = "a tokenizer.json, a .gguf file, a directory or a Hugging Face name"
-        raise TokenizerLoadError(describe(name, "tokenizer", found, expected)) from error
+    except Exception as error:  # errors of repositories, files and the network have no common base
+        problem = f"refused by transformers ({first_line(error)})"
+        raise TokenizerLoadError(describe(name, "tokenizer", problem, _EXPECTED)) from error
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        found = f"a {type(tokenizer).__name__} without tokenizer.json"
-        raise TokenizerLoadError(describe(name, "tokenizer", found, "a fast tokenizer"))
+        problem = f"a {type(tokenizer).__name__} without tokenizer.json"
+        raise TokenizerLoadError(describe(name, "tokenizer", problem, "a fast tokenizer"))
     template = _default_template(tokenizer.chat_template) if override is None else override
     special = {key: str(token) for key, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
     return _assemble(backend.to_str(), name, template, special)
@@ -137,5 +133,5 @@ def _token_text(value: object) -> str | None:
 
 
 def _is_path(name: str) -> bool:
-    """Whether an absent path was meant, not a name on the hub (`name` or `owner/name`)."""
+    """Whether this is a path, not a name on the Hub (`name` or `owner/name`)."""
     return name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith((".json", ".gguf", ".model", "/"))

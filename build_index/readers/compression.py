@@ -1,26 +1,26 @@
-"""Files opened for reading, decompressed where they are gzip (RFC 1952) or zstd (RFC 8878), told by content.
+"""Files opened for reading, decompressed where their content is gzip (RFC 1952) or zstd (RFC 8878).
 
-A compressed file may consist of several members (frames), as `cat a.gz b.gz` makes them. Truncated and damaged ones
-are errors that name the file; nothing is cut short in silence.
+A compressed file may consist of several members (frames), as `cat a.gz b.gz` makes them. A truncated or damaged file
+is an error that names the file.
 """
 
 from __future__ import annotations
 
 import io
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
+from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 
-from build_index.packages import import_package
-from rest_store.errors import CorpusError, CorpusFormatError, CorpusNotFoundError, describe
+from build_index.errors import build_packages, read_error
+from rest_store.errors import CorpusError, CorpusFormatError, describe
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-_COMPRESSED_BYTES = 1 << 16  # fed to a decoder at once; limits what one step can yield
+_CHUNK_BYTES = 1 << 16  # read from disk at once; limits what a decoder yields in one step
 _BUFFER_BYTES = 1 << 20
 _LARGEST_ZSTD_WINDOW = 1 << 31
 
@@ -38,43 +38,36 @@ class _Decoder(Protocol):
 
 
 def compression_of(head: bytes) -> str | None:
-    """Return `"gzip"`, `"zstd"` or None for the compression that the first four bytes of a file tell."""
+    """Return `"gzip"`, `"zstd"` or None, by the first four bytes of a file."""
     if head.startswith(GZIP_MAGIC):
         return "gzip"
     return "zstd" if head.startswith(ZSTD_MAGIC) else None
 
 
 def is_decodable(head: bytes, where: str) -> bool:
-    """Whether a file that begins like a compressed one is one, as far as its beginning shows.
+    """Whether a beginning of a file that starts with magic bytes can be decompressed; it may be cut anywhere.
 
-    Args:
-        head: the beginning of the file, with the magic bytes.
-        where: what messages call the file.
-
-    Returns:
-        False when the beginning is damaged; being cut off does no harm.
+    Raises:
+        CorpusError: zstandard is not installed.
     """
     kind = compression_of(head)
     try:
         return kind is not None and _decoders(kind, where)().decompress(head) is not None
     except CorpusError:
         raise
-    except Exception:  # zlib.error, ZstdError: no common base
+    except Exception:  # zlib.error and ZstdError have no common base
         return False
 
 
 def open_file(path: Path, where: str) -> BinaryIO:
-    """Open a file as it is, without decompression.
+    """Open a file as it is, unbuffered and without decompression.
 
     Args:
         path: the file.
-        where: what messages call it.
-
-    Returns:
-        An unbuffered binary file.
+        where: its name in messages.
 
     Raises:
-        CorpusNotFoundError: it is absent.
+        CorpusNotFoundError: the file does not exist.
         CorpusError: it cannot be opened.
     """
     try:
@@ -83,130 +76,108 @@ def open_file(path: Path, where: str) -> BinaryIO:
         raise read_error(where, error) from error
 
 
-def open_stream(path: Path, where: str, count: Callable[[int], None] | None = None) -> io.BufferedReader:
+def open_stream(path: Path, where: str, count: Callable[[int], None] = lambda number: None) -> io.BufferedReader:
     """Open a file for reading its content, decompressed.
 
     Args:
         path: the file.
-        where: what messages call it.
-        count: called with the number of bytes each time some are read from disk.
+        where: its name in messages.
+        count: called with the number of bytes of each read from disk.
 
     Returns:
-        A binary stream. While it is read it may raise CorpusFormatError (truncated or damaged) and CorpusError (not
-        readable). Not to be shared between threads.
+        A binary stream. Reading it may raise CorpusFormatError (truncated or damaged) and CorpusError (not readable).
+        Not thread-safe.
 
     Raises:
-        CorpusNotFoundError: the file is absent.
+        CorpusNotFoundError: the file does not exist.
         CorpusError: the file cannot be opened, or zstandard is not installed.
     """
-    file = _CountedFile(open_file(path, where), where, count or (lambda _: None))
+    file = open_file(path, where)
     try:
-        head = file.peek(4)
+        chunks = _chunks(file, where, count)
+        head = next(chunks, b"")
         kind = compression_of(head)
-        raw = file if kind is None else _DecompressedFile(file, _decoders(kind, where), kind, where)
+        chunks = _prepended(head, chunks)
+        if kind is not None:
+            chunks = _decompressed(chunks, _decoders(kind, where), kind, where)
     except BaseException:
         file.close()
         raise
-    return io.BufferedReader(raw, _BUFFER_BYTES)
+    return io.BufferedReader(_ChunkStream(file, chunks), _BUFFER_BYTES)
 
 
-def read_error(where: str, error: OSError) -> CorpusError:
-    """Return our error for one of the operating system's, raised while opening or reading `where`."""
-    if isinstance(error, FileNotFoundError):
-        return CorpusNotFoundError(describe(where, "corpus", "absent", "a file, a directory or hf://owner/name"))
-    return CorpusError(describe(where, "corpus", f"not readable ({error.strerror or error})", "a readable file"))
+class _ChunkStream(io.RawIOBase):
+    """The chunks of a file as a stream; closing it closes the file."""
 
-
-class _CountedFile(io.RawIOBase):
-    """A file that counts what is read from it and gives our errors."""
-
-    def __init__(self, file: BinaryIO, where: str, count: Callable[[int], None]) -> None:
+    def __init__(self, file: BinaryIO, chunks: Iterator[bytes]) -> None:
         self._file = file
-        self._where = where
-        self._count = count
-        self._head = b""
-
-    def peek(self, size: int) -> bytes:
-        """Return the first bytes without consuming them."""
-        self._head = self._read(size)
-        return self._head
+        self._chunks = chunks
+        self._chunk = memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: WriteableBuffer) -> int:
         view = memoryview(buffer).cast("B")
-        data = self._head or self._read(len(view))
-        self._head = data[len(view) :]
-        size = min(len(data), len(view))
-        view[:size] = data[:size]
-        self._count(size)
+        while not self._chunk:
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                return 0
+            self._chunk = memoryview(chunk)
+        size = min(len(self._chunk), len(view))
+        view[:size] = self._chunk[:size]
+        self._chunk = self._chunk[size:]
         return size
 
     def close(self) -> None:
         self._file.close()
         super().close()
 
-    def _read(self, size: int) -> bytes:
+
+def _chunks(file: BinaryIO, where: str, count: Callable[[int], None]) -> Iterator[bytes]:
+    while True:
         try:
-            return self._file.read(size)
+            data = file.read(_CHUNK_BYTES)
         except OSError as error:
-            raise read_error(self._where, error) from error
+            raise read_error(where, error) from error
+        if not data:
+            return
+        count(len(data))
+        yield data
 
 
-class _DecompressedFile(io.RawIOBase):
-    """The content of a compressed file."""
+def _prepended(head: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
+    yield head
+    yield from chunks
 
-    def __init__(self, file: io.RawIOBase, decoders: Callable[[], _Decoder], kind: str, where: str) -> None:
-        self._file = file
-        self._new_decoder = decoders
-        self._decoder: _Decoder | None = None  # None: between members
-        self._kind = kind
-        self._where = where
-        self._pending = b""  # compressed, not yet decoded
-        self._output = memoryview(b"")
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: WriteableBuffer) -> int:
-        view = memoryview(buffer).cast("B")
-        while not self._output:
-            data = self._pending or cast("bytes", self._file.read(_COMPRESSED_BYTES))
-            self._pending = b""
-            if not data:
-                if self._decoder is None:
-                    return 0
-                raise CorpusFormatError(describe(self._where, f"{self._kind} file", "truncated", "a complete one"))
-            self._output = memoryview(self._decoded(data))
-        size = min(len(self._output), len(view))
-        view[:size] = self._output[:size]
-        self._output = self._output[size:]
-        return size
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-    def _decoded(self, data: bytes) -> bytes:
-        if self._decoder is None:
-            if self._kind == "gzip" and not (data := data.lstrip(b"\0")):
-                return b""  # padding after the last member, as tape archives have it
-            self._decoder = self._new_decoder()
-        try:
-            output = self._decoder.decompress(data)
-        except Exception as error:  # zlib.error, ZstdError: no common base
-            found = f"damaged ({error})"
-            raise CorpusFormatError(describe(self._where, f"{self._kind} file", found, "an intact one")) from error
-        if self._decoder.eof:
-            self._pending = self._decoder.unused_data
-            self._decoder = None
-        return output
+def _decompressed(
+    chunks: Iterator[bytes], new_decoder: Callable[[], _Decoder], kind: str, where: str
+) -> Iterator[bytes]:
+    decoder: _Decoder | None = None  # None: between members
+    for data in chunks:
+        while data:
+            if decoder is None:
+                if kind == "gzip" and not (data := data.lstrip(b"\0")):
+                    break  # padding after the last member, as tape archives have it
+                decoder = new_decoder()
+            try:
+                output = decoder.decompress(data)
+            except Exception as error:  # zlib.error and ZstdError have no common base
+                problem = f"damaged ({error})"
+                raise CorpusFormatError(describe(where, f"{kind} file", problem, "an intact one")) from error
+            data = b""
+            if decoder.eof:
+                data, decoder = decoder.unused_data, None
+            yield output
+    if decoder is not None:
+        raise CorpusFormatError(describe(where, f"{kind} file", "truncated", "a complete one"))
 
 
 def _decoders(kind: str, where: str) -> Callable[[], _Decoder]:
     if kind == "gzip":
         return lambda: zlib.decompressobj(wbits=31)
-    zstandard: Any = import_package("zstandard", where, CorpusError)
+    with build_packages(where, CorpusError):
+        import zstandard
     decompressor = zstandard.ZstdDecompressor(max_window_size=_LARGEST_ZSTD_WINDOW)
     return lambda: cast("_Decoder", decompressor.decompressobj())

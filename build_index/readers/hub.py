@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from build_index.documents import Document
-from build_index.packages import import_package
+from build_index.errors import build_packages, first_line
 from build_index.readers.records import RecordReader
 from rest_store.errors import CorpusError, CorpusNotFoundError, describe
 
@@ -23,9 +23,9 @@ class HubAddress:
     Attributes:
         repository: `owner/name`.
         config: the configuration, or None.
-        data_dir: a directory of the repository, such as The Stack's `data/python`, or None; written in the place of
-            the configuration, and known by its slash.
-        split: the split, or None for `train`, or the only one.
+        data_dir: a directory of the repository, such as The Stack's `data/python`, or None. It is written in the place
+            of the configuration and recognized by its slash.
+        split: the split; None: `train`, or the only one.
     """
 
     repository: str
@@ -35,16 +35,10 @@ class HubAddress:
 
     @classmethod
     def parse(cls, address: str) -> HubAddress:
-        """Read an address.
-
-        Args:
-            address: `hf://owner/name[/config][@split]`, or with a directory for the configuration.
-
-        Returns:
-            Its parts.
+        """Parse `hf://owner/name[/config][@split]`.
 
         Raises:
-            CorpusError: it is not of this form.
+            CorpusError: the address is malformed.
         """
         match = _ADDRESS.fullmatch(address)
         if match is None:
@@ -59,15 +53,15 @@ def read_hub(address: str, records: RecordReader) -> Iterator[Document]:
 
     Args:
         address: see `HubAddress.parse`.
-        records: takes the document out of each row.
+        records: extracts the document of each row.
 
     Yields:
-        Documents, `origin` being the address and the row.
+        Documents, with the address and the row as `origin`.
 
     Raises:
         CorpusNotFoundError: no such data set, configuration or split.
-        CorpusError: it cannot be loaded, or the connection is lost.
-        CorpusFormatError: a row is not as expected.
+        CorpusError: the data set cannot be loaded, or the connection is lost.
+        CorpusFormatError: a row has another layout.
     """
     rows = _rows(address)
     row = 0
@@ -78,56 +72,45 @@ def read_hub(address: str, records: RecordReader) -> Iterator[Document]:
             return
         except CorpusError:
             raise
-        except Exception as error:  # the network and every decoder there is: many kinds, one meaning
-            found = f"not readable ({_first_line(error)})"
-            raise CorpusError(describe(f"{address}:row {row}", "data set", found, "a row")) from error
+        except Exception as error:  # errors of the network and of every decoder
+            raise CorpusError(f"{address}:row {row}: the data set cannot be read ({first_line(error)})") from error
         for document in records.documents(record, f"{address}:row {row}"):
-            records.tally.advance(_utf8_length(document))
+            records.counts.advance(_utf8_length(document))
             yield document
         row += 1
 
 
 def load_dataset(address: HubAddress) -> Any:
-    """Open a data set for streaming: the one place where `datasets` is called.
-
-    Args:
-        address: which.
+    """Open a data set for streaming; nothing else calls `datasets`.
 
     Returns:
         A `datasets.IterableDataset`, or a dictionary of them by split.
     """
-    datasets = import_package("datasets", f"{HUB_PREFIX}{address.repository}", CorpusError)
+    with build_packages(f"{HUB_PREFIX}{address.repository}", CorpusError):
+        import datasets
     return datasets.load_dataset(
         address.repository, name=address.config, data_dir=address.data_dir, split=address.split, streaming=True
     )
 
 
 def _rows(address: str) -> Iterator[Mapping[str, Any]]:
-    parsed = HubAddress.parse(address)
     try:
-        loaded = load_dataset(parsed)
+        loaded = load_dataset(HubAddress.parse(address))
     except CorpusError:
         raise
     except (FileNotFoundError, ValueError) as error:  # no such data set; no such configuration or split
-        found, expected = f"not there ({_first_line(error)})", "a data set, configuration and split that exist"
-        raise CorpusNotFoundError(describe(address, "data set", found, expected)) from error
-    except Exception as error:  # the network, a login that is missing: many kinds, one meaning
-        found, expected = f"not loadable ({_first_line(error)})", "one that 'datasets' can stream"
-        raise CorpusError(describe(address, "data set", found, expected)) from error
+        problem, expected = f"not found ({first_line(error)})", "a data set, configuration and split that exist"
+        raise CorpusNotFoundError(describe(address, "data set", problem, expected)) from error
+    except Exception as error:  # errors of the network, a missing login
+        raise CorpusError(f"{address}: the data set cannot be loaded ({first_line(error)})") from error
     if isinstance(loaded, Mapping):
-        split = next(
-            (name for name in ("train", *loaded) if name in loaded and (name == "train" or len(loaded) == 1)), None
-        )
-        if split is None:
-            expected = "one of them: hf://...@" + ", @".join(map(str, loaded))
-            raise CorpusNotFoundError(describe(address, "its split", "not given, and none is 'train'", expected))
-        loaded = loaded[split]
+        name = next(iter(loaded)) if len(loaded) == 1 else "train"
+        if name not in loaded:
+            expected = "one of hf://...@" + ", @".join(map(str, loaded))
+            raise CorpusNotFoundError(describe(address, "its split", "not given, and no split is 'train'", expected))
+        loaded = loaded[name]
     yield from loaded
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
 def _utf8_length(document: Document) -> int:
-    return len(document.text.encode()) + sum(len(content.encode()) for _, content in document.messages)
+    return sum(len(text.encode()) for text in (document.text, *(content for _, content in document.messages)))

@@ -1,8 +1,8 @@
 """Records, such as the rows of a table or the objects of a JSON file, and the document in each.
 
-The layouts that are known by name: The Stack (`content`), UltraChat (`data`: what user and assistant say in turn),
-UltraChat-200k (`messages`: role and content), ShareGPT (`conversations`: from and value), LMSYS-Chat (`conversation`),
-and `text`. Any other field is read when it is named.
+Known layouts: The Stack (`content`), UltraChat (`data`: texts of user and assistant in turn), UltraChat-200k
+(`messages`: role and content), ShareGPT (`conversations`: from and value), LMSYS-Chat (`conversation`), and `text`.
+Any other field can be named.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from build_index.counts import Tally
-from build_index.documents import Document, Message, well_formed
+from build_index.documents import CorpusCounts, Document, Message, well_formed
 from rest_store.errors import CorpusFormatError, describe
 
 CONVERSATION_FIELDS = ("messages", "conversations", "conversation", "data")
@@ -26,43 +25,39 @@ _MISSING = object()
 
 @dataclass(frozen=True)
 class RecordReader:
-    """Takes the document out of each record.
+    """Extracts the document of each record.
 
     Attributes:
-        field: name of the field, or a dotted path; None: the first known one that the record has.
-        langs: languages wanted, in lower case; empty: all.
+        counts: counts skipped records.
+        field: name of the field, or a dotted path; None: the first known field of the record.
+        langs: languages to read, in lower case; empty: all.
         conversations_only: whether a text is an error.
-        tally: counts what is passed over.
-
-    Safe to share between threads as far as its tally is.
     """
 
-    tally: Tally
+    counts: CorpusCounts
     field: str | None = None
     langs: frozenset[str] = frozenset()
     conversations_only: bool = False
 
     def documents(self, record: object, origin: str) -> Iterator[Document]:
-        """Yield the document of a record, or none when it is empty or in a language not wanted.
+        """Yield the document of a record, unless it is empty or in another language.
 
         Args:
             record: one row or JSON value.
             origin: where it stands, for messages.
 
-        Yields:
-            At most one document.
-
         Raises:
-            CorpusFormatError: the record is no object, or its field is absent or of a wrong type.
+            CorpusFormatError: the record is not an object, or its field is absent or of a wrong type.
         """
         if not isinstance(record, Mapping):
             raise CorpusFormatError(describe(origin, "record", f"a {_kind(record)}", "an object"))
-        if self.langs and not self._is_wanted(record, origin):
-            self.tally.skip("language")
+        if self.langs and not self._has_language(record, origin):
+            self.counts.skip("language")
             return
         field = self.field or known_field(record)
         if field is None:
-            raise CorpusFormatError(describe(origin, "record", f"one with {_keys(record)}", _EXPECTED))
+            expected = f"one of {KNOWN_FIELDS}, or --field NAME"
+            raise CorpusFormatError(describe(origin, "record", f"one with {_keys(record)}", expected))
         value = lookup(record, field)
         if value is _MISSING:
             raise CorpusFormatError(describe(origin, f"field '{field}'", f"absent ({_keys(record)})", "in each record"))
@@ -70,11 +65,11 @@ class RecordReader:
         if self.conversations_only and document.text:
             raise CorpusFormatError(describe(origin, f"field '{field}'", "a text", "a conversation"))
         if document.is_empty:
-            self.tally.skip("empty")
+            self.counts.skip("empty")
         else:
             yield document
 
-    def _is_wanted(self, record: Mapping[str, object], origin: str) -> bool:
+    def _has_language(self, record: Mapping[str, object], origin: str) -> bool:
         for name in LANGUAGE_FIELDS:
             if name in record:
                 language = record[name]
@@ -84,15 +79,9 @@ class RecordReader:
 
 
 def known_field(record: Mapping[str, object]) -> str | None:
-    """Return the field that holds the document by one of the layouts known, or None.
+    """Return the field that holds the document in a known layout, or None.
 
-    The value is looked at, too: `data` is only a conversation when it is a list of strings.
-
-    Args:
-        record: one row or JSON object.
-
-    Returns:
-        A key of `record`.
+    The value counts, too: `data` is only a conversation if it is a list of strings.
     """
     for name in CONVERSATION_FIELDS:
         value = record.get(name)
@@ -109,14 +98,11 @@ def known_field(record: Mapping[str, object]) -> str | None:
 
 
 def lookup(record: object, field: str) -> object:
-    """Return the value of a field, or a mark that is no JSON value if there is none.
+    """Return the value of a field of a JSON value, or `_MISSING`.
 
     Args:
         record: a JSON value.
-        field: a key, or keys and list places joined by dots: `"a.b.0"`. A key that holds the dots itself wins.
-
-    Returns:
-        The value.
+        field: a key, or keys and list indices joined by dots: `"a.b.0"`. A key with these dots in it takes precedence.
     """
     if isinstance(record, Mapping) and field in record:
         return record[field]
@@ -129,13 +115,10 @@ def lookup(record: object, field: str) -> object:
 
 
 def has_field(record: object, field: str | None) -> bool:
-    """Whether a record has the field asked for, or, without one, a layout that is known."""
+    """Whether a record has the field, or, without a field, a known layout."""
     if not isinstance(record, Mapping):
         return False
     return known_field(record) is not None if field is None else lookup(record, field) is not _MISSING
-
-
-_EXPECTED = f"one of {KNOWN_FIELDS}, or --field NAME"
 
 
 def _document(value: object, origin: str, field: str) -> Document:
@@ -153,23 +136,21 @@ def _messages(turns: Sequence[object], origin: str, field: str) -> tuple[Message
     for number, turn in enumerate(turns):
         role, content = ("user", "assistant")[number % 2], turn
         if isinstance(turn, Mapping):
-            said_by = turn.get("role", turn.get("from"))
-            if not isinstance(said_by, str):
-                found = f"one with {_keys(turn)}"
-                raise CorpusFormatError(describe(origin, f"turn {number} of '{field}'", found, "role and content"))
-            role = _ROLES.get(said_by, said_by) if "role" not in turn else said_by
+            speaker = turn.get("role", turn.get("from"))
+            if not isinstance(speaker, str):
+                problem = f"one with {_keys(turn)}"
+                raise CorpusFormatError(describe(origin, f"turn {number} of '{field}'", problem, "role and content"))
+            role = _ROLES.get(speaker, speaker) if "role" not in turn else speaker
             content = _joined(turn.get("content", turn.get("value", "")))
         if not isinstance(content, str):
-            found = f"a {_kind(content)}"
-            raise CorpusFormatError(
-                describe(origin, f"turn {number} of '{field}'", found, "a text, or role and content")
-            )
+            expected = "a text, or role and content"
+            raise CorpusFormatError(describe(origin, f"turn {number} of '{field}'", f"a {_kind(content)}", expected))
         messages.append((well_formed(role), well_formed(content)))
     return tuple(messages)
 
 
 def _joined(content: object) -> object:
-    """Return the text of a message's content; of one in parts, the text parts joined."""
+    """Return the text of a message's content; if it has parts, the text parts joined."""
     if content is None:
         return ""
     if isinstance(content, list) and all(isinstance(part, Mapping) for part in content):
@@ -178,7 +159,7 @@ def _joined(content: object) -> object:
 
 
 def _kind(value: object) -> str:
-    """Return what JSON calls the type of a value."""
+    """Return the JSON name of a value's type."""
     names = {type(None): "null", bool: "boolean", int: "number", float: "number", str: "string", list: "list"}
     return names.get(type(value), "object" if isinstance(value, Mapping) else type(value).__name__)
 

@@ -1,37 +1,28 @@
-"""The files of a directory, in a fixed order."""
+"""The files of a directory, in a fixed order, and the globs that choose among them.
+
+`*` and `?` match within one name, `**` across directories, `[...]` one character. A glob without a slash matches at any
+depth, one with a slash from the top. Excluding a directory excludes what is in it.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from build_index.counts import Tally
-from build_index.globs import compile_globs
-from build_index.readers.compression import read_error
+from build_index.documents import CorpusCounts
+from build_index.errors import read_error
 
+# What tools keep in a source tree and nobody wrote.
 DEFAULT_EXCLUDES = (
-    ".git",
-    ".hg",
-    ".svn",
-    ".bzr",
-    "__pycache__",
-    "node_modules",
-    "bower_components",
-    ".venv",
-    "venv",
-    ".tox",
-    ".nox",
-    ".eggs",
-    ".mypy_cache",
-    ".pytest_cache",
-    ".ruff_cache",
-    ".hypothesis",
-    ".ipynb_checkpoints",
-    ".DS_Store",
+    *(".git", ".hg", ".svn", ".bzr", ".DS_Store", "__pycache__", "node_modules", "bower_components"),
+    *(".venv", "venv", ".tox", ".nox", ".eggs", ".ipynb_checkpoints"),
+    *(".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis"),
 )
-"""Left out of every directory: what tools keep there and nobody wrote."""
+_GLOB_PARTS = re.compile(r"\*\*/|\*\*|\*|\?|\[!?\]?[^\]]*\]|[^*?\[]+|\[")
+_WILDCARDS = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,24 +40,23 @@ class TreeFile:
     size: int
 
 
-def walk(root: Path, include: Sequence[str], exclude: Sequence[str], where: str, tally: Tally) -> Iterator[TreeFile]:
-    """Yield the regular files below a directory, by name, directories and files in one order.
+def walk(
+    root: Path, include: Sequence[str], exclude: Sequence[str], where: str, counts: CorpusCounts
+) -> Iterator[TreeFile]:
+    """Yield the regular files below a directory, sorted by name in each directory.
 
-    Links to files are followed, links to directories are not (so there are no loops); they and other things that are
-    no regular files (sockets, pipes, broken links) are passed over and counted.
+    Links to files are followed. Links to directories are not, so there are no loops. They and what is not a regular
+    file (sockets, pipes, broken links) are skipped and counted.
 
     Args:
         root: the directory.
-        include: globs, see `build_index.globs`; files that match none are left out, unless there are no globs.
-        exclude: globs of files and directories that are left out, besides `DEFAULT_EXCLUDES`.
-        where: what messages call the directory.
-        tally: counts links and special files passed over; not what the globs leave out.
-
-    Yields:
-        The files.
+        include: globs; a file that matches none is left out, unless there are no globs.
+        exclude: globs of files and directories to leave out, besides `DEFAULT_EXCLUDES`.
+        where: name of the directory in messages.
+        counts: counts what is skipped, but not what the globs leave out.
 
     Raises:
-        CorpusError: a directory or a file's metadata cannot be read.
+        CorpusError: a directory or the metadata of a file cannot be read.
     """
     included = compile_globs(include)
     excluded = compile_globs((*DEFAULT_EXCLUDES, *exclude))
@@ -89,10 +79,32 @@ def walk(root: Path, include: Sequence[str], exclude: Sequence[str], where: str,
                 elif entry.is_file():
                     yield TreeFile(Path(entry.path), relative, entry.stat().st_size)
                 else:
-                    tally.skip("linked directory" if entry.is_dir() else "not a regular file")
+                    counts.skip("linked directory" if entry.is_dir() else "not a regular file")
             except OSError as error:
                 if not entry.is_symlink():
                     raise read_error(f"{where}/{relative}", error) from error
-                tally.skip("not a regular file")  # a link in a circle, or to where nobody may look
+                counts.skip("not a regular file")  # a link to itself, or into a directory that may not be entered
 
     return below(os.fspath(root), "")
+
+
+def compile_globs(globs: Iterable[str]) -> re.Pattern[str]:
+    """Return a pattern whose `fullmatch` tells whether any of the globs matches a path.
+
+    Paths are relative, with forward slashes and without a slash at the end. No globs match nothing.
+    """
+    return re.compile("|".join(f"(?:{_translate(glob)})" for glob in globs) or r"(?!)", re.DOTALL)
+
+
+def _translate(glob: str) -> str:
+    glob = glob.removeprefix("./").rstrip("/")
+    translated = "" if "/" in glob else "(?:.*/)?"
+    for part in _GLOB_PARTS.findall(glob.lstrip("/")):
+        if part in _WILDCARDS:
+            translated += _WILDCARDS[part]
+        elif part.startswith("[") and len(part) > 2:
+            inside = part[1:-1].replace("\\", "\\\\").replace("[", "\\[").replace("&&", "&\\&").replace("||", "|\\|")
+            translated += f"[^{inside[1:]}]" if inside.startswith("!") else f"[{inside}]"
+        else:
+            translated += re.escape(part)
+    return translated

@@ -6,26 +6,25 @@ import codecs
 import io
 from collections.abc import Iterator
 
-from build_index.counts import Tally
-from build_index.documents import Document
+from build_index.documents import CorpusCounts, Document
 from rest_store.errors import CorpusFormatError, describe
 
 PIECE_BYTES = 8 << 20
-"""Longer files are given out in pieces of at most this many bytes, cut after a line end."""
+"""Longer files are read in pieces of at most this many bytes, cut after a line end."""
 _STEP_BYTES = 1 << 18
 
 
-def read_text(stream: io.BufferedReader, where: str, tally: Tally, *, strict: bool) -> Iterator[Document]:
-    """Yield the document in a text file; several for one larger than `PIECE_BYTES`, which the tally counts.
+def read_text(stream: io.BufferedReader, where: str, counts: CorpusCounts, *, strict: bool) -> Iterator[Document]:
+    """Yield the document in a text file, or several if it is larger than `PIECE_BYTES`.
 
     Args:
         stream: its content.
-        where: the file: the document's origin.
-        tally: counts what is passed over.
-        strict: whether a file that is binary or not UTF-8 is an error; otherwise it is passed over and counted.
+        where: the file: origin of the document.
+        counts: counts split and skipped files.
+        strict: whether a file that is binary or not UTF-8 is an error. Otherwise it is skipped and counted.
 
     Yields:
-        Documents. The text is as in the file, line ends too; only a byte order mark is left out.
+        Documents. The text is as in the file, line ends included, without a byte order mark.
 
     Raises:
         CorpusFormatError: `strict`, and the file holds a NUL byte or is not UTF-8.
@@ -35,26 +34,26 @@ def read_text(stream: io.BufferedReader, where: str, tally: Tally, *, strict: bo
     offset = 0
     while True:
         data += _read_up_to(stream, PIECE_BYTES - len(data))
-        ahead = len(data) == PIECE_BYTES and bool(stream.peek(1))
-        cut = (data.rfind(b"\n") + 1 or _character_boundary(data)) if ahead else len(data)
-        text = _decoded(data[:cut], where, offset, tally, strict=strict)
+        has_more = len(data) == PIECE_BYTES and bool(stream.peek(1))
+        cut = (data.rfind(b"\n") + 1 or _character_boundary(data)) if has_more else len(data)
+        text = _decoded(data[:cut], where, offset, counts, strict=strict)
         if text is None:
             return
         if part == 1:
             text = text.removeprefix("\ufeff")
-            tally.split_files += ahead
-        document = Document(text=text, origin=where if part == 1 and not ahead else f"{where} (part {part})")
+            counts.split_files += has_more
+        document = Document(text=text, origin=where if part == 1 and not has_more else f"{where} (part {part})")
         if document.is_empty:
-            tally.skip("empty")
+            counts.skip("empty")
         else:
             yield document
-        if not ahead:
+        if not has_more:
             return
         data, offset, part = data[cut:], offset + cut, part + 1
 
 
 def _read_up_to(stream: io.BufferedReader, size: int) -> bytes:
-    """Read in steps: a single `read` would set aside `size` bytes for every little file."""
+    """Read in steps: a single `read` would allocate `size` bytes for every small file."""
     parts = []
     while size > 0 and (data := stream.read(min(size, _STEP_BYTES))):
         parts.append(data)
@@ -62,20 +61,20 @@ def _read_up_to(stream: io.BufferedReader, size: int) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _decoded(data: bytes, where: str, offset: int, tally: Tally, *, strict: bool) -> str | None:
-    """Return the text, or None for what is passed over."""
+def _decoded(data: bytes, where: str, offset: int, counts: CorpusCounts, *, strict: bool) -> str | None:
+    """Return the text, or None for a file that is skipped."""
     place = data.find(b"\0")
     if place >= 0:
-        reason, found = "binary", f"binary (a NUL byte at {offset + place})"
+        reason, problem = "binary", f"binary (a NUL byte at {offset + place})"
     else:
         try:
             return data.decode("utf-8")
         except UnicodeDecodeError as error:
             byte = data[error.start]
-            reason, found = "not UTF-8", f"not UTF-8 (byte 0x{byte:02x} at {offset + error.start})"
+            reason, problem = "not UTF-8", f"not UTF-8 (byte 0x{byte:02x} at {offset + error.start})"
     if strict:
-        raise CorpusFormatError(describe(where, "content", found, "UTF-8 text, JSON, JSONL or parquet"))
-    tally.skip(reason)
+        raise CorpusFormatError(describe(where, "content", problem, "UTF-8 text, JSON, JSONL or parquet"))
+    counts.skip(reason)
     return None
 
 

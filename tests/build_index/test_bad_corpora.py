@@ -74,14 +74,14 @@ def test_a_record_without_the_field_asked_for_is_named(tmp_path, record, message
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'[{"text": "x"}\n{"text": "y"}]', ":2: JSON is '{' after a record, expected ',' or ']'"),
-        (b'[{"text": "x"},\n', ":2: JSON is the end of the file inside a list, expected ']'"),
-        (b'[{"text": "x"}\n', ":2: JSON is the end of the file inside a list, expected ']'"),
-        (b'[{"text": "x"}]\n3', ":2: JSON is '3' after the list, expected the end of the file"),
-        (b'[{"text": "x"},\n{"text": ', r":2: JSON is not JSON \(Expecting value\)"),
-        (b'[{"text": "x"},\n{"text": "un', r":2: JSON is not JSON \(Unterminated string"),
-        (b'[{"text": "x"},\n\xff', r":2: JSON is not UTF-8 \(invalid start byte\)"),
-        (b'[{"text": "x"},\n' + b"[" * 100_000, ":2: JSON is JSON nested too deeply"),
+        (b'[{"text": "x"}\n{"text": "y"}]', ":2: content is '{' after a record, expected ',' or ']'"),
+        (b'[{"text": "x"},\n', ":2: content is the end of the file inside a list, expected ']'"),
+        (b'[{"text": "x"}\n', ":2: content is the end of the file inside a list, expected ']'"),
+        (b'[{"text": "x"}]\n3', ":2: content is '3' after the list, expected the end of the file"),
+        (b'[{"text": "x"},\n{"text": ', r":2: content is not JSON \(Expecting value\)"),
+        (b'[{"text": "x"},\n{"text": "un', r":2: content is not JSON \(Unterminated string"),
+        (b'[{"text": "x"},\n\xff', r":2: content is not UTF-8 \(invalid start byte\)"),
+        (b'[{"text": "x"},\n' + b"[" * 100_000, ":2: content is JSON nested too deeply"),
         (b'[{"text": "x"},\n3]', ":2: record is a number, expected an object"),
     ],
 )
@@ -89,7 +89,7 @@ def test_a_record_without_the_field_asked_for_is_named(tmp_path, record, message
 def test_a_bad_json_file_is_named_with_its_line(tmp_path, content, message, chunk, monkeypatch):
     path = tmp_path / "a.json"
     path.write_bytes(content)
-    monkeypatch.setattr(json_values, "_CHUNK_BYTES", chunk)
+    monkeypatch.setattr(json_values, "CHUNK_BYTES", chunk)
     with pytest.raises(CorpusFormatError, match=f"^{path}{message}"):
         documents(path, reader="json")
 
@@ -142,14 +142,14 @@ def test_a_parquet_file_without_a_known_column_is_refused_unless_one_is_named(tm
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"code": ["x"], "id": [1]}), path)
     with pytest.raises(
-        CorpusFormatError, match=r"its first record is without a known layout, expected one of .*--field"
+        CorpusFormatError, match=r"the first record is without a known layout, expected one of .*--field"
     ):
         documents(path)
-    with pytest.raises(CorpusFormatError, match="its columns is 'code', 'id', expected one of 'messages'"):
+    with pytest.raises(CorpusFormatError, match="the list of columns is 'code', 'id', expected one of 'messages'"):
         documents(path, reader="parquet")
-    with pytest.raises(CorpusFormatError, match="its first record is without the field 'body'"):
+    with pytest.raises(CorpusFormatError, match="the first record is without the field 'body'"):
         documents(path, field="body")
-    with pytest.raises(CorpusFormatError, match="its columns is 'code', 'id', expected 'lang' or 'language'"):
+    with pytest.raises(CorpusFormatError, match="the list of columns is 'code', 'id', expected one with 'lang'"):
         documents(path, field="code", langs=("c",))
     with pytest.raises(CorpusFormatError, match=":row 0: field 'id' is a number, expected a text"):
         documents(path, field="id")
@@ -161,10 +161,10 @@ def test_a_parquet_file_without_a_known_column_is_refused_unless_one_is_named(tm
     [
         (b"a\x00b", {}, "content is binary, expected UTF-8 text, JSON, JSONL or parquet"),
         (b"abc\xff", {}, r"content is not UTF-8 \(byte 0xff at 3\), expected UTF-8 text"),
-        (b"x = 1", {"field": "code"}, "content is text, expected records .*, as --field code asks for"),
-        (b"x = 1", {"langs": ("c",)}, "content is text, expected records .*, as --lang asks for"),
-        (b'{"code": "x"}', {}, "its first record is without a known layout, expected .* or --reader text"),
-        (b'{"code": "x"}', {"field": "body"}, "its first record is without the field 'body'"),
+        (b"x = 1", {"field": "code"}, "content is text, expected records .*, as --field code needs"),
+        (b"x = 1", {"langs": ("c",)}, "content is text, expected records .*, as --lang needs"),
+        (b'{"code": "x"}', {}, "the first record is without a known layout, expected .* or --reader text"),
+        (b'{"code": "x"}', {"field": "body"}, "the first record is without the field 'body'"),
         (b'{"text": "x"}', {"langs": ("c",)}, r":1: language is absent \(fields 'text'\), expected 'lang'"),
     ],
 )
@@ -201,9 +201,7 @@ def test_a_file_without_permission_is_an_error(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("x")
     path.chmod(0)
-    with pytest.raises(
-        CorpusError, match=r"a.txt: corpus is not readable \(Permission denied\), expected a readable file"
-    ):
+    with pytest.raises(CorpusError, match=r"a.txt: the corpus cannot be read \(Permission denied\)"):
         documents(path)
 
 
@@ -217,7 +215,7 @@ def test_failures_of_the_operating_system_are_errors_that_name_the_file(tmp_path
 
     corpus = open_corpus(CorpusSpec(str(path)))
     monkeypatch.setattr(compression, "open_file", lambda path, where: BadDisk())
-    with pytest.raises(CorpusError, match=r"a.txt: corpus is not readable \(Input/output error\)"):
+    with pytest.raises(CorpusError, match=r"a.txt: the corpus cannot be read \(Input/output error\)"):
         list(corpus)
 
     def refuse(*_args, **_options):
@@ -225,7 +223,7 @@ def test_failures_of_the_operating_system_are_errors_that_name_the_file(tmp_path
 
     monkeypatch.undo()
     monkeypatch.setattr("pathlib.Path.open", refuse)
-    with pytest.raises(CorpusError, match=r"a.txt: corpus is not readable \(Permission denied\)"):
+    with pytest.raises(CorpusError, match=r"a.txt: the corpus cannot be read \(Permission denied\)"):
         documents(path)
 
 
@@ -246,6 +244,6 @@ def test_a_package_that_is_missing_is_named_with_the_command_that_installs_it(tm
     monkeypatch.setitem(__import__("sys").modules, package, None)
     name = package.partition(".")[0]
     with pytest.raises(
-        CorpusError, match=rf"a: the package '{name}' is not usable .* pip install 'rest-store\[build\]'"
+        CorpusError, match=rf"a: the package '{name}' cannot be imported .* pip install 'rest-store\[build\]'"
     ):
         documents(path)

@@ -33,11 +33,11 @@ def hook(event, arguments):
                 os.kill(os.getpid(), signal.SIGKILL)
 sys.addaudithook(hook)
 from build_index import staging
-put_in_place = staging.Workplace.put_in_place
+put_in_place = staging.Staging.put_in_place
 def placing(self):
     sys.audit("build.place")
     put_in_place(self)
-staging.Workplace.put_in_place = placing
+staging.Staging.put_in_place = placing
 """
 
 

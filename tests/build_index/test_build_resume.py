@@ -72,18 +72,18 @@ def interrupt(monkeypatch, owner, name, call, *, after=False, error=KilledError)
 
 
 PLACES = [
-    (shard_tokens.ShardTokens, "_write", 30, False),
-    (shard_tokens.ShardTokens, "_complete", 3, False),
-    (shard_tokens.ShardTokens, "_complete", 3, True),
-    (pipeline.Pipeline, "_sort", 3, True),
-    (pipeline.Pipeline, "_note_suffixes", 3, False),
-    (pipeline.Pipeline, "_note_suffixes", 3, True),
+    (shard_tokens.ShardTokens, "write", 30, False),
+    (shard_tokens.ShardTokens, "complete_shard", 3, False),
+    (shard_tokens.ShardTokens, "complete_shard", 3, True),
+    (pipeline.Pipeline, "sort", 3, True),
+    (pipeline.Pipeline, "record_suffixes", 3, False),
+    (pipeline.Pipeline, "record_suffixes", 3, True),
     (shard_sorter, "write_suffixes", 4, False),
     (shard_sorter, "write_suffixes", 4, True),
-    (builder._Build, "_complete", 1, False),
-    (builder.Workplace, "write", 2, True),
-    (builder._Build, "_put_in_place", 1, False),
-    (builder.Workplace, "put_in_place", 1, False),
+    (builder.Build, "complete", 1, False),
+    (builder.Staging, "write", 2, True),
+    (builder.Build, "put_in_place", 1, False),
+    (builder.Staging, "put_in_place", 1, False),
 ]
 
 
@@ -108,14 +108,14 @@ def test_a_build_goes_on_to_the_same_bytes(corpus, tokenizer, out, expected, mon
     assert contents(out) == expected
     assert leftovers(out) == []
     assert (summary.documents, summary.duplicates) == (60, 10)
-    if owner not in (builder.Workplace, builder._Build) or name == "write":
+    if owner not in (builder.Staging, builder.Build) or name == "write":
         assert summary.resumed_shards == kept
     assert len(tokenized) < 60 - kept, "what is in complete shards is not tokenized again"
 
 
 def test_a_build_can_be_interrupted_again_and_again(corpus, tokenizer, out, expected, monkeypatch):
     for number in range(1, 5):
-        interrupt(monkeypatch, shard_tokens.ShardTokens, "_complete", 3, after=False)
+        interrupt(monkeypatch, shard_tokens.ShardTokens, "complete_shard", 3, after=False)
         with pytest.raises(KilledError):
             build_quick(corpus, tokenizer, out, shard_tokens=500, resume=number > 1)
         monkeypatch.undo()
@@ -125,7 +125,7 @@ def test_a_build_can_be_interrupted_again_and_again(corpus, tokenizer, out, expe
 
 
 def test_without_resume_a_build_begins_anew(corpus, tokenizer, out, expected, monkeypatch):
-    interrupt(monkeypatch, shard_tokens.ShardTokens, "_complete", 3)
+    interrupt(monkeypatch, shard_tokens.ShardTokens, "complete_shard", 3)
     with pytest.raises(KilledError):
         build_quick(corpus, tokenizer, out, shard_tokens=400)
     monkeypatch.undo()
@@ -141,7 +141,7 @@ def test_a_split_document_goes_on_where_it_was_split(out, tmp_path, monkeypatch,
     texts = ["w1 w2", " ".join(words[:50]), "w3", " ".join(words[50:]), "w4 w5"]
     corpus = write_jsonl(tmp_path / "corpus.jsonl", texts)
     build_quick(corpus, tmp_path / "tokenizer.json", tmp_path / "whole", shard_tokens=17)
-    interrupt(monkeypatch, shard_tokens.ShardTokens, "_complete", call)
+    interrupt(monkeypatch, shard_tokens.ShardTokens, "complete_shard", call)
     with pytest.raises(KilledError):
         build_quick(corpus, tmp_path / "tokenizer.json", out, shard_tokens=17)
     monkeypatch.undo()
@@ -153,7 +153,7 @@ def test_a_split_document_goes_on_where_it_was_split(out, tmp_path, monkeypatch,
 def test_the_size_of_shards_stays_when_the_memory_does_not(corpus, tokenizer, out, tmp_path, monkeypatch):
     monkeypatch.setattr(builder, "plan_memory", lambda *_: builder.MemoryPlan(1, 1, 1, 500))
     build_quick(corpus, tokenizer, tmp_path / "whole")
-    interrupt(monkeypatch, shard_tokens.ShardTokens, "_complete", 3)
+    interrupt(monkeypatch, shard_tokens.ShardTokens, "complete_shard", 3)
     with pytest.raises(KilledError):
         build_quick(corpus, tokenizer, out)
     monkeypatch.undo()
@@ -169,7 +169,7 @@ def test_the_size_of_shards_stays_when_the_memory_does_not(corpus, tokenizer, ou
 @pytest.fixture
 def interrupted(corpus, tokenizer, out, expected, monkeypatch):
     """The options of a build that was interrupted after two shards."""
-    interrupt(monkeypatch, shard_tokens.ShardTokens, "_complete", 3)
+    interrupt(monkeypatch, shard_tokens.ShardTokens, "complete_shard", 3)
     asked = options(corpus, tokenizer, out, shard_tokens=500)
     with pytest.raises(KilledError):
         build(asked)
@@ -193,9 +193,9 @@ def test_nothing_to_resume(corpus, tokenizer, out):
 
 def test_other_options_are_refused_by_name(interrupted, tmp_path, expected):
     refuse(replace(interrupted, shard_tokens=600), "ds: shard_tokens is 600, expected 500, as in the unfinished build")
-    refuse(replace(interrupted, shard_tokens=None), "ds: shard_tokens is not given, expected 500")
+    refuse(replace(interrupted, shard_tokens=None), "ds: shard_tokens is not set, expected 500")
     refuse(replace(interrupted, keep_duplicates=True), "ds: keep_duplicates is True, expected False")
-    refuse(replace(interrupted, chat_template="{{ 1 }}"), "ds: chat template is sha256:.*, expected not given")
+    refuse(replace(interrupted, chat_template="{{ 1 }}"), "ds: chat template is sha256:.*, expected not set")
     (spec,) = interrupted.corpora
     other = CorpusSpec(spec.path, max_documents=50)
     refuse(replace(interrupted, corpora=(other,)), r"corpora is path=.*max_documents=50, expected path=.*jsonl, as in")
@@ -247,7 +247,7 @@ def test_a_damaged_shard_is_refused(interrupted):
 
 
 def test_a_complete_build_that_lost_its_files_is_refused(corpus, tokenizer, out, monkeypatch):
-    interrupt(monkeypatch, builder.Workplace, "put_in_place", 1)
+    interrupt(monkeypatch, builder.Staging, "put_in_place", 1)
     with pytest.raises(KilledError):
         build_quick(corpus, tokenizer, out)
     monkeypatch.undo()
@@ -257,7 +257,7 @@ def test_a_complete_build_that_lost_its_files_is_refused(corpus, tokenizer, out,
 
 
 def test_a_build_that_was_put_in_place_is_found_to_be_done(corpus, tokenizer, out, expected, monkeypatch):
-    interrupt(monkeypatch, builder.Workplace, "discard", 1)
+    interrupt(monkeypatch, builder.Staging, "discard", 1)
     with pytest.raises(KilledError):
         build_quick(corpus, tokenizer, out, shard_tokens=500)
     monkeypatch.undo()
@@ -293,7 +293,7 @@ def test_a_disk_that_fills_up_is_one_clear_error(corpus, tokenizer, out, expecte
     build_quick(corpus, tokenizer, out)
     old = contents(out)
     interrupt(monkeypatch, owner, name, 1, error=full)
-    with pytest.raises(OutputError, match=r"datastore is not writable \(No space left on device\)"):
+    with pytest.raises(OutputError, match=r"the datastore cannot be written \(No space left on device\)"):
         build_quick(corpus, tokenizer, out, shard_tokens=500)
     assert contents(out) == old
     if name != "write_suffixes":
@@ -329,7 +329,7 @@ def test_a_file_system_that_is_really_full(corpus, tokenizer, tmp_path, expected
 
 
 def test_an_interrupt_does_not_wait_for_the_shard_at_work(corpus, tokenizer, out, expected, monkeypatch):
-    hold, sort = threading.Event(), shard_sorter.ShardSorter._sort
+    hold, sort = threading.Event(), shard_sorter.ShardSorter.sort
     threads = []
 
     def held(self, name, positions):
@@ -337,8 +337,8 @@ def test_an_interrupt_does_not_wait_for_the_shard_at_work(corpus, tokenizer, out
         assert hold.wait(timeout=60)
         sort(self, name, positions)
 
-    monkeypatch.setattr(shard_sorter.ShardSorter, "_sort", held)
-    interrupt(monkeypatch, pipeline.Pipeline, "_sort", 1, after=True, error=KeyboardInterrupt)
+    monkeypatch.setattr(shard_sorter.ShardSorter, "sort", held)
+    interrupt(monkeypatch, pipeline.Pipeline, "sort", 1, after=True, error=KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         build_quick(corpus, tokenizer, out, shard_tokens=500)
     (thread,) = threads

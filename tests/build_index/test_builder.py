@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import rest_store
-from build_index import builder, document_stream, pipeline
+from build_index import builder, document_stream, pipeline, shard_sorter
 from build_index.builder import BuildOptions, build
 from build_index.corpus import CorpusSpec
 from build_index.tokenization import load_tokenizer
@@ -90,7 +90,7 @@ def test_the_manifest_says_from_what_it_was_built(corpus, tokenizer, out, tmp_pa
 def test_conversations_are_stored_as_the_template_renders_them(tokenizer, out, tmp_path):
     path = tmp_path / "chats.jsonl"
     path.write_text(json.dumps({"data": ["print first", "return <|im_end|>"]}) + "\n")
-    with pytest.raises(CorpusError, match=r"without a chat template .* pass --chat-template FILE"):
+    with pytest.raises(CorpusError, match=r"the chat template of .* is absent, .* pass --chat-template FILE"):
         build_quick(path, tokenizer, out)
     assert leftovers(out) == []
     build_quick(path, tokenizer, out, chat_template=CHATML)
@@ -178,7 +178,7 @@ def test_a_document_longer_than_a_shard_is_split_into_pieces(out, tmp_path, shar
 
 
 def test_one_shard_is_sorted_while_the_next_is_tokenized_and_never_more(corpus, tokenizer, out, monkeypatch):
-    sort = pipeline.ShardSorter._sort
+    sort = pipeline.ShardSorter.sort
     at_work, at_once = threading.Lock(), []
     tokenized = threading.Event()
 
@@ -190,16 +190,16 @@ def test_one_shard_is_sorted_while_the_next_is_tokenized_and_never_more(corpus, 
         at_work.release()
 
     writing = []
-    write = pipeline.ShardTokens._write
+    write = pipeline.ShardTokens.write
 
     def written(self, ids):
         write(self, ids)
-        writing.append(self._writer.path.name)
+        writing.append(self.path.name)
         if writing[-1] == "shard-00001.tokens":
             tokenized.set()
 
-    monkeypatch.setattr(pipeline.ShardSorter, "_sort", slow)
-    monkeypatch.setattr(pipeline.ShardTokens, "_write", written)
+    monkeypatch.setattr(pipeline.ShardSorter, "sort", slow)
+    monkeypatch.setattr(pipeline.ShardTokens, "write", written)
     summary = build_quick(corpus, tokenizer, out, shard_tokens=400)
     assert at_once == [True] * summary.shards
     assert Datastore.open(out).info().shard_count == summary.shards
@@ -263,13 +263,13 @@ def test_an_old_datastore_stays_until_the_new_one_is_complete(corpus, tokenizer,
     old = contents(out)
     reader = Datastore.open(out)
     before = []
-    put_in_place = builder.Workplace.put_in_place
+    put_in_place = builder.Staging.put_in_place
 
     def placing(self):
         before.append(contents(out))
         put_in_place(self)
 
-    monkeypatch.setattr(builder.Workplace, "put_in_place", placing)
+    monkeypatch.setattr(builder.Staging, "put_in_place", placing)
     build_quick(corpus, tokenizer, out, shard_tokens=900)
     assert before == [old]
     assert len(stored_documents(out)) == 60
@@ -317,12 +317,10 @@ def test_options_that_make_no_sense_are_refused(corpus, tokenizer, out):
 
 
 def test_sorting_that_runs_out_of_memory_is_a_memory_error(corpus, tokenizer, out, monkeypatch):
-    from build_index import suffix_array
-
     def exhausted(*arguments, **others):
         raise MemoryError
 
-    monkeypatch.setattr(suffix_array, "suffix_array", exhausted)
+    monkeypatch.setattr(shard_sorter, "suffix_array", exhausted)
     with pytest.raises(MemoryBudgetError, match=r"shard-00000: memory for sorting is exhausted, expected .* free"):
         build_quick(corpus, tokenizer, out)
     assert not out.exists()
@@ -333,7 +331,7 @@ def test_sorting_that_runs_out_of_memory_is_a_memory_error(corpus, tokenizer, ou
 def test_a_package_that_is_not_installed_is_named(corpus, tokenizer, out, monkeypatch):
     monkeypatch.setitem(sys.modules, "pydivsufsort", None)
     with pytest.raises(
-        BuildError, match=r"the package 'pydivsufsort' is not usable .* pip install 'rest-store\[build\]'"
+        BuildError, match=r"the package 'pydivsufsort' cannot be imported .* pip install 'rest-store\[build\]'"
     ):
         build_quick(corpus, tokenizer, out)
 
@@ -348,7 +346,7 @@ def test_a_place_that_is_taken_is_refused_before_anything_is_read(corpus, tmp_pa
 
 
 def test_a_listener_sees_every_stage_come_to_its_end(corpus, tokenizer, out, monkeypatch):
-    monkeypatch.setattr(pipeline, "_SECONDS_BETWEEN_REPORTS", 0)
+    monkeypatch.setattr(pipeline, "SECONDS_BETWEEN_REPORTS", 0)
     monkeypatch.setattr(document_stream, "BATCH_DOCUMENTS", 5)
     seen = []
     summary = build(options(corpus, tokenizer, out, shard_tokens=500), seen.append)

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from build_index.corpus import CorpusSpec, Document, open_corpus
-from build_index.globs import compile_globs
 from build_index.readers import detection, text
+from build_index.readers.source_tree import compile_globs
 from rest_store.errors import CorpusError, CorpusFormatError, CorpusNotFoundError
 
 MESSAGES = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
@@ -210,7 +210,7 @@ def test_a_file_or_directory_that_cannot_be_read_is_an_error(tmp_path, monkeypat
         return scandir(path)
 
     monkeypatch.setattr("os.scandir", refuse)
-    with pytest.raises(CorpusError, match=rf"^{tmp_path}/a: corpus is not readable \(Permission denied\)"):
+    with pytest.raises(CorpusError, match=rf"^{tmp_path}/a: the corpus cannot be read \(Permission denied\)"):
         read(tmp_path)
     monkeypatch.undo()
 
@@ -218,13 +218,13 @@ def test_a_file_or_directory_that_cannot_be_read_is_an_error(tmp_path, monkeypat
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("pathlib.Path.open", refuse_file)
-    with pytest.raises(CorpusError, match=rf"^{tmp_path}/a/x.py: corpus is not readable \(Permission denied\)"):
+    with pytest.raises(CorpusError, match=rf"^{tmp_path}/a/x.py: the corpus cannot be read \(Permission denied\)"):
         read(tmp_path)
 
 
 def test_an_unfinished_large_file_of_a_tree_is_passed_over_where_it_turns_binary(tmp_path, monkeypatch):
     monkeypatch.setattr(text, "PIECE_BYTES", 10)
-    monkeypatch.setattr(detection, "_HEAD_BYTES", 10)
+    monkeypatch.setattr(detection, "HEAD_BYTES", 10)
     write(tmp_path, {"a.txt": b"line one\nline two\n\0\0\0", "b.txt": "x"})
     corpus, documents = read(tmp_path)
     assert [document.text for document in documents] == ["line one\n", "line two\n", "x"]
@@ -245,7 +245,6 @@ def test_max_documents_stops_and_iterating_again_starts_anew(tmp_path):
     assert (first["documents"], first["skipped"]["empty"], first["max_documents"]) == (5, 3, 5)
     assert list(corpus) == documents
     assert corpus.provenance() == first
-    assert corpus.documents_read == 5
     assert len(read(path, max_documents=1000)[1]) == 66
 
 
@@ -276,7 +275,7 @@ def test_provenance_is_json_and_holds_only_what_was_given(tmp_path):
 def test_a_corpus_not_yet_read_counts_nothing(tmp_path):
     write(tmp_path, {"a.py": "x"})
     corpus = open_corpus(CorpusSpec(str(tmp_path)))
-    assert (corpus.bytes_read, corpus.documents_read, corpus.provenance()["documents"]) == (0, 0, 0)
+    assert (corpus.bytes_read, corpus.provenance()["documents"]) == (0, 0)
 
 
 def test_an_abandoned_iteration_closes_its_file(tmp_path):

@@ -11,14 +11,13 @@ from build_index.memory import (
     SMALLEST_SHARD,
     WORK_BYTES,
     available_budget,
-    most_positions,
     parse_size,
     plan_memory,
     resident_bytes,
     shard_bytes,
     size_text,
 )
-from build_index.suffix_array import peak_bytes
+from build_index.suffix_array import max_positions, peak_bytes
 from rest_store.datastore.memory import available_bytes
 from rest_store.errors import BuildError, MemoryBudgetError
 
@@ -30,7 +29,7 @@ from rest_store.errors import BuildError, MemoryBudgetError
 )
 def test_the_largest_power_of_two_that_fits_is_chosen(budget, process, vocabulary_size):
     plan = plan_memory(budget, process, vocabulary_size)
-    limit = most_positions(vocabulary_size)
+    limit = max_positions(vocabulary_size)
     spent = plan.process + plan.digests + WORK_BYTES
     assert plan.process >= process
     assert spent + shard_bytes(plan.shard_positions, vocabulary_size) <= budget
@@ -150,6 +149,6 @@ def test_a_control_group_of_version_1_limits_what_is_available(tmp_path):
 def test_where_the_system_does_not_tell_memory_must_be_given(tmp_path, meminfo):
     if meminfo is not None:
         write(tmp_path, {"proc/meminfo": meminfo})
-    with pytest.raises(MemoryBudgetError, match=r"the memory available is unknown .*, expected given as --memory SIZE"):
+    with pytest.raises(MemoryBudgetError, match=r"the available memory is unknown .*; set --memory SIZE"):
         available_budget(tmp_path)
     assert available_bytes(tmp_path) is None

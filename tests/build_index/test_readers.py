@@ -219,7 +219,7 @@ def test_a_forced_reader_is_used(tmp_path):
         ("parquet", b'{"text": "x"}', "parquet file is damaged or truncated"),
         ("jsonl", b"x = 1\n", r":1: line is not JSON \(Expecting value, column 1\)"),
         ("jsonl", b'[{"text": "x"}]', ":1: record is a list, expected an object"),
-        ("json", b"x = 1\n", r":1: JSON is not JSON \(Expecting value\)"),
+        ("json", b"x = 1\n", r":1: content is not JSON \(Expecting value\)"),
         ("chat", b'{"text": "x"}\n', ":1: field 'text' is a text, expected a conversation"),
         ("text", b"\x00\x01", r"content is binary \(a NUL byte at 0\)"),
     ],
@@ -238,7 +238,7 @@ def test_a_forced_reader_refuses_what_it_does_not_take(tmp_path, reader, content
 def test_json_values_do_not_depend_on_where_chunks_end(tmp_path, chunk, monkeypatch):
     records = [{"text": f'naïve {number} \\ " \u2028 {"x" * number}', "n": [1.5e3, None, True]} for number in range(20)]
     path = tmp_path / "a.json"
-    monkeypatch.setattr(json_values, "_CHUNK_BYTES", chunk)
+    monkeypatch.setattr(json_values, "CHUNK_BYTES", chunk)
     for text in (json.dumps(records, indent=3), " \n".join(map(json.dumps, records)), json.dumps(records)):
         path.write_text(text)
         assert [document.text for document in documents(path, reader="json")] == [r["text"] for r in records]

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from build_index import staging
-from build_index.journal import Completion, CorpusCounts, Cursor, Journal, TokensRecord, read_journal
-from build_index.staging import Workplace, final_place, kept_shards, output_errors
+from build_index import staging as module
+from build_index.errors import output_errors
+from build_index.journal import Completion, Cursor, Journal, TokenizedCounts, TokensRecord, read_journal
+from build_index.staging import Staging, final_place, kept_shards
 from rest_store.datastore.manifest import ShardRecord
 from rest_store.errors import OutputError, ResumeError
 from tests.shared.builds import contents
@@ -34,7 +35,7 @@ def texts(directory: Path) -> dict[str, str]:
 
 # --- The journal -----------------------------------------------------------------------------------------------------
 
-CURSOR = Cursor(7, "ab" * 32, 3, 6, (CorpusCounts(1, 0), CorpusCounts(0, 2)))
+CURSOR = Cursor(7, "ab" * 32, 3, 6, (TokenizedCounts(1, 0), TokenizedCounts(0, 2)))
 TOKENS = TokensRecord("shard-00000", 12, "cd" * 32, CURSOR)
 SHARD = ShardRecord("shard-00000", 12, 10, 2, 288, "cd" * 32, 300, "ef" * 32)
 DONE = Completion("01" * 32, {"documents": 6})
@@ -51,10 +52,10 @@ def test_a_journal_is_read_back(tmp_path):
     path = tmp_path / "journal.jsonl"
     assert read_journal(path) is None
     write_journal(path)
-    reached = read_journal(path)
-    assert reached is not None
-    assert (reached.plan, reached.tokens, reached.suffixes) == ({"a": 1}, [TOKENS], {"shard-00000": SHARD})
-    assert reached.completion == DONE
+    state = read_journal(path)
+    assert state is not None
+    assert (state.plan, state.tokens, state.suffixes) == ({"a": 1}, [TOKENS], {"shard-00000": SHARD})
+    assert state.completion == DONE
 
 
 def test_a_journal_cut_short_anywhere_says_what_its_whole_lines_say(tmp_path):
@@ -64,12 +65,12 @@ def test_a_journal_cut_short_anywhere_says_what_its_whole_lines_say(tmp_path):
     ends = [place + 1 for place, byte in enumerate(data) if byte == ord("\n")]
     for size in range(len(data)):
         path.write_bytes(data[:size])
-        reached = read_journal(path)
+        state = read_journal(path)
         whole = sum(end <= size for end in ends)
-        assert (reached is None) == (whole == 0)
-        if reached is not None:
-            assert (len(reached.tokens), len(reached.suffixes)) == (whole >= 2, whole >= 3)
-            assert reached.completion is None
+        assert (state is None) == (whole == 0)
+        if state is not None:
+            assert (len(state.tokens), len(state.suffixes)) == (whole >= 2, whole >= 3)
+            assert state.completion is None
 
 
 @pytest.mark.parametrize("damage", [b'{"tok', b"\0\0\0\0\n", b"12\n", b'{"a": 1, "b": 2}\n', b"{}"])
@@ -116,9 +117,9 @@ def test_a_line_that_was_only_written_in_part_is_taken_back(tmp_path):
     journal._file = file
     journal.append("tokens", TOKENS)
     journal.close()
-    reached = read_journal(path)
-    assert reached is not None
-    assert reached.tokens == [TOKENS]
+    state = read_journal(path)
+    assert state is not None
+    assert state.tokens == [TOKENS]
 
 
 # --- Where a datastore may be put ------------------------------------------------------------------------------------
@@ -144,7 +145,7 @@ def test_a_new_an_empty_and_a_datastore_directory_are_fine(tmp_path):
 def test_a_directory_with_anything_else_in_it_is_left_alone(tmp_path, files, found):
     out = fill(tmp_path / "out", files)
     with pytest.raises(OutputError) as error:
-        Workplace(out)
+        Staging(out)
     assert str(error.value).startswith(f"{out}: ")
     assert found in str(error.value)
     assert texts(tmp_path / "out") == files
@@ -157,19 +158,19 @@ def test_a_file_and_a_mount_point_are_refused(tmp_path):
         final_place(tmp_path / "file")
     with pytest.raises(OutputError, match="directory is a mount point, which cannot be renamed"):
         final_place(Path("/"))
-    with pytest.raises(OutputError, match=r"datastore is not writable \(Not a directory\)"):
-        Workplace(tmp_path / "file" / "below")
+    with pytest.raises(OutputError, match=r"the datastore cannot be written \(Not a directory\)"):
+        Staging(tmp_path / "file" / "below")
 
 
 def test_a_link_is_followed(tmp_path):
     old = fill(tmp_path / "disk" / "old", OLD)
     (tmp_path / "link").symlink_to(old)
-    with Workplace(tmp_path / "link") as workplace:
-        assert workplace.out == old
-        assert workplace.path.parent == tmp_path / "disk"
-        workplace.start()
-        fill(workplace.datastore, NEW)
-        workplace.put_in_place()
+    with Staging(tmp_path / "link") as staging:
+        assert staging.out == old
+        assert staging.path.parent == tmp_path / "disk"
+        staging.start()
+        fill(staging.datastore, NEW)
+        staging.put_in_place()
     assert (tmp_path / "link").is_symlink()
     assert texts(tmp_path / "link") == NEW
 
@@ -178,23 +179,23 @@ def test_a_link_is_followed(tmp_path):
 
 
 def test_only_one_build_at_a_time(tmp_path):
-    message = r"\.ds\.building: unfinished build is in use by another process"
-    with Workplace(tmp_path / "ds") as workplace:
-        workplace.start()
+    message = r"\.ds\.building: another process is building this datastore"
+    with Staging(tmp_path / "ds") as staging:
+        staging.start()
         with pytest.raises(OutputError, match=message):
-            Workplace(tmp_path / "ds")
-        script = f"from build_index.staging import *\nWorkplace(Path({str(tmp_path / 'ds')!r}))"
+            Staging(tmp_path / "ds")
+        script = f"from build_index.staging import *\nStaging(Path({str(tmp_path / 'ds')!r}))"
         other = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
         assert other.returncode == 1
-        assert "in use by another process" in other.stderr
-        assert workplace.datastore.is_dir()
-    with Workplace(tmp_path / "ds"):
+        assert "another process is building this datastore" in other.stderr
+        assert staging.datastore.is_dir()
+    with Staging(tmp_path / "ds"):
         pass
 
 
 def test_a_directory_that_was_renamed_before_it_was_locked_is_not_taken(tmp_path, monkeypatch):
     """Another build finishes between the opening of the directory and the lock."""
-    lock = staging.fcntl.flock
+    lock = module.fcntl.flock
     calls = []
 
     def flock(descriptor, operation):
@@ -203,9 +204,9 @@ def test_a_directory_that_was_renamed_before_it_was_locked_is_not_taken(tmp_path
         calls.append(operation)
         lock(descriptor, operation)
 
-    monkeypatch.setattr(staging.fcntl, "flock", flock)
-    with Workplace(tmp_path / "ds") as workplace:
-        assert workplace.path.is_dir()
+    monkeypatch.setattr(module.fcntl, "flock", flock)
+    with Staging(tmp_path / "ds") as staging:
+        assert staging.path.is_dir()
     assert len(calls) == 2
 
 
@@ -213,10 +214,10 @@ def test_a_file_system_without_locks_will_do(tmp_path, monkeypatch):
     def flock(descriptor, operation):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(staging.fcntl, "flock", flock)
-    with Workplace(tmp_path / "ds") as workplace:
-        workplace.start()
-        assert workplace.datastore.is_dir()
+    monkeypatch.setattr(module.fcntl, "flock", flock)
+    with Staging(tmp_path / "ds") as staging:
+        staging.start()
+        assert staging.datastore.is_dir()
 
 
 # --- Into place ------------------------------------------------------------------------------------------------------
@@ -229,43 +230,43 @@ def test_a_datastore_comes_to_its_place(tmp_path, monkeypatch, before, exchange)
     if before != "nothing":
         fill(out, OLD if before == "a datastore" else {})
     if not exchange:
-        monkeypatch.setattr(staging, "_exchange", lambda first, second: False)
-    with Workplace(out) as workplace:
-        workplace.start()
-        fill(workplace.datastore, NEW)
+        monkeypatch.setattr(module, "_exchange", lambda first, second: False)
+    with Staging(out) as staging:
+        staging.start()
+        fill(staging.datastore, NEW)
         assert texts(out) == (OLD if before == "a datastore" else {})
-        workplace.put_in_place()
+        staging.put_in_place()
     assert texts(out) == NEW
     assert list(tmp_path.iterdir()) == [out]
 
 
 def test_where_directories_cannot_be_exchanged_it_is_noticed(tmp_path, monkeypatch):
     first, second = fill(tmp_path / "a", OLD), fill(tmp_path / "b", NEW)
-    assert staging._exchange(first, second)
+    assert module._exchange(first, second)
     assert (texts(first), texts(second)) == (NEW, OLD)
     with pytest.raises(FileNotFoundError):
-        staging._exchange(first, tmp_path / "absent")
-    monkeypatch.setattr(staging, "_RENAME_EXCHANGE", 1 << 20)  # a flag that no kernel knows
-    assert not staging._exchange(first, second)
-    monkeypatch.setattr(staging.ctypes, "CDLL", lambda *_, **__: object())  # an old C library
-    assert not staging._exchange(first, second)
+        module._exchange(first, tmp_path / "absent")
+    monkeypatch.setattr(module, "_RENAME_EXCHANGE", 1 << 20)  # a flag that no kernel knows
+    assert not module._exchange(first, second)
+    monkeypatch.setattr(module.ctypes, "CDLL", lambda *_, **__: object())  # an old C library
+    assert not module._exchange(first, second)
 
 
 def test_a_datastore_taken_away_before_a_crash_is_brought_back(tmp_path):
     """Where directories cannot be exchanged, a build may be killed between its two renames."""
     replaced = fill(tmp_path / ".ds.building" / "replaced", OLD)
-    with Workplace(tmp_path / "ds") as workplace:
-        assert texts(workplace.out) == OLD
+    with Staging(tmp_path / "ds") as staging:
+        assert texts(staging.out) == OLD
         assert not replaced.exists()
 
 
 def test_what_came_there_meanwhile_is_left_alone(tmp_path):
-    with Workplace(tmp_path / "ds") as workplace:
-        workplace.start()
-        fill(workplace.datastore, NEW)
+    with Staging(tmp_path / "ds") as staging:
+        staging.start()
+        fill(staging.datastore, NEW)
         fill(tmp_path / "ds", {"notes.txt": "mine"})
         with pytest.raises(OutputError, match=r"one with other content \('notes\.txt'\)"):
-            workplace.put_in_place()
+            staging.put_in_place()
     assert texts(tmp_path / "ds") == {"notes.txt": "mine"}
     assert texts(tmp_path / ".ds.building" / "datastore") == NEW
 
@@ -274,22 +275,22 @@ def test_starting_removes_what_an_earlier_build_left(tmp_path):
     fill(tmp_path / ".ds.building" / "datastore", NEW)
     write_journal(tmp_path / ".ds.building" / "journal.jsonl")
     assert kept_shards(tmp_path / "ds") == 1
-    with Workplace(tmp_path / "ds") as workplace:
-        workplace.start()
-        assert texts(workplace.path) == {}
+    with Staging(tmp_path / "ds") as staging:
+        staging.start()
+        assert texts(staging.path) == {}
     assert kept_shards(tmp_path / "ds") == 0
 
 
 def test_nothing_to_resume(tmp_path):
-    with Workplace(tmp_path / "ds") as workplace:
+    with Staging(tmp_path / "ds") as staging:
         message = r"ds: unfinished build is absent, expected one that was interrupted; build without --resume"
         with pytest.raises(ResumeError, match=message):
-            workplace.unfinished()
+            staging.unfinished()
     assert not list(tmp_path.iterdir())
 
 
 def test_a_full_disk_is_an_output_error(tmp_path):
-    message = r"ds: datastore is not writable \(No space left on device\), expected"
+    message = r"ds: the datastore cannot be written \(No space left on device\)"
     with pytest.raises(OutputError, match=message), output_errors(tmp_path / "ds"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with pytest.raises(ResumeError), output_errors(tmp_path):
@@ -300,4 +301,4 @@ def test_a_full_disk_is_an_output_error(tmp_path):
 def test_a_place_where_one_may_not_write(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(OutputError, match="Permission denied"):
-        Workplace(tmp_path / "ds")
+        Staging(tmp_path / "ds")

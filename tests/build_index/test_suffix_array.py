@@ -224,16 +224,11 @@ def test_refuses_a_text_beyond_the_sorter(monkeypatch):
         suffix_array(np.arange(10, dtype=np.uint16), vocabulary_size=10)
 
 
-@settings(deadline=None)
-@given(st.integers(0, 2**36), st.sampled_from([1, 49_152, 65_535, 65_536, 151_936, 2**24 - 1]))
-def test_most_positions_fit_the_budget(budget, vocabulary_size):
-    positions = max_positions(budget, vocabulary_size)
-    most = min(MAX_POSITIONS, module.MAX_TEXT_BYTES // width_of(vocabulary_size))
-    assert 0 <= positions <= most
-    if positions:
-        assert peak_bytes(positions, vocabulary_size) <= budget
-    if positions < most:
-        assert peak_bytes(positions + 1, vocabulary_size) > budget
+@pytest.mark.parametrize("vocabulary_size", [1, 65_535, 65_536, 2**24 - 1])
+def test_the_worst_text_of_the_most_positions_fits_the_sorter(vocabulary_size):
+    positions, width = max_positions(vocabulary_size), width_of(vocabulary_size)
+    assert positions <= MAX_POSITIONS
+    assert positions * width <= module.MAX_TEXT_BYTES < (positions + 1) * width
 
 
 PEAK = """

@@ -82,9 +82,7 @@ def test_texts_and_conversations_keep_their_order(chat):
 
 def test_a_tokenizer_without_chat_template_says_which_option_helps(byte_level_file):
     loaded = load_tokenizer(byte_level_file)
-    with pytest.raises(
-        CorpusError, match=r"^chats.jsonl:7: a conversation is without a chat template .*--chat-template"
-    ):
+    with pytest.raises(CorpusError, match=r"^chats.jsonl:7: the chat template of .* is absent, .*--chat-template"):
         loaded.encode_conversations([conversation("hi")])
 
 
@@ -95,7 +93,7 @@ def test_the_template_can_be_a_file(byte_level_file, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("template", "found"), [("absent.jinja", "not readable"), ("{% for %}", r"not a Jinja template \(line 1: ")]
+    ("template", "found"), [("absent.jinja", "not readable"), ("{% for %}", r"not valid \(line 1: ")]
 )
 def test_a_bad_template_is_refused(byte_level_file, template, found):
     with pytest.raises(TokenizerLoadError, match=f"chat template is {found}"):
