@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import rest_store
+from rest_store.bench.assistant import AssistantRule, early_exit
+from rest_store.bench.baselines import LongestMatch, MergedRules, PromptLookupRule, RestRule
 from rest_store.errors import LimitError, RecordingError, describe
-from rest_store.generation.assistant import AssistantRule, early_exit
-from rest_store.generation.baselines import LongestMatch, MergedRules, PromptLookupRule, RestRule
 from rest_store.generation.loading import load_model
 
 EARLY_EXIT = "early-exit:"

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import rest_store
+from rest_store.bench.assistant import AssistantRule, early_exit
 from rest_store.errors import LimitError, ModelNotSupportedError
-from rest_store.generation.assistant import AssistantRule, early_exit
 from tests.shared.strategies import refused
 from tests.shared.tiny import prompts, tiny_model
 
