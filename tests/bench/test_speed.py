@@ -60,7 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_all_methods_sample_from_the_same_seeds_and_ours_write_the_plain_text(folder: Path, tmp_path: Path) -> None:
     command = ["bench", "speed", "--model", folder / "model", "--traces", folder / "traces.jsonl", "--new-tokens", 12]
     command += ["--questions", folder / "questions.jsonl.gz", "--datastore", folder / "ds", "--prompts", 2]
-    command += ["--assistant", "early-exit:1", "--sampling", "nucleus", "--seed", 40, "--packed"]
+    command += ["--assistant", "early-exit:1", "--sampling", "nucleus", "--seed", 40, "--prepacked-weights"]
     status, shown = run(*command, "--methods", *THEIRS, *OURS, "--json", tmp_path / "speed_nucleus.json")
     assert status == 0, shown
     result = read_results(tmp_path)["speed_nucleus"]

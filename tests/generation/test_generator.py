@@ -64,7 +64,7 @@ def test_pieces_are_what_is_written(rows: int) -> None:
     model = tiny_model("llama")
     inputs = prompts(rows)
     plain, drafter = scripted(model, inputs, bushy)
-    generator = rest_store.Generator(model, None, drafter, adaptive=False, draft_timeout=60.0)
+    generator = rest_store.Generator(model, None, drafter, adaptive=False, source_timeout=60.0)
     pieces = generator.begin(inputs, **FIXED)
     written: list[list[int]] = [[] for _ in range(rows)]
     origins: list[list[int]] = [[] for _ in range(rows)]
