@@ -43,7 +43,7 @@ from rest_store.bench.methods import Method, decoding, load_assistant, make_meth
 from rest_store.bench.questions import asked, in_turns, read_questions, recorded
 from rest_store.bench.record import Prompt
 from rest_store.errors import RecordingError, describe
-from rest_store.generation.loading import load_model
+from rest_store.generation.generator import load_model
 
 Run = dict[str, Any]
 Runs = dict[str, dict[str, list[Run]]]  # by family and method

@@ -1,39 +1,42 @@
 """What a step costs by its width, measured as a generation goes, and whether drafting pays.
 
-No forward pass is spent on measuring: every step of a generation is a measurement of its width. Seconds throughout.
+Every step of a generation is a measurement of its width; no forward pass is spent on measuring alone.
 """
 
 from __future__ import annotations
 
 import statistics
+import weakref
 from collections import deque
-from typing import NamedTuple
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 _RECENT = 9  # times kept of each width
 _AGE = 128  # steps after which a time is forgotten
-_STALE = 64  # steps after which the cost of a plain step is measured anew
-_BAND = 1.25  # how far off a step may be and still confirm what was known before
+_STALE = 64  # steps after which a plain step is measured again
+_BAND = 1.25  # ratio up to which a time confirms the times of earlier generations
 
 
 class Time(NamedTuple):
-    """What one step took: `seconds`, as step number `step` of all."""
+    """Seconds of one step, and its number among all steps."""
 
     step: int
     seconds: float
 
 
 class ForwardCosts:
-    """Seconds of a step that verifies n draft tokens, learnt from steps of any widths.
+    """Seconds of a forward pass that verifies n draft tokens, learned from passes of any widths.
 
-    A line through the widths seen, and at each width seen the median of its recent times, trusted the more the more
-    there are; in between the deviations from the line are interpolated. What earlier generations took holds until the
-    steps of this one contradict it, or say nothing about it; then plain steps are measured, three at most.
+    The estimate is a line through all widths plus, at each measured width, the deviation of the median of its recent
+    times, shrunk where there are few; deviations are interpolated in between. Times of earlier generations are used
+    until those of this one contradict them. While they are neither confirmed nor contradicted, `wants_plain` asks for
+    plain steps, three at most.
 
     Args:
-        slope: how much of a plain step each draft token is taken to add until two widths have been seen.
+        slope: part of a plain step that each draft token is assumed to add until two widths are measured.
     """
 
     def __init__(self, slope: float = 0.04) -> None:
@@ -45,12 +48,12 @@ class ForwardCosts:
         self._surprises: deque[float] = deque(maxlen=3)
 
     def begin(self) -> None:
-        """Take note that another generation begins."""
+        """Start another generation."""
         self._began = self._steps
         self._surprises.clear()
 
     def observe(self, nodes: int, seconds: float) -> None:
-        """Take in that a step which verified `nodes` draft tokens took `seconds`."""
+        """Learn that a forward pass which verified `nodes` draft tokens took `seconds`."""
         self._steps += 1
         before = [time.seconds for time in self._times.get(nodes, ()) if time.step <= self._began]
         if before:
@@ -65,7 +68,7 @@ class ForwardCosts:
 
     @property
     def wants_plain(self) -> bool:
-        """Whether the cost of a step without drafts is not known, or not known to hold: the next had better be one."""
+        """Whether the next step should be plain, because its cost is unknown, old or doubtful."""
         times = self._times.get(0)
         if not times or self._steps - self._plain_seen >= _STALE:
             return True
@@ -86,7 +89,7 @@ class ForwardCosts:
                 del self._times[nodes]
 
     def table(self, max_nodes: int) -> npt.NDArray[np.float64] | None:
-        """Return the seconds of steps with 0 .. max_nodes draft tokens, float64[max_nodes + 1]; None before any."""
+        """Return the seconds for 0 .. max_nodes draft tokens, float64[max_nodes + 1]; None before any measurement."""
         if not self._times:
             return None
         widths = np.array(sorted(self._times), dtype=np.float64)
@@ -99,7 +102,7 @@ class ForwardCosts:
         return np.maximum(table, 0.5 * float(medians.min()))
 
     def plain(self) -> float | None:
-        """Return the seconds of a step without drafts; None before any step."""
+        """Return the seconds without draft tokens; None before any measurement."""
         if 0 in self._times:
             return self._median(0)
         table = self.table(0)
@@ -123,41 +126,41 @@ class ForwardCosts:
 
 
 class Payoff:
-    """Decides from what steps brought and took whether to go on drafting, to rest, or to try again.
+    """Decides from what steps brought and took whether to draft, to pause, or to try again.
 
-    A trial of a few drafted steps comes first. While drafted steps bring fewer tokens a second than plain ones would,
-    drafting rests, for twice as long after each trial that fails, so that a drafter that never pays costs little.
+    A trial of a few drafted steps comes first. While drafted steps bring fewer tokens a second than plain steps would,
+    drafting pauses. Each failed trial doubles the pause, so a drafter that never pays costs little.
 
     Args:
         first: steps of the first trial; later ones are half as long.
-        rest: steps of the first rest.
-        longest: steps of the longest rest.
+        pause: steps of the first pause.
+        longest: steps of the longest pause.
     """
 
-    def __init__(self, *, first: int = 6, rest: int = 16, longest: int = 256) -> None:
+    def __init__(self, *, first: int = 6, pause: int = 16, longest: int = 256) -> None:
         self._trial = first
-        self._shortest, self._longest = rest, longest
-        self._rest = rest
-        self._resting = 0
+        self._shortest, self._longest = pause, longest
+        self._pause = pause
+        self._pausing = 0
         self._steps = 0.0
         self._tokens = 0.0
         self._seconds = 0.0
         self.pauses = 0
 
     def drafts(self) -> bool:
-        """Return whether to draft for the next step; to be asked once for each step."""
-        if self._resting:
-            self._resting -= 1
+        """Return whether to draft in the next step; called once for each step."""
+        if self._pausing:
+            self._pausing -= 1
             return False
         return True
 
     def observe(self, tokens: float, seconds: float, plain: float | None) -> None:
-        """Take in a step for which drafts were asked.
+        """Learn from a drafted step.
 
         Args:
-            tokens: what it brought, for each row that it worked for.
-            seconds: what it took, waiting for the draft included.
-            plain: seconds of a step without drafts; None: not known.
+            tokens: new tokens, for each row that was written to.
+            seconds: of drafting and of the forward pass.
+            plain: seconds of a forward pass without draft tokens; None: unknown.
         """
         if plain is None:
             return
@@ -168,9 +171,74 @@ class Payoff:
         if self._steps < (1 - fading**self._trial) / (1 - fading) - 1e-9:
             return
         if self._tokens * plain >= 0.98 * self._seconds:
-            self._rest = self._shortest
+            self._pause = self._shortest
             return
-        self._resting, self._rest = self._rest, min(2 * self._rest, self._longest)
+        self._pausing, self._pause = self._pause, min(2 * self._pause, self._longest)
         self._trial = max(2, self._trial // 2)
         self._steps = self._tokens = self._seconds = 0.0
         self.pauses += 1
+
+
+class DraftPolicy:
+    """Decides before each step whether to draft, and tells sessions what steps cost.
+
+    What accepting and writing tokens takes is left out: a plain step takes it too.
+
+    Args:
+        costs: of forward passes like those to come.
+        adaptive: draft only while it pays; False: always, and tell sessions no costs.
+    """
+
+    def __init__(self, costs: ForwardCosts, adaptive: bool) -> None:
+        self._costs = costs
+        self._adaptive = adaptive
+        self._payoff = Payoff()
+        self._drafted = False
+
+    @property
+    def pauses(self) -> int:
+        """How often drafting paused because it did not pay."""
+        return self._payoff.pauses
+
+    def drafts(self, useful: bool) -> bool:
+        """Return whether to draft in the next step; `useful`: whether a draft could be accepted at all."""
+        self._drafted = useful and (not self._adaptive or (self._payoff.drafts() and not self._costs.wants_plain))
+        return self._drafted
+
+    def table(self, padded: Sequence[int]) -> npt.NDArray[np.float64] | None:
+        """Return seconds of forward passes for sessions, float64[len(padded)]; None: not to be told, or unknown.
+
+        Args:
+            padded: for 0, 1, ... draft tokens the number that the step is padded to, ascending.
+        """
+        table = self._costs.table(padded[-1]) if self._adaptive else None
+        return table[list(padded)] if table is not None else None
+
+    def observe(self, nodes: int, tokens: float, forward: float, drafting: float) -> None:
+        """Learn from a step.
+
+        Args:
+            nodes: draft tokens that its forward pass verified, padding included.
+            tokens: new tokens, for each row that was written to.
+            forward: seconds of the forward pass.
+            drafting: seconds of drafting, if the step was drafted.
+        """
+        self._costs.observe(nodes, forward)
+        if self._drafted:
+            self._payoff.observe(tokens, forward + drafting, self._costs.plain())
+
+
+_known_costs: weakref.WeakKeyDictionary[Any, dict[Hashable, ForwardCosts]] = weakref.WeakKeyDictionary()
+
+
+def known_costs(model: Any, conditions: Hashable, slope: float) -> ForwardCosts:
+    """Return what generations of `model` have learned under these conditions, ready for another one.
+
+    Args:
+        model: the target model, which is not kept alive.
+        conditions: all that the time of a step depends on besides its width.
+        slope: as of `ForwardCosts`, if there are none yet.
+    """
+    costs = _known_costs.setdefault(model, {}).setdefault(conditions, ForwardCosts(slope))
+    costs.begin()
+    return costs

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import rest_store.generation.generate as entry
-from rest_store.generation import loop
+from rest_store.generation import costs as costs_module
+from rest_store.generation import progress
 from rest_store.generation.costs import ForwardCosts, Payoff
 from rest_store.generation.generator import Generator
 from rest_store.generation.graphs import FixedVerifier
@@ -175,7 +176,6 @@ def test_a_generation_measures_and_hands_costs_to_its_session() -> None:
         custom_generate=entry.generate,
         drafter=lambda prompt: Asking(prompt, futures, right),
         max_nodes=9,
-        source_timeout=60.0,
         return_dict_in_generate=True,
     )
     assert torch.equal(output.sequences, plain)
@@ -210,7 +210,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
             return logits
 
         monkeypatch.setattr(kind, "run", timed)
-    monkeypatch.setattr(loop, "time", found)
+    monkeypatch.setattr(progress, "time", found)
     return found
 
 
@@ -239,7 +239,6 @@ def timed(model: Any, clock: Clock, drafter: Any, new_tokens: int, **options: An
         do_sample=False,
         custom_generate=entry.generate,
         drafter=drafter,
-        source_timeout=60.0,
         return_dict_in_generate=True,
         **options,
     )
@@ -279,9 +278,9 @@ def test_costs_are_kept_apart_by_what_they_depend_on(clock: Clock) -> None:
     model = tiny_model("llama")
     for options in ({}, {}, {"widths": (1, 17)}):
         timed(model, clock, Always, 5, **options)
-    assert len(loop._known_costs[model]) == 2
+    assert len(costs_module._known_costs[model]) == 2
     timed(model.to(torch.float64), clock, Always, 5)
-    assert len(loop._known_costs[model]) == 3
+    assert len(costs_module._known_costs[model]) == 3
 
 
 def test_the_reader_of_a_stream_may_take_its_time(clock: Clock) -> None:
@@ -289,7 +288,7 @@ def test_the_reader_of_a_stream_may_take_its_time(clock: Clock) -> None:
     inputs = prompts(1)
     plain = model.generate(**inputs, max_new_tokens=60, do_sample=False)
     futures = futures_of(inputs, plain)
-    generator = Generator(model, None, lambda prompt: Scripted(prompt, futures, right), source_timeout=60.0)
+    generator = Generator(model, None, lambda prompt: Scripted(prompt, futures, right))
     passes = []
     for away in (0.0, 1.0):
         began = clock.now

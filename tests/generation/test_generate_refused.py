@@ -82,6 +82,7 @@ def test_inputs_beside_text_are_refused() -> None:
         {"max_nodes": -1},
         {"source_timeout": -0.1},
         {"source_timeout": float("nan")},
+        {"source_timeout": float("inf")},
         {"widths": (0,)},
         {"widths": (4, -1)},
     ],
