@@ -18,6 +18,9 @@ _RECENT = 9  # times kept of each width
 _AGE = 128  # steps after which a time is forgotten
 _STALE = 64  # steps after which a plain step is measured again
 _BAND = 1.25  # ratio up to which a time confirms the times of earlier generations
+_FIRST_TRIAL = 6  # drafted steps; later trials are half as long
+_FIRST_PAUSE, _LONGEST_PAUSE = 16, 256  # steps
+_FADING = 0.9  # of what a step counts in the next one
 
 
 class Time(NamedTuple):
@@ -125,91 +128,42 @@ class ForwardCosts:
         return height - slope * mean, slope
 
 
-class Payoff:
-    """Decides from what steps brought and took whether to draft, to pause, or to try again.
+class DraftPolicy:
+    """Decides before each step whether to draft, from what steps brought and took.
 
     A trial of a few drafted steps comes first. While drafted steps bring fewer tokens a second than plain steps would,
-    drafting pauses. Each failed trial doubles the pause, so a drafter that never pays costs little.
-
-    Args:
-        first: steps of the first trial; later ones are half as long.
-        pause: steps of the first pause.
-        longest: steps of the longest pause.
-    """
-
-    def __init__(self, *, first: int = 6, pause: int = 16, longest: int = 256) -> None:
-        self._trial = first
-        self._shortest, self._longest = pause, longest
-        self._pause = pause
-        self._pausing = 0
-        self._steps = 0.0
-        self._tokens = 0.0
-        self._seconds = 0.0
-        self.pauses = 0
-
-    def drafts(self) -> bool:
-        """Return whether to draft in the next step; called once for each step."""
-        if self._pausing:
-            self._pausing -= 1
-            return False
-        return True
-
-    def observe(self, tokens: float, seconds: float, plain: float | None) -> None:
-        """Learn from a drafted step.
-
-        Args:
-            tokens: new tokens, for each row that was written to.
-            seconds: of drafting and of the forward pass.
-            plain: seconds of a forward pass without draft tokens; None: unknown.
-        """
-        if plain is None:
-            return
-        fading = 0.9
-        self._steps = fading * self._steps + 1
-        self._tokens = fading * self._tokens + tokens
-        self._seconds = fading * self._seconds + seconds
-        if self._steps < (1 - fading**self._trial) / (1 - fading) - 1e-9:
-            return
-        if self._tokens * plain >= 0.98 * self._seconds:
-            self._pause = self._shortest
-            return
-        self._pausing, self._pause = self._pause, min(2 * self._pause, self._longest)
-        self._trial = max(2, self._trial // 2)
-        self._steps = self._tokens = self._seconds = 0.0
-        self.pauses += 1
-
-
-class DraftPolicy:
-    """Decides before each step whether to draft, and tells sessions what steps cost.
-
-    What accepting and writing tokens takes is left out: a plain step takes it too.
+    drafting pauses. Each failed trial doubles the pause, so drafts that never pay cost little. Only drafting and the
+    forward pass are compared: choosing and writing tokens takes its time in plain steps too.
 
     Args:
         costs: of forward passes like those to come.
         adaptive: draft only while it pays; False: always, and tell sessions no costs.
+
+    Attributes:
+        pauses: how often drafting paused.
     """
 
-    def __init__(self, costs: ForwardCosts, adaptive: bool) -> None:
+    def __init__(self, costs: ForwardCosts, *, adaptive: bool = True) -> None:
         self._costs = costs
         self._adaptive = adaptive
-        self._payoff = Payoff()
         self._drafted = False
+        self._trial = _FIRST_TRIAL
+        self._pause = _FIRST_PAUSE  # steps of the next one
+        self._pausing = 0  # steps left
+        self._steps = self._tokens = self._seconds = 0.0  # of drafted steps, fading
+        self.pauses = 0
 
-    @property
-    def pauses(self) -> int:
-        """How often drafting paused because it did not pay."""
-        return self._payoff.pauses
-
-    def drafts(self, useful: bool) -> bool:
-        """Return whether to draft in the next step; `useful`: whether a draft could be accepted at all."""
-        self._drafted = useful and (not self._adaptive or (self._payoff.drafts() and not self._costs.wants_plain))
+    def drafts(self) -> bool:
+        """Return whether to draft in the next step; called once for each step in which a draft could be accepted."""
+        self._drafted = not self._adaptive or not (self._pausing or self._costs.wants_plain)
+        self._pausing = max(0, self._pausing - 1)
         return self._drafted
 
     def table(self, padded: Sequence[int]) -> npt.NDArray[np.float64] | None:
-        """Return seconds of forward passes for sessions, float64[len(padded)]; None: not to be told, or unknown.
+        """Return the seconds of forward passes that sessions are told, float64[len(padded)]; None: none.
 
         Args:
-            padded: for 0, 1, ... draft tokens the number that the step is padded to, ascending.
+            padded: for 0, 1, ... draft tokens the number that a step is padded to, ascending.
         """
         table = self._costs.table(padded[-1]) if self._adaptive else None
         return table[list(padded)] if table is not None else None
@@ -218,14 +172,28 @@ class DraftPolicy:
         """Learn from a step.
 
         Args:
-            nodes: draft tokens that its forward pass verified, padding included.
+            nodes: draft tokens that the forward pass verified, padding included.
             tokens: new tokens, for each row that was written to.
             forward: seconds of the forward pass.
-            drafting: seconds of drafting, if the step was drafted.
+            drafting: seconds of drafting.
         """
         self._costs.observe(nodes, forward)
-        if self._drafted:
-            self._payoff.observe(tokens, forward + drafting, self._costs.plain())
+        drafted, self._drafted = self._drafted, False
+        plain = self._costs.plain()
+        if not drafted or not self._adaptive or plain is None:
+            return
+        self._steps = _FADING * self._steps + 1
+        self._tokens = _FADING * self._tokens + tokens
+        self._seconds = _FADING * self._seconds + forward + drafting
+        if self._steps < (1 - _FADING**self._trial) / (1 - _FADING) - 1e-9:
+            return
+        if self._tokens * plain >= 0.98 * self._seconds:
+            self._pause = _FIRST_PAUSE
+            return
+        self._pausing, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE)
+        self._trial = max(2, self._trial // 2)
+        self._steps = self._tokens = self._seconds = 0.0
+        self.pauses += 1
 
 
 _known_costs: weakref.WeakKeyDictionary[Any, dict[Hashable, ForwardCosts]] = weakref.WeakKeyDictionary()

@@ -139,7 +139,7 @@ class Generation:
         rooms = [self._room(row) for row in self._rows]
         trees = [EMPTY] * len(rooms)
         with self.statistics.drafting:
-            if policy.drafts(drafting.active and max(rooms) > 1):
+            if drafting.active and max(rooms) > 1 and policy.drafts():
                 padded = [verifier.width_of(1 + nodes) - 1 for nodes in range(self._max_nodes + 1)]
                 costs = policy.table(padded)
                 trees = [
@@ -310,7 +310,7 @@ class Generation:
         machine = (str(device), torch.get_num_threads(), prompt.logits.dtype, prepacked)
         conditions = (len(self._rows), context, self._widths, patterns, *machine)
         costs = known_costs(self._model, conditions, 0.04 if device.type == "cpu" else 0.005)
-        return DraftPolicy(costs, self._options.adaptive)
+        return DraftPolicy(costs, adaptive=self._options.adaptive)
 
     def _verifier(self, prompt: Prompt) -> Verifier:
         """Return what verifies behind `prompt`; it takes over the keys and values."""

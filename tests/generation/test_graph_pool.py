@@ -23,7 +23,7 @@ class Replayed:
 
     def __init__(self, verifier: FixedVerifier, inputs: torch.Tensor, width: int) -> None:
         self.verifier, self.inputs, self.width = weakref.ref(verifier), inputs, width
-        self.logits = verifier._forward(inputs, width).clone()
+        self.logits = verifier._run(inputs, width).clone()
         self.places = self.places_now()
 
     def places_now(self) -> list[int]:
@@ -38,7 +38,7 @@ class Replayed:
         assert self.places_now() == self.places, "a graph reads and writes where it was captured"
         verifier = self.verifier()
         assert verifier is not None
-        self.logits.copy_(verifier._forward(self.inputs, self.width))
+        self.logits.copy_(verifier._run(self.inputs, self.width))
 
 
 @pytest.fixture
