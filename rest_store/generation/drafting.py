@@ -38,7 +38,7 @@ class Session(Protocol):
 
         Two more arguments are passed if the signature has them. `top_k`: int64[len(tokens), k], the model's most
         likely next tokens after each of `tokens`, -1 where unknown. `node_top_k`: int64[1 + N, k], the same after the
-        context and after each of the N nodes of the latest tree; None if that tree was not verified.
+        context and after each of the N nodes of the latest tree; None if that tree was not verified as a whole.
         """
 
     def close(self) -> None:
@@ -85,7 +85,7 @@ def tree_fault(tree: object, max_nodes: int, vocabulary_size: int) -> str | None
         return None
     if size > max_nodes:
         return f"{size} nodes, asked for at most {max_nodes}"
-    if len(tree.packed) != 20 * size:
+    if len(tree.packed) != 20 * size or (tree.origins is not None and len(tree.origins) != size):
         return "columns of unequal length"
     tokens, parents, depths = tree.tokens, tree.parents, tree.depths
     if int(tokens.min()) < 0 or int(tokens.max()) >= vocabulary_size:
@@ -106,30 +106,20 @@ class Draft:
 
     Attributes:
         tree: what is verified.
+        whole: whether nothing was cut off.
         origins: for each node of `tree` a bitmask of the sources that proposed it; all 1 if the session does not say.
     """
 
     def __init__(self, tree: TokenTree, max_depth: int) -> None:
-        self._size = len(tree)
-        self._kept = np.flatnonzero(tree.depths <= max_depth)
+        kept = np.flatnonzero(tree.depths <= max_depth)
+        origins = tree.origins if tree.origins is not None else np.ones(len(tree), dtype=np.int64)
         self.tree = tree
-        if self._kept.size < self._size:
-            places = np.full(self._size + 1, -1, dtype=np.int64)  # the last one stands for parent -1
-            places[self._kept] = np.arange(self._kept.size)
-            self.tree = TokenTree(
-                tree.tokens[self._kept], places[tree.parents[self._kept]], tree.counts[self._kept], match=tree.match
-            )
-        origins = tree.origins if tree.origins is not None and len(tree.origins) == self._size else np.ones(self._size)
-        self.origins: list[int] = np.asarray(origins, dtype=np.int64)[self._kept].tolist()
-
-    def rows_of_all_nodes(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
-        """Spread rows for the context and each verified node over the whole tree, -1 elsewhere; None without nodes."""
-        if not self._size:
-            return None
-        spread = np.full((1 + self._size, rows.shape[1]), -1, dtype=np.int64)
-        spread[0] = rows[0]
-        spread[1 + self._kept] = rows[1 : 1 + len(self.tree)]
-        return spread
+        self.whole = kept.size == len(tree)
+        self.origins: list[int] = origins[kept].tolist()
+        if not self.whole:
+            places = np.full(len(tree) + 1, -1, dtype=np.int64)  # the last one stands for parent -1
+            places[kept] = np.arange(kept.size)
+            self.tree = TokenTree(tree.tokens[kept], places[tree.parents[kept]], tree.counts[kept], match=tree.match)
 
 
 class Drafting:
@@ -229,20 +219,3 @@ class Drafting:
 
 def _described(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"[:200]
-
-
-def tree_of(paths: Sequence[Sequence[int]]) -> TokenTree:
-    """Return the tree of several continuations, which share their common beginnings; the first one comes first."""
-    tokens: list[int] = []
-    parents: list[int] = []
-    places: dict[tuple[int, int], int] = {}
-    for path in paths:
-        parent = -1
-        for token in path:
-            place = places.get((parent, token))
-            if place is None:
-                place = places[parent, token] = len(tokens)
-                tokens.append(int(token))
-                parents.append(parent)
-            parent = place
-    return TokenTree(tokens, parents, [1] * len(tokens))

@@ -52,12 +52,12 @@ def generate(
         drafter: sources for a `DraftSession` of each row (a list), or a callable that makes the session of a prompt
             (a list of token ids); None: plain decoding.
         max_nodes: most draft tokens of a step; None: 16, on an accelerator 64.
-        source_timeout: seconds that a step waits for external sources, as of `DraftSession`; a callable `drafter`
-            bounds its sources itself.
+        source_timeout: seconds that a step waits for external sources; None: as long as they take. Sessions of a
+            callable `drafter` set their own.
         adaptive: measure what steps cost, and draft only while that pays.
-        widths: widths of steps in tokens: each step is padded to the next of these, all shapes are fixed, and on a
-            CUDA device each width is a captured graph, kept for later generations; empty: steps are as wide as their
-            trees.
+        widths: widths of steps in tokens, such as `options.WIDTHS`: each step is padded to the next of these, all
+            shapes are fixed, and on a CUDA device each width is a captured graph, kept for later generations. Empty:
+            steps are as wide as their trees.
         stream_to: a streamer of transformers, given the prompt and each token (one row only).
         streamer: the same, for `functools.partial` and direct calls: `model.generate` does not pass its own on.
         model_kwargs: prepared by `model.generate`.

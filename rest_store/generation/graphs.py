@@ -21,20 +21,15 @@ class FixedVerifier(Verifier):
     """Runs steps of fixed widths through a model and a tree cache of fixed size.
 
     Args:
-        model: as of `Verifier`.
         cache: a tree cache made with `fixed`.
         widths: the widths of steps.
-        seen: as of `Verifier`.
-        positions: as of `Verifier`.
-        extras: as of `Verifier`.
         capture: capture a CUDA graph for each width; None: if the model is on a CUDA device. If capturing fails, steps
             run without graphs, after a warning.
 
     Attributes:
         key: what the graphs depend on, for the graph pool.
 
-    Raises:
-        ModelNotSupportedError: as of `Verifier`.
+    All other arguments, and errors, are those of `Verifier`.
     """
 
     key: Hashable = None

@@ -42,24 +42,17 @@ class GenerateOutput(GenerateDecoderOnlyOutput):
 class Generation:
     """A generation to iterate over, once: each item is the `Piece` that one forward pass wrote.
 
-    Iterating again continues where the last iteration stopped. Can be given to `model.generate` as `custom_generate`,
-    which prepares the arguments. Used by one thread; one generation at a time for each model.
+    Iterating again continues where the last iteration stopped. Can be given to `model.generate` as `custom_generate`.
+    Used by one thread.
 
     Args:
-        model: the target model.
-        input_ids: int64[rows, length], the prompts, padded on the left.
-        logits_processor: prepared logits processors.
-        stopping_criteria: prepared stopping criteria.
-        generation_config: the prepared `GenerationConfig`.
         maker: makes the drafting session of a prompt; None: plain decoding.
         options: how to draft.
-        model_kwargs: what `generate` prepared for the forward pass: cache, mask, positions.
 
     Attributes:
         statistics: up to date after each piece.
 
-    Raises:
-        ModelNotSupportedError, ModeNotSupportedError, CacheNotSupportedError, LimitError: as of `generate`.
+    All other arguments, and errors, are those of `rest_store.generate`.
     """
 
     def __init__(
@@ -249,7 +242,8 @@ class Generation:
             if top_tokens.indices is not None:
                 top = top_tokens.indices[row]
                 after[: len(path) - 1, : top.shape[1]] = top[path[1:]]
-                of_nodes = drafts[row].rows_of_all_nodes(top)
+                nodes = len(drafts[row].tree)
+                of_nodes = top[: 1 + nodes] if nodes and drafts[row].whole else None
             drafting.accept(row, tokens, after, of_nodes)
 
     def _learn(self, policy: DraftPolicy, verifier: Verifier, step: Step, piece: Piece) -> None:

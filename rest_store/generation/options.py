@@ -15,15 +15,7 @@ WIDTHS = (1, 9, 17, 33, 65)  # of steps, by default where graphs are asked for
 
 @dataclass(frozen=True)
 class Options:
-    """How to draft.
-
-    Attributes:
-        max_nodes: most draft tokens of a step; None: 16, on an accelerator 64.
-        source_timeout: seconds that a step waits for external sources; None: as long as they take.
-        adaptive: measure what steps cost, and draft only while that pays.
-        widths: widths of steps in tokens, the last token of the text included: each step is padded to the next of
-            these, all shapes are fixed, and on a CUDA device each width is a captured graph; `WIDTHS` is a good choice.
-            Empty: steps are as wide as their trees.
+    """How to draft; the fields are arguments of `rest_store.generate`, which describes them.
 
     Raises:
         LimitError: a number out of range.

@@ -15,7 +15,7 @@ import torch
 
 from rest_store.datastore.tree import TokenTree
 from rest_store.errors import ModelNotSupportedError, describe
-from rest_store.generation.attention import attention_for_trees
+from rest_store.generation.attention import TreeAttention
 from rest_store.generation.cache import CHUNKED, FULL, SLIDING, Pattern, TreeCache
 
 
@@ -103,7 +103,7 @@ class Verifier:
         self.cache = cache
         self.extras = dict(extras or {})
         self.config = model.config.get_text_config(decoder=True)
-        self.attention = attention_for_trees(model, self.config)
+        self.attention = TreeAttention(model, self.config)
         self.patterns = sorted({group.pattern for group in cache.groups}, key=lambda pattern: pattern.name)
         self._keyed = hasattr(self.config, "layer_types")
         self._device = cache.groups[0].keys.device

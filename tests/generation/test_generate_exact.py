@@ -10,7 +10,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import rest_store.generation.generate as entry
 from rest_store.generation import attention
-from rest_store.generation.attention import attention_for_trees
+from rest_store.generation.attention import TreeAttention
 from tests.shared.tiny import ARCHITECTURES, SCRIPTS, Scripted, bushy, futures_of, prompts, right, tiny_model
 
 NEW = 40
@@ -74,15 +74,15 @@ def test_an_attention_that_takes_no_mask_is_switched_while_verifying() -> None:
     hook = model.model.layers[0].self_attn.register_forward_pre_hook(
         lambda module, _: used.append(module.config._attn_implementation)
     )
-    model.config._attn_implementation_internal = "flash_attention_2"
-    switched = attention_for_trees(model, model.config)
+    model.config._attn_implementation = "flash_attention_2"
+    switched = TreeAttention(model, model.config)
     with switched():
         assert model.config._attn_implementation == switched.implementation == "sdpa"
         model(**inputs)
     assert model.config._attn_implementation == "flash_attention_2"
     hook.remove()
     assert used == ["sdpa"]
-    model.config._attn_implementation_internal = "sdpa"
+    model.config._attn_implementation = "sdpa"
     assert torch.equal(drafted(model, inputs, plain, right, **FIXED).sequences, plain)
 
 
@@ -105,7 +105,7 @@ def test_attention_without_copies(dtype: torch.dtype, monkeypatch: pytest.Monkey
         ours(layer, query, key, value, None, **taken)[0], theirs(layer, query, key, value, None, **taken)[0]
     )
 
-    switched = attention_for_trees(model, model.config)
+    switched = TreeAttention(model, model.config)
     with switched(), switched():
         assert ALL_ATTENTION_FUNCTIONS["sdpa"] is ours
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is theirs
@@ -262,7 +262,7 @@ class Follower:
         self.text, self.place = text, prompt_length
 
     def draft(self, *, max_nodes: int, costs: Any) -> Any:
-        from rest_store.generation.drafting import tree_of
+        from rest_store.bench.baselines import tree_of
 
         true = self.text[self.place : self.place + 4]
         return tree_of([[*true[:1], 3], true, [4, 5]] if true else [[4]])

@@ -10,9 +10,9 @@ import transformers
 from transformers import DynamicCache, StaticCache
 
 import rest_store
+from rest_store.bench.baselines import tree_of
 from rest_store.generation import loop
 from rest_store.generation.cache import Slots, TreeCache
-from rest_store.generation.drafting import tree_of
 from rest_store.generation.generate import generate
 from tests.shared.tiny import prompts, tiny_model
 

@@ -14,7 +14,7 @@ import torch
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 import rest_store.generation.generate as entry
-from rest_store.generation.drafting import tree_of
+from rest_store.bench.baselines import tree_of
 from tests.shared.tiny import VOCABULARY, Scripted, bushy, futures_of, prompts, right, tiny_model, wrong
 
 WARPERS = {
