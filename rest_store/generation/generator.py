@@ -38,7 +38,7 @@ def load_model(name: str, *, dtype: str = "auto", device: str | None = None) -> 
         The model, ready to generate, and its tokenizer.
 
     Raises:
-        ModelLoadError: there is no such model, or it cannot be loaded; the message says why.
+        ModelLoadError: the model does not exist or cannot be loaded.
     """
     path = Path(name)
     logging.disable_progress_bar()
@@ -50,8 +50,8 @@ def load_model(name: str, *, dtype: str = "auto", device: str | None = None) -> 
     try:
         tokenizer = AutoTokenizer.from_pretrained(place, **options)
         part = "model"
-        wanted = "float32" if options and dtype == "auto" else dtype
-        model = AutoModelForCausalLM.from_pretrained(place, dtype=wanted, **options).eval()
+        loaded_dtype = "float32" if options and dtype == "auto" else dtype
+        model = AutoModelForCausalLM.from_pretrained(place, dtype=loaded_dtype, **options).eval()
         return (model.to(device) if device is not None else model), tokenizer
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
@@ -64,9 +64,9 @@ class Generator:
     """Generates with drafts, to the end or piece by piece.
 
     Args:
-        model: a decoder-only model of `transformers`.
+        model: a decoder-only model of transformers.
         tokenizer: its tokenizer; needed for prompts and stop strings that are text.
-        sources: what `DraftSession` drafts from, or a callable that makes the session of a prompt; none: plain.
+        sources: the `drafter` of `rest_store.generate`.
         options: how to draft, as of `rest_store.generate`: `max_nodes`, `source_timeout`, `adaptive`, `widths`.
 
     Raises:
@@ -91,8 +91,8 @@ class Generator:
         Args:
             prompt: text, 1-D or 2-D token ids, or a mapping such as a tokenizer returns, all of which goes into the
                 model.
-            options: of `model.generate`, `streamer` and `stop_strings` included; and of this generator, to change them
-                for this generation.
+            options: of `model.generate`, `streamer` and `stop_strings` included; and options of this generator, for
+                this generation alone.
 
         Returns:
             What `rest_store.generate` returns.
@@ -107,15 +107,14 @@ class Generator:
         return generation.result()
 
     def stream(self, prompt: Prompt, **options: Any) -> Iterator[Piece]:
-        """Generate piece by piece: yield what each forward pass wrote, as soon as it is written.
+        """Yield what each forward pass wrote, the prompt's first; leaving the iteration ends the generation.
 
-        Args, errors: as `generate`. The first piece comes after the prompt's forward pass; leaving the iteration ends
-        the generation.
+        Arguments and errors as of `generate`.
         """
         yield from self.begin(prompt, **options)
 
     def begin(self, prompt: Prompt, **options: Any) -> Generation:
-        """Return the generation, to iterate over; arguments and errors as of `generate`."""
+        """Return the generation, to iterate over to its end or until `close`; arguments and errors as of `generate`."""
         changed = {field.name: options.pop(field.name) for field in fields(Options) if field.name in options}
         draft_options = replace(self._options, **changed)
         strings = options.pop("stop_strings", None)
@@ -142,7 +141,7 @@ class Generator:
         return {"input_ids": self._rows(prompt)}
 
     def _rows(self, values: Any) -> torch.Tensor:
-        """Return numbers of one row or several as a tensor of rows on the model's device."""
+        """Return one row or several as a 2-D tensor on the model's device."""
         tensor = torch.as_tensor(values).to(self.model.device)
         return tensor if tensor.ndim > 1 else tensor[None]
 

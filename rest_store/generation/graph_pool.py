@@ -55,11 +55,6 @@ def release(model: Any, verifier: FixedVerifier) -> None:
             kept.popitem(last=False)
 
 
-def clear(model: Any) -> None:
-    """Drop all that is kept for `model`; needed after a change to it that its weights and modules do not show."""
-    _verifiers.pop(model, None)
-
-
 def _key(model: Any, prompt: Prompt, widths: Sequence[int], slots: int) -> Hashable:
     """Return all that a graph depends on: shapes, options, and the addresses of the model's weights and modules."""
     weights = tuple(tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers()))

@@ -1,4 +1,4 @@
-"""What steps are found to cost, and whether drafting pays; generations run by a clock that only their steps advance."""
+"""Costs of steps, and whether drafting pays; generations run by a clock that only their forward passes advance."""
 
 from __future__ import annotations
 
@@ -79,10 +79,10 @@ def test_costs_follow_a_context_that_grows() -> None:
         else:
             costs.observe(12, 1.4 * level)
     assert plain == 10
-    found, table = costs.plain(), costs.table(12)
-    assert found is not None
+    plain_seconds, table = costs.plain(), costs.table(12)
+    assert plain_seconds is not None
     assert table is not None
-    assert 1.7 < found <= 2
+    assert 1.7 < plain_seconds <= 2
     assert 2.6 < table[12] <= 2.8
 
 
@@ -221,7 +221,7 @@ def test_a_generation_measures_and_hands_costs_to_its_session() -> None:
 
 
 class Clock:
-    """Time that stands still but for forward passes, which take `cost(draft tokens, tokens held)` seconds each."""
+    """A clock that only forward passes advance, by `cost(draft tokens, tokens held)` seconds each."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -233,21 +233,21 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
-    found = Clock()
+    clock = Clock()
     for kind in (Verifier, FixedVerifier):
 
         def timed(self: Any, step: Step, run: Any = kind.run) -> torch.Tensor:
             logits: torch.Tensor = run(self, step)
-            found.now += found.cost(step.width - 1, self.cache.end)
+            clock.now += clock.cost(step.width - 1, self.cache.end)
             return logits
 
         monkeypatch.setattr(kind, "run", timed)
-    monkeypatch.setattr(progress, "time", found)
-    return found
+    monkeypatch.setattr(progress, "time", clock)
+    return clock
 
 
 class Always:
-    """Drafts a tree of twelve nodes that is always wrong, or almost."""
+    """Drafts a tree that is almost always wrong."""
 
     def __init__(self, prompt: list[int]) -> None:
         pass
@@ -263,7 +263,7 @@ class Always:
 
 
 def timed(model: Any, clock: Clock, drafter: Any, new_tokens: int, **options: Any) -> tuple[float, Any]:
-    """Seconds of a generation by the clock, and its output."""
+    """Return the seconds of a generation by the clock, and its output."""
     began = clock.now
     output = model.generate(
         **prompts(1),
@@ -277,7 +277,7 @@ def timed(model: Any, clock: Clock, drafter: Any, new_tokens: int, **options: An
     return clock.now - began, output
 
 
-def test_drafting_rests_although_plain_steps_used_to_cost_more(clock: Clock) -> None:
+def test_drafting_pauses_although_plain_steps_used_to_cost_more(clock: Clock) -> None:
     """A plain generation on a machine under load, then one that is drafted for wrongly without that load."""
     model = tiny_model("llama")
     clock.cost = lambda nodes, held: 0.02

@@ -1,4 +1,4 @@
-"""Graphs are captured once for many generations; what records them here is a stand-in that runs on a CPU."""
+"""Graphs are captured once for many generations; here a stand-in that runs on a CPU captures them."""
 
 from __future__ import annotations
 
@@ -103,9 +103,6 @@ def test_others_are_recorded_for_other_shapes_and_weights_and_the_oldest_dropped
         model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.flip(0).clone())
     agrees(model, prompts(2))
     assert len(captured) == 5 * once, "captured with weights that are elsewhere now"
-    graph_pool.clear(model)
-    agrees(model, prompts(2))
-    assert len(captured) == 6 * once
 
 
 def test_what_is_kept_goes_with_its_model(captured: list[int]) -> None:
