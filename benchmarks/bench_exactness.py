@@ -5,10 +5,10 @@ r"""How often drafted text is token for token that of plain `generate`, and what
 
 Greedy continuations of so many HumanEval and so many other prompts, plain and drafted. In float32 all are to be equal.
 `--dtype bfloat16` shows how often rounding decides in reduced precision; for each text that differs, the report holds
-where it first does, and how far apart the two tokens' logits were in the plain pass. `--packed` drafts with packed
-weights, and still compares with plain `generate` without them. `--recorded` compares with the outputs in the traces,
-where plain `generate` of the same model wrote these. `--control` also writes each text with transformers' own prompt
-lookup, which verifies drafts in wider passes as we do: what it changes, rounding changes.
+where it first does, and how far apart the two tokens' logits were in the plain pass. `--prepacked-weights` drafts with
+prepacked weights, and still compares with plain `generate` without them. `--recorded` compares with the outputs in the
+traces, where plain `generate` of the same model wrote these. `--control` also writes each text with transformers' own
+prompt lookup, which verifies drafts in wider passes as we do: what it changes, rounding changes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 import rest_store
 from rest_store.bench.environment import write_result
 from rest_store.bench.replay import Recording, read_recordings
-from rest_store.generation.loading import load_model
+from rest_store.generation.generator import load_model
 
 PACKAGES = ("numpy", "torch", "transformers")
 
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--max-nodes", type=int, default=16)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--device")
-    parser.add_argument("--packed", action="store_true", help="draft with packed weights")
+    parser.add_argument("--prepacked-weights", action="store_true", help="draft with packed weights")
     parser.add_argument("--recorded", action="store_true", help="take the traces' outputs for what is to be written")
     parser.add_argument("--control", action="store_true", help="write with transformers' prompt lookup as well")
     parser.add_argument("--json", type=Path)
@@ -79,7 +79,7 @@ def compare(model: Any, prompt: Recording, sources: list[Any], arguments: argpar
         options["max_new_tokens"] = len(plain)
     else:
         plain = model.generate(ids, **options)[0, ids.shape[1] :].tolist()
-    with rest_store.packed(model) if arguments.packed else nullcontext():
+    with rest_store.prepacked_weights(model) if arguments.prepacked_weights else nullcontext():
         drafted = model.generate(
             ids,
             custom_generate=rest_store.generate,

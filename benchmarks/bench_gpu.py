@@ -26,10 +26,9 @@ import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, LogitsProcessor
 
 import rest_store
+from rest_store.bench.baselines import MergedRules, PromptLookupRule, RestRule, tree_of
 from rest_store.bench.environment import write_result
-from rest_store.generation.baselines import MergedRules, PromptLookupRule, RestRule
 from rest_store.generation.cache import TreeCache
-from rest_store.generation.drafting import tree_of
 from rest_store.generation.graphs import FixedVerifier
 from rest_store.generation.verify import Step, Verifier, patterns_of
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import rest_store
+from rest_store.bench.assistant import AssistantRule, early_exit
+from rest_store.bench.baselines import LongestMatch, MergedRules, PromptLookupRule, RestRule
 from rest_store.errors import LimitError, RecordingError, describe
-from rest_store.generation.assistant import AssistantRule, early_exit
-from rest_store.generation.baselines import LongestMatch, MergedRules, PromptLookupRule, RestRule
-from rest_store.generation.loading import load_model
+from rest_store.generation.generator import load_model
 
 EARLY_EXIT = "early-exit:"
 # The settings of the paper's Table 1: of HumanEval, and of MT-Bench and all like it.

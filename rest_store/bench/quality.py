@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rest_store.bench.baselines import LongestMatch
 from rest_store.bench.replay import Draft, Outcome, Recording, replay, walk
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
-from rest_store.generation.baselines import LongestMatch
 
 Progress = Callable[[str, Outcome], None]
 

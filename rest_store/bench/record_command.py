@@ -45,7 +45,7 @@ def record(
     """
     from rest_store.bench import record as recording
     from rest_store.bench.questions import chat_tokens
-    from rest_store.generation.loading import load_model
+    from rest_store.generation.generator import load_model
 
     if not out.absolute().parent.is_dir():
         raise RecordingError(describe(out, "folder", "absent", "one that exists"))

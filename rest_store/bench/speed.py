@@ -17,9 +17,9 @@ methods draw otherwise, from the same distribution, and write other texts.
 greedy answer, and the second. `--assistant` adds drafting by a smaller model, in our loop and in that of transformers;
 `early-exit:8` is the model's own first eight layers with its own head: nothing to download, and not trained for it.
 
-`--dtype bfloat16` shows how often rounding decides in reduced precision; `--packed` gives every method, also plain
-`generate` and the assistant, the same linear layers from packed weights (`rest_store.packed`). Prompts are used that
-the shipped calibration was not fitted to; of traces, nothing but the prompts.
+`--dtype bfloat16` shows how often rounding decides in reduced precision; `--prepacked-weights` gives every method, also
+plain `generate` and the assistant, the same linear layers from prepacked weights (`rest_store.prepacked_weights`).
+Prompts are used that the shipped calibration was not fitted to; of traces, nothing but the prompts.
 Targets: 2.2 on HumanEval, 1.8 over all families, ahead of transformers' prompt lookup on all, none below 1.
 """
 
@@ -43,7 +43,7 @@ from rest_store.bench.methods import Method, decoding, load_assistant, make_meth
 from rest_store.bench.questions import asked, in_turns, read_questions, recorded
 from rest_store.bench.record import Prompt
 from rest_store.errors import RecordingError, describe
-from rest_store.generation.loading import load_model
+from rest_store.generation.generator import load_model
 
 Run = dict[str, Any]
 Runs = dict[str, dict[str, list[Run]]]  # by family and method
@@ -67,7 +67,9 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--max-nodes", type=int, default=16)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--device")
-    parser.add_argument("--packed", action="store_true", help="all methods with packed weights, plain `generate` too")
+    parser.add_argument(
+        "--prepacked-weights", action="store_true", help="all methods with packed weights, plain `generate` too"
+    )
     arguments = parser.parse_args(given)
     if arguments.traces is None and arguments.questions is None:
         parser.error("prompts are needed: --traces or --questions")
@@ -79,9 +81,9 @@ def main(given: Sequence[str] | None = None) -> None:
         assistant = load_assistant(model, arguments.assistant, dtype=arguments.dtype, device=arguments.device)
     methods = make_methods(stores, assistant, max_nodes=arguments.max_nodes, only=arguments.methods)
     with ExitStack() as packing:
-        for one in (model, assistant) if arguments.packed else ():
+        for one in (model, assistant) if arguments.prepacked_weights else ():
             if one is not None:
-                packing.enter_context(rest_store.packed(one))
+                packing.enter_context(rest_store.prepacked_weights(one))
         prompts = read_prompts(arguments, model, tokenizer)
         runs = write_all(model, methods, prompts, arguments)
     table = summarize(runs, list(methods))
@@ -170,7 +172,7 @@ def write(model: Any, method: Method, prompt: list[int], new_tokens: int, decodi
     counts = getattr(getattr(output, "statistics", None), "drafts", None)
     if counts is not None:
         run |= {"nodes": counts.nodes, "accepted": counts.accepted, "errors": counts.errors}
-        run["rests"] = output.statistics.rests
+        run["pauses"] = output.statistics.pauses
     return run
 
 

@@ -60,7 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_all_methods_sample_from_the_same_seeds_and_ours_write_the_plain_text(folder: Path, tmp_path: Path) -> None:
     command = ["bench", "speed", "--model", folder / "model", "--traces", folder / "traces.jsonl", "--new-tokens", 12]
     command += ["--questions", folder / "questions.jsonl.gz", "--datastore", folder / "ds", "--prompts", 2]
-    command += ["--assistant", "early-exit:1", "--sampling", "nucleus", "--seed", 40, "--packed"]
+    command += ["--assistant", "early-exit:1", "--sampling", "nucleus", "--seed", 40, "--prepacked-weights"]
     status, shown = run(*command, "--methods", *THEIRS, *OURS, "--json", tmp_path / "speed_nucleus.json")
     assert status == 0, shown
     result = read_results(tmp_path)["speed_nucleus"]
@@ -204,7 +204,7 @@ def test_the_chart_shows_families_of_any_name() -> None:
 def test_seeds_are_those_of_torch(folder: Path) -> None:
     """One prompt alone, with the seed that the JSON names, is what the run wrote."""
     from rest_store.bench.speed import write
-    from rest_store.generation.loading import load_model
+    from rest_store.generation.generator import load_model
 
     model, _ = load_model(str(folder / "model"), dtype="float32")
     how = decoding("nucleus", "qa")

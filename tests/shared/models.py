@@ -27,7 +27,7 @@ _TEXTS = [
 
 
 def byte_level_bpe(vocab_size: int = 400) -> Tokenizer:
-    """A byte-level BPE tokenizer with ChatML's control tokens and one added token that is none."""
+    """A byte-level BPE tokenizer with ChatML's control tokens and one added token that is not a control token."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

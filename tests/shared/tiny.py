@@ -11,8 +11,9 @@ import torch
 import transformers
 from tokenizers import processors
 
+from rest_store.bench.baselines import tree_of
 from rest_store.datastore.tree import TokenTree
-from rest_store.generation.drafting import EMPTY, tree_of
+from rest_store.generation.drafting import EMPTY
 from tests.shared.models import CHATML, byte_level_bpe
 
 torch.set_num_threads(1)  # for models as small as these threads only wait for each other
@@ -95,11 +96,11 @@ def prompts(rows: int, length: int = 14, *, seed: int = 0, padded: bool = True) 
 
 
 class Scripted:
-    """A session that knows what will be written, or pretends to: `script` makes a tree from what is to come.
+    """A session that knows what will be written; `script` makes a tree of it, right or wrong.
 
     Args:
         futures: for each prompt, as a tuple, all tokens that follow it.
-        script: from the tokens to come and a random generator, what `draft` answers.
+        script: returns the tree, from the tokens to come, a random generator and the budget.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class Scripted:
         return self.script(self.future, self.random, max_nodes)
 
     def accept(self, tokens: Sequence[int], top_k: Any = None) -> None:
-        assert list(tokens) == self.future[: len(tokens)], "told tokens that were not written"
+        assert list(tokens) == self.future[: len(tokens)], "accepted tokens that were not written"
         del self.future[: len(tokens)]
 
     def close(self) -> None:
@@ -144,11 +145,11 @@ SCRIPTS: dict[str, Callable[..., Any]] = {"right": right, "wrong": wrong, "bushy
 def futures_of(inputs: dict[str, torch.Tensor], sequences: torch.Tensor) -> dict[tuple[int, ...], list[int]]:
     """What follows each prompt of `inputs` in the finished `sequences`, with some more behind."""
     length = inputs["input_ids"].shape[1]
-    found = {}
+    futures = {}
     for ids, mask, sequence in zip(inputs["input_ids"], inputs["attention_mask"], sequences, strict=True):
         prompt = tuple(ids[mask.bool()].tolist())
-        found[prompt] = sequence[length:].tolist() + [9] * 8
-    return found
+        futures[prompt] = sequence[length:].tolist() + [9] * 8
+    return futures
 
 
 def text_tokenizer() -> Any:
