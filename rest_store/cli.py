@@ -16,7 +16,7 @@ import click
 import rest_store
 from rest_store.errors import RestStoreError, describe
 
-_EXTRAS = {  # what installs a package that only some commands need
+_EXTRAS = {  # the extra that installs each optional package
     **dict.fromkeys(("grpc", "grpc_status", "grpc_health", "grpc_reflection", "google", "prometheus_client"), "server"),
     **dict.fromkeys(("torch", "transformers"), "hf"),
     **dict.fromkeys(("tokenizers", "pydivsufsort", "pyarrow", "zstandard", "datasets", "jinja2", "gguf"), "build"),
@@ -25,9 +25,9 @@ _EXTRAS = {  # what installs a package that only some commands need
 
 
 class _Group(click.Group):
-    """A group whose commands end with one clear line and exit status 1 where something on purpose went wrong.
+    """A group that turns our errors into one line on standard error and exit status 1.
 
-    A command may live in another package, named `module:attribute`, which is imported only when it is asked for.
+    Commands of other packages are named `module:attribute` and imported when they run or show their help.
     """
 
     elsewhere = {  # noqa: RUF012  read only
@@ -76,7 +76,7 @@ def _imported(place: str) -> click.Command:
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(rest_store.__version__, prog_name="rest-store")
 def main() -> None:
-    """Retrieval-based speculative decoding: build a datastore of tokens, look at it, ask it."""
+    """Retrieval-based speculative decoding: build, query and serve datastores, and generate with them."""
 
 
 def build_main() -> None:
@@ -88,7 +88,7 @@ def build_main() -> None:
 @click.argument("datastore", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def info(datastore: Path, as_json: bool) -> None:
-    """Show what DATASTORE is: from what it was built, when, how big, with which tokenizer."""
+    """Show the sources, size, tokenizer and build options of DATASTORE."""
     from rest_store.datastore.datastore import Datastore
 
     found = Datastore.open(datastore).info()
@@ -120,7 +120,7 @@ def info(datastore: Path, as_json: bool) -> None:
 
 
 def _one_line(fields: dict[str, Any]) -> str:
-    """Return JSON fields as `name value, name value`, without those that say nothing."""
+    """Return JSON fields as `name value, name value`, without empty ones and checksums."""
     shown = {name: value for name, value in fields.items() if value and not name.endswith("sha256")}
     return ", ".join(f"{name} {_short(value)}" for name, value in shown.items())
 
@@ -167,16 +167,18 @@ def check(datastore: Path, full: bool, as_json: bool) -> None:
 @click.argument("datastore")
 @click.option("--text", help="Context as text, encoded with the datastore's tokenizer.")
 @click.option("--tokens", help="Context as token ids, separated by spaces or commas.")
-@click.option("--tokenizer", help="Name or path of the tokenizer; default: the one kept in the datastore.")
+@click.option("--tokenizer", help="Name or path of the tokenizer. Default: the one stored in the datastore.")
 @click.option("--max-nodes", default=24, show_default=True, help="Most draft tokens.")
-@click.option("--max-suffix", default=16, show_default=True, help="Longest suffix tried, in tokens.")
+@click.option("--max-suffix", default=16, show_default=True, help="Longest suffix to search for, in tokens.")
 @click.option("--max-depth", default=10, show_default=True, help="Longest continuation, in tokens.")
-@click.option("--name", "names", multiple=True, help="Of a service: datastore to ask; may be repeated. Default: all.")
-@click.option("--token", envvar="REST_STORE_TOKEN", show_envvar=True, help="Of a service: bearer token.")
-@click.option("--tls-ca", help="Of a service: PEM file of the authority of its certificate; turns TLS on.")
-@click.option("--tls-cert", help="Of a service: PEM file of a client certificate.")
-@click.option("--tls-key", help="Of a service: PEM file of the client certificate's key.")
-@click.option("--timeout", default=10.0, show_default=True, help="Of a service: seconds to wait for it.")
+@click.option(
+    "--name", "names", multiple=True, help="Service only: the datastore to query. May be repeated. Default: all."
+)
+@click.option("--token", envvar="REST_STORE_TOKEN", show_envvar=True, help="Service only: bearer token.")
+@click.option("--tls-ca", help="Service only: PEM file of the certificate authority; enables TLS.")
+@click.option("--tls-cert", help="Service only: PEM file of a client certificate.")
+@click.option("--tls-key", help="Service only: PEM file of the client certificate's key.")
+@click.option("--timeout", default=10.0, show_default=True, help="Service only: seconds to wait for the answer.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def query(
     datastore: str,
@@ -194,20 +196,21 @@ def query(
     timeout: float,
     as_json: bool,
 ) -> None:
-    """Show what DATASTORE drafts for a context: the longest match, its count, and the weighted trie.
+    """Show the longest match of a context in DATASTORE, its count, and the draft tree.
 
-    DATASTORE is a directory, or a service: HOST:PORT or unix:/path, which keeps no tokenizer for --text.
+    DATASTORE is a directory or the address of a service, HOST:PORT or unix:/path. A service has no tokenizer: pass
+    --tokenizer with --text.
     """
     from rest_store.datastore.render import draft_as_json, draw_draft
 
     if (text is None) == (tokens is None):
-        raise click.UsageError("give the context as either --text or --tokens")
+        raise click.UsageError("pass the context as either --text or --tokens")
     if _is_service(datastore):
         from rest_store.service.channel import Tls
         from rest_store.service.client.client import DatastoreClient
 
         if tokenizer is None and text is not None:
-            raise click.UsageError("a service keeps no tokenizer: name it with --tokenizer, or give --tokens")
+            raise click.UsageError("a service has no tokenizer: pass --tokenizer, or --tokens instead of --text")
         target = _load_tokenizer(tokenizer) if tokenizer is not None else None
         tls = Tls(tls_ca, tls_cert, tls_key) if tls_ca or tls_cert or tls_key else None
         store: Any = DatastoreClient(
@@ -230,13 +233,13 @@ def query(
 
 
 def _is_service(text: str) -> bool:
-    """Whether DATASTORE is the address of a service; a directory of that name comes first."""
+    """Return whether `text` is the address of a service and not an existing directory."""
     host, _, port = text.rpartition(":")
     return not Path(text).exists() and (text.startswith("unix:") or bool(host and port.isdecimal()))
 
 
 def _context(text: str | None, tokens: str | None, target: Any) -> list[int]:
-    """Return the token ids of the context given in one of two ways."""
+    """Return the token ids of the context."""
     if text is not None:
         assert target is not None
         return [int(token) for token in target.encode(text)]
@@ -248,9 +251,9 @@ def _context(text: str | None, tokens: str | None, target: Any) -> list[int]:
 
 
 def _tokenizer(store: Any, name: str | None, *, needed: bool) -> Any:
-    """Return the tokenizer to show and encode text with: the one named, or the copy in the datastore.
+    """Return the tokenizer named, or the one stored in the datastore.
 
-    None if there is none, or nothing installed that reads it, and only ids are asked about.
+    Unless the tokenizer is `needed`, return None where none is stored or the package that reads it is not installed.
     """
     from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 
@@ -259,7 +262,7 @@ def _tokenizer(store: Any, name: str | None, *, needed: bool) -> Any:
         return None
     if name is None and not kept.exists():
         if needed:
-            raise click.UsageError(f"{store.path} keeps no tokenizer: name it with --tokenizer, or give --tokens")
+            raise click.UsageError(f"{store.path} has no tokenizer: pass --tokenizer, or --tokens instead of --text")
         return None
     target = _load_tokenizer(name if name is not None else os.fspath(kept))
     store.manifest.tokenizer.require_same(target.identity, store.path)

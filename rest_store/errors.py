@@ -1,91 +1,91 @@
-"""Every error that rest-store raises on purpose.
+"""The errors of rest-store.
 
     RestStoreError
-    |-- DatastoreError                  a datastore on disk cannot be used as it is
-    |   |-- DatastoreNotFoundError      no such directory, or no manifest in it  (FileNotFoundError)
-    |   |-- ManifestError               manifest.json cannot be read as one      (ValueError)
-    |   |-- MissingShardError           a file of the manifest is absent, unreadable (FileNotFoundError)
-    |   |-- NotAShardError              the file does not start with our magic   (ValueError)
-    |   |-- ByteOrderError              written with the other byte order        (ValueError)
-    |   |-- FormatVersionError          a newer (or unknown) format version      (ValueError)
-    |   |-- ShardHeaderError            header damaged or fields contradictory   (ValueError)
-    |   |-- ShardSizeError              truncated, or longer than its header says (ValueError)
-    |   |-- MixedBuildError             files of different builds side by side   (ValueError)
+    |-- DatastoreError                  a datastore on disk is unusable
+    |   |-- DatastoreNotFoundError      no such directory, or no manifest in it          (FileNotFoundError)
+    |   |-- ManifestError               manifest.json is malformed                       (ValueError)
+    |   |-- MissingShardError           a file of the manifest is missing or unreadable  (FileNotFoundError)
+    |   |-- NotAShardError              the file does not start with the magic bytes     (ValueError)
+    |   |-- ByteOrderError              the file has the opposite byte order             (ValueError)
+    |   |-- FormatVersionError          this release cannot read the format version      (ValueError)
+    |   |-- ShardHeaderError            a header is damaged or contradicts itself        (ValueError)
+    |   |-- ShardSizeError              a file is shorter or longer than its header says (ValueError)
+    |   |-- MixedBuildError             files of different builds side by side           (ValueError)
     |   |-- ChecksumError               content differs from its checksum        (ValueError)
     |   `-- SuffixOrderError            suffix array unsorted or not one entry per token (ValueError)
     |-- TokenizerError
-    |   |-- TokenizerLoadError          a tokenizer cannot be loaded             (OSError)
-    |   `-- TokenizerMismatchError      not the tokenizer of the datastore       (ValueError)
-    |-- QueryError                      a request that cannot be answered
-    |   |-- ContextTypeError            context is not 1-D integers              (TypeError)
-    |   |-- EmptyContextError           context holds no token                   (ValueError)
-    |   |-- TokenRangeError             an id outside the vocabulary             (ValueError)
-    |   `-- LimitError                  a limit such as max_nodes out of range   (ValueError)
-    |-- TreeError                       arrays that are not a draft tree         (ValueError)
-    |-- SessionError                    a draft session cannot do what is asked
-    |   |-- NativeKernelError           it needs the compiled kernel             (RuntimeError)
-    |   |-- SourceError                 an object that is no source, or too many (TypeError)
-    |   `-- SessionClosedError          the session was closed                   (ValueError)
-    |-- CalibrationError                a file that is no calibration of this release (ValueError)
-    |-- RecordingError                  recordings that cannot be read or replayed (ValueError)
-    |-- ResultsError                    results of benchmarks that cannot be read or reported (ValueError)
-    |-- ServiceError                    a service cannot be run, or did not answer as asked
-    |   |-- ServeError                  it cannot start as asked                 (OSError)
-    |   |-- TargetError                 an address, name or certificate that is none (ValueError)
-    |   |-- ServiceUnavailableError     not reachable, went away, shutting down  (ConnectionError)
-    |   |   |-- CircuitOpenError        not asked: it has just failed too often
-    |   |   `-- DatastoreUnavailableError its datastore cannot be read any more
-    |   |-- DeadlineError               no answer in time                        (TimeoutError)
-    |   |-- OverloadedError             it has too much work in flight
-    |   |-- AuthenticationError         token missing or wrong                   (PermissionError)
-    |   |-- UnknownDatastoreError       it serves no datastore of that name      (LookupError)
-    |   |-- MessageSizeError            a message above the size limit           (ValueError)
-    |   |-- ProtocolError               an answer that is none of ours           (ValueError)
-    |   `-- ServiceInternalError        a defect of the service                  (RuntimeError)
-    |-- GenerationError                 text cannot be generated with drafts as asked
-    |   |-- ModelNotSupportedError      a model that cannot verify trees         (ValueError)
-    |   |-- ModeNotSupportedError       not greedy search or sampling            (ValueError)
-    |   |-- CacheNotSupportedError      a key-value cache that cannot hold trees (ValueError)
-    |   |-- DrafterError                neither sources nor what makes a session (TypeError)
-    |   `-- ModelLoadError              a model cannot be loaded                 (OSError)
+    |   |-- TokenizerLoadError          a tokenizer cannot be loaded                     (OSError)
+    |   `-- TokenizerMismatchError      the datastore has another tokenizer              (ValueError)
+    |-- QueryError                      a query is invalid
+    |   |-- ContextTypeError            a context is not 1-D integers                    (TypeError)
+    |   |-- EmptyContextError           a context has no tokens                          (ValueError)
+    |   |-- TokenRangeError             a token id is outside the vocabulary             (ValueError)
+    |   `-- LimitError                  a limit such as max_nodes is out of range        (ValueError)
+    |-- TreeError                       arrays are not a valid draft tree                (ValueError)
+    |-- SessionError                    a draft session cannot do this
+    |   |-- NativeKernelError           the compiled kernel is missing                   (RuntimeError)
+    |   |-- SourceError                 a source is invalid, or there are too many       (TypeError)
+    |   `-- SessionClosedError          the session is closed                            (ValueError)
+    |-- CalibrationError                a calibration is unreadable or of another release (ValueError)
+    |-- RecordingError                  recordings are unreadable or insufficient        (ValueError)
+    |-- ResultsError                    benchmark results are unreadable or incomplete   (ValueError)
+    |-- ServiceError                    a service cannot start, or a call failed
+    |   |-- ServeError                  the service cannot start                         (OSError)
+    |   |-- TargetError                 a client's address, token or certificate is invalid (ValueError)
+    |   |-- ServiceUnavailableError     unreachable, or shutting down                    (ConnectionError)
+    |   |   |-- CircuitOpenError        not called after repeated failures
+    |   |   `-- DatastoreUnavailableError the service can no longer read its datastore
+    |   |-- DeadlineError               no answer before the deadline                    (TimeoutError)
+    |   |-- OverloadedError             the service has too much work
+    |   |-- AuthenticationError         a token is missing or wrong                      (PermissionError)
+    |   |-- UnknownDatastoreError       no datastore of that name is served              (LookupError)
+    |   |-- MessageSizeError            a message is too large                           (ValueError)
+    |   |-- ProtocolError               an answer is malformed                           (ValueError)
+    |   `-- ServiceInternalError        the service failed internally                    (RuntimeError)
+    |-- GenerationError                 text cannot be generated with drafts
+    |   |-- ModelNotSupportedError      the model cannot verify draft trees              (ValueError)
+    |   |-- ModeNotSupportedError       neither greedy search nor sampling               (ValueError)
+    |   |-- CacheNotSupportedError      the key-value cache cannot hold trees            (ValueError)
+    |   |-- DrafterError                neither a list of sources nor a callable         (TypeError)
+    |   `-- ModelLoadError              a model cannot be loaded                         (OSError)
     `-- BuildError                      a datastore cannot be built
-        |-- CorpusError                 a corpus cannot be read as asked         (ValueError)
-        |   |-- CorpusNotFoundError     no such file, directory or data set      (FileNotFoundError)
-        |   |-- CorpusFormatError       content does not have the expected schema
-        |   `-- EmptyCorpusError        no document, or only empty ones
-        |-- OutputError                 the datastore cannot be written          (OSError)
-        |-- MemoryBudgetError           too small a memory budget                (ValueError)
-        `-- ResumeError                 nothing to resume, or of other inputs    (ValueError)
+        |-- CorpusError                 a corpus cannot be read                          (ValueError)
+        |   |-- CorpusNotFoundError     no such file, directory or data set              (FileNotFoundError)
+        |   |-- CorpusFormatError       the content has another format
+        |   `-- EmptyCorpusError        there are no documents, or only empty ones
+        |-- OutputError                 the datastore cannot be written                  (OSError)
+        |-- MemoryBudgetError           the memory budget is too small                   (ValueError)
+        `-- ResumeError                 there is no build to resume, or it differs       (ValueError)
 
-Each also subclasses the builtin that a caller would expect, named at the right. Messages read
-``{where}: {what} is {found}, expected {expected}``; `describe` writes them.
+Each error also subclasses the builtin in brackets. Validation errors read
+``{where}: {what} is {found}, expected {expected}``, see `describe`. Other messages say what failed.
 """
 
 from __future__ import annotations
 
 
 class RestStoreError(Exception):
-    """Base of every error that rest-store raises on purpose."""
+    """Base class of all errors that rest-store raises."""
 
 
 class DatastoreError(RestStoreError):
-    """A datastore on disk cannot be used as it is."""
+    """A datastore on disk is unusable."""
 
 
 class DatastoreNotFoundError(DatastoreError, FileNotFoundError):
-    """There is no datastore at the path: no directory, or no manifest in it."""
+    """The path is not a datastore: there is no directory, or it has no manifest."""
 
 
 class ManifestError(DatastoreError, ValueError):
-    """`manifest.json` is not valid JSON, or a field is absent or of the wrong type."""
+    """`manifest.json` is not valid JSON, or a field is missing or has the wrong type."""
 
 
 class MissingShardError(DatastoreError, FileNotFoundError):
-    """The manifest names a file that is not there, or that cannot be read."""
+    """A file that the manifest names is missing or cannot be read."""
 
 
 class NotAShardError(DatastoreError, ValueError):
-    """The file does not start with the magic bytes of such a file."""
+    """The file does not start with the magic bytes of its kind."""
 
 
 class ByteOrderError(DatastoreError, ValueError):
@@ -93,7 +93,7 @@ class ByteOrderError(DatastoreError, ValueError):
 
 
 class FormatVersionError(DatastoreError, ValueError):
-    """The file or manifest has a format version that this release cannot read."""
+    """This release cannot read the format version of the file or manifest."""
 
 
 class ShardHeaderError(DatastoreError, ValueError):
@@ -105,23 +105,23 @@ class ShardSizeError(DatastoreError, ValueError):
 
 
 class MixedBuildError(DatastoreError, ValueError):
-    """Files of different builds lie side by side: intact, but not made together."""
+    """Files of different builds are mixed: each is intact, but they do not belong together."""
 
 
 class ChecksumError(DatastoreError, ValueError):
-    """The content of a shard file differs from its recorded checksum."""
+    """The content of a shard file does not match its recorded checksum."""
 
 
 class SuffixOrderError(DatastoreError, ValueError):
-    """A suffix array is not sorted, or does not hold each token's position once."""
+    """A suffix array is not sorted, or does not hold the position of every token exactly once."""
 
 
 class TokenizerError(RestStoreError):
-    """Something is wrong with a tokenizer."""
+    """A tokenizer is unusable."""
 
 
 class TokenizerLoadError(TokenizerError, OSError):
-    """A tokenizer cannot be loaded from the given name or path."""
+    """A tokenizer cannot be loaded from this name or path."""
 
 
 class TokenizerMismatchError(TokenizerError, ValueError):
@@ -129,7 +129,7 @@ class TokenizerMismatchError(TokenizerError, ValueError):
 
 
 class QueryError(RestStoreError):
-    """A request to a datastore that cannot be answered as asked."""
+    """A query is invalid."""
 
 
 class ContextTypeError(QueryError, TypeError):
@@ -137,11 +137,11 @@ class ContextTypeError(QueryError, TypeError):
 
 
 class EmptyContextError(QueryError, ValueError):
-    """The context holds no token."""
+    """The context has no tokens."""
 
 
 class TokenRangeError(QueryError, ValueError):
-    """A token id lies outside the vocabulary of the datastore."""
+    """A token id is outside the vocabulary of the datastore."""
 
 
 class LimitError(QueryError, ValueError):
@@ -149,31 +149,31 @@ class LimitError(QueryError, ValueError):
 
 
 class TreeError(RestStoreError, ValueError):
-    """The arrays given do not form a draft tree."""
+    """The arrays are not a valid draft tree."""
 
 
 class ServiceError(RestStoreError):
-    """A datastore service cannot be run, or did not answer as asked."""
+    """A service cannot start, or a call to one failed."""
 
 
 class ServeError(ServiceError, OSError):
-    """The service cannot start as asked: its address, certificates, token or options."""
+    """The service cannot start: its address, certificates, tokens or options are not usable."""
 
 
 class TargetError(ServiceError, ValueError):
-    """An address, token, certificate or list of datastores with which no service can be asked."""
+    """A client's address, token, certificate or list of datastores is not valid."""
 
 
 class ServiceUnavailableError(ServiceError, ConnectionError):
-    """The service cannot be reached, went away during the call, or is shutting down."""
+    """The service cannot be reached, disconnected during the call, or is shutting down."""
 
 
 class CircuitOpenError(ServiceUnavailableError):
-    """The service was not asked, because it has just failed too often."""
+    """The service was not called, because it has just failed repeatedly."""
 
 
 class DatastoreUnavailableError(ServiceUnavailableError):
-    """The service answers, but cannot read the datastore's files any more."""
+    """The service is running, but can no longer read the files of the datastore."""
 
 
 class DeadlineError(ServiceError, TimeoutError):
@@ -181,71 +181,71 @@ class DeadlineError(ServiceError, TimeoutError):
 
 
 class OverloadedError(ServiceError):
-    """The service refuses more work, or more streams, than it has in flight."""
+    """The service has too many requests or streams in progress."""
 
 
 class AuthenticationError(ServiceError, PermissionError):
-    """The service does not accept the client's token, or lacks one."""
+    """The token is missing, or the service does not accept it."""
 
 
 class UnknownDatastoreError(ServiceError, LookupError):
-    """The service has no datastore of the name asked for."""
+    """The service has no datastore of that name."""
 
 
 class MessageSizeError(ServiceError, ValueError):
-    """A request or response is larger than the service or the client takes."""
+    """A request or an answer is larger than the service or the client accepts."""
 
 
 class ProtocolError(ServiceError, ValueError):
-    """The answer of a service is not one of a datastore service, or contradicts itself."""
+    """The answer of a service is malformed or contradicts itself."""
 
 
 class ServiceInternalError(ServiceError, RuntimeError):
-    """A defect of the service."""
+    """The service failed internally."""
 
 
 class SessionError(RestStoreError):
-    """A draft session cannot do what is asked of it."""
+    """A draft session cannot do what it was called for."""
 
 
 class NativeKernelError(SessionError, RuntimeError):
-    """Draft sessions and calibrations run in the compiled kernel, which was not built."""
+    """The compiled kernel is missing; draft sessions and calibrations need it."""
 
 
 class SourceError(SessionError, TypeError):
-    """An object that is no source of continuations, one given twice, or more sources than a session takes."""
+    """An object is not a source of continuations, a source is given twice, or there are too many."""
 
 
 class SessionClosedError(SessionError, ValueError):
-    """The draft session was closed."""
+    """The draft session is closed."""
 
 
 class CalibrationError(RestStoreError, ValueError):
-    """The file is no calibration, is damaged, or belongs to another release."""
+    """The file is not a calibration, is damaged, or belongs to another release."""
 
 
 class RecordingError(RestStoreError, ValueError):
-    """Recordings cannot be read, or hold too little to fit or to report."""
+    """Recordings cannot be read, or are too few to fit or to report."""
 
 
 class ResultsError(RestStoreError, ValueError):
-    """Results of benchmarks cannot be read, or do not hold what is to be reported."""
+    """Benchmark results cannot be read, or lack what a report needs."""
 
 
 class GenerationError(RestStoreError):
-    """Text cannot be generated with drafts as asked."""
+    """Text cannot be generated with drafts."""
 
 
 class ModelNotSupportedError(GenerationError, ValueError):
-    """Draft trees cannot be verified with this model: encoder-decoder, recurrent, ALiBi..."""
+    """Draft trees cannot be verified with this model (encoder-decoder, recurrent, ALiBi...)."""
 
 
 class ModeNotSupportedError(GenerationError, ValueError):
-    """The generation is not decided token by token: beam search, guidance, another speculative method..."""
+    """The generation mode is not decided token by token (beam search, guidance...)."""
 
 
 class CacheNotSupportedError(GenerationError, ValueError):
-    """The key-value cache cannot hold a tree: quantized, offloaded, recurrent..."""
+    """The key-value cache cannot hold a draft tree (quantized, offloaded, recurrent...)."""
 
 
 class DrafterError(GenerationError, TypeError):
@@ -253,7 +253,7 @@ class DrafterError(GenerationError, TypeError):
 
 
 class ModelLoadError(GenerationError, OSError):
-    """A model cannot be loaded from the given name or path."""
+    """A model cannot be loaded from this name or path."""
 
 
 class BuildError(RestStoreError):
@@ -261,33 +261,33 @@ class BuildError(RestStoreError):
 
 
 class CorpusError(BuildError, ValueError):
-    """A corpus cannot be read as asked."""
+    """A corpus cannot be read."""
 
 
 class CorpusNotFoundError(CorpusError, FileNotFoundError):
-    """There is no such file, directory or data set."""
+    """The file, directory or data set does not exist."""
 
 
 class CorpusFormatError(CorpusError):
-    """The content of a corpus does not have the expected schema."""
+    """The content of a corpus does not have the expected format."""
 
 
 class EmptyCorpusError(CorpusError):
-    """The corpora hold no document, or only empty ones."""
+    """The corpora have no documents, or only empty ones."""
 
 
 class OutputError(BuildError, OSError):
-    """The datastore cannot be written: no space, no permission, or the place is taken."""
+    """The datastore cannot be written: no space, no permission, or the directory holds something else."""
 
 
 class MemoryBudgetError(BuildError, ValueError):
-    """The memory budget is too small for what must be held at once."""
+    """The memory budget is too small for what must be in memory at once."""
 
 
 class ResumeError(BuildError, ValueError):
-    """There is no unfinished build to resume, or it is of other inputs or options."""
+    """There is no unfinished build to resume, or its inputs or options differ."""
 
 
 def describe(where: object, what: str, found: object, expected: object) -> str:
-    """Return the one wording of our errors: ``{where}: {what} is {found}, expected {expected}``."""
+    """Return the message of a validation error: ``{where}: {what} is {found}, expected {expected}``."""
     return f"{where}: {what} is {found}, expected {expected}"

@@ -1,12 +1,14 @@
-"""What the README says is true: its commands exist, and its Python runs."""
+"""What the documentation says is true: its commands, options, paths, links and metrics exist, and its Python runs."""
 
 from __future__ import annotations
 
+import importlib
 import re
 import shlex
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -14,43 +16,79 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import rest_store
 from rest_store.cli import main
+from rest_store.service.server.metrics import Metrics
 from tests.shared.models import byte_level_bpe
 from tests.shared.strategies import Corpus, write_datastore
 
 ROOT = Path(__file__).resolve().parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, re.DOTALL)
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+}
+README = PAGES["README.md"]
 
 
-def commands(program: str) -> list[list[str]]:
-    lines = [line.strip("$ ") for language, block in BLOCKS if not language for line in block.splitlines()]
-    return [shlex.split(line, comments=True) for line in lines if line.startswith(program + " ")]
+def blocks(page: str, language: str) -> list[str]:
+    """Return the code blocks of a page in a language; "" for commands."""
+    return [block for found, block in re.findall(r"```(\w*)\n(.*?)```", page, re.DOTALL) if found == language]
+
+
+def commands(page: str, program: str) -> list[list[str]]:
+    """Return the words of each command of `program` in a page's code blocks."""
+    lines = [line for block in blocks(page, "") for line in block.replace("\\\n", " ").splitlines()]
+    return [
+        shlex.split(line, comments=True)
+        for line in map(str.strip, lines)
+        if line.removeprefix("$ ").startswith(program)
+    ]
+
+
+def words_of(program: str) -> list[list[str]]:
+    """Return the commands of `program` in all pages, each once, without a prompt sign."""
+    found = {tuple(words[words[0] == "$" :]) for page in PAGES.values() for words in commands(page, program + " ")}
+    return [list(words) for words in sorted(found)]
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 200
 
 
 def test_make_targets_exist() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    named = {words[1] for words in commands("make")} | set(re.findall(r"`make (\w+)`", README))
-    assert {"demo", "test", "lint", "bench", "sanitize"} <= named <= targets
+    pages = "".join(PAGES.values())
+    named = {words[1] for words in words_of("make")} | set(re.findall(r"`make (\w+)`", pages))
+    assert {"demo", "test", "lint", "docs", "proto", "bench", "sanitize"} <= named <= targets
 
 
 def test_the_test_command_of_ci_is_the_readmes() -> None:
+    assert ["make", "test"] in commands(README, "make ")
     assert "make test" in (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
 
 
 @pytest.mark.parametrize(
-    "words", commands("rest-store") + [["rest-store", "build", *w[1:]] for w in commands("rest-build")]
+    "words", words_of("rest-store") + [["rest-store", "build", *words[1:]] for words in words_of("rest-build")]
 )
 def test_commands_take_the_options_shown(words: list[str]) -> None:
     command = words[1:3] if words[1] == "bench" else words[1:2]
-    shown = CliRunner().invoke(main, [*command, "--help"]).output
-    assert {word for word in words if word.startswith("--")} <= set(re.findall(r"--[a-z-]+", shown))
+    shown = CliRunner().invoke(main, [*command, "--help"])
+    assert shown.exit_code == 0
+    assert {word for word in words if word.startswith("--")} <= set(re.findall(r"--[a-z-]+", shown.output))
 
 
-def test_the_python_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("words", [words for words in words_of("python") if words[1].startswith("benchmarks/")])
+def test_scripts_take_the_options_shown(words: list[str]) -> None:
+    main = importlib.import_module(Path(words[1]).stem).main
+    command = words[2:3] if isinstance(main, click.Group) else []
+    shown = CliRunner().invoke(main, [*command, "--help"])
+    assert shown.exit_code == 0
+    assert {word for word in words if word.startswith("--")} <= set(re.findall(r"--[a-z-]+", shown.output))
+
+
+def test_the_example_of_queries_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "demo" / "python.ds").mkdir(parents=True)
     write_datastore(tmp_path / "demo" / "python.ds", Corpus(49_152, [[[327, 335, 281, 2155, 24, 7, 8], [335, 281, 9]]]))
-    (_, example) = (block for language, block in BLOCKS if language == "python")
+    (_, example) = blocks(README, "python")
     names: dict[str, object] = {}
     exec(example, names)
     assert names["store"].longest_suffix_match(names["context"]) == rest_store.SuffixMatch(5, 1)  # type: ignore[attr-defined]
@@ -72,7 +110,7 @@ def test_the_example_of_generation_runs(
     Path("text.txt").write_text("def fibonacci(n):\n    return n\n" * 20)
     build = ["build", "--corpus", "text.txt", "--tokenizer", "model", "--out", "demo/python.ds"]
     assert CliRunner().invoke(main, build).exit_code == 0
-    (example, _) = (block for language, block in BLOCKS if language == "python")
+    (example, _) = blocks(README, "python")
     assert example.count("HuggingFaceTB/SmolLM2-135M-Instruct") == 1
     names: dict[str, Any] = {}
     exec(example.replace("HuggingFaceTB/SmolLM2-135M-Instruct", "model"), names)
@@ -82,16 +120,41 @@ def test_the_example_of_generation_runs(
 
 
 def test_the_source_of_contributing_drafts() -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (example,) = blocks(PAGES["CONTRIBUTING.md"], "python")
     names: dict[str, Any] = {}
     exec(example, names)
     assert names["tree"].tokens.tolist()[:1] == [7]
 
 
-@pytest.mark.parametrize("path", re.findall(r"\]\(((?!https?:)[^)#]+)\)", README))
-def test_links_lead_somewhere(path: str) -> None:
-    assert (ROOT / path).exists()
+@pytest.mark.parametrize("name", PAGES)
+def test_links_lead_somewhere(name: str) -> None:
+    """Links without a scheme lead to a file, and those with an anchor to one of its headings."""
+    for path, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]+))?\)", PAGES[name]):
+        target = (ROOT / name).parent / path if path else ROOT / name
+        assert target.exists(), path
+        headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE) if anchor else []
+        assert not anchor or anchor in {re.sub(r"[^\w -]", "", text).lower().replace(" ", "-") for text in headings}
+
+
+@pytest.mark.parametrize("name", ["docs/architecture.md", "CONTRIBUTING.md"])
+def test_paths_named_exist(name: str) -> None:
+    """Of every path in back quotes with a folder; a folder ends with a slash."""
+    tops = "rest_store|build_index|benchmarks|tests|docs|proto|deploy|examples"
+    named = re.findall(rf"`((?:{tops}|\.ci)/[\w./-]*)`", PAGES[name])
+    assert len(named) > 10
+    absent = [path for path in named if not (ROOT / path).exists()]
+    assert [path for path in absent if path != "benchmarks/bench_NAME.py"] == []
+
+
+def test_modules_named_by_their_package_exist() -> None:
+    """The table of packages in docs/architecture.md names a package, then modules of it."""
+    rows = re.findall(
+        r"^\| `((?:rest_store|build_index)/\w*/?)` \| (.*) \|$", PAGES["docs/architecture.md"], re.MULTILINE
+    )
+    assert len(rows) > 5
+    for package, contents in rows:
+        for name in re.findall(r"`(\w+\.py|\w+/)`", contents):
+            assert (ROOT / package / name).exists(), f"{package}{name}"
 
 
 def test_the_reference_has_every_public_name() -> None:
@@ -100,8 +163,9 @@ def test_the_reference_has_every_public_name() -> None:
     assert set(rest_store.__all__) - {"__version__", "RestStoreError"} <= named
 
 
-def test_every_metric_is_named() -> None:
-    source = (Path(rest_store.__file__).parent / "service" / "server" / "metrics.py").read_text(encoding="utf-8")
-    names = re.findall(r'MetricFamily\(\s*"(rest_store_\w+)"', source)
+def test_the_metrics_named_are_those_of_the_service() -> None:
+    families = Metrics(["Draft"], "0.1.0", "native").collect(0, 0, False, [])
+    names = {family.name for family in families}
     assert len(names) > 10
-    assert [name for name in names if f"`{name}" not in README] == []
+    named = {name.removesuffix("_total") for name in re.findall(r"`(rest_store_\w+)`", PAGES["docs/serving.md"])}
+    assert named == names
