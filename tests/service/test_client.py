@@ -32,7 +32,6 @@ from rest_store.errors import (
     UnknownDatastoreError,
 )
 from rest_store.service.channel import Tls
-from rest_store.service.client import stream_call
 from rest_store.service.client.answers import ServiceInfo
 from rest_store.service.client.client import DatastoreClient
 from tests.shared.clients import Waiting
@@ -305,22 +304,6 @@ def test_certificates_and_tokens(connect: Callable[..., Any], directories: dict[
     with running(directories["one"], options=made.expired) as service:
         late = connect(service.target, tls=Tls(made.authority), timeout=5.0)
         refused(ServiceUnavailableError, lambda: late.draft([1]), "certificate")
-
-
-def test_the_stream_without_grpcios_inner_call(
-    service: Service, stores: dict[str, Datastore], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stream_call, "cygrpc", None)
-    with DatastoreClient(service.target, datastore="one", timeout=PATIENCE) as client, client.stream() as stream:
-        assert isinstance(stream.draft([1, 2]), TokenTree)
-        assert isinstance(stream._call, stream_call.ThreadedExchange)
-        assert stream.draft([3]) == stores["one"].draft([1, 2, 3])
-
-
-def test_this_grpcio_has_the_faster_stream(service: Service) -> None:
-    with DatastoreClient(service.target, datastore="one", timeout=PATIENCE) as client, client.stream() as stream:
-        stream.draft([1])
-        assert isinstance(stream._call, stream_call.Exchange)
 
 
 def test_a_closed_client_says_so(connect: Callable[..., Any], service: Service) -> None:

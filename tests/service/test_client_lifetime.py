@@ -17,9 +17,9 @@ import pytest
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.tree import TokenTree
 from rest_store.errors import DeadlineError, ServiceUnavailableError
-from rest_store.service.client import stream_call
 from rest_store.service.client.async_client import AsyncDatastoreClient
 from rest_store.service.client.client import DatastoreClient
+from rest_store.service.client.stream_call import StreamCall
 from tests.service.test_client import SHARD, VOCABULARY
 from tests.shared.clients import KINDS, LATE, Impostor, Waiting, connected
 from tests.shared.services import PATIENCE, Service, running
@@ -188,13 +188,12 @@ def test_a_source_whose_client_is_closed_meanwhile_does_not_raise(service: Servi
 def test_a_stream_whose_client_is_closed_meanwhile_says_so(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     client = DatastoreClient(service.target, timeout=PATIENCE)
     client.connect()
-    open_stream = stream_call.open_stream
 
-    def closed_meanwhile(*arguments: Any) -> stream_call.StreamCall:
+    def closed_meanwhile(*arguments: Any) -> StreamCall:
         client.close()
-        return open_stream(*arguments)
+        return StreamCall(*arguments)
 
-    monkeypatch.setattr("rest_store.service.client.client.open_stream", closed_meanwhile)
+    monkeypatch.setattr("rest_store.service.client.client.StreamCall", closed_meanwhile)
     refused(ServiceUnavailableError, lambda: client.stream().draft([1]), "client is closed")
 
 

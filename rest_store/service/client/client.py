@@ -18,7 +18,7 @@ from rest_store.service.client.endpoints import Endpoint
 from rest_store.service.client.requests import Question, T
 from rest_store.service.client.service_source import ServiceSource
 from rest_store.service.client.stream import DraftStream
-from rest_store.service.client.stream_call import StreamCall, open_stream
+from rest_store.service.client.stream_call import StreamCall
 from rest_store.service.errors import failed_call
 
 
@@ -217,7 +217,7 @@ class DatastoreClient(ClientBase):
     def _open(self, endpoint: Endpoint[Connection]) -> StreamCall:
         channel = endpoint.connection.channel
         try:
-            return open_stream(channel, self._dialer.metadata, endpoint.target)
+            return StreamCall(channel, self._dialer.metadata, endpoint.target)
         except ValueError:  # what grpc says of a channel that has just been closed
             endpoint.require_usable()
             raise

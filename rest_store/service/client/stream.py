@@ -119,7 +119,7 @@ class DraftStream(StreamBase[StreamCall, Callable[..., object]]):
 
     def _attempt(self, endpoint: Endpoint[Any], step: Step, ends: float) -> Answer:
         call = self._call_at(endpoint)
-        call.send(self._conversation.request(step), ends)
+        call.send(self._conversation.request(step))
         self._conversation.sent(step)
         while True:
             answer = self._read(call.receive(ends), endpoint.target)

@@ -32,7 +32,6 @@ from rest_store.service.server.logs import EventLog
 from rest_store.service.server.metrics import Metrics
 from rest_store.service.server.requests import parsed
 from rest_store.service.server.stream_state import Generation
-from rest_store.service.server.turns import EOF, Turns
 from rest_store.service.statuses import DOMAIN, status_of
 from rest_store.v1 import datastore_pb2 as pb
 
@@ -46,6 +45,7 @@ if TYPE_CHECKING:  # generic in their stubs alone
 else:
     Handler, Handlers = grpc.RpcMethodHandler, grpc.GenericRpcHandler
 
+EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the stubs
 Context = Any  # grpc.aio.ServicerContext, which takes the types of its messages
 Unary = Callable[[bytes, Context], Awaitable[bytes]]
 Reload = Callable[[], Awaitable[pb.ReloadResponse]]
@@ -170,11 +170,9 @@ class Servicer(Handlers):
         counts = self._metrics.methods["DraftStream"]
         limit = self._limits.max_message_bytes
         continued = self._replies.continued
-        turns = Turns(context)
         answered = 0
         try:
-            data = await turns.first()
-            while data is not EOF:
+            while (data := await context.read()) is not EOF:
                 start = perf_counter()
                 if len(data) > limit:
                     raise _too_large("request", data, limit)
@@ -185,7 +183,7 @@ class Servicer(Handlers):
                     raise _too_large("response", found, limit)
                 counts.answered(perf_counter() - start, len(data), len(found))
                 answered += 1
-                data = await turns.next(found)
+                await context.write(found)
         except asyncio.CancelledError:
             counts.ended("CANCELLED")
             if not self._ending:
