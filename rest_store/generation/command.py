@@ -139,7 +139,7 @@ def _source(target: str, tokenizer: TokenizerIdentity) -> Any:
         client.connect(timeout=2.0)
     except (ServiceUnavailableError, DeadlineError) as error:
         click.echo(f"Warning: {error}; going on without its drafts until it answers", err=True)
-    return client.source()
+    return client
 
 
 def _prompt(tokenizer: Any, prompt: str, chat: bool) -> tuple[str, dict[str, Any]]:

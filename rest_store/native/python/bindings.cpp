@@ -7,7 +7,6 @@
 #include <atomic>
 
 #include "python/context_bindings.hpp"
-#include "python/message_bindings.hpp"
 #include "python/session_bindings.hpp"
 #include "search/page_guard.hpp"
 #include "trees/kernel.hpp"
@@ -264,7 +263,6 @@ NB_MODULE(_kernel, module) {
     return static_cast<int>(tree_fault(packed.c_str(), packed.size() / kNodeSize, vocabulary, max_depth));
   });
   bind_sessions(module);
-  bind_messages(module);
   nb::class_<Opened>(module, "NativeKernel")
       .def(nb::init<const nb::list&, std::uint32_t, nb::object, nb::object>(), "shards"_a, "vocabulary_size"_a,
            "tree_type"_a, "prepared"_a = nb::none())

@@ -1,7 +1,8 @@
-"""One bidirectional call of a blocking client."""
+"""One bidirectional call, of a blocking client and of asyncio."""
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import threading
 import time
@@ -10,11 +11,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import grpc
+import grpc.aio
 
-from rest_store.errors import RestStoreError, ServiceUnavailableError
-from rest_store.service.client.connections import METHOD
-from rest_store.service.errors import failed_call
+from rest_store.errors import RestStoreError, ServiceInternalError, ServiceUnavailableError
+from rest_store.service.client.client_base import METHOD
+from rest_store.service.errors import error_of_call
 
+_STREAM = METHOD + "DraftStream"
 _Answers = queue.SimpleQueue[bytes | RestStoreError]
 _Requests = queue.SimpleQueue[bytes | None]
 
@@ -32,7 +35,7 @@ class StreamCall:
         self._requests: _Requests = queue.SimpleQueue()
         self._answers: _Answers = queue.SimpleQueue()
         self._error: RestStoreError | None = None
-        method: Any = channel.stream_stream(METHOD + "DraftStream", None, None)
+        method: Any = channel.stream_stream(_STREAM, None, None)
         call = method(iter(self._requests.get, None), metadata=tuple(metadata))
         threading.Thread(
             target=_read, args=(call, self._answers, target), name="rest-store stream", daemon=True
@@ -68,11 +71,93 @@ def _read(call: Any, answers: _Answers, target: str) -> None:
     try:
         for message in call:
             answers.put(message)
-        answers.put(ServiceUnavailableError(f"{target}: the service ended the stream"))
+        answers.put(_ended(target))
     except grpc.RpcError as error:
-        answers.put(failed_call(target, error))
+        answers.put(error_of_call(target, error))
 
 
 def _end(call: Any, requests: _Requests) -> None:
     requests.put(None)
     call.cancel()
+
+
+def _ended(target: str) -> ServiceUnavailableError:
+    return ServiceUnavailableError(f"{target}: service ended the stream")
+
+
+class AsyncStreamCall:
+    """One stream to a service for asyncio; arguments as `StreamCall`.
+
+    Cancelling a read of grpc.aio would cancel the whole call, so a read that is late goes on and is awaited again.
+    """
+
+    def __init__(self, channel: grpc.aio.Channel, metadata: Sequence[tuple[str, str]], target: str) -> None:
+        method: Any = channel.stream_stream(_STREAM, None, None)
+        self._call: Any = method(metadata=metadata)
+        self._target = target
+        self._reading: asyncio.Future[Any] | None = None
+        self._is_stuck = False
+
+    async def send(self, message: bytes, ends: float) -> None:
+        """Send a message; raise ServiceError if the stream has ended, or has not taken it by `ends`."""
+        timer = asyncio.get_running_loop().call_later(max(0.0, ends - time.monotonic()), self._give_up)
+        try:
+            await self._call.write(message)
+        except grpc.aio.AioRpcError as error:
+            failure = error_of_call(self._target, error)
+            # Here grpc.aio calls it an internal error that the call has ended; the next attempt learns the real status.
+            raise (self._failed_write() if isinstance(failure, ServiceInternalError) else failure) from None
+        except asyncio.InvalidStateError:
+            raise self._failed_write() from None
+        except asyncio.CancelledError:
+            if self._is_stuck or not task_is_cancelled():
+                raise self._failed_write() from None
+            raise
+        finally:
+            timer.cancel()
+
+    def _give_up(self) -> None:
+        self._is_stuck = True
+        self._call.cancel()
+
+    def _failed_write(self) -> ServiceUnavailableError:
+        if self._is_stuck:
+            return ServiceUnavailableError(f"{self._target}: service does not read the stream")
+        return _ended(self._target)
+
+    async def receive(self, ends: float) -> bytes | None:
+        """Return the next message, or None at `ends` (`time.monotonic`); raise ServiceError if the stream has ended."""
+        if self._reading is None:
+            self._reading = asyncio.ensure_future(self._call.read())
+            self._reading.add_done_callback(_retrieve)
+        done, _ = await asyncio.wait((self._reading,), timeout=max(0.0, ends - time.monotonic()))
+        if not done:
+            return None
+        reading, self._reading = self._reading, None
+        try:
+            message = reading.result()
+        except grpc.aio.AioRpcError as error:
+            raise error_of_call(self._target, error) from None
+        except asyncio.CancelledError:  # of the call, not of this task
+            raise _ended(self._target) from None
+        if not isinstance(message, bytes):  # grpc.aio.EOF
+            raise _ended(self._target)
+        return message
+
+    def close(self) -> None:
+        """End the stream."""
+        self._call.cancel()
+        if self._reading is not None:
+            self._reading.cancel()
+
+
+def _retrieve(reading: asyncio.Future[Any]) -> None:
+    """Take the error of a read that is no longer awaited, so that asyncio does not complain about it."""
+    if not reading.cancelled():
+        reading.exception()
+
+
+def task_is_cancelled() -> bool:
+    """Return whether the running task was cancelled, not only its call; True before Python 3.11, which cannot say."""
+    cancelling = getattr(asyncio.current_task(), "cancelling", None)
+    return cancelling is None or cancelling() > 0

@@ -1,4 +1,4 @@
-"""The service's side of TLS: its certificate, and the authority of its clients' certificates."""
+"""The certificates of a service, and the authority of its clients' certificates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class CertificateFiles:
 
 
 class Certificates:
-    """Certificates read from files, and read again when the service reloads; each new connection gets the newest.
+    """Certificates read from files, again at each reload; new connections get the newest.
 
     Raises:
         ServeError: a file cannot be read, or certificate and key do not belong together.
@@ -36,7 +36,7 @@ class Certificates:
         self._current = self._read()
 
     def credentials(self) -> grpc.ServerCredentials:
-        """Return what a server's port takes."""
+        """Return credentials for a port of a gRPC server."""
         return grpc.dynamic_ssl_server_credentials(
             self._current, lambda: self._current, self._files.client_authority is not None
         )

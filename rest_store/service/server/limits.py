@@ -1,4 +1,4 @@
-"""Who may ask a service and how much at once: its limits, the work in flight, and bearer tokens."""
+"""Access to a service: its limits, the number of calls in flight, and bearer tokens."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from rest_store.errors import AuthenticationError, OverloadedError, ServeError, 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a service takes at most; published by Describe.
+    """Limits of a service, of all clients together; published by Describe.
 
     Attributes:
         max_message_bytes: size of a request, and of an answer.
-        max_contexts: contexts and proposals of one request, times the datastores asked.
-        max_streams: streams open at once.
-        max_in_flight: requests at once, of all clients, streams not counted.
-        max_waiting: requests that have come but were not looked at yet, of all clients; at least 2.
+        max_contexts: contexts of one request, times the datastores asked.
+        max_streams: open streams.
+        max_in_flight: requests in flight, streams not counted.
+        max_waiting: requests that have arrived and are not in flight yet; at least 2.
         max_nodes: nodes of one draft tree.
         max_suffix: longest suffix tried, in tokens.
         max_depth: longest continuation, in tokens.
-        max_evidence_rows: paths along which evidence is read; times the datastores asked they count as contexts.
+        max_evidence_rows: paths along which evidence is read; times the datastores asked, they count as contexts.
 
     Raises:
         ServeError: a limit is out of range.
@@ -58,7 +58,12 @@ class Limits:
 
 
 class Gate:
-    """Counts what is inside and lets nothing in beyond its limit. For use within one event loop."""
+    """Counts tasks and lets none in beyond its limit. For use within one event loop.
+
+    Args:
+        what: the tasks, for the error.
+        limit: most of them at once.
+    """
 
     __slots__ = ("_empty", "_inside", "_limit", "_what")
 
@@ -81,8 +86,7 @@ class Gate:
             OverloadedError: the limit is reached.
         """
         if self._inside >= self._limit:
-            expected = f"at most {self._limit}: try again later"
-            raise OverloadedError(describe("service", self._what, f"{self._inside} already", expected))
+            raise OverloadedError(f"service is overloaded: it has {self._inside} {self._what}; try again later")
         if self._inside == 0:
             self._empty.clear()
         self._inside += 1
@@ -102,7 +106,7 @@ def tokens_in(path: Path) -> list[str]:
     """Return the bearer tokens of a file, one a line; empty lines and those that start with # are skipped.
 
     Raises:
-        ServeError: the file cannot be read, holds no token, or one that no header can carry.
+        ServeError: the file cannot be read, holds no token, or is not ASCII.
     """
     try:
         lines = [line.strip() for line in path.read_text(encoding="ascii").splitlines()]
@@ -116,27 +120,27 @@ def tokens_in(path: Path) -> list[str]:
 
 
 class BearerTokens:
-    """The tokens that a service accepts. None at all: everybody may ask.
+    """The tokens that a service accepts; if there are none, everybody may ask.
 
     Args:
-        path: a file with one token a line, if there is one; empty lines and those that start with # are skipped.
-        given: a further token, from the environment.
+        path: a file as `tokens_in` reads it, if there is one.
+        token: a further token, from the environment.
 
     Raises:
-        ServeError: the file cannot be read, or holds no token.
+        ServeError: as `tokens_in`.
 
     Thread-safe.
     """
 
-    def __init__(self, path: Path | None = None, given: str | None = None) -> None:
+    def __init__(self, path: Path | None = None, token: str | None = None) -> None:
         self._path = path
-        self._given = given
+        self._token = token
         self._digests: tuple[bytes, ...] = ()
         self.reload()
 
     def reload(self) -> None:
         """Read the file again; on an error the tokens stay as they are."""
-        tokens = [self._given] if self._given else []
+        tokens = [self._token] if self._token else []
         if self._path is not None:
             tokens += tokens_in(self._path)
         self._digests = tuple(hashlib.sha256(token.encode()).digest() for token in tokens)
@@ -145,10 +149,10 @@ class BearerTokens:
         return bool(self._digests)
 
     def require(self, metadata: Any) -> None:
-        """Check the `authorization` of a call; the time taken tells nothing of the tokens.
+        """Check the `authorization` of a call, in a time that says nothing about the tokens.
 
         Raises:
-            AuthenticationError: it is absent, no bearer token, or one that is not accepted.
+            AuthenticationError: it is absent, not a bearer token, or one that is not accepted.
         """
         if not self._digests:
             return
