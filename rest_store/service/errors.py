@@ -67,17 +67,13 @@ def status_of(error: BaseException) -> Status:
 
 
 def error_of(target: str, code: str, details: str, metadata: Iterable[Any] | None = None) -> RestStoreError:
-    """Return the error that a status stands for.
+    """Return the error of a status: that of the table where the service sent our detail, else the nearest ServiceError.
 
     Args:
         target: address of the service, for the message.
-        code: name of the grpc.StatusCode; OK only if the answer is missing.
+        code: name of the grpc.StatusCode.
         details: the text of the status.
-        metadata: trailing metadata, pairs of key and value, or None.
-
-    Returns:
-        The error of the table with the service's message, where the service sent our detail; else the nearest
-        `ServiceError`.
+        metadata: trailing metadata, pairs of key and value.
     """
     status = _BY_REASON.get(_reason(metadata))
     if status is not None:

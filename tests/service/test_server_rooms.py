@@ -142,19 +142,18 @@ def _reason(error: Any) -> str | None:
 def test_a_gate_counts_tasks_until_they_are_done() -> None:
     async def run() -> None:
         gate = Gate("tasks", 2)
-        await gate.empty()
         event = asyncio.Event()
         tasks = [asyncio.create_task(event.wait()) for _ in range(3)]
         for task in tasks[:2]:
             gate.enter(task)
-        assert gate.inside == 2
+        assert gate.tasks == set(tasks[:2])
         failed(OverloadedError, lambda: gate.enter(tasks[2]), "2 tasks", "try again later")
         tasks[0].cancel()
         await asyncio.wait(tasks[:1])
         gate.enter(tasks[2])
         event.set()
-        await gate.empty()
-        assert gate.inside == 0
+        await asyncio.wait(tasks)
+        assert gate.tasks == set()
 
     asyncio.run(run())
 

@@ -285,7 +285,7 @@ def test_peers_on_this_machine_are_told_apart() -> None:
 
 
 def test_limits_and_names_are_checked(directory: Path) -> None:
-    refused(ServeError, lambda: Limits(max_nodes=2000), "max_nodes", "1..1024")
+    refused(ServeError, lambda: Limits(max_streams=0), "max_streams", "1..")
     refused(ServeError, lambda: Limits(max_message_bytes=5), "max_message_bytes")
     refused(ServeError, lambda: Catalog([]), "number of datastores")
     refused(ServeError, lambda: Catalog([("", directory)]), "name of a datastore")

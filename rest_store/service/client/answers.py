@@ -23,19 +23,7 @@ _NODE_SIZE = 20  # bytes of a node in a message
 
 @dataclass(frozen=True)
 class ServedDatastore:
-    """One datastore of a service.
-
-    Attributes:
-        name: what it is called there.
-        tokenizer: identity of the tokenizer that it was built with.
-        token_count: tokens of all shards.
-        document_count: documents of all shards.
-        shard_count: number of shards.
-        size: bytes of all shard files and prepared drafts.
-        built: when its manifest was written.
-        format_version: of its files.
-        generation: 1 when the service started, one more for each time that it was swapped for a rebuilt one.
-    """
+    """One datastore of a service; fields as in the message DatastoreDescription."""
 
     name: str
     tokenizer: TokenizerIdentity
@@ -50,7 +38,7 @@ class ServedDatastore:
 
 @dataclass(frozen=True)
 class ServiceInfo:
-    """What a service is, as far as a client asks it; named as in `DatastoreInfo` where it means the same.
+    """The part of a service that a client asks; names as in `DatastoreInfo` where they mean the same.
 
     Attributes:
         target: the endpoint that answered.
@@ -68,32 +56,32 @@ class ServiceInfo:
 
     @property
     def tokenizer(self) -> TokenizerIdentity:
-        """The tokenizer of all of them."""
+        """The tokenizer of all datastores."""
         return self.datastores[0].tokenizer
 
     @property
     def token_count(self) -> int:
-        """Tokens of all of them."""
+        """Tokens of all datastores."""
         return sum(datastore.token_count for datastore in self.datastores)
 
     @property
     def document_count(self) -> int:
-        """Documents of all of them."""
+        """Documents of all datastores."""
         return sum(datastore.document_count for datastore in self.datastores)
 
     @property
     def shard_count(self) -> int:
-        """Shards of all of them."""
+        """Shards of all datastores."""
         return sum(datastore.shard_count for datastore in self.datastores)
 
     @property
     def size(self) -> int:
-        """Bytes of the files of all of them."""
+        """Bytes of the files of all datastores."""
         return sum(datastore.size for datastore in self.datastores)
 
     @property
     def built(self) -> datetime:
-        """When the youngest of them was built."""
+        """When the youngest datastore was built."""
         return max(datastore.built for datastore in self.datastores)
 
 
@@ -108,7 +96,7 @@ def parse(kind: type[M], data: bytes, where: str) -> M:
 
 def served_by(response: pb.DescribeResponse, where: str) -> tuple[ServedDatastore, ...]:
     """Return the datastores that a service describes; raise ProtocolError if it is not valid."""
-    found = []
+    served = []
     for one in response.datastores:
         fields = one.tokenizer
         described = {
@@ -123,23 +111,12 @@ def served_by(response: pb.DescribeResponse, where: str) -> tuple[ServedDatastor
             built = datetime.fromtimestamp(one.built.seconds + one.built.nanos / 1e9, timezone.utc)
         except (ManifestError, ValueError, OverflowError, OSError) as error:
             raise ProtocolError(describe(where, "description", f"wrong ({error})", "one of a datastore")) from None
-        found.append(
-            ServedDatastore(
-                one.name,
-                tokenizer,
-                one.token_count,
-                one.document_count,
-                one.shard_count,
-                one.size,
-                built,
-                one.format_version,
-                one.generation,
-            )
-        )
-    if not found or len({one.name for one in found}) != len(found):
-        names = ", ".join(repr(one.name) for one in found) or "absent"
+        sizes = (one.token_count, one.document_count, one.shard_count, one.size)
+        served.append(ServedDatastore(one.name, tokenizer, *sizes, built, one.format_version, one.generation))
+    if not served or len({one.name for one in served}) != len(served):
+        names = ", ".join(repr(one.name) for one in served) or "absent"
         raise ProtocolError(describe(where, "datastores", names, "one or more, each of its own name"))
-    return tuple(found)
+    return tuple(served)
 
 
 def read_tree(message: pb.Tree, vocabulary_size: int, limits: tuple[int, int, int], where: str) -> TokenTree:

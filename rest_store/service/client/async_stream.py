@@ -68,9 +68,6 @@ class AsyncDraftStream(StreamBase[AsyncStreamCall]):
             self._drop_after(error)
             raise
 
-    def _end(self, call: AsyncStreamCall) -> None:
-        call.close()
-
     async def close(self) -> None:
         """End the stream for good. May be called again."""
         self._closed = True

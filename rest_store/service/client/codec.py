@@ -115,11 +115,7 @@ class Codec:
     def evidence(
         self, messages: Sequence[pb.Evidence], names: tuple[str, ...], limits: pb.EvidenceLimits, target: str
     ) -> list[Evidence]:
-        """Return the evidence of each datastore for one context.
-
-        Raises:
-            ProtocolError: of another number of datastores, or not as the definition says.
-        """
+        """Return the evidence of each datastore for one context; raise ProtocolError unless it is valid."""
         if len(messages) != len(names):
             raise ProtocolError(describe(target, "number of datastores with evidence", len(messages), len(names)))
         for message in messages:

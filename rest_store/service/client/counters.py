@@ -8,19 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 
 from rest_store.errors import (
-    AuthenticationError,
     CircuitOpenError,
     DeadlineError,
-    MessageSizeError,
     OverloadedError,
     ProtocolError,
-    QueryError,
     RestStoreError,
     ServiceInternalError,
     ServiceUnavailableError,
-    TokenizerMismatchError,
-    TreeError,
-    UnknownDatastoreError,
 )
 
 
@@ -60,19 +54,14 @@ class ClientStatistics:
     late_answers: int = 0
 
 
-_COUNTED_AS: tuple[tuple[type[Exception], str], ...] = (
+_COUNTED_AS: tuple[tuple[type[RestStoreError], str], ...] = (
     (CircuitOpenError, "not_asked"),
     (ServiceUnavailableError, "unavailable"),
     (DeadlineError, "deadlines"),
     (OverloadedError, "overloaded"),
     (ProtocolError, "broken"),
     (ServiceInternalError, "broken"),
-    (AuthenticationError, "refused"),
-    (TokenizerMismatchError, "refused"),
-    (UnknownDatastoreError, "refused"),
-    (MessageSizeError, "refused"),
-    (QueryError, "refused"),
-    (TreeError, "refused"),
+    (RestStoreError, "refused"),
 )
 
 
@@ -89,13 +78,9 @@ class ClientCounters:
             for name in names:
                 self._counts[name] += 1
 
-    def failed(self, error: BaseException) -> None:
+    def failed(self, error: RestStoreError) -> None:
         """Count a call that ended with `error`."""
-        for kind, name in _COUNTED_AS:
-            if isinstance(error, kind):
-                self.add("calls", name)
-                return
-        self.add("calls")
+        self.add("calls", next(name for kind, name in _COUNTED_AS if isinstance(error, kind)))
 
     @contextmanager
     def failures(self) -> Iterator[None]:

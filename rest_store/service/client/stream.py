@@ -93,9 +93,6 @@ class DraftStream(StreamBase[StreamCall]):
             self._drop_after(error)
             raise
 
-    def _end(self, call: StreamCall) -> None:
-        call.close()
-
     def close(self) -> None:
         """End the stream for good. May be called again."""
         self._closed = True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -22,13 +21,14 @@ from rest_store.service.client.answers import parse
 from rest_store.service.client.codec import Codec, TreeLimits
 from rest_store.service.client.endpoints import Endpoint, Endpoints
 from rest_store.service.client.retry import RetryPolicy
+from rest_store.service.client.stream_call import AsyncStreamCall, StreamCall
 from rest_store.v1 import datastore_pb2 as pb
 
 KEPT_TOKENS = 64  # of a generation, by service and client: the longest suffix that can be asked for
 _ANY_TOKEN = 1 << 31
 _MOST_UNANSWERED = 8
 
-K = TypeVar("K")  # a call
+K = TypeVar("K", StreamCall, AsyncStreamCall)
 
 
 class Step(NamedTuple):
@@ -39,18 +39,13 @@ class Step(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The answer to one step.
+    """The answer to one step, from each datastore."""
 
-    Attributes:
-        trees: one of each datastore, empty if evidence was asked for.
-        evidence: of each datastore; None if it was not asked for, or the service has none.
-    """
-
-    trees: list[TokenTree]
-    evidence: list[Evidence] | None
+    trees: list[TokenTree]  # empty if evidence was asked for
+    evidence: list[Evidence] | None  # None if it was not asked for, or the service has none
 
 
-class StreamBase(ABC, Generic[K]):
+class StreamBase(Generic[K]):
     """A stream of drafts without what waits. See `DraftStream`.
 
     Args:
@@ -74,7 +69,7 @@ class StreamBase(ABC, Generic[K]):
         self._codec = codec
         self._limits = limits
         self._endpoints = endpoints
-        self._open_call = open_call
+        self._open_call: Callable[[Endpoint[Any]], K] = open_call
         self._info = info
         self._timeout = timeout
         self._closed = False
@@ -188,8 +183,4 @@ class StreamBase(ABC, Generic[K]):
         self._names = ()
         self._unanswered.clear()
         if call is not None:
-            self._end(call)
-
-    @abstractmethod
-    def _end(self, call: K) -> None:
-        """End a call."""
+            call.close()

@@ -23,7 +23,6 @@ from rest_store.errors import (
 from rest_store.v1 import datastore_pb2 as pb
 
 _Stamp = tuple[int, int, int, int]  # device, inode, size, time of the last change of content
-_MOST_SELECTIONS = 1024  # kept at once
 
 
 class Served:
@@ -134,7 +133,6 @@ class Catalog:
         self._served = {name: Served(name, path, 1) for name, path in places}
         for served in self._served.values():
             served.try_out()
-        self._selections: dict[tuple[tuple[str, ...], str], tuple[Served, ...]] = {}
 
     @property
     def served(self) -> tuple[Served, ...]:
@@ -149,30 +147,19 @@ class Catalog:
             TokenizerMismatchError: a named datastore, or every one, has another tokenizer; or there are several
                 tokenizers, and neither names nor `fingerprint` select one.
         """
-        try:
-            return self._selections[names, fingerprint]
-        except KeyError:
-            pass
-        selected = self._named(names, fingerprint) if names else self._all(fingerprint)
-        if len(self._selections) >= _MOST_SELECTIONS:
-            self._selections.clear()
-        if len(names) <= len(self._served):
-            self._selections[names, fingerprint] = selected
-        return selected
-
-    def _named(self, names: tuple[str, ...], fingerprint: str) -> tuple[Served, ...]:
+        if not names:
+            return self._matching(fingerprint)
         for name in names:
             served = self._served.get(name)
             if served is None:
                 expected = "one of " + reprlib.repr(sorted(self._served))
                 raise UnknownDatastoreError(describe("request", "name of a datastore", reprlib.repr(name), expected))
             if fingerprint not in ("", served.fingerprint):
-                where = f"datastore {name!r}"
-                found = reprlib.repr(fingerprint)
+                where, found = f"datastore {name!r}", reprlib.repr(fingerprint)
                 raise TokenizerMismatchError(describe(where, "the client's tokenizer", found, served.fingerprint))
         return tuple(self._served[name] for name in names)
 
-    def _all(self, fingerprint: str) -> tuple[Served, ...]:
+    def _matching(self, fingerprint: str) -> tuple[Served, ...]:
         known = {served.fingerprint for served in self.served}
         if fingerprint:
             matching = tuple(served for served in self.served if served.fingerprint == fingerprint)
@@ -214,5 +201,4 @@ class Catalog:
                 self._served[one.name] = one
                 one = Outcome(one.name, one.generation, None)
             outcomes.append(one)
-        self._selections.clear()
         return outcomes

@@ -18,7 +18,6 @@ from rest_store.service.server.limits import Limits, tokens_in
 
 if TYPE_CHECKING:
     from rest_store.service.channel import Tls
-    from rest_store.service.server.catalog import Outcome
 
 TOKEN_VARIABLE = "REST_STORE_TOKEN"
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -36,23 +35,14 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 )
 @click.option("--tls-cert", type=_FILE, help="PEM file of the service's certificate, with its chain.")
 @click.option("--tls-key", type=_FILE, help="PEM file of the certificate's key.")
-@click.option(
-    "--tls-client-ca", type=_FILE, help="PEM file of the authority that must have signed clients' certificates."
-)
-@click.option(
-    "--token-file", type=_FILE, help=f"Accepted bearer tokens, one a line; {TOKEN_VARIABLE} may hold another."
-)
+@click.option("--tls-client-ca", type=_FILE, help="PEM file of the authority of clients' certificates; requires them.")
+@click.option("--token-file", type=_FILE, help=f"Accepted bearer tokens, one a line; also that in {TOKEN_VARIABLE}.")
 @click.option("--insecure", is_flag=True, help="Allow public addresses without TLS or authentication.")
 @click.option("--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics over HTTP at this address.")
 @click.option("--log-json", is_flag=True, help="Write the log as JSON, one object a line.")
 @click.option("--log-requests", is_flag=True, help="Log every request.")
 @click.option("--max-message-bytes", default=Limits.max_message_bytes, show_default=True, help="Largest message.")
-@click.option(
-    "--max-contexts",
-    default=Limits.max_contexts,
-    show_default=True,
-    help="Most contexts of a request, times the datastores asked.",
-)
+@click.option("--max-contexts", default=Limits.max_contexts, show_default=True, help="Most contexts times datastores.")
 @click.option("--max-streams", default=Limits.max_streams, show_default=True, help="Most open streams.")
 @click.option("--max-in-flight", default=Limits.max_in_flight, show_default=True, help="Most requests in flight.")
 @click.option("--max-waiting", default=Limits.max_waiting, show_default=True, help="Most requests that wait.")
@@ -144,8 +134,8 @@ def _name_and_directory(text: str) -> tuple[str, Path]:
     return (path.name or path.resolve().name), path
 
 
-def request_reload(address: Address, token: str | None, tls: Tls | None, timeout: float) -> list[Outcome]:
-    """Make the service at `address` reload and return the outcome for each datastore.
+def request_reload(address: Address, token: str | None, tls: Tls | None, timeout: float) -> list[dict[str, Any]]:
+    """Make the service at `address` reload; return name, generation and reason of refusal for each datastore.
 
     Raises:
         LimitError: `timeout` is out of range.
@@ -156,7 +146,6 @@ def request_reload(address: Address, token: str | None, tls: Tls | None, timeout
 
     from rest_store.service.channel import Dialer, seconds_of
     from rest_store.service.errors import error_of_call
-    from rest_store.service.server.catalog import Outcome
     from rest_store.v1 import datastore_pb2 as pb
     from rest_store.v1 import datastore_pb2_grpc
 
@@ -167,7 +156,10 @@ def request_reload(address: Address, token: str | None, tls: Tls | None, timeout
             response = stub.Reload(pb.ReloadRequest(), timeout=seconds, metadata=dialer.metadata)
         except grpc.RpcError as error:
             raise error_of_call(address.text, error) from None
-    return [Outcome(one.datastore, one.generation, one.refused or None) for one in response.outcomes]
+    return [
+        {"name": one.datastore, "generation": one.generation, "refused": one.refused or None}
+        for one in response.outcomes
+    ]
 
 
 @click.command(epilog="Example: rest-store reload 127.0.0.1:50051")
@@ -205,10 +197,10 @@ def reload(
         token = tokens_in(token_file)[0]
     outcomes = request_reload(Address.parse(address), token, tls, timeout)
     if as_json:
-        click.echo(json.dumps({"outcomes": [vars(one) for one in outcomes]}))
+        click.echo(json.dumps({"outcomes": outcomes}))
     else:
         for one in outcomes:
-            outcome = "reloaded" if one.refused is None else f"refused, the old one stays in use: {one.refused}"
-            click.echo(f"{one.name or 'service'}: generation {one.generation}: {outcome}")
-    if any(one.refused is not None for one in outcomes):
+            outcome = f"refused, the old one stays in use: {one['refused']}" if one["refused"] else "reloaded"
+            click.echo(f"{one['name'] or 'service'}: generation {one['generation']}: {outcome}")
+    if any(one["refused"] for one in outcomes):
         raise SystemExit(1)

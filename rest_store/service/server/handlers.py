@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from rest_store.datastore.kernel import MAX_SUFFIX
+from rest_store.datastore.kernel import MAX_DEPTH, MAX_NODES, MAX_SUFFIX
 from rest_store.datastore.tree import TokenTree
-from rest_store.drafting.evidence import Evidence
+from rest_store.drafting.evidence import MAX_EVIDENCE_ROWS, Evidence
 from rest_store.drafting.survey import survey
 from rest_store.errors import LimitError, QueryError, describe
 from rest_store.service.server.catalog import Catalog, Served
@@ -39,17 +40,14 @@ _SMALL_COUNTS, _PIECE_COUNTS = 16, 256
 _SMALL_ROWS = 64
 
 
+@dataclass
 class StreamState:
     """What a stream chose with its first message, and the end of its context."""
 
-    __slots__ = ("context", "fingerprint", "limits", "names", "names_sent")
-
-    def __init__(self) -> None:
-        self.names: tuple[str, ...] = ()
-        self.fingerprint = ""
-        self.names_sent: tuple[str, ...] | None = None  # of the datastores that answered last
-        self.limits: TreeLimits | None = None
-        self.context: list[int] = []
+    selection: pb.Selection = field(default_factory=pb.Selection)
+    limits: TreeLimits | None = None
+    context: list[int] = field(default_factory=list)
+    names_sent: tuple[str, ...] | None = None  # of the datastores that answered last
 
 
 class Handlers:
@@ -64,7 +62,7 @@ class Handlers:
         self._limits = limits
         self._metrics = metrics
         self._executor = executor
-        self._max_evidence_rows = limits.max_evidence_rows if metrics.build["kernel"] == "native" else 0
+        self._max_evidence_rows = MAX_EVIDENCE_ROWS if metrics.build["kernel"] == "native" else 0
 
     async def draft(self, data: bytes) -> bytes:
         """Answer a DraftRequest."""
@@ -75,7 +73,7 @@ class Handlers:
             contexts = [(list(context.tokens), context.proposals) for context in request.contexts]
             await self._add_evidence(response.evidence, served, request.evidence, contexts)
         else:
-            limits = tree_limits(request.limits, self._limits)
+            limits = tree_limits(request.limits)
             for place, context in enumerate(request.contexts):
                 require_not_empty(context.tokens, f"context {place}")
                 require_no_proposals(context, place)
@@ -87,11 +85,10 @@ class Handlers:
         """Answer the next DraftStreamRequest of a stream."""
         request = parse(pb.DraftStreamRequest, data)
         if request.HasField("selection"):
-            state.names = tuple(request.selection.datastores)
-            state.fingerprint = request.selection.tokenizer_fingerprint
-        served = self._catalog.select(state.names, state.fingerprint)
+            state.selection = request.selection
+        served = self._selected(state.selection)
         if state.limits is None or request.HasField("limits"):
-            state.limits = tree_limits(request.limits, self._limits)
+            state.limits = tree_limits(request.limits)
         state.context = (state.context + request.tokens[-MAX_SUFFIX:])[-MAX_SUFFIX:]
         response = pb.DraftStreamResponse(sequence=request.sequence)
         names = tuple(one.name for one in served)
@@ -112,7 +109,7 @@ class Handlers:
         request = parse(pb.LongestSuffixMatchRequest, data)
         served = self._selected(request.selection)
         require_work(len(served), self._limits)
-        max_suffix = suffix_limit(request.max_suffix, self._limits)
+        max_suffix = suffix_limit(request.max_suffix)
         tail = request.tokens[-max_suffix:]
         require_not_empty(tail, "context 0")
 
@@ -157,12 +154,18 @@ class Handlers:
     async def describe(self, data: bytes) -> bytes:
         """Answer a DescribeRequest."""
         parse(pb.DescribeRequest, data)
-        build, limits = self._metrics.build, vars(self._limits) | {"max_evidence_rows": self._max_evidence_rows}
+        build = self._metrics.build
         return pb.DescribeResponse(
             version=build["version"],
             kernel=build["kernel"],
             datastores=[served.describe() for served in self._catalog.served],
-            limits=pb.ServiceLimits(**limits),
+            limits=pb.ServiceLimits(
+                max_nodes=MAX_NODES,
+                max_suffix=MAX_SUFFIX,
+                max_depth=MAX_DEPTH,
+                max_evidence_rows=self._max_evidence_rows,
+                **vars(self._limits),
+            ),
         ).SerializeToString()
 
     def _selected(self, selection: pb.Selection) -> tuple[Served, ...]:
@@ -207,7 +210,7 @@ class Handlers:
         contexts: Sequence[tuple[list[int], pb.Proposals]],
     ) -> None:
         """Append the evidence of each datastore for each context and its proposals to `messages`, and count it."""
-        limits = evidence_limits(message, self._limits)
+        limits = evidence_limits(message)
         amount = len(contexts) * len(served) * limits.max_rows
         require_work(amount, self._limits)
         if not self._max_evidence_rows:
@@ -216,10 +219,7 @@ class Handlers:
         vocabulary_size = min(one.store.vocabulary_size for one in served)
         tails = [tokens[-limits.max_suffix :] for tokens, _ in contexts]
         require_tokens(tails, vocabulary_size, "context")
-        trees = [
-            proposals_of(proposals, place, vocabulary_size, self._limits)
-            for place, (_, proposals) in enumerate(contexts)
-        ]
+        trees = [proposals_of(proposals, place, vocabulary_size) for place, (_, proposals) in enumerate(contexts)]
         stores = {one.name: one.store for one in served}
 
         def read(tail: list[int], proposals: Proposals) -> list[Evidence]:

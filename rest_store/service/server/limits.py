@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rest_store.datastore.kernel import MAX_DEPTH, MAX_NODES, MAX_SUFFIX
-from rest_store.drafting.evidence import MAX_EVIDENCE_ROWS
 from rest_store.errors import AuthenticationError, OverloadedError, ServeError, describe
+
+_GREATEST = 1 << 30  # of each limit
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,6 @@ class Limits:
         max_streams: open streams.
         max_in_flight: requests in flight, streams not counted.
         max_waiting: requests that have arrived and are not in flight yet; at least 2.
-        max_nodes: nodes of one draft tree.
-        max_suffix: longest suffix tried, in tokens.
-        max_depth: longest continuation, in tokens.
-        max_evidence_rows: paths along which evidence is read; times the datastores asked, they count as contexts.
 
     Raises:
         ServeError: a limit is out of range.
@@ -38,23 +34,12 @@ class Limits:
     max_streams: int = 1024
     max_in_flight: int = 256
     max_waiting: int = 1024
-    max_nodes: int = MAX_NODES
-    max_suffix: int = MAX_SUFFIX
-    max_depth: int = MAX_DEPTH
-    max_evidence_rows: int = MAX_EVIDENCE_ROWS
 
     def __post_init__(self) -> None:
-        greatest = {
-            "max_nodes": MAX_NODES,
-            "max_suffix": MAX_SUFFIX,
-            "max_depth": MAX_DEPTH,
-            "max_evidence_rows": MAX_EVIDENCE_ROWS,
-        }
         least = {"max_message_bytes": 1024, "max_waiting": 2}
-        for field in fields(self):
-            low, high = least.get(field.name, 1), greatest.get(field.name, 1 << 30)
-            if not low <= getattr(self, field.name) <= high:
-                raise ServeError(describe("service", field.name, getattr(self, field.name), f"{low}..{high}"))
+        for name, value in vars(self).items():
+            if not least.get(name, 1) <= value <= _GREATEST:
+                raise ServeError(describe("service", name, value, f"{least.get(name, 1)}..{_GREATEST}"))
 
 
 class Gate:
@@ -63,43 +48,22 @@ class Gate:
     Args:
         what: the tasks, for the error.
         limit: most of them at once.
-    """
 
-    __slots__ = ("_empty", "_inside", "_limit", "_what")
+    Attributes:
+        tasks: those inside.
+    """
 
     def __init__(self, what: str, limit: int) -> None:
         self._what = what
         self._limit = limit
-        self._inside = 0
-        self._empty = asyncio.Event()
-        self._empty.set()
-
-    @property
-    def inside(self) -> int:
-        """How many are inside now."""
-        return self._inside
+        self.tasks: set[asyncio.Task[Any]] = set()
 
     def enter(self, task: asyncio.Task[Any]) -> None:
-        """Count `task` as inside until it is done, however it ends.
-
-        Raises:
-            OverloadedError: the limit is reached.
-        """
-        if self._inside >= self._limit:
-            raise OverloadedError(f"service is overloaded: it has {self._inside} {self._what}; try again later")
-        if self._inside == 0:
-            self._empty.clear()
-        self._inside += 1
-        task.add_done_callback(self._leave)
-
-    def _leave(self, _: object) -> None:
-        self._inside -= 1
-        if self._inside == 0:
-            self._empty.set()
-
-    async def empty(self) -> None:
-        """Wait until nothing is inside."""
-        await self._empty.wait()
+        """Let `task` in until it is done, however it ends; raise OverloadedError if the limit is reached."""
+        if len(self.tasks) >= self._limit:
+            raise OverloadedError(f"service is overloaded: it has {self._limit} {self._what}; try again later")
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
 
 
 def tokens_in(path: Path) -> list[str]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import platform
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
+
+    from rest_store.service.server.catalog import Served
 
 # Upper bounds in seconds; a last bucket takes what is longer.
 SECONDS = (
@@ -44,16 +46,6 @@ class MethodCounts:
         self.codes[code] = self.codes.get(code, 0) + 1
 
 
-class DatastoreState(NamedTuple):
-    """The gauges of one datastore."""
-
-    name: str
-    tokens: int
-    size: int
-    generation: int
-    readable: bool
-
-
 class Metrics:
     """All counters of a service; `collect` has their public names."""
 
@@ -71,9 +63,7 @@ class Metrics:
         """Count one request that was refused before its message was read."""
         self.rejected[reason] = self.rejected.get(reason, 0) + 1
 
-    def collect(
-        self, in_flight: int, streams: int, draining: bool, datastores: Iterable[DatastoreState]
-    ) -> Iterator[Metric]:
+    def collect(self, in_flight: int, streams: int, draining: bool, served: Iterable[Served]) -> Iterator[Metric]:
         """Yield all counters, and gauges as they are now, as Prometheus metrics."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
@@ -111,34 +101,29 @@ class Metrics:
         rows = self.evidence_rows
         yield CounterMetricFamily("rest_store_evidence_rows", "Paths along which evidence was sent.", value=rows)
 
-        rejected = CounterMetricFamily(
-            "rest_store_rejected", "Requests refused before they were read, by reason.", labels=["reason"]
-        )
-        for reason, count in list(self.rejected.items()):
-            rejected.add_metric([reason], count)
-        yield rejected
-        reloads = CounterMetricFamily("rest_store_reloads", "Reloads of a datastore, by outcome.", labels=["outcome"])
-        for outcome, count in self.reloads.items():
-            reloads.add_metric([outcome], count)
-        yield reloads
+        for name, meaning, label, counts_by_label in (
+            ("rest_store_rejected", "Requests refused before they were read, by reason.", "reason", self.rejected),
+            ("rest_store_reloads", "Reloads of a datastore, by outcome.", "outcome", self.reloads),
+        ):
+            counter = CounterMetricFamily(name, meaning, labels=[label])
+            for value, count in list(counts_by_label.items()):
+                counter.add_metric([value], count)
+            yield counter
 
         yield GaugeMetricFamily("rest_store_in_flight", "Requests in flight.", value=in_flight)
         yield GaugeMetricFamily("rest_store_streams", "Open streams.", value=streams)
         yield GaugeMetricFamily("rest_store_draining", "1 while the service is shutting down.", value=int(draining))
-        gauges: dict[str, tuple[str, Callable[[DatastoreState], int]]] = {
-            "rest_store_datastore_tokens": ("Tokens of the datastore.", lambda state: state.tokens),
-            "rest_store_datastore_size_bytes": ("Bytes of the datastore's files.", lambda state: state.size),
-            "rest_store_datastore_generation": ("1, and one more for each reload.", lambda state: state.generation),
-            "rest_store_datastore_readable": (
-                "1 while its files can be read, else 0.",
-                lambda state: int(state.readable),
-            ),
+        gauges: dict[str, tuple[str, Callable[[Served], int]]] = {
+            "tokens": ("Tokens of the datastore.", lambda one: one.store.manifest.token_count),
+            "size_bytes": ("Bytes of the datastore's files.", lambda one: one.store.info().size),
+            "generation": ("1, and one more for each reload.", lambda one: one.generation),
+            "readable": ("1 while the datastore's files can be read.", lambda one: int(one.readable)),
         }
-        states = list(datastores)
+        datastores = list(served)
         for name, (meaning, value_of) in gauges.items():
-            gauge = GaugeMetricFamily(name, meaning, labels=["datastore"])
-            for state in states:
-                gauge.add_metric([state.name], value_of(state))
+            gauge = GaugeMetricFamily(f"rest_store_datastore_{name}", meaning, labels=["datastore"])
+            for one in datastores:
+                gauge.add_metric([one.name], value_of(one))
             yield gauge
 
 

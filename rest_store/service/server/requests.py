@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError, Message
 
-from rest_store.drafting.evidence import rows_for
+from rest_store.datastore.kernel import MAX_DEPTH, MAX_NODES, MAX_SUFFIX
+from rest_store.drafting.evidence import MAX_EVIDENCE_ROWS, rows_for
 from rest_store.errors import ContextTypeError, EmptyContextError, LimitError, TokenRangeError, describe
 from rest_store.service.server.limits import Limits
 from rest_store.v1 import datastore_pb2 as pb
@@ -50,32 +51,32 @@ def parse(kind: type[M], data: bytes) -> M:
         raise ContextTypeError(describe("request", "message", found, f"a {kind.DESCRIPTOR.name}")) from None
 
 
-def tree_limits(message: pb.DraftLimits, limits: Limits) -> TreeLimits:
-    """Return the limits of a request, with defaults for zeros; raise LimitError for one above the service's."""
-    return TreeLimits(
-        _limit("max_nodes", message.max_nodes, 64, limits.max_nodes),
-        _limit("max_suffix", message.max_suffix, 16, limits.max_suffix),
-        _limit("max_depth", message.max_depth, 10, limits.max_depth),
-    )
+def tree_limits(message: pb.DraftLimits) -> TreeLimits:
+    """Return the limits of a request, with defaults for zeros; raise LimitError for one that is out of range."""
+    max_depth = _limit("max_depth", message.max_depth, 10, MAX_DEPTH)
+    return TreeLimits(_node_limit(message.max_nodes), suffix_limit(message.max_suffix), max_depth)
 
 
-def evidence_limits(message: pb.EvidenceLimits, limits: Limits) -> EvidenceLimits:
+def evidence_limits(message: pb.EvidenceLimits) -> EvidenceLimits:
     """Return the limits of a request for evidence, as `tree_limits`."""
-    max_nodes = _limit("max_nodes", message.max_nodes, 64, limits.max_nodes)
-    max_suffix = _limit("max_suffix", message.max_suffix, 16, limits.max_suffix)
-    rows = _limit("max_rows", message.max_rows, rows_for(max_nodes), limits.max_evidence_rows)
-    return EvidenceLimits(max_nodes, max_suffix, rows)
+    max_nodes = _node_limit(message.max_nodes)
+    max_rows = _limit("max_rows", message.max_rows, rows_for(max_nodes), MAX_EVIDENCE_ROWS)
+    return EvidenceLimits(max_nodes, suffix_limit(message.max_suffix), max_rows)
 
 
-def suffix_limit(max_suffix: int, limits: Limits) -> int:
+def suffix_limit(max_suffix: int) -> int:
     """Return the longest suffix that a request asks for, as `tree_limits`."""
-    return _limit("max_suffix", max_suffix, 16, limits.max_suffix)
+    return _limit("max_suffix", max_suffix, 16, MAX_SUFFIX)
+
+
+def _node_limit(max_nodes: int) -> int:
+    return _limit("max_nodes", max_nodes, 64, MAX_NODES)
 
 
 def _limit(name: str, value: int, default: int, greatest: int) -> int:
     if value > greatest:
         raise LimitError(describe("request", name, value, f"1..{greatest}, or 0 for the default"))
-    return value or min(default, greatest)
+    return value or default
 
 
 def require_work(amount: int, limits: Limits) -> None:
@@ -107,7 +108,7 @@ def require_no_proposals(message: pb.Context | pb.DraftStreamRequest, place: int
         raise ContextTypeError(describe("request", where, "present without evidence limits", "none"))
 
 
-def proposals_of(message: pb.Proposals, place: int, vocabulary_size: int, limits: Limits) -> Proposals:
+def proposals_of(message: pb.Proposals, place: int, vocabulary_size: int) -> Proposals:
     """Return the proposals of the context at `place`.
 
     Raises:
@@ -120,8 +121,8 @@ def proposals_of(message: pb.Proposals, place: int, vocabulary_size: int, limits
     if len(tokens) != len(parents) or len(scores) not in (0, len(tokens)):
         found = f"{len(tokens)} tokens, {len(parents)} parents and {len(scores)} scores"
         raise ContextTypeError(describe("request", what, found, "as many of each"))
-    if len(tokens) > limits.max_nodes:
-        raise LimitError(describe("request", f"number of {what}", len(tokens), f"at most {limits.max_nodes}"))
+    if len(tokens) > MAX_NODES:
+        raise LimitError(describe("request", f"number of {what}", len(tokens), f"at most {MAX_NODES}"))
     parent_places = np.array(parents, np.int32)
     wrong = np.flatnonzero((parent_places < -1) | (parent_places >= np.arange(parent_places.size)))
     if wrong.size:

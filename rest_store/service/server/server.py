@@ -25,7 +25,7 @@ from rest_store.service.server.handlers import Handlers
 from rest_store.service.server.health import Health
 from rest_store.service.server.limits import BearerTokens, Limits
 from rest_store.service.server.logs import EventLog
-from rest_store.service.server.metrics import DatastoreState, Metrics
+from rest_store.service.server.metrics import Metrics
 from rest_store.service.server.servicer import METHODS, SERVICE, Servicer
 from rest_store.v1 import datastore_pb2 as pb
 
@@ -40,20 +40,7 @@ _WATCH_SECONDS = 1.0  # between two checks of the files
 
 @dataclass(frozen=True)
 class Options:
-    """How a service runs.
-
-    Attributes:
-        datastores: names and directories.
-        addresses: where it listens.
-        certificates: for TLS on TCP addresses; Unix sockets use none.
-        token_file: bearer tokens, one a line.
-        token: a further bearer token.
-        insecure: allow public addresses without TLS or authentication.
-        metrics: TCP address of the metrics, over HTTP.
-        limits: of requests and streams.
-        drain_seconds: how long running calls may go on after SIGTERM.
-        log_requests: write an event for every request.
-    """
+    """How a service runs: its datastores by name, and the options of `rest-store serve`, whose help explains them."""
 
     datastores: Sequence[tuple[str, Path]]
     addresses: Sequence[Address] = (Address("127.0.0.1:50051", host="127.0.0.1", port=50051),)
@@ -88,6 +75,9 @@ class Server:
         version: of rest-store, which it publishes.
         log: receives events.
 
+    Attributes:
+        metrics_address: URL of the metrics, once started; None without.
+
     Raises:
         ServeError: it cannot start with these options.
         DatastoreError: a datastore cannot be opened.
@@ -106,6 +96,7 @@ class Server:
         self._reloading: asyncio.Task[pb.ReloadResponse] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._stop_metrics: Callable[[], None] = lambda: None
+        self.metrics_address: str | None = None
         registry: Any = _Registry()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, registry)
         names = (SERVICE, _HEALTH, reflection.SERVICE_NAME)
@@ -148,13 +139,6 @@ class Server:
             raise ServeError(message) from None
         return address.text if address.path is not None else address.with_port(port).text
 
-    @property
-    def metrics_address(self) -> str | None:
-        """URL of the metrics, once started."""
-        return self._metrics_address
-
-    _metrics_address: str | None = None
-
     def _serve_metrics(self, address: Address) -> None:
         from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, start_http_server
 
@@ -170,18 +154,13 @@ class Server:
             message = f"service: address {address.text} of metrics cannot be bound ({error.strerror})"
             raise ServeError(message) from None
         self._stop_metrics = http.shutdown
-        self._metrics_address = f"http://{address.with_port(http.server_port).text}/metrics"
+        self.metrics_address = f"http://{address.with_port(http.server_port).text}/metrics"
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics; the thread that serves them calls this."""
-        states = [
-            DatastoreState(
-                one.name, one.store.manifest.token_count, one.store.info().size, one.generation, one.readable
-            )
-            for one in self._catalog.served
-        ]
-        gates = self._servicer.requests.inside, self._servicer.streams.inside
-        yield from self._metrics.collect(*gates, self._servicer.draining, states)
+        requests, streams = self._servicer.requests.tasks, self._servicer.streams.tasks
+        draining, served = self._servicer.draining, self._catalog.served
+        yield from self._metrics.collect(len(requests), len(streams), draining, served)
 
     async def _watch(self) -> None:
         """Check the files once a second, so that health and metrics show a change before a request meets it."""
@@ -227,15 +206,12 @@ class Server:
         """Refuse new calls, let running ones finish within `drain_seconds`, and stop."""
         self._servicer.draining = True
         self._update_health()
-        requests, streams = self._servicer.requests, self._servicer.streams
-        self._log("drain", in_flight=requests.inside, streams=streams.inside)
-        finished = asyncio.gather(requests.empty(), streams.empty())
-        try:
-            await asyncio.wait_for(asyncio.shield(finished), self._options.drain_seconds)
-        except asyncio.TimeoutError:
-            self._servicer.end_streams()
+        requests, streams = self._servicer.requests.tasks, self._servicer.streams.tasks
+        self._log("drain", in_flight=len(requests), streams=len(streams))
+        if running := requests | streams:
+            await asyncio.wait(running, timeout=self._options.drain_seconds)
+        self._servicer.end_streams()
         await self._server.stop(grace=0.5)
-        finished.cancel()
         if self._watching is not None:
             self._watching.cancel()
         self._stop_metrics()

@@ -53,13 +53,13 @@ class Servicer(GenericHandler):
     Args:
         handlers: answer the requests.
         reload: reopens the datastores and returns the outcomes.
-        limits: of message sizes and of work in flight.
-        tokens: bearer tokens, required by all methods except those in `public`.
+        limits: of message sizes and of calls in flight.
+        tokens: required by all methods except those in `public`.
         metrics: count requests and answers.
-        log: receives events.
+        log: receives events, with `log_requests` one for every request.
         others: further services.
         public: full names of methods that need no token.
-        log_requests: write an event for every request.
+        log_requests: see `log`.
     """
 
     def __init__(
@@ -86,7 +86,6 @@ class Servicer(GenericHandler):
         self._log_requests = log_requests
         self.requests = Gate("requests in flight", limits.max_in_flight)
         self.streams = Gate("open streams", limits.max_streams)
-        self._stream_tasks: set[asyncio.Task[Any]] = set()
         self.draining = False
         self._ending_streams = False
         unary = grpc.unary_unary_rpc_method_handler
@@ -115,14 +114,8 @@ class Servicer(GenericHandler):
             handler = self._methods.get(method)
             if handler is None:
                 handler = self._other(handler_call_details)
-                if handler is not None and handler.response_streaming:
-                    self.streams.enter(task)
-            elif handler.response_streaming:
-                self.streams.enter(task)
-                self._stream_tasks.add(task)
-                task.add_done_callback(self._stream_tasks.discard)
-            else:
-                self.requests.enter(task)
+            if handler is not None:
+                (self.streams if handler.response_streaming else self.requests).enter(task)
         except RestStoreError as error:
             self._metrics.reject(status_of(error).reason)
             return grpc.stream_stream_rpc_method_handler(partial(self._refuse, method.rpartition("/")[2], error))
@@ -132,9 +125,9 @@ class Servicer(GenericHandler):
         return next((handler for other in self._others if (handler := other.service(details)) is not None), None)
 
     def end_streams(self) -> None:
-        """End every stream of drafts between two answers, telling its client to ask another service."""
+        """End every stream between two answers, telling its client to ask another service."""
         self._ending_streams = True
-        for task in self._stream_tasks:
+        for task in self.streams.tasks:
             task.cancel()
 
     async def _answer(self, method: str, handle: Callable[[bytes], Awaitable[bytes]], data: bytes) -> bytes:
