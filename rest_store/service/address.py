@@ -32,11 +32,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str, what: str = "address") -> Address:
-        """Read an address; `what` names it in errors.
-
-        Raises:
-            ServeError: neither `HOST:PORT` nor `unix:/path`.
-        """
+        """Read an address, `HOST:PORT` or `unix:/path`; raise ServeError, with `what` in its message, for another."""
         if text.startswith("unix:"):
             path = Path(text.removeprefix("unix:").removeprefix("//"))
             if not path.is_absolute():

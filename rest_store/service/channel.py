@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from rest_store.errors import LimitError, ServeError, TargetError, describe
+from rest_store.errors import LimitError, ServeError, ServiceError, TargetError, describe
 from rest_store.service.address import Address
 
 # Each client has its own connection, which comes back soon after a restart and notices silent peers.
@@ -44,16 +45,10 @@ class Tls:
 
 
 def target_of(text: object) -> str:
-    """Return an address as gRPC takes it.
-
-    Raises:
-        TargetError: neither `HOST:PORT` nor `unix:/path`.
-    """
+    """Return an address as gRPC takes it; raise TargetError if it is neither `HOST:PORT` nor `unix:/path`."""
     if isinstance(text, str):
-        try:
+        with suppress(ServeError):
             return Address.parse(text).text
-        except ServeError:
-            pass
     raise TargetError(describe("client", "target", repr(text), "HOST:PORT, [IPv6]:PORT or unix:/path"))
 
 
@@ -79,7 +74,7 @@ class Dialer:
         if tls is True:
             tls = Tls()
         if isinstance(tls, Tls):
-            ca, certificate, key = (_content(path) for path in (tls.ca, tls.certificate, tls.key))
+            ca, certificate, key = (read_pem(path, TargetError) for path in (tls.ca, tls.certificate, tls.key))
             if (certificate is None) != (key is None):
                 raise TargetError(describe("client", "certificate", "without its other half", "certificate and key"))
             self._credentials = grpc.ssl_channel_credentials(ca, key, certificate)
@@ -110,11 +105,11 @@ def _is_token(token: object) -> bool:
     return isinstance(token, str) and token.isascii() and token.isprintable() and token.strip() == token and token != ""
 
 
-def _content(path: str | Path | None) -> bytes | None:
+def read_pem(path: str | Path | None, error: type[ServiceError]) -> bytes | None:
+    """Return the content of a file, None for None; raise `error` if it cannot be read."""
     if path is None:
         return None
     try:
         return Path(path).read_bytes()
-    except OSError as error:
-        found = f"unreadable ({error.strerror or error})"
-        raise TargetError(describe(path, "file", found, "a PEM file")) from None
+    except OSError as failure:
+        raise error(describe(path, "file", f"unreadable ({failure.strerror or failure})", "a PEM file")) from None

@@ -122,14 +122,9 @@ def served_by(response: pb.DescribeResponse, where: str) -> tuple[ServedDatastor
 def read_tree(message: pb.Tree, vocabulary_size: int, limits: tuple[int, int, int], where: str) -> TokenTree:
     """Return the tree of a message.
 
-    Args:
-        message: the tree as it came.
-        vocabulary_size: greatest token id + 1.
-        limits: max_nodes, max_suffix and max_depth of the request.
-        where: the service, for errors.
-
     Raises:
-        ProtocolError: not a tree, parents before children, or larger than asked for.
+        ProtocolError: not a tree of the vocabulary, parents before children, or larger than `limits`, the max_nodes,
+            max_suffix and max_depth of the request.
     """
     max_nodes, max_suffix, max_depth = limits
     nodes, length, count = message.nodes, message.match_length, message.match_count

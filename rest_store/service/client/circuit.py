@@ -21,8 +21,6 @@ class Circuit:
         longest_pause: seconds of the longest; `pause` if that is longer.
     """
 
-    __slots__ = ("_failures", "_lock", "_on_trial", "_pause", "_until", "first_pause", "longest_pause", "threshold")
-
     def __init__(self, threshold: int = 5, pause: float = 1.0, longest_pause: float = 30.0) -> None:
         self.threshold = threshold
         self.first_pause = pause

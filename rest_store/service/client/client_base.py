@@ -26,8 +26,6 @@ _LONGEST_PAUSE = 1e6  # seconds
 class Connection:
     """A channel of grpc or grpc.aio, and the unary methods of the service on it, by name; bytes in, bytes out."""
 
-    __slots__ = ("channel", "methods")
-
     def __init__(self, channel: Any) -> None:
         self.channel = channel
         self.methods: dict[str, Callable[..., Any]] = {name: channel.unary_unary(METHOD + name) for name in _UNARY}
@@ -75,13 +73,7 @@ class ClientBase(ABC):
         return not self._codec.is_known and request is not self._requests.describe
 
     def _begin(self, request: Request[T], timeout: float | None, began: float) -> tuple[bytes, RetryPolicy[Connection]]:
-        """Return the message of a request and its retry policy, either of which may raise.
-
-        Args:
-            request: what to ask.
-            timeout: seconds for it, or None for those of this client.
-            began: when it was asked, of `time.monotonic`.
-        """
+        """Return the message and the retry policy of a request that `began` (`time.monotonic`); either may raise."""
         seconds = self._seconds(timeout)
         self._endpoints.require_one()
         message = request.encode()

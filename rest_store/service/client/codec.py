@@ -47,7 +47,7 @@ class Codec:
         return self.vocabulary_size > 0
 
     def learn(self, response: pb.DescribeResponse, target: str) -> ServiceInfo:
-        """Read a description, and settle from it what is asked.
+        """Settle from a description what is asked, and return it.
 
         Raises:
             TokenizerMismatchError: a datastore to be asked was built with another tokenizer; says what differs.

@@ -24,8 +24,6 @@ class Endpoint(Generic[C]):
         connect: makes a connection to an address; called once.
     """
 
-    __slots__ = ("_closed", "_connect", "_connection", "_lock", "_process", "circuit", "target")
-
     def __init__(self, target: str, circuit: Circuit, connect: Callable[[str], C]) -> None:
         self.target = target
         self.circuit = circuit
@@ -37,11 +35,8 @@ class Endpoint(Generic[C]):
 
     @property
     def connection(self) -> C:
-        """The connection: a gRPC channel, which reconnects by itself.
-
-        Raises:
-            ServiceUnavailableError: closed, or made before a fork.
-        """
+        """The connection, which reconnects by itself; raises as `require_usable`."""
+        self.require_usable()  # before the lock, which another thread may have held during a fork
         with self._lock:
             self.require_usable()
             if self._connection is None:

@@ -48,14 +48,7 @@ class DraftStream(StreamBase[StreamCall]):
         max_suffix: int = 16,
         max_rows: int | None = None,
     ) -> list[Evidence] | None:
-        """Return the evidence after the tokens so far; arguments and answers as `DatastoreClient.evidence`.
-
-        Args:
-            new_tokens: as `draft`.
-            proposals: as there, like the rest.
-            max_nodes: of the session's tree.
-            max_suffix: longest suffix of the context tried, in tokens.
-            max_rows: most paths.
+        """Return the evidence after the tokens so far: `new_tokens` as `draft`, the rest as `DatastoreClient.evidence`.
 
         Raises:
             TreeError, LimitError: as there; `new_tokens` were not taken.

@@ -102,10 +102,7 @@ class StreamBase(Generic[K]):
     ) -> tuple[Step, RetryPolicy[Any]]:
         """Append the tokens of a step; return what it asks for and its retry policy, until `ends` (`time.monotonic`).
 
-        Raises:
-            TreeError: `proposals` is not a draft tree; no tokens were appended, as for the next.
-            QueryError: `new_tokens` or `proposals` are not valid.
-            ServiceUnavailableError: closed, or not to be asked just now; the tokens are kept.
+        An error in an argument leaves the tokens out; any other error keeps them.
         """
         if self._closed:
             raise ServiceUnavailableError("client: the stream is closed")
@@ -144,13 +141,10 @@ class StreamBase(Generic[K]):
         self._unanswered[self._sequence] = step
 
     def _read(self, message: bytes | None, target: str) -> Answer | None:
-        """Read a message of the service.
-
-        Returns:
-            The answer to the last step; None for a late answer to an earlier one.
+        """Return the answer to the last step, or None for a late one to an earlier step.
 
         Raises:
-            DeadlineError: `message` is None: nothing came in time.
+            DeadlineError: there is no message: nothing came in time.
             ProtocolError: not an answer to a step of this stream.
         """
         if message is None:

@@ -23,13 +23,7 @@ _Requests = queue.SimpleQueue[bytes | None]
 
 
 class StreamCall:
-    """One stream to a service, with a thread that reads its answers. Not thread-safe.
-
-    Args:
-        channel: the connection.
-        metadata: of the call.
-        target: address of the service, for messages.
-    """
+    """One stream to the service at `target`, with a thread that reads its answers. Not thread-safe."""
 
     def __init__(self, channel: grpc.Channel, metadata: Sequence[tuple[str, str]], target: str) -> None:
         self._requests: _Requests = queue.SimpleQueue()
@@ -86,7 +80,7 @@ def _ended(target: str) -> ServiceUnavailableError:
 
 
 class AsyncStreamCall:
-    """One stream to a service for asyncio; arguments as `StreamCall`.
+    """One stream to the service at `target`, for asyncio.
 
     Cancelling a read of grpc.aio would cancel the whole call, so a read that is late goes on and is awaited again.
     """

@@ -28,8 +28,6 @@ _Stamp = tuple[int, int, int, int]  # device, inode, size, time of the last chan
 class Served:
     """One datastore under its name. Thread-safe."""
 
-    __slots__ = ("_changed", "_guard", "_stamps", "generation", "name", "path", "store")
-
     def __init__(self, name: str, path: Path, generation: int) -> None:
         self.name = name
         self.path = path

@@ -9,6 +9,7 @@ from pathlib import Path
 import grpc
 
 from rest_store.errors import ServeError, describe
+from rest_store.service.channel import read_pem
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Certificates:
 
     def _read(self) -> grpc.ServerCertificateConfiguration:
         certificate, key, authority = (
-            None if path is None else _content(path)
+            read_pem(path, ServeError)
             for path in (self._files.certificate, self._files.key, self._files.client_authority)
         )
         try:
@@ -59,10 +60,3 @@ class Certificates:
         assert certificate is not None
         assert key is not None
         return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=authority)
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ServeError(describe(path, "file", f"unreadable ({error.strerror})", "a readable PEM file")) from None

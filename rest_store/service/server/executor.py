@@ -27,23 +27,17 @@ class Executor:
     def __init__(self, workers: ThreadPoolExecutor) -> None:
         self._workers = workers
         self._threads_until = 0.0  # on the clock of `perf_counter`
-        self._page_faults = _page_faults()
 
     async def run(self, tasks: Sequence[Callable[[], T]], *, small: bool) -> list[T]:
         """Return the results of `tasks`, in their order; `small`: together they take less than a millisecond or so."""
-        start = perf_counter()
+        start, page_faults = perf_counter(), _page_faults()
         if not small or start < self._threads_until:
             loop = asyncio.get_running_loop()
             return [await loop.run_in_executor(self._workers, task) for task in tasks]
         results = [task() for task in tasks]
-        if perf_counter() - start > _SLOW and (page_faults := _page_faults()) > self._page_faults:
-            self._page_faults = page_faults
+        if perf_counter() - start > _SLOW and _page_faults() > page_faults:
             self._threads_until = start + _DISK_SECONDS
         return results
-
-    def forget_page_faults(self) -> None:
-        """Forget earlier waits for the disk, so that they do not explain a later delay."""
-        self._page_faults = _page_faults()
 
 
 def _page_faults() -> int:

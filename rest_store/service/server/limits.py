@@ -67,7 +67,7 @@ class Gate:
 
 
 def tokens_in(path: Path) -> list[str]:
-    """Return the bearer tokens of a file, one a line; empty lines and those that start with # are skipped.
+    """Return the bearer tokens of a file, one a line, without empty lines and those that start with #.
 
     Raises:
         ServeError: the file cannot be read, holds no token, or is not ASCII.
@@ -113,11 +113,7 @@ class BearerTokens:
         return bool(self._digests)
 
     def require(self, metadata: Any) -> None:
-        """Check the `authorization` of a call, in a time that says nothing about the tokens.
-
-        Raises:
-            AuthenticationError: it is absent, not a bearer token, or one that is not accepted.
-        """
+        """Raise AuthenticationError unless a call has an accepted bearer token; the time taken does not leak them."""
         if not self._digests:
             return
         value = next((value for key, value in metadata or () if key == "authorization"), None)

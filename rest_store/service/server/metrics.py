@@ -23,8 +23,6 @@ MATCH_LENGTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 class MethodCounts:
     """Counts of one RPC method. Only its service's event loop writes; any thread may read."""
 
-    __slots__ = ("bytes_received", "bytes_sent", "codes", "seconds", "seconds_sum")
-
     def __init__(self) -> None:
         self.codes: dict[str, int] = {}
         self.seconds = [0] * (len(SECONDS) + 1)
@@ -57,7 +55,7 @@ class Metrics:
         self.nodes = 0
         self.evidence_rows = 0
         self.rejected: dict[str, int] = {}
-        self.reloads = {"taken": 0, "refused": 0}
+        self.reloads = {"reloaded": 0, "refused": 0}
 
     def reject(self, reason: str) -> None:
         """Count one request that was refused before its message was read."""

@@ -102,10 +102,9 @@ class Server:
         names = (SERVICE, _HEALTH, reflection.SERVICE_NAME)
         reflector = reflection.aio.ReflectionServicer(names)  # type: ignore[attr-defined]  # missing in the stubs
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflector, registry)
-        self._executor = Executor(self._workers)
         self._servicer = Servicer(
-            Handlers(self._catalog, options.limits, self._metrics, self._executor),
-            self.reload,
+            Handlers(self._catalog, options.limits, self._metrics, Executor(self._workers)),
+            self.start_reload,
             limits=options.limits,
             tokens=self._tokens,
             metrics=self._metrics,
@@ -166,7 +165,6 @@ class Server:
         """Check the files once a second, so that health and metrics show a change before a request meets it."""
         while True:
             await asyncio.sleep(_WATCH_SECONDS)
-            self._executor.forget_page_faults()
             await asyncio.get_running_loop().run_in_executor(self._workers, self._catalog.watch)
             self._update_health()
 
@@ -175,21 +173,21 @@ class Server:
         any_serving = any(serving.values())
         self._health.set({**serving, "": any_serving, SERVICE: any_serving})
 
-    async def reload(self) -> pb.ReloadResponse:
-        """Read datastores, tokens and certificates again; those that are not valid stay as they were.
+    def start_reload(self) -> asyncio.Task[pb.ReloadResponse]:
+        """Read datastores, tokens and certificates again, as the returned task; those not valid stay as they were.
 
-        Calls during a reload get the outcome of that reload.
+        During a reload it returns the task of that reload.
         """
         if self._reloading is None or self._reloading.done():
             self._reloading = asyncio.create_task(self._reload())
-        return await asyncio.shield(self._reloading)
+        return self._reloading
 
     async def _reload(self) -> pb.ReloadResponse:
         reopened = await asyncio.get_running_loop().run_in_executor(None, self._catalog.reopen)
         outcomes = self._catalog.swap(reopened)
         response = pb.ReloadResponse()
         for one in outcomes:
-            self._metrics.reloads["taken" if one.refused is None else "refused"] += 1
+            self._metrics.reloads["reloaded" if one.refused is None else "refused"] += 1
             response.outcomes.add(datastore=one.name, generation=one.generation, refused=one.refused or "")
             self._log("reload", datastore=one.name, generation=one.generation, refused=one.refused)
         for secrets in (self._tokens, self._certificates):
@@ -266,14 +264,7 @@ async def serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
-    reloads: set[asyncio.Task[Any]] = set()
-
-    def reload() -> None:
-        task = loop.create_task(server.reload())
-        reloads.add(task)
-        task.add_done_callback(reloads.discard)
-
-    loop.add_signal_handler(signal.SIGHUP, reload)
+    loop.add_signal_handler(signal.SIGHUP, server.start_reload)
     ready(await server.start(), server.metrics_address)
     await ended.wait()
     await server.drain()

@@ -52,7 +52,7 @@ class Servicer(GenericHandler):
 
     Args:
         handlers: answer the requests.
-        reload: reopens the datastores and returns the outcomes.
+        reload: starts a reload, or joins one that runs.
         limits: of message sizes and of calls in flight.
         tokens: required by all methods except those in `public`.
         metrics: count requests and answers.
@@ -65,7 +65,7 @@ class Servicer(GenericHandler):
     def __init__(
         self,
         handlers: Handlers,
-        reload: Callable[[], Awaitable[pb.ReloadResponse]],
+        reload: Callable[[], asyncio.Task[pb.ReloadResponse]],
         *,
         limits: Limits,
         tokens: BearerTokens,
@@ -184,7 +184,7 @@ class Servicer(GenericHandler):
             if not is_local_peer(context.peer()):
                 found, expected = context.peer(), "one on this machine"
                 raise AuthenticationError(describe("request", "peer that asks for a reload", found, expected))
-            return (await self._reload()).SerializeToString()
+            return (await asyncio.shield(self._reload())).SerializeToString()
 
         return await self._unary("Reload", handle)(data, context)
 
