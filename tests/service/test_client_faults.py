@@ -1,4 +1,4 @@
-"""Whatever happens to the service, the caller sees a right answer or the named error, within its deadline."""
+"""Whatever happens to the service, the caller gets a right answer or a named error, within its deadline."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def service(directory: Path) -> Iterator[Service]:
 
 
 def answered(call: Any, attempts: int = 200) -> Any:
-    """What `call` returns once the service is there again; each failure must be a named one."""
+    """What `call` returns once the service is back; each failure before must be a named one."""
     for _ in range(attempts):
         with contextlib.suppress(ServiceUnavailableError, DeadlineError):
             return call()

@@ -1,4 +1,4 @@
-"""Evidence through a real service: the tree of a session in process, errors, limits, and services that know none."""
+"""Evidence through a real service: the trees of a session in process, errors, limits, and services without evidence."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NO_TREE = TokenTree([], [], [], scores=[])
 
 
 def corpus_of(alphabet: int, documents: int) -> Corpus:
-    """A corpus in which some sequences come again and again."""
+    """A corpus in which some sequences repeat."""
     pieces = [[CHANCE.randrange(alphabet) for _ in range(CHANCE.randrange(1, 9))] for _ in range(5)]
     drawn = [
         [token for piece in CHANCE.choices(pieces, k=CHANCE.randrange(1, 6)) for token in piece]
@@ -128,7 +128,7 @@ def test_streams_and_both_clients_give_the_same_evidence(client: DatastoreClient
     asyncio.run(ask())
 
 
-def test_bad_questions_are_refused_before_they_are_sent(client: DatastoreClient) -> None:
+def test_bad_requests_are_refused_before_they_are_sent(client: DatastoreClient) -> None:
     before = client.statistics
     refused(LimitError, lambda: client.evidence([1], NO_TREE, max_nodes=0), "max_nodes", "1..1024")
     refused(LimitError, lambda: client.evidence([1], NO_TREE, max_nodes=1, max_rows=1025), "max_rows", "1..1024")
@@ -173,7 +173,7 @@ def test_the_service_says_what_is_wrong(
         talk.leave()
 
 
-def test_scores_that_are_no_chances_do_no_harm(service: Service) -> None:
+def test_scores_that_are_not_probabilities_do_no_harm(service: Service) -> None:
     for scores in ([float("nan"), 1.0], [0.0, 1.0], [float("inf"), float("inf")], [-1.0, 5.0], []):
         proposals = pb.Proposals(tokens=[1, 2], parents=[-1, 0], scores=scores)
         request = pb.DraftRequest(contexts=[pb.Context(tokens=[1], proposals=proposals)], evidence=pb.EvidenceLimits())
@@ -198,10 +198,10 @@ def test_rows_are_counted_and_the_ability_is_published(client: DatastoreClient, 
     assert rows() - before == 2 * 7
 
 
-def test_a_service_that_knows_none_is_asked_for_trees(
+def test_a_service_without_evidence_is_asked_for_trees(
     directories: dict[str, Path], stores: dict[str, Datastore]
 ) -> None:
-    """Its description says so: here as the reference kernel serves; a service of an older release says nothing."""
+    """Its description says so: here because it runs the reference kernel."""
     kernel = {"REST_STORE_KERNEL": "reference"}
     with running(directories["one"], environment=kernel) as old, DatastoreClient(old.target, timeout=PATIENCE) as own:
         assert own.evidence([1], NO_TREE, max_nodes=4) is None
@@ -219,7 +219,7 @@ def test_a_service_that_knows_none_is_asked_for_trees(
 
 
 def test_answers_are_verified() -> None:
-    """One that answers with trees knows no evidence after all; anything else that was not asked for is an error."""
+    """An answer of trees means that the service has no evidence; anything else unexpected is an error."""
     codec = Codec([], None)
     codec.vocabulary_size = 300
     request = Requests(codec, ClientCounters()).evidence([1], NO_TREE, 4, 16, 20)
@@ -262,7 +262,7 @@ def test_a_service_of_another_tokenizer_is_left_out_and_counted(
 
 
 def test_a_session_knows_the_vocabulary_of_its_service(client: DatastoreClient) -> None:
-    """A token outside of it ends what the service is asked about, instead of the question."""
+    """The service is asked about the text after the last token outside its vocabulary."""
     answered = client.statistics.answers
     with DraftSession([client], [0, 1, 5000, 0, 1]) as session:
         assert len(session.draft()) > 0
@@ -283,7 +283,7 @@ def test_a_session_goes_on_without_a_service_that_is_away_and_counts_it(tmp_path
 
 
 class Awaking:
-    """A service's source that is away when the session is made."""
+    """A source whose tokenizer is unknown until it first answers."""
 
     def __init__(self, store: Datastore, tokenizer: TokenizerIdentity) -> None:
         self._store, self._tokenizer = store, tokenizer

@@ -226,7 +226,7 @@ def test_sighup_reloads(service: Service, directory: Path) -> None:
         assert stub.Draft(ASKED).trees[0].nodes == Datastore.open(directory).draft([1, 2]).packed
 
 
-def test_reloading_what_is_not_a_service_says_so(unused_tcp_port: int) -> None:
+def test_reloading_where_no_service_listens_says_so(unused_tcp_port: int) -> None:
     command = [sys.executable, "-m", "rest_store", "reload", f"127.0.0.1:{unused_tcp_port}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert done.returncode == 1

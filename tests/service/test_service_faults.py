@@ -122,7 +122,7 @@ def test_a_paused_service_costs_no_more_than_the_deadline_and_goes_on_afterwards
 
 
 def outcomes_of_a_crowd(service: Service, size: int) -> Counter[str | None]:
-    """Ask `size` times while the service is paused, and tell how that ended, by our reasons or else gRPC's statuses."""
+    """Ask `size` times while the service is paused; count the outcomes by our reasons, or else by gRPC's statuses."""
     with service.stub() as stub:
         stub.Draft(ASKED)
         service.pause()
@@ -247,7 +247,7 @@ def test_a_datastore_truncated_underneath_is_unavailable_until_it_is_restored(
         assert status("served") == "SERVING"
 
 
-def test_a_file_changed_in_place_is_noticed_and_a_replaced_one_is_no_matter(directory: Path, original: Path) -> None:
+def test_a_file_changed_in_place_is_noticed_and_a_replaced_one_does_no_harm(directory: Path, original: Path) -> None:
     catalog = Catalog([("served", directory)])
     (served,) = catalog.served
     file = next(directory.glob("*.tokens"))
