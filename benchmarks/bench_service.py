@@ -8,7 +8,7 @@ does meets both. Contexts are 16 tokens before random places of the datastore's 
 matches of all lengths occur; 64 nodes, suffix 16, depth 10.
 
 - one client: median and 99th percentile in microseconds, unary and stream, TCP and Unix socket, sync and asyncio; where
-  it is sync, also what a caller of `DatastoreClient` waits for, and of its `source()`, answers verified and all;
+  it is sync, also what a caller of `DatastoreClient` waits for, answers verified and all;
 - sixteen clients at once, each with its own connection, in one asyncio process: requests a second, and how the share
   of the echo's differs when service and echo are started anew;
 - batches of 256 contexts from one client and from two: contexts a second;
@@ -43,7 +43,6 @@ from service_calls import (
     stub_of,
     unary_asyncio,
     unary_client,
-    unary_source,
     unary_sync,
 )
 
@@ -55,7 +54,7 @@ from rest_store.datastore.datastore import Datastore
 CLIENTS = 16
 BATCH = 256
 PARTS = ["unary", "stream", "throughput", "batches", "load"]
-RATIOS = {"service": "ratio", "client": "client ratio", "source": "source ratio"}
+RATIOS = {"service": "ratio", "client": "client ratio"}
 Timings = dict[str, list[float]]  # seconds, by target
 
 
@@ -77,7 +76,7 @@ def main(given: Sequence[str] | None = None) -> None:
     results: dict[str, Any] = {}
     with targets_for(arguments.datastore, contexts) as targets:
         per_round = max(1, arguments.requests // arguments.rounds)
-        print("one client, us: median / 99th of echo, service, client, source; ratios of their medians to the echo's")
+        print("one client, us: median / 99th of echo, service, client; ratios of their medians to the echo's")
         for transport in ("TCP", "Unix"):
             for kind, measures in LATENCIES.items():
                 if kind.partition(",")[0] in arguments.parts:
@@ -140,7 +139,6 @@ LATENCIES: dict[str, dict[str, tuple[str, Measure]]] = {
         "echo": ("echo", unary_sync),
         "service": ("service", unary_sync),
         "client": ("service", unary_client),
-        "source": ("service", unary_source),
     },
     "unary, asyncio": {"echo": ("echo", in_loop(unary_asyncio)), "service": ("service", in_loop(unary_asyncio))},
     "stream, sync": {

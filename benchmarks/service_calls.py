@@ -103,13 +103,6 @@ def unary_client(target: str, contexts: list[list[int]]) -> list[float]:
         return timed(client.draft, contexts)
 
 
-def unary_source(target: str, contexts: list[list[int]]) -> list[float]:
-    with client_of(target) as client:
-        times = timed(client.source().draft, contexts)
-        assert client.statistics.empty_answers == 0, client.statistics
-        return times
-
-
 def stream_client(target: str, contexts: list[list[int]]) -> list[float]:
     with client_of(target) as client, client.stream() as stream:
         return timed(stream.draft, contexts)

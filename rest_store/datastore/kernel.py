@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
@@ -124,23 +123,6 @@ def native_evidence_fault() -> Callable[[bytes, int, int], str | None] | None:
     except ImportError:
         return None
     return evidence_fault  # type: ignore[no-any-return]
-
-
-def native_messages() -> Any | None:
-    """Return what reads and writes plain messages of a service; None if the kernel was not built, or bytes are swapped.
-
-    It has `read_step(data, tail)`: append the tokens of a DraftStreamRequest that has nothing else but a sequence
-    number to the list `tail`, keep its last 64, return the sequence number; `read_draft(data)`: the bytes of the
-    selection and the limits, and the last 64 tokens, of a DraftRequest of one context without proposals; and
-    `tree_message(nodes, match_length, match_count, rest, sequence)`: the bytes of a DraftResponse or a
-    DraftStreamResponse of one tree, where `rest` are those of its datastores. Both readers return None, and change
-    nothing, for a message that is not plain.
-    """
-    try:
-        from rest_store import _kernel
-    except ImportError:
-        return None
-    return _kernel if sys.byteorder == "little" else None
 
 
 def guard_pages(files: Iterable[MappedFile[Any]]) -> PageGuard | None:

@@ -1,4 +1,4 @@
-"""Where a service listens: `HOST:PORT` or `unix:/path`, and whether the world can reach it."""
+"""Where a service listens: `HOST:PORT` or `unix:/path`, and whether other machines can reach it."""
 
 from __future__ import annotations
 
@@ -32,11 +32,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str, what: str = "address") -> Address:
-        """Read an address as the command line takes it.
-
-        Raises:
-            ServeError: neither `HOST:PORT` nor `unix:/path`.
-        """
+        """Read an address, `HOST:PORT` or `unix:/path`; raise ServeError, with `what` in its message, for another."""
         if text.startswith("unix:"):
             path = Path(text.removeprefix("unix:").removeprefix("//"))
             if not path.is_absolute():
@@ -45,14 +41,14 @@ class Address:
                 expected = f"a path of at most {_LONGEST_PATH} bytes"
                 raise ServeError(describe("service", what, f"{len(str(path).encode())} bytes long", expected))
             return cls(f"unix:{path}", path=path)
-        found = _TCP.fullmatch(text)
-        if found is None or int(found[2]) > 65_535:
+        match = _TCP.fullmatch(text)
+        if match is None or int(match[2]) > 65_535:
             raise ServeError(describe("service", what, repr(text), "HOST:PORT, [IPv6]:PORT or unix:/path"))
-        return cls(text, host=found[1].strip("[]"), port=int(found[2]))
+        return cls(text, host=match[1].strip("[]"), port=int(match[2]))
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can reach it: a Unix socket, or a host all of whose addresses are loopback."""
+        """Whether only this machine can reach it: a Unix socket, or a host with loopback addresses alone."""
         return self.host is None or _is_loopback(self.host)
 
     def with_port(self, port: int) -> Address:
@@ -62,7 +58,7 @@ class Address:
         return Address(f"{host}:{port}", host=self.host, port=port)
 
     def require_unanswered(self) -> None:
-        """Raise ServeError if a process listens on this Unix socket; a socket file left behind is no obstacle."""
+        """Raise ServeError if a process listens on this Unix socket; a socket file left behind does not matter."""
         if self.path is None or not self.path.exists():
             return
         if not self.path.is_socket():
@@ -72,7 +68,7 @@ class Address:
                 probe.connect(str(self.path))
             except OSError:
                 return
-        raise ServeError(describe(self.path, "socket", "in use by another process", "a free one"))
+        raise ServeError(f"{self.path}: the socket is in use by another process")
 
 
 def _is_loopback(host: str) -> bool:
@@ -81,10 +77,10 @@ def _is_loopback(host: str) -> bool:
     except ValueError:
         pass
     try:
-        found = socket.getaddrinfo(host, None)
+        entries = socket.getaddrinfo(host, None)
     except OSError:
         return False
-    return all(ipaddress.ip_address(str(entry[4][0]).partition("%")[0]).is_loopback for entry in found)
+    return all(ipaddress.ip_address(str(entry[4][0]).partition("%")[0]).is_loopback for entry in entries)
 
 
 def is_local_peer(peer: str) -> bool:

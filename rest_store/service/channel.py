@@ -1,7 +1,8 @@
-"""How a service is reached: addresses, certificates, tokens, and gRPC channels made of them."""
+"""How a service is reached: addresses, certificates, tokens, and the gRPC channels made from them."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,10 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from rest_store.errors import LimitError, ServeError, TargetError, describe
+from rest_store.errors import LimitError, ServeError, ServiceError, TargetError, describe
 from rest_store.service.address import Address
 
-# A connection of its own for each client, which comes back soon after a restart; silent peers are noticed.
+# Each client has its own connection, which comes back soon after a restart and notices silent peers.
 _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 50),
@@ -28,13 +29,13 @@ _OPTIONS: list[tuple[str, Any]] = [
 
 @dataclass(frozen=True)
 class Tls:
-    """Certificates with which to reach a service.
+    """Certificates for reaching a service.
 
     Attributes:
         ca: PEM file of the authorities that may have signed the service's certificate; None: those of gRPC.
-        certificate: PEM file of the client's certificate, where the service asks for one (mutual TLS).
-        key: PEM file of its private key.
-        server_name: name that the service's certificate bears, if it is not the host of the address.
+        certificate: PEM file of the client's certificate, where the service requires one (mutual TLS).
+        key: PEM file of the client's private key.
+        server_name: name in the service's certificate, if it is not the host of the address.
     """
 
     ca: str | Path | None = None
@@ -44,16 +45,10 @@ class Tls:
 
 
 def target_of(text: object) -> str:
-    """Return an address as gRPC takes it.
-
-    Raises:
-        TargetError: neither `HOST:PORT` nor `unix:/path`.
-    """
+    """Return an address as gRPC takes it; raise TargetError if it is neither `HOST:PORT` nor `unix:/path`."""
     if isinstance(text, str):
-        try:
+        with suppress(ServeError):
             return Address.parse(text).text
-        except ServeError:
-            pass
     raise TargetError(describe("client", "target", repr(text), "HOST:PORT, [IPv6]:PORT or unix:/path"))
 
 
@@ -62,10 +57,10 @@ class Dialer:
 
     Args:
         token: bearer token, or None.
-        tls: certificates, True for those of gRPC, or None for a connection in the clear.
+        tls: certificates, True for those of gRPC, or None for no TLS.
 
     Raises:
-        TargetError: `tls` is none of these, a file of it cannot be read, or the token is no printable ASCII.
+        TargetError: `tls` is of another type, a file of it cannot be read, or the token is not printable ASCII.
     """
 
     def __init__(self, token: str | None, tls: Tls | bool | None) -> None:
@@ -79,7 +74,7 @@ class Dialer:
         if tls is True:
             tls = Tls()
         if isinstance(tls, Tls):
-            ca, certificate, key = (_content(path) for path in (tls.ca, tls.certificate, tls.key))
+            ca, certificate, key = (read_pem(path, TargetError) for path in (tls.ca, tls.certificate, tls.key))
             if (certificate is None) != (key is None):
                 raise TargetError(describe("client", "certificate", "without its other half", "certificate and key"))
             self._credentials = grpc.ssl_channel_credentials(ca, key, certificate)
@@ -87,13 +82,13 @@ class Dialer:
                 self._options.append(("grpc.ssl_target_name_override", tls.server_name))
 
     def connect(self, target: str) -> grpc.Channel:
-        """Return a channel to `target`; it connects when it is first used."""
+        """Return a channel to `target`, which connects when it is first used."""
         if self._credentials is None:
             return grpc.insecure_channel(target, self._options)
         return grpc.secure_channel(target, self._credentials, self._options)
 
     def connect_async(self, target: str) -> grpc.aio.Channel:
-        """Return the same for asyncio; belongs to the event loop that runs."""
+        """As `connect`, for asyncio; the channel belongs to the running event loop."""
         if self._credentials is None:
             return grpc.aio.insecure_channel(target, self._options)
         return grpc.aio.secure_channel(target, self._credentials, self._options)
@@ -110,11 +105,11 @@ def _is_token(token: object) -> bool:
     return isinstance(token, str) and token.isascii() and token.isprintable() and token.strip() == token and token != ""
 
 
-def _content(path: str | Path | None) -> bytes | None:
+def read_pem(path: str | Path | None, error: type[ServiceError]) -> bytes | None:
+    """Return the content of a file, None for None; raise `error` if it cannot be read."""
     if path is None:
         return None
     try:
         return Path(path).read_bytes()
-    except OSError as error:
-        found = f"unreadable ({error.strerror or error})"
-        raise TargetError(describe(path, "file", found, "a PEM file")) from None
+    except OSError as failure:
+        raise error(describe(path, "file", f"unreadable ({failure.strerror or failure})", "a PEM file")) from None

@@ -1,81 +1,102 @@
-"""From the status of a gRPC call to the error that a client raises."""
+"""Errors between service and client: the table in proto/rest_store/v1/datastore.proto, in both directions.
+
+Each of our errors that a request can meet travels as a gRPC status with a google.rpc.ErrorInfo, whose `reason` tells
+errors with the same status code apart.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
-from rest_store.errors import (
-    AuthenticationError,
-    DeadlineError,
-    MessageSizeError,
-    OverloadedError,
-    ProtocolError,
-    RestStoreError,
-    ServiceInternalError,
-    ServiceUnavailableError,
-    describe,
+from rest_store import errors
+from rest_store.errors import RestStoreError, describe
+
+DOMAIN = "rest-store"
+DETAILS_KEY = "grpc-status-details-bin"
+
+
+class Status(NamedTuple):
+    """One row of the table."""
+
+    reason: str
+    code: str  # name of the grpc.StatusCode
+    error: type[RestStoreError]  # what a server raises and a client gets
+
+
+STATUSES = (
+    Status("CONTEXT_TYPE", "INVALID_ARGUMENT", errors.ContextTypeError),
+    Status("EMPTY_CONTEXT", "INVALID_ARGUMENT", errors.EmptyContextError),
+    Status("TOKEN_RANGE", "INVALID_ARGUMENT", errors.TokenRangeError),
+    Status("LIMIT", "INVALID_ARGUMENT", errors.LimitError),
+    Status("TOKENIZER_MISMATCH", "FAILED_PRECONDITION", errors.TokenizerMismatchError),
+    Status("UNKNOWN_DATASTORE", "NOT_FOUND", errors.UnknownDatastoreError),
+    Status("OVERLOADED", "RESOURCE_EXHAUSTED", errors.OverloadedError),
+    Status("MESSAGE_SIZE", "RESOURCE_EXHAUSTED", errors.MessageSizeError),
+    Status("UNAUTHENTICATED", "UNAUTHENTICATED", errors.AuthenticationError),
+    Status("DRAINING", "UNAVAILABLE", errors.ServiceUnavailableError),
+    Status("DATASTORE_UNAVAILABLE", "UNAVAILABLE", errors.DatastoreUnavailableError),
+    Status("INTERNAL", "INTERNAL", errors.ServiceInternalError),
 )
-from rest_store.service.statuses import DOMAIN, error_of
+_BY_REASON = {status.reason: status for status in STATUSES}
 
-_DETAILS = "grpc-status-details-bin"
-
-# Statuses that come without our detail, from gRPC itself or from something between client and service.
-_PLAIN: dict[str, tuple[type[RestStoreError], str, str]] = {
-    "DEADLINE_EXCEEDED": (DeadlineError, "late", "an answer before the deadline"),
-    "UNAVAILABLE": (ServiceUnavailableError, "unreachable", "one that answers"),
-    "CANCELLED": (ServiceUnavailableError, "gone during the call", "one that answers"),
-    "ABORTED": (ServiceUnavailableError, "gone during the call", "one that answers"),
-    "UNAUTHENTICATED": (AuthenticationError, "closed to this client", "a token that it accepts"),
-    "PERMISSION_DENIED": (AuthenticationError, "closed to this client", "a token that it accepts"),
-    "INTERNAL": (ServiceInternalError, "defective", "one in order"),
-    "UNKNOWN": (ServiceInternalError, "defective", "one in order"),
+# Statuses without our detail come from gRPC itself, or from something between client and service.
+_BY_CODE: dict[str, tuple[type[RestStoreError], str]] = {
+    "DEADLINE_EXCEEDED": (errors.DeadlineError, "service did not answer before the deadline"),
+    "UNAVAILABLE": (errors.ServiceUnavailableError, "service is unreachable"),
+    "CANCELLED": (errors.ServiceUnavailableError, "service went away during the call"),
+    "ABORTED": (errors.ServiceUnavailableError, "service went away during the call"),
+    "UNAUTHENTICATED": (errors.AuthenticationError, "service does not accept this client"),
+    "PERMISSION_DENIED": (errors.AuthenticationError, "service does not accept this client"),
+    "RESOURCE_EXHAUSTED": (errors.OverloadedError, "service is overloaded"),
+    "INTERNAL": (errors.ServiceInternalError, "service failed internally"),
+    "UNKNOWN": (errors.ServiceInternalError, "service failed internally"),
 }
 
 
-def failure_of(target: str, code: str, details: str, metadata: Iterable[Any] | None) -> RestStoreError:
-    """Return the error that a status stands for.
+def status_of(error: BaseException) -> Status:
+    """Return the row of `error`, by its class or the nearest above it; INTERNAL for what is not in the table."""
+    for base in type(error).__mro__:
+        for status in STATUSES:
+            if status.error is base:
+                return status
+    return _BY_REASON["INTERNAL"]
+
+
+def error_of(target: str, code: str, details: str, metadata: Iterable[Any] | None = None) -> RestStoreError:
+    """Return the error of a status: that of the table where the service sent our detail, else the nearest ServiceError.
 
     Args:
-        target: who was asked, for the message.
-        code: name of the grpc.StatusCode, not OK unless the answer is absent.
-        details: its text.
-        metadata: trailing metadata, pairs of key and value, or None.
-
-    Returns:
-        The error of statuses.py where the service sent our detail, with the service's message; else the
-        nearest of `ServiceError`.
+        target: address of the service, for the message.
+        code: name of the grpc.StatusCode.
+        details: the text of the status.
+        metadata: trailing metadata, pairs of key and value.
     """
-    reason = _reason(metadata)
-    if reason is not None:
-        kind = error_of(reason)
-        if kind is not None:
-            return kind(details)
-    if code == "RESOURCE_EXHAUSTED":
-        if "larger than max" in details:
-            return MessageSizeError(describe(target, "message", f"too large ({details})", "one within the limit"))
-        return OverloadedError(describe(target, "service", f"overloaded ({details})", "one with room for this call"))
-    if code == "CANCELLED" and details in ("", code):  # that is all that gRPC says when it drops a call that waits
-        expected = "one with room for this call"
-        return OverloadedError(describe(target, "service", "dropping calls unread", expected))
-    if code in _PLAIN:
-        error, found, expected = _PLAIN[code]
-        return error(describe(target, "service", f"{found} ({details})", expected))
-    return ProtocolError(describe(target, "status", f"{code} ({details})", "one of a datastore service"))
+    status = _BY_REASON.get(_reason(metadata))
+    if status is not None:
+        return status.error(details)
+    if code == "RESOURCE_EXHAUSTED" and "larger than max" in details:
+        return errors.MessageSizeError(f"{target}: message is too large ({details})")
+    if code == "CANCELLED" and details in ("", code):  # all that gRPC says when it drops a call that waits
+        return errors.OverloadedError(f"{target}: service is overloaded and dropped the call unread")
+    if code in _BY_CODE:
+        error, message = _BY_CODE[code]
+        return error(f"{target}: {message} ({details})" if details else f"{target}: {message}")
+    return errors.ProtocolError(describe(target, "status", f"{code} ({details})", "one of a datastore service"))
 
 
-def failed_call(target: str, error: Any) -> RestStoreError:
+def error_of_call(target: str, error: Any) -> RestStoreError:
     """Return our error for a failed call of grpc or grpc.aio."""
-    return failure_of(target, error.code().name, error.details() or "", error.trailing_metadata())
+    return error_of(target, error.code().name, error.details() or "", error.trailing_metadata())
 
 
-def _reason(metadata: Iterable[Any] | None) -> str | None:
-    """Return the `reason` of our google.rpc.ErrorInfo, or None if there is none that can be read."""
+def _reason(metadata: Iterable[Any] | None) -> str:
+    """Return the `reason` of our google.rpc.ErrorInfo, or an empty text if there is none that can be read."""
     for key, value in metadata or ():
-        if key != _DETAILS:
+        if key != DETAILS_KEY:
             continue
         try:
             for detail in status_pb2.Status.FromString(value).details:
@@ -83,5 +104,5 @@ def _reason(metadata: Iterable[Any] | None) -> str | None:
                 if detail.Unpack(info) and info.domain == DOMAIN:
                     return str(info.reason)
         except (DecodeError, TypeError):
-            return None
-    return None
+            return ""
+    return ""

@@ -77,7 +77,7 @@ class DatastoreServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DraftStream(self, request_iterator, context):
-        """Drafts for one generation: the first message brings the end of the context, each further one only the new tokens.
+        """Drafts for one generation: the first message has the end of the context, each later one only the new tokens.
         One response per request, in order.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -99,14 +99,14 @@ class DatastoreServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Describe(self, request, context):
-        """What is served, and within what limits.
+        """The datastores served, and the limits of requests.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Reload(self, request, context):
-        """Opens every datastore anew and swaps in those that are in order; the others stay as they are. For operators: answered
+        """Opens every datastore again and swaps in those that are valid; the others stay as they are. For operators: answered
         on loopback addresses and Unix sockets only, UNAUTHENTICATED elsewhere.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

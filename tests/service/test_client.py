@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 import rest_store
 from rest_store.cli import main
 from rest_store.datastore.datastore import Datastore
-from rest_store.datastore.tree import TokenTree
 from rest_store.errors import (
     AuthenticationError,
     LimitError,
@@ -28,15 +27,13 @@ from rest_store.errors import (
     ServiceUnavailableError,
     TargetError,
     TokenizerMismatchError,
-    TreeError,
     UnknownDatastoreError,
 )
 from rest_store.service.channel import Tls
-from rest_store.service.client import stream_call
 from rest_store.service.client.answers import ServiceInfo
 from rest_store.service.client.client import DatastoreClient
 from tests.shared.clients import Waiting
-from tests.shared.services import PATIENCE, Certificates, Service, running
+from tests.shared.services import PATIENCE, Certificates, Service, failed, running
 from tests.shared.strategies import Corpus, contexts, identity, refused, write_datastore
 
 VOCABULARY = 300
@@ -125,7 +122,7 @@ def test_a_stream_gives_the_drafts_of_the_whole_context(
         so_far = so_far + new
         assert stream.draft(np.array(new, dtype=np.int64)) == stores["one"].draft(so_far, **limits)
     stream.close()
-    refused(ServiceUnavailableError, lambda: stream.draft([1]), "stream is closed")
+    failed(ServiceUnavailableError, lambda: stream.draft([1]), "stream is closed")
 
 
 BAD: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
@@ -170,28 +167,14 @@ def test_several_datastores(connect: Callable[..., Any], service: Service, store
     one, two = stores["one"], stores["two"]
     for context in ([1, 2, 3], [4, 5, 6, 4], [3, 4], [0], [299]):
         first, second = two.draft(context), one.draft(context)
-        assert client.draft_each(context) == {"two": first, "one": second}
         best = second if second.match.length > first.match.length else first
         assert client.draft(context) == best
         assert client.draft_batch([context, [3]])[0] == best
         assert client.longest_suffix_match(context) == best.match
         assert client.count(context) == one.count(context) + two.count(context)
         stream = client.stream()
-        assert stream.draft_each(context) == {"two": first, "one": second}
+        assert stream.draft(context) == best
         stream.close()
-
-
-def test_proposals_are_continued(client: Any, stores: dict[str, Datastore]) -> None:
-    proposals = TokenTree([1, 2, 5], [-1, 0, -1], [1, 1, 1])
-    paths: list[list[int]] = [[], [1], [1, 2], [5]]
-    expected = {"one": [stores["one"].draft([3, 4, *path]) for path in paths]}
-    assert client.draft_with([3, 4], proposals) == expected
-    stream = client.stream()
-    assert stream.draft_with([3, 4], proposals) == expected
-    assert stream.draft([]) == expected["one"][0]
-    stream.close()
-    refused(TreeError, lambda: client.draft_with([3], [1, 2]), "proposals is list")
-    refused(rest_store.errors.TokenRangeError, lambda: client.draft_with([3], TokenTree([300], [-1], [1])), "300")
 
 
 def test_info_says_what_is_served(client: Any, connect: Callable[..., Any], service: Service, stores: Any) -> None:
@@ -301,26 +284,10 @@ def test_certificates_and_tokens(connect: Callable[..., Any], directories: dict[
             None,
         ):
             stranger = connect(service.target, tls=tls, token="secret", timeout=5.0)
-            refused(ServiceUnavailableError, lambda: stranger.draft([1]))  # noqa: B023
+            failed(ServiceUnavailableError, lambda: stranger.draft([1]))  # noqa: B023
     with running(directories["one"], options=made.expired) as service:
         late = connect(service.target, tls=Tls(made.authority), timeout=5.0)
-        refused(ServiceUnavailableError, lambda: late.draft([1]), "certificate")
-
-
-def test_the_stream_without_grpcios_inner_call(
-    service: Service, stores: dict[str, Datastore], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stream_call, "cygrpc", None)
-    with DatastoreClient(service.target, datastore="one", timeout=PATIENCE) as client, client.stream() as stream:
-        assert isinstance(stream.draft([1, 2]), TokenTree)
-        assert isinstance(stream._call, stream_call.ThreadedExchange)
-        assert stream.draft([3]) == stores["one"].draft([1, 2, 3])
-
-
-def test_this_grpcio_has_the_faster_stream(service: Service) -> None:
-    with DatastoreClient(service.target, datastore="one", timeout=PATIENCE) as client, client.stream() as stream:
-        stream.draft([1])
-        assert isinstance(stream._call, stream_call.Exchange)
+        failed(ServiceUnavailableError, lambda: late.draft([1]), "certificate")
 
 
 def test_a_closed_client_says_so(connect: Callable[..., Any], service: Service) -> None:
@@ -328,7 +295,7 @@ def test_a_closed_client_says_so(connect: Callable[..., Any], service: Service) 
     client.draft([1])
     client.close()
     client.close()
-    refused(ServiceUnavailableError, lambda: client.draft([1]), "client is closed")
+    failed(ServiceUnavailableError, lambda: client.draft([1]), "client is closed")
 
 
 def test_query_asks_a_service_as_it_asks_a_directory(service: Service, directories: dict[str, Path]) -> None:

@@ -43,9 +43,8 @@ UNASKED: list[tuple[str, tuple[Any, ...], dict[str, Any], type[RestStoreError]]]
     ("draft", ([1, VOCABULARY],), {}, TokenRangeError),
     ("draft", ([1],), {"max_nodes": 0}, LimitError),
     ("draft", ([1],), {"timeout": -1}, LimitError),
-    ("draft_each", ([1],), {"max_depth": 33}, LimitError),
-    ("draft_with", ([1], [1, 2]), {}, TreeError),
-    ("draft_with", ([1], ONE), {}, TokenRangeError),
+    ("evidence", ([1], [1, 2]), {"max_nodes": 1}, TreeError),
+    ("evidence", ([1], ONE), {"max_nodes": 1}, TokenRangeError),
     ("draft_batch", ([[1], [VOCABULARY]],), {}, TokenRangeError),
     ("draft_batch", ([[1]],), {"max_suffix": 65}, LimitError),
     ("longest_suffix_match", ([1],), {"max_suffix": 0}, LimitError),
@@ -75,8 +74,8 @@ def test_a_step_refused_before_anything_is_sent_is_counted_and_takes_nothing(kin
     with connected(kind, service.target) as client:
         stream = client.stream()
         before = stream.draft([1, 2])
-        refused(TreeError, lambda: stream.draft_with([3], [1, 2]), "proposals is list")
-        refused(TokenRangeError, lambda: stream.draft_with([3], ONE), "proposals")
+        refused(TreeError, lambda: stream.evidence([3], [1, 2], max_nodes=1), "proposals is list")
+        refused(TokenRangeError, lambda: stream.evidence([3], ONE, max_nodes=1), "proposals")
         refused(TokenRangeError, lambda: stream.draft([VOCABULARY]))
         assert stream.draft([]) == before  # the token 3 was not taken
         assert stream.draft([3]) == client.draft([1, 2, 3])
@@ -92,7 +91,7 @@ def test_proposals_that_are_none_say_nothing_of_a_service_that_is_away(kind: typ
         stream.draft([1])
         service.kill()
         for _ in range(2):
-            refused(TreeError, lambda: stream.draft_with([1], [1]))
+            refused(TreeError, lambda: stream.evidence([1], [1], max_nodes=1))
             with pytest.raises(ServiceUnavailableError):
                 stream.draft([1])
         service.restart()

@@ -1,4 +1,4 @@
-"""Whatever happens to the service, the caller sees a right answer or the named error, within its deadline."""
+"""Whatever happens to the service, the caller gets a right answer or a named error, within its deadline."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from rest_store.errors import (
 )
 from rest_store.service.client.client import DatastoreClient
 from tests.service.test_client import SHARD, VOCABULARY
-from tests.shared.clients import KINDS, LATE, SLACK, connected, free_port
-from tests.shared.services import PATIENCE, Service, running
-from tests.shared.strategies import Corpus, refused, write_datastore
+from tests.shared.clients import KINDS, LATE, SLACK, connected
+from tests.shared.services import PATIENCE, Service, failed, running
+from tests.shared.strategies import Corpus, write_datastore
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def service(directory: Path) -> Iterator[Service]:
 
 
 def answered(call: Any, attempts: int = 200) -> Any:
-    """What `call` returns once the service is there again; each failure must be a named one."""
+    """What `call` returns once the service is back; each failure before must be a named one."""
     for _ in range(attempts):
         with contextlib.suppress(ServiceUnavailableError, DeadlineError):
             return call()
@@ -104,7 +104,7 @@ def test_a_paused_service_costs_a_deadline_and_late_answers_are_skipped(
         service.pause()
         for call in (lambda: stream.draft([3]), lambda: stream.draft([4]), lambda: client.draft([1], timeout=LATE)):
             began = time.monotonic()
-            refused(DeadlineError, call, "late")
+            failed(DeadlineError, call, "did not answer before the deadline")
             assert LATE * 0.9 < time.monotonic() - began < LATE + SLACK
         service.resume()
         assert answered(lambda: stream.draft([])) == store.draft([1, 2, 3, 4])
@@ -122,7 +122,7 @@ def test_a_stream_that_has_waited_too_often_is_replaced(kind: type[Any], service
         stepped(stream, [1])
         service.pause()
         for token in range(8):
-            refused(DeadlineError, lambda: stream.draft([token % 6]))  # noqa: B023
+            failed(DeadlineError, lambda: stream.draft([token % 6]))  # noqa: B023
         service.resume()
         assert answered(lambda: stream.draft([])) == store.draft([1, 0, 1, 2, 3, 4, 5, 0, 1])
         assert client.statistics.streams_opened >= 2
@@ -154,30 +154,14 @@ def test_a_dead_service_is_left_alone_and_found_again(kind: type[Any], directory
         for _ in range(5):
             with pytest.raises(ServiceUnavailableError):
                 client.draft([1])
-        refused(CircuitOpenError, lambda: client.draft([1]), "not asked")
-        refused(CircuitOpenError, lambda: stream.draft([1]), "not asked")
+        failed(CircuitOpenError, lambda: client.draft([1]), "was not asked")
+        failed(CircuitOpenError, lambda: stream.draft([1]), "was not asked")
         assert client.statistics.circuits_opened == 1
         assert client.statistics.not_asked == 2
         service.restart()
         assert answered(lambda: client.draft([1]), attempts=10_000_000) == store.draft([1])
         assert stream.draft([2]) == store.draft([1, 2])  # the token of the step not asked came along
         stream.close()
-
-
-def test_a_source_never_raises_and_counts(service: Service, store: Datastore) -> None:
-    empty = TokenTree([], [], [])
-    with DatastoreClient(f"127.0.0.1:{free_port()}", failure_threshold=2, pause=100.0) as client:
-        source = client.source()
-        assert [source.draft([1]) for _ in range(3)] == [empty] * 3
-        assert source.draft_batch([[1], [2]]) == [empty, empty]
-        counts = client.statistics
-        assert (counts.empty_answers, counts.calls, counts.answers) == (4, 4, 0)
-        assert counts.not_asked >= 2
-    with DatastoreClient(service.target, timeout=PATIENCE) as client:
-        assert client.source().draft([1, 2]) == store.draft([1, 2])
-        assert client.source().draft_batch([[1], [2]]) == store.draft_batch([[1], [2]])
-        assert client.source().draft([VOCABULARY]) == empty
-        assert client.statistics.empty_answers == 1
 
 
 def test_threads_share_a_client_through_restarts(service: Service, store: Datastore) -> None:
@@ -221,7 +205,7 @@ def test_a_deadline_that_has_passed_before_the_call_is_no_failure_of_the_endpoin
         client.connect()
         stream = client.stream(timeout=1e-9)
         for ask in (lambda: client.draft([1], timeout=1e-9), lambda: stream.draft([1])):
-            refused(DeadlineError, ask, "late")
+            failed(DeadlineError, ask, "the deadline passed")
         assert client.draft([1]) == store.draft([1])  # the circuit is still closed
         counts = client.statistics
         assert (counts.deadlines, counts.circuits_opened) == (2, 0)

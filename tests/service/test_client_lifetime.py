@@ -17,13 +17,13 @@ import pytest
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.tree import TokenTree
 from rest_store.errors import DeadlineError, ServiceUnavailableError
-from rest_store.service.client import stream_call
 from rest_store.service.client.async_client import AsyncDatastoreClient
 from rest_store.service.client.client import DatastoreClient
+from rest_store.service.client.stream_call import StreamCall
 from tests.service.test_client import SHARD, VOCABULARY
 from tests.shared.clients import KINDS, LATE, Impostor, Waiting, connected
-from tests.shared.services import PATIENCE, Service, running
-from tests.shared.strategies import Corpus, refused, write_datastore
+from tests.shared.services import PATIENCE, Service, failed, running
+from tests.shared.strategies import Corpus, write_datastore
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +169,7 @@ def test_cancelling_a_task_is_no_failure_of_the_service(held: tuple[str, threadi
     asyncio.run(converse())
 
 
-def test_a_source_whose_client_is_closed_meanwhile_does_not_raise(service: Service) -> None:
+def test_a_client_that_is_closed_meanwhile_says_so(service: Service) -> None:
     client = DatastoreClient(service.target, timeout=PATIENCE)
     client.connect()
     (member,) = client._endpoints.members
@@ -181,21 +181,20 @@ def test_a_source_whose_client_is_closed_meanwhile_does_not_raise(service: Servi
         return draft(*arguments, **options)
 
     methods["Draft"] = closed_meanwhile
-    assert client.source().draft([1]) == TokenTree([], [], [])
-    assert (client.statistics.unavailable, client.statistics.empty_answers) == (1, 1)
+    failed(ServiceUnavailableError, lambda: client.draft([1]), "client is closed")
+    assert client.statistics.unavailable == 1
 
 
 def test_a_stream_whose_client_is_closed_meanwhile_says_so(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     client = DatastoreClient(service.target, timeout=PATIENCE)
     client.connect()
-    open_stream = stream_call.open_stream
 
-    def closed_meanwhile(*arguments: Any) -> stream_call.StreamCall:
+    def closed_meanwhile(*arguments: Any) -> StreamCall:
         client.close()
-        return open_stream(*arguments)
+        return StreamCall(*arguments)
 
-    monkeypatch.setattr("rest_store.service.client.client.open_stream", closed_meanwhile)
-    refused(ServiceUnavailableError, lambda: client.stream().draft([1]), "client is closed")
+    monkeypatch.setattr("rest_store.service.client.client.StreamCall", closed_meanwhile)
+    failed(ServiceUnavailableError, lambda: client.stream().draft([1]), "client is closed")
 
 
 @KINDS
@@ -205,7 +204,7 @@ def test_a_stream_of_a_closed_client_says_so(kind: type[Any], service: Service) 
         stream.draft([1])
         client.close()
         for one in (stream, unasked):
-            refused(ServiceUnavailableError, lambda: one.draft([1]), "client is closed")  # noqa: B023
+            failed(ServiceUnavailableError, lambda: one.draft([1]), "client is closed")  # noqa: B023
             one.close()
         assert client.statistics.unavailable == 2
 

@@ -28,7 +28,7 @@ from tests.shared.strategies import refused
 
 @contextlib.contextmanager
 def saying(data: bytes | None) -> Iterator[str]:
-    """A TCP server that says `data` to whoever connects, and then nothing; None: hangs up at once."""
+    """A TCP server that sends `data` to every client and then nothing; None: it hangs up at once."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         kept: list[socket.socket] = []
 
@@ -108,7 +108,7 @@ def test_a_peer_with_wrong_answers(kind: type[Any], asking: str, answer: Any) ->
     impostor.server.stop(None).wait(PATIENCE)
 
 
-def test_a_server_of_another_kind_is_none_of_ours() -> None:
+def test_a_server_without_our_methods_is_refused() -> None:
     server = grpc.server(futures.ThreadPoolExecutor(1))
     target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()

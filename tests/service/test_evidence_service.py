@@ -1,4 +1,4 @@
-"""Evidence through a real service: the tree of a session in process, errors, limits, and services that know none."""
+"""Evidence through a real service: the trees of a session in process, errors, limits, and services without evidence."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.errors import LimitError, ProtocolError, ServiceError, TokenRangeError, TreeError
 from rest_store.service.client.async_client import AsyncDatastoreClient
 from rest_store.service.client.client import DatastoreClient
-from rest_store.service.client.codec import Counterpart
-from rest_store.service.client.counters import Tally
-from rest_store.service.client.requests import Questions
+from rest_store.service.client.codec import Codec
+from rest_store.service.client.counters import ClientCounters
+from rest_store.service.client.requests import Requests
 from rest_store.v1 import datastore_pb2 as pb
 from tests.drafting.test_evidence import replayed, require_same, rows_of
 from tests.shared.services import PATIENCE, Service, Talk, reason_of, running
@@ -37,7 +37,7 @@ NO_TREE = TokenTree([], [], [], scores=[])
 
 
 def corpus_of(alphabet: int, documents: int) -> Corpus:
-    """A corpus in which some sequences come again and again."""
+    """A corpus in which some sequences repeat."""
     pieces = [[CHANCE.randrange(alphabet) for _ in range(CHANCE.randrange(1, 9))] for _ in range(5)]
     drawn = [
         [token for piece in CHANCE.choices(pieces, k=CHANCE.randrange(1, 6)) for token in piece]
@@ -95,7 +95,7 @@ def test_trees_through_the_service_are_those_in_process(
     with mock.patch.object(evidence, "SPARE_ROWS", 400):
         before = client.statistics.answers
         if several:
-            through = replayed(with_local(client.source()), text, nodes, learn=learn)
+            through = replayed(with_local(client), text, nodes, learn=learn)
             assert client.statistics.answers - before == len(through[0])  # one round trip a step
             here = replayed(with_local(*stores.values()), text, nodes, learn=learn)
         else:
@@ -113,7 +113,6 @@ def test_streams_and_both_clients_give_the_same_evidence(client: DatastoreClient
     assert [one.datastore for one in expected] == ["one", "two"]
     assert all(one.row_count == len(rows_of(one.rows)) == 20 for one in expected)
     assert client.evidence([9, 9, 9, 1, 2, 3, 0, 1], proposals, **bounds) == expected
-    assert client.source().evidence([1, 2, 3, 0, 1], proposals, **bounds) == expected
     with client.stream() as stream:
         stream.draft([1, 2])
         assert stream.evidence([3, 0, 1], proposals, **bounds) == expected
@@ -129,7 +128,7 @@ def test_streams_and_both_clients_give_the_same_evidence(client: DatastoreClient
     asyncio.run(ask())
 
 
-def test_bad_questions_are_refused_before_they_are_sent(client: DatastoreClient) -> None:
+def test_bad_requests_are_refused_before_they_are_sent(client: DatastoreClient) -> None:
     before = client.statistics
     refused(LimitError, lambda: client.evidence([1], NO_TREE, max_nodes=0), "max_nodes", "1..1024")
     refused(LimitError, lambda: client.evidence([1], NO_TREE, max_nodes=1, max_rows=1025), "max_rows", "1..1024")
@@ -174,7 +173,7 @@ def test_the_service_says_what_is_wrong(
         talk.leave()
 
 
-def test_scores_that_are_no_chances_do_no_harm(service: Service) -> None:
+def test_scores_that_are_not_probabilities_do_no_harm(service: Service) -> None:
     for scores in ([float("nan"), 1.0], [0.0, 1.0], [float("inf"), float("inf")], [-1.0, 5.0], []):
         proposals = pb.Proposals(tokens=[1, 2], parents=[-1, 0], scores=scores)
         request = pb.DraftRequest(contexts=[pb.Context(tokens=[1], proposals=proposals)], evidence=pb.EvidenceLimits())
@@ -199,10 +198,10 @@ def test_rows_are_counted_and_the_ability_is_published(client: DatastoreClient, 
     assert rows() - before == 2 * 7
 
 
-def test_a_service_that_knows_none_is_asked_for_trees(
+def test_a_service_without_evidence_is_asked_for_trees(
     directories: dict[str, Path], stores: dict[str, Datastore]
 ) -> None:
-    """Its description says so: here as the reference kernel serves; a service of an older release says nothing."""
+    """Its description says so: here because it runs the reference kernel."""
     kernel = {"REST_STORE_KERNEL": "reference"}
     with running(directories["one"], environment=kernel) as old, DatastoreClient(old.target, timeout=PATIENCE) as own:
         assert own.evidence([1], NO_TREE, max_nodes=4) is None
@@ -220,14 +219,14 @@ def test_a_service_that_knows_none_is_asked_for_trees(
 
 
 def test_answers_are_verified() -> None:
-    """One that answers with trees knows no evidence after all; anything else that was not asked for is an error."""
-    known = Counterpart([], None)
-    known.vocabulary_size = 300
-    question = Questions(known, Tally()).evidence([1], NO_TREE, 4, 16, 20)
+    """An answer of trees means that the service has no evidence; anything else unexpected is an error."""
+    codec = Codec([], None)
+    codec.vocabulary_size = 300
+    request = Requests(codec, ClientCounters()).evidence([1], NO_TREE, 4, 16, 20)
     names = ["one"]
 
     def answered(**fields: Any) -> Any:
-        return question.read(pb.DraftResponse(datastores=names, **fields).SerializeToString(), "peer")
+        return request.decode(pb.DraftResponse(datastores=names, **fields).SerializeToString(), "peer")
 
     assert answered(trees=[pb.Tree()]) is None
     refused(ProtocolError, answered, "number of datastores with evidence", "0", "1")
@@ -237,17 +236,15 @@ def test_answers_are_verified() -> None:
     assert (found.datastore, found.row_count) == ("one", 1)
 
 
-@pytest.mark.parametrize("direct", [False, True])
 def test_a_service_of_another_tokenizer_is_left_out_and_counted(
-    client: DatastoreClient, stores: dict[str, Datastore], tmp_path: Path, direct: bool
+    client: DatastoreClient, stores: dict[str, Datastore], tmp_path: Path
 ) -> None:
-    """As a datastore in process is, without being asked; one of the same tokenizer is heard."""
+    """As a datastore in process is, without a call; one with the same tokenizer is asked."""
     other = open_datastore(tmp_path, Corpus(301, [[[0, 1, 200]]]))
-    source = client if direct else client.source()
-    assert source.tokenizer == stores["one"].manifest.tokenizer == identity(300)
+    assert client.tokenizer == stores["one"].manifest.tokenizer == identity(300)
     asked = client.statistics.calls
-    for sources, tokenizer, place in (([other, source], None, 1), ([source, other], identity(301), 0)):
-        local = [stores["one"] if one is source else one for one in sources]
+    for sources, tokenizer, place in (([other, client], None, 1), ([client, other], identity(301), 0)):
+        local = [stores["one"] if one is client else one for one in sources]
         with (
             DraftSession(sources, [0, 1], tokenizer=tokenizer) as through,
             DraftSession(local, [0, 1], tokenizer=tokenizer) as here,
@@ -258,35 +255,35 @@ def test_a_service_of_another_tokenizer_is_left_out_and_counted(
                 session.draft()
             assert through.statistics.dropped == here.statistics.dropped == {(place, "tokenizer"): 2}
     assert client.statistics.calls == asked
-    with DraftSession([source, other], [0, 1], tokenizer=identity(300)) as session:
+    with DraftSession([client, other], [0, 1], tokenizer=identity(300)) as session:
         assert len(session.draft()) > 0
         assert session.statistics.dropped == {(1, "tokenizer"): 1}
     assert client.statistics.calls == asked + 1
 
 
 def test_a_session_knows_the_vocabulary_of_its_service(client: DatastoreClient) -> None:
-    """A token outside of it ends what the service is asked about, instead of the question."""
+    """The service is asked about the text after the last token outside its vocabulary."""
     answered = client.statistics.answers
-    with DraftSession([client.source()], [0, 1, 5000, 0, 1]) as session:
+    with DraftSession([client], [0, 1, 5000, 0, 1]) as session:
         assert len(session.draft()) > 0
         assert session.statistics.dropped == {}
     assert client.statistics.answers == answered + 1
 
 
-def test_a_service_that_is_away_has_no_tokenizer_and_its_client_says_why(tmp_path: Path) -> None:
+def test_a_session_goes_on_without_a_service_that_is_away_and_counts_it(tmp_path: Path) -> None:
     with DatastoreClient(f"unix:{tmp_path}/none", timeout=0.05, retries=0) as client:
-        assert client.source().tokenizer is None
         with pytest.raises(ServiceError):
             _ = client.tokenizer
-        with DraftSession([client.source()], [0, 1]) as session:
+        with DraftSession([client], [0, 1]) as session:
             assert len(session.draft()) == 0
+            assert session.statistics.dropped == {(0, "error"): 1}
     with DatastoreClient(f"unix:{tmp_path}/none", tokenizer=identity(300)) as client:
-        assert client.source().tokenizer == client.tokenizer == identity(300)
+        assert client.tokenizer == identity(300)
         assert client.statistics.calls == 0
 
 
 class Awaking:
-    """A service's source that is away when the session is made."""
+    """A source whose tokenizer is unknown until it first answers."""
 
     def __init__(self, store: Datastore, tokenizer: TokenizerIdentity) -> None:
         self._store, self._tokenizer = store, tokenizer

@@ -209,7 +209,7 @@ def test_a_bad_new_datastore_is_refused_and_the_old_one_stays(service: Service, 
         replace(directory, new)
         done = reload(service)
         assert done.returncode == 1
-        assert "refused, the old stays" in done.stdout
+        assert "refused, the old one stays in use" in done.stdout
         assert ", expected " in done.stdout
         assert stub.Draft(ASKED).trees[0] == before
         assert stub.Describe(pb.DescribeRequest()).datastores[0].generation == 1
@@ -226,11 +226,11 @@ def test_sighup_reloads(service: Service, directory: Path) -> None:
         assert stub.Draft(ASKED).trees[0].nodes == Datastore.open(directory).draft([1, 2]).packed
 
 
-def test_reloading_what_is_not_a_service_says_so(unused_tcp_port: int) -> None:
+def test_reloading_where_no_service_listens_says_so(unused_tcp_port: int) -> None:
     command = [sys.executable, "-m", "rest_store", "reload", f"127.0.0.1:{unused_tcp_port}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert done.returncode == 1
-    assert "expected one that answers" in done.stderr
+    assert "service is unreachable" in done.stderr
 
 
 @pytest.fixture

@@ -21,12 +21,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.kernel import guard_pages, native_kernel
 from rest_store.errors import DatastoreUnavailableError, OverloadedError
-from rest_store.service.errors import failed_call
+from rest_store.service.errors import error_of_call
 from rest_store.service.server.catalog import Catalog
 from rest_store.v1 import datastore_pb2 as pb
 from rest_store.v1 import datastore_pb2_grpc
-from tests.shared.services import PATIENCE, Service, Talk, metrics_of, reason_of, running
-from tests.shared.strategies import Corpus, refused, write_datastore
+from tests.shared.services import PATIENCE, Service, Talk, failed, metrics_of, reason_of, running
+from tests.shared.strategies import Corpus, write_datastore
 
 chance = random.Random(0)
 CORPUS = Corpus(300, [[[chance.randrange(100) for _ in range(50)] for _ in range(400)]])  # several pages
@@ -122,7 +122,7 @@ def test_a_paused_service_costs_no_more_than_the_deadline_and_goes_on_afterwards
 
 
 def outcomes_of_a_crowd(service: Service, size: int) -> Counter[str | None]:
-    """Ask `size` times while the service is paused, and tell how that ended, by our reasons or else gRPC's statuses."""
+    """Ask `size` times while the service is paused; count the outcomes by our reasons, or else by gRPC's statuses."""
     with service.stub() as stub:
         stub.Draft(ASKED)
         service.pause()
@@ -131,7 +131,7 @@ def outcomes_of_a_crowd(service: Service, size: int) -> Counter[str | None]:
         errors = [call.exception() for call in calls]
         for error in errors:
             if error is not None and error.code() is grpc.StatusCode.CANCELLED:
-                assert isinstance(failed_call("served", error), OverloadedError)
+                assert isinstance(error_of_call("served", error), OverloadedError)
         assert len(stub.Draft(ASKED, timeout=PATIENCE).trees) == 2
     return Counter(None if error is None else reason_of(error) or error.code().name for error in errors)
 
@@ -247,7 +247,7 @@ def test_a_datastore_truncated_underneath_is_unavailable_until_it_is_restored(
         assert status("served") == "SERVING"
 
 
-def test_a_file_changed_in_place_is_noticed_and_a_replaced_one_is_no_matter(directory: Path, original: Path) -> None:
+def test_a_file_changed_in_place_is_noticed_and_a_replaced_one_does_no_harm(directory: Path, original: Path) -> None:
     catalog = Catalog([("served", directory)])
     (served,) = catalog.served
     file = next(directory.glob("*.tokens"))
@@ -264,7 +264,7 @@ def test_a_file_changed_in_place_is_noticed_and_a_replaced_one_is_no_matter(dire
         opened.write(b"x")
     os.utime(file, ns=(0, 12345))
     catalog.watch()
-    refused(DatastoreUnavailableError, served.require_readable, f"changed in place ({file.name})")
+    failed(DatastoreUnavailableError, served.require_readable, f"{file.name} was changed in place")
     file.unlink()
     shutil.rmtree(directory)
     catalog.watch()

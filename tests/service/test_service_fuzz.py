@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
-from rest_store.service.statuses import STATUSES
+from rest_store.service.errors import STATUSES
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.services import PATIENCE, reason_of, running
 from tests.shared.strategies import Corpus, write_datastore

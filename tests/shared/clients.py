@@ -1,4 +1,4 @@
-"""Clients of a service for tests: both kinds behind one face, with time for a busy machine."""
+"""Clients of a service for tests: both kinds with one interface, and deadlines for a busy machine."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Waiting:
         self.loop = asyncio.new_event_loop()
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self.inner, name)
-        if not callable(found):
-            return found
+        attribute = getattr(self.inner, name)
+        if not callable(attribute):
+            return attribute
 
         def call(*arguments: Any, **options: Any) -> Any:
-            result = found(*arguments, **options)
+            result = attribute(*arguments, **options)
             if asyncio.iscoroutine(result):
                 return self.loop.run_until_complete(result)
             waiting = Waiting.__new__(Waiting)
@@ -59,13 +59,13 @@ KINDS = pytest.mark.parametrize("kind", [DatastoreClient, Waiting], ids=["blocki
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 class Impostor:
-    """A gRPC server that describes itself as ours and answers everything else with given bytes, or those of a call."""
+    """A gRPC server with our description, which answers all else with fixed bytes, or those of a callable."""
 
     def __init__(self, answer: bytes | Callable[[], bytes]) -> None:
         answering = answer if callable(answer) else lambda: answer

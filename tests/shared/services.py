@@ -11,19 +11,21 @@ import sys
 import tempfile
 import threading
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 import trustme
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from prometheus_client.parser import text_string_to_metric_families
 
-from rest_store.service.statuses import DOMAIN
+from rest_store.errors import RestStoreError
+from rest_store.service.errors import DOMAIN
 from rest_store.v1 import datastore_pb2 as pb
 from rest_store.v1 import datastore_pb2_grpc
 
@@ -230,13 +232,25 @@ class Talk:
 
 
 def reason_of(error: grpc.RpcError) -> str | None:
-    """The ErrorInfo reason that an error brought along, if it did."""
+    """The reason in the ErrorInfo of an error, if it has one."""
     status = rpc_status.from_call(error)
     for detail in status.details if status is not None else ():
         info = error_details_pb2.ErrorInfo()
         if detail.Unpack(info) and info.domain == DOMAIN:
             return str(info.reason)
     return None
+
+
+def failed(error: type[RestStoreError], call: Callable[[], object], *fragments: str) -> str:
+    """Return the message with which `call` raises exactly `error`: an outage, which says plainly what failed."""
+    with pytest.raises(error) as caught:
+        call()
+    message = str(caught.value)
+    assert type(caught.value) is error
+    assert ", expected " not in message
+    for fragment in fragments:
+        assert fragment in message
+    return message
 
 
 def metrics_of(service: Service) -> dict[tuple[str, ...], float]:

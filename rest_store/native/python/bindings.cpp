@@ -4,7 +4,6 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/vector.h>
 
-#include "python/message_bindings.hpp"
 #include "python/session_bindings.hpp"
 #include "search/page_guard.hpp"
 #include "trees/kernel.hpp"
@@ -132,7 +131,6 @@ NB_MODULE(_kernel, module) {
     return static_cast<int>(tree_fault(packed.c_str(), packed.size() / kNodeSize, vocabulary, max_depth));
   });
   bind_sessions(module);
-  bind_messages(module);
   nb::class_<NativeKernel>(module, "NativeKernel")
       .def(nb::init<const nb::list&, std::uint32_t>(), "shards"_a, "vocabulary_size"_a)
       .def("longest_suffix_match", &NativeKernel::longest_suffix_match)

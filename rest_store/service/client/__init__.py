@@ -1,1 +1,1 @@
-"""The clients of the service: blocking, asyncio, streams, and a source for draft sessions."""
+"""The clients of a service: blocking and asyncio, each with streams."""

@@ -1,4 +1,4 @@
-"""A circuit breaker: a service that has just failed too often is not asked for a while."""
+"""A circuit breaker: a service that has just failed too often is left alone for a while."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ import threading
 class Circuit:
     """Whether to ask one endpoint, given how it answered lately.
 
-    Closed, it admits every call. `threshold` failures in a row open it: for `pause` seconds it admits none. Then one
-    call may try (half open): its success closes the circuit, its failure opens it for twice as long, up to
-    `longest_pause`. Pauses are shortened at random by up to a half, so that many clients do not come back at once.
+    Closed, it admits every call. `threshold` failures in a row open it: for `pause` seconds it admits none. Then it
+    admits one trial call (half open), whose success closes the circuit and whose failure opens it for twice as long, up
+    to `longest_pause`. Pauses are shortened at random by up to a half, so that many clients do not come back at once.
 
-    Thread-safe. Costs a comparison while closed and takes no lock then; makes no system call.
+    Thread-safe. While closed it costs a comparison, without a lock.
 
     Args:
         threshold: failures in a row that open it, at least 1.
         pause: seconds of the first pause.
         longest_pause: seconds of the longest; `pause` if that is longer.
     """
-
-    __slots__ = ("_failures", "_lock", "_pause", "_probing", "_until", "first_pause", "longest_pause", "threshold")
 
     def __init__(self, threshold: int = 5, pause: float = 1.0, longest_pause: float = 30.0) -> None:
         self.threshold = threshold
@@ -31,7 +29,7 @@ class Circuit:
         self._failures = 0
         self._pause = pause
         self._until = 0.0
-        self._probing = False
+        self._on_trial = False
 
     @property
     def is_open(self) -> bool:
@@ -39,7 +37,7 @@ class Circuit:
         return self._failures >= self.threshold
 
     def admits(self, now: float) -> bool:
-        """Return whether a call may be made at `now`, in seconds of `time.monotonic`; if half open, this call is it."""
+        """Return whether a call may be made at `now` (`time.monotonic`); if half open, that call is the trial."""
         if self._failures < self.threshold:
             return True
         if now < self._until:
@@ -49,30 +47,30 @@ class Circuit:
                 return True
             if now < self._until:
                 return False
-            self._until = now + self._pause  # if this one never reports back, another may try after the same pause
-            self._probing = True
+            self._until = now + self._pause  # should the trial never report back, the next comes then
+            self._on_trial = True
             return True
 
     def would_admit(self, now: float) -> bool:
-        """Return what `admits` would, without making a call of it."""
+        """Return what `admits` would, without starting a trial."""
         return self._failures < self.threshold or now >= self._until
 
     def succeeded(self) -> None:
-        """Take note of an answer."""
+        """Record an answer."""
         if self._failures:
             with self._lock:
                 self._failures = 0
                 self._pause = self.first_pause
-                self._probing = False
+                self._on_trial = False
 
     def failed(self, now: float) -> bool:
-        """Take note of a failure; return whether it has opened the circuit, or kept it open after a try."""
+        """Record a failure; return whether it has opened the circuit, or kept it open after a trial."""
         with self._lock:
             self._failures += 1
-            if self._failures < self.threshold or (self._failures > self.threshold and not self._probing):
-                return False  # not yet, or a call that was under way when the circuit opened
-            if self._probing:
+            if self._failures < self.threshold or (self._failures > self.threshold and not self._on_trial):
+                return False  # too few yet, or of a call that began before the circuit opened
+            if self._on_trial:
                 self._pause = min(2 * self._pause, self.longest_pause)
-            self._probing = False
+            self._on_trial = False
             self._until = now + self._pause * random.uniform(0.5, 1.0)
             return True

@@ -8,27 +8,24 @@ import grpc
 
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import SuffixMatch, TokenTree
-from rest_store.datastore.validation import Contexts, IntSequence
-from rest_store.drafting.evidence import Evidence, rows_for
-from rest_store.errors import RestStoreError
+from rest_store.datastore.validation import Contexts, IntSequence, limits
+from rest_store.drafting.evidence import Evidence
 from rest_store.service.client.answers import ServiceInfo
-from rest_store.service.client.client_base import ClientBase
-from rest_store.service.client.connections import Connection
+from rest_store.service.client.client_base import ClientBase, Connection
 from rest_store.service.client.endpoints import Endpoint
-from rest_store.service.client.requests import Question, T
-from rest_store.service.client.service_source import ServiceSource
+from rest_store.service.client.requests import Request, T
 from rest_store.service.client.stream import DraftStream
-from rest_store.service.client.stream_call import StreamCall, open_stream
-from rest_store.service.errors import failed_call
+from rest_store.service.client.stream_call import StreamCall
+from rest_store.service.errors import error_of_call
 
 
 class DatastoreClient(ClientBase):
     """A datastore behind a service (`rest-store serve`), with the methods and answers of `Datastore`.
 
-    Connects when it is first asked, and again by itself. A call that fails because the service is away or overloaded
-    is made again, with growing pauses, at another endpoint where there is one, and never beyond its deadline; all calls
-    only read. After five failures in a row an endpoint is left alone for a while, and calls that would need it fail in
-    microseconds.
+    Also a source for `DraftSession`. Connects when it is first used, and reconnects by itself. A call that fails
+    because the service is away or overloaded is made again, with growing pauses, at another endpoint where there is
+    one, and never beyond its deadline; all calls only read. After five failures in a row an endpoint is left alone for
+    a while, and calls that would need it fail in microseconds.
 
     Thread-safe. Not usable in a process forked after its first call: there it raises ServiceUnavailableError; make
     another.
@@ -42,12 +39,12 @@ class DatastoreClient(ClientBase):
         timeout: seconds for each call, all attempts together.
         retries: most further attempts of a call, 0 or more.
         failure_threshold: failures in a row after which an endpoint is left alone, 1 or more.
-        pause: seconds for which it is at first, 0 or more; doubled up to 30.
+        pause: seconds for which it is left alone at first, 0 or more; doubled up to 30.
 
     Raises:
-        TargetError: an address, certificate or list of datastores that is none.
+        TargetError: an address, certificate or list of datastores that is not valid.
         LimitError: a number out of range.
-        TokenizerLoadError: `tokenizer` is none.
+        TokenizerLoadError: `tokenizer` is not a tokenizer.
     """
 
     def _connect(self, target: str) -> Connection:
@@ -55,32 +52,32 @@ class DatastoreClient(ClientBase):
 
     @property
     def vocabulary_size(self) -> int:
-        """Greatest token id + 1; asks the service if it has not been asked yet."""
-        if not self._counterpart.is_known:
+        """Greatest token id + 1; asks the service if it is not known yet."""
+        if not self._codec.is_known:
             self.info()
-        return self._counterpart.vocabulary_size
+        return self._codec.vocabulary_size
 
     @property
     def tokenizer(self) -> TokenizerIdentity:
-        """The tokenizer of the datastores asked; without one given, asks the service if it has not been asked yet.
+        """The tokenizer of the datastores asked; asks the service if it is not known yet.
 
         Raises:
             ServiceError: no answer; the subclass says why.
         """
-        return self._counterpart.tokenizer or self.info().tokenizer
+        return self._codec.tokenizer or self.info().tokenizer
 
     def connect(self, timeout: float = 10.0) -> ServiceInfo:
-        """Connect and ask what the service is: what the first call would do, with time for it.
+        """Connect and ask what the service is: what the first call would do, with more time.
 
         Raises:
-            TokenizerMismatchError: its tokenizer is not the one given; says what differs.
+            TokenizerMismatchError: its tokenizer is not the one passed in; says what differs.
             ServiceError: no answer; the subclass says why.
         """
-        return self._ask(self._questions.describe, timeout)
+        return self._ask(self._requests.describe, timeout)
 
     def info(self, *, timeout: float | None = None) -> ServiceInfo:
         """Ask what the service is, and which of its datastores this client asks. Raises as `connect`."""
-        return self._ask(self._questions.describe, timeout)
+        return self._ask(self._requests.describe, timeout)
 
     def longest_suffix_match(
         self, context: IntSequence, *, max_suffix: int = 16, timeout: float | None = None
@@ -91,11 +88,11 @@ class DatastoreClient(ClientBase):
             QueryError: as there.
             ServiceError: no answer; the subclass says why.
         """
-        return self._ask(self._questions.match(context, max_suffix), timeout)
+        return self._ask(self._requests.match(context, max_suffix), timeout)
 
     def count(self, tokens: IntSequence, *, timeout: float | None = None) -> int:
         """Return what `Datastore.count` does; of several datastores the sum. Raises as `longest_suffix_match`."""
-        return self._ask(self._questions.count(tokens), timeout)
+        return self._ask(self._requests.count(tokens), timeout)
 
     def draft(
         self,
@@ -110,37 +107,7 @@ class DatastoreClient(ClientBase):
 
         For one generation `stream` is faster. Raises as `longest_suffix_match`.
         """
-        return self._ask(self._questions.draft(context, max_nodes, max_suffix, max_depth), timeout)
-
-    def draft_each(
-        self,
-        context: IntSequence,
-        *,
-        max_nodes: int = 64,
-        max_suffix: int = 16,
-        max_depth: int = 10,
-        timeout: float | None = None,
-    ) -> dict[str, TokenTree]:
-        """Return the tree of each datastore, by name; otherwise as `draft`."""
-        return self._ask(self._questions.draft_each(context, max_nodes, max_suffix, max_depth), timeout)
-
-    def draft_with(
-        self,
-        context: IntSequence,
-        proposals: TokenTree,
-        *,
-        max_nodes: int = 64,
-        max_suffix: int = 16,
-        max_depth: int = 10,
-        timeout: float | None = None,
-    ) -> dict[str, list[TokenTree]]:
-        """Return, by name of datastore, the tree of `context`, then for each node of `proposals` that of its path.
-
-        Raises:
-            TreeError: `proposals` is no draft tree.
-            RestStoreError: as `draft`.
-        """
-        return self._ask(self._questions.draft_with(context, proposals, max_nodes, max_suffix, max_depth), timeout)
+        return self._ask(self._requests.draft(context, max_nodes, max_suffix, max_depth), timeout)
 
     def draft_batch(
         self,
@@ -157,8 +124,8 @@ class DatastoreClient(ClientBase):
             QueryError: as `draft`; the message names the context's place.
             ServiceError: as `draft`.
         """
-        question = self._questions.draft_batch(contexts, max_nodes, max_suffix, max_depth)
-        return [] if question is None else self._ask(question, timeout)
+        request = self._requests.draft_batch(contexts, max_nodes, max_suffix, max_depth)
+        return [] if request is None else self._ask(request, timeout)
 
     def evidence(
         self,
@@ -181,22 +148,21 @@ class DatastoreClient(ClientBase):
             timeout: seconds; None: as for other calls of this client.
 
         Returns:
-            None if the service is of a release that knows no evidence: ask for `draft_batch`.
+            None if the service has no evidence: then `draft_batch` is to be asked.
 
         Raises:
-            TreeError: `proposals` is no draft tree.
-            RestStoreError: as `draft`.
+            TreeError: `proposals` is not a draft tree.
+            QueryError, ServiceError: as `draft`.
         """
-        if not self._counterpart.is_known:
-            self._ask(self._questions.describe, timeout)
-        rows = rows_for(max_nodes) if max_rows is None else max_rows
-        question = self._questions.evidence(context, proposals, max_nodes, max_suffix, rows)
-        return self._ask(question, timeout) if self._counterpart.max_evidence_rows else None
+        if not self._codec.is_known:
+            self._ask(self._requests.describe, timeout)
+        request = self._requests.evidence(context, proposals, max_nodes, max_suffix, max_rows)
+        return self._ask(request, timeout) if self._codec.max_evidence_rows else None
 
     def stream(
         self, *, max_nodes: int = 64, max_suffix: int = 16, max_depth: int = 10, timeout: float | None = None
     ) -> DraftStream:
-        """Return a stream of drafts for one generation; it is opened by its first step.
+        """Return a stream of drafts for one generation; its first step opens it.
 
         Args:
             max_nodes: most draft tokens of each tree, 1..1024.
@@ -207,57 +173,39 @@ class DatastoreClient(ClientBase):
         Raises:
             LimitError: a limit is out of range.
         """
-        conversation = self._conversation(max_nodes, max_suffix, max_depth)
-        return DraftStream(conversation, self._endpoints, self._open, self.info, self._seconds(timeout))
-
-    def source(self) -> ServiceSource:
-        """Return this client as a source of drafts that never raises: it answers an empty tree, and counts it."""
-        return ServiceSource(self, self._tally)
+        tree_limits = limits(max_nodes, max_suffix, max_depth)
+        return DraftStream(self._codec, tree_limits, self._endpoints, self._open, self.info, self._seconds(timeout))
 
     def _open(self, endpoint: Endpoint[Connection]) -> StreamCall:
         channel = endpoint.connection.channel
         try:
-            return open_stream(channel, self._dialer.metadata, endpoint.target)
-        except ValueError:  # what grpc says of a channel that has just been closed
+            return StreamCall(channel, self._dialer.metadata, endpoint.target)
+        except ValueError:  # grpc's error for a channel that has just been closed
             endpoint.require_usable()
             raise
 
-    def _ask(self, question: Question[T], timeout: float | None) -> T:
-        """Ask until there is an answer or the deadline has come; count it. Asks what the service is before all else."""
+    def _ask(self, request: Request[T], timeout: float | None) -> T:
+        """Ask until there is an answer or the deadline has come, and count it; ask first what the service is."""
         began = time.monotonic()
-        if self._needs_description(question):
-            self._ask(self._questions.describe, timeout)
-        try:
-            request, pursuit = self._pursue(question, timeout, began)
-            while True:
-                seconds = pursuit.allowance()
-                try:
-                    answer = self._attempt(pursuit.endpoint, question.method, request, seconds)
-                    found = question.read(answer, pursuit.endpoint.target)
-                except RestStoreError as error:
-                    wait = pursuit.failed(error)
-                    if wait:
-                        time.sleep(wait)
-                else:
-                    pursuit.succeeded()
-                    return found
-        except RestStoreError as error:
-            self._tally.failed(error)
-            raise
+        if self._needs_description(request):
+            self._ask(self._requests.describe, timeout)
+        with self._counters.failures():
+            message, policy = self._begin(request, timeout, began)
+            return policy.call(lambda endpoint, seconds: self._attempt(endpoint, request, message, seconds))
 
-    def _attempt(self, endpoint: Endpoint[Connection], method: str, request: bytes, seconds: float) -> bytes:
-        call = endpoint.connection.methods[method]
+    def _attempt(self, endpoint: Endpoint[Connection], request: Request[T], message: bytes, seconds: float) -> T:
+        call = endpoint.connection.methods[request.method]
         try:
-            answer: bytes = call(request, timeout=seconds, metadata=self._dialer.metadata)
+            answer: bytes = call(message, timeout=seconds, metadata=self._dialer.metadata)
         except grpc.RpcError as error:
-            raise failed_call(endpoint.target, error) from None
-        except ValueError:  # what grpc says of a channel that has just been closed
+            raise error_of_call(endpoint.target, error) from None
+        except ValueError:  # grpc's error for a channel that has just been closed
             endpoint.require_usable()
             raise
-        return answer
+        return request.decode(answer, endpoint.target)
 
     def close(self) -> None:
-        """Close its connections; calls from then on raise ServiceUnavailableError. May be called again."""
+        """Close its connections; later calls raise ServiceUnavailableError. May be called again."""
         for connection in self._endpoints.close():
             connection.channel.close()
 

@@ -1,26 +1,38 @@
-"""What both clients of a service share: how they are made, what they know and count, and when they can be used."""
+"""What both clients of a service share: their arguments, connections and counters."""
 
 from __future__ import annotations
 
+import operator
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from rest_store.datastore.tokenizer import identity_of
-from rest_store.datastore.validation import limits
-from rest_store.service.channel import Dialer, Tls, seconds_of
-from rest_store.service.client.arguments import at_least, names_of, pause_of, targets_of
+from rest_store.errors import LimitError, TargetError, describe
+from rest_store.service.channel import Dialer, Tls, seconds_of, target_of
 from rest_store.service.client.circuit import Circuit
-from rest_store.service.client.codec import Counterpart
-from rest_store.service.client.connections import Connection
-from rest_store.service.client.counters import ClientStatistics, Tally
-from rest_store.service.client.endpoints import Endpoint, Endpoints, Pursuit
-from rest_store.service.client.requests import Question, Questions, T
-from rest_store.service.client.stream_state import Conversation
+from rest_store.service.client.codec import Codec
+from rest_store.service.client.counters import ClientCounters, ClientStatistics
+from rest_store.service.client.endpoints import Endpoint, Endpoints
+from rest_store.service.client.requests import Request, Requests, T
+from rest_store.service.client.retry import RetryPolicy
+
+METHOD = "/rest_store.v1.DatastoreService/"
+_UNARY = ("Draft", "LongestSuffixMatch", "Count", "Describe")
+_LONGEST_PAUSE = 1e6  # seconds
+
+
+class Connection:
+    """A channel of grpc or grpc.aio, and the unary methods of the service on it, by name; bytes in, bytes out."""
+
+    def __init__(self, channel: Any) -> None:
+        self.channel = channel
+        self.methods: dict[str, Callable[..., Any]] = {name: channel.unary_unary(METHOD + name) for name in _UNARY}
 
 
 class ClientBase(ABC):
-    """A client without what waits: its arguments, endpoints, counters and questions. See `DatastoreClient`."""
+    """A client without what waits. See `DatastoreClient`."""
 
     def __init__(
         self,
@@ -35,18 +47,18 @@ class ClientBase(ABC):
         failure_threshold: int = 5,
         pause: float = 1.0,
     ) -> None:
-        addresses, names = targets_of(targets), names_of(datastore)
-        threshold, first_pause = at_least(1, "failure_threshold", failure_threshold), pause_of(pause)
+        addresses, names = _targets(targets), _names(datastore)
+        threshold, first_pause = _at_least(1, "failure_threshold", failure_threshold), _pause(pause)
         self._timeout = seconds_of(timeout)
         self._dialer = Dialer(token, tls)
-        self._tally = Tally()
+        self._counters = ClientCounters()
         self._endpoints = Endpoints(
             [Endpoint(target, Circuit(threshold, first_pause), self._connect) for target in addresses],
-            self._tally,
-            retries,
+            self._counters,
+            _at_least(0, "retries", retries),
         )
-        self._counterpart = Counterpart(names, None if tokenizer is None else identity_of(tokenizer))
-        self._questions = Questions(self._counterpart, self._tally)
+        self._codec = Codec(names, None if tokenizer is None else identity_of(tokenizer))
+        self._requests = Requests(self._codec, self._counters)
 
     @abstractmethod
     def _connect(self, target: str) -> Connection:
@@ -55,29 +67,61 @@ class ClientBase(ABC):
     @property
     def statistics(self) -> ClientStatistics:
         """What this client has done so far."""
-        return self._tally.snapshot()
+        return self._counters.snapshot()
 
-    def _pursue(self, question: Question[T], timeout: float | None, began: float) -> tuple[bytes, Pursuit[Connection]]:
-        """Return the message of a question and its pursuit, both of which may be refused.
+    def _needs_description(self, request: Request[T]) -> bool:
+        return not self._codec.is_known and request is not self._requests.describe
 
-        Args:
-            question: what to ask.
-            timeout: seconds for it, or None for those of this client.
-            began: when it was asked, of `time.monotonic`.
-        """
+    def _begin(self, request: Request[T], timeout: float | None, began: float) -> tuple[bytes, RetryPolicy[Connection]]:
+        """Return the message and the retry policy of a request that `began` (`time.monotonic`); either may raise."""
         seconds = self._seconds(timeout)
         self._endpoints.require_one()
-        request = question.request()
-        return request, Pursuit(self._endpoints, began + seconds - time.monotonic())
-
-    def _needs_description(self, question: Question[T]) -> bool:
-        return not self._counterpart.is_known and question is not self._questions.describe
-
-    def _conversation(self, max_nodes: int, max_suffix: int, max_depth: int) -> Conversation:
-        return Conversation(self._counterpart, limits(max_nodes, max_suffix, max_depth))
+        message = request.encode()
+        return message, RetryPolicy(self._endpoints, began + seconds - time.monotonic())
 
     def _seconds(self, timeout: float | None) -> float:
         return self._timeout if timeout is None else seconds_of(timeout)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self._endpoints)!r})"
+
+
+def _targets(targets: str | Sequence[str]) -> list[str]:
+    """Return the addresses as gRPC takes them; raise TargetError unless there is at least one valid one."""
+    several = targets if isinstance(targets, list | tuple) else [targets]
+    if not several:
+        raise TargetError(describe("client", "targets", "empty", "at least one address"))
+    return [target_of(target) for target in several]
+
+
+def _names(datastore: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Return the names of the datastores to ask; raise TargetError unless they are distinct names."""
+    if datastore is None:
+        return ()
+    several = [datastore] if isinstance(datastore, str) else datastore
+    try:
+        names = tuple(several)
+    except TypeError:
+        names = ()
+    if not names or not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
+        raise TargetError(describe("client", "datastore", repr(datastore), "one or more names, each once, or None"))
+    return names
+
+
+def _at_least(least: int, name: str, value: int) -> int:
+    """Return a whole number; raise LimitError unless it is one, `least` or more."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = least - 1
+    if number < least:
+        raise LimitError(describe("client", name, repr(value), f"a whole number, {least} or more"))
+    return number
+
+
+def _pause(pause: float) -> float:
+    """Return the seconds of a pause; raise LimitError unless they are a number, 0 or more."""
+    if not isinstance(pause, int | float) or isinstance(pause, bool) or not 0 <= pause < _LONGEST_PAUSE:
+        expected = f"seconds, 0 or more and less than {_LONGEST_PAUSE:.0f}"
+        raise LimitError(describe("client", "pause", repr(pause), expected))
+    return float(pause)

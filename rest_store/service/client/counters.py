@@ -1,23 +1,20 @@
-"""What a client counts."""
+"""The counters of a client."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 
 from rest_store.errors import (
-    AuthenticationError,
     CircuitOpenError,
     DeadlineError,
-    MessageSizeError,
     OverloadedError,
     ProtocolError,
-    QueryError,
+    RestStoreError,
     ServiceInternalError,
     ServiceUnavailableError,
-    TokenizerMismatchError,
-    TreeError,
-    UnknownDatastoreError,
 )
 
 
@@ -36,11 +33,10 @@ class ClientStatistics:
         overloaded: calls that the service refused because it had too much to do.
         refused: calls refused for another reason: token, tokenizer, name, size, or the query itself, by the service or
             before anything was sent.
-        broken: calls that met a defect, of the service or in its answer.
-        circuits_opened: times that a circuit opened, or stayed open after a try.
-        streams_opened: streams opened, the first of a generation and those that replace it.
+        broken: calls that failed inside the service, or whose answer was not valid.
+        circuits_opened: times that a circuit opened, or stayed open after a trial call.
+        streams_opened: streams opened: the first of a generation and those that replace it.
         late_answers: answers of a stream that came after their deadline and were skipped.
-        empty_answers: empty trees that a source of drafts gave in place of an error.
     """
 
     calls: int = 0
@@ -56,26 +52,20 @@ class ClientStatistics:
     circuits_opened: int = 0
     streams_opened: int = 0
     late_answers: int = 0
-    empty_answers: int = 0
 
 
-_COUNTED_AS: tuple[tuple[type[Exception], str], ...] = (
+_COUNTED_AS: tuple[tuple[type[RestStoreError], str], ...] = (
     (CircuitOpenError, "not_asked"),
     (ServiceUnavailableError, "unavailable"),
     (DeadlineError, "deadlines"),
     (OverloadedError, "overloaded"),
     (ProtocolError, "broken"),
     (ServiceInternalError, "broken"),
-    (AuthenticationError, "refused"),
-    (TokenizerMismatchError, "refused"),
-    (UnknownDatastoreError, "refused"),
-    (MessageSizeError, "refused"),
-    (QueryError, "refused"),
-    (TreeError, "refused"),
+    (RestStoreError, "refused"),
 )
 
 
-class Tally:
+class ClientCounters:
     """The counters behind `ClientStatistics`. Thread-safe."""
 
     def __init__(self) -> None:
@@ -88,13 +78,18 @@ class Tally:
             for name in names:
                 self._counts[name] += 1
 
-    def failed(self, error: BaseException) -> None:
+    def failed(self, error: RestStoreError) -> None:
         """Count a call that ended with `error`."""
-        for kind, name in _COUNTED_AS:
-            if isinstance(error, kind):
-                self.add("calls", name)
-                return
-        self.add("calls")
+        self.add("calls", next(name for kind, name in _COUNTED_AS if isinstance(error, kind)))
+
+    @contextmanager
+    def failures(self) -> Iterator[None]:
+        """Count a call that ends with one of our errors within the block."""
+        try:
+            yield
+        except RestStoreError as error:
+            self.failed(error)
+            raise
 
     def snapshot(self) -> ClientStatistics:
         """Return the counts at this moment."""

@@ -1,4 +1,4 @@
-"""What a client asks: the method of each call, its request, and how its answer is read. Sends nothing."""
+"""The requests of a client: the method of each, its message, and how its answer is read. Sends nothing."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Concatenate, Generic, ParamSpec, TypeVar
 
 from rest_store.datastore.kernel import MAX_NODES, MAX_SUFFIX
 from rest_store.datastore.tree import SuffixMatch, TokenTree
-from rest_store.datastore.validation import Contexts, IntSequence, batch, limit, limits
-from rest_store.drafting.evidence import MAX_EVIDENCE_ROWS, Evidence
-from rest_store.errors import RestStoreError
-from rest_store.service.client.answers import ServiceInfo, parsed
-from rest_store.service.client.codec import Counterpart, Limits, by_name, longest, longest_of_each
-from rest_store.service.client.counters import Tally
+from rest_store.datastore.validation import Contexts, IntSequence, batch, limit, limits, tail, too_many_tokens
+from rest_store.drafting.evidence import MAX_EVIDENCE_ROWS, Evidence, rows_for
+from rest_store.errors import ProtocolError, describe
+from rest_store.service.client.answers import ServiceInfo, parse
+from rest_store.service.client.codec import Codec, TreeLimits, longest
+from rest_store.service.client.counters import ClientCounters
 from rest_store.v1 import datastore_pb2 as pb
 
 T = TypeVar("T")
@@ -22,145 +22,160 @@ P = ParamSpec("P")
 
 
 @dataclass(frozen=True)
-class Question(Generic[T]):
-    """One call.
+class Request(Generic[T]):
+    """One request.
 
     Attributes:
         method: of the service.
-        request: makes the message, once the service is known; raises QueryError for what cannot be asked.
-        read: reads an answer, given who sent it; raises ServiceError for what is none.
+        encode: makes the message, once the service is known; raises QueryError for what cannot be asked.
+        decode: reads an answer, given its bytes and who sent it; raises ServiceError for one that is not valid.
     """
 
     method: str
-    request: Callable[[], bytes]
-    read: Callable[[bytes, str], T]
+    encode: Callable[[], bytes]
+    decode: Callable[[bytes, str], T]
 
 
-def evidence_limits(max_nodes: int, max_suffix: int, max_rows: int) -> pb.EvidenceLimits:
-    """Return the limits of a question for evidence as a message; raise LimitError for one that is out of range."""
+def evidence_limits(max_nodes: int, max_suffix: int, max_rows: int | None) -> pb.EvidenceLimits:
+    """Return limits of evidence as a message; raise LimitError for one that is out of range."""
+    nodes = limit("max_nodes", max_nodes, MAX_NODES)
     return pb.EvidenceLimits(
-        max_nodes=limit("max_nodes", max_nodes, MAX_NODES),
+        max_nodes=nodes,
         max_suffix=limit("max_suffix", max_suffix, MAX_SUFFIX),
-        max_rows=limit("max_rows", max_rows, MAX_EVIDENCE_ROWS),
+        max_rows=rows_for(nodes) if max_rows is None else limit("max_rows", max_rows, MAX_EVIDENCE_ROWS),
     )
 
 
-def _counted(ask: Callable[Concatenate[Questions, P], T]) -> Callable[Concatenate[Questions, P], T]:
-    """Count a question that cannot be asked as a call that was refused."""
+def _counted(make: Callable[Concatenate[Requests, P], T]) -> Callable[Concatenate[Requests, P], T]:
+    """Count a request that cannot be made as a call that was refused."""
 
-    @functools.wraps(ask)
-    def counted(self: Questions, /, *arguments: P.args, **options: P.kwargs) -> T:
-        try:
-            return ask(self, *arguments, **options)
-        except RestStoreError as error:
-            self.tally.failed(error)
-            raise
+    @functools.wraps(make)
+    def counted(self: Requests, /, *arguments: P.args, **options: P.kwargs) -> T:
+        with self.counters.failures():
+            return make(self, *arguments, **options)
 
     return counted
 
 
-class Questions:
-    """Makes the questions of one client. Thread-safe.
+class Requests:
+    """Makes the requests of one client. Thread-safe. All methods raise LimitError for a limit out of range.
 
     Args:
-        counterpart: the service.
-        tally: counts what cannot be asked.
+        codec: what is known of the service.
+        counters: count requests that cannot be made.
     """
 
-    def __init__(self, counterpart: Counterpart, tally: Tally) -> None:
-        self.counterpart = counterpart
-        self.tally = tally
-        self.describe = Question("Describe", bytes, self._learn)
+    def __init__(self, codec: Codec, counters: ClientCounters) -> None:
+        self.codec = codec
+        self.counters = counters
+        self.describe = Request("Describe", bytes, self._learn)
 
     def _learn(self, answer: bytes, target: str) -> ServiceInfo:
-        return self.counterpart.learn(parsed(pb.DescribeResponse, answer, target), target)
+        return self.codec.learn(parse(pb.DescribeResponse, answer, target), target)
 
     @_counted
-    def match(self, context: IntSequence, max_suffix: int) -> Question[SuffixMatch]:
-        """Ask for the longest suffix match; raise LimitError if `max_suffix` is out of range."""
-        known, most = self.counterpart, limit("max_suffix", max_suffix, MAX_SUFFIX)
+    def match(self, context: IntSequence, max_suffix: int) -> Request[SuffixMatch]:
+        """Ask for the longest suffix match of `context`."""
+        codec, longest_suffix = self.codec, limit("max_suffix", max_suffix, MAX_SUFFIX)
 
-        def read(answer: bytes, target: str) -> SuffixMatch:
-            return known.match(parsed(pb.LongestSuffixMatchResponse, answer, target), most, target)
+        def encode() -> bytes:
+            tokens = tail(context, longest_suffix, codec.vocabulary_size)
+            return pb.LongestSuffixMatchRequest(
+                selection=codec.selection, max_suffix=longest_suffix, tokens=tokens
+            ).SerializeToString()
 
-        return Question("LongestSuffixMatch", lambda: known.match_request(context, most), read)
+        def decode(answer: bytes, target: str) -> SuffixMatch:
+            matches = parse(pb.LongestSuffixMatchResponse, answer, target).matches
+            codec.require_names((one.datastore for one in matches), target)
+            for one in matches:
+                if one.length > longest_suffix or (one.length == 0) != (one.count == 0):
+                    found = f"{one.length} tokens, {one.count} occurrences"
+                    expected = f"at most {longest_suffix} tokens that occur"
+                    raise ProtocolError(describe(target, "match", found, expected))
+            best = max(matches, key=lambda one: one.length)
+            return SuffixMatch(best.length, best.count)
 
-    def count(self, tokens: IntSequence) -> Question[int]:
-        """Ask for the occurrences of `tokens`."""
-        known = self.counterpart
+        return Request("LongestSuffixMatch", encode, decode)
 
-        def read(answer: bytes, target: str) -> int:
-            return known.count(parsed(pb.CountResponse, answer, target), target)
+    def count(self, tokens: IntSequence) -> Request[int]:
+        """Ask for the occurrences of `tokens` in all datastores together."""
+        codec = self.codec
 
-        return Question("Count", lambda: known.count_request(tokens), read)
+        def encode() -> bytes:
+            sequence = tail(tokens, MAX_SUFFIX, codec.vocabulary_size, "tokens")
+            if len(tokens) > MAX_SUFFIX:
+                raise too_many_tokens(len(tokens))
+            return pb.CountRequest(
+                selection=codec.selection, sequences=[pb.TokenSequence(tokens=sequence)]
+            ).SerializeToString()
+
+        def decode(answer: bytes, target: str) -> int:
+            response = parse(pb.CountResponse, answer, target)
+            names = codec.require_names(response.datastores, target)
+            if len(response.counts) != len(names):
+                raise ProtocolError(describe(target, "number of counts", len(response.counts), len(names)))
+            return sum(response.counts)
+
+        return Request("Count", encode, decode)
 
     @_counted
-    def draft(self, context: IntSequence, max_nodes: int, max_suffix: int, max_depth: int) -> Question[TokenTree]:
-        """Ask for the draft tree of the longest match; raise LimitError for a limit out of range, as the next three."""
-        bounds = limits(max_nodes, max_suffix, max_depth)
-        return self._drafts([context], bounds, None, lambda _, trees: longest(trees))
-
-    @_counted
-    def draft_each(
-        self, context: IntSequence, max_nodes: int, max_suffix: int, max_depth: int
-    ) -> Question[dict[str, TokenTree]]:
-        """Ask for the draft tree of each datastore."""
-        bounds = limits(max_nodes, max_suffix, max_depth)
-        return self._drafts([context], bounds, None, lambda names, trees: dict(zip(names, trees, strict=True)))
-
-    @_counted
-    def draft_with(
-        self, context: IntSequence, proposals: TokenTree, max_nodes: int, max_suffix: int, max_depth: int
-    ) -> Question[dict[str, list[TokenTree]]]:
-        """Ask for the draft trees after `context` and after each of `proposals`."""
-        return self._drafts([context], limits(max_nodes, max_suffix, max_depth), proposals, by_name)
+    def draft(self, context: IntSequence, max_nodes: int, max_suffix: int, max_depth: int) -> Request[TokenTree]:
+        """Ask for the draft tree of `context`, of several datastores that of the longest match."""
+        drafts = self._drafts([context], ["context"], limits(max_nodes, max_suffix, max_depth))
+        return Request(drafts.method, drafts.encode, lambda answer, target: drafts.decode(answer, target)[0])
 
     @_counted
     def draft_batch(
         self, contexts: Contexts, max_nodes: int, max_suffix: int, max_depth: int
-    ) -> Question[list[TokenTree]] | None:
-        """Ask for the draft tree of each of `contexts`; None if there are none."""
-        bounds = limits(max_nodes, max_suffix, max_depth)
-        asked = batch(contexts)
-        return self._drafts(asked, bounds, None, longest_of_each, several=True) if asked else None
+    ) -> Request[list[TokenTree]] | None:
+        """Ask for what `draft` asks for, for each of `contexts`; None if there are none."""
+        bounds, rows = limits(max_nodes, max_suffix, max_depth), batch(contexts)
+        if not rows:
+            return None
+        return self._drafts(rows, [f"context {place}" for place in range(len(rows))], bounds)
+
+    def _drafts(
+        self, contexts: Sequence[IntSequence], labels: Sequence[str], bounds: TreeLimits
+    ) -> Request[list[TokenTree]]:
+        codec, (max_nodes, max_suffix, max_depth) = self.codec, bounds
+
+        def encode() -> bytes:
+            tails = [
+                tail(context, max_suffix, codec.vocabulary_size, label)
+                for context, label in zip(contexts, labels, strict=True)
+            ]
+            return pb.DraftRequest(
+                selection=codec.selection,
+                limits=pb.DraftLimits(max_nodes=max_nodes, max_suffix=max_suffix, max_depth=max_depth),
+                contexts=[pb.Context(tokens=tokens) for tokens in tails],
+            ).SerializeToString()
+
+        def decode(answer: bytes, target: str) -> list[TokenTree]:
+            response = parse(pb.DraftResponse, answer, target)
+            step = len(codec.require_names(response.datastores, target))
+            trees = codec.trees(response.trees, len(contexts) * step, bounds, target)
+            return [longest(trees[start : start + step]) for start in range(0, len(trees), step)]
+
+        return Request("Draft", encode, decode)
 
     @_counted
     def evidence(
-        self, context: IntSequence, proposals: TokenTree, max_nodes: int, max_suffix: int, max_rows: int
-    ) -> Question[list[Evidence] | None]:
-        """Ask for evidence; the answer is None if the one who answers knows none.
+        self, context: IntSequence, proposals: TokenTree, max_nodes: int, max_suffix: int, max_rows: int | None
+    ) -> Request[list[Evidence] | None]:
+        """Ask for evidence after `context`, which may be empty; the answer of a service that has none is None."""
+        codec, bounds = self.codec, evidence_limits(max_nodes, max_suffix, max_rows)
 
-        Raises:
-            LimitError: a limit is out of range.
-        """
-        known, asked = self.counterpart, evidence_limits(max_nodes, max_suffix, max_rows)
+        def encode() -> bytes:
+            tokens = tail(context, bounds.max_suffix, codec.vocabulary_size) if len(context) else []
+            return pb.DraftRequest(
+                selection=codec.selection,
+                contexts=[pb.Context(tokens=tokens, proposals=codec.proposals(proposals))],
+                evidence=codec.bounded(bounds),
+            ).SerializeToString()
 
-        def read(answer: bytes, target: str) -> list[Evidence] | None:
-            response = parsed(pb.DraftResponse, answer, target)
-            names = known.answering(response.datastores, target)
-            if response.trees:
-                return None
-            return known.evidence(response.evidence, names, asked, target)
+        def decode(answer: bytes, target: str) -> list[Evidence] | None:
+            response = parse(pb.DraftResponse, answer, target)
+            names = codec.require_names(response.datastores, target)
+            return None if response.trees else codec.evidence(response.evidence, names, bounds, target)
 
-        return Question("Draft", lambda: known.evidence_request(context, proposals, asked), read)
-
-    def _drafts(
-        self,
-        contexts: Sequence[IntSequence],
-        bounds: Limits,
-        proposals: TokenTree | None,
-        gather: Callable[[tuple[str, ...], list[TokenTree]], T],
-        *,
-        several: bool = False,
-    ) -> Question[T]:
-        """Ask for drafts; `gather` takes the names of the datastores and, context by context, the trees of each."""
-        known = self.counterpart
-        each = 1 + (len(proposals) if isinstance(proposals, TokenTree) else 0)
-
-        def read(answer: bytes, target: str) -> T:
-            response = parsed(pb.DraftResponse, answer, target)
-            names = known.answering(response.datastores, target)
-            trees = known.drafts(response.trees, names, bounds, target, groups=len(contexts), each=each)
-            return gather(names, trees)
-
-        return Question("Draft", lambda: known.draft_request(contexts, bounds, proposals, several=several), read)
+        return Request("Draft", encode, decode)

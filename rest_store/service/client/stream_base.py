@@ -1,113 +1,180 @@
-"""What both streams of drafts share: the generation so far, the call that is open, and what an answer means."""
+"""What both streams of drafts share: the generation so far, the open call, and how answers are read."""
 
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from rest_store.datastore.tree import TokenTree
-from rest_store.datastore.validation import IntSequence
-from rest_store.errors import DeadlineError, RestStoreError, ServiceUnavailableError, describe
-from rest_store.service.client.codec import Step, longest
-from rest_store.service.client.endpoints import Endpoint, Endpoints, Pursuit
-from rest_store.service.client.stream_state import Answer, Conversation
+from rest_store.datastore.validation import IntSequence, tail
+from rest_store.drafting.evidence import Evidence
+from rest_store.errors import (
+    DeadlineError,
+    EmptyContextError,
+    ProtocolError,
+    RestStoreError,
+    ServiceUnavailableError,
+    describe,
+)
+from rest_store.service.client.answers import parse
+from rest_store.service.client.codec import Codec, TreeLimits
+from rest_store.service.client.endpoints import Endpoint, Endpoints
+from rest_store.service.client.retry import RetryPolicy
+from rest_store.service.client.stream_call import AsyncStreamCall, StreamCall
 from rest_store.v1 import datastore_pb2 as pb
 
-K = TypeVar("K")  # a call
-L = TypeVar("L")  # what asks the service what it is
+KEPT_TOKENS = 64  # of a generation, by service and client: the longest suffix that can be asked for
+_ANY_TOKEN = 1 << 31
+_MOST_UNANSWERED = 8
+
+K = TypeVar("K", StreamCall, AsyncStreamCall)
 
 
-class StreamBase(ABC, Generic[K, L]):
+class Step(NamedTuple):
+    """What one step asks for: evidence along `proposals`, or trees if there are no limits of evidence."""
+
+    proposals: pb.Proposals | None = None
+    evidence: pb.EvidenceLimits | None = None
+
+
+class Answer(NamedTuple):
+    """The answer to one step, from each datastore."""
+
+    trees: list[TokenTree]  # empty if evidence was asked for
+    evidence: list[Evidence] | None  # None if it was not asked for, or the service has none
+
+
+class StreamBase(Generic[K]):
     """A stream of drafts without what waits. See `DraftStream`.
 
     Args:
-        conversation: the generation, as the service is told of it.
+        codec: what is known of the service.
+        limits: of every draft tree.
         endpoints: where the service is.
         open_call: opens a call at an endpoint.
-        learn: asks what the service is, and counts that itself.
+        info: asks what the service is, and counts that itself.
         timeout: seconds for each step.
     """
 
     def __init__(
         self,
-        conversation: Conversation,
+        codec: Codec,
+        limits: TreeLimits,
         endpoints: Endpoints[Any],
         open_call: Callable[[Endpoint[Any]], K],
-        learn: L,
+        info: Callable[..., Any],
         timeout: float,
     ) -> None:
-        self._conversation = conversation
+        self._codec = codec
+        self._limits = limits
         self._endpoints = endpoints
-        self._open_call = open_call
-        self._learn = learn
+        self._open_call: Callable[[Endpoint[Any]], K] = open_call
+        self._info = info
         self._timeout = timeout
-        self._call: K | None = None
-        self._endpoint: Endpoint[Any] | None = None
         self._closed = False
+        self._context: list[int] = []  # its end
+        self._unsent: list[int] = []  # the part of it that has not been sent
+        self._call: K | None = None
+        self._endpoint: Endpoint[Any] | None = None  # of that call
+        self._is_new = True  # nothing has been sent on that call
+        self._names: tuple[str, ...] = ()  # of the datastores that answer it
+        self._sequence = 0
+        self._unanswered: dict[int, Step] = {}  # by sequence number
 
     @property
     def _needs_description(self) -> bool:
-        return not self._conversation.is_known and not self._closed
+        return not self._codec.is_known and not self._closed
+
+    def _add(self, tokens: IntSequence) -> None:
+        """Append the tokens since the last step; raise QueryError if they are not valid, or there was never one."""
+        is_empty = not tokens if isinstance(tokens, list | tuple) else getattr(tokens, "size", 1) == 0
+        # Of an unknown vocabulary the service will say which token is outside.
+        vocabulary_size = self._codec.vocabulary_size if self._codec.is_known else _ANY_TOKEN
+        new = [] if is_empty else tail(tokens, KEPT_TOKENS, vocabulary_size)
+        self._context = (self._context + new)[-KEPT_TOKENS:]
+        self._unsent = (self._unsent + new)[-KEPT_TOKENS:]
+        if not self._context:
+            raise EmptyContextError(describe("query", "context", "empty", "at least one token"))
 
     def _begin(
         self, new_tokens: IntSequence, proposals: TokenTree | None, evidence: pb.EvidenceLimits | None, ends: float
-    ) -> tuple[Step, Pursuit[Any]]:
-        """Take the tokens of a step; return what it asks for and its pursuit, until `ends` (`time.monotonic`).
+    ) -> tuple[Step, RetryPolicy[Any]]:
+        """Append the tokens of a step; return what it asks for and its retry policy, until `ends` (`time.monotonic`).
 
-        Raises:
-            TreeError: `proposals` is no draft tree; then nothing was taken, as for the next.
-            QueryError: `new_tokens` or `proposals` cannot be asked.
-            ServiceUnavailableError: nothing can be asked any more, or just now; the tokens are kept.
+        An error in an argument leaves the tokens out; any other error keeps them.
         """
         if self._closed:
-            raise ServiceUnavailableError(describe("client", "stream", "closed", "an open one"))
-        step = self._conversation.step(proposals, evidence)
-        self._conversation.add(new_tokens)
+            raise ServiceUnavailableError("client: the stream is closed")
+        step = Step()
+        # A service without evidence is asked for trees, which nobody reads, so that it knows the tokens.
+        if proposals is not None and evidence is not None and self._codec.max_evidence_rows:
+            step = Step(self._codec.proposals(proposals), self._codec.bounded(evidence))
+        self._add(new_tokens)
         self._endpoints.require_one()
-        return step, Pursuit(self._endpoints, ends - time.monotonic(), self._endpoint)
+        return step, RetryPolicy(self._endpoints, ends - time.monotonic(), self._endpoint)
 
     def _call_at(self, endpoint: Endpoint[Any]) -> K:
-        """Return the call that is open at `endpoint`, or another that is opened there."""
+        """Return the call that is open at `endpoint`, or open one there."""
         if self._call is None or self._endpoint is not endpoint:
             self._drop()
             self._call, self._endpoint = self._open_call(endpoint), endpoint
-            self._endpoints.tally.add("streams_opened")
+            self._endpoints.counters.add("streams_opened")
         return self._call
 
-    def _read(self, message: bytes | None, target: str) -> Answer | None:
-        """Return what a message answers, None for a late answer; raise DeadlineError if there is none in time."""
-        if message is None:
-            raise DeadlineError(describe(target, "service", "late", "an answer before the deadline"))
-        answer = self._conversation.answer(message, target)
-        if answer is None:
-            self._endpoints.tally.add("late_answers")
-        return answer
+    def _message(self, step: Step) -> bytes:
+        """Return the next message; `_sent` is to be called when it has left."""
+        tokens = self._context if self._is_new else self._unsent
+        request = pb.DraftStreamRequest(
+            tokens=tokens, sequence=self._sequence + 1, proposals=step.proposals, evidence=step.evidence
+        )
+        if self._is_new:
+            request.selection.CopyFrom(self._codec.selection)
+            request.limits.max_nodes, request.limits.max_suffix, request.limits.max_depth = self._limits
+        return request.SerializeToString()
 
-    def _failed(self, pursuit: Pursuit[Any], error: RestStoreError) -> float:
-        """Take note of a failed attempt; return the seconds to wait before the next, or raise `error`."""
-        if not isinstance(error, DeadlineError) or self._conversation.is_clogged:
+    def _sent(self, step: Step) -> None:
+        """Record that the message for `step` has left."""
+        self._sequence += 1
+        self._is_new = False
+        self._unsent = []
+        self._unanswered[self._sequence] = step
+
+    def _read(self, message: bytes | None, target: str) -> Answer | None:
+        """Return the answer to the last step, or None for a late one to an earlier step.
+
+        Raises:
+            DeadlineError: there is no message: nothing came in time.
+            ProtocolError: not an answer to a step of this stream.
+        """
+        if message is None:
+            raise DeadlineError(f"{target}: service did not answer before the deadline")
+        response = parse(pb.DraftStreamResponse, message, target)
+        step = self._unanswered.pop(response.sequence, None)
+        if step is None:
+            expected = f"one of {list(self._unanswered)}"
+            raise ProtocolError(describe(target, "sequence of an answer", response.sequence, expected))
+        if response.datastores or not self._names:
+            self._names = self._codec.require_names(response.datastores, target)
+        if response.sequence != self._sequence:
+            self._endpoints.counters.add("late_answers")
+            return None
+        if step.evidence is None:
+            return Answer(self._codec.trees(response.trees, len(self._names), self._limits, target), None)
+        if response.trees:
+            return Answer([], None)
+        return Answer([], self._codec.evidence(response.evidence, self._names, step.evidence, target))
+
+    def _drop_after(self, error: RestStoreError) -> None:
+        """End the call after a failed attempt, unless it was only late and its answer may still come."""
+        if not isinstance(error, DeadlineError) or len(self._unanswered) >= _MOST_UNANSWERED:
             self._drop()
-        return pursuit.failed(error)
 
     def _drop(self) -> None:
-        """End the call; the next attempt opens another."""
+        """End the call; the next attempt opens another and sends the context again."""
         call, self._call, self._endpoint = self._call, None, None
-        self._conversation.restart()
+        self._is_new = True
+        self._names = ()
+        self._unanswered.clear()
         if call is not None:
-            self._end(call)
-
-    @abstractmethod
-    def _end(self, call: K) -> None:
-        """End a call."""
-
-
-def trees_of(answer: Answer) -> dict[str, TokenTree]:
-    """Return the tree of the context for each datastore."""
-    return {name: trees[0] for name, trees in answer.trees.items()}
-
-
-def longest_of(answer: Answer) -> TokenTree:
-    """Return the tree of the context whose match is the longest."""
-    return longest([trees[0] for trees in answer.trees.values()])
+            call.close()

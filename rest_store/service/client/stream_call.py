@@ -1,253 +1,157 @@
-"""One bidirectional call, driven from the thread that waits for it.
-
-grpcio serves bidirectional calls through two further threads, one that takes requests from an iterator and one that
-hands over responses. Its own blocking calls do without, through a call with a completion queue of its own; so does
-`Exchange`, which saves a quarter of a round trip. That call is no public interface of grpcio; where it is absent,
-`ThreadedExchange` does the same with the public one.
-"""
+"""One bidirectional call, of a blocking client and of asyncio."""
 
 from __future__ import annotations
 
-import contextlib
-import math
+import asyncio
 import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import grpc
+import grpc.aio
 
-from rest_store.errors import ServiceUnavailableError, describe
-from rest_store.service.client.connections import METHOD
-from rest_store.service.errors import failed_call, failure_of
-
-try:
-    from grpc._cython import cygrpc  # type: ignore[attr-defined]  # the stubs leave it out
-except ImportError:  # pragma: no cover - a grpcio of another make
-    cygrpc = None
+from rest_store.errors import RestStoreError, ServiceInternalError, ServiceUnavailableError
+from rest_store.service.client.client_base import METHOD
+from rest_store.service.errors import error_of_call
 
 _STREAM = METHOD + "DraftStream"
-_NAMES = {code.value[0]: code.name for code in grpc.StatusCode}  # (number, text)
-_START, _STATUS, _SENT, _RECEIVED, _WOKEN = "start", "status", "sent", "received", "woken"
+_Answers = queue.SimpleQueue[bytes | RestStoreError]
+_Requests = queue.SimpleQueue[bytes | None]
 
 
-class StreamCall(Protocol):
-    """One stream to a service. Not thread-safe."""
-
-    def send(self, message: bytes, ends: float) -> None:
-        """Send a message; raise ServiceError if the stream has ended, or has not taken the last one by `ends`."""
-
-    def receive(self, ends: float) -> bytes | None:
-        """Return the next message, or None at `ends` (`time.monotonic`); raise ServiceError if the stream has ended."""
-
-    def close(self) -> None:
-        """End the stream."""
-
-
-class _Watch:
-    """Wakes exchanges whose deadline has passed; one thread for all, asleep most of the time.
-
-    An exchange that begins to wait costs nothing here as long as its deadline lies behind the next look.
-    """
-
-    def __init__(self) -> None:
-        self._condition = threading.Condition()
-        self._members: weakref.WeakSet[Exchange] = weakref.WeakSet()
-        self._thread: threading.Thread | None = None
-        self.next_look = math.inf
-
-    def add(self, exchange: Exchange) -> None:
-        with self._condition:
-            self._members.add(exchange)
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._run, name="rest-store deadlines", daemon=True)
-                self._thread.start()
-
-    def hurry(self) -> None:
-        """Look at the deadlines now: one of them is nearer than the next look."""
-        with self._condition:
-            self._condition.notify()
-
-    def _run(self) -> None:
-        with self._condition:
-            while True:
-                self.next_look = math.inf  # first, so that whoever begins to wait meanwhile calls `hurry`
-                self.next_look = nearest = self._look(time.monotonic())
-                self._condition.wait(None if nearest == math.inf else max(0.0, nearest - time.monotonic()))
-
-    def _look(self, now: float) -> float:
-        """Wake whose deadline has passed; return the nearest of the others."""
-        nearest = math.inf
-        for exchange in list(self._members):
-            due = exchange.due
-            if due <= now:
-                exchange.wake(due)
-            else:
-                nearest = min(nearest, due)
-        return nearest
-
-
-_watch = _Watch()
-
-
-class Exchange:
-    """A `StreamCall` on grpcio's blocking call: everything happens in the caller's thread."""
+class StreamCall:
+    """One stream to the service at `target`, with a thread that reads its answers. Not thread-safe."""
 
     def __init__(self, channel: grpc.Channel, metadata: Sequence[tuple[str, str]], target: str) -> None:
-        self._target = target
-        self._error: Exception | None = None
-        self._sending = self._receiving = False
-        self._arrived: list[bytes] = []  # at most one: the next is asked for when it has been taken
-        self._woken = math.nan
-        self.due = math.inf
-        self._watch = _watch
-        start = (cygrpc.SendInitialMetadataOperation(tuple(metadata), 0), cygrpc.ReceiveInitialMetadataOperation(0))
-        status = (cygrpc.ReceiveStatusOnClientOperation(0),)
-        self._call: Any = channel._channel.segregated_call(  # type: ignore[attr-defined]
-            cygrpc.PropagationConstants.GRPC_PROPAGATE_DEFAULTS,
-            _STREAM.encode(),
-            None,
-            None,
-            None,
-            None,
-            ((start, _START), (status, _STATUS)),
-            None,
-            None,
-        )
-        self._watch.add(self)
+        self._requests: _Requests = queue.SimpleQueue()
+        self._answers: _Answers = queue.SimpleQueue()
+        self._error: RestStoreError | None = None
+        method: Any = channel.stream_stream(_STREAM, None, None)
+        call = method(iter(self._requests.get, None), metadata=tuple(metadata))
+        threading.Thread(
+            target=_read, args=(call, self._answers, target), name="rest-store stream", daemon=True
+        ).start()
+        self._end = weakref.finalize(self, _end, call, self._requests)
 
-    def send(self, message: bytes, ends: float) -> None:
-        """Send `message`; raise ServiceError if the stream has ended, or has not taken the last one by `ends`."""
-        # The last one has left as a rule, but its answer may have been faster than the news of it.
-        if self._sending and not self._wait(ends, lambda: not self._sending):
-            found = "not taking messages"
-            raise ServiceUnavailableError(describe(self._target, "stream", found, "one that does"))
-        if self._error is not None:
-            raise self._error
-        self._sending = True
-        if not self._call.operate((cygrpc.SendMessageOperation(message, 0),), _SENT):
-            self._sending = False
-            while self._error is None:  # its status is here already
-                self._next()
-            raise self._error
-
-    def receive(self, ends: float) -> bytes | None:
-        """Return the next message, or None at `ends`; raise ServiceError if the stream has ended."""
-        if not self._arrived:
-            if self._error is None and not self._receiving:
-                self._receiving = True
-                if not self._call.operate((cygrpc.ReceiveMessageOperation(0),), _RECEIVED):
-                    self._receiving = False
-            if not self._wait(ends, lambda: self._arrived):
-                return None
-        return self._arrived.pop()
-
-    def _wait(self, ends: float, done: Callable[[], object]) -> bool:
-        """Take events until `done`, or `ends`, which gives False; raise ServiceError if the stream ends first."""
-        self.due = ends
-        try:
-            if ends < self._watch.next_look:
-                self._watch.hurry()
-            while not done():
-                if self._error is not None:
-                    raise self._error
-                self._next()
-                if time.monotonic() >= ends:
-                    return bool(done())
-            return True
-        finally:
-            self.due = math.inf
-
-    def _next(self) -> None:
-        """Wait for one event and take note of it."""
-        event = self._call.next_event()
-        if event.tag is _RECEIVED:
-            self._receiving = False
-            message = event.batch_operations[0].message()
-            if message is not None:  # as it is at the end of the stream, whose status follows
-                self._arrived.append(message)
-        elif event.tag is _SENT:
-            self._sending = False
-        elif event.tag is _STATUS:
-            (status,) = event.batch_operations
-            code = _NAMES.get(status.code(), str(status.code()))
-            details = status.details()
-            details = details.decode(errors="replace") if isinstance(details, bytes) else str(details or "")
-            if code == "OK":
-                self._error = ServiceUnavailableError(
-                    describe(self._target, "stream", "ended by the service", "one that goes on")
-                )
-            else:
-                self._error = failure_of(self._target, code, details, status.trailing_metadata())
-
-    def wake(self, due: float) -> None:
-        """Make `receive` look at the time, once for each deadline. Called from another thread."""
-        if due != self._woken:
-            self._woken = due
-            with contextlib.suppress(Exception):  # it has just ended; then there is nobody to wake
-                self._call.operate((), _WOKEN)
-
-    def close(self) -> None:
-        """End the stream; every event of it is taken out, so that nothing of it remains."""
-        if self._error is None:
-            self._call.cancel(grpc.StatusCode.CANCELLED.value[0], "closed by the client")
-            while self._error is None:
-                self._next()
-
-
-class ThreadedExchange:
-    """A `StreamCall` on the public interface of grpcio, with a thread that reads."""
-
-    def __init__(self, channel: grpc.Channel, metadata: Sequence[tuple[str, str]], target: str) -> None:
-        self._target = target
-        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[bytes | Exception] = queue.SimpleQueue()
-        self._error: Exception | None = None
-        self._call: Any = channel.stream_stream(_STREAM, None, None)(
-            iter(self._requests.get, None), metadata=tuple(metadata)
-        )
-        threading.Thread(target=self._read, name="rest-store stream", daemon=True).start()
-
-    def _read(self) -> None:
-        try:
-            for message in self._call:
-                self._answers.put(message)
-            ended = ServiceUnavailableError(
-                describe(self._target, "stream", "ended by the service", "one that goes on")
-            )
-            self._answers.put(ended)
-        except grpc.RpcError as error:
-            self._answers.put(failed_call(self._target, error))
-
-    def send(self, message: bytes, ends: float) -> None:
-        """Send `message`; raise ServiceError if the stream has ended."""
+    def send(self, message: bytes) -> None:
+        """Send a message; raise ServiceError if the stream is known to have ended."""
         if self._error is not None:
             raise self._error
         self._requests.put(message)
 
     def receive(self, ends: float) -> bytes | None:
-        """Return the next message, or None at `ends`; raise ServiceError if the stream has ended."""
+        """Return the next message, or None at `ends` (`time.monotonic`); raise ServiceError if the stream has ended."""
         if self._error is not None:
             raise self._error
         try:
-            found = self._answers.get(timeout=max(0.0, ends - time.monotonic()))
+            answer = self._answers.get(timeout=max(0.0, ends - time.monotonic()))
         except queue.Empty:
             return None
-        if isinstance(found, Exception):
-            self._error = found
-            raise found
-        return found
+        if isinstance(answer, RestStoreError):
+            self._error = answer
+            raise answer
+        return answer
 
     def close(self) -> None:
         """End the stream."""
-        self._requests.put(None)
+        self._end()
+
+
+def _read(call: Any, answers: _Answers, target: str) -> None:
+    """Put every answer of `call` into `answers`, and last why the call has ended."""
+    try:
+        for message in call:
+            answers.put(message)
+        answers.put(_ended(target))
+    except grpc.RpcError as error:
+        answers.put(error_of_call(target, error))
+
+
+def _end(call: Any, requests: _Requests) -> None:
+    requests.put(None)
+    call.cancel()
+
+
+def _ended(target: str) -> ServiceUnavailableError:
+    return ServiceUnavailableError(f"{target}: service ended the stream")
+
+
+class AsyncStreamCall:
+    """One stream to the service at `target`, for asyncio.
+
+    Cancelling a read of grpc.aio would cancel the whole call, so a read that is late goes on and is awaited again.
+    """
+
+    def __init__(self, channel: grpc.aio.Channel, metadata: Sequence[tuple[str, str]], target: str) -> None:
+        method: Any = channel.stream_stream(_STREAM, None, None)
+        self._call: Any = method(metadata=metadata)
+        self._target = target
+        self._reading: asyncio.Future[Any] | None = None
+        self._is_stuck = False
+
+    async def send(self, message: bytes, ends: float) -> None:
+        """Send a message; raise ServiceError if the stream has ended, or has not taken it by `ends`."""
+        timer = asyncio.get_running_loop().call_later(max(0.0, ends - time.monotonic()), self._give_up)
+        try:
+            await self._call.write(message)
+        except grpc.aio.AioRpcError as error:
+            failure = error_of_call(self._target, error)
+            # Here grpc.aio calls it an internal error that the call has ended; the next attempt learns the real status.
+            raise (self._failed_write() if isinstance(failure, ServiceInternalError) else failure) from None
+        except asyncio.InvalidStateError:
+            raise self._failed_write() from None
+        except asyncio.CancelledError:
+            if self._is_stuck or not task_is_cancelled():
+                raise self._failed_write() from None
+            raise
+        finally:
+            timer.cancel()
+
+    def _give_up(self) -> None:
+        self._is_stuck = True
         self._call.cancel()
 
+    def _failed_write(self) -> ServiceUnavailableError:
+        if self._is_stuck:
+            return ServiceUnavailableError(f"{self._target}: service does not read the stream")
+        return _ended(self._target)
 
-def open_stream(channel: grpc.Channel, metadata: Sequence[tuple[str, str]], target: str) -> StreamCall:
-    """Open a stream of drafts on `channel`, in the fastest way that this grpcio has."""
-    if cygrpc is not None and hasattr(getattr(channel, "_channel", None), "segregated_call"):
-        return Exchange(channel, metadata, target)
-    return ThreadedExchange(channel, metadata, target)
+    async def receive(self, ends: float) -> bytes | None:
+        """Return the next message, or None at `ends` (`time.monotonic`); raise ServiceError if the stream has ended."""
+        if self._reading is None:
+            self._reading = asyncio.ensure_future(self._call.read())
+            self._reading.add_done_callback(_retrieve)
+        done, _ = await asyncio.wait((self._reading,), timeout=max(0.0, ends - time.monotonic()))
+        if not done:
+            return None
+        reading, self._reading = self._reading, None
+        try:
+            message = reading.result()
+        except grpc.aio.AioRpcError as error:
+            raise error_of_call(self._target, error) from None
+        except asyncio.CancelledError:  # of the call, not of this task
+            raise _ended(self._target) from None
+        if not isinstance(message, bytes):  # grpc.aio.EOF
+            raise _ended(self._target)
+        return message
+
+    def close(self) -> None:
+        """End the stream."""
+        self._call.cancel()
+        if self._reading is not None:
+            self._reading.cancel()
+
+
+def _retrieve(reading: asyncio.Future[Any]) -> None:
+    """Take the error of a read that is no longer awaited, so that asyncio does not complain about it."""
+    if not reading.cancelled():
+        reading.exception()
+
+
+def task_is_cancelled() -> bool:
+    """Return whether the running task was cancelled, not only its call; True before Python 3.11, which cannot say."""
+    cancelling = getattr(asyncio.current_task(), "cancelling", None)
+    return cancelling is None or cancelling() > 0

@@ -1,4 +1,4 @@
-"""The datastores that a service serves, by name: opened, chosen for a request, watched, swapped for rebuilt ones."""
+"""The datastores of a service, by name: opened, selected for requests, watched, swapped for rebuilt ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.header import FORMAT_VERSION
 from rest_store.datastore.kernel import guard_pages
 from rest_store.errors import (
-    DatastoreError,
     DatastoreUnavailableError,
     RestStoreError,
     ServeError,
@@ -24,13 +23,10 @@ from rest_store.errors import (
 from rest_store.v1 import datastore_pb2 as pb
 
 _Stamp = tuple[int, int, int, int]  # device, inode, size, time of the last change of content
-_MOST_SELECTIONS = 1024  # remembered at once
 
 
 class Served:
     """One datastore under its name. Thread-safe."""
-
-    __slots__ = ("_changed", "_guard", "_stamps", "generation", "name", "path", "store")
 
     def __init__(self, name: str, path: Path, generation: int) -> None:
         self.name = name
@@ -48,30 +44,29 @@ class Served:
 
     @property
     def readable(self) -> bool:
-        """Whether its files are still what was opened, as far as `watch` and reading them has shown."""
+        """Whether its files are still as they were opened, as far as `watch` and reading them has shown."""
         return self._changed is None and (self._guard is None or not self._guard.lost)
 
     def require_readable(self) -> None:
-        """Raise DatastoreUnavailableError unless `readable`; to be asked after each answer, which is void then."""
-        if self._changed is not None or (self._guard is not None and self._guard.lost):
-            found = self._changed or "unreadable: truncated underneath, or its disk fails"
-            expected = "as they were opened; restore and reload it"
-            raise DatastoreUnavailableError(describe(f"datastore {self.name!r}", "one of its files", found, expected))
+        """Raise DatastoreUnavailableError unless `readable`; to be called after reading, before the answer is used."""
+        if not self.readable:
+            fault = self._changed or "a file was truncated, or its disk fails"
+            raise DatastoreUnavailableError(f"datastore {self.name!r} is unavailable: {fault}; restore and reload it")
 
     def try_out(self) -> None:
-        """Ask it once, so that a datastore that cannot be read at all is found before it is served."""
+        """Draft once, so that a datastore that cannot be read is refused before it is served."""
         self.store.draft([0], max_nodes=1)
         self.require_readable()
 
     def watch(self) -> None:
-        """Look whether a file was changed in place. One that another has replaced is no matter: the old one is held."""
+        """Check whether a file was changed in place. A replaced file does no harm: the old one stays open."""
         for file, opened in self._stamps.items():
-            found = _stamp(file)
-            if opened is not None and found is not None and found[:2] == opened[:2] and found != opened:
-                self._changed = f"changed in place ({file.name})"
+            current = _stamp(file)
+            if opened is not None and current is not None and current[:2] == opened[:2] and current != opened:
+                self._changed = f"{file.name} was changed in place"
 
     def describe(self) -> pb.DatastoreDescription:
-        """Return what Describe says of it."""
+        """Return its description for Describe."""
         info = self.store.info()
         tokenizer = info.tokenizer
         built = Timestamp()
@@ -97,15 +92,15 @@ class Served:
 
 def _stamp(file: Path) -> _Stamp | None:
     try:
-        found = file.stat()
+        status = file.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the reload of one datastore went: `refused` says why the rebuilt one was not taken, None that it was."""
+    """How the reload of one datastore ended: `refused` says why it failed, None that it succeeded."""
 
     name: str
     generation: int
@@ -119,7 +114,7 @@ class Catalog:
         places: names and directories, in the order in which they are served.
 
     Raises:
-        ServeError: no datastore, or two of one name.
+        ServeError: no datastore, or two with the same name.
         DatastoreError: one cannot be opened.
 
     `select` may be called while another thread runs `reopen`; `swap` belongs to the thread of `select`.
@@ -136,8 +131,6 @@ class Catalog:
         self._served = {name: Served(name, path, 1) for name, path in places}
         for served in self._served.values():
             served.try_out()
-        self._selections: dict[tuple[tuple[str, ...], str], tuple[Served, ...]] = {}
-        self.version = 1
 
     @property
     def served(self) -> tuple[Served, ...]:
@@ -149,76 +142,61 @@ class Catalog:
 
         Raises:
             UnknownDatastoreError: no datastore has one of `names`.
-            TokenizerMismatchError: one named, or all there are, have another tokenizer; or, without names and
-                `fingerprint`, there are several tokenizers.
+            TokenizerMismatchError: a named datastore, or every one, has another tokenizer; or there are several
+                tokenizers, and neither names nor `fingerprint` select one.
         """
-        try:
-            return self._selections[names, fingerprint]
-        except KeyError:
-            pass
-        found = self._named(names, fingerprint) if names else self._all(fingerprint)
-        if len(self._selections) >= _MOST_SELECTIONS:
-            self._selections.clear()
-        if len(names) <= len(self._served):
-            self._selections[names, fingerprint] = found
-        return found
-
-    def _named(self, names: tuple[str, ...], fingerprint: str) -> tuple[Served, ...]:
+        if not names:
+            return self._matching(fingerprint)
         for name in names:
             served = self._served.get(name)
             if served is None:
                 expected = "one of " + reprlib.repr(sorted(self._served))
                 raise UnknownDatastoreError(describe("request", "name of a datastore", reprlib.repr(name), expected))
             if fingerprint not in ("", served.fingerprint):
-                where = f"datastore {name!r}"
-                found = reprlib.repr(fingerprint)
+                where, found = f"datastore {name!r}", reprlib.repr(fingerprint)
                 raise TokenizerMismatchError(describe(where, "the client's tokenizer", found, served.fingerprint))
         return tuple(self._served[name] for name in names)
 
-    def _all(self, fingerprint: str) -> tuple[Served, ...]:
+    def _matching(self, fingerprint: str) -> tuple[Served, ...]:
         known = {served.fingerprint for served in self.served}
         if fingerprint:
-            found = tuple(served for served in self.served if served.fingerprint == fingerprint)
-            if not found:
-                expected = "one of " + ", ".join(sorted(known))
-                said = reprlib.repr(fingerprint)
-                raise TokenizerMismatchError(describe("service", "the client's tokenizer", said, expected))
-            return found
+            matching = tuple(served for served in self.served if served.fingerprint == fingerprint)
+            if not matching:
+                found, expected = reprlib.repr(fingerprint), "one of " + ", ".join(sorted(known))
+                raise TokenizerMismatchError(describe("service", "the client's tokenizer", found, expected))
+            return matching
         if len(known) > 1:
-            expected = "a tokenizer or names of datastores, which have several tokenizers here"
+            expected = "a tokenizer or names: the datastores have several tokenizers"
             raise TokenizerMismatchError(describe("request", "selection", "empty", expected))
         return self.served
 
     def watch(self) -> None:
-        """Look whether files were changed in place; takes a system call for each file."""
+        """Check whether files were changed in place; takes a system call for each file."""
         for served in self.served:
             served.watch()
 
     def reopen(self) -> list[Served | Outcome]:
-        """Open every datastore anew and try it out; a bad one is an Outcome that says so. Changes nothing."""
-        found: list[Served | Outcome] = []
+        """Open every datastore again and try it out; one that fails becomes an Outcome. Changes nothing."""
+        reopened: list[Served | Outcome] = []
         for old in self.served:
             try:
                 new = Served(old.name, old.path, old.generation + 1)
                 if new.fingerprint != old.fingerprint:
                     old.store.manifest.tokenizer.require_same(new.store.manifest.tokenizer, old.path)
                 new.try_out()
-                found.append(new)
+                reopened.append(new)
             except RestStoreError as error:
-                found.append(Outcome(old.name, old.generation, str(error)))
+                reopened.append(Outcome(old.name, old.generation, str(error)))
             except (OSError, ValueError, MemoryError) as error:
-                kind = DatastoreError(describe(old.path, "datastore", f"unusable ({error})", "one that can be opened"))
-                found.append(Outcome(old.name, old.generation, str(kind)))
-        return found
+                reopened.append(Outcome(old.name, old.generation, f"{old.path}: datastore cannot be opened ({error})"))
+        return reopened
 
-    def swap(self, found: Sequence[Served | Outcome]) -> list[Outcome]:
-        """Take what `reopen` opened; answers under way end with the datastore that they began with."""
+    def swap(self, reopened: Sequence[Served | Outcome]) -> list[Outcome]:
+        """Serve what `reopen` opened; answers under way end with the datastore that they began with."""
         outcomes = []
-        for one in found:
+        for one in reopened:
             if isinstance(one, Served):
                 self._served[one.name] = one
                 one = Outcome(one.name, one.generation, None)
             outcomes.append(one)
-        self._selections.clear()
-        self.version += 1
         return outcomes

@@ -1,4 +1,4 @@
-"""The commands that run a service and make it reload."""
+"""The commands `rest-store serve` and `rest-store reload`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,6 +15,9 @@ import rest_store
 from rest_store.errors import ServeError, describe
 from rest_store.service.address import Address
 from rest_store.service.server.limits import Limits, tokens_in
+
+if TYPE_CHECKING:
+    from rest_store.service.channel import Tls
 
 TOKEN_VARIABLE = "REST_STORE_TOKEN"
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -28,32 +31,27 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     default=["127.0.0.1:50051"],
     show_default=True,
     metavar="ADDRESS",
-    help="HOST:PORT (port 0: any free one) or unix:/path; may be repeated.",
+    help="HOST:PORT (port 0: any free one) or unix:/path. May be repeated.",
 )
 @click.option("--tls-cert", type=_FILE, help="PEM file of the service's certificate, with its chain.")
-@click.option("--tls-key", type=_FILE, help="PEM file of its key.")
-@click.option("--tls-client-ca", type=_FILE, help="PEM file of the authority that clients' certificates must be of.")
-@click.option("--token-file", type=_FILE, help=f"Bearer tokens, one a line; a further one is in {TOKEN_VARIABLE}.")
-@click.option("--insecure", is_flag=True, help="Listen on public addresses without TLS or token, too.")
-@click.option("--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics over HTTP there.")
-@click.option("--log-json", is_flag=True, help="Write events as JSON, one object a line.")
-@click.option("--log-requests", is_flag=True, help="Write an event for every request.")
-@click.option("--max-message-bytes", default=Limits.max_message_bytes, show_default=True, help="Size of a message.")
-@click.option(
-    "--max-contexts",
-    default=Limits.max_contexts,
-    show_default=True,
-    help="Contexts of a request, proposals and datastores counted.",
-)
-@click.option("--max-streams", default=Limits.max_streams, show_default=True, help="Streams open at once.")
-@click.option("--max-in-flight", default=Limits.max_in_flight, show_default=True, help="Requests at once.")
-@click.option("--max-waiting", default=Limits.max_waiting, show_default=True, help="Requests not looked at yet.")
+@click.option("--tls-key", type=_FILE, help="PEM file of the certificate's key.")
+@click.option("--tls-client-ca", type=_FILE, help="PEM file of the authority of clients' certificates; requires them.")
+@click.option("--token-file", type=_FILE, help=f"Accepted bearer tokens, one a line; also that in {TOKEN_VARIABLE}.")
+@click.option("--insecure", is_flag=True, help="Allow public addresses without TLS or authentication.")
+@click.option("--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics over HTTP at this address.")
+@click.option("--log-json", is_flag=True, help="Write the log as JSON, one object a line.")
+@click.option("--log-requests", is_flag=True, help="Log every request.")
+@click.option("--max-message-bytes", default=Limits.max_message_bytes, show_default=True, help="Largest message.")
+@click.option("--max-contexts", default=Limits.max_contexts, show_default=True, help="Most contexts times datastores.")
+@click.option("--max-streams", default=Limits.max_streams, show_default=True, help="Most open streams.")
+@click.option("--max-in-flight", default=Limits.max_in_flight, show_default=True, help="Most requests in flight.")
+@click.option("--max-waiting", default=Limits.max_waiting, show_default=True, help="Most requests that wait.")
 @click.option(
     "--drain-seconds",
     type=click.FloatRange(min=0),
     default=10.0,
     show_default=True,
-    help="How long running calls may go on after SIGTERM.",
+    help="Time that running calls have after SIGTERM.",
 )
 def serve(
     datastores: tuple[str, ...],
@@ -75,13 +73,13 @@ def serve(
 ) -> None:
     """Serve drafts from datastores over gRPC.
 
-    Each is known by its directory's name, or by NAME. SIGTERM ends the service when running calls are done; SIGHUP or
-    `rest-store reload` makes it take rebuilt datastores, new tokens and new certificates.
+    Clients select a datastore by the name of its directory, or by NAME. After SIGTERM the service ends once running
+    calls are done. SIGHUP or `rest-store reload` makes it read datastores, tokens and certificates again.
     """
     if (tls_cert is None) != (tls_key is None) or (tls_client_ca is not None and tls_cert is None):
-        raise click.UsageError("--tls-cert and --tls-key go together, and --tls-client-ca with both")
+        raise click.UsageError("--tls-cert and --tls-key need each other, and --tls-client-ca needs both")
     if log_json:
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its own lines are no JSON
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # lines of its own are not JSON
     from rest_store.service.server.credentials import CertificateFiles
     from rest_store.service.server.logs import EventLog
     from rest_store.service.server.server import Options
@@ -94,7 +92,7 @@ def serve(
     if metrics_address is not None and metrics_address.path is not None:
         raise ServeError(describe("service", "--metrics", metrics, "HOST:PORT"))
     options = Options(
-        datastores=[_place(text) for text in datastores],
+        datastores=[_name_and_directory(text) for text in datastores],
         addresses=[Address.parse(text, "--listen") for text in listen],
         certificates=certificates,
         token_file=token_file,
@@ -111,7 +109,7 @@ def serve(
 
 
 def _run_loop() -> Callable[[Coroutine[Any, Any, None]], None]:
-    """Return what runs an event loop: uvloop's where it is installed, which takes a tenth less of each request."""
+    """Return what runs an event loop: that of uvloop where it is installed, which saves a tenth of each request."""
     try:
         import uvloop
     except ImportError:
@@ -127,8 +125,8 @@ def _announce(addresses: list[str], metrics: str | None) -> None:
     click.echo("ready")
 
 
-def _place(text: str) -> tuple[str, Path]:
-    """Return name and directory of `DIR` or `NAME=DIR`; a directory whose name holds `=` is given as `./DIR`."""
+def _name_and_directory(text: str) -> tuple[str, Path]:
+    """Return name and directory of `DIR` or `NAME=DIR`; a directory with `=` in its name is written `./DIR`."""
     name, equals, directory = text.partition("=")
     if equals and os.sep not in name:
         return name, Path(directory)
@@ -136,14 +134,44 @@ def _place(text: str) -> tuple[str, Path]:
     return (path.name or path.resolve().name), path
 
 
+def request_reload(address: Address, token: str | None, tls: Tls | None, timeout: float) -> list[dict[str, Any]]:
+    """Make the service at `address` reload; return name, generation and reason of refusal for each datastore.
+
+    Raises:
+        LimitError: `timeout` is out of range.
+        TargetError: the token or a certificate is not valid.
+        ServiceError: the service did not reload; the subclass says why.
+    """
+    import grpc
+
+    from rest_store.service.channel import Dialer, seconds_of
+    from rest_store.service.errors import error_of_call
+    from rest_store.v1 import datastore_pb2 as pb
+    from rest_store.v1 import datastore_pb2_grpc
+
+    seconds, dialer = seconds_of(timeout), Dialer(token, tls)
+    with dialer.connect(address.text) as channel:
+        stub = datastore_pb2_grpc.DatastoreServiceStub(channel)  # type: ignore[no-untyped-call]  # generated
+        try:
+            response = stub.Reload(pb.ReloadRequest(), timeout=seconds, metadata=dialer.metadata)
+        except grpc.RpcError as error:
+            raise error_of_call(address.text, error) from None
+    return [
+        {"name": one.datastore, "generation": one.generation, "refused": one.refused or None}
+        for one in response.outcomes
+    ]
+
+
 @click.command(epilog="Example: rest-store reload 127.0.0.1:50051")
 @click.argument("address")
-@click.option("--token-file", type=_FILE, help=f"File whose first line is the token; else {TOKEN_VARIABLE}.")
-@click.option("--tls-ca", type=_FILE, help="PEM file of the authority of the service's certificate; turns TLS on.")
-@click.option("--tls-cert", type=_FILE, help="PEM file of a client certificate, where the service asks for one.")
-@click.option("--tls-key", type=_FILE, help="PEM file of its key.")
-@click.option("--tls-server-name", metavar="NAME", help="Name in the service's certificate, if not ADDRESS's host.")
-@click.option("--timeout", default=60.0, show_default=True, help="Seconds to wait for the outcome.")
+@click.option("--token-file", type=_FILE, help=f"File with the bearer token in its first line; else {TOKEN_VARIABLE}.")
+@click.option("--tls-ca", type=_FILE, help="PEM file of the authority of the service's certificate; enables TLS.")
+@click.option("--tls-cert", type=_FILE, help="PEM file of a client certificate, where the service requires one.")
+@click.option("--tls-key", type=_FILE, help="PEM file of the client certificate's key.")
+@click.option(
+    "--tls-server-name", metavar="NAME", help="Name in the service's certificate, if not the host of ADDRESS."
+)
+@click.option("--timeout", default=60.0, show_default=True, help="Seconds to wait for the service.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def reload(
     address: str,
@@ -155,24 +183,24 @@ def reload(
     timeout: float,
     as_json: bool,
 ) -> None:
-    """Make the service at ADDRESS on this machine take rebuilt datastores, new tokens and certificates.
+    """Make the service at ADDRESS, on this machine, read its datastores, tokens and certificates again.
 
-    Waits for the outcome. What is not in order is refused and the old stays; then the exit status is 1.
+    Waits for the outcome. What is not valid is refused, and what was there before stays in use; the exit status is 1
+    then.
     """
     from rest_store.service.channel import Tls
-    from rest_store.service.server.reload import request_reload
 
     has_tls = tls_ca or tls_cert or tls_key or tls_server_name
     tls = Tls(tls_ca, tls_cert, tls_key, tls_server_name) if has_tls else None
     token = os.environ.get(TOKEN_VARIABLE) or None
     if token_file is not None:
         token = tokens_in(token_file)[0]
-    outcomes = request_reload(Address.parse(address), token=token, tls=tls, timeout=timeout)
+    outcomes = request_reload(Address.parse(address), token, tls, timeout)
     if as_json:
-        click.echo(json.dumps({"outcomes": [vars(one) for one in outcomes]}))
+        click.echo(json.dumps({"outcomes": outcomes}))
     else:
         for one in outcomes:
-            said = "taken" if one.refused is None else f"refused, the old stays: {one.refused}"
-            click.echo(f"{one.name or 'service'}: generation {one.generation}: {said}")
-    if any(one.refused is not None for one in outcomes):
+            outcome = f"refused, the old one stays in use: {one['refused']}" if one["refused"] else "reloaded"
+            click.echo(f"{one['name'] or 'service'}: generation {one['generation']}: {outcome}")
+    if any(one["refused"] for one in outcomes):
         raise SystemExit(1)

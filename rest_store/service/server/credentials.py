@@ -1,4 +1,4 @@
-"""The service's side of TLS: its certificate, and the authority of its clients' certificates."""
+"""The certificates of a service, and the authority of its clients' certificates."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import grpc
 
 from rest_store.errors import ServeError, describe
+from rest_store.service.channel import read_pem
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class CertificateFiles:
 
 
 class Certificates:
-    """Certificates read from files, and read again when the service reloads; each new connection gets the newest.
+    """Certificates read from files, again at each reload; new connections get the newest.
 
     Raises:
         ServeError: a file cannot be read, or certificate and key do not belong together.
@@ -36,14 +37,14 @@ class Certificates:
         self._current = self._read()
 
     def credentials(self) -> grpc.ServerCredentials:
-        """Return what a server's port takes."""
+        """Return credentials for a port of a gRPC server."""
         return grpc.dynamic_ssl_server_credentials(
             self._current, lambda: self._current, self._files.client_authority is not None
         )
 
     def _read(self) -> grpc.ServerCertificateConfiguration:
         certificate, key, authority = (
-            None if path is None else _content(path)
+            read_pem(path, ServeError)
             for path in (self._files.certificate, self._files.key, self._files.client_authority)
         )
         try:
@@ -59,10 +60,3 @@ class Certificates:
         assert certificate is not None
         assert key is not None
         return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=authority)
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ServeError(describe(path, "file", f"unreadable ({error.strerror})", "a readable PEM file")) from None

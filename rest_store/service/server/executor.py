@@ -1,65 +1,45 @@
-"""Where the work of a request is done: at once in the event loop, or by worker threads.
+"""Where the work of a request runs: in the event loop, or on worker threads.
 
-Small work is done at once: a draft takes microseconds, less than handing it to a thread. Larger work goes to worker
-threads in pieces (the kernel releases the GIL), so that others are answered meanwhile and that no more than a piece is
-wasted on a client who has gone. So does all work for a second after a small one had to wait for the disk, as happens
-while a datastore's pages are not in memory yet.
+Small work runs in the event loop: a draft takes microseconds, less than a switch of threads. Larger work goes to worker
+threads in pieces, which release the GIL, so that other requests are answered meanwhile and a client that leaves wastes
+no more than one piece. While a datastore's pages are not in memory yet, even small work may wait for the disk: after
+such a wait all work goes to worker threads for a second.
 """
 
 from __future__ import annotations
 
 import asyncio
 import resource
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
-_SLOW = 0.002  # seconds of work in the event loop after which it is asked whether the disk was the reason
-_PATIENCE = 1.0  # seconds for which work goes to worker threads if it was
+_SLOW = 0.002  # seconds in the event loop after which page faults are looked at
+_DISK_SECONDS = 1.0  # for which all work goes to worker threads after a wait for the disk
 
-Reply: TypeAlias = bytes | Awaitable[bytes]
-_T = TypeVar("_T")
+T = TypeVar("T")
 
 
-class Work:
-    """Does work for one event loop, in whose thread it is made and used.
-
-    Attributes:
-        patient_until: on the clock of `perf_counter`, when small work may be done at once again.
-    """
-
-    __slots__ = ("_waits", "_workers", "patient_until")
+class Executor:
+    """Runs work for one event loop, in whose thread it is made and used."""
 
     def __init__(self, workers: ThreadPoolExecutor) -> None:
         self._workers = workers
-        self.patient_until = 0.0
-        self._waits = _disk_waits()
+        self._threads_until = 0.0  # on the clock of `perf_counter`
 
-    def done(self, work: Sequence[Callable[[], _T]], small: bool, finish: Callable[[list[_T]], bytes]) -> Reply:
-        """Do `work`, at once if it is small and the disk was not met lately, and make the answer of its results."""
-        start = perf_counter()
-        if not small or start < self.patient_until:
-            return self._done_by_workers(work, finish)
-        results = [piece() for piece in work]
-        self.look_at_disk(start)
-        return finish(results)
-
-    def look_at_disk(self, start: float) -> None:
-        """Notice it if work in the event loop, begun at `start`, has waited for the disk."""
-        if perf_counter() - start > _SLOW and (waits := _disk_waits()) > self._waits:
-            self._waits = waits
-            self.patient_until = start + _PATIENCE
-
-    def forget_waits(self) -> None:
-        """Forget past waits for the disk, that an old one is not taken for the reason of a new delay."""
-        self._waits = _disk_waits()
-
-    async def _done_by_workers(self, work: Sequence[Callable[[], _T]], finish: Callable[[list[_T]], bytes]) -> bytes:
-        loop = asyncio.get_running_loop()
-        return finish([await loop.run_in_executor(self._workers, piece) for piece in work])
+    async def run(self, tasks: Sequence[Callable[[], T]], *, small: bool) -> list[T]:
+        """Return the results of `tasks`, in their order; `small`: together they take less than a millisecond or so."""
+        start, page_faults = perf_counter(), _page_faults()
+        if not small or start < self._threads_until:
+            loop = asyncio.get_running_loop()
+            return [await loop.run_in_executor(self._workers, task) for task in tasks]
+        results = [task() for task in tasks]
+        if perf_counter() - start > _SLOW and _page_faults() > page_faults:
+            self._threads_until = start + _DISK_SECONDS
+        return results
 
 
-def _disk_waits() -> int:
-    """Return how many pages this thread has waited for."""
+def _page_faults() -> int:
+    """Return the number of pages that this thread has waited for."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt

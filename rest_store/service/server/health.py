@@ -15,8 +15,8 @@ _MOST_WATCHERS = 64
 class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # generated, without types
     """Answers Check and Watch. For use within one event loop.
 
-    Not the servicer that comes with gRPC: there a watcher who does not read holds up whoever sets a status, and one
-    that leaves takes the others' news along.
+    The servicer that comes with gRPC is not used: there a watcher that does not read blocks whoever sets a status, and
+    one that leaves makes the others miss changes.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # generated
         self._watchers: set[asyncio.Event] = set()
 
     def set(self, serving: dict[str, bool]) -> None:
-        """Replace what is known: for each name, whether it is served. Never waits."""
+        """Replace the status of every name: whether it is served. Never waits."""
         if serving != self._serving:
             self._serving = dict(serving)
             for watcher in self._watchers:
@@ -37,16 +37,18 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # generated
         return int(serving if self._serving[name] else not_serving)
 
     async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802  the name in the definition
-        """Return the status of one name; NOT_FOUND if there is none such."""
+        """Return the status of one name; NOT_FOUND if it is unknown."""
         status = self._status(request.service)
         if status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN:
-            await context.abort(grpc.StatusCode.NOT_FOUND, "health: name is unknown, expected that of a datastore")
+            await context.abort(
+                grpc.StatusCode.NOT_FOUND, "health: the name is unknown: neither the service nor a datastore has it"
+            )
         return health_pb2.HealthCheckResponse(status=status)
 
     async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802  the name in the definition
         """Yield the status of one name, now and whenever it changes."""
         if len(self._watchers) >= _MOST_WATCHERS:
-            message = f"health: number of watchers is {_MOST_WATCHERS} already, expected fewer"
+            message = f"health: there are {_MOST_WATCHERS} watchers already; try again later"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
         changed = asyncio.Event()
         self._watchers.add(changed)

@@ -1,33 +1,29 @@
-"""Who may ask a service and how much at once: its limits, the work in flight, and bearer tokens."""
+"""Access to a service: its limits, the number of calls in flight, and bearer tokens."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import hmac
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rest_store.datastore.kernel import MAX_DEPTH, MAX_NODES, MAX_SUFFIX
-from rest_store.drafting.evidence import MAX_EVIDENCE_ROWS
 from rest_store.errors import AuthenticationError, OverloadedError, ServeError, describe
+
+_GREATEST = 1 << 30  # of each limit
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a service takes at most; published by Describe.
+    """Limits of a service, of all clients together; published by Describe.
 
     Attributes:
         max_message_bytes: size of a request, and of an answer.
-        max_contexts: contexts and proposals of one request, times the datastores asked.
-        max_streams: streams open at once.
-        max_in_flight: requests at once, of all clients, streams not counted.
-        max_waiting: requests that have come but were not looked at yet, of all clients; at least 2.
-        max_nodes: nodes of one draft tree.
-        max_suffix: longest suffix tried, in tokens.
-        max_depth: longest continuation, in tokens.
-        max_evidence_rows: paths along which evidence is read; times the datastores asked they count as contexts.
+        max_contexts: contexts of one request, times the datastores asked.
+        max_streams: open streams.
+        max_in_flight: requests in flight, streams not counted.
+        max_waiting: requests that have arrived and are not in flight yet; at least 2.
 
     Raises:
         ServeError: a limit is out of range.
@@ -38,71 +34,43 @@ class Limits:
     max_streams: int = 1024
     max_in_flight: int = 256
     max_waiting: int = 1024
-    max_nodes: int = MAX_NODES
-    max_suffix: int = MAX_SUFFIX
-    max_depth: int = MAX_DEPTH
-    max_evidence_rows: int = MAX_EVIDENCE_ROWS
 
     def __post_init__(self) -> None:
-        greatest = {
-            "max_nodes": MAX_NODES,
-            "max_suffix": MAX_SUFFIX,
-            "max_depth": MAX_DEPTH,
-            "max_evidence_rows": MAX_EVIDENCE_ROWS,
-        }
         least = {"max_message_bytes": 1024, "max_waiting": 2}
-        for field in fields(self):
-            low, high = least.get(field.name, 1), greatest.get(field.name, 1 << 30)
-            if not low <= getattr(self, field.name) <= high:
-                raise ServeError(describe("service", field.name, getattr(self, field.name), f"{low}..{high}"))
+        for name, value in vars(self).items():
+            if not least.get(name, 1) <= value <= _GREATEST:
+                raise ServeError(describe("service", name, value, f"{least.get(name, 1)}..{_GREATEST}"))
 
 
 class Gate:
-    """Counts what is inside and lets nothing in beyond its limit. For use within one event loop."""
+    """Counts tasks and lets none in beyond its limit. For use within one event loop.
 
-    __slots__ = ("_empty", "_inside", "_limit", "_what")
+    Args:
+        what: the tasks, for the error.
+        limit: most of them at once.
+
+    Attributes:
+        tasks: those inside.
+    """
 
     def __init__(self, what: str, limit: int) -> None:
         self._what = what
         self._limit = limit
-        self._inside = 0
-        self._empty = asyncio.Event()
-        self._empty.set()
-
-    @property
-    def inside(self) -> int:
-        """How many are inside now."""
-        return self._inside
+        self.tasks: set[asyncio.Task[Any]] = set()
 
     def enter(self, task: asyncio.Task[Any]) -> None:
-        """Count `task` as inside until it is done, however it ends.
-
-        Raises:
-            OverloadedError: the limit is reached.
-        """
-        if self._inside >= self._limit:
-            expected = f"at most {self._limit}: try again later"
-            raise OverloadedError(describe("service", self._what, f"{self._inside} already", expected))
-        if self._inside == 0:
-            self._empty.clear()
-        self._inside += 1
-        task.add_done_callback(self._leave)
-
-    def _leave(self, _: object) -> None:
-        self._inside -= 1
-        if self._inside == 0:
-            self._empty.set()
-
-    async def empty(self) -> None:
-        """Wait until nothing is inside."""
-        await self._empty.wait()
+        """Let `task` in until it is done, however it ends; raise OverloadedError if the limit is reached."""
+        if len(self.tasks) >= self._limit:
+            raise OverloadedError(f"service is overloaded: it has {self._limit} {self._what}; try again later")
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
 
 
 def tokens_in(path: Path) -> list[str]:
-    """Return the bearer tokens of a file, one a line; empty lines and those that start with # are skipped.
+    """Return the bearer tokens of a file, one a line, without empty lines and those that start with #.
 
     Raises:
-        ServeError: the file cannot be read, holds no token, or one that no header can carry.
+        ServeError: the file cannot be read, holds no token, or is not ASCII.
     """
     try:
         lines = [line.strip() for line in path.read_text(encoding="ascii").splitlines()]
@@ -116,27 +84,27 @@ def tokens_in(path: Path) -> list[str]:
 
 
 class BearerTokens:
-    """The tokens that a service accepts. None at all: everybody may ask.
+    """The tokens that a service accepts; if there are none, everybody may ask.
 
     Args:
-        path: a file with one token a line, if there is one; empty lines and those that start with # are skipped.
-        given: a further token, from the environment.
+        path: a file as `tokens_in` reads it, if there is one.
+        token: a further token, from the environment.
 
     Raises:
-        ServeError: the file cannot be read, or holds no token.
+        ServeError: as `tokens_in`.
 
     Thread-safe.
     """
 
-    def __init__(self, path: Path | None = None, given: str | None = None) -> None:
+    def __init__(self, path: Path | None = None, token: str | None = None) -> None:
         self._path = path
-        self._given = given
+        self._token = token
         self._digests: tuple[bytes, ...] = ()
         self.reload()
 
     def reload(self) -> None:
         """Read the file again; on an error the tokens stay as they are."""
-        tokens = [self._given] if self._given else []
+        tokens = [self._token] if self._token else []
         if self._path is not None:
             tokens += tokens_in(self._path)
         self._digests = tuple(hashlib.sha256(token.encode()).digest() for token in tokens)
@@ -145,11 +113,7 @@ class BearerTokens:
         return bool(self._digests)
 
     def require(self, metadata: Any) -> None:
-        """Check the `authorization` of a call; the time taken tells nothing of the tokens.
-
-        Raises:
-            AuthenticationError: it is absent, no bearer token, or one that is not accepted.
-        """
+        """Raise AuthenticationError unless a call has an accepted bearer token; the time taken does not leak them."""
         if not self._digests:
             return
         value = next((value for key, value in metadata or () if key == "authorization"), None)

@@ -1,4 +1,4 @@
-"""What a service tells its operator: one line for each event on standard error, as text or as JSON."""
+"""The log of a service: one line for each event on standard error, as text or as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class EventLog:
 
     Args:
         as_json: one JSON object a line; otherwise text.
-        file: where to; standard error by default.
+        file: destination; None: standard error.
     """
 
     def __init__(self, as_json: bool = False, file: TextIO | None = None) -> None:
@@ -32,11 +32,11 @@ class EventLog:
             file = self._file or sys.stderr
             file.write(line + "\n")
             file.flush()
-        except OSError:  # nobody reads it any more: no reason to stop serving
+        except OSError:  # the reader has gone, which is no reason to stop serving
             pass
 
     def take_over(self) -> None:
-        """Have what other packages log at level WARNING and above written as events, too."""
+        """Write as events what other packages log at level WARNING and above."""
         root = logging.getLogger()
         root.handlers = [_Handler(self)]
         root.setLevel(logging.WARNING)

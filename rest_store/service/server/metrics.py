@@ -1,14 +1,16 @@
-"""What a service counts, as plain numbers that cost nothing to add to, and their exposition for Prometheus."""
+"""The counters of a service, as plain numbers, and their exposition for Prometheus."""
 
 from __future__ import annotations
 
 import platform
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
+
+    from rest_store.service.server.catalog import Served
 
 # Upper bounds in seconds; a last bucket takes what is longer.
 SECONDS = (
@@ -20,8 +22,6 @@ MATCH_LENGTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 class MethodCounts:
     """Counts of one RPC method. Only its service's event loop writes; any thread may read."""
-
-    __slots__ = ("bytes_received", "bytes_sent", "codes", "seconds", "seconds_sum")
 
     def __init__(self) -> None:
         self.codes: dict[str, int] = {}
@@ -44,18 +44,8 @@ class MethodCounts:
         self.codes[code] = self.codes.get(code, 0) + 1
 
 
-class DatastoreState(NamedTuple):
-    """What is shown of one datastore."""
-
-    name: str
-    tokens: int
-    size: int
-    generation: int
-    readable: bool
-
-
 class Metrics:
-    """Everything a service counts; see `collect` for what each number is called outside."""
+    """All counters of a service; `collect` has their public names."""
 
     def __init__(self, methods: Iterable[str], version: str, kernel: str) -> None:
         self.methods = {method: MethodCounts() for method in methods}
@@ -65,16 +55,14 @@ class Metrics:
         self.nodes = 0
         self.evidence_rows = 0
         self.rejected: dict[str, int] = {}
-        self.reloads = {"taken": 0, "refused": 0}
+        self.reloads = {"reloaded": 0, "refused": 0}
 
     def reject(self, reason: str) -> None:
-        """Count one request refused before it was looked at."""
+        """Count one request that was refused before its message was read."""
         self.rejected[reason] = self.rejected.get(reason, 0) + 1
 
-    def collect(
-        self, in_flight: int, streams: int, draining: bool, datastores: Iterable[DatastoreState]
-    ) -> Iterator[Metric]:
-        """Yield all numbers as Prometheus metrics; gauges are given as they are now."""
+    def collect(self, in_flight: int, streams: int, draining: bool, served: Iterable[Served]) -> Iterator[Metric]:
+        """Yield all counters, and gauges as they are now, as Prometheus metrics."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
         build = GaugeMetricFamily("rest_store_build_info", "Version and build; always 1.", labels=list(self.build))
@@ -82,12 +70,12 @@ class Metrics:
         yield build
 
         requests = CounterMetricFamily(
-            "rest_store_requests", "Requests (on streams: messages) ended, by gRPC status.", labels=["method", "code"]
+            "rest_store_requests", "Requests (on streams: messages), by gRPC status.", labels=["method", "code"]
         )
         received = CounterMetricFamily("rest_store_received_bytes", "Bytes of answered requests.", labels=["method"])
         sent = CounterMetricFamily("rest_store_sent_bytes", "Bytes of answers.", labels=["method"])
         seconds = HistogramMetricFamily(
-            "rest_store_request_seconds", "From a request's arrival in the service to its answer.", labels=["method"]
+            "rest_store_request_seconds", "Seconds from a request's arrival to its answer.", labels=["method"]
         )
         for method, counts in self.methods.items():
             for code, count in list(counts.codes.items()):
@@ -100,7 +88,9 @@ class Metrics:
         lengths = [0] * (len(MATCH_LENGTHS) + 1)
         for length, count in enumerate(self.match_lengths):
             lengths[bisect_left(MATCH_LENGTHS, length)] += count
-        matches = HistogramMetricFamily("rest_store_match_length_tokens", "Longest suffix matches of drafts.")
+        matches = HistogramMetricFamily(
+            "rest_store_match_length_tokens", "Length of the longest suffix match of each draft tree."
+        )
         total = sum(length * count for length, count in enumerate(self.match_lengths))
         matches.add_metric([], _cumulative(MATCH_LENGTHS, lengths), total)
         yield matches
@@ -109,29 +99,29 @@ class Metrics:
         rows = self.evidence_rows
         yield CounterMetricFamily("rest_store_evidence_rows", "Paths along which evidence was sent.", value=rows)
 
-        rejected = CounterMetricFamily("rest_store_rejected", "Requests refused unread, by reason.", labels=["reason"])
-        for reason, count in list(self.rejected.items()):
-            rejected.add_metric([reason], count)
-        yield rejected
-        reloads = CounterMetricFamily("rest_store_reloads", "Datastores reloaded, by outcome.", labels=["outcome"])
-        for outcome, count in self.reloads.items():
-            reloads.add_metric([outcome], count)
-        yield reloads
+        for name, meaning, label, counts_by_label in (
+            ("rest_store_rejected", "Requests refused before they were read, by reason.", "reason", self.rejected),
+            ("rest_store_reloads", "Reloads of a datastore, by outcome.", "outcome", self.reloads),
+        ):
+            counter = CounterMetricFamily(name, meaning, labels=[label])
+            for value, count in list(counts_by_label.items()):
+                counter.add_metric([value], count)
+            yield counter
 
-        yield GaugeMetricFamily("rest_store_in_flight", "Requests being worked on.", value=in_flight)
-        yield GaugeMetricFamily("rest_store_streams", "Streams open.", value=streams)
+        yield GaugeMetricFamily("rest_store_in_flight", "Requests in flight.", value=in_flight)
+        yield GaugeMetricFamily("rest_store_streams", "Open streams.", value=streams)
         yield GaugeMetricFamily("rest_store_draining", "1 while the service is shutting down.", value=int(draining))
-        gauges: dict[str, tuple[str, Callable[[DatastoreState], int]]] = {
-            "rest_store_datastore_tokens": ("Tokens.", lambda state: state.tokens),
-            "rest_store_datastore_size_bytes": ("Bytes of all files.", lambda state: state.size),
-            "rest_store_datastore_generation": ("1, and one more for each reload.", lambda state: state.generation),
-            "rest_store_datastore_readable": ("0 when its files cannot be read.", lambda state: int(state.readable)),
+        gauges: dict[str, tuple[str, Callable[[Served], int]]] = {
+            "tokens": ("Tokens of the datastore.", lambda one: one.store.manifest.token_count),
+            "size_bytes": ("Bytes of the datastore's files.", lambda one: one.store.info().size),
+            "generation": ("1, and one more for each reload.", lambda one: one.generation),
+            "readable": ("1 while the datastore's files can be read.", lambda one: int(one.readable)),
         }
-        states = list(datastores)
+        datastores = list(served)
         for name, (meaning, value_of) in gauges.items():
-            gauge = GaugeMetricFamily(name, meaning, labels=["datastore"])
-            for state in states:
-                gauge.add_metric([state.name], value_of(state))
+            gauge = GaugeMetricFamily(f"rest_store_datastore_{name}", meaning, labels=["datastore"])
+            for one in datastores:
+                gauge.add_metric([one.name], value_of(one))
             yield gauge
 
 

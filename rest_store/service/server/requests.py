@@ -1,4 +1,4 @@
-"""What a request asks: its limits, and its contexts and proposals as token sequences."""
+"""Validation of requests: what a service reads from a message before any work is done for it."""
 
 from __future__ import annotations
 
@@ -9,75 +9,32 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError, Message
 
-from rest_store.datastore.kernel import MAX_SUFFIX
-from rest_store.drafting.evidence import rows_for
+from rest_store.datastore.kernel import MAX_DEPTH, MAX_NODES, MAX_SUFFIX
+from rest_store.drafting.evidence import MAX_EVIDENCE_ROWS, rows_for
 from rest_store.errors import ContextTypeError, EmptyContextError, LimitError, TokenRangeError, describe
 from rest_store.service.server.limits import Limits
 from rest_store.v1 import datastore_pb2 as pb
 
-_M = TypeVar("_M", bound=Message)
+M = TypeVar("M", bound=Message)
 
 
-def parsed(kind: type[_M], data: bytes) -> _M:
-    """Return the message of type `kind` in `data`.
-
-    Raises:
-        ContextTypeError: `data` is none.
-    """
-    try:
-        return kind.FromString(data)
-    except DecodeError:
-        found = f"{len(data)} malformed bytes"
-        raise ContextTypeError(describe("request", "message", found, f"a {kind.DESCRIPTOR.name}")) from None
-
-
-class Size(NamedTuple):
-    """How large drafts may be: nodes, tokens of suffix, tokens of a continuation."""
+class TreeLimits(NamedTuple):
+    """Largest tree: nodes, tokens of the suffix, tokens of a continuation."""
 
     max_nodes: int
     max_suffix: int
     max_depth: int
 
 
-def size_of(message: pb.DraftLimits, limits: Limits) -> Size:
-    """Return the limits that a request sets, defaults in place of zeros.
-
-    Raises:
-        LimitError: one is above the service's.
-    """
-    nodes = message.max_nodes or min(64, limits.max_nodes)
-    suffix = message.max_suffix or min(16, limits.max_suffix)
-    depth = message.max_depth or min(10, limits.max_depth)
-    if nodes > limits.max_nodes or suffix > limits.max_suffix or depth > limits.max_depth:
-        for what, found in (("max_nodes", nodes), ("max_suffix", suffix), ("max_depth", depth)):
-            greatest = getattr(limits, what)
-            if found > greatest:
-                raise LimitError(describe("request", what, found, f"1..{greatest}, or 0 for the default"))
-    return Size(nodes, suffix, depth)
-
-
-class Survey(NamedTuple):
-    """How much evidence: nodes of the client's tree, tokens of suffix, paths."""
+class EvidenceLimits(NamedTuple):
+    """Most evidence: nodes of the client's tree, tokens of the suffix, paths."""
 
     max_nodes: int
     max_suffix: int
     max_rows: int
 
 
-def survey_of(message: pb.EvidenceLimits, limits: Limits) -> Survey:
-    """Return how much evidence a request asks for, defaults in place of zeros.
-
-    Raises:
-        LimitError: a limit is above the service's.
-    """
-    size = size_of(pb.DraftLimits(max_nodes=message.max_nodes, max_suffix=message.max_suffix), limits)
-    rows = message.max_rows or min(rows_for(size.max_nodes), limits.max_evidence_rows)
-    if rows > limits.max_evidence_rows:
-        raise LimitError(describe("request", "max_rows", rows, f"1..{limits.max_evidence_rows}, or 0 for the default"))
-    return Survey(size.max_nodes, size.max_suffix, rows)
-
-
-class Proposed(NamedTuple):
+class Proposals(NamedTuple):
     """The client's own tree: tokens int32[P], parents int32[P], scores float32[P]."""
 
     tokens: npt.NDArray[np.int32]
@@ -85,23 +42,89 @@ class Proposed(NamedTuple):
     scores: npt.NDArray[np.float32]
 
 
-def proposed_tree(proposals: pb.Proposals, place: int, vocabulary_size: int, limits: Limits) -> Proposed:
-    """Return the proposals of a context as arrays.
+def parse(kind: type[M], data: bytes) -> M:
+    """Return the message of type `kind` in `data`; raise ContextTypeError if it holds another."""
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        found = f"{len(data)} malformed bytes"
+        raise ContextTypeError(describe("request", "message", found, f"a {kind.DESCRIPTOR.name}")) from None
+
+
+def tree_limits(message: pb.DraftLimits) -> TreeLimits:
+    """Return the limits of a request, with defaults for zeros; raise LimitError for one that is out of range."""
+    max_depth = _limit("max_depth", message.max_depth, 10, MAX_DEPTH)
+    return TreeLimits(_node_limit(message.max_nodes), suffix_limit(message.max_suffix), max_depth)
+
+
+def evidence_limits(message: pb.EvidenceLimits) -> EvidenceLimits:
+    """Return the limits of a request for evidence, as `tree_limits`."""
+    max_nodes = _node_limit(message.max_nodes)
+    max_rows = _limit("max_rows", message.max_rows, rows_for(max_nodes), MAX_EVIDENCE_ROWS)
+    return EvidenceLimits(max_nodes, suffix_limit(message.max_suffix), max_rows)
+
+
+def suffix_limit(max_suffix: int) -> int:
+    """Return the longest suffix that a request asks for, as `tree_limits`."""
+    return _limit("max_suffix", max_suffix, 16, MAX_SUFFIX)
+
+
+def _node_limit(max_nodes: int) -> int:
+    return _limit("max_nodes", max_nodes, 64, MAX_NODES)
+
+
+def _limit(name: str, value: int, default: int, greatest: int) -> int:
+    if value > greatest:
+        raise LimitError(describe("request", name, value, f"1..{greatest}, or 0 for the default"))
+    return value or default
+
+
+def require_work(amount: int, limits: Limits) -> None:
+    """Raise LimitError if a request's contexts, each once for every datastore, are more than the service takes."""
+    if amount > limits.max_contexts:
+        what = "number of contexts times datastores"
+        raise LimitError(describe("request", what, amount, f"at most {limits.max_contexts}"))
+
+
+def require_not_empty(tokens: Sequence[int], what: str) -> None:
+    """Raise EmptyContextError if there are no `tokens`."""
+    if not tokens:
+        raise EmptyContextError(describe("request", what, "empty", "at least one token"))
+
+
+def require_tokens(sequences: Sequence[Sequence[int]], vocabulary_size: int, what: str, first: int = 0) -> None:
+    """Raise TokenRangeError if a token is outside the vocabulary; the message counts sequences from `first`."""
+    for place, tokens in enumerate(sequences, first):
+        for token in tokens:
+            if not 0 <= token < vocabulary_size:
+                where = f"token id in {what} {place}"
+                raise TokenRangeError(describe("request", where, token, f"0..{vocabulary_size - 1}"))
+
+
+def require_no_proposals(message: pb.Context | pb.DraftStreamRequest, place: int) -> None:
+    """Raise ContextTypeError if a request for trees has proposals, which only evidence is read along."""
+    if message.HasField("proposals"):
+        where = f"proposals of context {place}"
+        raise ContextTypeError(describe("request", where, "present without evidence limits", "none"))
+
+
+def proposals_of(message: pb.Proposals, place: int, vocabulary_size: int) -> Proposals:
+    """Return the proposals of the context at `place`.
 
     Raises:
-        ContextTypeError: they are no tree.
+        ContextTypeError: they are not a tree.
         LimitError: they are more than the nodes of a tree may be.
-        TokenRangeError: one is outside the vocabulary.
+        TokenRangeError: a token is outside the vocabulary.
     """
-    tokens, parents, scores = proposals.tokens, proposals.parents, proposals.scores
+    tokens, parents, scores = message.tokens, message.parents, message.scores
     what = f"proposals of context {place}"
     if len(tokens) != len(parents) or len(scores) not in (0, len(tokens)):
         found = f"{len(tokens)} tokens, {len(parents)} parents and {len(scores)} scores"
         raise ContextTypeError(describe("request", what, found, "as many of each"))
-    if len(tokens) > limits.max_nodes:
-        raise LimitError(describe("request", f"number of {what}", len(tokens), f"at most {limits.max_nodes}"))
-    own = np.array(parents, np.int32)
-    wrong = np.flatnonzero((own < -1) | (own >= np.arange(own.size)))
+    if len(tokens) > MAX_NODES:
+        raise LimitError(describe("request", f"number of {what}", len(tokens), f"at most {MAX_NODES}"))
+    parent_places = np.array(parents, np.int32)
+    wrong = np.flatnonzero((parent_places < -1) | (parent_places >= np.arange(parent_places.size)))
     if wrong.size:
         node = int(wrong[0])
         where = f"parent of proposal {node} of context {place}"
@@ -109,51 +132,4 @@ def proposed_tree(proposals: pb.Proposals, place: int, vocabulary_size: int, lim
     if tokens and max(tokens) >= vocabulary_size:
         where = f"token id in {what}"
         raise TokenRangeError(describe("request", where, max(tokens), f"0..{vocabulary_size - 1}"))
-    return Proposed(np.array(tokens, np.int32), own, np.array(scores or [0.0] * own.size, np.float32))
-
-
-def suffix_of(found: int, limits: Limits) -> int:
-    """Return the longest suffix that a request asks for, the default in place of zero."""
-    return size_of(pb.DraftLimits(max_suffix=found), limits).max_suffix
-
-
-def require_work(amount: int, limits: Limits) -> None:
-    """Raise LimitError if `amount` is above the contexts of one request, proposals and datastores counted."""
-    if amount > limits.max_contexts:
-        what = "number of contexts, proposals and datastores counted,"
-        raise LimitError(describe("request", what, amount, f"at most {limits.max_contexts}"))
-
-
-def proposed(tail: list[int], proposals: pb.Proposals, place: int) -> list[list[int]]:
-    """Return `tail` continued by the path of each proposal, at most 64 tokens of each.
-
-    Raises:
-        ContextTypeError: the proposals are not a tree.
-    """
-    tokens, parents = proposals.tokens, proposals.parents
-    if len(tokens) != len(parents):
-        found = f"{len(tokens)} tokens and {len(parents)} parents"
-        raise ContextTypeError(describe("request", f"proposals of context {place}", found, "as many of each"))
-    sequences: list[list[int]] = []
-    for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
-        if not -1 <= parent < node:
-            what = f"parent of proposal {node} of context {place}"
-            raise ContextTypeError(describe("request", what, parent, f"-1..{node - 1}"))
-        sequences.append([*(sequences[parent] if parent >= 0 else tail), token][-MAX_SUFFIX:])
-    return sequences
-
-
-def empty_context(what: str) -> EmptyContextError:
-    """Return the error of a context without tokens."""
-    return EmptyContextError(describe("request", what, "empty", "at least one token"))
-
-
-def require_tokens(
-    sequences: Sequence[Sequence[int]], last: int, vocabulary_size: int, what: str, first: int = 0
-) -> None:
-    """Raise TokenRangeError if one of a sequence's `last` tokens is outside the vocabulary; they count from `first`."""
-    for place, tokens in enumerate(sequences, first):
-        for token in tokens[-last:]:
-            if not 0 <= token < vocabulary_size:
-                where = f"token id in {what} {place}"
-                raise TokenRangeError(describe("request", where, token, f"0..{vocabulary_size - 1}"))
+    return Proposals(np.array(tokens, np.int32), parent_places, np.array(scores or [0.0] * len(tokens), np.float32))

@@ -1,4 +1,4 @@
-"""A running service: its life from listening to draining, on one asyncio event loop."""
+"""A running service, from listening to draining, on one asyncio event loop."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from rest_store.errors import ServeError, describe
 from rest_store.service.address import Address
 from rest_store.service.server.catalog import Catalog
 from rest_store.service.server.credentials import CertificateFiles, Certificates
-from rest_store.service.server.executor import Work
-from rest_store.service.server.handlers import Replies
+from rest_store.service.server.executor import Executor
+from rest_store.service.server.handlers import Handlers
 from rest_store.service.server.health import Health
 from rest_store.service.server.limits import BearerTokens, Limits
 from rest_store.service.server.logs import EventLog
-from rest_store.service.server.metrics import DatastoreState, Metrics
+from rest_store.service.server.metrics import Metrics
 from rest_store.service.server.servicer import METHODS, SERVICE, Servicer
 from rest_store.v1 import datastore_pb2 as pb
 
@@ -35,25 +35,12 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
-_WATCH_SECONDS = 1.0  # between two looks at the files
+_WATCH_SECONDS = 1.0  # between two checks of the files
 
 
 @dataclass(frozen=True)
 class Options:
-    """How a service runs.
-
-    Attributes:
-        datastores: names and directories.
-        addresses: where it listens.
-        certificates: for TLS on TCP addresses; a Unix socket has none.
-        token_file: bearer tokens, one a line.
-        token: a further bearer token.
-        insecure: listen on public addresses without TLS or without authentication, too.
-        metrics: where Prometheus finds its metrics over HTTP; a TCP address.
-        limits: what it takes at most.
-        drain_seconds: how long running calls may go on after it was told to end.
-        log_requests: write an event for every request.
-    """
+    """How a service runs: its datastores by name, and the options of `rest-store serve`, whose help explains them."""
 
     datastores: Sequence[tuple[str, Path]]
     addresses: Sequence[Address] = (Address("127.0.0.1:50051", host="127.0.0.1", port=50051),)
@@ -68,7 +55,7 @@ class Options:
 
 
 class _Registry:
-    """Takes the place of a server where generated code adds its handlers, so that they come behind our door."""
+    """Collects the handlers that generated code adds to a server, so that our servicer controls access to them."""
 
     def __init__(self) -> None:
         self.handlers: list[Any] = []
@@ -77,19 +64,22 @@ class _Registry:
         self.handlers += handlers
 
     def add_registered_method_handlers(self, service: str, handlers: object) -> None:
-        """Do nothing: they are the same ones."""
+        """Do nothing: they are the same handlers."""
 
 
 class Server:
-    """A service. Make it and use it within one running event loop.
+    """A service. Create and use it within one running event loop.
 
     Args:
         options: how it runs.
-        version: of rest-store, to be published.
-        log: where events are written.
+        version: of rest-store, which it publishes.
+        log: receives events.
+
+    Attributes:
+        metrics_address: URL of the metrics, once started; None without.
 
     Raises:
-        ServeError: it cannot start as asked.
+        ServeError: it cannot start with these options.
         DatastoreError: a datastore cannot be opened.
     """
 
@@ -106,15 +96,15 @@ class Server:
         self._reloading: asyncio.Task[pb.ReloadResponse] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._stop_metrics: Callable[[], None] = lambda: None
+        self.metrics_address: str | None = None
         registry: Any = _Registry()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, registry)
         names = (SERVICE, _HEALTH, reflection.SERVICE_NAME)
-        mirror = reflection.aio.ReflectionServicer(names)  # type: ignore[attr-defined]  # missing in the stubs
-        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(mirror, registry)
-        self._work = Work(self._workers)
+        reflector = reflection.aio.ReflectionServicer(names)  # type: ignore[attr-defined]  # missing in the stubs
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflector, registry)
         self._servicer = Servicer(
-            Replies(self._catalog, options.limits, self._metrics, self._work),
-            self.reload,
+            Handlers(self._catalog, options.limits, self._metrics, Executor(self._workers)),
+            self.start_reload,
             limits=options.limits,
             tokens=self._tokens,
             metrics=self._metrics,
@@ -126,11 +116,11 @@ class Server:
         self._server = grpc.aio.server(handlers=[self._servicer], options=_channel_options(options.limits))
 
     async def start(self) -> list[str]:
-        """Listen and answer; return the addresses as they were bound, the one of the metrics last."""
+        """Listen and answer; return the addresses as they were bound."""
         bound = [self._bind(address) for address in self._options.addresses]
         if self._options.metrics is not None:
             self._serve_metrics(self._options.metrics)
-        self._look()
+        self._update_health()
         await self._server.start()
         self._watching = asyncio.create_task(self._watch())
         self._log("start", addresses=bound, datastores=[served.name for served in self._catalog.served])
@@ -144,16 +134,9 @@ class Server:
             else:
                 port = self._server.add_insecure_port(address.text)
         except (RuntimeError, OSError):
-            found = "not to be had (taken, absent or not permitted)"
-            raise ServeError(describe("service", f"address {address.text}", found, "a free one")) from None
+            message = f"service: address {address.text} cannot be bound (in use, unknown or not permitted)"
+            raise ServeError(message) from None
         return address.text if address.path is not None else address.with_port(port).text
-
-    @property
-    def metrics_address(self) -> str | None:
-        """Where the metrics are, once started."""
-        return self._metrics_address
-
-    _metrics_address: str | None = None
 
     def _serve_metrics(self, address: Address) -> None:
         from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, start_http_server
@@ -167,75 +150,66 @@ class Server:
         try:
             http, _ = start_http_server(address.port, address.host, registry)
         except OSError as error:
-            found = f"not to be had ({error.strerror})"
-            raise ServeError(describe("service", f"address {address.text} of metrics", found, "a free one")) from None
+            message = f"service: address {address.text} of metrics cannot be bound ({error.strerror})"
+            raise ServeError(message) from None
         self._stop_metrics = http.shutdown
-        self._metrics_address = f"http://{address.with_port(http.server_port).text}/metrics"
+        self.metrics_address = f"http://{address.with_port(http.server_port).text}/metrics"
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics; called by the thread that serves them."""
-        states = [
-            DatastoreState(
-                one.name, one.store.manifest.token_count, one.store.info().size, one.generation, one.readable
-            )
-            for one in self._catalog.served
-        ]
-        gates = self._servicer.requests.inside, self._servicer.streams.inside
-        yield from self._metrics.collect(*gates, self._servicer.draining, states)
+        """Yield the metrics; the thread that serves them calls this."""
+        requests, streams = self._servicer.requests.tasks, self._servicer.streams.tasks
+        draining, served = self._servicer.draining, self._catalog.served
+        yield from self._metrics.collect(len(requests), len(streams), draining, served)
 
     async def _watch(self) -> None:
-        """Look at the files once a second, so that health and metrics tell of a change that no request has met."""
+        """Check the files once a second, so that health and metrics show a change before a request meets it."""
         while True:
             await asyncio.sleep(_WATCH_SECONDS)
-            self._work.forget_waits()
             await asyncio.get_running_loop().run_in_executor(self._workers, self._catalog.watch)
-            self._look()
+            self._update_health()
 
-    def _look(self) -> None:
+    def _update_health(self) -> None:
         serving = {served.name: served.readable and not self._servicer.draining for served in self._catalog.served}
-        whole = any(serving.values())
-        self._health.set({**serving, "": whole, SERVICE: whole})
+        any_serving = any(serving.values())
+        self._health.set({**serving, "": any_serving, SERVICE: any_serving})
 
-    async def reload(self) -> pb.ReloadResponse:
-        """Read datastores, tokens and certificates again; take what is in order, keep the old of what is not.
+    def start_reload(self) -> asyncio.Task[pb.ReloadResponse]:
+        """Read datastores, tokens and certificates again, as the returned task; those not valid stay as they were.
 
-        Those who ask while a reload runs get the outcome of that one.
+        During a reload it returns the task of that reload.
         """
         if self._reloading is None or self._reloading.done():
             self._reloading = asyncio.create_task(self._reload())
-        return await asyncio.shield(self._reloading)
+        return self._reloading
 
     async def _reload(self) -> pb.ReloadResponse:
         reopened = await asyncio.get_running_loop().run_in_executor(None, self._catalog.reopen)
         outcomes = self._catalog.swap(reopened)
         response = pb.ReloadResponse()
         for one in outcomes:
-            self._metrics.reloads["taken" if one.refused is None else "refused"] += 1
+            self._metrics.reloads["reloaded" if one.refused is None else "refused"] += 1
             response.outcomes.add(datastore=one.name, generation=one.generation, refused=one.refused or "")
             self._log("reload", datastore=one.name, generation=one.generation, refused=one.refused)
-        for what in (self._tokens, self._certificates):
+        for secrets in (self._tokens, self._certificates):
             try:
-                if what is not None:
-                    what.reload()
+                if secrets is not None:
+                    secrets.reload()
             except ServeError as error:
                 self._log("reload", refused=str(error))
                 response.outcomes.add(refused=str(error))
-        self._look()
+        self._update_health()
         return response
 
     async def drain(self) -> None:
-        """Take no further calls, let running ones finish within the time that they have, and stop."""
+        """Refuse new calls, let running ones finish within `drain_seconds`, and stop."""
         self._servicer.draining = True
-        self._look()
-        requests, streams = self._servicer.requests, self._servicer.streams
-        self._log("drain", in_flight=requests.inside, streams=streams.inside)
-        finished = asyncio.gather(requests.empty(), streams.empty())
-        try:
-            await asyncio.wait_for(asyncio.shield(finished), self._options.drain_seconds)
-        except asyncio.TimeoutError:
-            self._servicer.end_streams()
+        self._update_health()
+        requests, streams = self._servicer.requests.tasks, self._servicer.streams.tasks
+        self._log("drain", in_flight=len(requests), streams=len(streams))
+        if running := requests | streams:
+            await asyncio.wait(running, timeout=self._options.drain_seconds)
+        self._servicer.end_streams()
         await self._server.stop(grace=0.5)
-        finished.cancel()
         if self._watching is not None:
             self._watching.cancel()
         self._stop_metrics()
@@ -244,31 +218,31 @@ class Server:
 
 
 def _require_secure(options: Options, has_tokens: bool) -> None:
-    """Raise ServeError if the world could ask the service in plain text, or anybody without a secret."""
+    """Raise ServeError if a public address lacks TLS or authentication, unless that is asked for."""
     files = options.certificates
-    known = has_tokens or (files is not None and files.client_authority is not None)
+    authenticates = has_tokens or (files is not None and files.client_authority is not None)
     for address in options.addresses:
-        if address.is_local or options.insecure or (files is not None and known):
+        if address.is_local or options.insecure or (files is not None and authenticates):
             continue
-        lacks = " and ".join([*(["TLS"] if files is None else []), *([] if known else ["a token"])])
-        found = f"public, without {lacks}"
+        missing = [*(["TLS"] if files is None else []), *([] if authenticates else ["a token"])]
+        found = f"public, without {' and '.join(missing)}"
         expected = "a loopback address or Unix socket, or TLS and a token (or client certificates), or --insecure"
         raise ServeError(describe("service", f"address {address.text}", found, expected))
 
 
 def _channel_options(limits: Limits) -> list[tuple[str, int]]:
     return [
-        # Beyond this gRPC refuses a message unread; up to it we do, with our own error.
+        # gRPC refuses larger messages unread; those between the two limits get our own error.
         ("grpc.max_receive_message_length", limits.max_message_bytes + (4 << 20)),
         ("grpc.max_send_message_length", -1),
         ("grpc.so_reuseport", 0),  # a second service on the same port is a mistake
         ("grpc.max_concurrent_streams", limits.max_in_flight + limits.max_streams),  # of one connection
-        # Requests that come faster than the event loop can look at them, if only to refuse them, gRPC itself drops:
-        # some when half as many wait as may, the more the longer the queue is. Their clients see CANCELLED.
+        # gRPC itself drops requests that come faster than the event loop can even refuse them: from half the limit on
+        # some, more the longer the queue is. Their clients see CANCELLED.
         ("grpc.server.max_pending_requests", limits.max_waiting // 2),
         ("grpc.server.max_pending_requests_hard_limit", limits.max_waiting),
         ("grpc.server_max_unrequested_time_in_server", 3600),  # deadlines end what waits too long
-        ("grpc.keepalive_time_ms", 30_000),  # a peer that vanished without a word is noticed
+        ("grpc.keepalive_time_ms", 30_000),  # notices peers that vanished
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
@@ -279,10 +253,10 @@ def _channel_options(limits: Limits) -> list[tuple[str, int]]:
 async def serve(
     options: Options, version: str, log: EventLog, ready: Callable[[list[str], str | None], object]
 ) -> None:
-    """Run a service until SIGTERM or SIGINT; SIGHUP makes it reload. `ready` is told its addresses once it answers.
+    """Run a service until SIGTERM or SIGINT; SIGHUP reloads. Calls `ready` with its addresses once it answers.
 
     Raises:
-        ServeError: it cannot start as asked.
+        ServeError: it cannot start with these options.
         DatastoreError: a datastore cannot be opened.
     """
     server = Server(options, version, log)
@@ -290,14 +264,7 @@ async def serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
-    reloads: set[asyncio.Task[Any]] = set()
-
-    def reload() -> None:
-        task = loop.create_task(server.reload())
-        reloads.add(task)
-        task.add_done_callback(reloads.discard)
-
-    loop.add_signal_handler(signal.SIGHUP, reload)
+    loop.add_signal_handler(signal.SIGHUP, server.start_reload)
     ready(await server.start(), server.metrics_address)
     await ended.wait()
     await server.drain()

@@ -1,6 +1,6 @@
-"""Between gRPC and the answers: which method, who may ask, how much at once, and errors as statuses.
+"""Between gRPC and the handlers: authentication, limits on work in flight, and errors as statuses.
 
-Messages pass as bytes, so that their sizes are known and that a malformed one is an error of ours like any other.
+Messages pass as bytes, so that their sizes are known and a malformed one is an error of ours like any other.
 """
 
 from __future__ import annotations
@@ -20,20 +20,16 @@ from rest_store.errors import (
     AuthenticationError,
     MessageSizeError,
     RestStoreError,
-    ServiceInternalError,
     ServiceUnavailableError,
     describe,
 )
 from rest_store.service.address import is_local_peer
-from rest_store.service.server.executor import Reply
-from rest_store.service.server.handlers import Replies
+from rest_store.service.errors import DETAILS_KEY, DOMAIN, status_of
+from rest_store.service.server.handlers import Handlers, StreamState
 from rest_store.service.server.limits import BearerTokens, Gate, Limits
 from rest_store.service.server.logs import EventLog
 from rest_store.service.server.metrics import Metrics
-from rest_store.service.server.requests import parsed
-from rest_store.service.server.stream_state import Generation
-from rest_store.service.server.turns import EOF, Turns
-from rest_store.service.statuses import DOMAIN, status_of
+from rest_store.service.server.requests import parse
 from rest_store.v1 import datastore_pb2 as pb
 
 SERVICE = pb.DESCRIPTOR.services_by_name["DatastoreService"].full_name
@@ -41,68 +37,71 @@ METHODS = tuple(method.name for method in pb.DESCRIPTOR.services_by_name["Datast
 _LONGEST_MESSAGE = 1000  # characters of an error that travel; trailing metadata is limited to 8 KiB
 
 if TYPE_CHECKING:  # generic in their stubs alone
-    Handler: TypeAlias = grpc.RpcMethodHandler[Any, Any]
-    Handlers: TypeAlias = grpc.GenericRpcHandler[Any, Any]
+    MethodHandler: TypeAlias = grpc.RpcMethodHandler[Any, Any]
+    GenericHandler: TypeAlias = grpc.GenericRpcHandler[Any, Any]
 else:
-    Handler, Handlers = grpc.RpcMethodHandler, grpc.GenericRpcHandler
+    MethodHandler, GenericHandler = grpc.RpcMethodHandler, grpc.GenericRpcHandler
 
+EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the stubs
 Context = Any  # grpc.aio.ServicerContext, which takes the types of its messages
 Unary = Callable[[bytes, Context], Awaitable[bytes]]
-Reload = Callable[[], Awaitable[pb.ReloadResponse]]
 
 
-class Servicer(Handlers):
-    """The methods of DatastoreService, and the door in front of them and of further services.
+class Servicer(GenericHandler):
+    """The methods of DatastoreService, and access control for these and for further services.
 
     Args:
-        replies: what answers.
-        reload: reopens the datastores and says how it went.
-        tokens: bearer tokens, asked of every call but to the methods in `public`.
-        others: further services; `public` names those of their methods that need no token.
-        log_requests: write an event for every request.
+        handlers: answer the requests.
+        reload: starts a reload, or joins one that runs.
+        limits: of message sizes and of calls in flight.
+        tokens: required by all methods except those in `public`.
+        metrics: count requests and answers.
+        log: receives events, with `log_requests` one for every request.
+        others: further services.
+        public: full names of methods that need no token.
+        log_requests: see `log`.
     """
 
     def __init__(
         self,
-        replies: Replies,
-        reload: Reload,
+        handlers: Handlers,
+        reload: Callable[[], asyncio.Task[pb.ReloadResponse]],
         *,
         limits: Limits,
         tokens: BearerTokens,
         metrics: Metrics,
         log: EventLog,
-        others: tuple[Handlers, ...] = (),
+        others: tuple[GenericHandler, ...] = (),
         public: frozenset[str] = frozenset(),
         log_requests: bool = False,
     ) -> None:
-        self._replies = replies
+        self._handlers = handlers
         self._reload = reload
-        self._limits = limits
+        self._max_bytes = limits.max_message_bytes
         self._tokens = tokens
         self._metrics = metrics
         self._log = log
         self._others = others
         self._public = public
         self._log_requests = log_requests
-        self.requests = Gate("number of requests in flight", limits.max_in_flight)
-        self.streams = Gate("number of streams", limits.max_streams)
-        self._stream_tasks: set[asyncio.Task[Any]] = set()
+        self.requests = Gate("requests in flight", limits.max_in_flight)
+        self.streams = Gate("open streams", limits.max_streams)
         self.draining = False
-        self._ending = False
+        self._ending_streams = False
         unary = grpc.unary_unary_rpc_method_handler
-        own = {
-            "Draft": unary(self._unary("Draft", replies.draft)),
-            "LongestSuffixMatch": unary(self._unary("LongestSuffixMatch", replies.longest_suffix_match)),
-            "Count": unary(self._unary("Count", replies.count)),
-            "Describe": unary(self._unary("Describe", replies.describe)),
-            "Reload": unary(self._reloaded),
-            "DraftStream": grpc.stream_stream_rpc_method_handler(self._stream),
+        methods = {
+            "Draft": unary(self._unary("Draft", handlers.draft)),
+            "LongestSuffixMatch": unary(self._unary("LongestSuffixMatch", handlers.longest_suffix_match)),
+            "Count": unary(self._unary("Count", handlers.count)),
+            "Describe": unary(self._unary("Describe", handlers.describe)),
+            "Reload": unary(self._reload_datastores),
+            "DraftStream": grpc.stream_stream_rpc_method_handler(self._draft_stream),
         }
-        assert set(own) == set(METHODS)
-        self._own = {f"/{SERVICE}/{name}": handler for name, handler in own.items()}
+        assert set(methods) == set(METHODS)
+        self._methods = {f"/{SERVICE}/{name}": handler for name, handler in methods.items()}
 
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
-        """Return what answers a call, or what refuses it before its message is read; called in the call's own task."""
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> MethodHandler | None:
+        """Return the handler of a call, or one that refuses it unread; gRPC calls this in the task of the call."""
         method = handler_call_details.method
         task = asyncio.current_task()
         assert task is not None
@@ -111,130 +110,106 @@ class Servicer(Handlers):
                 return self._other(handler_call_details)
             self._tokens.require(handler_call_details.invocation_metadata)
             if self.draining:
-                raise ServiceUnavailableError(describe("service", "state", "shutting down", "another one to be asked"))
-            handler = self._own.get(method)
+                raise _shutting_down()
+            handler = self._methods.get(method)
             if handler is None:
                 handler = self._other(handler_call_details)
-                if handler is not None and handler.response_streaming:
-                    self.streams.enter(task)
-            elif handler.response_streaming:
-                self.streams.enter(task)
-                self._stream_tasks.add(task)
-                task.add_done_callback(self._stream_tasks.discard)
-            else:
-                self.requests.enter(task)
+            if handler is not None:
+                (self.streams if handler.response_streaming else self.requests).enter(task)
         except RestStoreError as error:
             self._metrics.reject(status_of(error).reason)
-            return grpc.stream_stream_rpc_method_handler(partial(self._refused, method.rpartition("/")[2], error))
+            return grpc.stream_stream_rpc_method_handler(partial(self._refuse, method.rpartition("/")[2], error))
         return handler
 
-    def _other(self, details: grpc.HandlerCallDetails) -> Handler | None:
-        return next((found for other in self._others if (found := other.service(details)) is not None), None)
+    def _other(self, details: grpc.HandlerCallDetails) -> MethodHandler | None:
+        return next((handler for other in self._others if (handler := other.service(details)) is not None), None)
 
     def end_streams(self) -> None:
-        """End every stream of drafts between two answers, telling its client to ask another service."""
-        self._ending = True
-        for task in self._stream_tasks:
+        """End every stream between two answers, telling its client to ask another service."""
+        self._ending_streams = True
+        for task in self.streams.tasks:
             task.cancel()
 
-    def _unary(self, name: str, reply: Callable[[bytes], Reply]) -> Unary:
-        counts = self._metrics.methods[name]
-        limit = self._limits.max_message_bytes
+    async def _answer(self, method: str, handle: Callable[[bytes], Awaitable[bytes]], data: bytes) -> bytes:
+        """Return the response to one message, after checks of both sizes, and count it."""
+        start = perf_counter()
+        self._require_size("request", data)
+        response = await handle(data)
+        self._require_size("response", response)
+        self._metrics.methods[method].answered(perf_counter() - start, len(data), len(response))
+        return response
 
+    def _require_size(self, what: str, message: bytes) -> None:
+        if len(message) > self._max_bytes:
+            raise MessageSizeError(describe(what, "size", f"{len(message)} bytes", f"at most {self._max_bytes}"))
+
+    def _unary(self, name: str, handle: Callable[[bytes], Awaitable[bytes]]) -> Unary:
         async def answer(data: bytes, context: Context) -> bytes:
             start = perf_counter()
             try:
-                if len(data) > limit:
-                    raise _too_large("request", data, limit)
-                found = reply(data)
-                if not isinstance(found, bytes):
-                    found = await found
-                if len(found) > limit:
-                    raise _too_large("response", found, limit)
+                response = await self._answer(name, handle, data)
             except asyncio.CancelledError:
-                counts.ended("CANCELLED")
+                self._metrics.methods[name].ended("CANCELLED")
                 raise
             except Exception as error:
                 await self._fail(name, error, context)
                 raise AssertionError("abort raises") from error
-            seconds = perf_counter() - start
-            counts.answered(seconds, len(data), len(found))
             if self._log_requests:
-                self._log("request", method=name, peer=context.peer(), seconds=round(seconds, 6), bytes=len(found))
-            return found
+                seconds = round(perf_counter() - start, 6)
+                self._log("request", method=name, peer=context.peer(), seconds=seconds, bytes=len(response))
+            return response
 
         return answer
 
-    async def _stream(self, _: object, context: Context) -> None:
-        generation = Generation()
-        counts = self._metrics.methods["DraftStream"]
-        limit = self._limits.max_message_bytes
-        continued = self._replies.continued
-        turns = Turns(context)
-        answered = 0
+    async def _draft_stream(self, _: object, context: Context) -> None:
+        handle = partial(self._handlers.draft_step, StreamState())
+        answers = 0
         try:
-            data = await turns.first()
-            while data is not EOF:
-                start = perf_counter()
-                if len(data) > limit:
-                    raise _too_large("request", data, limit)
-                found = continued(generation, data)
-                if not isinstance(found, bytes):
-                    found = await found
-                if len(found) > limit:
-                    raise _too_large("response", found, limit)
-                counts.answered(perf_counter() - start, len(data), len(found))
-                answered += 1
-                data = await turns.next(found)
+            while (data := await context.read()) is not EOF:
+                await context.write(await self._answer("DraftStream", handle, data))
+                answers += 1
         except asyncio.CancelledError:
-            counts.ended("CANCELLED")
-            if not self._ending:
+            self._metrics.methods["DraftStream"].ended("CANCELLED")
+            if not self._ending_streams:
                 raise
-            error = ServiceUnavailableError(describe("service", "state", "shutting down", "another one to be asked"))
-            await self._fail("DraftStream", error, context)
+            await self._fail("DraftStream", _shutting_down(), context)
         except Exception as error:
             await self._fail("DraftStream", error, context)
         if self._log_requests:
-            self._log("stream", peer=context.peer(), answers=answered)
+            self._log("stream", peer=context.peer(), answers=answers)
 
-    async def _reloaded(self, data: bytes, context: Context) -> bytes:
-        counts = self._metrics.methods["Reload"]
-        start = perf_counter()
-        try:
-            parsed(pb.ReloadRequest, data)
+    async def _reload_datastores(self, data: bytes, context: Context) -> bytes:
+        async def handle(data: bytes) -> bytes:
+            parse(pb.ReloadRequest, data)
             if not is_local_peer(context.peer()):
                 found, expected = context.peer(), "one on this machine"
                 raise AuthenticationError(describe("request", "peer that asks for a reload", found, expected))
-            outcome = (await self._reload()).SerializeToString()
-        except Exception as error:
-            await self._fail("Reload", error, context)
-            raise AssertionError("abort raises") from error
-        counts.answered(perf_counter() - start, len(data), len(outcome))
-        return outcome
+            return (await asyncio.shield(self._reload())).SerializeToString()
 
-    async def _refused(self, name: str, error: RestStoreError, _: object, context: Context) -> None:
+        return await self._unary("Reload", handle)(data, context)
+
+    async def _refuse(self, name: str, error: RestStoreError, _: object, context: Context) -> None:
         await self._fail(name, error, context)
 
     async def _fail(self, name: str, error: Exception, context: Context) -> None:
         """End a call with the status of `error`; raises what ends the call within gRPC."""
-        row = status_of(error)
+        status = status_of(error)
         message = str(error)
-        if row.reason == "INTERNAL":
+        if status.reason == "INTERNAL":
             self._log("defect", method=name, error=repr(error), traceback="".join(traceback.format_exception(error)))
-            found = f"an unforeseen {type(error).__name__}"
-            message = str(ServiceInternalError(describe("service", "state", found, "an answer; its log says more")))
+            message = f"service failed internally ({type(error).__name__}); its log says more"
         elif self._log_requests:
-            self._log("refused", method=name, peer=context.peer(), reason=row.reason, message=message)
+            self._log("refused", method=name, peer=context.peer(), reason=status.reason, message=message)
         if name in self._metrics.methods:
-            self._metrics.methods[name].ended(row.code)
+            self._metrics.methods[name].ended(status.code)
         if len(message) > _LONGEST_MESSAGE:
             message = message[:_LONGEST_MESSAGE] + "..."
         detail = AnyMessage()
-        detail.Pack(error_details_pb2.ErrorInfo(reason=row.reason, domain=DOMAIN))
-        status = status_pb2.Status(code=code_pb2.Code.Value(row.code), message=message, details=[detail])
-        trailing = (("grpc-status-details-bin", status.SerializeToString()),)
-        await context.abort(getattr(grpc.StatusCode, row.code), message, trailing)
+        detail.Pack(error_details_pb2.ErrorInfo(reason=status.reason, domain=DOMAIN))
+        details = status_pb2.Status(code=code_pb2.Code.Value(status.code), message=message, details=[detail])
+        trailing = ((DETAILS_KEY, details.SerializeToString()),)
+        await context.abort(getattr(grpc.StatusCode, status.code), message, trailing)
 
 
-def _too_large(what: str, data: bytes, limit: int) -> MessageSizeError:
-    return MessageSizeError(describe(what, "size", f"{len(data)} bytes", f"at most {limit}"))
+def _shutting_down() -> ServiceUnavailableError:
+    return ServiceUnavailableError("service is shutting down; ask another one")

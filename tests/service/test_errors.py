@@ -4,24 +4,43 @@ from __future__ import annotations
 
 import grpc
 import pytest
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.rpc import error_details_pb2, status_pb2
 
 from rest_store import errors
-from rest_store.service.errors import failure_of
-from rest_store.service.statuses import STATUSES, Status, error_of, status_of
+from rest_store.service.errors import DETAILS_KEY, DOMAIN, STATUSES, Status, error_of, status_of
 from tests.service.test_proto import DEFINITION
+
+
+def metadata_of(reason: str, domain: str = DOMAIN) -> list[tuple[str, bytes]]:
+    """Trailing metadata with a reason, as a service sends it."""
+    detail = AnyMessage()
+    detail.Pack(error_details_pb2.ErrorInfo(reason=reason, domain=domain))
+    return [("other", b"x"), (DETAILS_KEY, status_pb2.Status(details=[detail]).SerializeToString())]
 
 
 @pytest.mark.parametrize("status", STATUSES, ids=lambda status: status.reason)
 def test_a_row_leads_from_error_to_reason_and_back(status: Status) -> None:
     assert status_of(status.error("x")) == status
-    assert error_of(status.reason) is status.error
+    raised = error_of("served:1", status.code, "as the service said", metadata_of(status.reason))
+    assert type(raised) is status.error
+    assert str(raised) == "as the service said"
     assert hasattr(grpc.StatusCode, status.code)
 
 
 def test_errors_outside_the_table_take_the_row_above_or_internal() -> None:
     assert status_of(errors.CircuitOpenError("x")).reason == "DRAINING"
     assert status_of(ZeroDivisionError()).reason == "INTERNAL"
-    assert error_of("SOMETHING_NEWER") is None
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [None, [], metadata_of("SOMETHING_NEWER"), metadata_of("LIMIT", domain="another"), [(DETAILS_KEY, b"\xff")]],
+)
+def test_without_a_reason_of_ours_the_status_decides(metadata: list[tuple[str, bytes]] | None) -> None:
+    raised = error_of("served:1", "UNAVAILABLE", "gone", metadata)
+    assert type(raised) is errors.ServiceUnavailableError
+    assert str(raised) == "served:1: service is unreachable (gone)"
 
 
 @pytest.mark.skipif(not DEFINITION.exists(), reason="an installed package without its definition")
@@ -45,6 +64,6 @@ def test_the_table_is_the_one_in_the_definition() -> None:
     ],
 )
 def test_statuses_that_are_not_ours(code: str, details: str, error: type[errors.RestStoreError]) -> None:
-    found = failure_of("served:1", code, details, None)
-    assert type(found) is error
-    assert str(found).startswith("served:1: ")
+    raised = error_of("served:1", code, details)
+    assert type(raised) is error
+    assert str(raised).startswith("served:1: ")
