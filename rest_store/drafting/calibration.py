@@ -18,33 +18,33 @@ from rest_store.datastore.kernel import native_session_kernel
 from rest_store.errors import CalibrationError, describe
 
 _MAGIC = b"rest-store calibration\n"
-_VERSION = 1  # of the file and of the facts that the trees ask about
+_VERSION = 1  # of the file and of the features that the trees ask about
 
 
 class Calibration:
-    """Boosted oblivious trees over the facts of a proposal, and a few weights that go on learning while in use.
+    """Boosted oblivious trees over the features of a proposal, and a few weights that go on learning while in use.
 
     Sessions that share one learn together. Thread-safe.
 
     Args:
-        forest: the trees, as `fit` returns them.
+        gbdt: the trees, as `fit` returns them.
         weights: float[5], what was learnt in use: a bias, and one weight each for proposals of prompt lookup, recycled
             logits, datastores, and of several sources.
         provenance: from what it was fitted; kept in the file.
 
     Raises:
-        CalibrationError: `forest` is not what `fit` returns, or a number is not finite.
+        CalibrationError: `gbdt` is not what `fit` returns, or a number is not finite.
         NativeKernelError: the kernel was not compiled.
     """
 
     def __init__(
-        self, forest: bytes, weights: list[float] | None = None, provenance: Mapping[str, Any] | None = None
+        self, gbdt: bytes, weights: list[float] | None = None, provenance: Mapping[str, Any] | None = None
     ) -> None:
         try:
-            self.native = native_session_kernel().NativeCalibration(forest)
+            self.native = native_session_kernel().NativeCalibration(gbdt)
         except (TypeError, ValueError) as error:
             found, expected = _said(error, "malformed"), "what Calibration.fit returns"
-            raise CalibrationError(describe("calibration", "forest", found, expected)) from error
+            raise CalibrationError(describe("calibration", "gbdt", found, expected)) from error
         try:
             if weights is not None:
                 self.native.weights = weights
@@ -90,10 +90,10 @@ class Calibration:
             found = f"a {type(provenance).__name__}"
             raise CalibrationError(describe(where, "provenance", found, "an object of JSON"))
         try:
-            forest = zlib.decompress(packed)
+            gbdt = zlib.decompress(packed)
         except zlib.error as error:
             raise CalibrationError(describe(where, "trees", f"damaged ({error})", "compressed by zlib")) from error
-        return cls(forest, [] if weights is None else weights, provenance)
+        return cls(gbdt, [] if weights is None else weights, provenance)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write this calibration with what it has learnt; `path` holds the old file or the whole new one.
@@ -101,7 +101,7 @@ class Calibration:
         Raises:
             CalibrationError: the file cannot be written.
         """
-        packed = zlib.compress(self.native.forest, 9)
+        packed = zlib.compress(self.native.gbdt, 9)
         head = {
             "version": _VERSION,
             "weights": self.weights,
@@ -124,7 +124,7 @@ class Calibration:
     @classmethod
     def fit(
         cls,
-        facts: npt.NDArray[np.float32],
+        features: npt.NDArray[np.float32],
         labels: npt.NDArray[np.uint8],
         ends: npt.NDArray[np.uint32],
         *,
@@ -137,7 +137,7 @@ class Calibration:
         """Fit boosted trees to recorded proposals; the same input gives the same trees.
 
         Args:
-            facts: float32[rows, F], as sessions record them.
+            features: float32[rows, F], as sessions record them.
             labels: uint8[rows], 1 where the target model produced the proposed token.
             ends: uint32[places], where the rows of each place end; at most one row of a place is right.
             trees: number of trees.
@@ -148,12 +148,12 @@ class Calibration:
 
         Raises:
             CalibrationError: the arrays do not belong together: `ends` that do not ascend, several right rows of one
-                place, facts that are not finite; or an option is out of range.
+                place, features that are not finite; or an option is out of range.
         """
         kernel = native_session_kernel()
         try:
-            forest = kernel.fit_forest(
-                np.ascontiguousarray(facts, np.float32),
+            gbdt = kernel.fit_gbdt(
+                np.ascontiguousarray(features, np.float32),
                 np.ascontiguousarray(labels, np.uint8),
                 np.ascontiguousarray(ends, np.uint32),
                 trees,
@@ -163,9 +163,9 @@ class Calibration:
             )
         except (TypeError, ValueError) as error:
             found = _said(error, "of other shapes or types")
-            expected = f"finite float32[rows, {kernel.FACTS}], uint8[rows] of 0 and 1, and ascending uint32[places]"
-            raise CalibrationError(describe("fit", "facts, labels and ends", found, expected)) from error
-        return cls(forest, provenance=provenance)
+            expected = f"finite float32[rows, {kernel.FEATURES}], uint8[rows] of 0 and 1, and ascending uint32[places]"
+            raise CalibrationError(describe("fit", "features, labels and ends", found, expected)) from error
+        return cls(gbdt, provenance=provenance)
 
     def __repr__(self) -> str:
         return f"Calibration(weights={[round(weight, 3) for weight in self.weights]}, provenance={self.provenance})"

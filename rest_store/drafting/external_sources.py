@@ -69,7 +69,7 @@ class _Asked:
         return iter({self.store, *self.stores.values()})
 
 
-class PythonSources:
+class ExternalSources:
     """Asks sources for evidence, once a step, or for trees those that have none, and hands the answers to the kernel.
 
     Args:

@@ -18,8 +18,9 @@ from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.calibration import Calibration
-from rest_store.drafting.external_sources import PythonSources, seconds, tokenizer_of
-from rest_store.drafting.sources import PromptLookup, RecycledLogits, Source, evidence_of, guard_of
+from rest_store.drafting.external_sources import ExternalSources, seconds, tokenizer_of
+from rest_store.drafting.evidence import reader_of
+from rest_store.drafting.sources import PromptLookup, RecycledLogits, Source
 from rest_store.errors import (
     ContextTypeError,
     EmptyContextError,
@@ -112,7 +113,7 @@ class DraftSession:
         self.statistics = SessionStatistics()
         timeout = seconds(source_timeout)
         self._closed = threading.Event()
-        stores = self._sort(list(sources), int(kernel.MOST_STORES))
+        stores = self._sort(list(sources), int(kernel.MAX_STORES))
         recycled = [source.native for source in sources if isinstance(source, RecycledLogits)]
         self._native = kernel.NativeSession(
             stores, self.calibration.native, recycled[0] if recycled else None, self._places
@@ -122,7 +123,7 @@ class DraftSession:
             raise LimitError(describe("draft session", "max_suffix", max_suffix, f"1..{MAX_SUFFIX}"))
         self._native.limit_suffix(max_suffix)
         expected = self._leave_out_other_tokenizers(list(sources), tokenizer)
-        self._python_sources = PythonSources(
+        self._external = ExternalSources(
             self._native,
             self._foreign,
             timeout=timeout,
@@ -153,8 +154,8 @@ class DraftSession:
                 self._places[special] = place
                 continue
             if isinstance(source, Datastore):
-                self._guards[len(stores)] = place, guard_of(source)
-                stores.append(evidence_of(source))
+                self._guards[len(stores)] = place, reader_of(source).guard
+                stores.append(reader_of(source).native)
             elif isinstance(source, Source):
                 self._foreign.append((len(stores), place, source))
                 stores.append(None)
@@ -224,8 +225,8 @@ class DraftSession:
         if times.size:
             nodes = min(nodes, times.size - 1)
         try:
-            if self._python_sources:
-                self._python_sources.ask(nodes)
+            if self._external:
+                self._external.ask(nodes)
             packed, scores, origins = self._native.draft(nodes, times)
             if self._leave_out_unreadable():
                 packed, scores, origins = self._native.draft(nodes, times)
@@ -273,7 +274,7 @@ class DraftSession:
     def close(self) -> None:
         """End the session; sources stay open. May be called again."""
         self._closed.set()
-        self._python_sources.close()
+        self._external.close()
 
     def _leave_out_unreadable(self) -> bool:
         """Drop, from now on, datastores of which a page could not be read; return whether there are new ones."""

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-import weakref
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-from rest_store.datastore.datastore import Datastore
-from rest_store.datastore.kernel import PageGuard, guard_pages, native_session_kernel, shard_view
+from rest_store.datastore.kernel import native_session_kernel
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.evidence import Evidence
@@ -36,7 +33,7 @@ class EvidenceSource(Source, Protocol):
     def evidence(
         self, context: IntSequence, proposals: TokenTree, *, max_nodes: int, max_suffix: int, max_rows: int
     ) -> list[Evidence] | None:
-        """Return the evidence of each datastore along the paths that a session's tree may take, as `survey` reads it.
+        """Return the evidence of each datastore along the paths that a session's tree may take, as `collect_evidence` reads it.
 
         Args:
             context: the end of the text, at most `max_suffix` tokens, oldest first; may be empty.
@@ -71,7 +68,7 @@ class RecycledLogits:
     """
 
     def __init__(self) -> None:
-        self.native = native_session_kernel().NativeRecycled()
+        self.native = native_session_kernel().NativeRecycledLogits()
 
     def __len__(self) -> int:
         """Return the number of rows held."""
@@ -79,25 +76,3 @@ class RecycledLogits:
 
     def __repr__(self) -> str:
         return f"RecycledLogits({len(self)} rows)"
-
-
-_lock = threading.Lock()
-_evidence: weakref.WeakKeyDictionary[Datastore, Any] = weakref.WeakKeyDictionary()
-_guards: weakref.WeakKeyDictionary[Datastore, PageGuard | None] = weakref.WeakKeyDictionary()
-
-
-def evidence_of(store: Datastore) -> Any:
-    """Return the kernel's reader of `store` for sessions; one for all sessions, as it remembers short suffixes."""
-    with _lock:
-        if store not in _evidence:
-            views = [shard_view(shard) for shard in store.shards]
-            _evidence[store] = native_session_kernel().NativeEvidence(views, store.vocabulary_size)
-        return _evidence[store]
-
-
-def guard_of(store: Datastore) -> PageGuard | None:
-    """Return what tells whether a page of `store` could not be read, one for all sessions; keep it while reading."""
-    with _lock:
-        if store not in _guards:
-            _guards[store] = guard_pages(store.files)
-        return _guards[store]

@@ -203,7 +203,7 @@ def test_a_source_that_never_answers_does_not_keep_the_process(tmp_path: Path) -
 def test_threads_end_with_their_session(store: Datastore, calibration: Calibration) -> None:
     session = DraftSession([store_in_python(store)], [1, 2], calibration=calibration, source_timeout=30.0)
     session.draft()
-    asker = session._python_sources._all[0].asker
+    asker = session._external._all[0].asker
     assert asker is not None
     assert asker.thread.daemon
     session.close()
@@ -211,7 +211,7 @@ def test_threads_end_with_their_session(store: Datastore, calibration: Calibrati
     assert not asker.thread.is_alive()
     abandoned = DraftSession([store_in_python(store)], [1, 2], calibration=calibration, source_timeout=30.0)
     abandoned.draft()
-    asker = abandoned._python_sources._all[0].asker
+    asker = abandoned._external._all[0].asker
     assert asker is not None
     thread = asker.thread
     del abandoned, asker

@@ -291,7 +291,7 @@ def test_a_source_that_is_late_is_left_out_until_it_answers(store: Datastore, ca
         session.draft()  # the first question is still open: it is not asked again
         assert session.statistics.dropped == {(0, "late"): 2}
         source.go.set()
-        sources = session._python_sources
+        sources = session._external
         sources._timeout = 60.0
         late = sources._all[0].late
         assert late is not None

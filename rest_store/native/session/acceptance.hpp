@@ -1,32 +1,33 @@
-// From what all sources say of one context to the chance of each proposal.
+// From what all sources say of one context to the probability of each proposal.
 #pragma once
 
+#include "session/candidates.hpp"
 #include "session/online_calibration.hpp"
-#include "session/proposals.hpp"
 
 namespace rest_store {
 
-// The chance that each of `proposals` comes next: by the trees of `forest`, corrected, with the chance of any other
-// token left over; without trees, by the fixed rule.
-inline std::array<float, kProposals> chances_of(const Proposals& proposals, const Forest* forest,
-                                                const Correction& correction) {
-  std::array<float, kProposals> chances{};
+// The probability that each of `candidates` comes next: by the trees of `gbdt`, corrected, with the probability of any
+// other token left over; without trees, by the fixed rule.
+inline std::array<float, kCandidates> acceptance_probabilities(const CandidateTable& candidates, const Gbdt* gbdt,
+                                                               const OnlineCalibration& online) {
+  std::array<float, kCandidates> probabilities{};
   float sum = 0;
-  if (forest != nullptr && !forest->trees.empty()) {
-    for (std::size_t row = 0; row < proposals.size(); row += kLanes)
-      forest->evaluate(proposals.columns() + row, kProposals, chances.data() + row);
+  if (gbdt != nullptr && !gbdt->trees.empty()) {
+    for (std::size_t row = 0; row < candidates.size(); row += kLanes)
+      gbdt->evaluate(candidates.columns() + row, kCandidates, probabilities.data() + row);
     float most = 0;
-    for (std::size_t row = 0; row < proposals.size(); ++row)
-      most = std::max(most, chances[row] += correction.of(proposals.origins(row)));
+    for (std::size_t row = 0; row < candidates.size(); ++row)
+      most = std::max(most, probabilities[row] += online.of(candidates.origins(row)));
     const float shift = softmax_shift(most);
     sum = std::exp(-shift);
-    for (std::size_t row = 0; row < proposals.size(); ++row) sum += chances[row] = std::exp(chances[row] - shift);
+    for (std::size_t row = 0; row < candidates.size(); ++row)
+      sum += probabilities[row] = std::exp(probabilities[row] - shift);
   } else {
-    for (std::size_t row = 0; row < proposals.size(); ++row) sum += chances[row] = proposals.prior(row);
+    for (std::size_t row = 0; row < candidates.size(); ++row) sum += probabilities[row] = candidates.prior(row);
     sum = std::max(sum, 1.0F);
   }
-  for (std::size_t row = 0; row < proposals.size(); ++row) chances[row] /= sum;
-  return chances;
+  for (std::size_t row = 0; row < candidates.size(); ++row) probabilities[row] /= sum;
+  return probabilities;
 }
 
 }  // namespace rest_store

@@ -30,7 +30,7 @@ struct Continuations {
 };
 
 // Adds up weights of tokens that come mostly in runs, then ranks them.
-class Tally {
+class TokenWeights {
  public:
   void clear() { counts_.clear(); }
 
@@ -96,16 +96,16 @@ class ContinuationReader {
     next = 0;
     for (std::size_t i = 0; i < queries.size(); ++i) {
       const std::size_t count = ends_[i] - next;
-      tally_.clear();
+      weights_.clear();
       for (; next < ends_[i]; ++next) {
         const Probe& probe = probes_[next];
         const std::uint8_t* at = probe.shard->suffix(probe.place);
         Token token = 0;
         for (std::uint32_t byte = 0; byte < probe.shard->width; ++byte) token = token << 8 | at[byte];
-        if (token < queries[i].vocabulary) tally_.add(token, 1);
+        if (token < queries[i].vocabulary) weights_.add(token, 1);
       }
       Continuations& out = *queries[i].out;
-      tally_.ranked(static_cast<double>(count), out);
+      weights_.ranked(static_cast<double>(count), out);
       out.probes = static_cast<std::uint32_t>(count);
     }
   }
@@ -137,7 +137,7 @@ class ContinuationReader {
 
   std::vector<Probe> probes_;
   std::vector<std::size_t> ends_;  // of each query's probes
-  Tally tally_;
+  TokenWeights weights_;
 };
 
 }  // namespace rest_store

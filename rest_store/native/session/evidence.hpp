@@ -13,13 +13,13 @@
 
 namespace rest_store {
 
-constexpr std::uint32_t kShort = 4;                 // suffixes up to this length always have a rung
-constexpr std::size_t kRungs = kShort + 2;          // the longest, one between, and the short ones
-constexpr std::uint32_t kLongest = kMaxSuffix - 1;  // no rung grows beyond
+constexpr std::uint32_t kShort = 4;                 // suffixes up to this length always have a level
+constexpr std::size_t kLevels = kShort + 2;         // the longest, one between, and the short ones
+constexpr std::uint32_t kLongest = kMaxSuffix - 1;  // no level grows beyond
 
 // One suffix of the context: how often it occurs, where, and what follows.
-struct Rung {
-  std::uint32_t length = 0;  // tokens; 0: this rung is absent
+struct BackoffLevel {
+  std::uint32_t length = 0;  // tokens; 0: this level is absent
   std::uint64_t count = 0;
   std::vector<Interval> intervals;
   Continuations next;
@@ -31,19 +31,19 @@ struct Rung {
   }
 };
 
-// Of one context: rungs[0] the longest suffix that occurs, rungs[1] one between it and the short ones, if any, then
+// Of one context: levels[0] the longest suffix that occurs, levels[1] one between it and the short ones, if any, then
 // the suffixes of 4, 3, 2 and 1 tokens. Those that do not occur have length 0.
 struct Evidence {
-  std::array<Rung, kRungs> rungs;
+  std::array<BackoffLevel, kLevels> levels;
 
   void clear() {
-    for (Rung& rung : rungs) rung.clear();
+    for (BackoffLevel& level : levels) level.clear();
   }
 
-  // The rung of the longest suffix of at most `limit` tokens that has one, or null.
-  const Rung* longest(std::uint32_t limit = kLongest) const {
-    for (const Rung& rung : rungs)
-      if (rung.length > 0 && rung.length <= limit) return &rung;
+  // The level of the longest suffix of at most `limit` tokens that has one, or null.
+  const BackoffLevel* longest(std::uint32_t limit = kLongest) const {
+    for (const BackoffLevel& level : levels)
+      if (level.length > 0 && level.length <= limit) return &level;
     return nullptr;
   }
 };
@@ -68,21 +68,21 @@ class EvidenceReader {
     const Missing missing = shorts(tail, suffix, nullptr, out);
     settle();
     queue(missing, out);
-    out.rungs[0].clear();
-    out.rungs[1].clear();
-    if (out.rungs[2].length > 0) {
+    out.levels[0].clear();
+    out.levels[1].clear();
+    if (out.levels[2].length > 0) {
       const Match& match = own.matcher.longest(shards_, directory_, std::span(&suffix, 1), Matcher::Find::kIntervals,
                                                [](std::size_t, std::uint32_t) { return false; })[0];
       if (match.length > kShort) {
-        Rung& longest = out.rungs[0];
+        BackoffLevel& longest = out.levels[0];
         longest.length = match.length;
         longest.count = match.count;
         longest.intervals = match.intervals;
         queue(longest, kSamples);
         if (longest.length >= kShort + 3) {
-          seek(suffix, longest.length > 9 ? 8 : longest.length - 2, out.rungs[1]);
+          seek(suffix, longest.length > 9 ? 8 : longest.length - 2, out.levels[1]);
           settle();
-          queue(out.rungs[1], kSamples);
+          queue(out.levels[1], kSamples);
         }
       }
     }
@@ -116,13 +116,13 @@ class EvidenceReader {
       const auto& [reader, parent, whole, out] = children[i];
       Begun& begun = own.children[i];
       const std::span<const Token> tail = begun.tail;
-      for (Rung& rung : own.longer[i]) rung.clear();
+      for (BackoffLevel& level : own.longer[i]) level.clear();
       if (tail.empty()) continue;
       begun.missing = reader->shorts(tail, begun.suffix, parent, *out);
-      for (std::size_t rung = 0; rung < kLonger; ++rung) {
-        const Rung& from = parent->rungs[rung];
+      for (std::size_t level = 0; level < kLonger; ++level) {
+        const BackoffLevel& from = parent->levels[level];
         if (from.length == 0 || from.length >= std::min<std::size_t>(kLongest, tail.size())) continue;
-        reader->narrow(from, begun.suffix, own.longer[i][rung]);
+        reader->narrow(from, begun.suffix, own.longer[i][level]);
       }
     }
     settle();
@@ -133,13 +133,13 @@ class EvidenceReader {
         continue;
       }
       reader->queue(own.children[i].missing, *out);
-      out->rungs[0].clear();
-      out->rungs[1].clear();
+      out->levels[0].clear();
+      out->levels[1].clear();
       std::size_t found = 0;
-      for (Rung& rung : own.longer[i])
-        if (rung.length > 0 && found < 2) {
-          std::swap(out->rungs[found], rung);
-          reader->queue(out->rungs[found++], kSamples);
+      for (BackoffLevel& level : own.longer[i])
+        if (level.length > 0 && found < 2) {
+          std::swap(out->levels[found], level);
+          reader->queue(out->levels[found++], kSamples);
         }
     }
     own.reader.read(own.queries);
@@ -150,7 +150,7 @@ class EvidenceReader {
  private:
   static constexpr std::size_t kSamples = 24, kShortSamples = 96;
   static constexpr std::size_t kSlots = std::size_t{1} << 15, kLocks = 64;
-  static constexpr std::size_t kLonger = 3;  // rungs of a parent that those longer than kShort may follow from
+  static constexpr std::size_t kLonger = 3;  // levels of a parent that those longer than kShort may follow from
 
   using Missing = std::array<bool, kShort + 1>;  // by length: whether a short suffix was not remembered
 
@@ -161,9 +161,9 @@ class EvidenceReader {
     Missing missing;
   };
 
-  // A rung whose intervals are being searched for, and the first of their boundaries.
+  // A level whose intervals are being searched for, and the first of their boundaries.
   struct Sought {
-    Rung* rung;
+    BackoffLevel* level;
     std::size_t shards;
     std::size_t first;
   };
@@ -177,7 +177,7 @@ class EvidenceReader {
     std::vector<Sought> searched, sought;  // from the whole of the shards; within intervals that are known
     std::vector<ContinuationQuery> queries;
     std::vector<Begun> children;
-    std::vector<std::array<Rung, kLonger>> longer;  // of each child
+    std::vector<std::array<BackoffLevel, kLonger>> longer;  // of each child
 
     void clear() {
       searches.clear();
@@ -206,33 +206,33 @@ class EvidenceReader {
     return Suffix(last.data(), last.size(), width());
   }
 
-  // Recall the rungs of the short suffixes, and begin the search for those that are not remembered, among the
+  // Recall the levels of the short suffixes, and begin the search for those that are not remembered, among the
   // occurrences of `parent`'s if there is one.
   Missing shorts(std::span<const Token> tail, const Suffix& suffix, const Evidence* parent, Evidence& out) {
     Missing missing{};
     bool occurs = true;
     for (std::uint32_t length = 1; length <= kShort; ++length) {
-      Rung& rung = out.rungs[kRungs - length];
-      if (occurs && length > 1 && parent != nullptr) occurs = parent->rungs[kRungs - length + 1].length > 0;
+      BackoffLevel& level = out.levels[kLevels - length];
+      if (occurs && length > 1 && parent != nullptr) occurs = parent->levels[kLevels - length + 1].length > 0;
       if (!occurs || length > tail.size()) {
-        rung.clear();
+        level.clear();
         continue;
       }
-      if (recall(short_suffix(tail.last(length)), rung)) {
-        occurs = rung.length > 0;
+      if (recall(short_suffix(tail.last(length)), level)) {
+        occurs = level.length > 0;
         continue;
       }
       missing[length] = true;
-      if (length > 1 && parent != nullptr) narrow(parent->rungs[kRungs - length + 1], suffix, rung);
-      else seek(suffix, length, rung);
+      if (length > 1 && parent != nullptr) narrow(parent->levels[kLevels - length + 1], suffix, level);
+      else seek(suffix, length, level);
     }
     return missing;
   }
 
   // Begin to search for where the last `length` tokens of `suffix` occur.
-  void seek(const Suffix& suffix, std::uint32_t length, Rung& rung) {
+  void seek(const Suffix& suffix, std::uint32_t length, BackoffLevel& level) {
     Scratch& own = scratch();
-    rung.length = length;
+    level.length = length;
     KeyDirectory::Walk walk{0};
     for (const ShardView& shard : shards_) {
       own.searches.emplace_back(shard, suffix.last(length), length * width(), own.searched.size());
@@ -241,11 +241,11 @@ class EvidenceReader {
     directory_.descend(std::span(&walk, 1));
     for (std::size_t i = 0; i < shards_.size(); ++i)
       own.searches[own.searches.size() - shards_.size() + i].keys_within(directory_.places(walk, i));
-    own.searched.push_back({&rung, shards_.size(), own.searches.size() - shards_.size()});
+    own.searched.push_back({&level, shards_.size(), own.searches.size() - shards_.size()});
   }
 
   // Begin to search for the occurrences of `from` that go on with the last token of `suffix`.
-  void narrow(const Rung& from, const Suffix& suffix, Rung& to) const {
+  void narrow(const BackoffLevel& from, const Suffix& suffix, BackoffLevel& to) const {
     Scratch& own = scratch();
     to.length = from.length + 1;
     own.sought.push_back({&to, shards_.size(), own.boundaries.size()});
@@ -255,14 +255,14 @@ class EvidenceReader {
                                   from.intervals[i].end, 0});
   }
 
-  // End all searches that were begun; the rungs of what does not occur are cleared.
+  // End all searches that were begun; the levels of what does not occur are cleared.
   static void settle() {
     Scratch& own = scratch();
     if (!own.searched.empty()) locate(own.searches, own.searched.size(), own.decided);
     for (std::size_t group = 0; group < own.searched.size(); ++group) {
       Sought found = own.searched[group];
       if (!own.decided[group]) {
-        found.rung->clear();
+        found.level->clear();
         continue;
       }
       const std::size_t first = std::exchange(found.first, own.boundaries.size());
@@ -272,15 +272,15 @@ class EvidenceReader {
       own.sought.push_back(found);
     }
     find_boundaries(own.boundaries);
-    for (const auto& [rung, shards, first] : own.sought) {
-      rung->intervals.resize(shards);
-      rung->count = 0;
+    for (const auto& [level, shards, first] : own.sought) {
+      level->intervals.resize(shards);
+      level->count = 0;
       for (std::size_t i = 0; i < shards; ++i) {
         const Rank begin = own.boundaries[first + 2 * i].low;
-        rung->intervals[i] = {begin, std::max(begin, own.boundaries[first + 2 * i + 1].low)};
-        rung->count += rung->intervals[i].width();
+        level->intervals[i] = {begin, std::max(begin, own.boundaries[first + 2 * i + 1].low)};
+        level->count += level->intervals[i].width();
       }
-      if (rung->count == 0) rung->clear();
+      if (level->count == 0) level->clear();
     }
     own.searches.clear();
     own.boundaries.clear();
@@ -288,18 +288,19 @@ class EvidenceReader {
     own.sought.clear();
   }
 
-  // Have the continuations of `rung` read.
-  void queue(Rung& rung, std::size_t samples) const {
-    scratch().queries.push_back({&shards_, vocabulary_, rung.intervals, rung.length, samples, &rung.next});
+  // Have the continuations of `level` read.
+  void queue(BackoffLevel& level, std::size_t samples) const {
+    scratch().queries.push_back({&shards_, vocabulary_, level.intervals, level.length, samples, &level.next});
   }
   void queue(const Missing& missing, Evidence& out) const {
     for (std::uint32_t length = 1; length <= kShort; ++length)
-      if (Rung& rung = out.rungs[kRungs - length]; missing[length] && rung.length > 0) queue(rung, kShortSamples);
+      if (BackoffLevel& level = out.levels[kLevels - length]; missing[length] && level.length > 0)
+        queue(level, kShortSamples);
   }
 
   void remember(std::span<const Token> tail, const Missing& missing, const Evidence& out) {
     for (std::uint32_t length = 1; length <= kShort; ++length)
-      if (missing[length]) remember(short_suffix(tail.last(length)), out.rungs[kRungs - length]);
+      if (missing[length]) remember(short_suffix(tail.last(length)), out.levels[kLevels - length]);
   }
 
   // The tokens of a short suffix, the last one first; the rest of the array holds a value that is no token.
@@ -323,7 +324,7 @@ class EvidenceReader {
   struct Slot {
     ShortSuffix suffix{};
     bool used = false;
-    Rung rung;
+    BackoffLevel level;
   };
 
   // Have the memory fetched that recall() will read.
@@ -332,19 +333,19 @@ class EvidenceReader {
     for (std::size_t at = 0; at < sizeof(Slot); at += 64) prefetch(slot + at);
   }
 
-  bool recall(const ShortSuffix& suffix, Rung& rung) {
+  bool recall(const ShortSuffix& suffix, BackoffLevel& level) {
     const std::size_t place = slot_of(suffix);
     const std::lock_guard lock(locks_[place % kLocks]);
     const Slot& slot = slots_[place];
     if (!slot.used || slot.suffix != suffix) return false;
-    rung = slot.rung;
+    level = slot.level;
     return true;
   }
 
-  void remember(const ShortSuffix& suffix, const Rung& rung) {
+  void remember(const ShortSuffix& suffix, const BackoffLevel& level) {
     const std::size_t place = slot_of(suffix);
     const std::lock_guard lock(locks_[place % kLocks]);
-    slots_[place] = {suffix, true, rung};
+    slots_[place] = {suffix, true, level};
   }
 
   const std::vector<ShardView> shards_;

@@ -9,8 +9,8 @@
 
 namespace rest_store {
 
-constexpr std::size_t kMostRows = 1024;    // of one answer
-constexpr std::size_t kEvidenceHead = 16;  // bytes
+constexpr std::size_t kMaxEvidenceRows = 1024;  // of one answer
+constexpr std::size_t kEvidenceHead = 16;       // bytes
 
 // Writes columns of little-endian numbers.
 class ColumnWriter {
@@ -49,33 +49,33 @@ struct PathEnd {
 template <class EvidenceOf>
 std::string packed_rows(std::span<const PathEnd> paths, std::uint32_t vocabulary, EvidenceOf&& evidence) {
   const std::size_t width = vocabulary <= 65536 ? 2 : 4;
-  std::vector<const Rung*> rungs;
+  std::vector<const BackoffLevel*> levels;
   std::size_t continuations = 0;
   for (std::size_t row = 0; row < paths.size(); ++row)
-    for (const Rung& rung : evidence(row).rungs)
-      if (rung.length > 0) {
-        rungs.push_back(&rung);
-        continuations += rung.next.size;
+    for (const BackoffLevel& level : evidence(row).levels)
+      if (level.length > 0) {
+        levels.push_back(&level);
+        continuations += level.next.size;
       }
   ColumnWriter out;
-  for (const std::size_t number : {paths.size(), rungs.size(), continuations, width}) out.put(number, 4);
+  for (const std::size_t number : {paths.size(), levels.size(), continuations, width}) out.put(number, 4);
   for (std::size_t row = 1; row < paths.size(); ++row) out.put(paths[row].token, width);
   for (std::size_t row = 1; row < paths.size(); ++row) out.put(static_cast<std::uint64_t>(paths[row].parent), 2);
   for (std::size_t row = 0; row < paths.size(); ++row) {
-    const auto& own = evidence(row).rungs;
-    out.put(
-        static_cast<std::uint64_t>(std::count_if(own.begin(), own.end(), [](const Rung& r) { return r.length > 0; })),
-        1);
+    const auto& own = evidence(row).levels;
+    out.put(static_cast<std::uint64_t>(
+                std::count_if(own.begin(), own.end(), [](const BackoffLevel& r) { return r.length > 0; })),
+            1);
   }
-  for (const Rung* rung : rungs) out.put(rung->length, 1);
-  for (const Rung* rung : rungs) out.put(rung->next.probes, 1);
-  for (const Rung* rung : rungs) out.put(rung->next.size, 1);
-  for (const Rung* rung : rungs) out.put(rung->count, 8);
-  for (const Rung* rung : rungs)
-    for (const Continuation& one : rung->next) out.put(one.token, width);
-  for (const Rung* rung : rungs)
-    for (const Continuation& one : rung->next)
-      out.put(static_cast<std::uint64_t>(std::lround(one.share * static_cast<float>(rung->next.probes))), 1);
+  for (const BackoffLevel* level : levels) out.put(level->length, 1);
+  for (const BackoffLevel* level : levels) out.put(level->next.probes, 1);
+  for (const BackoffLevel* level : levels) out.put(level->next.size, 1);
+  for (const BackoffLevel* level : levels) out.put(level->count, 8);
+  for (const BackoffLevel* level : levels)
+    for (const Continuation& one : level->next) out.put(one.token, width);
+  for (const BackoffLevel* level : levels)
+    for (const Continuation& one : level->next)
+      out.put(static_cast<std::uint64_t>(std::lround(one.share * static_cast<float>(level->next.probes))), 1);
   return out.take();
 }
 
@@ -88,8 +88,8 @@ class EvidenceRows {
 
   // Take the rows in `bytes`; return null, or what is wrong with them, and then there are none. `vocabulary`: greatest
   // token + 1 that may be in them.
-  const char* read(std::string_view bytes, std::uint64_t vocabulary, std::size_t most_rows) {
-    const char* fault = parse(bytes, vocabulary, most_rows);
+  const char* read(std::string_view bytes, std::uint64_t vocabulary, std::size_t max_rows) {
+    const char* fault = parse(bytes, vocabulary, max_rows);
     if (fault != nullptr) clear();
     return fault;
   }
@@ -106,12 +106,12 @@ class EvidenceRows {
     const Row& found = rows_[static_cast<std::size_t>(row)];
     out.clear();
     std::size_t longer = 0;
-    for (std::size_t i = found.first_rung; i < found.first_rung + found.rungs; ++i) {
-      const Given& given = rungs_[i];
-      Rung& rung = out.rungs[given.length > kShort ? longer++ : kRungs - given.length];
-      rung.length = given.length;
-      rung.count = given.count;
-      rung.next = given.next;
+    for (std::size_t i = found.first_level; i < found.first_level + found.levels; ++i) {
+      const Given& given = levels_[i];
+      BackoffLevel& level = out.levels[given.length > kShort ? longer++ : kLevels - given.length];
+      level.length = given.length;
+      level.count = given.count;
+      level.next = given.next;
     }
   }
 
@@ -119,7 +119,7 @@ class EvidenceRows {
   struct Row {
     Token token = 0;
     std::int32_t first_child = -1, next_sibling = -1;
-    std::size_t first_rung = 0, rungs = 0;
+    std::size_t first_level = 0, levels = 0;
   };
   struct Given {
     std::uint32_t length;
@@ -127,14 +127,15 @@ class EvidenceRows {
     Continuations next;
   };
 
-  const char* parse(std::string_view bytes, std::uint64_t vocabulary, std::size_t most_rows) {
+  const char* parse(std::string_view bytes, std::uint64_t vocabulary, std::size_t max_rows) {
     clear();
-    rungs_.clear();
+    levels_.clear();
     if (bytes.size() < kEvidenceHead) return "shorter than its head";
     const Column head(bytes, 4);
-    const std::uint64_t rows = head[0], rungs = head[1], continuations = head[2], width = head[3];
-    if (rows == 0 || rows > most_rows) return "of more rows than were asked for, or none";
-    if (rungs > rows * kRungs || continuations > rungs * kContinuations) return "of more parts than it has places for";
+    const std::uint64_t rows = head[0], levels = head[1], continuations = head[2], width = head[3];
+    if (rows == 0 || rows > max_rows) return "of more rows than were asked for, or none";
+    if (levels > rows * kLevels || continuations > levels * kContinuations)
+      return "of more parts than it has places for";
     if (width != 2 && width != 4) return "of tokens of a strange width";
     std::size_t from = kEvidenceHead;
     bool whole = true;
@@ -144,11 +145,11 @@ class EvidenceRows {
       if (whole) from += count * item;
       return found;
     };
-    const Column tokens = column(rows - 1, width), parents = column(rows - 1, 2), rungs_of = column(rows, 1);
-    const Column lengths = column(rungs, 1), probes = column(rungs, 1), sizes = column(rungs, 1);
-    const Column counts = column(rungs, 8), next = column(continuations, width), weights = column(continuations, 1);
+    const Column tokens = column(rows - 1, width), parents = column(rows - 1, 2), levels_of = column(rows, 1);
+    const Column lengths = column(levels, 1), probes = column(levels, 1), sizes = column(levels, 1);
+    const Column counts = column(levels, 8), next = column(continuations, width), weights = column(continuations, 1);
     if (!whole || from != bytes.size()) return "of another size than its head says";
-    std::size_t rung = 0, continuation = 0;
+    std::size_t level = 0, continuation = 0;
     rows_.resize(rows);
     for (std::size_t row = 0; row < rows; ++row) {
       rows_[row] = Row();
@@ -160,17 +161,17 @@ class EvidenceRows {
         rows_[row].next_sibling = rows_[parent].first_child;
         rows_[parent].first_child = static_cast<std::int32_t>(row);
       }
-      rows_[row].first_rung = rung;
-      rows_[row].rungs = rungs_of[row];
-      if (rung + rows_[row].rungs > rungs) return "with rungs that do not add up";
+      rows_[row].first_level = level;
+      rows_[row].levels = levels_of[row];
+      if (level + rows_[row].levels > levels) return "with levels that do not add up";
       std::uint64_t last = kLongest + 1;
-      for (std::size_t longer = 0; rung < rows_[row].first_rung + rows_[row].rungs; ++rung) {
-        Given given{static_cast<std::uint32_t>(lengths[rung]), counts[rung], {}};
+      for (std::size_t longer = 0; level < rows_[row].first_level + rows_[row].levels; ++level) {
+        Given given{static_cast<std::uint32_t>(lengths[level]), counts[level], {}};
         if (given.length == 0 || given.length >= last) return "with suffixes out of order";
-        if (given.length > kShort && ++longer > kRungs - kShort) return "with too many long suffixes";
+        if (given.length > kShort && ++longer > kLevels - kShort) return "with too many long suffixes";
         last = given.length;
-        const std::uint64_t size = sizes[rung];
-        given.next.probes = static_cast<std::uint32_t>(probes[rung]);
+        const std::uint64_t size = sizes[level];
+        given.next.probes = static_cast<std::uint32_t>(probes[level]);
         given.next.size = static_cast<std::uint32_t>(size);
         if (given.count < given.next.probes || given.next.probes == 0) return "with impossible counts";
         if (size > kContinuations || continuation + size > continuations)
@@ -185,14 +186,14 @@ class EvidenceRows {
               static_cast<float>(static_cast<double>(weights[continuation]) / static_cast<double>(given.next.probes))};
         }
         if (sum > given.next.probes) return "with impossible counts";
-        rungs_.push_back(given);
+        levels_.push_back(given);
       }
     }
-    return rung == rungs && continuation == continuations ? nullptr : "with parts that belong to no row";
+    return level == levels && continuation == continuations ? nullptr : "with parts that belong to no row";
   }
 
   std::vector<Row> rows_;
-  std::vector<Given> rungs_;
+  std::vector<Given> levels_;
 };
 
 }  // namespace rest_store

@@ -8,7 +8,7 @@
 
 namespace rest_store {
 
-constexpr float kLikely = 0.45F;  // chances beyond are not waited for where they would change little
+constexpr float kLikely = 0.45F;  // probabilities beyond are not waited for where they would change little
 
 // The highest score first, of equals what was opened first.
 struct Later {
@@ -46,7 +46,7 @@ class Frontier {
 
   // Whether, with `left` places still to be taken, a child of one of this score may be among them, as far as can be
   // told.
-  bool worth_following(float score, std::size_t left) {
+  bool may_contribute(float score, std::size_t left) {
     if (left == 0 || open_.size() < left) return left > 0;
     return score * kLikely > least_of_best(left);
   }

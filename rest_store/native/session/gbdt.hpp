@@ -20,16 +20,16 @@
 
 namespace rest_store {
 
-constexpr std::size_t kForestDepth = 6;
+constexpr std::size_t kGbdtDepth = 6;
 constexpr std::size_t kLanes = 16;  // rows evaluated together
 
 struct ObliviousTree {
-  std::array<std::uint16_t, kForestDepth> features{};
-  std::array<float, kForestDepth> thresholds{};  // a feature above it sets the bit of its level
-  std::array<float, std::size_t{1} << kForestDepth> leaves{};
+  std::array<std::uint16_t, kGbdtDepth> features{};
+  std::array<float, kGbdtDepth> thresholds{};  // a feature above it sets the bit of its level
+  std::array<float, std::size_t{1} << kGbdtDepth> leaves{};
 };
 
-struct Forest {
+struct Gbdt {
   float base = 0;
   std::vector<ObliviousTree> trees;
 
@@ -56,7 +56,7 @@ struct Forest {
     Floats sum = Floats{} + base;
     for (const ObliviousTree& tree : trees) {
       Places leaf{};
-      for (std::size_t level = 0; level < kForestDepth; ++level) {
+      for (std::size_t level = 0; level < kGbdtDepth; ++level) {
         Floats column;
         std::memcpy(&column, columns + tree.features[level] * stride, sizeof column);
         leaf |= (column > tree.thresholds[level]) & (1 << level);

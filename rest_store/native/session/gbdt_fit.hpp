@@ -1,4 +1,4 @@
-// Fits a Forest to labelled rows: second-order gradient boosting on binned features. The rows of one group are the
+// Fits a Gbdt to labelled rows: second-order gradient boosting on binned features. The rows of one group are the
 // proposals for one place, of which at most one is right; the loss is that of a softmax over them and "none of these".
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace rest_store {
 
-struct BoostingOptions {
+struct GbdtOptions {
   std::uint32_t trees = 100;
   double rate = 0.12;
   double ridge = 20;
@@ -18,11 +18,11 @@ struct BoostingOptions {
   std::uint64_t seed = 1;
 };
 
-class Booster {
+class GbdtFitter {
  public:
   // `rows`: float[count, features], row by row; `labels` 0 or 1; `ends` of the groups, ascending, the last is `count`.
-  Booster(std::span<const float> rows, std::span<const std::uint8_t> labels, std::span<const std::uint32_t> ends,
-          std::size_t features)
+  GbdtFitter(std::span<const float> rows, std::span<const std::uint8_t> labels, std::span<const std::uint32_t> ends,
+             std::size_t features)
       : labels_(labels), ends_(ends), features_(features), count_(labels.size()), bins_(count_ * features) {
     for (std::size_t feature = 0; feature < features; ++feature) {
       edges_.push_back(quantiles(rows, feature));
@@ -33,10 +33,10 @@ class Booster {
     }
   }
 
-  Forest fit(const BoostingOptions& options) {
-    Forest forest;
-    forest.base = -3;
-    odds_.assign(count_, forest.base);
+  Gbdt fit(const GbdtOptions& options) {
+    Gbdt gbdt;
+    gbdt.base = -3;
+    odds_.assign(count_, gbdt.base);
     gradients_.resize(count_);
     leaves_.resize(count_);
     std::mt19937_64 random(options.seed);
@@ -57,11 +57,11 @@ class Booster {
           if (draw) drawn_.push_back(row);
         }
       }
-      forest.trees.push_back(grow(options));
-      const ObliviousTree& tree = forest.trees.back();
+      gbdt.trees.push_back(grow(options));
+      const ObliviousTree& tree = gbdt.trees.back();
       for (std::size_t one = 0; one < count_; ++one) odds_[one] += tree.leaves[leaf_of(one)];
     }
-    return forest;
+    return gbdt;
   }
 
  private:
@@ -91,11 +91,11 @@ class Booster {
     return edges;
   }
 
-  ObliviousTree grow(const BoostingOptions& options) {
+  ObliviousTree grow(const GbdtOptions& options) {
     ObliviousTree tree;
     splits_.clear();
     for (const std::uint32_t row : drawn_) leaves_[row] = 0;
-    for (std::size_t level = 0; level < kForestDepth; ++level) {
+    for (std::size_t level = 0; level < kGbdtDepth; ++level) {
       const std::size_t width = std::size_t{1} << level;
       count_up(width);
       const auto [feature, bin] = best_split(width, options.ridge);
@@ -105,7 +105,7 @@ class Booster {
       for (const std::uint32_t row : drawn_)
         leaves_[row] |= static_cast<std::uint8_t>((bins_[row * features_ + feature] > bin) << level);
     }
-    std::array<double, std::size_t{1} << kForestDepth> gradient{}, hessian{};
+    std::array<double, std::size_t{1} << kGbdtDepth> gradient{}, hessian{};
     for (const std::uint32_t row : drawn_) {
       gradient[leaves_[row]] += gradients_[row].gradient;
       hessian[leaves_[row]] += gradients_[row].hessian;

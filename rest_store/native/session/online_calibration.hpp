@@ -9,7 +9,7 @@
 
 namespace rest_store {
 
-struct Correction {
+struct OnlineCalibration {
   static constexpr std::size_t kOrigins = 4;  // prompt lookup, recycled logits, datastores, agreement of several
 
   float bias = 0;
@@ -22,15 +22,15 @@ struct Correction {
     return sum;
   }
 
-  // A row with these origins had `chance` and was right, or not.
-  void learn(std::uint32_t bits, float chance, bool right) {
-    const float step = kRate * (static_cast<float>(right) - chance);
+  // A row with these origins had `probability` and was right, or not.
+  void learn(std::uint32_t bits, float probability, bool right) {
+    const float step = kRate * (static_cast<float>(right) - probability);
     bias += step;
     for (std::size_t i = 0; i < kOrigins; ++i)
       if (has(bits, i)) origins[i] += step;
   }
 
-  // Pull back to nothing, a little, and within bounds.
+  // Pull back to nothing, a little, and within limits.
   void settle() {
     bias *= kFade;
     for (float& weight : origins) weight *= kFade;

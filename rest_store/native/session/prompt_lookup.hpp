@@ -15,7 +15,7 @@ namespace rest_store {
 constexpr std::array<std::uint32_t, 5> kOrders{1, 2, 3, 4, 8};
 
 // What the text says of one next token.
-struct Echo {
+struct LookupCandidate {
   Token token = 0;
   std::uint32_t length = 0;       // of the longest match that it follows, in tokens
   std::uint32_t age = 0;          // tokens since it last followed a match of the longest order that it follows
@@ -23,13 +23,13 @@ struct Echo {
   std::array<float, 3> shares{};  // of recent occurrences of the suffixes of 1, 2 and 4 tokens, recent ones weigh more
 };
 
-struct Echoes {
+struct PromptMatches {
   std::uint32_t length = 0;               // of the longest match, in tokens
   std::array<std::uint32_t, 3> counts{};  // occurrences seen of the suffixes of 1, 2 and 4 tokens, bounded
-  std::vector<Echo> tokens;
+  std::vector<LookupCandidate> candidates;
 };
 
-class History {
+class PromptLookup {
  public:
   // Where the prompt ends and the output begins.
   void end_prompt() { prompt_ = tokens_.size(); }
@@ -58,10 +58,10 @@ class History {
   }
 
   // What follows occurrences of suffixes of `tail`: the last tokens of this text and, behind them, a path.
-  void find(std::span<const Token> tail, Echoes& out) const {
+  void find(std::span<const Token> tail, PromptMatches& out) const {
     out.length = 0;
     out.counts = {};
-    out.tokens.clear();
+    out.candidates.clear();
     for (std::size_t i = kOrders.size(); i-- > 0;) {
       if (kOrders[i] > tail.size()) continue;
       static constexpr std::array<int, kOrders.size()> kShares{0, 1, -1, 2, -1};
@@ -112,7 +112,7 @@ class History {
     return hash;
   }
 
-  void walk(std::size_t order, int share, std::span<const Token> tail, Echoes& out) const {
+  void walk(std::size_t order, int share, std::span<const Token> tail, PromptMatches& out) const {
     const std::uint32_t size = kOrders[order];
     const Order& links = orders_[order];
     float weight = 1, total = 0;
@@ -127,21 +127,22 @@ class History {
       if (length < size) continue;  // another sequence of the same hash
       ++seen;
       const Token token = tokens_[end];
-      auto echo = std::find_if(out.tokens.begin(), out.tokens.end(), [&](const Echo& e) { return e.token == token; });
-      if (echo == out.tokens.end()) {
-        out.tokens.push_back({token, length, static_cast<std::uint32_t>(tokens_.size()) - end, end >= prompt_, {}});
-        echo = out.tokens.end() - 1;
+      auto candidate = std::find_if(out.candidates.begin(), out.candidates.end(),
+                                    [&](const LookupCandidate& e) { return e.token == token; });
+      if (candidate == out.candidates.end()) {
+        out.candidates.push_back({token, length, static_cast<std::uint32_t>(tokens_.size()) - end, end >= prompt_, {}});
+        candidate = out.candidates.end() - 1;
       }
-      echo->length = std::max(echo->length, length);
+      candidate->length = std::max(candidate->length, length);
       out.length = std::max(out.length, length);
-      if (share >= 0) echo->shares[static_cast<std::size_t>(share)] += weight;
+      if (share >= 0) candidate->shares[static_cast<std::size_t>(share)] += weight;
       total += weight;
       weight *= 0.85F;
     }
     if (share < 0 || seen == 0) return;
     const auto at = static_cast<std::size_t>(share);
     out.counts[at] = seen;
-    for (Echo& echo : out.tokens) echo.shares[at] /= total;
+    for (LookupCandidate& candidate : out.candidates) candidate.shares[at] /= total;
   }
 
   std::vector<Token> tokens_;

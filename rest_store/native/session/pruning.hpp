@@ -8,7 +8,7 @@ namespace rest_store {
 // The number of nodes, of those in the order in which they were taken, that makes a step produce most tokens in its
 // time; `costs[n]` is the time of a step that verifies n nodes. A node more must be worth its time: of equals the
 // fewest.
-inline std::size_t worthwhile(std::span<const GrownNode> nodes, std::span<const double> costs) {
+inline std::size_t pruned_size(std::span<const DraftNode> nodes, std::span<const double> costs) {
   double tokens = 1, best = 0;
   std::size_t kept = 0;
   for (std::size_t count = 0; count < costs.size() && count <= nodes.size(); ++count) {
@@ -24,7 +24,7 @@ inline std::size_t worthwhile(std::span<const GrownNode> nodes, std::span<const 
 
 // The places of `nodes` in the order in which to verify them: the likeliest path first, contiguous, so that accepting
 // it moves nothing; then the others as they were taken. Parents stay before their children.
-inline std::vector<std::int32_t> verification_order(std::span<const GrownNode> nodes) {
+inline std::vector<std::int32_t> verification_order(std::span<const DraftNode> nodes) {
   std::vector<std::int32_t> order;
   std::vector<bool> on_path(nodes.size());
   std::int32_t last = -1;

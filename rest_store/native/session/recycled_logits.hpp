@@ -1,5 +1,5 @@
-// Recycled logits: the target model's most likely next tokens where it has been asked, kept for the next time that the
-// same tokens come by (Luo et al., Turning Trash into Treasure: Token Recycling, arXiv 2408.08696).
+// RecycledLogits logits: the target model's most likely next tokens where it has been asked, kept for the next time
+// that the same tokens come by (Luo et al., Turning Trash into Treasure: Token Recycling, arXiv 2408.08696).
 #pragma once
 
 #include <mutex>
@@ -8,45 +8,44 @@
 
 namespace rest_store {
 
-constexpr std::size_t kRanks = 8;  // most likely tokens kept of one place
-constexpr std::size_t kKeyed = 3;  // places are known by their last 1, 2 and 3 tokens
+constexpr std::size_t kTopK = 8;            // most likely tokens kept of one place
+constexpr std::size_t kRecycledOrders = 3;  // places are known by their last 1, 2 and 3 tokens
 
-struct Ranks {
+struct TopTokens {
   std::uint32_t size = 0;  // 0: nothing is known
-  std::array<Token, kRanks> tokens{};
+  std::array<Token, kTopK> tokens{};
 
-  // 0: the most likely; `kRanks` if it is not among them.
+  // 0: the most likely; `kTopK` if it is not among them.
   std::uint32_t rank(Token token) const {
     for (std::uint32_t i = 0; i < size; ++i)
       if (tokens[i] == token) return i;
-    return kRanks;
+    return kTopK;
   }
 };
 
 // Thread-safe, so that generations may share one. A new row takes the place of an old one: memory is bounded.
-class Recycled {
+class RecycledLogits {
  public:
-  // After `tail` the most likely tokens were `ranks`.
-  void learn(std::span<const Token> tail, const Ranks& ranks) {
-    if (ranks.size == 0) return;
+  // After `tail` the most likely tokens were `top`.
+  void learn(std::span<const Token> tail, const TopTokens& top) {
+    if (top.size == 0) return;
     const std::lock_guard lock(mutex_);
     if (rows_.empty()) rows_.resize(std::size_t{1} << 10);
-    for (std::size_t order = 1; order <= kKeyed && order <= tail.size(); ++order) {
+    for (std::size_t order = 1; order <= kRecycledOrders && order <= tail.size(); ++order) {
       if (rows_.size() < kMost && 2 * (used_ + 1) > rows_.size()) spread();
-      put({key_of(tail.last(order)), ranks});
+      put({key_of(tail.last(order)), top});
     }
   }
 
   // The rows of the last 1, 2 and 3 tokens of `tail`; of size 0 where there are none.
-  std::array<Ranks, kKeyed> find(std::span<const Token> tail) const {
-    std::array<Ranks, kKeyed> out{};
+  std::array<TopTokens, kRecycledOrders> find(std::span<const Token> tail) const {
+    std::array<TopTokens, kRecycledOrders> out{};
     const std::lock_guard lock(mutex_);
     if (rows_.empty()) return out;
-    for (std::size_t order = 1; order <= kKeyed && order <= tail.size(); ++order) {
+    for (std::size_t order = 1; order <= kRecycledOrders && order <= tail.size(); ++order) {
       const Key key = key_of(tail.last(order));
       for (std::size_t way = 0; way < kWays; ++way)
-        if (const Row& row = rows_[place_of(key, way)]; row.ranks.size > 0 && row.key == key)
-          out[order - 1] = row.ranks;
+        if (const Row& row = rows_[place_of(key, way)]; row.top.size > 0 && row.key == key) out[order - 1] = row.top;
     }
     return out;
   }
@@ -61,11 +60,11 @@ class Recycled {
   static constexpr std::size_t kWays = 4;                     // places where a row may lie
 
   // The last tokens of a place, the last one first; the rest of the array holds a value that is no token.
-  using Key = std::array<Token, kKeyed>;
+  using Key = std::array<Token, kRecycledOrders>;
 
   struct Row {
     Key key;
-    Ranks ranks;  // size 0: free
+    TopTokens top;  // size 0: free
   };
 
   static Key key_of(std::span<const Token> tokens) {
@@ -87,8 +86,8 @@ class Recycled {
   void put(const Row& row) {
     for (std::size_t way = 0; way < kWays; ++way) {
       Row& place = rows_[place_of(row.key, way)];
-      if (place.ranks.size > 0 && place.key != row.key) continue;
-      used_ += place.ranks.size == 0;
+      if (place.top.size > 0 && place.key != row.key) continue;
+      used_ += place.top.size == 0;
       place = row;
       return;
     }
@@ -100,7 +99,7 @@ class Recycled {
     old.swap(rows_);
     used_ = 0;
     for (const Row& row : old)
-      if (row.ranks.size > 0) put(row);
+      if (row.top.size > 0) put(row);
   }
 
   mutable std::mutex mutex_;

@@ -16,8 +16,7 @@ import numpy as np
 
 from rest_store.datastore.kernel import MAX_SUFFIX, native_messages
 from rest_store.datastore.tree import TokenTree
-from rest_store.drafting.evidence import Evidence
-from rest_store.drafting.survey import survey
+from rest_store.drafting.evidence import Evidence, collect_evidence
 from rest_store.errors import EmptyContextError, LimitError, QueryError, describe
 from rest_store.service.server.catalog import Catalog, Served
 from rest_store.service.server.executor import Reply, Work
@@ -305,7 +304,7 @@ class Replies:
         stores = {one.name: one.store for one in served}
 
         def read(tail: list[int], tree: Proposed) -> list[Evidence]:
-            found = survey(stores, np.array(tail, np.int32), *tree, **bounds._asdict())
+            found = collect_evidence(stores, np.array(tail, np.int32), *tree, **bounds._asdict())
             for one in served:
                 one.require_readable()
             return found
