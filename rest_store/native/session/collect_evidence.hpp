@@ -1,5 +1,5 @@
-// What datastores know along the paths that a draft tree may take, read for a session elsewhere: it has more sources
-// than these, so every path is read that it might want, the likeliest first, as far as can be told from here.
+// Collects the evidence of datastores for a session in another process, along the paths that its draft tree may take.
+// The session has more sources than these, so paths are read best-first until the row limit, by what is known here.
 #pragma once
 
 #include "session/acceptance.hpp"
@@ -15,35 +15,34 @@ struct ProposedNode {
   float probability;    // that it is accepted, given that its parent is
 };
 
-// Bounds of one collect_evidence.
 struct CollectorLimits {
-  std::size_t max_rows;    // paths read, that of the context among them
-  std::size_t max_suffix;  // longest suffix of the context that is looked for, in tokens
-  std::size_t max_depth;   // longest path, in tokens
+  std::size_t max_rows;    // paths read, including the context itself
+  std::size_t max_suffix;  // of the context, in tokens
+  std::size_t max_depth;   // of a path, in tokens
 };
 
 // Not thread-safe; keeps its memory between calls.
 class EvidenceCollector {
  public:
-  // Read what `readers` know after `tail`, the end of a context.
-  void run(std::span<EvidenceReader* const> readers, const Gbdt* gbdt, std::span<const Token> tail,
-           std::span<const ProposedNode> proposals, const CollectorLimits& limits) {
+  // Read what `readers` know after `tail`, the end of a context, and after paths from there.
+  void collect(std::span<EvidenceReader* const> readers, const Gbdt& gbdt, std::span<const Token> tail,
+               std::span<const ProposedNode> proposals, const CollectorLimits& limits) {
     readers_ = readers;
-    gbdt_ = gbdt;
+    gbdt_ = &gbdt;
     proposals_ = proposals;
     limits_ = limits;
     text_.assign(tail.begin(), tail.end());
     hit_rates_.stores.assign(readers.size(), HitRate());
     paths_.clear();
     nodes_.clear();
-    open_.clear();
-    number_ = 0;
+    frontier_.clear();
+    pushed_ = 0;
     readings_ = 0;
     take({1, 0, 0, -1, -1, 1, read_root()});
     while (paths_.size() < limits.max_rows) {
-      if (open_.empty() && !spread()) return;
-      if (open_.best().reading < 0) read_ahead();
-      take(open_.pop());
+      if (frontier_.empty() && !push_all_tokens()) return;
+      if (frontier_.best().reading < 0) read_ahead();
+      take(frontier_.pop());
     }
   }
 
@@ -56,9 +55,9 @@ class EvidenceCollector {
     std::uint32_t number;
     Token token;
     std::int32_t parent;    // row
-    std::int32_t proposal;  // the proposal of the same path; -1: none
+    std::int32_t proposal;  // that ends the same path; -1: none
     float probability;
-    std::int32_t reading = -1;  // place of what was read of it; -1: nothing yet
+    std::int32_t reading = -1;  // place of its evidence; -1: not read yet
   };
   struct Node {
     std::size_t depth;
@@ -90,27 +89,27 @@ class EvidenceCollector {
     return 0;
   }
 
-  // Read the best of what is open, and with it some that come next and will most likely be rows, too.
+  // Read the best open path, and with it some of the next ones, which will most likely become rows, too.
   void read_ahead() {
     const std::size_t left = limits_.max_rows - paths_.size();
-    const std::size_t most = std::min({kAhead, (left + 1) / 2, open_.size()});
+    const std::size_t count = std::min({kAhead, (left + 1) / 2, frontier_.size()});
     ahead_.clear();
-    source_evidence_.reserve(readings_ + most);  // children point into them
+    source_evidence_.reserve(readings_ + count);  // children point into it
     tails_.resize(kAhead);
     children_.clear();
-    while (ahead_.size() < most) {
-      ahead_.push_back(open_.pop());
+    while (ahead_.size() < count) {
+      ahead_.push_back(frontier_.pop());
       Open& open = ahead_.back();
       if (open.reading >= 0) continue;
       open.reading = static_cast<std::int32_t>(readings_);
-      SourceEvidence& own = next_reading();
+      SourceEvidence& sources = next_reading();
       const SourceEvidence& above = evidence_of(static_cast<std::size_t>(open.parent));
       const std::span<const Token> tail = tail_of(open, tails_[ahead_.size() - 1]);
       for (std::size_t i = 0; i < readers_.size(); ++i)
-        children_.push_back({readers_[i], &above.stores[i], tail, &own.stores[i]});
+        children_.push_back({readers_[i], &above.stores[i], tail, &sources.stores[i]});
     }
     EvidenceReader::read(children_);
-    for (const Open& open : ahead_) open_.push(open);
+    for (const Open& open : ahead_) frontier_.push(open);
   }
 
   // The end of the context and the path of `open`, kept in `tail`.
@@ -120,71 +119,71 @@ class EvidenceCollector {
     tail.resize(from + depth);
     std::size_t place = tail.size();
     tail[--place] = open.token;
-    for (std::int32_t at = open.parent; at > 0; at = paths_[static_cast<std::size_t>(at)].parent)
-      tail[--place] = paths_[static_cast<std::size_t>(at)].token;
+    for (std::int32_t row = open.parent; row > 0; row = paths_[static_cast<std::size_t>(row)].parent)
+      tail[--place] = paths_[static_cast<std::size_t>(row)].token;
     return tail;
   }
 
-  // Make a row of `open`, which has been read, and open its continuations.
+  // Make a row of `open`, whose evidence has been read, and push its continuations.
   void take(const Open& open) {
     const std::size_t row = paths_.size();
     const std::size_t depth = depth_of(open);
     paths_.push_back({open.parent, open.token});
     nodes_.push_back({depth, open.score, open.proposal, static_cast<std::size_t>(open.reading)});
-    if (depth == limits_.max_depth || !open_.may_contribute(open.score, limits_.max_rows - paths_.size())) return;
-    const SourceEvidence& sources = evidence_of(row);
-    Place features;
+    if (depth == limits_.max_depth || !frontier_.may_contribute(open.score, limits_.max_rows - paths_.size())) return;
+    NodeFeatures features;
     features.depth = static_cast<float>(depth);
     features.score = open.score;
     features.probability = open.probability;
-    candidates_.gather(sources, hit_rates_, features, lookup_, open.score >= 0.3F ? kCandidates : kLanes);
-    std::array<float, kCandidates> probabilities = acceptance_probabilities(candidates_, gbdt_, OnlineCalibration());
+    candidates_.fill(evidence_of(row), hit_rates_, features, lookup_, open.score >= kProbable ? kCandidates : kLanes);
+    std::array<float, kCandidates> probabilities = acceptance_probabilities(candidates_, *gbdt_, OnlineCalibration());
     std::array<std::int32_t, kCandidates> proposal_of;
     proposal_of.fill(-1);
     if (row == 0 || open.proposal >= 0)
       for (std::size_t i = 0; i < proposals_.size(); ++i) {
-        if (proposals_[i].parent != open.proposal) continue;
-        std::size_t own = 0;
-        while (own < candidates_.size() && candidates_.token(own) != proposals_[i].token) ++own;
-        if (own == candidates_.size())
-          push(row, proposals_[i].token, static_cast<std::int32_t>(i), proposals_[i].probability);
-        else {
-          proposal_of[own] = static_cast<std::int32_t>(i);
-          probabilities[own] += (1 - probabilities[own]) * proposals_[i].probability;
+        const auto& [token, parent, probability] = proposals_[i];
+        if (parent != open.proposal) continue;
+        std::size_t candidate = 0;
+        while (candidate < candidates_.size() && candidates_.token(candidate) != token) ++candidate;
+        if (candidate == candidates_.size()) {
+          push(row, token, static_cast<std::int32_t>(i), probability);
+        } else {  // proposed by both: likelier than by either
+          proposal_of[candidate] = static_cast<std::int32_t>(i);
+          probabilities[candidate] += (1 - probabilities[candidate]) * probability;
         }
       }
-    for (std::size_t own = 0; own < candidates_.size(); ++own)
-      push(row, candidates_.token(own), proposal_of[own], probabilities[own]);
+    for (std::size_t i = 0; i < candidates_.size(); ++i)
+      push(row, candidates_.token(i), proposal_of[i], probabilities[i]);
   }
 
   void push(std::size_t row, Token token, std::int32_t proposal, float probability) {
     const float score = nodes_[row].score * probability;
-    if (score >= open_.bar())
-      open_.push({score, number_++, token, static_cast<std::int32_t>(row), proposal, probability});
+    if (score >= frontier_.cutoff())
+      frontier_.push({score, pushed_++, token, static_cast<std::int32_t>(row), proposal, probability});
   }
 
-  // When nothing is open any more: open, after every path, all tokens that were named by anybody. Whether there was
-  // one.
-  bool spread() {
-    named_.clear();
-    for (const ProposedNode& proposal : proposals_) named_.push_back(proposal.token);
-    named_.insert(named_.end(), text_.begin(), text_.end());
+  // When no path is open but rows are left: push, after every path, all tokens that are known from anywhere. Whether
+  // there were any.
+  bool push_all_tokens() {
+    tokens_.clear();
+    for (const ProposedNode& proposal : proposals_) tokens_.push_back(proposal.token);
+    tokens_.insert(tokens_.end(), text_.begin(), text_.end());
     for (std::size_t row = 0; row < paths_.size(); ++row)
       for (const Evidence& evidence : evidence_of(row).stores)
         for (const BackoffLevel& level : evidence.levels)
-          for (const Continuation& one : level.next) named_.push_back(one.token);
-    std::sort(named_.begin(), named_.end());
-    named_.erase(std::unique(named_.begin(), named_.end()), named_.end());
+          for (const Continuation& next : level.next) tokens_.push_back(next.token);
+    std::sort(tokens_.begin(), tokens_.end());
+    tokens_.erase(std::unique(tokens_.begin(), tokens_.end()), tokens_.end());
     for (std::size_t row = 0; row < paths_.size(); ++row) {
       if (nodes_[row].depth == limits_.max_depth) continue;
-      for (const Token token : named_) {
-        const auto known = [&](const PathEnd& path) {
+      for (const Token token : tokens_) {
+        const auto same = [&](const PathEnd& path) {
           return path.parent == static_cast<std::int32_t>(row) && path.token == token;
         };
-        if (std::none_of(paths_.begin() + 1, paths_.end(), known)) push(row, token, -1, 0);
+        if (std::none_of(paths_.begin() + 1, paths_.end(), same)) push(row, token, -1, 0);
       }
     }
-    return !open_.empty();
+    return !frontier_.empty();
   }
 
   std::span<EvidenceReader* const> readers_;
@@ -193,18 +192,18 @@ class EvidenceCollector {
   CollectorLimits limits_{};
   std::vector<Token> text_;
   HitRates hit_rates_;
-  PromptLookup lookup_;  // empty: the text stays with the session
+  PromptLookup lookup_;  // empty: the session looks up its text itself
   std::vector<PathEnd> paths_;
   std::vector<Node> nodes_;
   std::vector<SourceEvidence> source_evidence_;  // of each path that was read
-  std::size_t readings_ = 0;                     // of those, in this collect_evidence
-  Frontier<Open> open_;
-  std::vector<Open> ahead_;  // what was taken out of it to be read
+  std::size_t readings_ = 0;                     // of those, in this call
+  Frontier<Open> frontier_;
+  std::uint32_t pushed_ = 0;
+  std::vector<Open> ahead_;  // taken from the frontier to be read
   std::vector<std::vector<Token>> tails_;
-  std::uint32_t number_ = 0;
   std::vector<EvidenceReader::Child> children_;
   CandidateTable candidates_;
-  std::vector<Token> named_;
+  std::vector<Token> tokens_;
 };
 
 }  // namespace rest_store

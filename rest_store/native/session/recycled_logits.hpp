@@ -8,14 +8,14 @@
 
 namespace rest_store {
 
-constexpr std::size_t kTopK = 8;            // most likely tokens kept of one place
-constexpr std::size_t kRecycledOrders = 3;  // places are known by their last 1, 2 and 3 tokens
+constexpr std::size_t kTopK = 8;            // most likely tokens kept of one context
+constexpr std::size_t kRecycledOrders = 3;  // contexts are known by their last 1, 2 and 3 tokens
 
 struct TopTokens {
-  std::uint32_t size = 0;  // 0: nothing is known
+  std::uint32_t size = 0;  // 0: unknown
   std::array<Token, kTopK> tokens{};
 
-  // 0: the most likely; `kTopK` if it is not among them.
+  // 0 for the most likely; kTopK for a token that is not among them.
   std::uint32_t rank(Token token) const {
     for (std::uint32_t i = 0; i < size; ++i)
       if (tokens[i] == token) return i;
@@ -23,7 +23,7 @@ struct TopTokens {
   }
 };
 
-// Thread-safe, so that generations may share one. A new row takes the place of an old one: memory is bounded.
+// Thread-safe, so that generations may share one. Memory is bounded: new rows displace old ones.
 class RecycledLogits {
  public:
   // After `tail` the most likely tokens were `top`.
@@ -32,7 +32,7 @@ class RecycledLogits {
     const std::lock_guard lock(mutex_);
     if (rows_.empty()) rows_.resize(std::size_t{1} << 10);
     for (std::size_t order = 1; order <= kRecycledOrders && order <= tail.size(); ++order) {
-      if (rows_.size() < kMost && 2 * (used_ + 1) > rows_.size()) spread();
+      if (rows_.size() < kMaxRows && 2 * (used_ + 1) > rows_.size()) grow();
       put({key_of(tail.last(order)), top});
     }
   }
@@ -56,10 +56,10 @@ class RecycledLogits {
   }
 
  private:
-  static constexpr std::size_t kMost = std::size_t{1} << 17;  // rows; 48 bytes each
-  static constexpr std::size_t kWays = 4;                     // places where a row may lie
+  static constexpr std::size_t kMaxRows = std::size_t{1} << 17;  // rows; 48 bytes each
+  static constexpr std::size_t kWays = 4;                        // places that a row may take
 
-  // The last tokens of a place, the last one first; the rest of the array holds a value that is no token.
+  // The last tokens of a context, the last one first, padded with a value that is not a token.
   using Key = std::array<Token, kRecycledOrders>;
 
   struct Row {
@@ -75,12 +75,7 @@ class RecycledLogits {
   }
 
   std::size_t place_of(const Key& key, std::size_t way) const {
-    std::uint64_t hash = 0;
-    for (const Token token : key) {
-      hash = (hash ^ token) * 0x9E3779B97F4A7C15ULL;
-      hash ^= hash >> 29;
-    }
-    return ((hash >> 20) + way) & (rows_.size() - 1);
+    return ((hash_of(key) >> 20) + way) & (rows_.size() - 1);
   }
 
   void put(const Row& row) {
@@ -91,10 +86,10 @@ class RecycledLogits {
       place = row;
       return;
     }
-    rows_[place_of(row.key, turn_++ % kWays)] = row;
+    rows_[place_of(row.key, next_way_++ % kWays)] = row;
   }
 
-  void spread() {
+  void grow() {
     std::vector<Row> old(2 * rows_.size());
     old.swap(rows_);
     used_ = 0;
@@ -104,7 +99,7 @@ class RecycledLogits {
 
   mutable std::mutex mutex_;
   std::vector<Row> rows_;
-  std::size_t used_ = 0, turn_ = 0;
+  std::size_t used_ = 0, next_way_ = 0;
 };
 
 }  // namespace rest_store
