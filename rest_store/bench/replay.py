@@ -293,7 +293,7 @@ def fit_recorded(
     Raises:
         RecordingError: there is no proposal.
     """
-    facts = np.frombuffer(b"".join(one[0] for one in record), np.float32)
+    features = np.frombuffer(b"".join(one[0] for one in record), np.float32)
     labels = np.frombuffer(b"".join(one[1] for one in record), np.uint8)
     if labels.size == 0:
         raise RecordingError(describe("fit", "number of proposals", 0, "at least one"))
@@ -302,5 +302,5 @@ def fit_recorded(
         ends.append(np.frombuffer(own_ends, np.uint32) + before)
         before += len(own_labels)
     return Calibration.fit(
-        facts.reshape(labels.size, -1), labels, np.concatenate(ends), trees=trees, provenance=provenance
+        features.reshape(labels.size, -1), labels, np.concatenate(ends), trees=trees, provenance=provenance
     )

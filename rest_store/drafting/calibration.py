@@ -1,4 +1,4 @@
-"""Calibrations: what turns the sources' evidence into probabilities of acceptance, learnt and still learning."""
+"""Calibrations: gradient-boosted trees and online weights that turn evidence into acceptance probabilities."""
 
 from __future__ import annotations
 
@@ -18,49 +18,49 @@ from rest_store.datastore.kernel import native_session_kernel
 from rest_store.errors import CalibrationError, describe
 
 _MAGIC = b"rest-store calibration\n"
-_VERSION = 1  # of the file and of the facts that the trees ask about
+_VERSION = 1  # of the file and of the features that the trees read
 
 
 class Calibration:
-    """Boosted oblivious trees over the facts of a proposal, and a few weights that go on learning while in use.
+    """Gradient-boosted trees over the features of a candidate, and a few weights that go on learning while in use.
 
-    Sessions that share one learn together. Thread-safe.
+    Sessions that share a calibration learn together. Thread-safe.
 
     Args:
-        forest: the trees, as `fit` returns them.
-        weights: float[5], what was learnt in use: a bias, and one weight each for proposals of prompt lookup, recycled
-            logits, datastores, and of several sources.
-        provenance: from what it was fitted; kept in the file.
+        gbdt: the trees, as `fit` returns them.
+        weights: float[5], learnt online: a bias, and one weight each for candidates of prompt lookup, recycled logits,
+            datastores, and of several sources.
+        provenance: the data that it was fitted to; kept in the file.
 
     Raises:
-        CalibrationError: `forest` is not what `fit` returns, or a number is not finite.
+        CalibrationError: `gbdt` is not what `fit` returns, or a number is not finite.
         NativeKernelError: the kernel was not compiled.
     """
 
     def __init__(
-        self, forest: bytes, weights: list[float] | None = None, provenance: Mapping[str, Any] | None = None
+        self, gbdt: bytes, weights: list[float] | None = None, provenance: Mapping[str, Any] | None = None
     ) -> None:
         try:
-            self.native = native_session_kernel().NativeCalibration(forest)
+            self.native = native_session_kernel().NativeCalibration(gbdt)
         except (TypeError, ValueError) as error:
-            found, expected = _said(error, "malformed"), "what Calibration.fit returns"
-            raise CalibrationError(describe("calibration", "forest", found, expected)) from error
+            fault = _fault(error, "malformed")
+            raise CalibrationError(describe("calibration", "gbdt", fault, "what Calibration.fit returns")) from error
         try:
             if weights is not None:
                 self.native.weights = weights
         except (TypeError, ValueError) as error:
-            found = _said(error, f"a {type(weights).__name__}")
-            raise CalibrationError(describe("calibration", "weights", found, "five finite numbers")) from error
+            fault = _fault(error, f"a {type(weights).__name__}")
+            raise CalibrationError(describe("calibration", "weights", fault, "five finite numbers")) from error
         self.provenance = dict(provenance or {})
 
     @classmethod
     def default(cls) -> Calibration:
-        """Return a new copy of the calibration that comes with the package; `provenance` says from which data."""
+        """Return a new copy of the package's calibration; `provenance` says to which data it was fitted."""
         return cls._parse(resources.files(__package__).joinpath("default.calibration").read_bytes(), "default")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Calibration:
-        """Read a calibration that `save` wrote, with what it had learnt in use.
+        """Read a calibration that `save` wrote, including what it had learnt online.
 
         Raises:
             CalibrationError: the file cannot be read, is damaged, or was written by another release.
@@ -87,13 +87,13 @@ class Calibration:
         if hashlib.sha256(packed).hexdigest() != digest:
             raise CalibrationError(describe(where, "checksum of the trees", "wrong", digest))
         if not isinstance(provenance, dict):
-            found = f"a {type(provenance).__name__}"
-            raise CalibrationError(describe(where, "provenance", found, "an object of JSON"))
+            kind = f"a {type(provenance).__name__}"
+            raise CalibrationError(describe(where, "provenance", kind, "a JSON object"))
         try:
-            forest = zlib.decompress(packed)
+            gbdt = zlib.decompress(packed)
         except zlib.error as error:
             raise CalibrationError(describe(where, "trees", f"damaged ({error})", "compressed by zlib")) from error
-        return cls(forest, [] if weights is None else weights, provenance)
+        return cls(gbdt, [] if weights is None else weights, provenance)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write this calibration with what it has learnt; `path` holds the old file or the whole new one.
@@ -101,7 +101,7 @@ class Calibration:
         Raises:
             CalibrationError: the file cannot be written.
         """
-        packed = zlib.compress(self.native.forest, 9)
+        packed = zlib.compress(self.native.gbdt, 9)
         head = {
             "version": _VERSION,
             "weights": self.weights,
@@ -109,22 +109,22 @@ class Calibration:
             "sha256": hashlib.sha256(packed).hexdigest(),
         }
         target = Path(path)
-        beside = target.with_name(f".{target.name}.{os.getpid()}")
+        temporary = target.with_name(f".{target.name}.{os.getpid()}")
         try:
-            beside.write_bytes(_MAGIC + json.dumps(head, sort_keys=True).encode() + b"\n" + packed)
-            beside.replace(target)
+            temporary.write_bytes(_MAGIC + json.dumps(head, sort_keys=True).encode() + b"\n" + packed)
+            temporary.replace(target)
         except OSError as error:
             raise CalibrationError(describe(path, "calibration", error.strerror, "a writable place")) from error
 
     @property
     def weights(self) -> list[float]:
-        """What was learnt in use, five numbers of at most 1; zeros at first."""
+        """What was learnt online: five numbers of at most 1, zeros at first."""
         return [float(weight) for weight in self.native.weights]
 
     @classmethod
     def fit(
         cls,
-        facts: npt.NDArray[np.float32],
+        features: npt.NDArray[np.float32],
         labels: npt.NDArray[np.uint8],
         ends: npt.NDArray[np.uint32],
         *,
@@ -134,26 +134,26 @@ class Calibration:
         row_share: float = 0.35,
         provenance: Mapping[str, Any] | None = None,
     ) -> Calibration:
-        """Fit boosted trees to recorded proposals; the same input gives the same trees.
+        """Fit gradient-boosted trees to recorded candidates; the same input gives the same trees.
 
         Args:
-            facts: float32[rows, F], as sessions record them.
-            labels: uint8[rows], 1 where the target model produced the proposed token.
+            features: float32[rows, F], as sessions record them.
+            labels: uint8[rows], 1 where the target model produced the candidate.
             ends: uint32[places], where the rows of each place end; at most one row of a place is right.
             trees: number of trees.
             rate: learning rate.
             ridge: L2 regularisation of leaves.
-            row_share: share of the places that each tree sees.
+            row_share: share of the places that each tree is fitted to.
             provenance: kept with the calibration.
 
         Raises:
-            CalibrationError: the arrays do not belong together: `ends` that do not ascend, several right rows of one
-                place, facts that are not finite; or an option is out of range.
+            CalibrationError: the arrays do not belong together (`ends` that do not ascend, several right rows of one
+                place, features that are not finite), or an option is out of range.
         """
         kernel = native_session_kernel()
         try:
-            forest = kernel.fit_forest(
-                np.ascontiguousarray(facts, np.float32),
+            gbdt = kernel.fit_gbdt(
+                np.ascontiguousarray(features, np.float32),
                 np.ascontiguousarray(labels, np.uint8),
                 np.ascontiguousarray(ends, np.uint32),
                 trees,
@@ -162,15 +162,15 @@ class Calibration:
                 row_share,
             )
         except (TypeError, ValueError) as error:
-            found = _said(error, "of other shapes or types")
-            expected = f"finite float32[rows, {kernel.FACTS}], uint8[rows] of 0 and 1, and ascending uint32[places]"
-            raise CalibrationError(describe("fit", "facts, labels and ends", found, expected)) from error
-        return cls(forest, provenance=provenance)
+            fault = _fault(error, "of other shapes or types")
+            expected = f"finite float32[rows, {kernel.FEATURES}], uint8[rows] of 0 and 1, and ascending uint32[places]"
+            raise CalibrationError(describe("fit", "features, labels and ends", fault, expected)) from error
+        return cls(gbdt, provenance=provenance)
 
     def __repr__(self) -> str:
         return f"Calibration(weights={[round(weight, 3) for weight in self.weights]}, provenance={self.provenance})"
 
 
-def _said(error: Exception, otherwise: str) -> str:
-    """Return what the kernel says is wrong; what nanobind says of types would tell nobody anything."""
+def _fault(error: Exception, otherwise: str) -> str:
+    """Return the kernel's own words, but not those of its binding about types."""
     return str(error) if isinstance(error, ValueError) and str(error) else otherwise

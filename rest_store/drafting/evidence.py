@@ -1,8 +1,20 @@
-"""What a datastore knows along the paths that a draft tree may take, as it travels from a source to a session."""
+"""Evidence: what datastores know along the paths that a draft tree may take, read in one go for a session elsewhere."""
 
 from __future__ import annotations
 
+import functools
+import threading
+import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rest_store.datastore.datastore import Datastore
+from rest_store.datastore.kernel import PageGuard, guard_pages, native_session_kernel, shard_view
+from rest_store.drafting.calibration import Calibration
 
 MAX_EVIDENCE_ROWS = 1024
 SPARE_ROWS = 8  # beyond the nodes of the tree that the evidence is for
@@ -10,12 +22,12 @@ SPARE_ROWS = 8  # beyond the nodes of the tree that the evidence is for
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Evidence of one datastore: after the context, and after each of the likeliest paths.
+    """Evidence of one datastore, after the context and after each of the most probable paths.
 
     Attributes:
         datastore: its name; a session tells the datastores of one source apart by it.
-        rows: the paths, and of each the suffixes that occur, how often, and what follows them; laid out as the message
-            Evidence in `proto/rest_store/v1/datastore.proto` says.
+        rows: one row for each path: the suffixes that occur, how often, and what follows them. The message Evidence in
+            `proto/rest_store/v1/datastore.proto` defines the layout.
     """
 
     datastore: str
@@ -23,10 +35,88 @@ class Evidence:
 
     @property
     def row_count(self) -> int:
-        """Paths, that of the context among them."""
+        """Number of paths, including the context itself."""
         return int.from_bytes(self.rows[:4], "little")
 
 
 def rows_for(max_nodes: int) -> int:
-    """Return how many rows serve a tree of `max_nodes` well, 1..1024."""
+    """Return how many rows are enough for a tree of `max_nodes`, 1..1024."""
     return min(max(1, max_nodes) + SPARE_ROWS, MAX_EVIDENCE_ROWS)
+
+
+def collect_evidence(
+    stores: Mapping[str, Datastore],
+    context: npt.NDArray[np.int32],
+    tokens: npt.NDArray[np.int32],
+    parents: npt.NDArray[np.int32],
+    scores: npt.NDArray[np.float32],
+    *,
+    max_nodes: int,
+    max_suffix: int,
+    max_rows: int,
+) -> list[Evidence]:
+    """Read what a session that drafts from `stores` and from other sources would read of `stores`.
+
+    The paths of the session's tree are not known here. The default calibration ranks the paths of the tree that the
+    other sources would draft and the continuations in the datastores; the most probable ones are read first. Each row
+    is exactly what the session would have read. The result is a function of the arguments alone.
+
+    Args:
+        stores: by name, all of one vocabulary.
+        context: the end of the text, oldest first; only the last `max_suffix` are read; may be empty.
+        tokens: int32[P], nodes of the tree that the other sources would draft, all in the vocabulary.
+        parents: int32[P], the parent of each node, which comes before it; -1: child of the context.
+        scores: float32[P], the probability that each node is accepted.
+        max_nodes: of the session's tree, 1 or more; deeper paths are not read.
+        max_suffix: longest suffix of `context` to look for, in tokens, 1..64.
+        max_rows: most paths, 1..1024.
+
+    Raises:
+        ValueError: the arrays do not form a tree.
+        NativeKernelError: the kernel was not compiled.
+
+    Thread-safe; releases the GIL.
+    """
+    packed = native_session_kernel().collect_evidence(
+        [reader_of(store).native for store in stores.values()],
+        _calibration().native,
+        context,
+        tokens,
+        parents,
+        scores,
+        max_rows=max_rows,
+        max_suffix=max_suffix,
+        max_depth=max_nodes - 1,
+    )
+    return [Evidence(name, rows) for name, rows in zip(stores, packed, strict=True)]
+
+
+class DatastoreReader(NamedTuple):
+    """What the kernel reads of a datastore in this process.
+
+    Attributes:
+        native: the kernel's reader, which caches the evidence of short suffixes.
+        guard: tells whether a page could not be read; None where the kernel cannot watch pages.
+    """
+
+    native: Any
+    guard: PageGuard | None
+
+
+_lock = threading.Lock()
+_readers: weakref.WeakKeyDictionary[Datastore, DatastoreReader] = weakref.WeakKeyDictionary()
+
+
+def reader_of(store: Datastore) -> DatastoreReader:
+    """Return the reader of `store`, the same one for all sessions. Thread-safe."""
+    with _lock:
+        if store not in _readers:
+            views = [shard_view(shard) for shard in store.shards]
+            native = native_session_kernel().NativeEvidenceReader(views, store.vocabulary_size)
+            _readers[store] = DatastoreReader(native, guard_pages(store.files))
+        return _readers[store]
+
+
+@functools.cache
+def _calibration() -> Calibration:
+    return Calibration.default()

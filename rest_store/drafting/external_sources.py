@@ -1,41 +1,43 @@
-"""The sources of a session that are no datastores of this process: what they are asked in a step, and their answers."""
+"""External sources: user code and clients of services. What isolates a session from their faults is here alone.
+
+A source that raises, is late or answers wrongly is left out of the step, and the reason is counted. With a timeout,
+each source runs on a daemon thread of its own, so that none can hold up a step, a session or the end of the process.
+"""
 
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as LateError
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from queue import SimpleQueue
+from traceback import format_exception_only
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import TokenTree
-from rest_store.drafting.asking import Asker
 from rest_store.drafting.evidence import Evidence, rows_for
 from rest_store.drafting.sources import EvidenceSource, Source
 from rest_store.errors import LimitError, TokenizerMismatchError, describe
 
-_LONGEST = 16  # suffix of the context that trees are asked for, in tokens, unless told otherwise
-_SUFFIXES = (4, 3, 2, 1)  # shorter ones
-_SUFFIX_OF_PATHS = 2  # the shorter one of each path that the other sources would draft
-_OWN_NODES = 8  # of those paths
-_ASKED_NODES, _ASKED_DEPTH = 64, 12  # of each of the trees asked for
+_MAX_SUFFIX = 16  # of the contexts of trees, in tokens, unless the session reads more
+_BACKOFF_SUFFIXES = (4, 3, 2, 1)  # shorter suffixes of the context that trees are requested for
+_PATH_SUFFIX = 2  # the shorter suffix of each path that the other sources would draft
+_PATH_NODES = 8  # such paths
+_TREE_NODES, _TREE_DEPTH = 64, 12  # of each requested tree
 _NO_COSTS = np.zeros(0)
 _LAST_TOKEN = 2**31 - 1
 
 _Tokens = npt.NDArray[np.int32]
-_Answer = tuple[list[Evidence] | None, list[TokenTree]]
+_Result = TypeVar("_Result")
 
 
-@dataclass(frozen=True)
-class _Question:
-    """One step: what evidence is asked for, and for sources without evidence, contexts that trees are asked for."""
+class _Request(NamedTuple):
+    """What a step asks every source: evidence, or trees of several contexts from sources that have no evidence."""
 
     tail: _Tokens
     proposals: TokenTree  # of the other sources, with scores
@@ -43,18 +45,57 @@ class _Question:
     max_suffix: int
     max_rows: int
     contexts: list[_Tokens]
-    befores: list[_Tokens]  # of each of the contexts, its path from the root of the draft
+    paths: list[_Tokens]  # for each of the contexts, its path from the root of the draft
+
+
+class _Answer(NamedTuple):
+    """What a source said; `evidence` is None where it has none and was asked for trees."""
+
+    evidence: list[Evidence] | None
+    trees: list[TokenTree]
+    tokenizer: TokenizerIdentity | None
+
+
+class _Worker(Generic[_Result]):
+    """A daemon thread that runs calls one after the other. It ends with this object."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[tuple[Callable[[], _Result], Future[_Result]] | None] = SimpleQueue()
+        threading.Thread(target=_run, args=(self._calls,), name="rest-store-source", daemon=True).start()
+
+    def submit(self, call: Callable[[], _Result]) -> Future[_Result]:
+        future: Future[_Result] = Future()
+        self._calls.put((call, future))
+        return future
+
+    def close(self) -> None:
+        """End the thread after the calls that were submitted; may be called again."""
+        self._calls.put(None)
+
+    __del__ = close
+
+
+def _run(calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]) -> None:
+    while (item := calls.get()) is not None:
+        call, future = item
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+        del item, call, future  # an idle thread keeps nothing alive
 
 
 @dataclass(eq=False)
-class _Asked:
-    """One source and where its answers go.
+class _External:
+    """One source, and where its answers go.
 
     Attributes:
-        store: its first place among the kernel's stores, where its trees go, too.
+        store: its first place among the kernel's stores; its trees go there, too.
         place: among the session's sources.
         stores: by name of datastore, where its evidence goes.
-        gives_evidence: as far as its last answer says.
+        gives_evidence: whether its last answer was evidence.
+        worker: runs its calls if there is a timeout.
+        pending: its last call on the worker.
     """
 
     store: int
@@ -62,24 +103,34 @@ class _Asked:
     source: Source
     stores: dict[str, int] = field(default_factory=dict)
     gives_evidence: bool = False
-    asker: Asker[_Question, _Answer] | None = None
-    late: Future[_Answer] | None = None  # asked in an earlier step, not answered yet
+    worker: _Worker[Any] | None = None
+    pending: Future[Any] | None = None
 
-    def all_stores(self) -> Iterator[int]:
-        return iter({self.store, *self.stores.values()})
+    def submit(self, call: Callable[[], _Result]) -> Future[_Result] | None:
+        """Start a call on the worker; return None while the last one still runs."""
+        if self.pending is not None and not self.pending.done():
+            return None
+        self.worker = self.worker or _Worker()
+        self.pending = future = self.worker.submit(call)
+        return future
 
 
-class PythonSources:
-    """Asks sources for evidence, once a step, or for trees those that have none, and hands the answers to the kernel.
+class ExternalSources:
+    """Asks each source once a step, for evidence or else for trees, and hands the answers to the kernel.
 
     Args:
         native: the kernel's side of the session.
         sources: (place among the kernel's stores, place among the session's sources, source) of each.
-        timeout: seconds that a step waits for them; None: as long as they take.
+        timeout: seconds that a step waits for all of them together; None: no limit.
         max_suffix: longest suffix of the context that they are asked for, in tokens.
-        tokenizer: of the session: they may be asked for tokens of its vocabulary and answer with these alone, and one
-            that turns out to have another is dropped; None: that of the first source that turns out to have one.
-        drop: told the place of a source and why a step goes on without it.
+        drop: called with the place of a source, why a step goes on without it, and the error's text.
+
+    Attributes:
+        tokenizer: of the session: requests and answers hold tokens of its vocabulary only, and sources that report
+            another tokenizer are left out. None: that of the first source that reports one.
+
+    Raises:
+        LimitError: `timeout` is neither None nor a time that a thread can wait.
 
     Not thread-safe.
     """
@@ -91,197 +142,178 @@ class PythonSources:
         *,
         timeout: float | None,
         max_suffix: int,
-        tokenizer: TokenizerIdentity | None,
-        drop: Callable[[int, str], None],
+        drop: Callable[[int, str, str], None],
     ) -> None:
+        number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+        if timeout is not None and not (number and 0 <= timeout <= threading.TIMEOUT_MAX):
+            raise LimitError(describe("draft session", "source_timeout", repr(timeout), "None or seconds from 0 on"))
+        self.tokenizer: TokenizerIdentity | None = None
+        self.timeout = timeout
         self._native = native
-        self._all = [_Asked(store, place, source) for store, place, source in sources]
-        self._timeout = timeout
+        self._sources = [_External(*source) for source in sources]
         self._max_suffix = max_suffix
-        self._tokenizer = tokenizer
         self._drop = drop
 
     def __len__(self) -> int:
-        """Return their number."""
-        return len(self._all)
+        """Return the number of sources that are still asked."""
+        return len(self._sources)
+
+    def remove(self, place: int) -> None:
+        """Never ask the source at `place` again."""
+        self._sources = [source for source in self._sources if source.place != place]
+
+    def close(self) -> None:
+        """End the threads once their calls return."""
+        for source in self._sources:
+            if source.worker is not None:
+                source.worker.close()
+
+    def tokenizers(self) -> dict[int, TokenizerIdentity]:
+        """Return the tokenizers of the sources that report one in time, by place."""
+        calls = {source.place: partial(_tokenizer_of, source.source) for source in self._sources}
+        reported = {place: get() for place, get in self._started(calls).items() if get is not None}
+        return {place: tokenizer for place, tokenizer in reported.items() if tokenizer is not None}
+
+    def ask(self, max_nodes: int) -> None:
+        """Ask about this step's context, for a tree of `max_nodes`; sources that fail are left out of the step."""
+        for source in self._sources:
+            self._skip(source)
+        request = self._request(max(1, max_nodes))
+        if request is None:
+            return
+        results = self._started({source.place: partial(_answer, source.source, request) for source in self._sources})
+        for source in self._sources:
+            result = results[source.place]
+            if result is None:
+                self._drop(source.place, "late", f"no answer within {self.timeout} s")
+                continue
+            try:
+                self._use(source, request, result())
+            except Exception as error:
+                self._skip(source)
+                why = "tokenizer" if isinstance(error, TokenizerMismatchError) else "error"
+                self._drop(source.place, why, "".join(format_exception_only(error)).strip())
+
+    def _started(self, calls: Mapping[int, Callable[[], _Result]]) -> dict[int, Callable[[], _Result] | None]:
+        """Return, by place, functions that return or raise what the source's call did; None: not done in time."""
+        if self.timeout is None:
+            return dict(calls)
+        futures = {source.place: source.submit(calls[source.place]) for source in self._sources}
+        done, _ = wait([future for future in futures.values() if future is not None], self.timeout)
+        return {place: future.result if future and future in done else None for place, future in futures.items()}
+
+    def _skip(self, source: _External) -> None:
+        """Leave `source` out of this step, whatever it has answered."""
+        for store in {source.store, *source.stores.values()}:
+            self._native.set_trees(store, None)
 
     @property
     def _vocabulary_size(self) -> int:
-        return _LAST_TOKEN + 1 if self._tokenizer is None else self._tokenizer.vocabulary_size
+        return _LAST_TOKEN + 1 if self.tokenizer is None else self.tokenizer.vocabulary_size
 
-    def ask(self, max_nodes: int) -> None:
-        """Ask about this step's context, for a tree of `max_nodes`; those that do not answer are left out of it."""
-        for one in self._all:
-            for store in one.all_stores():
-                self._native.give(store, None)
-        question = self._question(max(1, max_nodes))
-        if question is None:
-            return
-        waiting: dict[int, Future[_Answer]] = {}
-        for one in self._all if self._timeout is not None else ():
-            if one.late is None or one.late.done():
-                one.asker = one.asker or Asker(partial(_answer, one.source))
-                one.late = None
-                waiting[one.place] = one.asker.ask(question)
-        deadline = time.monotonic() + (self._timeout or 0)
-        for one in self._all:
-            try:
-                if self._timeout is None:
-                    found = _answer(one.source, question)
-                else:
-                    found = _awaited(one, waiting.get(one.place), deadline)
-                self._give(one, question, found)
-            except TokenizerMismatchError:
-                self._leave_out(one, "tokenizer")
-            except LateError:
-                self._drop(one.place, "late" if one.late is not None else "error")
-            except Exception:
-                self._leave_out(one, "error")
-
-    def _leave_out(self, one: _Asked, why: str) -> None:
-        """Go on without `one` in this step, whatever it has answered."""
-        for store in one.all_stores():
-            self._native.give(store, None)
-        self._drop(one.place, why)
-
-    def close(self) -> None:
-        """Ask nothing more."""
-        for one in self._all:
-            if one.asker is not None:
-                one.asker.close()
-
-    def _question(self, max_nodes: int) -> _Question | None:
+    def _request(self, max_nodes: int) -> _Request | None:
         """Return what to ask; None without text."""
         if not self._native.length():
             return None
-        evident = any(isinstance(one.source, EvidenceSource) for one in self._all)
-        tail = self._known(np.frombuffer(self._native.tail(max(_LONGEST, self._max_suffix)), np.int32))
+        longest = max(_MAX_SUFFIX, self._max_suffix)
+        tail = self._known(np.frombuffer(self._native.tail(longest), np.int32))
         contexts: list[_Tokens] = []
-        befores: list[_Tokens] = []
-        if any(not one.gives_evidence for one in self._all):
-            contexts, befores = self._contexts(tail)
-        proposals = self._proposals(max_nodes if evident else 0)
-        own = tail[-self._max_suffix :]
-        return _Question(own, proposals, max_nodes, self._max_suffix, rows_for(max_nodes), contexts, befores)
+        paths: list[_Tokens] = []
+        if not all(source.gives_evidence for source in self._sources):
+            contexts, paths = self._contexts(tail, longest)
+        reads_evidence = any(isinstance(source.source, EvidenceSource) for source in self._sources)
+        proposals = self._proposals(max_nodes if reads_evidence else 0)
+        own_tail = tail[-self._max_suffix :]
+        return _Request(own_tail, proposals, max_nodes, self._max_suffix, rows_for(max_nodes), contexts, paths)
 
     def _proposals(self, max_nodes: int) -> TokenTree:
-        """Return the tree that the other sources would draft, as far as it is in the vocabulary."""
+        """Return the tree that the other sources would draft, without the tokens outside the vocabulary."""
         packed, scores, _ = self._native.draft(max_nodes, _NO_COSTS)
         tree = TokenTree.from_packed(packed, (0, 0), scores)
         if not (tree.tokens >= self._vocabulary_size).any():
             return tree
-        places: dict[int, int] = {-1: -1}
+        kept: dict[int, int] = {}  # place in `tree` -> place among the nodes kept
         for node, (token, parent) in enumerate(zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True)):
-            if token < self._vocabulary_size and parent in places:
-                places[node] = len(places) - 1
-        del places[-1]
-        kept = list(places)
-        parents = [places.get(parent, -1) for parent in tree.parents[kept].tolist()]
+            if token < self._vocabulary_size and (parent < 0 or parent in kept):
+                kept[node] = len(kept)
+        nodes = list(kept)
+        parents = [kept.get(parent, -1) for parent in tree.parents[nodes].tolist()]
         assert tree.scores is not None
-        return TokenTree(tree.tokens[kept], parents, tree.counts[kept], scores=tree.scores[kept])
+        return TokenTree(tree.tokens[nodes], parents, tree.counts[nodes], scores=tree.scores[nodes])
 
-    def _contexts(self, tail: _Tokens) -> tuple[list[_Tokens], list[_Tokens]]:
-        """Return suffixes of the context and of the paths that the other sources would draft, and those paths."""
-        longest = max(_LONGEST, self._max_suffix)
+    def _contexts(self, tail: _Tokens, longest: int) -> tuple[list[_Tokens], list[_Tokens]]:
+        """Return suffixes of the context and of the paths that the other sources would draft, and the path of each."""
         contexts: list[_Tokens] = []
         if tail.size:
-            contexts = [tail[-min(size, self._max_suffix) :] for size in (longest, *_SUFFIXES)]
-        befores = [tail[:0]] * len(contexts)
-        own = self._native.draft(_OWN_NODES, _NO_COSTS)
-        tree = TokenTree.from_packed(own[0], (0, 0))
-        paths: list[_Tokens] = []
+            contexts = [tail[-min(size, self._max_suffix) :] for size in (longest, *_BACKOFF_SUFFIXES)]
+        paths = [tail[:0]] * len(contexts)
+        tree = TokenTree.from_packed(self._native.draft(_PATH_NODES, _NO_COSTS)[0], (0, 0))
+        path_to: list[_Tokens] = []
         for token, parent in zip(tree.tokens, tree.parents.tolist(), strict=True):
-            path = np.append(paths[parent] if parent >= 0 else tail[:0], token)
-            paths.append(path)
-            whole = self._known(np.concatenate([tail, path]))
-            for size in (longest, _SUFFIX_OF_PATHS) if whole.size else ():
-                befores.append(path)
-                contexts.append(whole[-min(size, self._max_suffix + path.size) :])
-        return contexts, befores
+            path = np.append(path_to[parent] if parent >= 0 else tail[:0], token)
+            path_to.append(path)
+            context = self._known(np.concatenate([tail, path]))
+            for size in (longest, _PATH_SUFFIX) if context.size else ():
+                paths.append(path)
+                contexts.append(context[-min(size, self._max_suffix + path.size) :])
+        return contexts, paths
 
     def _known(self, tokens: _Tokens) -> _Tokens:
         """Return the last tokens that are all in the vocabulary."""
         outside = np.flatnonzero(tokens >= self._vocabulary_size)
         return tokens[outside[-1] + 1 :] if outside.size else tokens
 
-    def _give(self, one: _Asked, question: _Question, answer: _Answer) -> None:
-        """Hand an answer to the kernel; raise if it is none to `question`."""
-        evidence, trees = answer
-        if evidence or trees:
-            self._require_tokenizer(one.source)
-        one.gives_evidence = evidence is not None
-        if evidence is None and not question.contexts:
+    def _use(self, source: _External, request: _Request, answer: _Answer) -> None:
+        """Hand an answer to the kernel; raise if it is not a valid answer to `request`."""
+        if (answer.evidence or answer.trees) and answer.tokenizer is not None:
+            self.tokenizer = self.tokenizer or answer.tokenizer
+            self.tokenizer.require_same(answer.tokenizer, "draft session")
+        source.gives_evidence = answer.evidence is not None
+        if answer.evidence is None:
+            if request.contexts:
+                self._native.set_trees(source.store, self._checked(request, answer.trees))
             return
-        if evidence is None:
-            self._native.give(one.store, self._checked(question, trees))
-            return
-        for found in evidence:
-            if found.datastore not in one.stores:
-                one.stores[found.datastore] = self._native.add_store(one.place) if one.stores else one.store
-            store = one.stores[found.datastore]
-            self._native.give_evidence(store, found.rows, self._vocabulary_size, question.max_rows)
+        for evidence in answer.evidence:
+            if evidence.datastore not in source.stores:
+                store = self._native.add_store(source.place, None) if source.stores else source.store
+                source.stores[evidence.datastore] = store
+            store = source.stores[evidence.datastore]
+            self._native.set_evidence(store, evidence.rows, self._vocabulary_size, request.max_rows)
 
-    def _require_tokenizer(self, source: Source) -> None:
-        """Raise TokenizerMismatchError if `source`, which has answered, is known by now to have another tokenizer."""
-        own = tokenizer_of(source)
-        if own is not None:
-            self._tokenizer = self._tokenizer or own
-            self._tokenizer.require_same(own, "draft session")
-
-    def _checked(self, question: _Question, trees: list[TokenTree]) -> list[tuple[Any, ...]]:
-        """Return `trees` as the kernel takes them; raise if they answer something else than `question`."""
-        given: list[tuple[Any, ...]] = []
-        for context, before, tree in zip(question.contexts, question.befores, trees, strict=True):
+    def _checked(self, request: _Request, trees: list[TokenTree]) -> list[tuple[Any, ...]]:
+        """Return `trees` as the kernel takes them; raise if they do not answer `request`."""
+        checked: list[tuple[Any, ...]] = []
+        for context, path, tree in zip(request.contexts, request.paths, trees, strict=True):
             tokens, match = tree.tokens, tree.match
-            if tokens.size > _ASKED_NODES or not (tokens.size > 0) <= match.length <= context.size:
-                raise ValueError("more nodes than asked for, or no match of this context")
+            if tokens.size > _TREE_NODES or not (tokens.size > 0) <= match.length <= context.size:
+                raise ValueError("tree has too many nodes, or its match is not a suffix of the context")
             if tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < self._vocabulary_size:
-                raise ValueError("a token outside the vocabulary")
-            given.append((before, match.length, match.count, tree.counts, tokens, tree.parents))
-        return given
+                raise ValueError("tree has a token outside the vocabulary")
+            checked.append((path, match.length, match.count, tree.counts, tokens, tree.parents))
+        return checked
 
 
-def tokenizer_of(source: object) -> TokenizerIdentity | None:
-    """Return the tokenizer that `source` says it has; None if it has none, or does not know it."""
+def _tokenizer_of(source: object) -> TokenizerIdentity | None:
+    """Return the tokenizer that `source` reports; None if it has none or cannot report it now."""
     try:
-        own = getattr(source, "tokenizer", None)
+        tokenizer = getattr(source, "tokenizer", None)
     except Exception:
         return None
-    return own if isinstance(own, TokenizerIdentity) else None
+    return tokenizer if isinstance(tokenizer, TokenizerIdentity) else None
 
 
-def seconds(timeout: float | None) -> float | None:
-    """Return `timeout`; raise LimitError unless it is None or a time that can be waited for."""
-    number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
-    if timeout is not None and not (number and 0 <= timeout <= threading.TIMEOUT_MAX):
-        raise LimitError(describe("draft session", "source_timeout", repr(timeout), "None or seconds from 0 on"))
-    return timeout
-
-
-def _answer(source: Source, question: _Question) -> _Answer:
+def _answer(source: Source, request: _Request) -> _Answer:
     """Ask `source` for evidence, and for trees if it has none."""
+    evidence, trees = None, []
     if isinstance(source, EvidenceSource):
-        found = source.evidence(
-            question.tail,
-            question.proposals,
-            max_nodes=question.max_nodes,
-            max_suffix=question.max_suffix,
-            max_rows=question.max_rows,
+        evidence = source.evidence(
+            request.tail,
+            request.proposals,
+            max_nodes=request.max_nodes,
+            max_suffix=request.max_suffix,
+            max_rows=request.max_rows,
         )
-        if found is not None:
-            return found, []
-    if not question.contexts:
-        return None, []
-    longest = max(_LONGEST, question.max_suffix)
-    trees = source.draft_batch(question.contexts, max_nodes=_ASKED_NODES, max_suffix=longest, max_depth=_ASKED_DEPTH)
-    return None, trees
-
-
-def _awaited(one: _Asked, asked: Future[_Answer] | None, deadline: float) -> _Answer:
-    """Return the answer, which must come before `deadline`; LateError if it does not."""
-    if asked is None:
-        raise LateError
-    one.late = asked
-    asked.exception(max(0.0, deadline - time.monotonic()))  # raises if there is no answer
-    one.late = None
-    return asked.result()
+    if evidence is None and request.contexts:
+        longest = max(_MAX_SUFFIX, request.max_suffix)
+        trees = source.draft_batch(request.contexts, max_nodes=_TREE_NODES, max_suffix=longest, max_depth=_TREE_DEPTH)
+    return _Answer(evidence, trees, _tokenizer_of(source))

@@ -1,9 +1,8 @@
-"""The drafting side of one generation: a calibrated draft tree from all sources, best first, within a budget."""
+"""Draft sessions: one generation's drafting side, which makes a calibrated draft tree from all sources, best first."""
 
 from __future__ import annotations
 
 import operator
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -13,24 +12,28 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.datastore import Datastore
-from rest_store.datastore.kernel import MAX_NODES, MAX_SUFFIX, native_session_kernel
+from rest_store.datastore.kernel import MAX_NODES, MAX_SUFFIX, PageGuard, native_session_kernel
 from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.calibration import Calibration
-from rest_store.drafting.external_sources import PythonSources, seconds, tokenizer_of
-from rest_store.drafting.sources import PromptLookup, RecycledLogits, Source, evidence_of, guard_of
+from rest_store.drafting.evidence import reader_of
+from rest_store.drafting.external_sources import ExternalSources
+from rest_store.drafting.sources import PromptLookup, RecycledLogits, Source
 from rest_store.errors import (
     ContextTypeError,
     EmptyContextError,
     LimitError,
     SessionClosedError,
     SourceError,
+    TokenizerMismatchError,
     TokenRangeError,
     describe,
 )
 
 _LAST_TOKEN = 2**31 - 1
+_MAX_SOURCES = 8
+_MAX_ERRORS, _MAX_ERROR_LENGTH = 4, 300  # texts kept of each source, and characters of one
 _NO_COSTS = np.zeros(0)
 
 Costs = npt.ArrayLike | Callable[[int], float]
@@ -43,10 +46,11 @@ class SessionStatistics:
     Attributes:
         steps: calls of `draft`.
         drafted: draft tokens of all trees.
-        accepted: draft tokens that the target model produced, too.
+        accepted: draft tokens that the target model also produced.
         tokens: tokens given to `accept`.
-        dropped: steps that went on without a source: (its place among the sources, why) -> steps; why is "error",
-            "late" or "tokenizer". An answer that cannot be, such as a token outside the vocabulary, is an "error", too.
+        dropped: steps that went on without a source, by its place among the sources and the reason: "error", "late" or
+            "tokenizer". An invalid answer, such as a token outside the vocabulary, is an "error".
+        errors: what went wrong, as text: the first few different errors of each source.
     """
 
     steps: int = 0
@@ -54,43 +58,48 @@ class SessionStatistics:
     accepted: int = 0
     tokens: int = 0
     dropped: dict[tuple[int, str], int] = field(default_factory=dict)
+    errors: list[str] = field(default_factory=list)
 
-    def drop(self, place: int, why: str) -> None:
-        """Count a step that goes on without the source at `place`."""
+    def drop(self, place: int, why: str, error: str) -> None:
+        """Count a step that goes on without the source at `place`; keep the text of the error."""
         self.dropped[place, why] = self.dropped.get((place, why), 0) + 1
+        source = f"source {place}: "
+        text = source + error[:_MAX_ERROR_LENGTH]
+        if text not in self.errors and sum(known.startswith(source) for known in self.errors) < _MAX_ERRORS:
+            self.errors.append(text)
 
 
 class DraftSession:
-    """One generation's drafting: knows its text, asks the sources, learns from what was accepted.
+    """One generation's drafting: holds its text, asks the sources, learns from what was accepted.
 
     Args:
-        sources: at most 8: `Datastore`, `PromptLookup`, `RecycledLogits`, or anything with `draft_batch` as
-            `sources.Source` has it, such as a service's client; of those with counts at most 6, of the others one each.
+        sources: at most 8: `Datastore`, `DatastoreClient`, `PromptLookup`, `RecycledLogits`, or any other
+            `sources.Source`; at most one `PromptLookup`, one `RecycledLogits` and 6 others.
         prompt: 1-D integers, the text so far, oldest token first; may be empty.
         prompt_top_k: int[len(prompt), k], the target model's k most likely tokens after each token of the prompt, -1:
             unknown; for `RecycledLogits`.
-        calibration: what turns evidence into probabilities, shared and taught by all sessions that are given it; None:
-            a copy of the one that comes with the package.
+        calibration: turns evidence into acceptance probabilities; sessions that share one learn together. None: a copy
+            of the default calibration.
         learn: whether accepted tokens adjust the calibration.
-        max_suffix: longest suffix of the context that sources with counts are asked for, in tokens, 1..64; within a
-            tree, paths make matches longer.
-        tokenizer: the target model's tokenizer or its `TokenizerIdentity`; a source that says it has another one is
-            left out. None: that of the first source that has one. A service is asked for its tokenizer; one that does
-            not answer yet is heard until it does.
-        source_timeout: seconds that a step waits for sources in Python, from 0 on; None: as long as they take.
+        max_suffix: longest suffix of the context that sources with counts are asked for, in tokens, 1..64; inside a
+            tree, the path is added to it.
+        tokenizer: the target model's tokenizer or its `TokenizerIdentity`; sources with another one are left out. None:
+            that of the first source that has one. A service that cannot report its tokenizer yet stays in use and is
+            checked once it does.
+        source_timeout: seconds that a step waits for external sources (all but `Datastore`, `PromptLookup` and
+            `RecycledLogits`), from 0 on; None: no limit.
 
     Raises:
-        SourceError: an object that is no source, given twice, or too many.
+        SourceError: an object is not a source, is given twice, or there are too many.
         LimitError: `max_suffix` or `source_timeout` out of range.
         ContextTypeError, TokenRangeError: `prompt` is not 1-D integers of 0 .. 2^31 - 1.
         NativeKernelError: the kernel was not compiled.
 
-    What is learnt in use mends the calibration's error on new text (how many of the tokens that it promises are
-    accepted), which is what `costs` are weighed against; it does not make trees of a fixed size accept more. Share one
-    calibration among sessions to carry it from one generation to the next.
+    Learning keeps scores true on new text: as many tokens are accepted as they promise, which `costs` are weighed
+    against. It does not make trees of a fixed size accept more.
 
-    A datastore in this process whose files are truncated underneath is left out from then on (what it answers itself is
-    worth nothing then); for that a handler of SIGBUS is installed, once in a process.
+    A datastore whose files are truncated while it is open is left out from then on. For that, a handler of SIGBUS is
+    installed once in a process.
 
     Not thread-safe: one thread at a time. A context manager; `close` ends it.
     """
@@ -108,83 +117,67 @@ class DraftSession:
         source_timeout: float | None = None,
     ) -> None:
         kernel = native_session_kernel()
+        _require_sources(sources, int(kernel.MAX_STORES))
+        max_suffix = _limit("max_suffix", max_suffix, 1, MAX_SUFFIX)
         self.calibration = Calibration.default() if calibration is None else calibration
         self.statistics = SessionStatistics()
-        timeout = seconds(source_timeout)
-        self._closed = threading.Event()
-        stores = self._sort(list(sources), int(kernel.MOST_STORES))
-        recycled = [source.native for source in sources if isinstance(source, RecycledLogits)]
-        self._native = kernel.NativeSession(
-            stores, self.calibration.native, recycled[0] if recycled else None, self._places
-        )
+        self._closed = False
+        self._native = kernel.NativeSession(self.calibration.native)
         self._native.learn_online(learn)
-        if not 1 <= max_suffix <= MAX_SUFFIX:
-            raise LimitError(describe("draft session", "max_suffix", max_suffix, f"1..{MAX_SUFFIX}"))
         self._native.limit_suffix(max_suffix)
-        expected = self._leave_out_other_tokenizers(list(sources), tokenizer)
-        self._python_sources = PythonSources(
-            self._native,
-            self._foreign,
-            timeout=timeout,
-            max_suffix=max_suffix,
-            tokenizer=expected,
-            drop=self.statistics.drop,
+        self._datastores: dict[int, tuple[int, PageGuard | None]] = {}  # by place: the kernel's store, its guard
+        self._left_out: list[tuple[int, str, str]] = []  # from all steps: place, why, text
+        tokenizers: dict[int, TokenizerIdentity] = {}
+        external: list[tuple[int, int, Source]] = []
+        for place, source in enumerate(sources):
+            if isinstance(source, PromptLookup):
+                self._native.use_prompt_lookup(place)
+            elif isinstance(source, RecycledLogits):
+                self._native.use_recycled_logits(place, source.native)
+            elif isinstance(source, Datastore):
+                reader = reader_of(source)
+                self._datastores[place] = self._native.add_store(place, reader.native), reader.guard
+                tokenizers[place] = source.manifest.tokenizer
+            elif isinstance(source, Source):
+                external.append((self._native.add_store(place, None), place, source))
+        self._external = ExternalSources(
+            self._native, external, timeout=source_timeout, max_suffix=max_suffix, drop=self.statistics.drop
         )
+        tokenizers |= self._external.tokenizers()
+        self._leave_out_other_tokenizers(tokenizers, None if tokenizer is None else identity_of(tokenizer))
         tokens = _tokens("prompt", prompt)
         self._native.prompt(tokens)
         if prompt_top_k is not None:
             self._native.learn_text(0, _top_k("prompt_top_k", prompt_top_k, len(tokens)))
 
-    def _sort(self, sources: list[object], most: int) -> list[Any]:
-        """Tell the kinds of sources apart; return what the kernel reads of those with counts."""
-        if len(sources) > 8:
-            raise SourceError(describe("draft session", "number of sources", len(sources), "at most 8"))
-        self._places = [-1, -1]
-        self._foreign: list[tuple[int, int, Source]] = []  # place among the stores, place among the sources, source
-        self._guards: dict[int, tuple[int, Any]] = {}  # by place among the stores: place among the sources, guard
-        stores: list[Any] = []
-        for place, source in enumerate(sources):
-            if any(source is other for other in sources[:place]):
-                raise SourceError(describe("draft session", f"source {place}", "one of the others", "another one"))
-            special = 0 if isinstance(source, PromptLookup) else 1 if isinstance(source, RecycledLogits) else None
-            if special is not None:
-                if self._places[special] >= 0:
-                    raise SourceError(describe("draft session", f"source {place}", f"a second {source}", "one of each"))
-                self._places[special] = place
-                continue
-            if isinstance(source, Datastore):
-                self._guards[len(stores)] = place, guard_of(source)
-                stores.append(evidence_of(source))
-            elif isinstance(source, Source):
-                self._foreign.append((len(stores), place, source))
-                stores.append(None)
-            else:
-                found = type(source).__name__
-                raise SourceError(describe("draft session", f"source {place}", found, "a source with draft_batch"))
-            self._places.append(place)
-        if len(stores) > most:
-            raise SourceError(
-                describe("draft session", "number of sources with counts", len(stores), f"at most {most}")
-            )
-        return stores
+    def _leave_out_other_tokenizers(
+        self, tokenizers: dict[int, TokenizerIdentity], expected: TokenizerIdentity | None
+    ) -> None:
+        """Leave out sources with another tokenizer than `expected`; None: that of the first source with one."""
+        if expected is None and tokenizers:
+            expected = tokenizers[min(tokenizers)]
+        self._external.tokenizer = expected
+        for place, reported in tokenizers.items():
+            try:
+                assert expected is not None
+                expected.require_same(reported, "draft session")
+            except TokenizerMismatchError as error:
+                self._leave_out(place, "tokenizer", str(error))
 
-    def _leave_out_other_tokenizers(self, sources: list[object], tokenizer: object) -> TokenizerIdentity | None:
-        """Drop, for all steps, sources that say they have another tokenizer; return the tokenizer, if any is known."""
-        expected = None if tokenizer is None else identity_of(tokenizer)
-        self._left_out: list[tuple[int, str]] = []  # place among the sources, why
-        for store, place in enumerate(self._places[2:]):
-            source = sources[place]
-            own = source.manifest.tokenizer if isinstance(source, Datastore) else tokenizer_of(source)
-            if own is None:
-                continue
-            expected = expected or own
-            if own.fingerprint != expected.fingerprint:
-                self._left_out.append((place, "tokenizer"))
-                self._guards.pop(store, None)
-                self._native.give(store, None)
-        misfits = {place for place, _ in self._left_out}
-        self._foreign = [one for one in self._foreign if one[1] not in misfits]
-        return expected
+    def _leave_out_unreadable(self) -> bool:
+        """Leave out datastores that have lost a page; return whether there are new ones."""
+        lost = [place for place, (_, guard) in self._datastores.items() if guard is not None and guard.lost]
+        for place in lost:
+            self._leave_out(place, "error", "a page of its files could not be read")
+        return bool(lost)
+
+    def _leave_out(self, place: int, why: str, text: str) -> None:
+        """Draft without the source at `place` from now on; every step counts that."""
+        self._left_out.append((place, why, text))
+        if place in self._datastores:
+            self._native.set_trees(self._datastores.pop(place)[0], None)
+        else:
+            self._external.remove(place)
 
     def __len__(self) -> int:
         """Return the number of tokens of prompt and output so far."""
@@ -193,14 +186,14 @@ class DraftSession:
     def draft(self, max_nodes: int = 16, costs: Costs | None = None) -> TokenTree:
         """Return the draft tree that is worth verifying next.
 
-        Grown best-first: a node's score is the probability that it is accepted, its parent's times its own. Parents
-        come before children, and the likeliest path lies contiguous from node 0.
+        Built best-first: a node's score is the probability that it is accepted, its parent's score times its own
+        acceptance probability. Parents come before children, and the most probable path is contiguous from node 0.
 
         Args:
             max_nodes: most draft tokens, 0..1024.
             costs: float[n + 1], the time of a step that verifies 0, 1, .. n draft tokens, in any unit; or a function
                 from the width of a step, which is 1 + that number, to its time. The tree is then cut to the number of
-                nodes that makes (1 + sum of scores) / time greatest, which may be none.
+                nodes that makes (1 + sum of scores) / time greatest, which may be 0.
 
         Returns:
             The tree, with `scores` and `origins`; its counts are zero.
@@ -209,31 +202,25 @@ class DraftSession:
             LimitError: `max_nodes` out of range, or `costs` that are not 1-D positive numbers or a function of one.
             SessionClosedError: after `close`.
 
-        What a source in Python raises is counted, save an interrupt such as KeyboardInterrupt: that passes through, and
-        the session is as if it had not been asked to draft.
+        What an external source raises is counted in `statistics`, except an interrupt such as KeyboardInterrupt: that
+        passes through, and the session is as it was before the call.
         """
-        if self._closed.is_set():
-            raise SessionClosedError(describe("draft", "the session", "closed", "open"))
-        try:
-            nodes = operator.index(max_nodes)
-        except TypeError:
-            nodes = -1
-        if not 0 <= nodes <= MAX_NODES:
-            raise LimitError(describe("draft", "max_nodes", repr(max_nodes), f"0..{MAX_NODES}"))
+        self._require_open("draft")
+        nodes = _limit("max_nodes", max_nodes, 0, MAX_NODES)
         times = _NO_COSTS if costs is None else _times(costs, nodes)
         if times.size:
             nodes = min(nodes, times.size - 1)
         try:
-            if self._python_sources:
-                self._python_sources.ask(nodes)
+            if self._external:
+                self._external.ask(nodes)
             packed, scores, origins = self._native.draft(nodes, times)
             if self._leave_out_unreadable():
                 packed, scores, origins = self._native.draft(nodes, times)
         except BaseException:
             self._native.forget()
             raise
-        for place, why in self._left_out:
-            self.statistics.drop(place, why)
+        for place, why, text in self._left_out:
+            self.statistics.drop(place, why, text)
         tree = TokenTree.from_packed(packed, (0, 0), scores, origins)
         self.statistics.steps += 1
         self.statistics.drafted += len(tree)
@@ -242,22 +229,20 @@ class DraftSession:
     def accept(
         self, tokens: IntSequence, top_k: npt.ArrayLike | None = None, *, node_top_k: npt.ArrayLike | None = None
     ) -> None:
-        """Take in what the target model produced: accepted draft tokens and the bonus token, or any others.
+        """Append what the target model produced: accepted draft tokens and the bonus token, or any others.
 
         Args:
             tokens: 1-D integers, at least one.
             top_k: int[len(tokens), k], the model's k most likely tokens after each of `tokens`; -1: unknown, as after
                 the bonus token, which the model has not read yet.
             node_top_k: int[1 + N, k], the same after the context (row 0) and after each node of the tree drafted since
-                the last `accept`, in its order, accepted or not: all that a forward pass over the tree says. Without
-                such a tree, N is 0.
+                the last `accept`, in its order, accepted or not. Without such a tree, N is 0.
 
         Raises:
             ContextTypeError, EmptyContextError, TokenRangeError: `tokens`, or a top-k, is not as above.
             SessionClosedError: after `close`.
         """
-        if self._closed.is_set():
-            raise SessionClosedError(describe("accept", "the session", "closed", "open"))
+        self._require_open("accept")
         new = _tokens("tokens", tokens)
         if new.size == 0:
             raise EmptyContextError(describe("accept", "tokens", "empty", "at least one token"))
@@ -272,16 +257,12 @@ class DraftSession:
 
     def close(self) -> None:
         """End the session; sources stay open. May be called again."""
-        self._closed.set()
-        self._python_sources.close()
+        self._closed = True
+        self._external.close()
 
-    def _leave_out_unreadable(self) -> bool:
-        """Drop, from now on, datastores of which a page could not be read; return whether there are new ones."""
-        lost = [store for store, (_, guard) in self._guards.items() if guard is not None and guard.lost]
-        for store in lost:
-            self._left_out.append((self._guards.pop(store)[0], "error"))
-            self._native.give(store, None)
-        return bool(lost)
+    def _require_open(self, where: str) -> None:
+        if self._closed:
+            raise SessionClosedError(describe(where, "the session", "closed", "open"))
 
     def __enter__(self) -> DraftSession:
         return self
@@ -296,15 +277,53 @@ class DraftSession:
         return f"DraftSession({len(self)} tokens, {done.steps} steps, {done.accepted} of {done.drafted} accepted)"
 
 
+def _require_sources(sources: Sequence[object], max_stores: int) -> None:
+    """Raise SourceError unless `sources` are sources, each given once, and not too many of a kind."""
+    if len(sources) > _MAX_SOURCES:
+        raise SourceError(describe("draft session", "number of sources", len(sources), f"at most {_MAX_SOURCES}"))
+    counted = 0
+    for place, source in enumerate(sources):
+        if any(source is other for other in sources[:place]):
+            raise SourceError(describe("draft session", f"source {place}", "one of the others", "another one"))
+        if isinstance(source, PromptLookup | RecycledLogits):
+            if any(type(source) is type(other) for other in sources[:place]):
+                raise SourceError(describe("draft session", f"source {place}", f"a second {source}", "one of each"))
+        elif isinstance(source, Datastore | Source):
+            counted += 1
+        else:
+            kind = type(source).__name__
+            raise SourceError(describe("draft session", f"source {place}", kind, "a source with draft_batch"))
+    if counted > max_stores:
+        raise SourceError(describe("draft session", "number of sources with counts", counted, f"at most {max_stores}"))
+
+
+def _limit(name: str, value: Any, least: int, greatest: int) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = least - 1
+    if not least <= number <= greatest:
+        raise LimitError(describe("draft session", name, repr(value), f"{least}..{greatest}"))
+    return number
+
+
 def _tokens(what: str, values: IntSequence) -> npt.NDArray[np.int32]:
     """Return `values` as int32; raise unless they are 1-D integers from 0 on."""
     array = _integers(what, values)
     if array.ndim != 1:
         raise ContextTypeError(describe("draft session", what, f"{array.ndim}-D", "1-D integers"))
     if array.size and not 0 <= int(array.min()) <= int(array.max()) <= _LAST_TOKEN:
-        found = int(array.min()) if int(array.min()) < 0 else int(array.max())
-        raise TokenRangeError(describe("draft session", f"token id in {what}", found, f"0..{_LAST_TOKEN}"))
+        outside = int(array.min()) if int(array.min()) < 0 else int(array.max())
+        raise TokenRangeError(describe("draft session", f"token id in {what}", outside, f"0..{_LAST_TOKEN}"))
     return np.ascontiguousarray(array, np.int32)
+
+
+def _top_k(what: str, values: npt.ArrayLike, rows: int) -> npt.NDArray[np.int32]:
+    """Return `values` as int32[rows, k]; raise unless they are 2-D integers with that number of rows."""
+    array = _integers(what, values)
+    if array.ndim != 2 or array.shape[0] != rows:
+        raise ContextTypeError(describe("draft session", what, f"of shape {array.shape}", f"[{rows}, k] integers"))
+    return np.ascontiguousarray(np.clip(array, -1, _LAST_TOKEN), np.int32)
 
 
 def _integers(what: str, values: Any) -> npt.NDArray[Any]:
@@ -317,18 +336,10 @@ def _integers(what: str, values: Any) -> npt.NDArray[Any]:
     return array
 
 
-def _top_k(what: str, values: npt.ArrayLike, rows: int) -> npt.NDArray[np.int32]:
-    """Return `values` as int32[rows, k]; raise unless they are 2-D integers of so many rows."""
-    array = _integers(what, values)
-    if array.ndim != 2 or array.shape[0] != rows:
-        raise ContextTypeError(describe("draft session", what, f"of shape {array.shape}", f"[{rows}, k] integers"))
-    return np.ascontiguousarray(np.clip(array, -1, _LAST_TOKEN), np.int32)
-
-
 def _times(costs: Costs, nodes: int) -> npt.NDArray[np.float64]:
     try:
-        found = [costs(1 + count) for count in range(nodes + 1)] if callable(costs) else costs
-        array = np.asarray(found, np.float64, order="C")
+        values = [costs(1 + count) for count in range(nodes + 1)] if callable(costs) else costs
+        array = np.asarray(values, np.float64, order="C")
     except (TypeError, ValueError):
         array = np.empty((0, 0))
     if array.ndim != 1 or array.size == 0 or not bool(np.all((array > 0) & np.isfinite(array))):

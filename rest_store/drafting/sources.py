@@ -1,14 +1,11 @@
-"""What a draft session draws continuations from: datastores, the text itself, and the target model's own logits."""
+"""What a draft session draws continuations from, besides datastores: external sources, the text, the model's logits."""
 
 from __future__ import annotations
 
-import threading
-import weakref
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-from rest_store.datastore.datastore import Datastore
-from rest_store.datastore.kernel import PageGuard, guard_pages, native_session_kernel, shard_view
+from rest_store.datastore.kernel import native_session_kernel
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.evidence import Evidence
@@ -16,11 +13,11 @@ from rest_store.drafting.evidence import Evidence
 
 @runtime_checkable
 class Source(Protocol):
-    """Anything that proposes continuations with counts: a `Datastore`, a service's client, or your own.
+    """Anything that proposes continuations with counts: a `Datastore`, a `DatastoreClient`, or your own.
 
-    A session asks it once in a step, for the same context cut to several lengths. It may raise, and it may be late:
-    then the session goes on without it, as it does where a tree has tokens outside the vocabulary, more nodes than
-    asked for, or nodes but no match that lies within its context.
+    A session asks it once a step, for several suffixes of the same context. If it raises or is late, the step goes on
+    without it, as it does after an invalid answer: a tree with tokens outside the vocabulary, with more nodes than
+    asked for, or with nodes but no match inside its context.
     """
 
     def draft_batch(
@@ -31,12 +28,12 @@ class Source(Protocol):
 
 @runtime_checkable
 class EvidenceSource(Source, Protocol):
-    """A source whose datastores can say all that a session would read of them in this process, in one answer."""
+    """A source that returns the evidence of its datastores, all that a session would read of them, in one answer."""
 
     def evidence(
         self, context: IntSequence, proposals: TokenTree, *, max_nodes: int, max_suffix: int, max_rows: int
     ) -> list[Evidence] | None:
-        """Return the evidence of each datastore along the paths that a session's tree may take, as `survey` reads it.
+        """Return the evidence of each datastore, as `collect_evidence` reads it.
 
         Args:
             context: the end of the text, at most `max_suffix` tokens, oldest first; may be empty.
@@ -46,16 +43,14 @@ class EvidenceSource(Source, Protocol):
             max_rows: most paths, 1..1024.
 
         Returns:
-            One for each datastore, none if there is nothing to say; None where the source turns out to have no
-            evidence: then the session asks for `draft_batch`.
+            One for each datastore; None if the source has no evidence: then the session asks for `draft_batch`.
         """
 
 
 class PromptLookup:
     """Continuations from the prompt and the output so far, at several suffix lengths, recent ones weighing more.
 
-    The text belongs to the session; this object only says that it is to be used. Source: Saxena, "Prompt Lookup
-    Decoding" (2023).
+    A marker: the session holds the text. Source: Saxena, "Prompt Lookup Decoding" (2023).
     """
 
     def __repr__(self) -> str:
@@ -63,7 +58,7 @@ class PromptLookup:
 
 
 class RecycledLogits:
-    """Continuations that the target model itself found likely earlier, as it told `DraftSession.accept`.
+    """Tokens that the target model itself found likely after similar contexts, as `DraftSession.accept` was told.
 
     Kept by the last one, two and three tokens, at most 131,072 rows of 8 tokens (6 MB); new rows displace old ones.
     Sessions may share one: what one generation learnt then helps the next. Thread-safe. Source: Token Recycling,
@@ -71,7 +66,7 @@ class RecycledLogits:
     """
 
     def __init__(self) -> None:
-        self.native = native_session_kernel().NativeRecycled()
+        self.native = native_session_kernel().NativeRecycledLogits()
 
     def __len__(self) -> int:
         """Return the number of rows held."""
@@ -79,25 +74,3 @@ class RecycledLogits:
 
     def __repr__(self) -> str:
         return f"RecycledLogits({len(self)} rows)"
-
-
-_lock = threading.Lock()
-_evidence: weakref.WeakKeyDictionary[Datastore, Any] = weakref.WeakKeyDictionary()
-_guards: weakref.WeakKeyDictionary[Datastore, PageGuard | None] = weakref.WeakKeyDictionary()
-
-
-def evidence_of(store: Datastore) -> Any:
-    """Return the kernel's reader of `store` for sessions; one for all sessions, as it remembers short suffixes."""
-    with _lock:
-        if store not in _evidence:
-            views = [shard_view(shard) for shard in store.shards]
-            _evidence[store] = native_session_kernel().NativeEvidence(views, store.vocabulary_size)
-        return _evidence[store]
-
-
-def guard_of(store: Datastore) -> PageGuard | None:
-    """Return what tells whether a page of `store` could not be read, one for all sessions; keep it while reading."""
-    with _lock:
-        if store not in _guards:
-            _guards[store] = guard_pages(store.files)
-        return _guards[store]

@@ -17,43 +17,43 @@ from rest_store.drafting.sources import PromptLookup
 from rest_store.errors import CalibrationError
 from tests.shared.strategies import refused
 
-FACTS = int(_kernel.FACTS)
+FEATURES = int(_kernel.FEATURES)
 Rows = tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8], npt.NDArray[np.uint32]]
 
 
 def places(seed: int, count: int) -> Rows:
-    """Places of four proposals; fact 7 of a proposal is the logarithm of its chance against the others and none."""
+    """Places of four proposals; feature 7 of a proposal is the logarithm of its chance against the others and none."""
     rng = np.random.default_rng(seed)
-    facts = rng.normal(size=(count, 4, FACTS)).astype(np.float32)
-    odds = np.exp(facts[:, :, 7])
-    chances = odds / (1 + odds.sum(axis=1, keepdims=True))
+    features = rng.normal(size=(count, 4, FEATURES)).astype(np.float32)
+    odds = np.exp(features[:, :, 7])
+    probabilities = odds / (1 + odds.sum(axis=1, keepdims=True))
     labels = np.zeros((count, 4), np.uint8)
-    draws = rng.random(count)[:, None] - np.cumsum(chances, axis=1)
+    draws = rng.random(count)[:, None] - np.cumsum(probabilities, axis=1)
     right = (draws < 0).argmax(axis=1)
     rows = np.flatnonzero((draws < 0).any(axis=1))
     labels[rows, right[rows]] = 1
-    return facts.reshape(-1, FACTS), labels.ravel(), np.arange(4, 4 * count + 1, 4, dtype=np.uint32)
+    return features.reshape(-1, FEATURES), labels.ravel(), np.arange(4, 4 * count + 1, 4, dtype=np.uint32)
 
 
 def trees_of(calibration: Calibration) -> npt.NDArray[np.void]:
-    kind = np.dtype([("facts", "<u2", 6), ("thresholds", "<f4", 6), ("leaves", "<f4", 64)])
-    return np.frombuffer(calibration.native.forest[4:], kind)
+    kind = np.dtype([("features", "<u2", 6), ("thresholds", "<f4", 6), ("leaves", "<f4", 64)])
+    return np.frombuffer(calibration.native.gbdt[4:], kind)
 
 
-def log_odds(calibration: Calibration, facts: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    total = np.full(len(facts), np.frombuffer(calibration.native.forest[:4], np.float32)[0], np.float64)
+def log_odds(calibration: Calibration, features: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    total = np.full(len(features), np.frombuffer(calibration.native.gbdt[:4], np.float32)[0], np.float64)
     for tree in trees_of(calibration):
-        above = facts[:, tree["facts"]] > tree["thresholds"]
+        above = features[:, tree["features"]] > tree["thresholds"]
         total += tree["leaves"][above @ (1 << np.arange(6))]
     return total
 
 
 def test_fitting_finds_the_chances_that_made_the_labels() -> None:
     calibration = Calibration.fit(*places(1, 8_000), trees=60)
-    facts, labels, _ = places(2, 8_000)
-    odds = np.exp(log_odds(calibration, facts)).reshape(-1, 4)
+    features, labels, _ = places(2, 8_000)
+    odds = np.exp(log_odds(calibration, features)).reshape(-1, 4)
     fitted = odds / (1 + odds.sum(axis=1, keepdims=True))
-    true = np.exp(facts[:, 7]).reshape(-1, 4)
+    true = np.exp(features[:, 7]).reshape(-1, 4)
     true = true / (1 + true.sum(axis=1, keepdims=True))
     assert np.corrcoef(fitted.ravel(), true.ravel())[0, 1] > 0.95
     # Calibrated: of all proposals with about one chance, that share is right.
@@ -65,57 +65,57 @@ def test_fitting_finds_the_chances_that_made_the_labels() -> None:
 
 def test_the_same_rows_give_the_same_trees() -> None:
     rows = places(3, 500)
-    assert Calibration.fit(*rows, trees=5).native.forest == Calibration.fit(*rows, trees=5).native.forest
-    assert Calibration.fit(*rows, trees=5).native.forest != Calibration.fit(*places(4, 500), trees=5).native.forest
+    assert Calibration.fit(*rows, trees=5).native.gbdt == Calibration.fit(*rows, trees=5).native.gbdt
+    assert Calibration.fit(*rows, trees=5).native.gbdt != Calibration.fit(*places(4, 500), trees=5).native.gbdt
 
 
 def test_constant_facts_are_no_trouble() -> None:
-    facts, labels, ends = places(5, 300)
-    assert np.isfinite(log_odds(Calibration.fit(np.zeros_like(facts), labels, ends, trees=3), facts)).all()
+    features, labels, ends = places(5, 300)
+    assert np.isfinite(log_odds(Calibration.fit(np.zeros_like(features), labels, ends, trees=3), features)).all()
 
 
 def test_rows_that_do_not_belong_together_are_refused() -> None:
-    facts, labels, ends = places(6, 10)
-    refused(CalibrationError, lambda: Calibration.fit(facts[:, 1:], labels, ends), str(FACTS))
-    refused(CalibrationError, lambda: Calibration.fit(facts[1:], labels, ends))
-    refused(CalibrationError, lambda: Calibration.fit(facts, labels, ends[:-1]))
-    refused(CalibrationError, lambda: Calibration.fit(facts, labels, ends[::-1]))
+    features, labels, ends = places(6, 10)
+    refused(CalibrationError, lambda: Calibration.fit(features[:, 1:], labels, ends), str(FEATURES))
+    refused(CalibrationError, lambda: Calibration.fit(features[1:], labels, ends))
+    refused(CalibrationError, lambda: Calibration.fit(features, labels, ends[:-1]))
+    refused(CalibrationError, lambda: Calibration.fit(features, labels, ends[::-1]))
     for wrong, fragment in (([10**9, 40], "ascend"), ([20, 20, 40], "ascend"), ([40, 4, 40], "ascend")):
-        refused(CalibrationError, lambda wrong=wrong: Calibration.fit(facts, labels, wrong), fragment)  # type: ignore[misc]
+        refused(CalibrationError, lambda wrong=wrong: Calibration.fit(features, labels, wrong), fragment)  # type: ignore[misc]
     high = labels * 200
-    refused(CalibrationError, lambda: Calibration.fit(facts, high, ends), "label")
+    refused(CalibrationError, lambda: Calibration.fit(features, high, ends), "label")
     several = np.ones_like(labels)
-    refused(CalibrationError, lambda: Calibration.fit(facts, several, ends), "several right")
+    refused(CalibrationError, lambda: Calibration.fit(features, several, ends), "several right")
     for value in (np.nan, np.inf):
-        holed = facts.copy()
+        holed = features.copy()
         holed[17, 3] = value
         refused(CalibrationError, lambda holed=holed: Calibration.fit(holed, labels, ends), "finite")  # type: ignore[misc]
     for options in ({"rate": float("nan")}, {"ridge": -1.0}, {"row_share": 0.0}, {"row_share": 1.5}, {"trees": -1}):
-        refused(CalibrationError, lambda options=options: Calibration.fit(facts, labels, ends, **options))  # type: ignore[misc]
-    refused(CalibrationError, lambda: Calibration(b"forest"))
+        refused(CalibrationError, lambda options=options: Calibration.fit(features, labels, ends, **options))  # type: ignore[misc]
+    refused(CalibrationError, lambda: Calibration(b"gbdt"))
     refused(CalibrationError, lambda: Calibration(bytes(4), [0.0]))
 
 
-def forest(base: float = 0.0, leaf: float = 0.0, threshold: float = 0.0) -> bytes:
-    tree = np.zeros(1, np.dtype([("facts", "<u2", 6), ("thresholds", "<f4", 6), ("leaves", "<f4", 64)]))
+def gbdt(base: float = 0.0, leaf: float = 0.0, threshold: float = 0.0) -> bytes:
+    tree = np.zeros(1, np.dtype([("features", "<u2", 6), ("thresholds", "<f4", 6), ("leaves", "<f4", 64)]))
     tree["leaves"], tree["thresholds"] = leaf, threshold
     return np.float32(base).tobytes() + tree.tobytes()
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_numbers_that_are_not_finite_are_refused(bad: float) -> None:
-    Calibration(forest(1, 1, 1))
-    for one in (forest(base=bad), forest(leaf=bad), forest(threshold=bad)):
+    Calibration(gbdt(1, 1, 1))
+    for one in (gbdt(base=bad), gbdt(leaf=bad), gbdt(threshold=bad)):
         refused(CalibrationError, lambda one=one: Calibration(one), "finite")  # type: ignore[misc]
-    refused(CalibrationError, lambda: Calibration(forest(leaf=3e38)), "finite")  # sums would not be
+    refused(CalibrationError, lambda: Calibration(gbdt(leaf=3e38)), "finite")  # sums would not be
     for place in range(5):
         weights = [0.0] * 5
         weights[place] = bad
-        refused(CalibrationError, lambda weights=weights: Calibration(forest(), weights), "finite")  # type: ignore[misc]
+        refused(CalibrationError, lambda weights=weights: Calibration(gbdt(), weights), "finite")  # type: ignore[misc]
 
 
 def test_great_log_odds_do_not_overflow() -> None:
-    with DraftSession([PromptLookup()], [1, 2, 3, 1, 2, 4, 1, 2], calibration=Calibration(forest(base=300))) as session:
+    with DraftSession([PromptLookup()], [1, 2, 3, 1, 2, 4, 1, 2], calibration=Calibration(gbdt(base=300))) as session:
         tree = session.draft(16)
         assert tree.scores is not None
         assert len(tree) > 2
@@ -129,7 +129,7 @@ def test_a_saved_calibration_is_read_back_whole(tmp_path: Path) -> None:
     fitted.native.weights = [0.5, -0.25, 0.0, 1.0, -1.0]
     fitted.save(tmp_path / "one")
     read = Calibration.load(tmp_path / "one")
-    assert read.native.forest == fitted.native.forest
+    assert read.native.gbdt == fitted.native.gbdt
     assert read.provenance == {"recordings": "made up"}
     assert read.weights == fitted.weights
     assert [path.name for path in tmp_path.iterdir()] == ["one"]

@@ -19,10 +19,9 @@ from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence
 from rest_store.drafting import evidence
 from rest_store.drafting.calibration import Calibration
-from rest_store.drafting.evidence import Evidence
+from rest_store.drafting.evidence import Evidence, collect_evidence
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
-from rest_store.drafting.survey import survey
 from tests.shared.strategies import Corpus, brute_count, corpora, open_datastore
 
 NO_TREE = TokenTree([], [], [], scores=[])
@@ -46,7 +45,7 @@ class Behind:
         scores = proposals.scores
         assert scores is not None
         bounds = {"max_nodes": max_nodes, "max_suffix": max_suffix, "max_rows": max_rows}
-        return survey(self.stores, context, proposals.tokens, proposals.parents, scores, **bounds)
+        return collect_evidence(self.stores, context, proposals.tokens, proposals.parents, scores, **bounds)
 
 
 def rows_of(packed: bytes) -> list[Row]:
@@ -84,7 +83,9 @@ def read(store: Datastore, context: list[int], **bounds: int) -> bytes:
     """The evidence of one datastore without proposals."""
     none = np.zeros(0, np.int32)
     limits = {"max_nodes": 4, "max_suffix": 16, "max_rows": 20, **bounds}
-    (found,) = survey({"one": store}, np.array(context, np.int32), none, none, none.astype(np.float32), **limits)
+    (found,) = collect_evidence(
+        {"one": store}, np.array(context, np.int32), none, none, none.astype(np.float32), **limits
+    )
     assert found.row_count == len(rows_of(found.rows))
     return found.rows
 
@@ -190,7 +191,7 @@ def test_likely_paths_come_first_and_proposals_are_followed(tmp_path: Path) -> N
     """The datastore knows what follows 7 only; that 7 comes at all, and then 8, is the client's idea."""
     store = open_datastore(tmp_path, Corpus(300, [[[1, 2, 3], [1, 2, 3], [7, 9, 4], [8, 5, 6]]]))
     limits = {"max_nodes": 8, "max_suffix": 16, "max_rows": 5}
-    (found,) = survey(
+    (found,) = collect_evidence(
         {"one": store},
         np.array([1], np.int32),
         np.array([7, 8], np.int32),
@@ -210,7 +211,9 @@ def test_an_empty_context_is_followed_by_proposals(tmp_path: Path) -> None:
     store = open_datastore(tmp_path, Corpus(300, [[[1, 2, 3]]]))
     one = np.array([1], np.int32)
     limits = {"max_nodes": 8, "max_suffix": 16, "max_rows": 3}
-    (found,) = survey({"one": store}, one[:0], one, np.array([-1], np.int32), np.array([0.5], np.float32), **limits)
+    (found,) = collect_evidence(
+        {"one": store}, one[:0], one, np.array([-1], np.int32), np.array([0.5], np.float32), **limits
+    )
     rows = rows_of(found.rows)
     assert rows[0] == ([], [])
     assert rows[1] == ([1], [(1, 1, 1, {2: 1})])

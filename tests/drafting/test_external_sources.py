@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -200,23 +201,24 @@ def test_a_source_that_never_answers_does_not_keep_the_process(tmp_path: Path) -
     assert done.stdout == "{(0, 'late'): 1}\n"
 
 
-def test_threads_end_with_their_session(store: Datastore, calibration: Calibration) -> None:
-    session = DraftSession([store_in_python(store)], [1, 2], calibration=calibration, source_timeout=30.0)
+@pytest.mark.parametrize("closed", [True, False])
+def test_threads_end_with_their_session(store: Datastore, calibration: Calibration, closed: bool) -> None:
+    threads: list[threading.Thread] = []
+
+    def answer(context: Any) -> TokenTree:
+        threads.append(threading.current_thread())
+        return store.draft(context)
+
+    session = DraftSession([Answering(answer)], [1, 2], calibration=calibration, source_timeout=30.0)
     session.draft()
-    asker = session._python_sources._all[0].asker
-    assert asker is not None
-    assert asker.thread.daemon
-    session.close()
-    asker.thread.join(60)
-    assert not asker.thread.is_alive()
-    abandoned = DraftSession([store_in_python(store)], [1, 2], calibration=calibration, source_timeout=30.0)
-    abandoned.draft()
-    asker = abandoned._python_sources._all[0].asker
-    assert asker is not None
-    thread = asker.thread
-    del abandoned, asker
-    thread.join(60)
-    assert not thread.is_alive()
+    assert threads[0].daemon
+    assert threads[0] is not threading.current_thread()
+    if closed:
+        session.close()
+    else:
+        del session
+    threads[0].join(60)
+    assert not threads[0].is_alive()
 
 
 def test_no_source_is_unheard_because_others_propose_much(calibration: Calibration) -> None:

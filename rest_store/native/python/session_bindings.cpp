@@ -1,4 +1,4 @@
-// Python's view of drafting sessions and calibrations: conversions and the release of the GIL, no algorithm.
+// Python bindings of draft sessions and calibrations: conversions and the release of the GIL, no algorithm.
 
 #include "python/session_bindings.hpp"
 
@@ -9,7 +9,7 @@
 
 #include "session/collect_evidence.hpp"
 #include "session/gbdt_fit.hpp"
-#include "session/pruning.hpp"
+#include "session/tree_builder.hpp"
 
 namespace nb = nanobind;
 using namespace rest_store;
@@ -33,9 +33,9 @@ nb::bytes bytes_of(const std::vector<Item>& items) {
   return nb::bytes(reinterpret_cast<const char*>(items.data()), items.size() * sizeof(Item));
 }
 
-// A datastore's shards and the arrays that keep their mappings open.
-struct Evidenced {
-  Evidenced(const nb::list& shards, std::uint32_t vocabulary) : keep(shards) {
+// A datastore's reader, and the arrays that keep its mappings open.
+struct NativeEvidenceReader {
+  NativeEvidenceReader(const nb::list& shards, std::uint32_t vocabulary) : keep(shards) {
     std::vector<ShardView> views;
     for (nb::handle shard : shards) {
       const auto field = [&](const char* name) { return nb::cast<std::uint64_t>(shard.attr(name)); };
@@ -51,128 +51,135 @@ struct Evidenced {
   std::unique_ptr<EvidenceReader> reader;
 };
 
-// A forest as bytes: base, then the trees as they lie in memory.
-Forest forest_of(const nb::bytes& packed) {
+// Trees as bytes: the base, then the trees as they lie in memory.
+Gbdt gbdt_of(const nb::bytes& packed) {
   constexpr std::size_t kHead = sizeof(float);
   if (packed.size() < kHead || (packed.size() - kHead) % sizeof(ObliviousTree) != 0)
-    throw nb::value_error("bytes that are no forest");
-  Forest forest;
-  std::memcpy(&forest.base, packed.c_str(), kHead);
-  forest.trees.resize((packed.size() - kHead) / sizeof(ObliviousTree));
-  if (!forest.trees.empty())
-    std::memcpy(static_cast<void*>(forest.trees.data()), packed.c_str() + kHead, packed.size() - kHead);
-  for (const ObliviousTree& tree : forest.trees)
+    throw nb::value_error("of a wrong size");
+  Gbdt gbdt;
+  std::memcpy(&gbdt.base, packed.c_str(), kHead);
+  gbdt.trees.resize((packed.size() - kHead) / sizeof(ObliviousTree));
+  if (!gbdt.trees.empty())
+    std::memcpy(static_cast<void*>(gbdt.trees.data()), packed.c_str() + kHead, packed.size() - kHead);
+  for (const ObliviousTree& tree : gbdt.trees)
     for (const std::uint16_t feature : tree.features)
-      if (feature >= kFacts) throw nb::value_error("a forest of other facts");
-  if (!forest.finite()) throw nb::value_error("a forest of numbers that are not finite");
-  return forest;
+      if (feature >= kFeatures) throw nb::value_error("of other features");
+  if (!gbdt.finite()) throw nb::value_error("of numbers that are not finite");
+  return gbdt;
 }
 
-nb::bytes packed_of(const Forest& forest) {
-  std::vector<char> out(sizeof(float) + forest.trees.size() * sizeof(ObliviousTree));
-  std::memcpy(out.data(), &forest.base, sizeof(float));
-  if (!forest.trees.empty())
-    std::memcpy(out.data() + sizeof(float), forest.trees.data(), forest.trees.size() * sizeof(ObliviousTree));
+nb::bytes packed_of(const Gbdt& gbdt) {
+  std::vector<char> out(sizeof(float) + gbdt.trees.size() * sizeof(ObliviousTree));
+  std::memcpy(out.data(), &gbdt.base, sizeof(float));
+  if (!gbdt.trees.empty())
+    std::memcpy(out.data() + sizeof(float), gbdt.trees.data(), gbdt.trees.size() * sizeof(ObliviousTree));
   return bytes_of(out);
 }
 
-// A forest and what was learnt on top of it, shared by sessions.
-struct Calibrated {
-  explicit Calibrated(const nb::bytes& packed) : forest(forest_of(packed)) {}
+// Fitted trees and what was learnt online, shared by sessions.
+struct NativeCalibration {
+  explicit NativeCalibration(const nb::bytes& packed) : gbdt(gbdt_of(packed)) {}
 
-  Correction correction_now() const {
+  OnlineCalibration online_now() const {
     const std::lock_guard lock(mutex);
-    return correction;
+    return online;
   }
-  // What one step has changed is added, so that sessions at the same time do not undo each other's.
-  void add(const Correction& before, const Correction& after) {
-    bool finite = std::isfinite(after.bias - before.bias);
-    for (std::size_t i = 0; i < Correction::kOrigins; ++i)
-      finite = finite && std::isfinite(after.origins[i] - before.origins[i]);
+  // Add what one step has changed, so that concurrent sessions do not undo each other's changes.
+  void add(const OnlineCalibration& before, const OnlineCalibration& after) {
+    OnlineCalibration change;
+    change.bias = after.bias - before.bias;
+    bool finite = std::isfinite(change.bias);
+    for (std::size_t i = 0; i < OnlineCalibration::kOrigins; ++i) {
+      change.weights[i] = after.weights[i] - before.weights[i];
+      finite = finite && std::isfinite(change.weights[i]);
+    }
     if (!finite) return;
     const std::lock_guard lock(mutex);
-    correction.bias += after.bias - before.bias;
-    for (std::size_t i = 0; i < Correction::kOrigins; ++i)
-      correction.origins[i] += after.origins[i] - before.origins[i];
-    correction.bound();
+    online.bias += change.bias;
+    for (std::size_t i = 0; i < OnlineCalibration::kOrigins; ++i) online.weights[i] += change.weights[i];
+    online.clamp();
   }
   std::vector<float> weights() const {
-    const Correction now = correction_now();
+    const OnlineCalibration now = online_now();
     std::vector<float> out{now.bias};
-    out.insert(out.end(), now.origins.begin(), now.origins.end());
+    out.insert(out.end(), now.weights.begin(), now.weights.end());
     return out;
   }
   void set_weights(const std::vector<float>& weights) {
-    if (weights.size() != 1 + Correction::kOrigins) throw nb::value_error("weights of another number");
+    if (weights.size() != 1 + OnlineCalibration::kOrigins) throw nb::value_error("of another number");
     for (const float weight : weights)
-      if (!std::isfinite(weight)) throw nb::value_error("a weight that is not finite");
+      if (!std::isfinite(weight)) throw nb::value_error("not finite");
     const std::lock_guard lock(mutex);
-    correction.bias = weights[0];
-    std::copy(weights.begin() + 1, weights.end(), correction.origins.begin());
-    correction.bound();
+    online.bias = weights[0];
+    std::copy(weights.begin() + 1, weights.end(), online.weights.begin());
+    online.clamp();
   }
 
-  Forest forest;
-  Correction correction;
+  Gbdt gbdt;
+  OnlineCalibration online;
   mutable std::mutex mutex;
 };
 
-// One generation. Keeps what it reads from alive.
-class Session {
+// One generation. Sources are identified by their places among the session's sources, of which there are at most 8.
+class NativeSession {
  public:
-  // `stores`: of each datastore-like source its Evidence, or None if trees are given for it; `places`: of prompt
-  // lookup, recycled logits and each store, the source's place in the session, -1 where there is none.
-  Session(const nb::list& stores, const nb::object& calibration, const nb::object& recycled,
-          std::vector<std::int32_t> places)
-      : keep_(nb::make_tuple(stores, calibration, recycled)),
-        calibrated_(nb::cast<Calibrated*>(calibration)),
-        recycled_(recycled.is_none() ? nullptr : nb::cast<Recycled*>(recycled)),
-        places_(std::move(places)),
-        growth_(readers(stores), &calibrated_->forest, recycled_, places_.at(0) >= 0) {}
+  explicit NativeSession(NativeCalibration& calibration) : calibration_(calibration), builder_(calibration.gbdt) {}
+
+  void use_prompt_lookup(std::uint32_t place) {
+    builder_.use_lookup = true;
+    places_[0] = place;
+  }
+
+  void use_recycled_logits(std::uint32_t place, RecycledLogits& recycled) {
+    builder_.recycled = &recycled;
+    places_[1] = place;
+  }
+
+  // Add a store of the source at `place` and return the store's index. Without a reader it is external: evidence or
+  // trees are set for each step.
+  std::size_t add_store(std::uint32_t place, NativeEvidenceReader* reader) {
+    if (builder_.store_count() == kMaxStores) throw nb::value_error("more datastores than a session can hold");
+    places_.push_back(place);
+    return builder_.add_store(reader == nullptr ? nullptr : reader->reader.get());
+  }
 
   void prompt(const Array<std::int32_t>& tokens) {
     const nb::gil_scoped_release release;
-    for (const Token token : tokens_of(tokens)) growth_.history().append(token);
-    growth_.history().end_prompt();
+    for (const Token token : tokens_of(tokens)) builder_.lookup.append(token);
+    builder_.lookup.end_prompt();
   }
 
-  // Trees of one step for the store at `place`: (path before it, match length, match count, counts, tokens, parents)
-  // each; None: the source is left out of this step.
-  void give(std::size_t place, const nb::object& trees) {
-    CountedSource& source = growth_.store(place);
-    source.grove.clear();
-    source.rows.clear();
-    source.present = !trees.is_none();
+  // Set the trees of one step, each as (path before it, match length, match count, counts, tokens, parents); None: the
+  // store takes no part in this step.
+  void set_trees(std::size_t index, const nb::object& trees) {
+    Store& store = builder_.store(index);
+    store.trees.clear();
+    store.rows.clear();
+    store.present = !trees.is_none();
     if (trees.is_none()) return;
     for (nb::handle item : trees) {
-      const auto tree = nb::cast<nb::tuple>(item);
-      const auto before = nb::cast<Array<std::int32_t>>(tree[0]);
-      GivenTree given{{}, nb::cast<std::uint32_t>(tree[1]), nb::cast<std::uint64_t>(tree[2]), {}, {}, {}};
-      given.before.assign(tokens_of(before).begin(), tokens_of(before).end());
-      const auto counts = nb::cast<Array<std::int64_t>>(tree[3]);
-      const auto tokens = nb::cast<Array<std::int32_t>>(tree[4]), parents = nb::cast<Array<std::int32_t>>(tree[5]);
-      if (counts.size() != tokens.size() || parents.size() != tokens.size()) throw nb::value_error("no tree");
-      given.tokens.assign(tokens_of(tokens).begin(), tokens_of(tokens).end());
-      given.parents.assign(parents.data(), parents.data() + parents.size());
+      const auto fields = nb::cast<nb::tuple>(item);
+      const auto path = nb::cast<Array<std::int32_t>>(fields[0]);
+      SourceTree tree{{}, nb::cast<std::uint32_t>(fields[1]), nb::cast<std::uint64_t>(fields[2]), {}, {}, {}};
+      tree.path.assign(tokens_of(path).begin(), tokens_of(path).end());
+      const auto counts = nb::cast<Array<std::int64_t>>(fields[3]);
+      const auto tokens = nb::cast<Array<std::int32_t>>(fields[4]), parents = nb::cast<Array<std::int32_t>>(fields[5]);
+      if (counts.size() != tokens.size() || parents.size() != tokens.size())
+        throw nb::value_error("columns of unequal length");
+      tree.tokens.assign(tokens_of(tokens).begin(), tokens_of(tokens).end());
+      tree.parents.assign(parents.data(), parents.data() + parents.size());
       for (const std::int64_t count : span_of(counts))
-        given.counts.push_back(static_cast<std::uint64_t>(std::max<std::int64_t>(0, count)));
-      source.grove.add(std::move(given));
+        tree.counts.push_back(static_cast<std::uint64_t>(std::max<std::int64_t>(0, count)));
+      store.trees.add(std::move(tree));
     }
   }
 
-  // One more store whose trees or evidence will be given, of the source at `source`; returns its place.
-  std::size_t add_store(std::int32_t source) {
-    if (growth_.store_count() == kMostStores) throw nb::value_error("too many sources");
-    places_.push_back(source);
-    return growth_.add_store();
-  }
-
-  // Evidence of one step for the store at `place`, as bytes; ValueError, and the store is left out, if they are none.
-  void give_evidence(std::size_t place, const nb::bytes& rows, std::uint64_t vocabulary, std::size_t most_rows) {
-    CountedSource& source = growth_.store(place);
-    source.grove.clear();
-    const char* fault = source.rows.read({rows.c_str(), rows.size()}, vocabulary, most_rows);
-    source.present = fault == nullptr;
+  // Set the evidence of one step. ValueError if the bytes are not evidence; then the store takes no part in the step.
+  void set_evidence(std::size_t index, const nb::bytes& rows, std::uint64_t vocabulary, std::size_t max_rows) {
+    Store& store = builder_.store(index);
+    store.trees.clear();
+    const char* fault = store.rows.read({rows.c_str(), rows.size()}, vocabulary, max_rows);
+    store.present = fault == nullptr;
     if (fault != nullptr) throw nb::value_error(fault);
   }
 
@@ -180,27 +187,26 @@ class Session {
   nb::tuple draft(std::size_t max_nodes, const Array<double>& costs) {
     {
       const nb::gil_scoped_release release;
-      growth_.correction = before_ = calibrated_->correction_now();
-      growth_.grow(max_nodes);
-      if (costs.size() > 0) growth_.keep(worthwhile(growth_.nodes(), span_of(costs)));
-      order_ = verification_order(growth_.nodes());
+      builder_.online = before_ = calibration_.online_now();
+      builder_.build(max_nodes);
+      if (costs.size() > 0) builder_.prune(pruned_size(builder_.nodes(), span_of(costs)));
+      order_ = verification_order(builder_.nodes());
     }
-    const auto& nodes = growth_.nodes();
+    const auto& nodes = builder_.nodes();
     const std::size_t size = nodes.size();
     std::vector<std::int64_t> counts(size);
-    std::vector<std::int32_t> columns(3 * size), places(size);
+    std::vector<std::int32_t> columns(3 * size), row_of(size);
     std::vector<float> scores(size);
     std::vector<std::uint8_t> origins(size);
-    for (std::size_t i = 0; i < size; ++i) places[static_cast<std::size_t>(order_[i])] = static_cast<std::int32_t>(i);
+    for (std::size_t i = 0; i < size; ++i) row_of[static_cast<std::size_t>(order_[i])] = static_cast<std::int32_t>(i);
     for (std::size_t i = 0; i < size; ++i) {
-      const GrownNode& node = nodes[static_cast<std::size_t>(order_[i])];
+      const DraftNode& node = nodes[static_cast<std::size_t>(order_[i])];
       columns[i] = static_cast<std::int32_t>(node.token);
-      columns[size + i] = node.parent < 0 ? -1 : places[static_cast<std::size_t>(node.parent)];
+      columns[size + i] = node.parent < 0 ? -1 : row_of[static_cast<std::size_t>(node.parent)];
       columns[2 * size + i] = static_cast<std::int32_t>(node.depth);
       scores[i] = node.score;
       for (std::size_t origin = 0; origin < places_.size(); ++origin)
-        if (places_[origin] >= 0 && (node.origins >> origin & 1) != 0)
-          origins[i] |= static_cast<std::uint8_t>(1U << places_[origin]);
+        if ((node.origins >> origin & 1) != 0) origins[i] |= static_cast<std::uint8_t>(1U << places_[origin]);
     }
     nb::bytes packed = nb::steal<nb::bytes>((nb::object(bytes_of(counts)) + nb::object(bytes_of(columns))).release());
     return nb::make_tuple(packed, bytes_of(scores), bytes_of(origins));
@@ -208,131 +214,122 @@ class Session {
 
   std::size_t accept(const Array<std::int32_t>& tokens) {
     const nb::gil_scoped_release release;
-    const std::size_t foreseen = growth_.accept(tokens_of(tokens));
-    if (growth_.corrects) calibrated_->add(before_, growth_.correction);
-    before_ = growth_.correction;
+    const std::size_t accepted = builder_.accept(tokens_of(tokens));
+    if (builder_.learns_online) calibration_.add(before_, builder_.online);
+    before_ = builder_.online;
     order_.clear();
-    return foreseen;
+    return accepted;
   }
 
   // As if nothing had been drafted since the last accept.
   void forget() {
-    growth_.forget();
+    builder_.forget();
     order_.clear();
   }
 
-  // Nodes of the tree that the next accept is about.
+  // Nodes of the last tree.
   std::size_t tree_size() const { return order_.size(); }
 
-  // After the text up to and with token `first + i`, the model's most likely tokens were row i; -1 ends a row early.
+  // After the text up to and including token `first + i`, the model's most likely tokens were row i; -1 ends a row.
   void learn_text(std::size_t first, const Array<std::int32_t, 2>& rows) {
-    if (recycled_ == nullptr) return;
+    if (builder_.recycled == nullptr) return;
     const nb::gil_scoped_release release;
-    const std::span<const Token> text = growth_.history().tokens();
+    const std::span<const Token> text = builder_.lookup.tokens();
     for (std::size_t i = 0; i < rows.shape(0) && first + i < text.size(); ++i) {
-      const auto upto = text.first(first + i + 1);
-      recycled_->learn(upto.last(std::min(upto.size(), kKeyed)), ranks_of(rows, i));
+      const auto context = text.first(first + i + 1);
+      builder_.recycled->learn(context.last(std::min(context.size(), kRecycledOrders)), top_tokens_of(rows, i));
     }
   }
 
   // The same after the context (row 0) and after each node of the last tree.
   void learn_nodes(const Array<std::int32_t, 2>& rows) {
     if (rows.shape(0) != 1 + order_.size()) throw nb::value_error("rows of another tree");
-    if (recycled_ == nullptr) return;
+    if (builder_.recycled == nullptr) return;
     const nb::gil_scoped_release release;
     for (std::size_t i = 0; i < rows.shape(0); ++i)
-      recycled_->learn(growth_.tail_of(i == 0 ? -1 : order_[i - 1]), ranks_of(rows, i));
+      builder_.recycled->learn(builder_.tail_of(i == 0 ? -1 : order_[i - 1]), top_tokens_of(rows, i));
   }
 
-  std::size_t length() { return growth_.history().tokens().size(); }
+  std::size_t length() { return builder_.lookup.tokens().size(); }
   nb::bytes tail(std::size_t count) {
-    const auto& text = growth_.history().tokens();
+    const auto& text = builder_.lookup.tokens();
     const std::span<const Token> last = std::span(text).last(std::min(count, text.size()));
     return nb::bytes(reinterpret_cast<const char*>(last.data()), last.size_bytes());
   }
 
-  void record(bool on) { growth_.record(on); }
-  void limit_suffix(std::size_t tokens) { growth_.longest_suffix = tokens; }
-  void learn_online(bool on) { growth_.corrects = on; }
+  void record(bool on) { builder_.records = on; }
+  void limit_suffix(std::size_t tokens) { builder_.max_suffix = tokens; }
+  void learn_online(bool on) { builder_.learns_online = on; }
 
-  // (facts float32[rows, kFacts], labels uint8[rows], ends uint32[groups]) recorded since the last call.
+  // (features float32[rows, kFeatures], labels uint8[rows], ends uint32[places]) recorded since the last call.
   nb::tuple recorded() {
-    nb::tuple out = nb::make_tuple(bytes_of(growth_.recorded_facts()), bytes_of(growth_.recorded_labels()),
-                                   bytes_of(growth_.recorded_ends()));
-    growth_.forget_recorded();
-    return out;
+    const Recorded recorded = builder_.take_recorded();
+    return nb::make_tuple(bytes_of(recorded.features), bytes_of(recorded.labels), bytes_of(recorded.ends));
   }
 
  private:
-  static std::vector<EvidenceReader*> readers(const nb::list& stores) {
-    std::vector<EvidenceReader*> out;
-    for (nb::handle store : stores)
-      out.push_back(store.is_none() ? nullptr : nb::cast<Evidenced*>(store)->reader.get());
-    if (out.size() > kMostStores) throw nb::value_error("too many sources");
-    return out;
-  }
-
-  static Ranks ranks_of(const Array<std::int32_t, 2>& rows, std::size_t row) {
-    Ranks ranks;
-    for (std::size_t i = 0; i < std::min<std::size_t>(rows.shape(1), kRanks); ++i) {
+  static TopTokens top_tokens_of(const Array<std::int32_t, 2>& rows, std::size_t row) {
+    TopTokens top;
+    for (std::size_t i = 0; i < std::min<std::size_t>(rows.shape(1), kTopK); ++i) {
       const std::int32_t token = rows.data()[row * rows.shape(1) + i];
       if (token < 0) break;
-      ranks.tokens[ranks.size++] = static_cast<Token>(token);
+      top.tokens[top.size++] = static_cast<Token>(token);
     }
-    return ranks;
+    return top;
   }
 
-  nb::tuple keep_;
-  Calibrated* calibrated_;
-  Recycled* recycled_;
-  std::vector<std::int32_t> places_;
-  Correction before_;
-  Growth growth_;
+  NativeCalibration& calibration_;
+  std::vector<std::uint32_t> places_{0, 0};  // of prompt lookup, recycled logits and each store
+  OnlineCalibration before_;
+  TreeBuilder builder_;
   std::vector<std::int32_t> order_;
 };
 
-// Of each of `readers`, evidence along the paths that a draft after `tail` may take, as bytes. `parents` and `scores`
-// are those of a tree of `tokens` that other sources would draft.
-nb::list survey(const std::vector<Evidenced*>& readers, const Calibrated& calibration, const Array<std::int32_t>& tail,
-                const Array<std::int32_t>& tokens, const Array<std::int32_t>& parents, const Array<float>& scores,
-                std::size_t max_rows, std::size_t max_suffix, std::size_t max_depth) {
-  std::vector<std::string> out;
+// The evidence of each of `readers` as bytes, along the paths that a draft after `tail` may take. `parents` and
+// `scores` are those of the tree of `tokens` that other sources would draft.
+nb::list collect_evidence(const std::vector<NativeEvidenceReader*>& readers, const NativeCalibration& calibration,
+                          const Array<std::int32_t>& tail, const Array<std::int32_t>& tokens,
+                          const Array<std::int32_t>& parents, const Array<float>& scores, std::size_t max_rows,
+                          std::size_t max_suffix, std::size_t max_depth) {
+  std::vector<std::string> packed;
   {
     const nb::gil_scoped_release release;
-    if (parents.size() != tokens.size() || scores.size() != tokens.size()) throw nb::value_error("no tree");
-    std::vector<Hint> hints;
+    if (parents.size() != tokens.size() || scores.size() != tokens.size())
+      throw nb::value_error("columns of unequal length");
+    std::vector<ProposedNode> proposals;
     for (std::size_t i = 0; i < tokens.size(); ++i) {
       const std::int32_t parent = parents.data()[i];
-      if (parent < -1 || parent >= static_cast<std::int32_t>(i)) throw nb::value_error("no tree");
-      const float above = parent < 0 ? 1 : scores.data()[parent], chance = scores.data()[i] / above;
-      hints.push_back({static_cast<Token>(tokens.data()[i]), parent, chance > 0 ? std::min(chance, 1.0F) : 0});
+      if (parent < -1 || parent >= static_cast<std::int32_t>(i)) throw nb::value_error("a parent after its child");
+      const float above = parent < 0 ? 1 : scores.data()[parent], probability = scores.data()[i] / above;
+      proposals.push_back(
+          {static_cast<Token>(tokens.data()[i]), parent, probability > 0 ? std::min(probability, 1.0F) : 0});
     }
-    std::vector<EvidenceReader*> own;
-    for (const Evidenced* reader : readers) own.push_back(reader->reader.get());
-    thread_local Survey survey;
-    survey.run(own, &calibration.forest, tokens_of(tail), hints, {max_rows, max_suffix, max_depth});
-    for (std::size_t store = 0; store < own.size(); ++store)
-      out.push_back(packed_rows(survey.paths(), own[store]->vocabulary(),
-                                [&](std::size_t row) -> const Evidence& { return survey.evidence(row, store); }));
+    std::vector<EvidenceReader*> evidence_readers;
+    for (const NativeEvidenceReader* reader : readers) evidence_readers.push_back(reader->reader.get());
+    thread_local EvidenceCollector collector;
+    collector.collect(evidence_readers, calibration.gbdt, tokens_of(tail), proposals,
+                      {max_rows, max_suffix, max_depth});
+    for (std::size_t store = 0; store < evidence_readers.size(); ++store)
+      packed.push_back(packed_rows(collector.paths(), evidence_readers[store]->vocabulary(),
+                                   [&](std::size_t row) -> const Evidence& { return collector.evidence(row, store); }));
   }
-  nb::list found;
-  for (const std::string& rows : out) found.append(nb::bytes(rows.data(), rows.size()));
-  return found;
+  nb::list out;
+  for (const std::string& rows : packed) out.append(nb::bytes(rows.data(), rows.size()));
+  return out;
 }
 
-// Null, or what is wrong with `rows` as evidence of at most `most_rows` paths in a vocabulary.
-const char* evidence_fault(const nb::bytes& rows, std::uint64_t vocabulary, std::size_t most_rows) {
-  EvidenceRows read;
-  return read.read({rows.c_str(), rows.size()}, vocabulary, most_rows);
+// Null, or what is wrong with `rows` as evidence of at most `max_rows` paths in a vocabulary.
+const char* evidence_fault(const nb::bytes& rows, std::uint64_t vocabulary, std::size_t max_rows) {
+  return EvidenceRows().read({rows.c_str(), rows.size()}, vocabulary, max_rows);
 }
 
-nb::bytes fit(const Array<float, 2>& rows, const Array<std::uint8_t>& labels, const Array<std::uint32_t>& ends,
-              std::uint32_t trees, double rate, double ridge, double share) {
-  if (rows.shape(1) != kFacts || rows.shape(0) != labels.size() || ends.size() == 0 ||
+nb::bytes fit_gbdt(const Array<float, 2>& rows, const Array<std::uint8_t>& labels, const Array<std::uint32_t>& ends,
+                   std::uint32_t trees, double rate, double ridge, double share) {
+  if (rows.shape(1) != kFeatures || rows.shape(0) != labels.size() || ends.size() == 0 ||
       ends.data()[ends.size() - 1] != labels.size())
     throw nb::value_error("of other shapes");
   std::uint32_t row = 0;
-  for (const std::uint32_t end : span_of(ends)) {  // ascending, so that none lies beyond the last, which is right
+  for (const std::uint32_t end : span_of(ends)) {  // ascending, so that none exceeds the last, which was checked
     if (end <= row || end > labels.size()) throw nb::value_error("ends that do not ascend");
     std::uint32_t right = 0;
     for (; row < end; ++row) {
@@ -341,60 +338,58 @@ nb::bytes fit(const Array<float, 2>& rows, const Array<std::uint8_t>& labels, co
     }
     if (right > 1) throw nb::value_error("several right rows of one place");
   }
-  const std::span<const float> facts{rows.data(), rows.size()};
-  if (!std::all_of(facts.begin(), facts.end(), [](float fact) { return std::isfinite(fact); }))
-    throw nb::value_error("facts that are not finite");
+  const std::span<const float> features{rows.data(), rows.size()};
+  if (!std::all_of(features.begin(), features.end(), [](float feature) { return std::isfinite(feature); }))
+    throw nb::value_error("features that are not finite");
   if (!(rate > 0 && rate <= 1 && ridge >= 0 && ridge < 1e9 && share > 0 && share <= 1))
     throw nb::value_error("options out of range");
-  Forest forest;
+  Gbdt gbdt;
   {
     const nb::gil_scoped_release release;
-    BoostingOptions options;
+    GbdtOptions options;
     options.trees = trees;
     options.rate = rate;
     options.ridge = ridge;
     options.row_share = share;
-    Booster booster(facts, span_of(labels), span_of(ends), kFacts);
-    forest = booster.fit(options);
+    gbdt = GbdtFitter(features, span_of(labels), span_of(ends), kFeatures).fit(options);
   }
-  return packed_of(forest);
+  return packed_of(gbdt);
 }
 
 }  // namespace
 
 void bind_sessions(nb::module_& module) {
-  module.attr("FACTS") = kFacts;
-  module.attr("MOST_STORES") = kMostStores;
-  module.attr("TOP_K") = kRanks;
-  module.attr("MOST_EVIDENCE_ROWS") = kMostRows;
-  module.def("fit_forest", &fit);
-  module.def("survey", &survey, nb::arg("readers"), nb::arg("calibration"), nb::arg("tail"), nb::arg("tokens"),
-             nb::arg("parents"), nb::arg("scores"), nb::kw_only(), nb::arg("max_rows"), nb::arg("max_suffix"),
-             nb::arg("max_depth"));
+  module.attr("FEATURES") = kFeatures;
+  module.attr("MAX_STORES") = kMaxStores;
+  module.def("fit_gbdt", &fit_gbdt);
+  module.def("collect_evidence", &collect_evidence, nb::arg("readers"), nb::arg("calibration"), nb::arg("tail"),
+             nb::arg("tokens"), nb::arg("parents"), nb::arg("scores"), nb::kw_only(), nb::arg("max_rows"),
+             nb::arg("max_suffix"), nb::arg("max_depth"));
   module.def("evidence_fault", &evidence_fault);
-  nb::class_<Recycled>(module, "NativeRecycled").def(nb::init<>()).def("__len__", &Recycled::size);
-  nb::class_<Evidenced>(module, "NativeEvidence").def(nb::init<const nb::list&, std::uint32_t>());
-  nb::class_<Calibrated>(module, "NativeCalibration")
+  nb::class_<RecycledLogits>(module, "NativeRecycledLogits").def(nb::init<>()).def("__len__", &RecycledLogits::size);
+  nb::class_<NativeEvidenceReader>(module, "NativeEvidenceReader").def(nb::init<const nb::list&, std::uint32_t>());
+  nb::class_<NativeCalibration>(module, "NativeCalibration")
       .def(nb::init<const nb::bytes&>())
-      .def_prop_rw("weights", &Calibrated::weights, &Calibrated::set_weights)
-      .def_prop_ro("forest", [](const Calibrated& own) { return packed_of(own.forest); });
-  nb::class_<Session>(module, "NativeSession")
-      .def(nb::init<const nb::list&, const nb::object&, const nb::object&, std::vector<std::int32_t>>(),
-           nb::arg("stores"), nb::arg("calibration"), nb::arg("recycled").none(), nb::arg("places"))
-      .def("prompt", &Session::prompt)
-      .def("give", &Session::give, nb::arg("place"), nb::arg("trees").none())
-      .def("add_store", &Session::add_store)
-      .def("give_evidence", &Session::give_evidence)
-      .def("draft", &Session::draft)
-      .def("accept", &Session::accept)
-      .def("learn_text", &Session::learn_text)
-      .def("learn_nodes", &Session::learn_nodes)
-      .def("forget", &Session::forget)
-      .def("tree_size", &Session::tree_size)
-      .def("length", &Session::length)
-      .def("tail", &Session::tail)
-      .def("record", &Session::record)
-      .def("limit_suffix", &Session::limit_suffix)
-      .def("learn_online", &Session::learn_online)
-      .def("recorded", &Session::recorded);
+      .def_prop_rw("weights", &NativeCalibration::weights, &NativeCalibration::set_weights)
+      .def_prop_ro("gbdt", [](const NativeCalibration& calibration) { return packed_of(calibration.gbdt); });
+  nb::class_<NativeSession>(module, "NativeSession")
+      .def(nb::init<NativeCalibration&>(), nb::keep_alive<1, 2>())
+      .def("use_prompt_lookup", &NativeSession::use_prompt_lookup)
+      .def("use_recycled_logits", &NativeSession::use_recycled_logits, nb::keep_alive<1, 3>())
+      .def("add_store", &NativeSession::add_store, nb::arg("place"), nb::arg("reader").none(), nb::keep_alive<1, 3>())
+      .def("prompt", &NativeSession::prompt)
+      .def("set_trees", &NativeSession::set_trees, nb::arg("index"), nb::arg("trees").none())
+      .def("set_evidence", &NativeSession::set_evidence)
+      .def("draft", &NativeSession::draft)
+      .def("accept", &NativeSession::accept)
+      .def("learn_text", &NativeSession::learn_text)
+      .def("learn_nodes", &NativeSession::learn_nodes)
+      .def("forget", &NativeSession::forget)
+      .def("tree_size", &NativeSession::tree_size)
+      .def("length", &NativeSession::length)
+      .def("tail", &NativeSession::tail)
+      .def("record", &NativeSession::record)
+      .def("limit_suffix", &NativeSession::limit_suffix)
+      .def("learn_online", &NativeSession::learn_online)
+      .def("recorded", &NativeSession::recorded);
 }

@@ -1,4 +1,4 @@
-// What follows a match: the heaviest next tokens, counted or estimated from a sample.
+// Continuations of an n-gram: the most frequent next tokens of a match, counted, or estimated from a sample.
 #pragma once
 
 #include <array>
@@ -9,62 +9,64 @@ namespace rest_store {
 
 constexpr std::size_t kContinuations = 16;  // next tokens kept of one match
 
+inline std::uint64_t hash_of(std::span<const Token> tokens, std::uint64_t hash = 0) {
+  for (const Token token : tokens) {
+    hash = (hash ^ token) * 0x9E3779B97F4A7C15ULL;
+    hash ^= hash >> 29;
+  }
+  return hash;
+}
+
 struct Continuation {
   Token token = 0;
-  float share = 0;  // of the match's occurrences, about
+  float share = 0;  // estimated, of the match's occurrences
 };
 
 // The next tokens of a match, heaviest first.
 struct Continuations {
   std::uint32_t size = 0;
-  std::uint32_t probes = 0;  // occurrences that were looked at; shares are multiples of one in so many
+  std::uint32_t probes = 0;  // occurrences that were read; shares are multiples of 1 / probes
   std::array<Continuation, kContinuations> top{};
 
   const Continuation* begin() const { return top.data(); }
   const Continuation* end() const { return top.data() + size; }
-  float share(Token token) const {
-    for (const Continuation& one : *this)
-      if (one.token == token) return one.share;
-    return 0;
-  }
 };
 
-// Adds up weights of tokens that come mostly in runs, then ranks them.
-class Tally {
+// Sums of weights by token, for tokens that come mostly in runs.
+class TokenWeights {
  public:
-  void clear() { counts_.clear(); }
+  void clear() { sums_.clear(); }
 
   void add(Token token, double weight) {
-    if (!counts_.empty() && counts_.back().first == token) {
-      counts_.back().second += weight;
+    if (!sums_.empty() && sums_.back().first == token) {
+      sums_.back().second += weight;
       return;
     }
-    for (auto& [other, sum] : counts_)
+    for (auto& [other, sum] : sums_)
       if (other == token) {
         sum += weight;
         return;
       }
-    counts_.emplace_back(token, weight);
+    sums_.emplace_back(token, weight);
   }
 
-  // The heaviest first, of equal weights the lesser token.
-  void ranked(double total, Continuations& out) {
-    const std::size_t size = std::min(counts_.size(), kContinuations);
+  // The heaviest tokens, of equal weights the lesser token first, as shares of `total`.
+  void heaviest(double total, Continuations& out) {
+    const std::size_t size = std::min(sums_.size(), kContinuations);
     std::partial_sort(
-        counts_.begin(), counts_.begin() + static_cast<std::ptrdiff_t>(size), counts_.end(),
+        sums_.begin(), sums_.begin() + static_cast<std::ptrdiff_t>(size), sums_.end(),
         [](const auto& a, const auto& b) { return a.second != b.second ? a.second > b.second : a.first < b.first; });
     out.size = static_cast<std::uint32_t>(size);
     out.probes = 0;
-    for (std::size_t i = 0; i < size; ++i)
-      out.top[i] = {counts_[i].first, static_cast<float>(counts_[i].second / total)};
+    for (std::size_t i = 0; i < size; ++i) out.top[i] = {sums_[i].first, static_cast<float>(sums_[i].second / total)};
   }
 
  private:
-  std::vector<std::pair<Token, double>> counts_;
+  std::vector<std::pair<Token, double>> sums_;
 };
 
-// One match whose next tokens are wanted: where its `length` tokens occur in each of `shards`, and how many occurrences
-// are looked at, at most.
+// One match whose continuations are wanted: where its `length` tokens occur in each of `shards`, and how many
+// occurrences are read at most.
 struct ContinuationQuery {
   const std::vector<ShardView>* shards;
   std::uint32_t vocabulary;
@@ -75,7 +77,7 @@ struct ContinuationQuery {
 };
 
 // Reads the next tokens of matches: all of them if they are few, else every n-th of the sorted suffixes, which misses
-// no token of more than n occurrences. Matches asked for together wait for memory together. Keeps its memory between
+// no token with more than n occurrences. The queries of one call wait for memory together. Keeps its memory between
 // calls.
 class ContinuationReader {
  public:
@@ -96,16 +98,16 @@ class ContinuationReader {
     next = 0;
     for (std::size_t i = 0; i < queries.size(); ++i) {
       const std::size_t count = ends_[i] - next;
-      tally_.clear();
+      weights_.clear();
       for (; next < ends_[i]; ++next) {
         const Probe& probe = probes_[next];
         const std::uint8_t* at = probe.shard->suffix(probe.place);
         Token token = 0;
         for (std::uint32_t byte = 0; byte < probe.shard->width; ++byte) token = token << 8 | at[byte];
-        if (token < queries[i].vocabulary) tally_.add(token, 1);
+        if (token < queries[i].vocabulary) weights_.add(token, 1);
       }
       Continuations& out = *queries[i].out;
-      tally_.ranked(static_cast<double>(count), out);
+      weights_.heaviest(static_cast<double>(count), out);
       out.probes = static_cast<std::uint32_t>(count);
     }
   }
@@ -116,7 +118,7 @@ class ContinuationReader {
     std::uint64_t place;  // a rank, then a position
   };
 
-  // Append the ranks that are looked at.
+  // Append the ranks that are read.
   void plan(const ContinuationQuery& query) {
     const std::vector<ShardView>& shards = *query.shards;
     std::uint64_t count = 0;
@@ -137,7 +139,7 @@ class ContinuationReader {
 
   std::vector<Probe> probes_;
   std::vector<std::size_t> ends_;  // of each query's probes
-  Tally tally_;
+  TokenWeights weights_;
 };
 
 }  // namespace rest_store

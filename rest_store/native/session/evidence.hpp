@@ -1,8 +1,8 @@
-// What a datastore knows about the next token of a context: the continuations of several of its suffixes, the longest
-// one that occurs and shorter ones.
+// N-gram evidence of a datastore: the continuations of several suffixes of a context, from the longest one that occurs
+// down to one token, as in backoff language models.
 //
-// Evidence at a node of a draft tree follows from that at its parent: the occurrences of a longer suffix are a part of
-// those of the shorter, and short suffixes come up again and again, so theirs are remembered.
+// The evidence of a node of a draft tree follows from its parent's: the occurrences of a longer suffix are a part of
+// those of the shorter one. Short suffixes come up again and again, so theirs are cached.
 #pragma once
 
 #include <mutex>
@@ -13,13 +13,13 @@
 
 namespace rest_store {
 
-constexpr std::uint32_t kShort = 4;                 // suffixes up to this length always have a rung
-constexpr std::size_t kRungs = kShort + 2;          // the longest, one between, and the short ones
-constexpr std::uint32_t kLongest = kMaxSuffix - 1;  // no rung grows beyond
+constexpr std::uint32_t kShort = 4;                 // suffixes up to this length always have a level
+constexpr std::size_t kLevels = kShort + 2;         // the longest, one in the middle, and the short ones
+constexpr std::uint32_t kLongest = kMaxSuffix - 1;  // of any level
 
 // One suffix of the context: how often it occurs, where, and what follows.
-struct Rung {
-  std::uint32_t length = 0;  // tokens; 0: this rung is absent
+struct BackoffLevel {
+  std::uint32_t length = 0;  // tokens; 0: no such level
   std::uint64_t count = 0;
   std::vector<Interval> intervals;
   Continuations next;
@@ -31,65 +31,65 @@ struct Rung {
   }
 };
 
-// Of one context: rungs[0] the longest suffix that occurs, rungs[1] one between it and the short ones, if any, then
-// the suffixes of 4, 3, 2 and 1 tokens. Those that do not occur have length 0.
+// Of one context: levels[0] the longest suffix that occurs, levels[1] one between it and the short ones, if any, then
+// the suffixes of 4, 3, 2 and 1 tokens. Suffixes that do not occur have length 0.
 struct Evidence {
-  std::array<Rung, kRungs> rungs;
+  std::array<BackoffLevel, kLevels> levels;
 
   void clear() {
-    for (Rung& rung : rungs) rung.clear();
+    for (BackoffLevel& level : levels) level.clear();
   }
 
-  // The rung of the longest suffix of at most `limit` tokens that has one, or null.
-  const Rung* longest(std::uint32_t limit = kLongest) const {
-    for (const Rung& rung : rungs)
-      if (rung.length > 0 && rung.length <= limit) return &rung;
+  // The level of the longest suffix of at most `limit` tokens that occurs, or null.
+  const BackoffLevel* longest(std::uint32_t limit = kLongest) const {
+    for (const BackoffLevel& level : levels)
+      if (level.length > 0 && level.length <= limit) return &level;
     return nullptr;
   }
 };
 
-// Reads evidence from the shards of one datastore. Thread-safe: shards are read-only, the memory of short suffixes
-// locks itself, scratch memory belongs to the thread.
+// Reads evidence from the shards of one datastore. Thread-safe: shards are read-only, the cache of short suffixes has
+// locks, scratch memory belongs to the thread.
 class EvidenceReader {
  public:
   EvidenceReader(std::vector<ShardView> shards, std::uint32_t vocabulary)
-      : shards_(std::move(shards)), vocabulary_(vocabulary), directory_(shards_), slots_(kSlots) {}
+      : shards_(std::move(shards)), vocabulary_(vocabulary), key_tree_(shards_), slots_(kSlots) {}
 
   std::uint32_t vocabulary() const { return vocabulary_; }
   std::uint32_t width() const { return shards_[0].width; }
 
-  // Evidence of the context that ends in `tail`, for the root of a tree; its longest suffix is searched for.
+  // Read the evidence of the context that ends in `tail`, for the root of a tree.
   void root(std::span<const Token> tail, Evidence& out) {
-    tail = known(tail);
+    tail = in_vocabulary(tail);
     if (tail.empty()) return out.clear();
-    Scratch& own = scratch();
+    Scratch& scratch = thread_scratch();
     const Suffix suffix = suffix_of(tail);
-    own.clear();
-    const Missing missing = shorts(tail, suffix, nullptr, out);
-    settle();
+    scratch.clear();
+    const Missing missing = short_levels(tail, suffix, nullptr, out);
+    finish_searches();
     queue(missing, out);
-    out.rungs[0].clear();
-    out.rungs[1].clear();
-    if (out.rungs[2].length > 0) {
-      const Match& match = own.matcher.longest(shards_, directory_, suffix);
+    out.levels[0].clear();
+    out.levels[1].clear();
+    if (out.levels[2].length > 0) {
+      const Match& match = scratch.matcher.longest(shards_, key_tree_, suffix);
       if (match.length > kShort) {
-        Rung& longest = out.rungs[0];
+        BackoffLevel& longest = out.levels[0];
         longest.length = match.length;
         longest.count = match.count;
         longest.intervals = match.intervals;
         queue(longest, kSamples);
         if (longest.length >= kShort + 3) {
-          seek(suffix, longest.length > 9 ? 8 : longest.length - 2, out.rungs[1]);
-          settle();
-          queue(out.rungs[1], kSamples);
+          seek(suffix, longest.length > 9 ? 8 : longest.length - 2, out.levels[1]);
+          finish_searches();
+          queue(out.levels[1], kSamples);
         }
       }
     }
-    own.reader.read(own.queries);
-    remember(tail, missing, out);
+    scratch.reader.read(scratch.queries);
+    cache(tail, missing, out);
   }
 
-  // Evidence of the context that ends in `tail`, the last token of which was appended to the context of `parent`.
+  // A request for the evidence of the context that ends in `tail`: the context of `parent` and one more token.
   struct Child {
     EvidenceReader* reader;
     const Evidence* parent;
@@ -97,72 +97,72 @@ class EvidenceReader {
     Evidence* out;
   };
 
-  // Read evidence for all of `children`, which wait for memory together.
+  // Read the evidence of all `children`, which wait for memory together.
   static void read(std::span<const Child> children) {
-    Scratch& own = scratch();
-    own.clear();
-    own.children.clear();
-    own.children.reserve(children.size());  // what is sought points into them
-    own.longer.resize(std::max(own.longer.size(), children.size()));
+    Scratch& scratch = thread_scratch();
+    scratch.clear();
+    scratch.children.clear();
+    scratch.children.reserve(children.size());  // searches point into them
+    scratch.longer.resize(std::max(scratch.longer.size(), children.size()));
     for (std::size_t i = 0; i < children.size(); ++i) {
       const auto& [reader, parent, whole, out] = children[i];
-      const std::span<const Token> tail = reader->known(whole);
-      own.children.push_back({tail, reader->suffix_of(tail), {}});
+      const std::span<const Token> tail = reader->in_vocabulary(whole);
+      scratch.children.push_back({tail, reader->suffix_of(tail), {}});
       for (std::uint32_t length = 1; length <= std::min<std::size_t>(kShort, tail.size()); ++length)
-        reader->ask_for(short_suffix(tail.last(length)));
+        reader->prefetch_slot(short_suffix(tail.last(length)));
     }
     for (std::size_t i = 0; i < children.size(); ++i) {
       const auto& [reader, parent, whole, out] = children[i];
-      Begun& begun = own.children[i];
-      const std::span<const Token> tail = begun.tail;
-      for (Rung& rung : own.longer[i]) rung.clear();
+      PendingChild& pending = scratch.children[i];
+      const std::span<const Token> tail = pending.tail;
+      for (BackoffLevel& level : scratch.longer[i]) level.clear();
       if (tail.empty()) continue;
-      begun.missing = reader->shorts(tail, begun.suffix, parent, *out);
-      for (std::size_t rung = 0; rung < kLonger; ++rung) {
-        const Rung& from = parent->rungs[rung];
+      pending.missing = reader->short_levels(tail, pending.suffix, parent, *out);
+      for (std::size_t level = 0; level < kLonger; ++level) {
+        const BackoffLevel& from = parent->levels[level];
         if (from.length == 0 || from.length >= std::min<std::size_t>(kLongest, tail.size())) continue;
-        reader->narrow(from, begun.suffix, own.longer[i][rung]);
+        reader->narrow(from, pending.suffix, scratch.longer[i][level]);
       }
     }
-    settle();
+    finish_searches();
     for (std::size_t i = 0; i < children.size(); ++i) {
       const auto& [reader, parent, whole, out] = children[i];
-      if (own.children[i].tail.empty()) {
+      if (scratch.children[i].tail.empty()) {
         out->clear();
         continue;
       }
-      reader->queue(own.children[i].missing, *out);
-      out->rungs[0].clear();
-      out->rungs[1].clear();
-      std::size_t found = 0;
-      for (Rung& rung : own.longer[i])
-        if (rung.length > 0 && found < 2) {
-          std::swap(out->rungs[found], rung);
-          reader->queue(out->rungs[found++], kSamples);
+      reader->queue(scratch.children[i].missing, *out);
+      out->levels[0].clear();
+      out->levels[1].clear();
+      std::size_t filled = 0;
+      for (BackoffLevel& level : scratch.longer[i])
+        if (level.length > 0 && filled < 2) {
+          std::swap(out->levels[filled], level);
+          reader->queue(out->levels[filled++], kSamples);
         }
     }
-    own.reader.read(own.queries);
+    scratch.reader.read(scratch.queries);
     for (std::size_t i = 0; i < children.size(); ++i)
-      children[i].reader->remember(own.children[i].tail, own.children[i].missing, *children[i].out);
+      children[i].reader->cache(scratch.children[i].tail, scratch.children[i].missing, *children[i].out);
   }
 
  private:
   static constexpr std::size_t kSamples = 24, kShortSamples = 96;
   static constexpr std::size_t kSlots = std::size_t{1} << 15, kLocks = 64;
-  static constexpr std::size_t kLonger = 3;  // rungs of a parent that those longer than kShort may follow from
+  static constexpr std::size_t kLonger = 3;  // levels of a parent from which levels longer than kShort follow
 
-  using Missing = std::array<bool, kShort + 1>;  // by length: whether a short suffix was not remembered
+  using Missing = std::array<bool, kShort + 1>;  // by length: whether a short suffix is not in the cache
 
-  // A child on its way.
-  struct Begun {
+  // A child whose searches have begun.
+  struct PendingChild {
     std::span<const Token> tail;
     Suffix suffix;
     Missing missing;
   };
 
-  // A rung whose intervals are being searched for, and the first of their boundaries.
-  struct Sought {
-    Rung* rung;
+  // A level whose intervals are being searched for, and the first of their searches or boundaries.
+  struct PendingLevel {
+    BackoffLevel* level;
     std::size_t shards;
     std::size_t first;
   };
@@ -173,28 +173,28 @@ class EvidenceReader {
     std::vector<Search> searches;
     std::vector<std::uint8_t> decided;
     std::vector<Boundary> boundaries;
-    std::vector<Sought> searched, sought;  // from the whole of the shards; within intervals that are known
+    std::vector<PendingLevel> searched, narrowed;  // in whole shards; within known intervals
     std::vector<ContinuationQuery> queries;
-    std::vector<Begun> children;
-    std::vector<std::array<Rung, kLonger>> longer;  // of each child
+    std::vector<PendingChild> children;
+    std::vector<std::array<BackoffLevel, kLonger>> longer;  // of each child
 
     void clear() {
       searches.clear();
       boundaries.clear();
       searched.clear();
-      sought.clear();
+      narrowed.clear();
       queries.clear();
     }
   };
 
-  // Not inlined: code that knows the object to be the thread's looks up its address at every use.
-  [[gnu::noinline]] static Scratch& scratch() {
-    thread_local Scratch own;
-    return own;
+  // Not inlined: otherwise the compiler looks up the thread's object at every use.
+  [[gnu::noinline]] static Scratch& thread_scratch() {
+    thread_local Scratch scratch;
+    return scratch;
   }
 
-  // The last tokens that are all tokens of this vocabulary.
-  std::span<const Token> known(std::span<const Token> tail) const {
+  // The last tokens that are all in this vocabulary.
+  std::span<const Token> in_vocabulary(std::span<const Token> tail) const {
     std::size_t size = 0;
     while (size < tail.size() && tail[tail.size() - 1 - size] < vocabulary_) ++size;
     return tail.last(size);
@@ -205,103 +205,104 @@ class EvidenceReader {
     return Suffix(last.data(), last.size(), width());
   }
 
-  // Recall the rungs of the short suffixes, and begin the search for those that are not remembered, among the
-  // occurrences of `parent`'s if there is one.
-  Missing shorts(std::span<const Token> tail, const Suffix& suffix, const Evidence* parent, Evidence& out) {
+  // Take the levels of the short suffixes from the cache, and begin to search for those that are not there, among the
+  // occurrences of the parent's if there is one.
+  Missing short_levels(std::span<const Token> tail, const Suffix& suffix, const Evidence* parent, Evidence& out) {
     Missing missing{};
     bool occurs = true;
     for (std::uint32_t length = 1; length <= kShort; ++length) {
-      Rung& rung = out.rungs[kRungs - length];
-      if (occurs && length > 1 && parent != nullptr) occurs = parent->rungs[kRungs - length + 1].length > 0;
+      BackoffLevel& level = out.levels[kLevels - length];
+      if (occurs && length > 1 && parent != nullptr) occurs = parent->levels[kLevels - length + 1].length > 0;
       if (!occurs || length > tail.size()) {
-        rung.clear();
+        level.clear();
         continue;
       }
-      if (recall(short_suffix(tail.last(length)), rung)) {
-        occurs = rung.length > 0;
+      if (cached(short_suffix(tail.last(length)), level)) {
+        occurs = level.length > 0;
         continue;
       }
       missing[length] = true;
-      if (length > 1 && parent != nullptr) narrow(parent->rungs[kRungs - length + 1], suffix, rung);
-      else seek(suffix, length, rung);
+      if (length > 1 && parent != nullptr) narrow(parent->levels[kLevels - length + 1], suffix, level);
+      else seek(suffix, length, level);
     }
     return missing;
   }
 
-  // Begin to search for where the last `length` tokens of `suffix` occur.
-  void seek(const Suffix& suffix, std::uint32_t length, Rung& rung) {
-    Scratch& own = scratch();
-    rung.length = length;
+  // Begin to search for the last `length` tokens of `suffix`.
+  void seek(const Suffix& suffix, std::uint32_t length, BackoffLevel& level) {
+    Scratch& scratch = thread_scratch();
+    level.length = length;
     KeyTree::Walk walk{0};
     for (const ShardView& shard : shards_) {
-      own.searches.emplace_back(shard, suffix.last(length), length * width(), own.searched.size());
-      walk.least = own.searches.back().least;
+      scratch.searches.emplace_back(shard, suffix.last(length), length * width(), scratch.searched.size());
+      walk.least = scratch.searches.back().least;
     }
-    directory_.descend(std::span(&walk, 1));
+    key_tree_.descend(std::span(&walk, 1));
     for (std::size_t i = 0; i < shards_.size(); ++i)
-      own.searches[own.searches.size() - shards_.size() + i].keys_within(directory_.places(walk, i));
-    own.searched.push_back({&rung, shards_.size(), own.searches.size() - shards_.size()});
+      scratch.searches[scratch.searches.size() - shards_.size() + i].keys_within(key_tree_.places(walk, i));
+    scratch.searched.push_back({&level, shards_.size(), scratch.searches.size() - shards_.size()});
   }
 
-  // Begin to search for the occurrences of `from` that go on with the last token of `suffix`.
-  void narrow(const Rung& from, const Suffix& suffix, Rung& to) const {
-    Scratch& own = scratch();
+  // Begin to search for the occurrences of `from` that continue with the last token of `suffix`.
+  void narrow(const BackoffLevel& from, const Suffix& suffix, BackoffLevel& to) const {
+    Scratch& scratch = thread_scratch();
     to.length = from.length + 1;
-    own.sought.push_back({&to, shards_.size(), own.boundaries.size()});
+    scratch.narrowed.push_back({&to, shards_.size(), scratch.boundaries.size()});
     for (std::size_t i = 0; i < shards_.size(); ++i)
       for (const bool after : {false, true})
-        own.boundaries.push_back({&shards_[i], suffix.last(1), width(), from.length, after, from.intervals[i].begin,
-                                  from.intervals[i].end, 0});
+        scratch.boundaries.push_back({&shards_[i], suffix.last(1), width(), from.length, after, from.intervals[i].begin,
+                                      from.intervals[i].end, 0});
   }
 
-  // End all searches that were begun; the rungs of what does not occur are cleared.
-  static void settle() {
-    Scratch& own = scratch();
-    if (!own.searched.empty()) locate(own.searches, own.searched.size(), own.decided);
-    for (std::size_t group = 0; group < own.searched.size(); ++group) {
-      Sought found = own.searched[group];
-      if (!own.decided[group]) {
-        found.rung->clear();
+  // Finish all searches; clear the levels of suffixes that do not occur.
+  static void finish_searches() {
+    Scratch& scratch = thread_scratch();
+    if (!scratch.searched.empty()) locate(scratch.searches, scratch.searched.size(), scratch.decided);
+    for (std::size_t group = 0; group < scratch.searched.size(); ++group) {
+      PendingLevel pending = scratch.searched[group];
+      if (!scratch.decided[group]) {
+        pending.level->clear();
         continue;
       }
-      const std::size_t first = std::exchange(found.first, own.boundaries.size());
-      own.boundaries.resize(found.first + 2 * found.shards);
-      for (std::size_t i = 0; i < found.shards; ++i)
-        interval_boundaries(own.searches[first + i], &own.boundaries[found.first + 2 * i]);
-      own.sought.push_back(found);
+      const std::size_t first = std::exchange(pending.first, scratch.boundaries.size());
+      scratch.boundaries.resize(pending.first + 2 * pending.shards);
+      for (std::size_t i = 0; i < pending.shards; ++i)
+        interval_boundaries(scratch.searches[first + i], &scratch.boundaries[pending.first + 2 * i]);
+      scratch.narrowed.push_back(pending);
     }
-    find_boundaries(own.boundaries);
-    for (const auto& [rung, shards, first] : own.sought) {
-      rung->intervals.resize(shards);
-      rung->count = 0;
+    find_boundaries(scratch.boundaries);
+    for (const auto& [level, shards, first] : scratch.narrowed) {
+      level->intervals.resize(shards);
+      level->count = 0;
       for (std::size_t i = 0; i < shards; ++i) {
-        const Rank begin = own.boundaries[first + 2 * i].low;
-        rung->intervals[i] = {begin, std::max(begin, own.boundaries[first + 2 * i + 1].low)};
-        rung->count += rung->intervals[i].width();
+        const Rank begin = scratch.boundaries[first + 2 * i].low;
+        level->intervals[i] = {begin, std::max(begin, scratch.boundaries[first + 2 * i + 1].low)};
+        level->count += level->intervals[i].width();
       }
-      if (rung->count == 0) rung->clear();
+      if (level->count == 0) level->clear();
     }
-    own.searches.clear();
-    own.boundaries.clear();
-    own.searched.clear();
-    own.sought.clear();
+    scratch.searches.clear();
+    scratch.boundaries.clear();
+    scratch.searched.clear();
+    scratch.narrowed.clear();
   }
 
-  // Have the continuations of `rung` read.
-  void queue(Rung& rung, std::size_t samples) const {
-    scratch().queries.push_back({&shards_, vocabulary_, rung.intervals, rung.length, samples, &rung.next});
+  // Request the continuations of `level`.
+  void queue(BackoffLevel& level, std::size_t samples) const {
+    thread_scratch().queries.push_back({&shards_, vocabulary_, level.intervals, level.length, samples, &level.next});
   }
   void queue(const Missing& missing, Evidence& out) const {
     for (std::uint32_t length = 1; length <= kShort; ++length)
-      if (Rung& rung = out.rungs[kRungs - length]; missing[length] && rung.length > 0) queue(rung, kShortSamples);
+      if (BackoffLevel& level = out.levels[kLevels - length]; missing[length] && level.length > 0)
+        queue(level, kShortSamples);
   }
 
-  void remember(std::span<const Token> tail, const Missing& missing, const Evidence& out) {
+  void cache(std::span<const Token> tail, const Missing& missing, const Evidence& out) {
     for (std::uint32_t length = 1; length <= kShort; ++length)
-      if (missing[length]) remember(short_suffix(tail.last(length)), out.rungs[kRungs - length]);
+      if (missing[length]) cache(short_suffix(tail.last(length)), out.levels[kLevels - length]);
   }
 
-  // The tokens of a short suffix, the last one first; the rest of the array holds a value that is no token.
+  // The tokens of a short suffix, the last one first, padded with a value that is not a token.
   using ShortSuffix = std::array<Token, kShort>;
   static ShortSuffix short_suffix(std::span<const Token> tokens) {
     ShortSuffix out;
@@ -310,45 +311,38 @@ class EvidenceReader {
     return out;
   }
 
-  static std::size_t slot_of(const ShortSuffix& suffix) {
-    std::uint64_t hash = 0;
-    for (const Token token : suffix) {
-      hash = (hash ^ token) * 0x9E3779B97F4A7C15ULL;
-      hash ^= hash >> 29;
-    }
-    return (hash >> 20) % kSlots;
-  }
+  static std::size_t slot_of(const ShortSuffix& suffix) { return (hash_of(suffix) >> 20) % kSlots; }
 
   struct Slot {
     ShortSuffix suffix{};
     bool used = false;
-    Rung rung;
+    BackoffLevel level;
   };
 
-  // Have the memory fetched that recall() will read.
-  void ask_for(const ShortSuffix& suffix) const {
+  // Have the memory fetched that cached() will read.
+  void prefetch_slot(const ShortSuffix& suffix) const {
     const auto* slot = reinterpret_cast<const std::uint8_t*>(&slots_[slot_of(suffix)]);
     for (std::size_t at = 0; at < sizeof(Slot); at += 64) prefetch(slot + at);
   }
 
-  bool recall(const ShortSuffix& suffix, Rung& rung) {
+  bool cached(const ShortSuffix& suffix, BackoffLevel& level) {
     const std::size_t place = slot_of(suffix);
     const std::lock_guard lock(locks_[place % kLocks]);
     const Slot& slot = slots_[place];
     if (!slot.used || slot.suffix != suffix) return false;
-    rung = slot.rung;
+    level = slot.level;
     return true;
   }
 
-  void remember(const ShortSuffix& suffix, const Rung& rung) {
+  void cache(const ShortSuffix& suffix, const BackoffLevel& level) {
     const std::size_t place = slot_of(suffix);
     const std::lock_guard lock(locks_[place % kLocks]);
-    slots_[place] = {suffix, true, rung};
+    slots_[place] = {suffix, true, level};
   }
 
   const std::vector<ShardView> shards_;
   const std::uint32_t vocabulary_;
-  KeyTree directory_;
+  KeyTree key_tree_;
   std::vector<Slot> slots_;
   std::array<std::mutex, kLocks> locks_;
 };

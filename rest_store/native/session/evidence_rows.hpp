@@ -1,5 +1,5 @@
-// Evidence on its way: of a tree of paths, what one datastore knows about each, as bytes and back.
-// The message Evidence of the service's definition says how they lie.
+// Evidence as bytes: what one datastore knows after each path of a tree, written for a session in another process, and
+// read back. The message Evidence in `proto/rest_store/v1/datastore.proto` defines the layout.
 #pragma once
 
 #include <string>
@@ -9,8 +9,7 @@
 
 namespace rest_store {
 
-constexpr std::size_t kMostRows = 1024;    // of one answer
-constexpr std::size_t kEvidenceHead = 16;  // bytes
+constexpr std::size_t kEvidenceHead = 16;       // bytes
 
 // Writes columns of little-endian numbers.
 class ColumnWriter {
@@ -39,7 +38,7 @@ class Column {
   std::size_t width_;
 };
 
-// One path: the row of its beginning and its last token.
+// One path: the row of all but its last token, and that token.
 struct PathEnd {
   std::int32_t parent;  // -1: this is the context itself
   Token token;
@@ -49,69 +48,68 @@ struct PathEnd {
 template <class EvidenceOf>
 std::string packed_rows(std::span<const PathEnd> paths, std::uint32_t vocabulary, EvidenceOf&& evidence) {
   const std::size_t width = vocabulary <= 65536 ? 2 : 4;
-  std::vector<const Rung*> rungs;
+  std::vector<const BackoffLevel*> levels;
+  std::vector<std::size_t> levels_of;
   std::size_t continuations = 0;
-  for (std::size_t row = 0; row < paths.size(); ++row)
-    for (const Rung& rung : evidence(row).rungs)
-      if (rung.length > 0) {
-        rungs.push_back(&rung);
-        continuations += rung.next.size;
+  for (std::size_t row = 0; row < paths.size(); ++row) {
+    const std::size_t before = levels.size();
+    for (const BackoffLevel& level : evidence(row).levels)
+      if (level.length > 0) {
+        levels.push_back(&level);
+        continuations += level.next.size;
       }
+    levels_of.push_back(levels.size() - before);
+  }
   ColumnWriter out;
-  for (const std::size_t number : {paths.size(), rungs.size(), continuations, width}) out.put(number, 4);
+  for (const std::size_t number : {paths.size(), levels.size(), continuations, width}) out.put(number, 4);
   for (std::size_t row = 1; row < paths.size(); ++row) out.put(paths[row].token, width);
   for (std::size_t row = 1; row < paths.size(); ++row) out.put(static_cast<std::uint64_t>(paths[row].parent), 2);
-  for (std::size_t row = 0; row < paths.size(); ++row) {
-    const auto& own = evidence(row).rungs;
-    out.put(
-        static_cast<std::uint64_t>(std::count_if(own.begin(), own.end(), [](const Rung& r) { return r.length > 0; })),
-        1);
-  }
-  for (const Rung* rung : rungs) out.put(rung->length, 1);
-  for (const Rung* rung : rungs) out.put(rung->next.probes, 1);
-  for (const Rung* rung : rungs) out.put(rung->next.size, 1);
-  for (const Rung* rung : rungs) out.put(rung->count, 8);
-  for (const Rung* rung : rungs)
-    for (const Continuation& one : rung->next) out.put(one.token, width);
-  for (const Rung* rung : rungs)
-    for (const Continuation& one : rung->next)
-      out.put(static_cast<std::uint64_t>(std::lround(one.share * static_cast<float>(rung->next.probes))), 1);
+  for (const std::size_t count : levels_of) out.put(count, 1);
+  for (const BackoffLevel* level : levels) out.put(level->length, 1);
+  for (const BackoffLevel* level : levels) out.put(level->next.probes, 1);
+  for (const BackoffLevel* level : levels) out.put(level->next.size, 1);
+  for (const BackoffLevel* level : levels) out.put(level->count, 8);
+  for (const BackoffLevel* level : levels)
+    for (const Continuation& next : level->next) out.put(next.token, width);
+  for (const BackoffLevel* level : levels)
+    for (const Continuation& next : level->next)
+      out.put(static_cast<std::uint64_t>(std::lround(next.share * static_cast<float>(level->next.probes))), 1);
   return out.take();
 }
 
-// What was received, found again by path.
+// Rows that were received, looked up by path.
 class EvidenceRows {
  public:
   bool empty() const { return rows_.empty(); }
   void clear() { rows_.clear(); }
-  std::size_t size() const { return rows_.size(); }
 
-  // Take the rows in `bytes`; return null, or what is wrong with them, and then there are none. `vocabulary`: greatest
-  // token + 1 that may be in them.
-  const char* read(std::string_view bytes, std::uint64_t vocabulary, std::size_t most_rows) {
-    const char* fault = parse(bytes, vocabulary, most_rows);
+  // Read `bytes`; return null, or what is wrong with them, and then there are no rows. Tokens are less than
+  // `vocabulary`.
+  const char* read(std::string_view bytes, std::uint64_t vocabulary, std::size_t max_rows) {
+    const char* fault = parse(bytes, vocabulary, max_rows);
     if (fault != nullptr) clear();
     return fault;
   }
 
-  // What is known after `path`; nothing if it was not read.
-  void at(std::span<const Token> path, Evidence& out) const {
-    std::int32_t row = 0;
-    for (const Token token : path) {
-      row = rows_[static_cast<std::size_t>(row)].first_child;
-      while (row >= 0 && rows_[static_cast<std::size_t>(row)].token != token)
-        row = rows_[static_cast<std::size_t>(row)].next_sibling;
-      if (row < 0) return out.clear();
-    }
-    const Row& found = rows_[static_cast<std::size_t>(row)];
+  // What is known after `path`; nothing if it has no row.
+  void after(std::span<const Token> path, Evidence& out) const {
     out.clear();
+    std::size_t place = 0;
+    for (const Token token : path) {
+      std::int32_t child = rows_[place].first_child;
+      while (child >= 0 && rows_[static_cast<std::size_t>(child)].token != token)
+        child = rows_[static_cast<std::size_t>(child)].next_sibling;
+      if (child < 0) return;
+      place = static_cast<std::size_t>(child);
+    }
+    const Row& row = rows_[place];
     std::size_t longer = 0;
-    for (std::size_t i = found.first_rung; i < found.first_rung + found.rungs; ++i) {
-      const Given& given = rungs_[i];
-      Rung& rung = out.rungs[given.length > kShort ? longer++ : kRungs - given.length];
-      rung.length = given.length;
-      rung.count = given.count;
-      rung.next = given.next;
+    for (std::size_t i = row.first_level; i < row.first_level + row.level_count; ++i) {
+      const Level& stored = levels_[i];
+      BackoffLevel& level = out.levels[stored.length > kShort ? longer++ : kLevels - stored.length];
+      level.length = stored.length;
+      level.count = stored.count;
+      level.next = stored.next;
     }
   }
 
@@ -119,60 +117,60 @@ class EvidenceRows {
   struct Row {
     Token token = 0;
     std::int32_t first_child = -1, next_sibling = -1;
-    std::size_t first_rung = 0, rungs = 0;
+    std::size_t first_level = 0, level_count = 0;
   };
-  struct Given {
+  struct Level {
     std::uint32_t length;
     std::uint64_t count;
     Continuations next;
   };
 
-  const char* parse(std::string_view bytes, std::uint64_t vocabulary, std::size_t most_rows) {
+  const char* parse(std::string_view bytes, std::uint64_t vocabulary, std::size_t max_rows) {
     clear();
-    rungs_.clear();
+    levels_.clear();
     if (bytes.size() < kEvidenceHead) return "shorter than its head";
     const Column head(bytes, 4);
-    const std::uint64_t rows = head[0], rungs = head[1], continuations = head[2], width = head[3];
-    if (rows == 0 || rows > most_rows) return "of more rows than were asked for, or none";
-    if (rungs > rows * kRungs || continuations > rungs * kContinuations) return "of more parts than it has places for";
+    const std::uint64_t rows = head[0], suffixes = head[1], continuations = head[2], width = head[3];
+    if (rows == 0 || rows > max_rows) return "of more rows than were asked for, or none";
+    if (suffixes > rows * kLevels || continuations > suffixes * kContinuations)
+      return "of more parts than it has places for";
     if (width != 2 && width != 4) return "of tokens of a strange width";
     std::size_t from = kEvidenceHead;
     bool whole = true;
     const auto column = [&](std::size_t count, std::size_t item) {
       whole = whole && bytes.size() - from >= count * item;
-      const Column found(whole ? bytes.substr(from, count * item) : std::string_view(), item);
+      const Column out(whole ? bytes.substr(from, count * item) : std::string_view(), item);
       if (whole) from += count * item;
-      return found;
+      return out;
     };
-    const Column tokens = column(rows - 1, width), parents = column(rows - 1, 2), rungs_of = column(rows, 1);
-    const Column lengths = column(rungs, 1), probes = column(rungs, 1), sizes = column(rungs, 1);
-    const Column counts = column(rungs, 8), next = column(continuations, width), weights = column(continuations, 1);
+    const Column tokens = column(rows - 1, width), parents = column(rows - 1, 2), level_counts = column(rows, 1);
+    const Column lengths = column(suffixes, 1), probes = column(suffixes, 1), sizes = column(suffixes, 1);
+    const Column counts = column(suffixes, 8), next = column(continuations, width), weights = column(continuations, 1);
     if (!whole || from != bytes.size()) return "of another size than its head says";
-    std::size_t rung = 0, continuation = 0;
+    std::size_t suffix = 0, continuation = 0;
     rows_.resize(rows);
-    for (std::size_t row = 0; row < rows; ++row) {
-      rows_[row] = Row();
-      if (row > 0) {
-        const std::uint64_t token = tokens[row - 1], parent = parents[row - 1];
+    for (std::size_t place = 0; place < rows; ++place) {
+      Row& row = rows_[place] = Row();
+      if (place > 0) {
+        const std::uint64_t token = tokens[place - 1], parent = parents[place - 1];
         if (token >= vocabulary) return "with a token outside the vocabulary";
-        if (parent >= row) return "with a row before its parent";
-        rows_[row].token = static_cast<Token>(token);
-        rows_[row].next_sibling = rows_[parent].first_child;
-        rows_[parent].first_child = static_cast<std::int32_t>(row);
+        if (parent >= place) return "with a row before its parent";
+        row.token = static_cast<Token>(token);
+        row.next_sibling = std::exchange(rows_[parent].first_child, static_cast<std::int32_t>(place));
       }
-      rows_[row].first_rung = rung;
-      rows_[row].rungs = rungs_of[row];
-      if (rung + rows_[row].rungs > rungs) return "with rungs that do not add up";
+      row.first_level = suffix;
+      row.level_count = level_counts[place];
+      if (suffix + row.level_count > suffixes) return "with suffixes that do not add up";
       std::uint64_t last = kLongest + 1;
-      for (std::size_t longer = 0; rung < rows_[row].first_rung + rows_[row].rungs; ++rung) {
-        Given given{static_cast<std::uint32_t>(lengths[rung]), counts[rung], {}};
-        if (given.length == 0 || given.length >= last) return "with suffixes out of order";
-        if (given.length > kShort && ++longer > kRungs - kShort) return "with too many long suffixes";
-        last = given.length;
-        const std::uint64_t size = sizes[rung];
-        given.next.probes = static_cast<std::uint32_t>(probes[rung]);
-        given.next.size = static_cast<std::uint32_t>(size);
-        if (given.count < given.next.probes || given.next.probes == 0) return "with impossible counts";
+      for (std::size_t longer = 0; suffix < row.first_level + row.level_count; ++suffix) {
+        Level level{static_cast<std::uint32_t>(lengths[suffix]), counts[suffix], {}};
+        if (level.length == 0 || level.length >= last) return "with suffixes out of order";
+        if (level.length > kShort && ++longer > kLevels - kShort) return "with too many long suffixes";
+        last = level.length;
+        const std::uint64_t size = sizes[suffix];
+        level.next.probes = static_cast<std::uint32_t>(probes[suffix]);
+        level.next.size = static_cast<std::uint32_t>(size);
+        if (level.count < level.next.probes || level.next.probes == 0) return "with impossible counts";
         if (size > kContinuations || continuation + size > continuations)
           return "with continuations that do not add up";
         std::uint64_t sum = 0;
@@ -180,19 +178,18 @@ class EvidenceRows {
           if (next[continuation] >= vocabulary) return "with a token outside the vocabulary";
           if (weights[continuation] == 0) return "with impossible counts";
           sum += weights[continuation];
-          given.next.top[i] = {
-              static_cast<Token>(next[continuation]),
-              static_cast<float>(static_cast<double>(weights[continuation]) / static_cast<double>(given.next.probes))};
+          const double share = static_cast<double>(weights[continuation]) / static_cast<double>(level.next.probes);
+          level.next.top[i] = {static_cast<Token>(next[continuation]), static_cast<float>(share)};
         }
-        if (sum > given.next.probes) return "with impossible counts";
-        rungs_.push_back(given);
+        if (sum > level.next.probes) return "with impossible counts";
+        levels_.push_back(level);
       }
     }
-    return rung == rungs && continuation == continuations ? nullptr : "with parts that belong to no row";
+    return suffix == suffixes && continuation == continuations ? nullptr : "with parts that belong to no row";
   }
 
   std::vector<Row> rows_;
-  std::vector<Given> rungs_;
+  std::vector<Level> levels_;
 };
 
 }  // namespace rest_store

@@ -1,4 +1,4 @@
-// What a tree may grow by next: a heap of open places, the best of which are taken one by one.
+// The frontier of a best-first search: a heap of nodes that a tree may take next.
 #pragma once
 
 #include <algorithm>
@@ -8,73 +8,74 @@
 
 namespace rest_store {
 
-constexpr float kLikely = 0.45F;  // chances beyond are not waited for where they would change little
+// From this score on, all candidates of a node are weighed, not the first few alone.
+constexpr float kProbable = 0.3F;
+// The probability assumed of a child that is not known yet, when deciding whether to look for it.
+constexpr float kChildProbability = 0.45F;
 
-// The highest score first, of equals what was opened first.
-struct Later {
-  template <class Open>
-  bool operator()(const Open& a, const Open& b) const {
+// Heap order: the highest score on top, of equals what was pushed first.
+struct LowerPriority {
+  template <class Node>
+  bool operator()(const Node& a, const Node& b) const {
     return a.score != b.score ? a.score < b.score : a.number > b.number;
   }
 };
 
-// `Open` has a `score` and a `number` of its own, ascending.
-template <class Open>
+// `Node` has a `score` and a `number` of its own, ascending.
+template <class Node>
 class Frontier {
  public:
   void clear() {
-    open_.clear();
-    bar_ = 0;
+    nodes_.clear();
+    cutoff_ = 0;
   }
-  bool empty() const { return open_.empty(); }
-  std::size_t size() const { return open_.size(); }
-  const Open& best() const { return open_.front(); }
-  // A lesser score will not be taken any more.
-  float bar() const { return bar_; }
+  bool empty() const { return nodes_.empty(); }
+  std::size_t size() const { return nodes_.size(); }
+  const Node& best() const { return nodes_.front(); }
+  // Nodes of a lower score will not be taken any more.
+  float cutoff() const { return cutoff_; }
 
-  void push(const Open& open) {
-    open_.push_back(open);
-    std::push_heap(open_.begin(), open_.end(), Later());
+  void push(const Node& node) {
+    nodes_.push_back(node);
+    std::push_heap(nodes_.begin(), nodes_.end(), LowerPriority());
   }
 
-  Open pop() {
-    std::pop_heap(open_.begin(), open_.end(), Later());
-    const Open best = open_.back();
-    open_.pop_back();
+  Node pop() {
+    std::pop_heap(nodes_.begin(), nodes_.end(), LowerPriority());
+    const Node best = nodes_.back();
+    nodes_.pop_back();
     return best;
   }
 
-  // Whether, with `left` places still to be taken, a child of one of this score may be among them, as far as can be
-  // told.
-  bool worth_following(float score, std::size_t left) {
-    if (left == 0 || open_.size() < left) return left > 0;
-    return score * kLikely > least_of_best(left);
+  // Whether a likely child of a node with this score would be among the `left` nodes still to be taken.
+  bool may_contribute(float score, std::size_t left) {
+    if (left == 0 || nodes_.size() < left) return left > 0;
+    return score * kChildProbability > least_of_best(left);
   }
 
  private:
-  // How many more than can be taken are kept before they are dropped.
-  static constexpr std::size_t kSlack = 32;
+  static constexpr std::size_t kSlack = 32;  // nodes kept beyond those that can be taken, before they are dropped
 
-  // The least score of the `count` best, of at least as many. Forgets, now and then, those that will not be taken.
+  // The least score of the `count` best, of at least as many nodes. Now and then drops those that will not be taken.
   float least_of_best(std::size_t count) {
-    if (open_.size() > 2 * count + kSlack) {
-      const auto last = open_.begin() + static_cast<std::ptrdiff_t>(count) - 1;
-      std::nth_element(open_.begin(), last, open_.end(), [](const Open& a, const Open& b) { return Later()(b, a); });
-      bar_ = last->score;
-      open_.resize(count);
-      std::make_heap(open_.begin(), open_.end(), Later());
-      return bar_;
+    const auto nth = static_cast<std::ptrdiff_t>(count) - 1;
+    if (nodes_.size() > 2 * count + kSlack) {
+      std::nth_element(nodes_.begin(), nodes_.begin() + nth, nodes_.end(),
+                       [](const Node& a, const Node& b) { return LowerPriority()(b, a); });
+      cutoff_ = nodes_[count - 1].score;
+      nodes_.resize(count);
+      std::make_heap(nodes_.begin(), nodes_.end(), LowerPriority());
+      return cutoff_;
     }
     scores_.clear();
-    for (const Open& one : open_) scores_.push_back(one.score);
-    const auto last = scores_.begin() + static_cast<std::ptrdiff_t>(count) - 1;
-    std::nth_element(scores_.begin(), last, scores_.end(), std::greater<>());
-    return *last;
+    for (const Node& node : nodes_) scores_.push_back(node.score);
+    std::nth_element(scores_.begin(), scores_.begin() + nth, scores_.end(), std::greater<>());
+    return scores_[count - 1];
   }
 
-  std::vector<Open> open_;  // a heap
+  std::vector<Node> nodes_;  // a heap
   std::vector<float> scores_;
-  float bar_ = 0;
+  float cutoff_ = 0;
 };
 
 }  // namespace rest_store

@@ -1,5 +1,5 @@
-// Gradient-boosted trees that ask the same question of all nodes of a level (oblivious trees, as in CatBoost, arXiv
-// 1706.09516): a tree of depth d is d comparisons and one look-up, for many rows at once.
+// Gradient-boosted decision trees. All nodes of a level compare the same feature with the same threshold (oblivious
+// trees, as in CatBoost, arXiv 1706.09516), so that a tree of depth d is d comparisons and one look-up.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-// Compiled for wide registers, too, where compiler and system choose at load time; sums are the same, bit for bit.
+// Also compiled for wide registers, chosen at load time where the system supports that. Sums are the same, bit for bit.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__linux__)
 #define REST_STORE_WIDE __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
@@ -20,22 +20,22 @@
 
 namespace rest_store {
 
-constexpr std::size_t kForestDepth = 6;
+constexpr std::size_t kGbdtDepth = 6;
 constexpr std::size_t kLanes = 16;  // rows evaluated together
 
 struct ObliviousTree {
-  std::array<std::uint16_t, kForestDepth> features{};
-  std::array<float, kForestDepth> thresholds{};  // a feature above it sets the bit of its level
-  std::array<float, std::size_t{1} << kForestDepth> leaves{};
+  std::array<std::uint16_t, kGbdtDepth> features{};
+  std::array<float, kGbdtDepth> thresholds{};  // a greater feature sets the level's bit
+  std::array<float, std::size_t{1} << kGbdtDepth> leaves{};
 };
 
-struct Forest {
+struct Gbdt {
   float base = 0;
   std::vector<ObliviousTree> trees;
 
-  // Whether all numbers are finite, and so is any sum of leaves.
+  // Whether all numbers are finite, and any sum of leaves.
   bool finite() const {
-    double reach = std::abs(static_cast<double>(base));
+    double bound = std::abs(static_cast<double>(base));
     for (const ObliviousTree& tree : trees) {
       double most = 0;
       for (const float threshold : tree.thresholds)
@@ -44,9 +44,9 @@ struct Forest {
         if (!std::isfinite(leaf)) return false;
         most = std::max(most, std::abs(static_cast<double>(leaf)));
       }
-      reach += most;
+      bound += most;
     }
-    return reach < 1e30;
+    return bound < 1e30;
   }
 
   // Log odds of `kLanes` rows; `columns` holds feature f of row r at [f * stride + r].
@@ -56,20 +56,20 @@ struct Forest {
     Floats sum = Floats{} + base;
     for (const ObliviousTree& tree : trees) {
       Places leaf{};
-      for (std::size_t level = 0; level < kForestDepth; ++level) {
+      for (std::size_t level = 0; level < kGbdtDepth; ++level) {
         Floats column;
         std::memcpy(&column, columns + tree.features[level] * stride, sizeof column);
         leaf |= (column > tree.thresholds[level]) & (1 << level);
       }
-      Floats found;
-      for (std::size_t row = 0; row < kLanes; ++row) found[row] = tree.leaves[static_cast<std::size_t>(leaf[row])];
-      sum += found;
+      Floats leaves;
+      for (std::size_t row = 0; row < kLanes; ++row) leaves[row] = tree.leaves[static_cast<std::size_t>(leaf[row])];
+      sum += leaves;
     }
     std::memcpy(out, &sum, sizeof sum);
   }
 };
 
-// What to take from log odds of which the greatest is `most`, so that no sum of their exponentials overflows.
-inline float softmax_shift(float most) { return std::max(0.0F, most - 80.0F); }
+// What to subtract from log odds up to `greatest`, so that the sum of their exponentials does not overflow.
+inline float softmax_shift(float greatest) { return std::max(0.0F, greatest - 80.0F); }
 
 }  // namespace rest_store

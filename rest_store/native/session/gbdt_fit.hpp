@@ -1,5 +1,5 @@
-// Fits a Forest to labelled rows: second-order gradient boosting on binned features. The rows of one group are the
-// proposals for one place, of which at most one is right; the loss is that of a softmax over them and "none of these".
+// Fits gradient-boosted trees to labelled rows: second-order boosting on binned features. The rows of a group are the
+// candidates for one place, of which at most one is right; the loss is that of a softmax over them and "none of these".
 #pragma once
 
 #include <algorithm>
@@ -10,19 +10,20 @@
 
 namespace rest_store {
 
-struct BoostingOptions {
+struct GbdtOptions {
   std::uint32_t trees = 100;
   double rate = 0.12;
   double ridge = 20;
-  double row_share = 0.5;  // of the rows, drawn anew for each tree
+  double row_share = 0.5;  // of the groups, sampled anew for each tree
   std::uint64_t seed = 1;
 };
 
-class Booster {
+class GbdtFitter {
  public:
-  // `rows`: float[count, features], row by row; `labels` 0 or 1; `ends` of the groups, ascending, the last is `count`.
-  Booster(std::span<const float> rows, std::span<const std::uint8_t> labels, std::span<const std::uint32_t> ends,
-          std::size_t features)
+  // `rows`: float[count, features], row by row; `labels`: 0 or 1; `ends`: of the groups, ascending, the last is
+  // `count`.
+  GbdtFitter(std::span<const float> rows, std::span<const std::uint8_t> labels, std::span<const std::uint32_t> ends,
+             std::size_t features)
       : labels_(labels), ends_(ends), features_(features), count_(labels.size()), bins_(count_ * features) {
     for (std::size_t feature = 0; feature < features; ++feature) {
       edges_.push_back(quantiles(rows, feature));
@@ -33,35 +34,36 @@ class Booster {
     }
   }
 
-  Forest fit(const BoostingOptions& options) {
-    Forest forest;
-    forest.base = -3;
-    odds_.assign(count_, forest.base);
+  Gbdt fit(const GbdtOptions& options) {
+    Gbdt gbdt;
+    gbdt.base = -3;
+    odds_.assign(count_, gbdt.base);
     gradients_.resize(count_);
     leaves_.resize(count_);
     std::mt19937_64 random(options.seed);
     const auto keep = static_cast<std::uint64_t>(options.row_share * 65536);
-    for (std::uint32_t i = 0; i < options.trees; ++i) {
-      drawn_.clear();
+    for (std::uint32_t number = 0; number < options.trees; ++number) {
+      sampled_.clear();
       std::uint32_t row = 0;
       for (const std::uint32_t end : ends_) {
-        float most = 0;
-        for (std::uint32_t one = row; one < end; ++one) most = std::max(most, odds_[one]);
-        const float shift = softmax_shift(most);
+        float greatest = 0;
+        for (std::uint32_t i = row; i < end; ++i) greatest = std::max(greatest, odds_[i]);
+        const float shift = softmax_shift(greatest);
         float sum = std::exp(-shift);
-        for (std::uint32_t one = row; one < end; ++one) sum += std::exp(odds_[one] - shift);
-        const bool draw = (random() & 65535) < keep;
+        for (std::uint32_t i = row; i < end; ++i) sum += std::exp(odds_[i] - shift);
+        const bool sampled = (random() & 65535) < keep;
         for (; row < end; ++row) {
-          const float p = std::exp(odds_[row] - shift) / sum;
-          gradients_[row] = {static_cast<float>(labels_[row]) - p, std::max(p * (1 - p), 1e-6F)};
-          if (draw) drawn_.push_back(row);
+          const float probability = std::exp(odds_[row] - shift) / sum;
+          gradients_[row] = {static_cast<float>(labels_[row]) - probability,
+                             std::max(probability * (1 - probability), 1e-6F)};
+          if (sampled) sampled_.push_back(row);
         }
       }
-      forest.trees.push_back(grow(options));
-      const ObliviousTree& tree = forest.trees.back();
-      for (std::size_t one = 0; one < count_; ++one) odds_[one] += tree.leaves[leaf_of(one)];
+      gbdt.trees.push_back(fit_tree(options));
+      const ObliviousTree& tree = gbdt.trees.back();
+      for (std::size_t i = 0; i < count_; ++i) odds_[i] += tree.leaves[leaf_of(i)];
     }
-    return forest;
+    return gbdt;
   }
 
  private:
@@ -71,7 +73,7 @@ class Booster {
     float gradient = 0, hessian = 0;
   };
 
-  // At most kBins - 1 values that cut the feature into parts of about equal size.
+  // At most kBins - 1 values that divide the feature's rows into bins of about equal size.
   std::vector<float> quantiles(std::span<const float> rows, std::size_t feature) const {
     std::vector<float> sample;
     const std::size_t step = std::max<std::size_t>(1, count_ / 200'000);
@@ -91,22 +93,22 @@ class Booster {
     return edges;
   }
 
-  ObliviousTree grow(const BoostingOptions& options) {
+  ObliviousTree fit_tree(const GbdtOptions& options) {
     ObliviousTree tree;
     splits_.clear();
-    for (const std::uint32_t row : drawn_) leaves_[row] = 0;
-    for (std::size_t level = 0; level < kForestDepth; ++level) {
+    for (const std::uint32_t row : sampled_) leaves_[row] = 0;
+    for (std::size_t level = 0; level < kGbdtDepth; ++level) {
       const std::size_t width = std::size_t{1} << level;
-      count_up(width);
+      sum_gradients(width);
       const auto [feature, bin] = best_split(width, options.ridge);
       splits_.push_back({feature, bin});
       tree.features[level] = static_cast<std::uint16_t>(feature);
       tree.thresholds[level] = edges_[feature].empty() ? 3e38F : edges_[feature][bin];
-      for (const std::uint32_t row : drawn_)
+      for (const std::uint32_t row : sampled_)
         leaves_[row] |= static_cast<std::uint8_t>((bins_[row * features_ + feature] > bin) << level);
     }
-    std::array<double, std::size_t{1} << kForestDepth> gradient{}, hessian{};
-    for (const std::uint32_t row : drawn_) {
+    std::array<double, std::size_t{1} << kGbdtDepth> gradient{}, hessian{};
+    for (const std::uint32_t row : sampled_) {
       gradient[leaves_[row]] += gradients_[row].gradient;
       hessian[leaves_[row]] += gradients_[row].hessian;
     }
@@ -115,9 +117,9 @@ class Booster {
     return tree;
   }
 
-  void count_up(std::size_t width) {
+  void sum_gradients(std::size_t width) {
     sums_.assign(width * features_ * kBins, {});
-    for (const std::uint32_t row : drawn_) {
+    for (const std::uint32_t row : sampled_) {
       const std::uint8_t* bins = bins_.data() + row * features_;
       Sums* sums = sums_.data() + leaves_[row] * features_ * kBins;
       const Sums add = gradients_[row];
@@ -174,7 +176,7 @@ class Booster {
   std::vector<float> odds_;
   std::vector<Sums> gradients_, sums_;
   std::vector<std::uint8_t> leaves_;
-  std::vector<std::uint32_t> drawn_;
+  std::vector<std::uint32_t> sampled_;
   std::vector<std::pair<std::size_t, std::size_t>> splits_;
 };
 

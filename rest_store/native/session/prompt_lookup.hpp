@@ -1,9 +1,9 @@
-// Prompt lookup: what followed earlier occurrences of the context's suffixes in the prompt and the output so far
-// (Saxena, Prompt Lookup Decoding, 2023), at several suffix lengths.
+// Prompt lookup (Saxena, Prompt Lookup Decoding, 2023): the tokens that followed earlier occurrences of the context's
+// suffixes in the prompt and the output so far, at several suffix lengths.
 //
-// For each of a few lengths, a hash table knows the last position where a token sequence of that length ended, and
-// each position knows the one before. Appending a token and walking to a bounded number of recent occurrences take
-// constant time, whatever the length of the text.
+// For each of a few lengths, a hash table holds where each n-gram of that length ended last, and each position links to
+// the occurrence before. Appending a token and reading a bounded number of recent occurrences take constant time,
+// whatever the length of the text.
 #pragma once
 
 #include <cmath>
@@ -14,24 +14,24 @@ namespace rest_store {
 
 constexpr std::array<std::uint32_t, 5> kOrders{1, 2, 3, 4, 8};
 
-// What the text says of one next token.
-struct Echo {
+// A token that followed an occurrence.
+struct LookupCandidate {
   Token token = 0;
   std::uint32_t length = 0;       // of the longest match that it follows, in tokens
   std::uint32_t age = 0;          // tokens since it last followed a match of the longest order that it follows
-  bool written = false;           // whether that was in the output, not in the prompt
+  bool written = false;           // whether that was in the output, not the prompt
   std::array<float, 3> shares{};  // of recent occurrences of the suffixes of 1, 2 and 4 tokens, recent ones weigh more
 };
 
-struct Echoes {
+struct PromptMatches {
   std::uint32_t length = 0;               // of the longest match, in tokens
   std::array<std::uint32_t, 3> counts{};  // occurrences seen of the suffixes of 1, 2 and 4 tokens, bounded
-  std::vector<Echo> tokens;
+  std::vector<LookupCandidate> candidates;
 };
 
-class History {
+class PromptLookup {
  public:
-  // Where the prompt ends and the output begins.
+  // The tokens so far are the prompt; the output follows.
   void end_prompt() { prompt_ = tokens_.size(); }
 
   void append(Token token) {
@@ -41,27 +41,27 @@ class History {
         orders_[i].before.push_back(0);
         continue;
       }
-      const std::uint64_t hash = hash_of(std::span(tokens_).last(kOrders[i]));
+      const std::uint64_t hash = key_of(std::span(tokens_).last(kOrders[i]));
       orders_[i].before.push_back(orders_[i].swap_last(hash, static_cast<std::uint32_t>(tokens_.size())));
     }
     const std::uint32_t before = orders_[0].before.back();
-    numbers_.push_back(before == 0 ? 1 : numbers_[before - 1] + 1);
+    occurrence_.push_back(before == 0 ? 1 : occurrence_[before - 1] + 1);
   }
 
   const std::vector<Token>& tokens() const { return tokens_; }
 
   // How often `token` occurs, and how many tokens ago last.
   std::pair<std::uint32_t, std::uint32_t> occurrences(Token token) const {
-    const std::uint32_t end = orders_[0].last(hash_of(std::span(&token, 1)));
+    const std::uint32_t end = orders_[0].last(key_of(std::span(&token, 1)));
     if (end == 0) return {0, 0};
-    return {numbers_[end - 1], static_cast<std::uint32_t>(tokens_.size()) - end};
+    return {occurrence_[end - 1], static_cast<std::uint32_t>(tokens_.size()) - end};
   }
 
-  // What follows occurrences of suffixes of `tail`: the last tokens of this text and, behind them, a path.
-  void find(std::span<const Token> tail, Echoes& out) const {
+  // Find what follows occurrences of suffixes of `tail`: the last tokens of this text and, behind them, a path.
+  void find(std::span<const Token> tail, PromptMatches& out) const {
     out.length = 0;
     out.counts = {};
-    out.tokens.clear();
+    out.candidates.clear();
     for (std::size_t i = kOrders.size(); i-- > 0;) {
       if (kOrders[i] > tail.size()) continue;
       static constexpr std::array<int, kOrders.size()> kShares{0, 1, -1, 2, -1};
@@ -73,7 +73,7 @@ class History {
   static constexpr std::uint32_t kWalk = 24;      // occurrences seen of one suffix
   static constexpr std::uint32_t kCompared = 48;  // tokens compared to tell the length of a match
 
-  // One suffix length: where each sequence was last, as end position + 1 (0: nowhere), and where it was before.
+  // One suffix length: where each n-gram was last, as end position + 1 (0: nowhere), and where each was before.
   struct Order {
     std::vector<std::uint32_t> before;
     std::vector<std::pair<std::uint64_t, std::uint32_t>> table =
@@ -103,49 +103,43 @@ class History {
     }
   };
 
-  static std::uint64_t hash_of(std::span<const Token> tokens) {
-    std::uint64_t hash = 0x243F6A8885A308D3ULL;
-    for (const Token token : tokens) {
-      hash = (hash ^ token) * 0x9E3779B97F4A7C15ULL;
-      hash ^= hash >> 29;
-    }
-    return hash;
-  }
+  static std::uint64_t key_of(std::span<const Token> tokens) { return hash_of(tokens, 0x243F6A8885A308D3ULL); }
 
-  void walk(std::size_t order, int share, std::span<const Token> tail, Echoes& out) const {
+  void walk(std::size_t order, int share, std::span<const Token> tail, PromptMatches& out) const {
     const std::uint32_t size = kOrders[order];
     const Order& links = orders_[order];
     float weight = 1, total = 0;
     std::uint32_t seen = 0;
-    for (std::uint32_t end = links.last(hash_of(tail.last(size))); end != 0 && seen < kWalk;
+    for (std::uint32_t end = links.last(key_of(tail.last(size))); end != 0 && seen < kWalk;
          end = links.before[end - 1]) {
       if (end >= tokens_.size()) continue;  // nothing follows yet
       std::uint32_t length = 0;
       while (length < kCompared && length < end && length < tail.size() &&
              tokens_[end - 1 - length] == tail[tail.size() - 1 - length])
         ++length;
-      if (length < size) continue;  // another sequence of the same hash
+      if (length < size) continue;  // another n-gram with the same hash
       ++seen;
       const Token token = tokens_[end];
-      auto echo = std::find_if(out.tokens.begin(), out.tokens.end(), [&](const Echo& e) { return e.token == token; });
-      if (echo == out.tokens.end()) {
-        out.tokens.push_back({token, length, static_cast<std::uint32_t>(tokens_.size()) - end, end >= prompt_, {}});
-        echo = out.tokens.end() - 1;
+      auto candidate = std::find_if(out.candidates.begin(), out.candidates.end(),
+                                    [&](const LookupCandidate& other) { return other.token == token; });
+      if (candidate == out.candidates.end()) {
+        out.candidates.push_back({token, length, static_cast<std::uint32_t>(tokens_.size()) - end, end >= prompt_, {}});
+        candidate = out.candidates.end() - 1;
       }
-      echo->length = std::max(echo->length, length);
+      candidate->length = std::max(candidate->length, length);
       out.length = std::max(out.length, length);
-      if (share >= 0) echo->shares[static_cast<std::size_t>(share)] += weight;
+      if (share >= 0) candidate->shares[static_cast<std::size_t>(share)] += weight;
       total += weight;
       weight *= 0.85F;
     }
     if (share < 0 || seen == 0) return;
     const auto at = static_cast<std::size_t>(share);
     out.counts[at] = seen;
-    for (Echo& echo : out.tokens) echo.shares[at] /= total;
+    for (LookupCandidate& candidate : out.candidates) candidate.shares[at] /= total;
   }
 
   std::vector<Token> tokens_;
-  std::vector<std::uint32_t> numbers_;  // of each position: the how-manieth occurrence of its token
+  std::vector<std::uint32_t> occurrence_;  // of each position: 1 for the first occurrence of its token, 2 for the next
   std::array<Order, kOrders.size()> orders_;
   std::size_t prompt_ = 0;
 };

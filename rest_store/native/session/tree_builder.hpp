@@ -1,4 +1,5 @@
-// One generation's drafting: grows draft trees from all sources, best node first, and learns from what was accepted.
+// Builds the draft trees of one generation: best-first over the candidates of all sources, by acceptance probability.
+// Learns from what the target model accepted.
 #pragma once
 
 #include "session/acceptance.hpp"
@@ -8,140 +9,166 @@
 
 namespace rest_store {
 
-constexpr std::size_t kWindow = 64;     // last tokens of a context that sources read
-constexpr float kLeast = 1e-9F;         // a lesser score is not worth a node
-constexpr std::uint32_t kDeepest = 48;  // of a draft tree
+constexpr std::size_t kWindow = 64;  // last tokens of a context that sources read
+constexpr float kMinScore = 1e-9F;   // of a node
+constexpr std::uint32_t kMaxTreeDepth = 48;
 
-struct GrownNode {
+struct DraftNode {
   Token token;
   std::int32_t parent;  // -1: child of the context
   std::uint32_t depth;
   std::uint32_t origins;
-  float score;   // chance that it is accepted
-  float chance;  // given that its parent is
+  float score;        // probability that it is accepted
+  float probability;  // given that its parent is
 };
 
-// A source with counts of continuations: a datastore in this process, or evidence or trees given for this step.
-struct CountedSource {
-  EvidenceReader* reader = nullptr;
-  Grove grove;
+// How many of `nodes`, in the order in which they were taken, make a step produce most tokens in its time; of equals
+// the fewest. `costs[n]` is the time of a step that verifies n nodes.
+inline std::size_t pruned_size(std::span<const DraftNode> nodes, std::span<const double> costs) {
+  double tokens = 1, best_rate = 0;
+  std::size_t best = 0;
+  for (std::size_t count = 0; count < costs.size() && count <= nodes.size(); ++count) {
+    if (count > 0) tokens += static_cast<double>(nodes[count - 1].score);
+    if (const double rate = tokens / costs[count]; rate > best_rate) {
+      best_rate = rate;
+      best = count;
+    }
+  }
+  return best;
+}
+
+// The order in which to verify nodes: the most probable path first, so that its KV cache entries are contiguous, then
+// the others as they were taken. Parents stay before their children.
+inline std::vector<std::int32_t> verification_order(std::span<const DraftNode> nodes) {
+  std::vector<std::int32_t> order;
+  std::vector<bool> on_path(nodes.size());
+  std::int32_t last = -1;
+  for (std::size_t i = 0; i < nodes.size(); ++i)  // of a node's children, the most probable was taken first
+    if (nodes[i].parent == last) {
+      last = static_cast<std::int32_t>(i);
+      order.push_back(last);
+      on_path[i] = true;
+    }
+  for (std::size_t i = 0; i < nodes.size(); ++i)
+    if (!on_path[i]) order.push_back(static_cast<std::int32_t>(i));
+  return order;
+}
+
+// A source with counts: a datastore in this process, or one whose evidence or trees are set for each step.
+struct Store {
+  EvidenceReader* reader = nullptr;  // null: an external source
+  TreeEvidence trees;
   EvidenceRows rows;
   bool present = true;  // in this step
 
-  void given(std::span<const Token> path, Evidence& out) {
-    if (rows.empty()) grove.at(path, out);
-    else rows.at(path, out);
+  // What an external source knows after `path`.
+  void evidence_after(std::span<const Token> path, Evidence& out) {
+    if (rows.empty()) trees.after(path, out);
+    else rows.after(path, out);
   }
 };
 
-// Not thread-safe: one generation has one. What it points to outlives it.
-class Growth {
- public:
-  // `recycled` may be null.
-  Growth(const std::vector<EvidenceReader*>& stores, const Forest* forest, Recycled* recycled, bool use_echoes)
-      : forest_(forest), recycled_(recycled), use_echoes_(use_echoes), stores_(stores.size()) {
-    for (std::size_t i = 0; i < stores.size(); ++i) stores_[i].reader = stores[i];
-    trusts_.stores.resize(stores_.size());
-  }
+// What was recorded for fitting a calibration: the features and labels of candidates, and where the rows of each place
+// end.
+struct Recorded {
+  std::vector<float> features;
+  std::vector<std::uint8_t> labels;
+  std::vector<std::uint32_t> ends;
+};
 
-  History& history() { return history_; }
-  CountedSource& store(std::size_t place) { return stores_[place]; }
+// Not thread-safe. What it points to outlives it.
+class TreeBuilder {
+ public:
+  explicit TreeBuilder(const Gbdt& gbdt) : gbdt_(gbdt) {}
+
+  PromptLookup lookup;  // holds the text, whether prompt lookup is a source or not
+  OnlineCalibration online;
+  RecycledLogits* recycled = nullptr;
+  bool use_lookup = false;
+  bool learns_online = true;
+  bool records = false;
+  std::size_t max_suffix = 16;  // of the context, for stores; below the root, the path is added
+
+  Store& store(std::size_t place) { return stores_[place]; }
   std::size_t store_count() const { return stores_.size(); }
-  // One more source that evidence or trees will be given for; returns its place.
-  std::size_t add_store() {
-    stores_.emplace_back();
-    trusts_.stores.emplace_back();
+  // Add a store and return its place; without a reader, evidence or trees are set for each step.
+  std::size_t add_store(EvidenceReader* reader) {
+    stores_.emplace_back().reader = reader;
+    hit_rates_.stores.emplace_back();
     return stores_.size() - 1;
   }
-  const std::vector<GrownNode>& nodes() const { return nodes_; }
-  Correction correction;
-  bool corrects = true;  // whether accept() moves the correction
-  std::size_t longest_suffix =
-      16;  // that a datastore is asked for at the root, in tokens; below, the path comes on top
+  const std::vector<DraftNode>& nodes() const { return nodes_; }
 
-  // Grow a tree of at most `max_nodes` nodes, in the order in which they were taken: never a greater score after a
-  // lesser one, parents before children.
-  const std::vector<GrownNode>& grow(std::size_t max_nodes) {
+  // Build a tree of at most `max_nodes` nodes, in the order in which they are taken: by descending score, parents
+  // before children.
+  void build(std::size_t max_nodes) {
     max_nodes_ = max_nodes;
     nodes_.clear();
-    open_.clear();
-    count_ = 0;
+    frontier_.clear();
+    pushed_ = 0;
     expansions_ = 0;
     expansion_of_.clear();
-    facts_.clear();
+    features_.clear();
     rows_.clear();
-    if (history_.tokens().empty()) return nodes_;
+    if (lookup.tokens().empty()) return;
     expand(-1);
-    while (nodes_.size() < max_nodes && !open_.empty()) {
-      const Open best = open_.pop();
-      nodes_.push_back({best.token, best.parent,
-                        best.parent < 0 ? 1 : nodes_[static_cast<std::size_t>(best.parent)].depth + 1, best.origins,
-                        best.score, best.chance});
+    while (nodes_.size() < max_nodes && !frontier_.empty()) {
+      const Open best = frontier_.pop();
+      const std::uint32_t depth = best.parent < 0 ? 1 : node(best.parent).depth + 1;
+      nodes_.push_back({best.token, best.parent, depth, best.origins, best.score, best.probability});
       expansion_of_.push_back(-1);
-      if ((recording_ || open_.worth_following(best.score, max_nodes - nodes_.size())) &&
-          nodes_.back().depth < kDeepest)
+      if (depth < kMaxTreeDepth && (records || frontier_.may_contribute(best.score, max_nodes - nodes_.size())))
         expand(static_cast<std::int32_t>(nodes_.size()) - 1);
     }
-    return nodes_;
   }
 
-  // Keep only the first `count` nodes of the tree: the others are not verified.
-  void keep(std::size_t count) {
+  // Keep only the first `count` nodes: the others are not verified.
+  void prune(std::size_t count) {
     nodes_.resize(count);
     expansion_of_.resize(count);
   }
 
-  // The last tokens of the context and the path to `node`, which it ends with; valid until the next call.
-  std::span<const Token> tail_of(std::int32_t node) {
-    const std::vector<Token>& text = history_.tokens();
-    const std::size_t depth = node < 0 ? 0 : nodes_[static_cast<std::size_t>(node)].depth;
+  // The last tokens of the context and the path to node `place`; valid until the next call.
+  std::span<const Token> tail_of(std::int32_t place) {
+    const std::vector<Token>& text = lookup.tokens();
+    const std::size_t depth = place < 0 ? 0 : node(place).depth;
     const std::size_t from = std::min(text.size(), kWindow);
     tail_.resize(from + depth);
     std::copy(text.end() - static_cast<std::ptrdiff_t>(from), text.end(), tail_.begin());
-    for (std::size_t place = tail_.size(); node >= 0; node = nodes_[static_cast<std::size_t>(node)].parent)
-      tail_[--place] = nodes_[static_cast<std::size_t>(node)].token;
+    for (std::size_t i = tail_.size(); place >= 0; place = node(place).parent) tail_[--i] = node(place).token;
     return std::span<const Token>(tail_).last(std::min(tail_.size(), kWindow));
   }
 
-  // Append the tokens that the target model produced after the context of the last tree, learn from them, and return
-  // how many of them the tree foresaw.
+  // Append the tokens that the target model produced, learn from them, and return how many of them are in the tree.
   std::size_t accept(std::span<const Token> tokens) {
-    std::int32_t node = -1;
+    std::int32_t place = -1;
     bool on_tree = expansions_ > 0;
     std::size_t depth = 0;
     for (const Token token : tokens) {
       if (on_tree) {
-        learn(node, token);
+        learn(place, token);
         std::int32_t next = -1;
         for (std::size_t i = 0; i < nodes_.size(); ++i)
-          if (nodes_[i].parent == node && nodes_[i].token == token) next = static_cast<std::int32_t>(i);
+          if (nodes_[i].parent == place && nodes_[i].token == token) next = static_cast<std::int32_t>(i);
         on_tree = next >= 0;
-        node = next;
+        place = next;
         depth += on_tree;
       }
-      history_.append(token);
+      lookup.append(token);
     }
-    if (expansions_ > 0) momentum_ += 0.2F * (static_cast<float>(depth) - momentum_);
+    if (expansions_ > 0) mean_accepted_ += 0.2F * (static_cast<float>(depth) - mean_accepted_);
     forget();
     return depth;
   }
 
-  // As if no tree had been grown since the last accept().
+  // Discard the tree: as if none had been built since the last accept().
   void forget() {
     expansions_ = 0;
     nodes_.clear();
   }
 
-  // For calibration: keep the facts of every proposal, and hand out those along the path that was accepted.
-  void record(bool on) { recording_ = on; }
-  const std::vector<float>& recorded_facts() const { return recorded_facts_; }
-  const std::vector<std::uint8_t>& recorded_labels() const { return recorded_labels_; }
-  const std::vector<std::uint32_t>& recorded_ends() const { return recorded_ends_; }
-  void forget_recorded() {
-    recorded_facts_.clear();
-    recorded_labels_.clear();
-    recorded_ends_.clear();
-  }
+  // The candidates of places that accepted paths led through, recorded since the last call.
+  Recorded take_recorded() { return std::exchange(recorded_, {}); }
 
  private:
   struct Open {
@@ -150,123 +177,119 @@ class Growth {
     Token token;
     std::int32_t parent;
     std::uint32_t origins;
-    float chance;
+    float probability;
   };
   struct Row {
     std::uint32_t expansion;
     Token token;
-    float chance;
+    float probability;
     std::uint32_t origins;
   };
 
-  // Ask every datastore about the place that ends in `tail`, `depth` tokens below the root, whose parent's evidence is
-  // that of expansion `above`.
-  void consult(std::size_t above, std::span<const Token> tail, std::size_t depth, Opinions& opinions) {
+  const DraftNode& node(std::int32_t place) const { return nodes_[static_cast<std::size_t>(place)]; }
+
+  // The expansion of node `place` or, for -1, of the context; -1: not expanded.
+  std::int32_t expansion_of(std::int32_t place) const {
+    return place < 0 ? 0 : expansion_of_[static_cast<std::size_t>(place)];
+  }
+
+  // Read the evidence of every store after `tail`, which ends `depth` tokens below the root; `above` is the parent's.
+  void read_stores(const SourceEvidence* above, std::span<const Token> tail, std::size_t depth, SourceEvidence& out) {
     children_.clear();
     for (std::size_t i = 0; i < stores_.size(); ++i) {
-      CountedSource& source = stores_[i];
-      if (!source.present) opinions.stores[i].clear();
-      else if (source.reader == nullptr) source.given(tail.last(depth), opinions.stores[i]);
-      else if (depth == 0) source.reader->root(tail.last(std::min(tail.size(), longest_suffix)), opinions.stores[i]);
-      else
-        children_.push_back({source.reader, &opinions_[above].stores[i],
-                             tail.last(std::min(tail.size(), longest_suffix + depth)), &opinions.stores[i]});
+      Store& store = stores_[i];
+      const std::span<const Token> suffix = tail.last(std::min(tail.size(), max_suffix + depth));
+      if (!store.present) out.stores[i].clear();
+      else if (store.reader == nullptr) store.evidence_after(tail.last(depth), out.stores[i]);
+      else if (above == nullptr) store.reader->root(suffix, out.stores[i]);
+      else children_.push_back({store.reader, &above->stores[i], suffix, &out.stores[i]});
     }
     EvidenceReader::read(children_);
   }
 
-  void expand(std::int32_t node) {
-    const std::span<const Token> tail = tail_of(node);
-    if (expansions_ == opinions_.size()) opinions_.emplace_back();
-    Opinions& opinions = opinions_[expansions_];
-    opinions.stores.resize(stores_.size());
-    opinions.present.resize(stores_.size());
-    for (std::size_t i = 0; i < stores_.size(); ++i) opinions.present[i] = stores_[i].present;
-    if (use_echoes_) history_.find(tail, opinions.echoes);
-    if (recycled_ != nullptr) opinions.rows = recycled_->find(tail);
-    Place place;
-    place.momentum = momentum_;
-    if (node < 0) {
-      root_ = expansions_;
-      consult(root_, tail, 0, opinions);
+  // Ask all sources what follows node `place`, or the context, and push the candidates.
+  void expand(std::int32_t place) {
+    const std::span<const Token> tail = tail_of(place);
+    if (expansions_ == source_evidence_.size()) source_evidence_.emplace_back();
+    SourceEvidence& sources = source_evidence_[expansions_];
+    sources.stores.resize(stores_.size());
+    sources.present.resize(stores_.size());
+    for (std::size_t i = 0; i < stores_.size(); ++i) sources.present[i] = stores_[i].present;
+    if (use_lookup) lookup.find(tail, sources.lookup);
+    if (recycled != nullptr) sources.recycled = recycled->find(tail);
+    NodeFeatures features;
+    features.mean_accepted = mean_accepted_;
+    if (place < 0) {
+      read_stores(nullptr, tail, 0, sources);
     } else {
-      const GrownNode& own = nodes_[static_cast<std::size_t>(node)];
-      const std::size_t above =
-          own.parent < 0 ? root_ : static_cast<std::size_t>(expansion_of_[static_cast<std::size_t>(own.parent)]);
-      consult(above, tail, own.depth, opinions);
-      place.depth = static_cast<float>(own.depth);
-      place.score = own.score;
-      place.chance = own.chance;
-      expansion_of_[static_cast<std::size_t>(node)] = static_cast<std::int32_t>(expansions_);
+      const DraftNode& parent = node(place);
+      const auto above = static_cast<std::size_t>(expansion_of(parent.parent));
+      read_stores(&source_evidence_[above], tail, parent.depth, sources);
+      features.depth = static_cast<float>(parent.depth);
+      features.score = parent.score;
+      features.probability = parent.probability;
+      expansion_of_[static_cast<std::size_t>(place)] = static_cast<std::int32_t>(expansions_);
     }
-    proposals_.gather(opinions, trusts_, place, history_, place.score >= 0.3F && max_nodes_ > 16 ? kProposals : kLanes);
-    const std::array<float, kProposals> chances = chances_of(proposals_, forest_, correction);
-    for (std::size_t row = 0; row < proposals_.size(); ++row) {
-      const float chance = chances[row];
-      if (const float score = place.score * chance; score >= std::max(open_.bar(), kLeast))
-        open_.push({score, count_++, proposals_.token(row), node, proposals_.origins(row), chance});
-      rows_.push_back(
-          {static_cast<std::uint32_t>(expansions_), proposals_.token(row), chance, proposals_.origins(row)});
-      if (recording_) {
-        for (std::size_t fact = 0; fact < kFacts; ++fact) facts_.push_back(proposals_.fact(row, fact));
-      }
+    const std::size_t limit = features.score >= kProbable && max_nodes_ > 16 ? kCandidates : kLanes;
+    candidates_.fill(sources, hit_rates_, features, lookup, limit);
+    const std::array<float, kCandidates> probabilities = acceptance_probabilities(candidates_, gbdt_, online);
+    for (std::size_t row = 0; row < candidates_.size(); ++row) {
+      const Token token = candidates_.token(row);
+      const std::uint32_t origins = candidates_.origins(row);
+      const float probability = probabilities[row], score = features.score * probability;
+      if (score >= std::max(frontier_.cutoff(), kMinScore))
+        frontier_.push({score, pushed_++, token, place, origins, probability});
+      rows_.push_back({static_cast<std::uint32_t>(expansions_), token, probability, origins});
+      if (records)
+        for (std::size_t i = 0; i < kFeatures; ++i) features_.push_back(candidates_.feature(row, i));
     }
     ++expansions_;
   }
 
-  // `token` came after `node`.
-  void learn(std::int32_t node, Token token) {
-    const std::int32_t expansion =
-        node < 0 ? static_cast<std::int32_t>(root_) : expansion_of_[static_cast<std::size_t>(node)];
+  // `token` came after node `place`, or after the context.
+  void learn(std::int32_t place, Token token) {
+    const std::int32_t expansion = expansion_of(place);
     if (expansion < 0) return;
-    const Opinions& opinions = opinions_[static_cast<std::size_t>(expansion)];
+    const SourceEvidence& sources = source_evidence_[static_cast<std::size_t>(expansion)];
     const auto right = static_cast<std::int64_t>(token);
-    if (const std::int64_t guess = opinions.echo_guess(); guess >= 0) trusts_.echo.learn(guess == right);
-    if (const std::int64_t guess = opinions.rank_guess(); guess >= 0) trusts_.rank.learn(guess == right);
-    for (std::size_t i = 0; i < stores_.size(); ++i) {
-      if (const std::int64_t guess = opinions.store_guess(i); stores_[i].present)
-        trusts_.stores[i].learn(guess == right);
-    }
-    if (corrects) {
-      for (const Row& row : rows_)
-        if (row.expansion == static_cast<std::uint32_t>(expansion))
-          correction.learn(row.origins, row.chance, row.token == token);
-      correction.settle();
-    }
-    if (!recording_) return;
-    const std::size_t before = recorded_labels_.size();
+    if (const std::int64_t best = sources.best_of_lookup(); best >= 0) hit_rates_.lookup.learn(best == right);
+    if (const std::int64_t best = sources.best_of_recycled(); best >= 0) hit_rates_.recycled.learn(best == right);
+    for (std::size_t i = 0; i < stores_.size(); ++i)
+      if (stores_[i].present) hit_rates_.stores[i].learn(sources.best_of_store(i) == right);
+    const std::size_t recorded = recorded_.labels.size();
     for (std::size_t i = 0; i < rows_.size(); ++i) {
-      if (rows_[i].expansion != static_cast<std::uint32_t>(expansion)) continue;
-      recorded_labels_.push_back(rows_[i].token == token);
-      const auto first = facts_.begin() + static_cast<std::ptrdiff_t>(i * kFacts);
-      recorded_facts_.insert(recorded_facts_.end(), first, first + kFacts);
+      const Row& row = rows_[i];
+      if (row.expansion != static_cast<std::uint32_t>(expansion)) continue;
+      if (learns_online) online.learn(row.origins, row.probability, row.token == token);
+      if (!records) continue;
+      recorded_.labels.push_back(row.token == token);
+      const auto first = features_.begin() + static_cast<std::ptrdiff_t>(i * kFeatures);
+      recorded_.features.insert(recorded_.features.end(), first, first + kFeatures);
     }
-    if (recorded_labels_.size() > before) recorded_ends_.push_back(static_cast<std::uint32_t>(recorded_labels_.size()));
+    if (learns_online) online.decay();
+    if (recorded_.labels.size() > recorded)
+      recorded_.ends.push_back(static_cast<std::uint32_t>(recorded_.labels.size()));
   }
 
-  const Forest* forest_;
-  Recycled* recycled_;
-  bool use_echoes_;
-  std::vector<CountedSource> stores_;
-  History history_;
-  Trusts trusts_;
-  float momentum_ = 1;
-  bool recording_ = false;
+  const Gbdt& gbdt_;
+  std::vector<Store> stores_;
+  HitRates hit_rates_;
+  float mean_accepted_ = 1;
 
-  std::vector<GrownNode> nodes_;
+  // The tree and, of each expansion (the context's is the first), what the sources knew.
+  std::vector<DraftNode> nodes_;
   std::vector<std::int32_t> expansion_of_;  // of each node; -1: not expanded
-  Frontier<Open> open_;
-  std::vector<Opinions> opinions_;  // of each expansion
-  std::size_t expansions_ = 0, root_ = 0, max_nodes_ = 0;
-  std::uint32_t count_ = 0;
+  Frontier<Open> frontier_;
+  std::vector<SourceEvidence> source_evidence_;
+  std::size_t expansions_ = 0, max_nodes_ = 0;
+  std::uint32_t pushed_ = 0;
+  std::vector<Row> rows_;        // the candidates of all expansions
+  std::vector<float> features_;  // theirs, if they are recorded
+  Recorded recorded_;
+
   std::vector<Token> tail_;
   std::vector<EvidenceReader::Child> children_;
-  Proposals proposals_;
-
-  std::vector<Row> rows_;
-  std::vector<float> facts_, recorded_facts_;
-  std::vector<std::uint8_t> recorded_labels_;
-  std::vector<std::uint32_t> recorded_ends_;
+  CandidateTable candidates_;
 };
 
 }  // namespace rest_store

@@ -12,8 +12,7 @@ import numpy as np
 
 from rest_store.datastore.kernel import MAX_DEPTH, MAX_NODES, MAX_SUFFIX
 from rest_store.datastore.tree import TokenTree
-from rest_store.drafting.evidence import MAX_EVIDENCE_ROWS, Evidence
-from rest_store.drafting.survey import survey
+from rest_store.drafting.evidence import MAX_EVIDENCE_ROWS, Evidence, collect_evidence
 from rest_store.errors import LimitError, QueryError, describe
 from rest_store.service.server.catalog import Catalog, Served
 from rest_store.service.server.executor import Executor
@@ -223,7 +222,7 @@ class Handlers:
         stores = {one.name: one.store for one in served}
 
         def read(tail: list[int], proposals: Proposals) -> list[Evidence]:
-            evidence = survey(stores, np.array(tail, np.int32), *proposals, **limits._asdict())
+            evidence = collect_evidence(stores, np.array(tail, np.int32), *proposals, **limits._asdict())
             for one in served:
                 one.require_readable()
             return evidence

@@ -1,0 +1,371 @@
+// The candidates for one place of a draft tree and their features: what all sources know of the next token, as a table
+// with a row for each candidate and a column for each feature that the gradient-boosted trees read.
+#pragma once
+
+#include <bit>
+
+#include "session/evidence.hpp"
+#include "session/gbdt.hpp"
+#include "session/prompt_lookup.hpp"
+#include "session/recycled_logits.hpp"
+
+namespace rest_store {
+
+constexpr std::size_t kCandidates = 32;     // rows of the table
+constexpr std::size_t kMaxStores = 6;       // stores of one session: sources with counts, such as datastores
+constexpr std::size_t kRankedStores = 2;    // stores with columns of their own; the others only add to the prior
+constexpr std::size_t kSuffixFeatures = 6;  // suffix lengths of a store that are features: longest, middle, 4, 3, 2, 1
+
+static_assert(kCandidates % kLanes == 0);
+
+// The columns of the table. A calibration file refers to them by number.
+enum Feature : std::size_t {
+  kDepth,
+  kParentScore,
+  kParentProbability,
+  kMeanAccepted,
+  kPrior,
+  kPriorRank,
+  kPriorRival,
+  kPriorAbove,
+  kAgreement,
+  kOccurrences,
+  kLastSeen,
+  kLookupLongest,
+  kLookupLength,
+  kLookupAge,
+  kLookupWritten,
+  kLookupShare1,
+  kLookupShare2,
+  kLookupShare4,
+  kLookupCount1,
+  kLookupCount2,
+  kLookupCount4,
+  kLookupHitRate,
+  kLookupInterpolated,
+  kRecycledRank1,
+  kRecycledRank2,
+  kRecycledRank3,
+  kRecycledHitRate,
+  kFirstStore,  // columns of the best store; then those of the second
+};
+enum StoreFeature : std::size_t {
+  kLength,
+  kHitRate,
+  kMiddleLength,
+  kInterpolated,
+  kShares,
+  kCounts = kShares + kSuffixFeatures,
+  kStoreFeatures = kCounts + kSuffixFeatures
+};
+constexpr std::size_t kFeatures = kFirstStore + kRankedStores * kStoreFeatures;
+
+// How often a source's best candidate was right of late; a running mean.
+struct HitRate {
+  float value = 0.3F;
+  void learn(bool right) { value += 0.06F * (static_cast<float>(right) - value); }
+};
+
+struct HitRates {
+  HitRate lookup, recycled;
+  std::vector<HitRate> stores;
+};
+
+// Features of the node whose children the candidates are.
+struct NodeFeatures {
+  float depth = 0;
+  float score = 1;
+  float probability = 1;    // that it is accepted, given that its parent is
+  float mean_accepted = 1;  // accepted length of recent steps
+};
+
+// What each source knows of the next token of one context.
+struct SourceEvidence {
+  PromptMatches lookup;
+  std::array<TopTokens, kRecycledOrders> recycled{};
+  std::vector<Evidence> stores;
+  std::vector<bool> present;  // which of the stores take part in this step
+
+  // The best candidate of each kind of source, for its hit rate; -1: none.
+  std::int64_t best_of_lookup() const {
+    const LookupCandidate* best = nullptr;
+    for (const LookupCandidate& candidate : lookup.candidates)
+      if (!best || candidate.length > best->length || (candidate.length == best->length && candidate.age < best->age))
+        best = &candidate;
+    return best ? static_cast<std::int64_t>(best->token) : -1;
+  }
+  std::int64_t best_of_recycled() const {
+    for (std::size_t i = kRecycledOrders; i-- > 0;)
+      if (recycled[i].size > 0) return recycled[i].tokens[0];
+    return -1;
+  }
+  std::int64_t best_of_store(std::size_t store) const {
+    const BackoffLevel* level = stores[store].longest();
+    return level && level->next.size > 0 ? static_cast<std::int64_t>(level->next.top[0].token) : -1;
+  }
+};
+
+// The tokens that any source proposes, and what a fixed rule makes of each: a hash table by token over columns.
+class CandidatePool {
+ public:
+  static constexpr std::size_t kMax = 192;    // more are ignored
+  static constexpr std::size_t kNone = kMax;  // no row
+
+  std::size_t size = 0;
+  bool overflowed = false;  // whether a token was ignored
+  std::array<Token, kMax> tokens;
+  std::array<std::uint32_t, kMax> origins;  // bit 0: prompt lookup, bit 1: recycled logits, bit 2 + i: store i
+  std::array<float, kMax> prior;            // probability by the rule
+  std::array<float, kMax> lookup;           // by the rule from prompt lookup alone
+  std::array<std::array<float, kMax>, kMaxStores> stores;  // from each store alone
+
+  void clear(std::size_t store_count) {
+    size = 0;
+    overflowed = false;
+    store_count_ = store_count;
+    ++round_;
+  }
+
+  // The row of `token`, or kNone.
+  std::size_t find(Token token) const {
+    const Slot& slot = slots_[slot_of(token)];
+    return slot.round == round_ ? slot.row : kNone;
+  }
+
+  // The row of `token` with `origin` among its origins; a new row if need be, kNone if there are too many.
+  std::size_t add(Token token, std::uint32_t origin) {
+    Slot& slot = slots_[slot_of(token)];
+    if (slot.round != round_) {
+      if (size == kMax) {
+        overflowed = true;
+        return kNone;
+      }
+      slot = {round_, static_cast<std::uint32_t>(size)};
+      tokens[size] = token;
+      origins[size] = 0;
+      prior[size] = lookup[size] = 0;
+      for (std::size_t store = 0; store < store_count_; ++store) stores[store][size] = 0;
+      ++size;
+    }
+    origins[slot.row] |= std::uint32_t{1} << origin;
+    return slot.row;
+  }
+
+ private:
+  struct Slot {
+    std::uint32_t round = 0, row = 0;  // of another round: free
+  };
+
+  // Where `token` is, or where it would be.
+  std::size_t slot_of(Token token) const {
+    std::size_t place = (token * 0x9E3779B1U) >> 23;
+    while (slots_[place].round == round_ && tokens[slots_[place].row] != token) place = (place + 1) % slots_.size();
+    return place;
+  }
+
+  std::array<Slot, 512> slots_{};
+  std::uint32_t round_ = 0;
+  std::size_t store_count_ = 0;
+};
+
+class CandidateTable {
+ public:
+  std::size_t size() const { return size_; }
+  Token token(std::size_t row) const { return pool_.tokens[order_[row]]; }
+  std::uint32_t origins(std::size_t row) const { return pool_.origins[order_[row]]; }
+  float prior(std::size_t row) const { return pool_.prior[order_[row]]; }
+  const float* columns() const { return columns_.data(); }
+  float feature(std::size_t row, std::size_t column) const { return columns_[column * kCandidates + row]; }
+
+  // Fill the table with the `limit` best candidates by the fixed rule, the best first.
+  void fill(const SourceEvidence& sources, const HitRates& hit_rates, const NodeFeatures& node,
+            const PromptLookup& lookup, std::size_t limit) {
+    pool_.clear(sources.stores.size());
+    set_priors(sources, hit_rates);
+    if (pool_.overflowed) {
+      pool_.clear(sources.stores.size());
+      add_most_relevant(sources);
+      set_priors(sources, hit_rates);
+    }
+    sort(limit);
+    set_features(sources, hit_rates, node, lookup);
+    rank_stores(sources, hit_rates);
+    for (std::size_t i = 0; i < kRankedStores; ++i) set_store_features(sources, hit_rates, i);
+  }
+
+ private:
+  // Add the tokens that matter most, for when there are too many: those of each store's longest match, so that no store
+  // is ignored, recycled logits, prompt lookup, then the stores' other matches, the longer first.
+  void add_most_relevant(const SourceEvidence& sources) {
+    const auto add_level = [&](std::size_t store, const BackoffLevel* level) {
+      for (const Continuation& next : level->next) pool_.add(next.token, static_cast<std::uint32_t>(2 + store));
+    };
+    for (std::size_t store = 0; store < sources.stores.size(); ++store)
+      if (const BackoffLevel* longest = sources.stores[store].longest()) add_level(store, longest);
+    for (const TopTokens& top : sources.recycled)
+      for (std::size_t rank = 0; rank < top.size; ++rank) pool_.add(top.tokens[rank], 1);
+    for (const LookupCandidate& candidate : sources.lookup.candidates) pool_.add(candidate.token, 0);
+    for (std::size_t i = 0; i < kLevels; ++i)
+      for (std::size_t store = 0; store < sources.stores.size(); ++store)
+        if (const BackoffLevel& level = sources.stores[store].levels[i]; level.length > 0) add_level(store, &level);
+  }
+
+  // The fixed rule: each source interpolates its suffix lengths, shortest first, where a shorter suffix counts for a
+  // few observations of the next longer one; sources are mixed by hit rate and match length.
+  void set_priors(const SourceEvidence& sources, const HitRates& hit_rates) {
+    const PromptMatches& lookup = sources.lookup;
+    const float lookup_weight = lookup.length == 0 ? 0 : weight_of(hit_rates.lookup, static_cast<float>(lookup.length));
+    float total = lookup_weight + 1e-6F;
+    for (const LookupCandidate& candidate : lookup.candidates) {
+      float interpolated = 0;
+      for (const auto& [order, pseudo_count] : {std::pair{0U, 8.0F}, std::pair{1U, 3.0F}, std::pair{2U, 1.0F}}) {
+        const auto count = static_cast<float>(lookup.counts[order]);
+        interpolated = (count * candidate.shares[order] + pseudo_count * interpolated) / (count + pseudo_count);
+      }
+      if (candidate.length == lookup.length && candidate.length > 4) interpolated = 0.5F * interpolated + 0.5F;
+      const std::size_t row = pool_.add(candidate.token, 0);
+      if (row == CandidatePool::kNone) continue;
+      pool_.lookup[row] = interpolated;
+      pool_.prior[row] += lookup_weight * interpolated;
+    }
+    bool longest_order = true;
+    for (std::size_t order = kRecycledOrders; order > 0; --order) {
+      const TopTokens& top = sources.recycled[order - 1];
+      if (top.size == 0) continue;
+      static constexpr std::array<float, kRecycledOrders> kFirstShare{0.4F, 0.6F, 0.75F};
+      const float weight = longest_order ? weight_of(hit_rates.recycled, 2 * static_cast<float>(order)) : 0;
+      total += weight;
+      for (std::size_t rank = 0; rank < top.size; ++rank)
+        if (const std::size_t row = pool_.add(top.tokens[rank], 1); row != CandidatePool::kNone)
+          pool_.prior[row] += weight * kFirstShare[order - 1] / static_cast<float>((rank + 1) * (rank + 1));
+      longest_order = false;
+    }
+    for (std::size_t store = 0; store < sources.stores.size(); ++store) {
+      const auto& levels = sources.stores[store].levels;
+      auto& interpolated = pool_.stores[store];
+      for (std::size_t i = kLevels; i-- > 0;) {
+        if (levels[i].length == 0) continue;
+        const float count = static_cast<float>(std::min<std::uint64_t>(levels[i].count, 10'000)), pseudo_count = 3;
+        const float backoff = pseudo_count / (count + pseudo_count), gain = count / (count + pseudo_count);
+        for (std::size_t row = 0; row < pool_.size; ++row) interpolated[row] *= backoff;
+        for (const Continuation& next : levels[i].next) {
+          const std::size_t row = pool_.add(next.token, static_cast<std::uint32_t>(2 + store));
+          if (row != CandidatePool::kNone) interpolated[row] += gain * next.share;
+        }
+      }
+      const BackoffLevel* longest = sources.stores[store].longest();
+      const float weight = longest ? weight_of(hit_rates.stores[store], static_cast<float>(longest->length)) : 0;
+      total += weight;
+      for (std::size_t row = 0; row < pool_.size; ++row) pool_.prior[row] += weight * interpolated[row];
+    }
+    for (std::size_t row = 0; row < pool_.size; ++row) pool_.prior[row] /= total;
+  }
+
+  static float weight_of(const HitRate& hit_rate, float length) {
+    return (hit_rate.value * hit_rate.value + 0.01F) * length / (length + 2);
+  }
+
+  // Order by prior, of equals the lesser token first, and keep the best.
+  void sort(std::size_t limit) {
+    size_ = std::min(pool_.size, limit);
+    for (std::size_t row = 0; row < pool_.size; ++row) order_[row] = static_cast<std::uint8_t>(row);
+    const auto better = [this](std::uint8_t a, std::uint8_t b) {
+      return pool_.prior[a] != pool_.prior[b] ? pool_.prior[a] > pool_.prior[b] : pool_.tokens[a] < pool_.tokens[b];
+    };
+    std::partial_sort(order_.begin(), order_.begin() + static_cast<std::ptrdiff_t>(size_),
+                      order_.begin() + static_cast<std::ptrdiff_t>(pool_.size), better);
+    for (std::size_t row = 0; row < pool_.size; ++row) places_[order_[row]] = static_cast<std::uint8_t>(row);
+  }
+
+  float& at(std::size_t column, std::size_t row) { return columns_[column * kCandidates + row]; }
+  void set_column(std::size_t column, float value) {
+    std::fill_n(columns_.begin() + static_cast<std::ptrdiff_t>(column * kCandidates), kCandidates, value);
+  }
+
+  void set_features(const SourceEvidence& sources, const HitRates& hit_rates, const NodeFeatures& node,
+                    const PromptLookup& lookup) {
+    set_column(kDepth, node.depth);
+    set_column(kParentScore, node.score);
+    set_column(kParentProbability, node.probability);
+    set_column(kMeanAccepted, node.mean_accepted);
+    set_column(kLookupLongest, static_cast<float>(sources.lookup.length));
+    set_column(kLookupHitRate, hit_rates.lookup.value);
+    set_column(kRecycledHitRate, hit_rates.recycled.value);
+    for (std::size_t i = 0; i < 3; ++i) set_column(kLookupCount1 + i, static_cast<float>(sources.lookup.counts[i]));
+    float above = 0;
+    for (std::size_t row = 0; row < size_; ++row) {
+      const std::size_t pooled = order_[row];
+      at(kPrior, row) = pool_.prior[pooled];
+      at(kPriorRank, row) = static_cast<float>(row);
+      at(kPriorRival, row) = row > 0 ? prior(0) : size_ > 1 ? prior(1) : 0.0F;
+      at(kPriorAbove, row) = above;
+      above += pool_.prior[pooled];
+      const auto [count, age] = lookup.occurrences(token(row));
+      at(kOccurrences, row) = static_cast<float>(count);
+      at(kLastSeen, row) = count == 0 ? 1e6F : static_cast<float>(age);
+      at(kLookupInterpolated, row) = pool_.lookup[pooled];
+      at(kAgreement, row) = static_cast<float>(std::popcount(pool_.origins[pooled]));
+      const auto& matched = sources.lookup.candidates;
+      const auto candidate = std::find_if(matched.begin(), matched.end(),
+                                          [&](const LookupCandidate& other) { return other.token == token(row); });
+      const bool has = candidate != matched.end();
+      at(kLookupLength, row) = has ? static_cast<float>(candidate->length) : 0;
+      at(kLookupAge, row) = has ? static_cast<float>(candidate->age) : 1e6F;
+      at(kLookupWritten, row) = has ? static_cast<float>(candidate->written) : -1;
+      for (std::size_t i = 0; i < 3; ++i) at(kLookupShare1 + i, row) = has ? candidate->shares[i] : 0;
+      for (std::size_t i = 0; i < kRecycledOrders; ++i)
+        at(kRecycledRank1 + i, row) =
+            static_cast<float>(sources.recycled[i].size > 0 ? sources.recycled[i].rank(token(row)) : kTopK + 1);
+    }
+  }
+
+  // The stores present with the best hit rates, the better first.
+  void rank_stores(const SourceEvidence& sources, const HitRates& hit_rates) {
+    best_count_ = 0;
+    for (std::size_t store = 0; store < sources.stores.size(); ++store) {
+      if (!sources.present[store]) continue;
+      std::size_t place = best_count_ < kRankedStores ? best_count_++ : kRankedStores;
+      for (; place > 0 && hit_rates.stores[best_[place - 1]].value < hit_rates.stores[store].value; --place)
+        if (place < kRankedStores) best_[place] = best_[place - 1];
+      if (place < kRankedStores) best_[place] = store;
+    }
+  }
+
+  void set_store_features(const SourceEvidence& sources, const HitRates& hit_rates, std::size_t place) {
+    const std::size_t first = kFirstStore + place * kStoreFeatures;
+    if (place >= best_count_) {
+      for (std::size_t column = 0; column < kStoreFeatures; ++column) set_column(first + column, -1);
+      return;
+    }
+    const std::size_t store = best_[place];
+    const Evidence& evidence = sources.stores[store];
+    const BackoffLevel* longest = evidence.longest();
+    const BackoffLevel* middle = evidence.levels[1].length > 0 ? &evidence.levels[1] : evidence.longest(kShort);
+    const std::array<const BackoffLevel*, kSuffixFeatures> levels{
+        longest, middle, evidence.longest(4), evidence.longest(3), evidence.longest(2), evidence.longest(1)};
+    set_column(first + kLength, longest ? static_cast<float>(longest->length) : 0);
+    set_column(first + kMiddleLength, middle ? static_cast<float>(middle->length) : 0);
+    set_column(first + kHitRate, hit_rates.stores[store].value);
+    for (std::size_t row = 0; row < size_; ++row) at(first + kInterpolated, row) = pool_.stores[store][order_[row]];
+    for (std::size_t i = 0; i < kSuffixFeatures; ++i) {
+      const BackoffLevel* level = levels[i];
+      set_column(first + kCounts + i, level ? static_cast<float>(level->count) : 0);
+      set_column(first + kShares + i, 0);
+      if (!level) continue;
+      for (const Continuation& next : level->next) {
+        const std::size_t row = pool_.find(next.token);
+        if (row != CandidatePool::kNone && places_[row] < size_) at(first + kShares + i, places_[row]) = next.share;
+      }
+    }
+  }
+
+  CandidatePool pool_;
+  std::size_t size_ = 0;
+  std::array<std::uint8_t, CandidatePool::kMax> order_;     // rows of the pool, best first
+  std::array<std::uint8_t, CandidatePool::kMax> places_{};  // of each row of the pool in that order
+  std::array<float, kFeatures * kCandidates> columns_{};
+  std::array<std::size_t, kRankedStores> best_{};
+  std::size_t best_count_ = 0;
+};
+
+}  // namespace rest_store
