@@ -94,7 +94,7 @@ def open_corpus(spec: CorpusSpec) -> Corpus:
     if spec.reader == "tree":
         raise CorpusError(describe(where, "corpus", "a file", "a directory for the reader 'tree'"))
     if spec.include or spec.exclude:
-        raise CorpusError(describe(where, "corpus", "a file", "a directory where include or exclude is given"))
+        raise CorpusError(describe(where, "corpus", "a file", "a directory for --include and --exclude"))
     return Corpus(spec, spec.reader or _reader_of_file(path, spec))
 
 

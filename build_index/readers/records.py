@@ -74,7 +74,7 @@ class RecordReader:
             if name in record:
                 language = record[name]
                 return isinstance(language, str) and language.lower() in self.langs
-        expected = "'lang' or 'language' in each record (a language was asked for)"
+        expected = "'lang' or 'language' in each record (for --lang)"
         raise CorpusFormatError(describe(origin, "language", f"absent ({_keys(record)})", expected))
 
 
