@@ -50,7 +50,7 @@ class CorpusSpec:
         langs: languages to read, in any case, compared with the field `lang` or `language`; empty: all.
         include: globs of the files to read in a directory; empty: all.
         exclude: globs of files and directories to leave out, besides `source_tree.DEFAULT_EXCLUDES`.
-        max_documents: stop after so many; None: read all.
+        max_documents: most documents to read; None: all.
 
     With `field` or `langs`, files of a directory that hold no records are skipped.
     """

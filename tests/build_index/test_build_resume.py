@@ -252,7 +252,7 @@ def test_a_complete_build_that_lost_its_files_is_refused(corpus, tokenizer, out,
         build_quick(corpus, tokenizer, out)
     monkeypatch.undo()
     (out.parent / ".ds.building" / "datastore" / "manifest.json").unlink()
-    with pytest.raises(ResumeError, match="unfinished build is without its files, expected complete, as its journal"):
+    with pytest.raises(ResumeError, match="unfinished build is incomplete, expected complete, as in its journal"):
         build_quick(corpus, tokenizer, out, resume=True)
 
 
