@@ -1,1 +1,1 @@
-"""The offline builder: from corpora as they exist to a datastore of suffix-array shards."""
+"""The offline builder: from corpora to a datastore of suffix-array shards."""

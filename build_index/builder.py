@@ -262,8 +262,8 @@ class Build:
         elif self._staging.is_complete(digest):
             self._staging.put_in_place()
         else:
-            expected = "complete, as its journal says; build without --resume"
-            raise ResumeError(describe(self._staging.path, "unfinished build", "without its files", expected))
+            expected = "complete, as in its journal; build without --resume"
+            raise ResumeError(describe(self._staging.path, "unfinished build", "incomplete", expected))
         return BuildSummary(**completion.summary)
 
 

@@ -50,7 +50,7 @@ class CorpusSpec:
         langs: languages to read, in any case, compared with the field `lang` or `language`; empty: all.
         include: globs of the files to read in a directory; empty: all.
         exclude: globs of files and directories to leave out, besides `source_tree.DEFAULT_EXCLUDES`.
-        max_documents: stop after so many; None: read all.
+        max_documents: most documents to read; None: all.
 
     With `field` or `langs`, files of a directory that hold no records are skipped.
     """
@@ -94,7 +94,7 @@ def open_corpus(spec: CorpusSpec) -> Corpus:
     if spec.reader == "tree":
         raise CorpusError(describe(where, "corpus", "a file", "a directory for the reader 'tree'"))
     if spec.include or spec.exclude:
-        raise CorpusError(describe(where, "corpus", "a file", "a directory where include or exclude is given"))
+        raise CorpusError(describe(where, "corpus", "a file", "a directory for --include and --exclude"))
     return Corpus(spec, spec.reader or _reader_of_file(path, spec))
 
 

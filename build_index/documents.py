@@ -31,7 +31,7 @@ class Document:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it holds nothing but white space."""
+        """Whether it holds only white space."""
         return all(not content or content.isspace() for content in (self.text, *(turn[1] for turn in self.messages)))
 
     @property

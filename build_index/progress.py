@@ -20,7 +20,7 @@ class StageProgress:
     Attributes:
         stage: `"tokenizing"`, which includes reading, `"sorting"`, or `"writing"`.
         done: so far, in `unit`.
-        total: in all; None: not known. An estimate for sorting and writing until everything is tokenized.
+        total: at the end, in `unit`; None: unknown. An estimate for sorting and writing until everything is tokenized.
         unit: `"bytes"` of the corpora, or `"tokens"`.
         seconds: time spent on it.
     """
@@ -90,7 +90,7 @@ def line_of(stage: StageProgress) -> str:
 
 
 def amount(number: float, unit: str) -> str:
-    """Return a number of bytes or tokens as a person reads it."""
+    """Return a number of bytes or tokens for people."""
     if unit == "bytes":
         return size_text(number)
     for divisor, letter in ((1e9, " G"), (1e6, " M"), (1e3, " k")):

@@ -35,7 +35,7 @@ _OUR_FILES = re.compile(
     "|".join(map(re.escape, (MANIFEST_NAME, TOKENIZER_FILE_NAME, _OLD_FILE_NAME))) + r"|shard-\d+\.(tokens|suffixes)"
 )
 _AT_FDCWD = -100
-_RENAME_EXCHANGE = 2
+RENAME_EXCHANGE = 2
 
 
 class Staging:
@@ -154,7 +154,7 @@ class Staging:
             require_replaceable(self.out)
             if not (self.out / MANIFEST_NAME).exists():
                 self.datastore.rename(self.out)  # over an empty directory, if there is one
-            elif not _exchange(self.datastore, self.out):
+            elif not exchange_directories(self.datastore, self.out):
                 self.out.rename(self._replaced)
                 self.datastore.rename(self.out)
             sync_directory(self.out.parent)
@@ -234,12 +234,12 @@ def _is_manifest(path: Path) -> bool:
     return isinstance(fields, dict) and fields.get("format") == "rest-store"
 
 
-def _exchange(first: Path, second: Path) -> bool:
+def exchange_directories(first: Path, second: Path) -> bool:
     """Exchange two directories in one step (renameat2(2)); return False where that is not supported."""
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if renameat2 is None:
         return False
-    if renameat2(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE) == 0:
+    if renameat2(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), RENAME_EXCHANGE) == 0:
         return True
     number = ctypes.get_errno()
     if number in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):

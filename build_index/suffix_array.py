@@ -2,8 +2,8 @@
 
 libdivsufsort sorts bytes. Its time and memory grow with their number: each byte of text takes five bytes, one for
 itself and four for its place. So ids get codewords of one to three bytes, shorter for frequent ids and in the order of
-the ids (`_Code`). After sorting, the place of a codeword's first byte is turned back into a position through a map in
-the memory of the text (`_write_locator`), and other places are dropped.
+the ids (`SymbolCode`). After sorting, the place of a codeword's first byte is turned back into a position through a map
+in the memory of the text (`_write_locator`), and other places are dropped.
 
 Measured on Python source with the tokenizers of SmolLM2 and Mistral (Tekken), AMD EPYC, one thread, peak of resident
 memory without the symbols (benchmarks/bench_suffix_sort.py, results/suffix_sort.json):
@@ -40,11 +40,11 @@ from rest_store.errors import BuildError, describe
 Symbols = npt.NDArray[np.unsignedinteger]
 
 MAX_TEXT_BYTES = 2**31 - 1  # the 32-bit sorter counts bytes in a signed int
-_BLOCK = 2**14  # symbols or ranks at once, a multiple of _STRIDE; larger blocks take fresh pages from malloc
+BLOCK = 2**14  # symbols or ranks at once, a multiple of _STRIDE; larger blocks take fresh pages from malloc
 _STRIDE = 128  # text bytes for each anchor of the locator: what seven bits can count
 _START = 0x80  # locator bit: a codeword starts here
 _DEEPEST_RUN = 2**15  # symbols that share a first byte: 256 runs of 256, less what steps of 16 and lone symbols waste
-_MOST_FITTED = 2**18  # distinct symbols up to which the code is fitted to their counts
+MOST_FITTED = 2**18  # distinct symbols up to which the code is fitted to their counts
 
 
 def suffix_array(symbols: Symbols, *, vocabulary_size: int) -> npt.NDArray[np.int32]:
@@ -79,9 +79,9 @@ def suffix_array(symbols: Symbols, *, vocabulary_size: int) -> npt.NDArray[np.in
         raise BuildError(describe("suffix array", "the number of symbols", len(symbols), f"at most {MAX_POSITIONS}"))
 
     counts = np.zeros(vocabulary_size + 1, dtype=np.int64)
-    for ids in _blocks(symbols, vocabulary_size, max(_BLOCK, vocabulary_size)):
+    for ids in _blocks(symbols, vocabulary_size, max(BLOCK, vocabulary_size)):
         counts += np.bincount(ids, minlength=vocabulary_size + 1)
-    code = _Code(counts)
+    code = SymbolCode(counts)
     if code.text_bytes > MAX_TEXT_BYTES:
         size, expected = f"{code.text_bytes} bytes", f"at most {MAX_TEXT_BYTES}"
         raise BuildError(describe("suffix array", "the packed text", size, expected))
@@ -148,7 +148,7 @@ def _blocks(symbols: Symbols, vocabulary_size: int, size: int) -> Iterator[npt.N
         yield ids
 
 
-class _Code:
+class SymbolCode:
     """An order-preserving, prefix-free code of one to three bytes a symbol, short for frequent symbols.
 
     The first byte divides the occurring symbols, in numeric order, into at most 256 runs; a run of more than one is
@@ -166,10 +166,10 @@ class _Code:
         present = np.flatnonzero(counts)
         self.lengths = np.zeros(len(counts), dtype=np.uint8)
         self.columns = np.zeros((3, len(counts)), dtype=np.uint8)
-        if len(present) <= _MOST_FITTED:
+        if len(present) <= MOST_FITTED:
             self._divide(present, counts[present], depth=0)
         flat = 2 if len(present) <= 2**16 else 3
-        if len(present) > _MOST_FITTED or self._total(counts) > flat * int(counts.sum()):
+        if len(present) > MOST_FITTED or self._total(counts) > flat * int(counts.sum()):
             self.lengths[present] = flat
             for depth in range(flat):
                 self.columns[depth, present] = np.arange(len(present)) >> 8 * (flat - 1 - depth) & 0xFF
@@ -262,10 +262,10 @@ def _shortest_path(bounds: list[int], before: list[int], kinds: list[tuple[int, 
     return [bounds[i] for i in reversed(path)]
 
 
-def _codeword_starts(symbols: Symbols, code: _Code) -> Iterator[tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]]:
+def _codeword_starts(symbols: Symbols, code: SymbolCode) -> Iterator[tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]]:
     """Yield the symbols in blocks as `(ids, offsets)`, both of shape `(block,)`: where in the text each one starts."""
     done = 0
-    for ids in _blocks(symbols, len(code.lengths) - 1, _BLOCK):
+    for ids in _blocks(symbols, len(code.lengths) - 1, BLOCK):
         lengths = code.lengths.take(ids)
         offsets = np.cumsum(lengths, dtype=np.intp)
         offsets += done
@@ -274,7 +274,7 @@ def _codeword_starts(symbols: Symbols, code: _Code) -> Iterator[tuple[npt.NDArra
         yield ids, offsets
 
 
-def _encode(symbols: Symbols, code: _Code, text: npt.NDArray[np.uint8]) -> None:
+def _encode(symbols: Symbols, code: SymbolCode, text: npt.NDArray[np.uint8]) -> None:
     """Write the codewords of all symbols one after another; up to two bytes after the last are written as well."""
     for ids, offsets in _codeword_starts(symbols, code):
         # Last bytes first: what a short codeword writes too far is overwritten by the codewords after it, whose bytes
@@ -283,7 +283,7 @@ def _encode(symbols: Symbols, code: _Code, text: npt.NDArray[np.uint8]) -> None:
             text[offsets + depth] = code.columns[depth].take(ids)
 
 
-def _write_locator(symbols: Symbols, code: _Code, text: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
+def _write_locator(symbols: Symbols, code: SymbolCode, text: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
     """Turn the text, sorted and no longer needed, into a map from text offsets to positions.
 
     Where a codeword starts, its byte becomes `_START | position mod 128`, all others 0. The rest of the position comes
@@ -294,7 +294,7 @@ def _write_locator(symbols: Symbols, code: _Code, text: npt.NDArray[np.uint8]) -
         The anchors, int32 of shape `(len(text) / 128,)`.
     """
     text[:] = 0
-    low_bits = (np.arange(_BLOCK) % _STRIDE | _START).astype(np.uint8)
+    low_bits = (np.arange(BLOCK) % _STRIDE | _START).astype(np.uint8)
     for ids, offsets in _codeword_starts(symbols, code):
         text[offsets] = low_bits[: len(ids)]
     first, second, third = text.reshape(-1, _STRIDE)[:, :3].T
@@ -309,8 +309,8 @@ def _keep_symbols(
 ) -> None:
     """Shrink the sorted text offsets, in place, to the positions of tokens: of the codeword starts the first ones."""
     kept = 0
-    for start in range(0, len(order), _BLOCK):
-        offsets = order[start : start + _BLOCK]
+    for start in range(0, len(order), BLOCK):
+        offsets = order[start : start + BLOCK]
         marks = locator.take(offsets)
         starts = np.flatnonzero(marks & _START)
         nearest = anchors.take(offsets.take(starts) >> _STRIDE.bit_length() - 1)

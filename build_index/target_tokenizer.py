@@ -91,7 +91,7 @@ class TargetTokenizer:
         A text of more than 2^17 characters is encoded in pieces split at line ends, to bound the memory: at these
         places the tokens may differ from those of the whole.
         """
-        pieces = [list(_pieces(well_formed(text))) for text in texts]
+        pieces = [list(split_text(well_formed(text))) for text in texts]
         arrays = iter(self._encode(self._documents, [piece for parts in pieces for piece in parts]))
         encoded = [list(islice(arrays, len(parts))) for parts in pieces]
         return [parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in encoded]
@@ -183,7 +183,7 @@ class TargetTokenizer:
             return self._control_text.sub(replaced, content)
 
         rendered = self.render([(sealed(role), sealed(content)) for role, content in messages], origin)
-        rendered = self._control_text.sub(lambda match: _marked(self._control_places[match[0]]), rendered)
+        rendered = self._control_text.sub(lambda match: marked_text(self._control_places[match[0]]), rendered)
         return re.sub(f"{TEXT_MARK}(\\d+){TEXT_MARK}", lambda match: plain_texts[int(match[1])], rendered)
 
     def _encode(self, tokenizer: Tokenizer, texts: Sequence[str]) -> list[Tokens]:
@@ -217,7 +217,7 @@ def _canonical_json(tokenizer: dict[str, Any]) -> str:
     return json.dumps(tokenizer, ensure_ascii=False, sort_keys=True, separators=(",", ":")) + "\n"
 
 
-def _marked(place: int) -> str:
+def marked_text(place: int) -> str:
     """Return the text that stands for a control token, by its place among the sorted ones."""
     return f"{CONTROL_MARK}{place}{CONTROL_MARK}"
 
@@ -226,7 +226,7 @@ def _with_marked_controls(tokenizer: dict[str, Any], places: dict[str, int]) -> 
     """Give each control token its marked text, everywhere in the object of a `tokenizer.json`."""
 
     def renamed(text: str) -> str:
-        return _marked(places[text]) if text in places else text
+        return marked_text(places[text]) if text in places else text
 
     model = tokenizer["model"]
     if isinstance(model["vocab"], list):
@@ -247,7 +247,7 @@ def _with_marked_controls(tokenizer: dict[str, Any], places: dict[str, int]) -> 
     return tokenizer
 
 
-def _pieces(text: str) -> Iterator[str]:
+def split_text(text: str) -> Iterator[str]:
     """Yield the text in pieces of at most PIECE_CHARACTERS, cut after a line end where there is one."""
     start = 0
     while len(text) - start > PIECE_CHARACTERS:

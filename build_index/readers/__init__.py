@@ -1,1 +1,1 @@
-"""How corpora are read: one module for each kind of file, and what tells them apart."""
+"""Readers of corpora: one module for each kind of file, and the detection of the kind."""

@@ -10,7 +10,7 @@ import io
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from build_index.errors import build_packages, read_error
 from rest_store.errors import CorpusError, CorpusFormatError, describe
@@ -23,18 +23,6 @@ ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _CHUNK_BYTES = 1 << 16  # read from disk at once; limits what a decoder yields in one step
 _BUFFER_BYTES = 1 << 20
 _LARGEST_ZSTD_WINDOW = 1 << 31
-
-
-class _Decoder(Protocol):
-    """What `zlib.decompressobj` and `zstandard` decompression objects share: one member of a file."""
-
-    @property
-    def eof(self) -> bool: ...
-
-    @property
-    def unused_data(self) -> bytes: ...
-
-    def decompress(self, data: bytes, /) -> bytes: ...
 
 
 def compression_of(head: bytes) -> str | None:
@@ -151,10 +139,8 @@ def _prepended(head: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
     yield from chunks
 
 
-def _decompressed(
-    chunks: Iterator[bytes], new_decoder: Callable[[], _Decoder], kind: str, where: str
-) -> Iterator[bytes]:
-    decoder: _Decoder | None = None  # None: between members
+def _decompressed(chunks: Iterator[bytes], new_decoder: Callable[[], Any], kind: str, where: str) -> Iterator[bytes]:
+    decoder: Any = None  # None: between members
     for data in chunks:
         while data:
             if decoder is None:
@@ -174,10 +160,11 @@ def _decompressed(
         raise CorpusFormatError(describe(where, f"{kind} file", "truncated", "a complete one"))
 
 
-def _decoders(kind: str, where: str) -> Callable[[], _Decoder]:
+def _decoders(kind: str, where: str) -> Callable[[], Any]:
+    """Return what makes a decoder for one member: an object with `decompress`, `eof` and `unused_data`, as of zlib."""
     if kind == "gzip":
         return lambda: zlib.decompressobj(wbits=31)
     with build_packages(where, CorpusError):
         import zstandard
     decompressor = zstandard.ZstdDecompressor(max_window_size=_LARGEST_ZSTD_WINDOW)
-    return lambda: cast("_Decoder", decompressor.decompressobj())
+    return lambda: decompressor.decompressobj()

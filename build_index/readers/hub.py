@@ -107,7 +107,7 @@ def _rows(address: str) -> Iterator[Mapping[str, Any]]:
         name = next(iter(loaded)) if len(loaded) == 1 else "train"
         if name not in loaded:
             expected = "one of hf://...@" + ", @".join(map(str, loaded))
-            raise CorpusNotFoundError(describe(address, "its split", "not given, and no split is 'train'", expected))
+            raise CorpusNotFoundError(describe(address, "the split", "not set, and none is named 'train'", expected))
         loaded = loaded[name]
     yield from loaded
 

@@ -104,7 +104,7 @@ class _Values:
 
     Attributes:
         in_list: whether the values stand in a list; known once the first is read.
-        line: line of the place reached.
+        line: line of the current place.
     """
 
     def __init__(self, stream: io.BufferedReader, where: str, limit: int | None = None) -> None:

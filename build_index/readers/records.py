@@ -74,7 +74,7 @@ class RecordReader:
             if name in record:
                 language = record[name]
                 return isinstance(language, str) and language.lower() in self.langs
-        expected = "'lang' or 'language' in each record (a language was asked for)"
+        expected = "'lang' or 'language' in each record (for --lang)"
         raise CorpusFormatError(describe(origin, "language", f"absent ({_keys(record)})", expected))
 
 
@@ -93,7 +93,7 @@ def known_field(record: Mapping[str, object]) -> str | None:
     for name in TEXT_FIELDS:
         if isinstance(record.get(name), str | bytes):
             return name
-    # Absent values last: a null or an empty list is an empty document, where no other field says more.
+    # Last: a field that is null or an empty list is an empty document.
     return next((name for name in (*CONVERSATION_FIELDS, *TEXT_FIELDS) if record.get(name, 0) in (None, [])), None)
 
 

@@ -64,7 +64,7 @@ def test_a_bad_line_is_named(tmp_path, line):
         ({"code": {"a": 1}}, "field 'code' is a object, expected a text or a conversation"),
     ],
 )
-def test_a_record_without_the_field_asked_for_is_named(tmp_path, record, message):
+def test_a_record_without_the_chosen_field_is_named(tmp_path, record, message):
     path = tmp_path / "a.jsonl"
     path.write_text('{"code": "x"}\n' + json.dumps(record))
     with pytest.raises(CorpusFormatError, match=f"^{path}:2: {message}"):
@@ -103,9 +103,7 @@ def test_a_truncated_compressed_file_is_an_error_wherever_it_ends(tmp_path, suff
     for length in (5, 20, len(data) // 2, len(data) - 1):
         path.write_bytes(data[:length])
         kind = {".gz": "gzip", ".zst": "zstd"}[suffix]
-        with pytest.raises(
-            CorpusFormatError, match=f"^{path}(:1)?: ({kind} file is truncated|line is not a JSON object)"
-        ):
+        with pytest.raises(CorpusFormatError, match=f"^{path}: {kind} file is truncated"):
             documents(path)
     path.write_bytes(data)
     assert len(documents(path)) == 300
@@ -120,10 +118,11 @@ def test_a_damaged_compressed_file_is_an_error(tmp_path, suffix):
     )
     data[-3] ^= 1  # in the checksum, or the length
     path.write_bytes(data)
-    with pytest.raises(CorpusFormatError, match=r"(gzip|zstd) file is damaged \(.*\), expected an intact one"):
+    kind = {".gz": "gzip", ".zst": "zstd"}[suffix]
+    with pytest.raises(CorpusFormatError, match=rf"{kind} file is damaged \(.*\), expected an intact one"):
         documents(path, reader="jsonl")
     path.write_bytes(compressed(lines, suffix) + b"trailing garbage")
-    with pytest.raises(CorpusFormatError, match="file is damaged"):
+    with pytest.raises(CorpusFormatError, match=f"{kind} file is damaged"):
         documents(path, reader="jsonl")
 
 
@@ -176,7 +175,7 @@ def test_a_file_that_holds_no_documents_is_refused(tmp_path, content, options, m
 
 
 @pytest.mark.parametrize("content", [b"text\n", b'{"text": "x"\n', b"[1\n"])
-def test_a_file_named_jsonl_is_not_taken_for_text(tmp_path, content):
+def test_a_file_named_jsonl_is_never_read_as_text(tmp_path, content):
     path = tmp_path / "a.jsonl"
     path.write_bytes(content)
     with pytest.raises(
@@ -227,7 +226,7 @@ def test_failures_of_the_operating_system_are_errors_that_name_the_file(tmp_path
         documents(path)
 
 
-def test_what_is_no_regular_file_is_refused(tmp_path):
+def test_a_pipe_is_refused(tmp_path):
     path = tmp_path / "pipe"
     os.mkfifo(path)
     with pytest.raises(CorpusError, match="pipe: corpus is a pipe, socket or device, expected a regular file"):

@@ -45,7 +45,7 @@ def test_help_has_an_example_and_every_option(tmp_path):
         assert getattr(option, "help", None)
 
 
-def test_a_summary_for_persons(corpus, tokenizer, out):
+def test_a_summary_for_people(corpus, tokenizer, out):
     result = run("--corpus", corpus, "--tokenizer", tokenizer, "--out", out, "--shard-tokens", 500)
     assert result.exit_code == 0
     assert result.stderr == ""
@@ -78,7 +78,7 @@ def test_quiet_prints_nothing(corpus, tokenizer, out):
     assert out.is_dir()
 
 
-def test_resumed_and_split_are_told():
+def test_the_summary_counts_resumed_shards_and_split_documents():
     numbers = {"documents": 5, "tokens": 100, "duplicates": 0, "skipped": {"binary": 2}, "split_documents": 1}
     shards = {"shards": 3, "resumed_shards": 2, "shard_positions": 50, "size": 550, "bytes_per_token": 5.5}
     text = summary_text(BuildSummary(out="ds", **numbers, **shards, seconds=75, stage_seconds={"read": 61}))
@@ -157,7 +157,7 @@ def require_one_line(result, status, message):
 
 
 def test_failures_are_status_1_and_one_line(corpus, tokenizer, out, tmp_path):
-    asked = {"--corpus": corpus, "--tokenizer": tokenizer, "--out": out}
+    valid = {"--corpus": corpus, "--tokenizer": tokenizer, "--out": out}
     (tmp_path / "bad.json").write_text("{}")
     (tmp_path / "empty.jsonl").write_text('{"text": ""}\n')
     (tmp_path / "notes").mkdir()
@@ -176,12 +176,12 @@ def test_failures_are_status_1_and_one_line(corpus, tokenizer, out, tmp_path):
         ({"--out": corpus / "below"}, "the datastore cannot be written (Not a directory)"),
     ]
     for changed, message in cases:
-        arguments = [part for pair in {**asked, **changed}.items() for part in pair]
+        arguments = [part for pair in {**valid, **changed}.items() for part in pair]
         require_one_line(run_build(*arguments), 1, message)
         assert not out.exists()
         assert leftovers(out) == []
     require_one_line(
-        run_build(*(part for pair in asked.items() for part in pair), "--resume"), 1, "is absent, expected"
+        run_build(*(part for pair in valid.items() for part in pair), "--resume"), 1, "is absent, expected"
     )
 
 
@@ -198,14 +198,8 @@ def test_an_error_of_the_system_is_one_line_too(corpus, tokenizer, out, monkeypa
 def test_a_file_too_large_for_the_process_is_one_line(tokenizer, out, tmp_path):
     """RLIMIT_FSIZE stands for a full disk where none can be mounted."""
     corpus = write_jsonl(tmp_path / "corpus.jsonl", documents(400))
-    script = (
-        "import resource, signal\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
-        "from build_index.cli import build; build()"
-    )
-    asked = command("--corpus", corpus, "--tokenizer", tokenizer, "--out", out)
-    asked[2] = script
-    process = subprocess.run(asked, capture_output=True, text=True, check=False)
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))"
+    process = run_build("--corpus", corpus, "--tokenizer", tokenizer, "--out", out, before=limit)
     require_one_line(process, 1, "shard-00000.tokens: the datastore cannot be written (File too large)")
     assert leftovers(out) == []
 
@@ -250,13 +244,10 @@ def test_an_interrupted_process_ends_while_its_thread_is_sorting(tokenizer, out,
         "def interrupted(self, record):\n"
         "    submit(self, record)\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
-        "pipeline.Pipeline.sort = interrupted\n"
-        "from build_index.cli import build; build()"
+        "pipeline.Pipeline.sort = interrupted"
     )
     corpus = write_jsonl(tmp_path / "corpus.jsonl", documents(3000))
-    asked = command("--corpus", corpus, "--tokenizer", tokenizer, "--out", out)
-    asked[2] = script
-    process = subprocess.run(asked, capture_output=True, text=True, check=False)
+    process = run_build("--corpus", corpus, "--tokenizer", tokenizer, "--out", out, before=script)
     require_one_line(process, 130, "interrupted (1 finished shard kept: continue with --resume)")
 
 
@@ -273,7 +264,7 @@ def test_a_line_shows_bar_share_amount_rate_and_time_left():
     assert line_of(StageProgress("writing", 0, 10, "tokens", 0.0)).endswith("]   0%  0 tokens")
 
 
-def test_times_are_written():
+def test_durations_are_formatted():
     assert [clock(seconds) for seconds in (0, 59.6, 61, 3600, 86_399)] == [
         "0:00",
         "1:00",

@@ -64,8 +64,8 @@ def inputs(tmp_path_factory):
 def require_whole_and_resumable(arguments, out, old, expected):
     """The state after a kill; then resume, or build anew where there is nothing to resume. Return which it was."""
     assert leftovers(out) in ([], [".ds.building"])
-    found = contents(out)
-    assert found in ([expected] if old is None else [expected, old]) or (not out.exists() and old is None)
+    files = contents(out)
+    assert files in ([expected] if old is None else [expected, old]) or (not out.exists() and old is None)
     kept = kept_shards(out)
     run = run_build(*arguments, "--out", out, "--resume")
     if run.returncode:
@@ -91,8 +91,8 @@ def test_killed_at_a_random_instant(inputs, tmp_path, number):
     arguments, expected, old, seconds = inputs
     instant = random.Random(number).uniform(0.3, 1.05) * seconds  # before that, Python starts
     out, before = place_of(tmp_path, old if number % 2 else None)
-    asked = command(*arguments, "--out", out)
-    process = subprocess.Popen(asked, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    build = command(*arguments, "--out", out)
+    process = subprocess.Popen(build, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         process.wait(timeout=instant)
     except subprocess.TimeoutExpired:
@@ -113,8 +113,8 @@ def test_killed_at_every_kind_of_step(inputs, tmp_path, has_old, after_rename):
         directory.mkdir()
         out, before = place_of(directory, old if has_old else None)
         script = KILL_AT_STEP.format(place=str(directory), after_rename=after_rename, step=step)
-        asked = command(*arguments, "--out", out, before=script)
-        process = subprocess.run(asked, capture_output=True, check=False)
+        build = command(*arguments, "--out", out, before=script)
+        process = subprocess.run(build, capture_output=True, check=False)
         if process.returncode == 0:
             break
         assert process.returncode == -9, process.stderr

@@ -39,7 +39,7 @@ def names(root, documents):
 # --- Directories -----------------------------------------------------------------------------------------------------
 
 
-def test_a_source_tree_is_read_in_order_and_what_is_no_text_is_counted(tmp_path):
+def test_a_source_tree_is_read_in_order_and_skipped_files_are_counted(tmp_path):
     files = {
         "b.py": "b = 1\n",
         "a/z.py": "z = 1\n",
@@ -124,7 +124,7 @@ def test_a_forced_reader_reads_every_file_of_a_directory(tmp_path):
         read(tmp_path, reader="jsonl")
 
 
-def test_what_tools_keep_in_a_tree_is_left_out(tmp_path):
+def test_files_of_tools_in_a_tree_are_left_out(tmp_path):
     hidden = [".git/config", "a/__pycache__/x.py", "node_modules/x.js", "a/.venv/x.py"]
     write(tmp_path, dict.fromkeys([*hidden, "a/x.py", "a/.github/ci.yml", "git/y.py"], "x"))
     assert names(tmp_path, read(tmp_path)[1]) == ["a/.github/ci.yml", "a/x.py", "git/y.py"]
@@ -222,7 +222,7 @@ def test_a_file_or_directory_that_cannot_be_read_is_an_error(tmp_path, monkeypat
         read(tmp_path)
 
 
-def test_an_unfinished_large_file_of_a_tree_is_passed_over_where_it_turns_binary(tmp_path, monkeypatch):
+def test_a_large_file_of_a_tree_is_read_until_it_turns_binary(tmp_path, monkeypatch):
     monkeypatch.setattr(text, "PIECE_BYTES", 10)
     monkeypatch.setattr(detection, "HEAD_BYTES", 10)
     write(tmp_path, {"a.txt": b"line one\nline two\n\0\0\0", "b.txt": "x"})
@@ -259,7 +259,7 @@ def test_bytes_read_grows_while_reading(tmp_path):
     assert corpus.bytes_read == corpus.size_hint
 
 
-def test_provenance_is_json_and_holds_only_what_was_given(tmp_path):
+def test_provenance_is_json_and_holds_only_options_that_are_set(tmp_path):
     write(tmp_path, {"a.py": "x"})
     corpus, _ = read(tmp_path)
     expected = {"corpus": str(tmp_path), "reader": "tree", "documents": 1, "conversations": 0, "files": 1, "bytes": 1}
@@ -299,11 +299,11 @@ def _open_files():
         ({"reader": "csv"}, "reader is 'csv', expected one of parquet, jsonl, json, chat, text, tree"),
         ({"max_documents": 0}, "max_documents is 0, expected at least 1"),
         ({"reader": "tree"}, "corpus is a file, expected a directory for the reader 'tree'"),
-        ({"include": ("*.py",)}, "corpus is a file, expected a directory where include or exclude is given"),
-        ({"exclude": ("*.py",)}, "corpus is a file, expected a directory where include or exclude is given"),
+        ({"include": ("*.py",)}, "corpus is a file, expected a directory for --include and --exclude"),
+        ({"exclude": ("*.py",)}, "corpus is a file, expected a directory for --include and --exclude"),
     ],
 )
-def test_options_that_cannot_be_are_refused(tmp_path, options, message):
+def test_contradicting_options_are_refused(tmp_path, options, message):
     path = tmp_path / "a.txt"
     path.write_text("x")
     with pytest.raises(CorpusError, match=f"^{path}: {message}"):

@@ -81,9 +81,7 @@ def test_a_data_set_of_the_hub_is_streamed():
 
 @pytest.mark.usefixtures("local_hub")
 def test_a_data_set_without_a_split_named_train_asks_for_one():
-    with pytest.raises(
-        CorpusNotFoundError, match=r"its split is not given, .* expected one of .*@train_sft, @test_sft"
-    ):
+    with pytest.raises(CorpusNotFoundError, match=r"the split is not set, .* expected one of .*@train_sft, @test_sft"):
         read("hf://owner/chat")
 
 

@@ -77,17 +77,17 @@ def test_a_shard_that_is_asked_for_must_fit():
     ("text", "size"),
     [("8G", 8 << 30), ("512M", 512 << 20), ("1.5GiB", 3 << 29), ("2kb", 2048), ("1T", 1 << 40), ("1000", 1000)],
 )
-def test_sizes_are_read(text, size):
+def test_sizes_are_parsed(text, size):
     assert parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "8X", "-1G", "0", "G", "1e9", "8 G G", "0.1"])
-def test_what_is_no_size_is_refused(text):
+def test_text_that_is_not_a_size_is_refused(text):
     with pytest.raises(MemoryBudgetError, match=r"--memory: size is '.*', expected a size such as 8G or 512M"):
         parse_size(text)
 
 
-def test_sizes_are_written():
+def test_sizes_are_formatted():
     assert [size_text(size) for size in (0, 1023, 1536, 5 << 30, 3 << 40)] == [
         "0 bytes",
         "1023 bytes",
@@ -107,7 +107,7 @@ def write(root, files):
 MEMINFO = "MemTotal:  2000 kB\nMemAvailable:  1000 kB\n"
 
 
-def test_what_is_available_is_what_the_system_says(tmp_path):
+def test_the_available_memory_is_that_of_the_system(tmp_path):
     write(tmp_path, {"proc/meminfo": MEMINFO})
     assert available_bytes(tmp_path) == available_budget(tmp_path) == 1000 * 1024
     assert available_budget() > 0
@@ -146,7 +146,7 @@ def test_a_control_group_of_version_1_limits_what_is_available(tmp_path):
 
 
 @pytest.mark.parametrize("meminfo", [None, "MemTotal: 5 kB\n", "MemAvailable: many\n"])
-def test_where_the_system_does_not_tell_memory_must_be_given(tmp_path, meminfo):
+def test_without_a_known_available_memory_it_must_be_set(tmp_path, meminfo):
     if meminfo is not None:
         write(tmp_path, {"proc/meminfo": meminfo})
     with pytest.raises(MemoryBudgetError, match=r"the available memory is unknown .*; set --memory SIZE"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -94,27 +95,19 @@ def test_a_journal_without_a_plan_is_none(tmp_path):
     assert read_journal(path) is None
 
 
-def test_a_line_that_was_only_written_in_part_is_taken_back(tmp_path):
-    class HalfDisk:
-        """A file system with room for half a line."""
-
-        def __init__(self, file):
-            self.file = file
-
-        def write(self, data):
-            return self.file.write(data[: len(data) // 2])
-
-        def __getattr__(self, name):
-            return getattr(self.file, name)
-
+def test_a_line_that_was_only_written_in_part_is_removed(tmp_path):
     path = tmp_path / "journal.jsonl"
     journal = Journal(path)
     journal.append("plan", {"a": 1})
-    file = journal._file
-    journal._file = HalfDisk(file)
-    with pytest.raises(OSError, match="No space left"):
-        journal.append("tokens", TOKENS)
-    journal._file = file
+    size = path.stat().st_size
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, limits[1]))  # stands for a full disk
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            journal.append("tokens", TOKENS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.stat().st_size == size + 20
     journal.append("tokens", TOKENS)
     journal.close()
     state = read_journal(path)
@@ -225,12 +218,12 @@ def test_a_file_system_without_locks_will_do(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("before", ["nothing", "an empty directory", "a datastore"])
 @pytest.mark.parametrize("exchange", [True, False])
-def test_a_datastore_comes_to_its_place(tmp_path, monkeypatch, before, exchange):
+def test_a_datastore_is_put_in_place(tmp_path, monkeypatch, before, exchange):
     out = tmp_path / "ds"
     if before != "nothing":
         fill(out, OLD if before == "a datastore" else {})
     if not exchange:
-        monkeypatch.setattr(module, "_exchange", lambda first, second: False)
+        monkeypatch.setattr(module, "exchange_directories", lambda first, second: False)
     with Staging(out) as staging:
         staging.start()
         fill(staging.datastore, NEW)
@@ -240,16 +233,16 @@ def test_a_datastore_comes_to_its_place(tmp_path, monkeypatch, before, exchange)
     assert list(tmp_path.iterdir()) == [out]
 
 
-def test_where_directories_cannot_be_exchanged_it_is_noticed(tmp_path, monkeypatch):
+def test_directories_are_exchanged_where_that_is_supported(tmp_path, monkeypatch):
     first, second = fill(tmp_path / "a", OLD), fill(tmp_path / "b", NEW)
-    assert module._exchange(first, second)
+    assert module.exchange_directories(first, second)
     assert (texts(first), texts(second)) == (NEW, OLD)
     with pytest.raises(FileNotFoundError):
-        module._exchange(first, tmp_path / "absent")
-    monkeypatch.setattr(module, "_RENAME_EXCHANGE", 1 << 20)  # a flag that no kernel knows
-    assert not module._exchange(first, second)
+        module.exchange_directories(first, tmp_path / "absent")
+    monkeypatch.setattr(module, "RENAME_EXCHANGE", 1 << 20)  # a flag that no kernel knows
+    assert not module.exchange_directories(first, second)
     monkeypatch.setattr(module.ctypes, "CDLL", lambda *_, **__: object())  # an old C library
-    assert not module._exchange(first, second)
+    assert not module.exchange_directories(first, second)
 
 
 def test_a_datastore_taken_away_before_a_crash_is_brought_back(tmp_path):
@@ -260,7 +253,7 @@ def test_a_datastore_taken_away_before_a_crash_is_brought_back(tmp_path):
         assert not replaced.exists()
 
 
-def test_what_came_there_meanwhile_is_left_alone(tmp_path):
+def test_a_directory_that_appeared_meanwhile_is_left_alone(tmp_path):
     with Staging(tmp_path / "ds") as staging:
         staging.start()
         fill(staging.datastore, NEW)
@@ -298,7 +291,7 @@ def test_a_full_disk_is_an_output_error(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write anywhere")
-def test_a_place_where_one_may_not_write(tmp_path):
+def test_a_place_without_write_permission(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(OutputError, match="Permission denied"):
         Staging(tmp_path / "ds")

@@ -117,7 +117,7 @@ def test_shapes_of_repetition(symbols):
 
 @pytest.mark.parametrize("block", [128, 256])
 def test_blocks_join(monkeypatch, block):
-    monkeypatch.setattr(module, "_BLOCK", block)
+    monkeypatch.setattr(module, "BLOCK", block)
     random = np.random.default_rng(block)
     for length in (127, 128, 129, 255, 256, 257, 1000, 5000):
         symbols = np.minimum(random.zipf(1.2, length), 65_535).astype(np.uint16)
@@ -131,20 +131,20 @@ def test_more_than_65535_distinct_ids():
     symbols = np.concatenate([every, [0xFFFFFF], frequent, [0xFFFFFF], every[::-1], frequent[:50_000], [0xFFFFFF]])
     symbols = symbols.astype(np.uint32)
     counts = np.bincount(np.minimum(symbols, 70_000), minlength=70_001)
-    code = module._Code(counts)
+    code = module.SymbolCode(counts)
     assert set(code.lengths.tolist()) == {1, 2, 3}
     check_neighbours(symbols, suffix_array(symbols, vocabulary_size=70_000), 70_000)
 
 
 def test_all_65536_symbols_take_two_bytes():
     symbols = np.random.default_rng(2).permutation(65_536).astype(np.uint16)
-    code = module._Code(np.ones(65_536, dtype=np.int64))
+    code = module.SymbolCode(np.ones(65_536, dtype=np.int64))
     assert code.text_bytes == 2 * 65_536
     check_neighbours(symbols, suffix_array(symbols, vocabulary_size=65_535), 65_535)
 
 
 def test_more_distinct_ids_than_are_fitted(monkeypatch):
-    monkeypatch.setattr(module, "_MOST_FITTED", 66_000)
+    monkeypatch.setattr(module, "MOST_FITTED", 66_000)
     symbols = np.concatenate([np.random.default_rng(3).permutation(70_000), [0xFFFFFF] * 2]).astype(np.uint32)
     check_neighbours(symbols, suffix_array(symbols, vocabulary_size=70_000), 70_000)
 
@@ -157,7 +157,7 @@ def test_largest_vocabulary():
 @given(st.lists(st.one_of(st.integers(1, 9), st.integers(1, 10**6)), min_size=1, max_size=1500))
 def test_code_is_ordered_prefix_free_and_short(weights):
     counts = np.array([0, *weights, 0, *weights[::-1], 0, 0, 1])
-    code = module._Code(counts)
+    code = module.SymbolCode(counts)
     present = np.flatnonzero(counts)
     assert np.array_equal(np.flatnonzero(code.lengths), present)
     codewords = [bytes(code.columns[: code.lengths[symbol], symbol]) for symbol in present]

@@ -283,7 +283,7 @@ def test_long_texts_are_encoded_in_pieces_at_line_ends_and_in_several_batches(ch
     whole = [tokens.tolist() for tokens in chat.encode_batch(texts)]
     monkeypatch.setattr(target_tokenizer, "PIECE_CHARACTERS", 300)
     monkeypatch.setattr(target_tokenizer, "BATCH_CHARACTERS", 700)
-    assert max(map(len, target_tokenizer._pieces(lines))) <= 300
+    assert max(map(len, target_tokenizer.split_text(lines))) <= 300
     pieces = chat.encode_batch(texts)
     assert pieces[0].tolist() == whole[0]
     assert pieces[2].tolist() == []

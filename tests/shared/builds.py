@@ -1,4 +1,4 @@
-"""What tests of the builder share: small corpora, a tiny tokenizer's file, and looks at what was built."""
+"""Shared by tests of the builder: small corpora, a tiny tokenizer, and the content of what was built."""
 
 from __future__ import annotations
 
@@ -15,29 +15,10 @@ from rest_store.datastore.manifest import Manifest
 from rest_store.datastore.shard import Shard
 from tests.shared.models import byte_level_bpe
 
-_WORDS = [
-    "def",
-    "return",
-    "for",
-    "in",
-    "range",
-    "print",
-    "import",
-    "self",
-    "add",
-    "first",
-    "second",
-    "i",
-    "x",
-    "=",
-    "+",
-    "(",
-    ")",
-    ":",
-    "naïve",
-    "café",
-    "2024",
-]
+_WORDS = (
+    *("def", "return", "for", "in", "range", "print", "import", "self", "add", "first", "second", "i", "x"),
+    *("=", "+", "(", ")", ":", "naïve", "café", "2024"),
+)
 
 
 def documents(number: int, seed: int = 0) -> list[str]:
@@ -82,20 +63,20 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 def stored_documents(directory: Path) -> list[list[int]]:
     """The token ids of every stored document or piece, in order."""
-    found = []
+    stored = []
     for record in Manifest.read(directory).shards:
         tokens = Shard.open(directory, record.name).tokens
         separator = separator_id(tokens.header.vocabulary_size)
         document: list[int] = []
         for symbol in tokens.symbols().tolist():
             if symbol == separator:
-                found.append(document)
+                stored.append(document)
                 document = []
             else:
                 document.append(symbol)
-    return found
+    return stored
 
 
 def leftovers(out: Path) -> list[str]:
-    """What lies beside a datastore's place, the datastore itself not counted."""
+    """The names of files beside the datastore."""
     return sorted(path.name for path in out.parent.iterdir() if path != out)
