@@ -15,7 +15,7 @@ import numpy as np
 from peer_process import PeerProcess
 
 from rest_store.bench.datastores import laid_out
-from rest_store.bench.replay import Recording
+from rest_store.bench.recordings import Recording
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.header import separator_id
 

@@ -11,7 +11,8 @@ import numpy.typing as npt
 from peer_process import PeerProcess
 
 from rest_store.bench.datastores import documents_of, written
-from rest_store.bench.replay import FIT_PARTS, Outcome, Recording, replay
+from rest_store.bench.recordings import FIT_PARTS, Recording
+from rest_store.bench.replay import Outcome, replay
 from rest_store.datastore.datastore import Datastore
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import PromptLookup, RecycledLogits

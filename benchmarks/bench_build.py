@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from rest_store.bench.arguments import parser_of
+
 from rest_store.bench.environment import write_result
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from rest_store.bench.environment import write_result
-from rest_store.bench.replay import FIT_PARTS, read_recordings
+from rest_store.bench.recordings import FIT_PARTS, read_recordings
 from rest_store.datastore.datastore import Datastore
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession

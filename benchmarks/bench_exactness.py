@@ -22,7 +22,7 @@ import torch
 
 import rest_store
 from rest_store.bench.environment import write_result
-from rest_store.bench.replay import Recording, read_recordings
+from rest_store.bench.recordings import Recording, read_recordings
 from rest_store.generation.loading import load_model
 
 PACKAGES = ("numpy", "torch", "transformers")

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from rest_store.bench.environment import write_result
-from rest_store.bench.replay import PARTS, Recording, fit_calibration, read_recordings, replay
+from rest_store.bench.recordings import PARTS, Recording, read_recordings
+from rest_store.bench.replay import fit_calibration, replay
 from rest_store.datastore.datastore import Datastore
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import PromptLookup, RecycledLogits

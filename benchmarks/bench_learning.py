@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from rest_store.bench.environment import write_result
-from rest_store.bench.replay import FIT_PARTS, read_recordings, replay
+from rest_store.bench.recordings import FIT_PARTS, read_recordings
+from rest_store.bench.replay import replay
 from rest_store.datastore.datastore import Datastore
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import PromptLookup, RecycledLogits

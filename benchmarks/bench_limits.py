@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 
 from rest_store.bench.environment import write_result
-from rest_store.bench.replay import FIT_PARTS, Recording, fit_calibration, read_recordings, replay
+from rest_store.bench.recordings import FIT_PARTS, Recording, read_recordings
+from rest_store.bench.replay import fit_calibration, replay
 from rest_store.datastore.datastore import Datastore
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession

@@ -41,7 +41,7 @@ def paper(
 
     from rest_store.bench.environment import write_result
     from rest_store.bench.exhibits import shown
-    from rest_store.bench.replay import read_recordings
+    from rest_store.bench.recordings import read_recordings
     from rest_store.bench.tables import paper_tables
     from rest_store.datastore.datastore import Datastore
 

@@ -37,7 +37,7 @@ from against_infini_gram import compare_infini_gram
 from against_suffix_decoding import compare_suffix_decoding
 
 from rest_store.bench.environment import write_result
-from rest_store.bench.replay import read_recordings
+from rest_store.bench.recordings import read_recordings
 from rest_store.datastore.datastore import Datastore
 
 

@@ -32,8 +32,8 @@ from typing import Any
 
 import numpy as np
 from parallel import Contexts, compare_threads
-
 from rest_store.bench.arguments import parser_of
+
 from rest_store.bench.datastores import laid_out, perturbed, python_source
 from rest_store.bench.environment import write_result
 from rest_store.datastore.datastore import Datastore

@@ -30,6 +30,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+from rest_store.bench.arguments import parser_of
 from service_calls import (
     FIRST,
     OWN_CONNECTION,
@@ -47,7 +48,6 @@ from service_calls import (
     unary_sync,
 )
 
-from rest_store.bench.arguments import parser_of
 from rest_store.bench.environment import write_result
 from rest_store.bench.serving import started
 from rest_store.datastore.datastore import Datastore

@@ -25,8 +25,9 @@ from pathlib import Path
 
 import numpy as np
 
-from rest_store.bench.command import _encoder
-from rest_store.bench.replay import FIT_PARTS, Encode, Recording, fit_recorded, read_recordings, replay
+from rest_store.bench.recordings import FIT_PARTS, Encode, Recording, read_recordings
+from rest_store.bench.recordings import encoder as _encoder
+from rest_store.bench.replay import fit_recorded, replay
 from rest_store.datastore.datastore import Datastore
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import PromptLookup, RecycledLogits

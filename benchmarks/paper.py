@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rest_store.bench.replay import Draft, Outcome, Recording, walk
+from rest_store.bench.recordings import Recording
+from rest_store.bench.replay import Draft, Outcome, walk
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.kernel import shard_view
 from rest_store.datastore.tree import TokenTree

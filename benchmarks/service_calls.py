@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from rest_store.bench.serving import PATIENCE
+from rest_store.bench.serving import TIMEOUT as PATIENCE
 from rest_store.service.client.client import DatastoreClient
 from rest_store.v1 import datastore_pb2 as pb
 from rest_store.v1 import datastore_pb2_grpc

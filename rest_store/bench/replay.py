@@ -6,18 +6,15 @@ that comes later is seen: a session is given the recorded top-k only up to the t
 
 from __future__ import annotations
 
-import gzip
-import hashlib
-import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from rest_store.bench.recordings import Recording
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession
@@ -25,32 +22,6 @@ from rest_store.drafting.sources import RecycledLogits
 from rest_store.errors import RecordingError, describe
 
 BINS = 20  # of reliability
-_LAST_TOKEN = 2**31 - 1
-PARTS = 10  # that prompts are divided into
-FIT_PARTS = 7  # of those, the first ones are for fitting, the others for reporting
-
-Encode = Callable[[str, str], tuple[list[int], list[int]]]  # prompt and answer to their tokens
-
-
-@dataclass(frozen=True)
-class Recording:
-    """One recorded generation.
-
-    Attributes:
-        family: what kind of task it is, for reports.
-        part: 0..9, by a fixed hash of the prompt, or of the task's id where several prompts ask for the same.
-        prompt: int32[p].
-        output: int32[n].
-        top_k: int32[p + n, k], most likely tokens after each position of prompt + output; k may be 0.
-        key: of the task, with the family before a plain number; empty without an id.
-    """
-
-    family: str
-    part: int
-    prompt: npt.NDArray[np.int32]
-    output: npt.NDArray[np.int32]
-    top_k: npt.NDArray[np.int32]
-    key: str = ""
 
 
 @dataclass
@@ -100,73 +71,6 @@ class Outcome:
             "calibration_error": round(self.calibration_error, 5),
             "families": {name: round(tokens / steps, 4) for name, (tokens, steps) in sorted(self.families.items())},
         }
-
-
-def part_of(key: str) -> int:
-    """Return which part of the prompts the one with this key belongs to, 0..9; fixed for ever."""
-    return int(hashlib.sha256(b"split 1 " + key.encode()).hexdigest(), 16) % PARTS
-
-
-def read_recordings(path: str | Path, encode: Encode | None = None) -> list[Recording]:
-    """Read recordings: JSON lines, also as `.gz`, each with `prompt` and `output` (or `answer`).
-
-    Both are token ids, or texts that `encode` turns into tokens. Optional: `topk` (for each position the most likely
-    next tokens), `set` or `model` (the family), `id` (of the task, which keeps several prompts of one task together).
-
-    Raises:
-        RecordingError: the file cannot be read, or a line is no recording.
-    """
-    out = []
-    for number, line in lines_of(path):
-        where = f"{path}, line {number}"
-        try:
-            fields = json.loads(line)
-            prompt, output = fields["prompt"], fields["output"] if "output" in fields else fields["answer"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise RecordingError(describe(where, "recording", "malformed", "JSON with prompt and output")) from error
-        key = str(fields.get("id", prompt))
-        if "id" in fields and "/" not in key:
-            key = str(fields.get("set", "")) + key
-        if isinstance(prompt, str) or isinstance(output, str):
-            if encode is None:
-                raise RecordingError(describe(where, "prompt or output", "text", "token ids, or a tokenizer for it"))
-            prompt, output = encode(str(prompt), str(output))
-        try:
-            tokens = _integers(prompt, 0), _integers(output, 0)
-            top_k = _integers(fields.get("topk") or np.zeros((0, 0)), -1)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise RecordingError(describe(where, "recording", "of other types", "lists of token ids")) from error
-        if (tokens[0].ndim, tokens[1].ndim, top_k.ndim) != (1, 1, 2) or len(top_k) not in (
-            0,
-            tokens[0].size + tokens[1].size,
-        ):
-            raise RecordingError(describe(where, "recording", "of other shapes", "ids, and top-k of each position"))
-        family = str(fields.get("set", fields.get("model", "all")))
-        out.append(Recording(family, part_of(key), *tokens, top_k, key if "id" in fields else ""))
-    return out
-
-
-def _integers(values: object, least: int) -> npt.NDArray[np.int32]:
-    """Return `values` as int32; raise ValueError for any that are no integers from `least` on."""
-    array = np.array(values)
-    if array.size and (array.dtype.kind not in "iu" or int(array.min()) < least or int(array.max()) > _LAST_TOKEN):
-        raise ValueError("not integers of the range")
-    return array.astype(np.int32)
-
-
-def lines_of(path: str | Path) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a text file, or of a `.gz`, with their numbers; blank ones are passed over.
-
-    Raises:
-        RecordingError: the file cannot be read.
-    """
-    try:
-        with (gzip.open if str(path).endswith(".gz") else open)(path, "rt", encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield number, line
-    except (OSError, UnicodeDecodeError, EOFError) as error:
-        raise RecordingError(describe(path, "file", f"unreadable ({error})", "JSON lines")) from error
 
 
 Draft = Callable[[npt.NDArray[np.int32]], TokenTree]  # of a context

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from rest_store.bench import calibrate as calibrating
 from rest_store.bench import quality as measuring
-from rest_store.bench import replay as replaying
 from rest_store.bench.quality import measure, measure_series, prompt_lookup_rule, rest_rule
-from rest_store.bench.replay import Recording, replay, walk
+from rest_store.bench.recordings import Recording
+from rest_store.bench.replay import replay, walk
 from rest_store.cli import main
 from rest_store.datastore.datastore import Datastore
 from rest_store.drafting.calibration import Calibration
@@ -75,9 +76,9 @@ def test_datastores_of_one_name_are_told_apart(folder: Path) -> None:
     two = ["--datastore", folder / "a", "--datastore", folder / "other/a"]
     done = bench(folder, *two, "--calibration", "default", "--json", folder / "two.json")
     assert done.exit_code == 0, done.output
-    facts = json.loads((folder / "two.json").read_text())
-    assert set(facts["datastores"]) == {str(folder / "a"), str(folder / "other/a")}
-    assert sum(row["drafting"].endswith(" alone") for row in facts["rows"]) == 3
+    results = json.loads((folder / "two.json").read_text())["results"]
+    assert set(results["datastores"]) == {str(folder / "a"), str(folder / "other/a")}
+    assert sum(row["drafting"].endswith(" alone") for row in results["rows"]) == 3
     done = bench(folder, "--datastore", folder / "a", "--datastore", folder / "b/../a", "--calibration", "default")
     assert done.exit_code == 1
     assert "twice" in done.output
@@ -115,7 +116,8 @@ def test_what_is_wrong_is_said_before_anything_is_fitted(folder: Path, monkeypat
     def costly(*arguments: Any, **options: Any) -> Calibration:
         raise AssertionError("fitted first")
 
-    monkeypatch.setattr(replaying, "fit_calibration", costly)
+    for module in (measuring, calibrating):
+        monkeypatch.setattr(module, "fit_calibration", costly)
     store = ["--datastore", folder / "a"]
     for options, fragment in (
         (["--json", folder / "no/where.json"], "folder is missing"),
@@ -144,7 +146,7 @@ def test_through_a_service_the_figures_are_those_in_process(folder: Path) -> Non
     options = [*stores, "--calibration", "default", "--no-ablations", "--through-service", "--json", folder / "s.json"]
     done = bench(folder, *options)
     assert done.exit_code == 0, done.output
-    rows = {row["drafting"]: row["M"] for row in json.loads((folder / "s.json").read_text())["rows"]}
+    rows = {row["drafting"]: row["M"] for row in json.loads((folder / "s.json").read_text())["results"]["rows"]}
     assert rows["session through a service"] == rows["session"] > 1
     none = bench(folder, "--through-service", "--calibration", "default")
     assert none.exit_code == 1

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from paper import experiments, random_rule, timed_walk, trie_rule
 
-from rest_store.bench.replay import Recording
+from rest_store.bench.recordings import Recording
 from rest_store.bench.results import read_results
 from rest_store.bench.sections import section_of
 from rest_store.datastore.datastore import Datastore
