@@ -73,8 +73,7 @@ def _service(figures: Mapping[str, Any]) -> list[Exhibit]:
     kinds = [name for name in figures if name.endswith(("TCP", "Unix"))]
     together = [name for name in figures if "clients, " in name]
     rows: list[list[Cell]] = [
-        [name, *(figures[name].get(what) for what in ("echo", "service", "share", "share min", "share max"))]
-        for name in together
+        [name, *(figures[name].get(what) for what in ("echo", "service", "share"))] for name in together
     ]
     callers = [name.removesuffix(" median us") for name in figures[kinds[0]] if name.endswith(" median us")]
     medians = {who: [figures[kind].get(f"{who} median us") for kind in kinds] for who in callers}
@@ -87,7 +86,7 @@ def _service(figures: Mapping[str, Any]) -> list[Exhibit]:
     return [
         service_table(figures),
         Bars("One client", "median microseconds", kinds, medians),
-        Table("Many clients at once", ["", "echo, a second", "service, a second", "share", "least", "greatest"], rows),
+        Table("Many clients at once", ["", "echo, a second", "service, a second", "share"], rows),
         Table("Batches of 256 contexts", ["", "contexts a second"], batches),
         Lines("Latency against offered load", "requests offered a second", "milliseconds", latencies, logarithmic="y"),
     ]
