@@ -35,7 +35,7 @@ test: setup
 
 # The standard library's source, tokenized as SmolLM2 does: a datastore in demo/, what it drafts, and code written with it,
 # in process, through a service, and through one that dies meanwhile.
-WRITE = TQDM_DISABLE=1 $(BIN)/rest-store generate --model "$(MODEL)" --packed --max-new-tokens 96 --prompt "def fibonacci(n):"
+WRITE = TQDM_DISABLE=1 $(BIN)/rest-store generate --model "$(MODEL)" --prepacked-weights --max-new-tokens 96 --prompt "def fibonacci(n):"
 demo: $(DEMO)/manifest.json
 	$(BIN)/rest-store info $(DEMO)
 	$(BIN)/rest-store query $(DEMO) --text "    for i in range(len("
@@ -99,8 +99,8 @@ bench: $(DEMO)/manifest.json
 	  --out $(BENCH)/recordings.jsonl.gz
 	$(BIN)/rest-store bench quality $(REPLAYED) --calibration default --json $(RESULTS)/quality.json
 	$(BIN)/python benchmarks/bench_paper.py $(REPLAYED) --json $(RESULTS)/paper.json
-	$(BIN)/rest-store bench speed --model "$(MODEL)" --traces $(BENCH)/recordings.jsonl.gz --datastore $(DEMO) --packed \
-	  --methods "transformers prompt lookup" "REST's rule" DraftSession --prompts 1 --new-tokens 48 --json $(RESULTS)/speed.json
+	$(BIN)/rest-store bench speed --model "$(MODEL)" $(REPLAYED) --prepacked-weights --prompts 1 --max-new-tokens 48 \
+	  --method "transformers prompt lookup" --method "REST's rule" --method DraftSession --json $(RESULTS)/speed.json
 	$(BIN)/rest-store bench report $(RESULTS) --plots $(BENCH)/plots
 
 # The API reference from the docstrings, in build/docs; a warning is an error.

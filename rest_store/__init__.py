@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rest_store.errors import RestStoreError
     from rest_store.generation.generate import generate
     from rest_store.generation.generator import Generator
-    from rest_store.generation.prepacking import packed
+    from rest_store.generation.prepacking import prepacked_weights
     from rest_store.service.channel import Tls
     from rest_store.service.client.async_client import AsyncDatastoreClient
     from rest_store.service.client.client import DatastoreClient
@@ -41,7 +41,7 @@ __all__ = [
     "TokenizerIdentity",
     "__version__",
     "generate",
-    "packed",
+    "prepacked_weights",
 ]
 
 _HOMES = {
@@ -59,7 +59,7 @@ _HOMES = {
     "TokenTree": "rest_store.datastore.tree",
     "TokenizerIdentity": "rest_store.datastore.tokenizer",
     "generate": "rest_store.generation.generate",
-    "packed": "rest_store.generation.prepacking",
+    "prepacked_weights": "rest_store.generation.prepacking",
 }
 
 

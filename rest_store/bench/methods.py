@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import rest_store
+from rest_store.bench.assistant import AssistantRule, early_exit
+from rest_store.bench.baselines import LongestMatch, PromptLookupRule, RestRule
 from rest_store.errors import LimitError, RecordingError, describe
-from rest_store.generation.assistant import AssistantRule, early_exit
-from rest_store.generation.baselines import LongestMatch, MergedRules, PromptLookupRule, RestRule
 from rest_store.generation.loading import load_model
 
 EARLY_EXIT = "early-exit:"
@@ -66,19 +66,17 @@ def make_methods(
         options = {"custom_generate": rest_store.generate, "drafter": drafter, "max_nodes": max_nodes}
         return {**options, "return_dict_in_generate": True}
 
-    lookup = PromptLookupRule.of(tokens=10)
     methods: dict[str, Method] = {
         "plain": {},
         "transformers prompt lookup": {"prompt_lookup_num_tokens": 10},
         "no drafts": drafted(None),
-        "prompt lookup": drafted(lookup),
+        "prompt lookup": drafted(PromptLookupRule.of(tokens=10)),
     }
     if assistant is not None:
         methods["transformers assisted generation"] = {"assistant_model": assistant}
         methods["assistant"] = drafted(AssistantRule.of(assistant))
     if stores:
         methods["REST's rule"] = drafted(RestRule.of(LongestMatch(stores)))
-        methods["merged rules"] = drafted(MergedRules.of([lookup, *(RestRule.of(store) for store in stores)]))
     methods["DraftSession"] = drafted([*stores, rest_store.PromptLookup(), rest_store.RecycledLogits()])
     for name in only:
         if name not in methods:

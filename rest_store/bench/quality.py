@@ -12,6 +12,7 @@ import click
 import numpy as np
 import numpy.typing as npt
 
+from rest_store.bench.baselines import LongestMatch
 from rest_store.bench.datastores import open_datastores, thinned
 from rest_store.bench.environment import write_result
 from rest_store.bench.options import (
@@ -31,7 +32,6 @@ from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.errors import RecordingError, ServeError, describe
-from rest_store.generation.baselines import LongestMatch
 
 _SHARES = (0.01, 0.1)  # of the datastores, for the curve against their size
 

@@ -289,7 +289,7 @@ def _require_layer(layer: Any) -> None:
         raise CacheNotSupportedError(describe("verification", "a layer of the cache", type(layer).__name__, expected))
 
 
-def release(cache: Cache) -> None:
+def drop_contents(cache: Cache) -> None:
     """Let go of the keys and values of a cache of `transformers` that a `TreeCache` has taken over.
 
     Only layers that grow; static ones keep their memory, whose address somebody may rely on. `give_back` fills them.

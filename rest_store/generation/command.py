@@ -40,7 +40,7 @@ def _writable(context: click.Context, parameter: click.Parameter, path: Path | N
 @click.option("--seed", type=int, help="Seed of the random generator.")
 @click.option("--dtype", default="auto", show_default=True, help="Type of the weights, such as float32.")
 @click.option("--device", help="Where to run the model, such as cuda.")
-@click.option("--packed", is_flag=True, help="Pack the weights for this processor first (float32 on a CPU).")
+@click.option("--prepacked-weights", is_flag=True, help="Prepack the weights for this processor (float32 on a CPU).")
 @click.option("--compare", is_flag=True, help="Decode plainly too: the same text, and how much slower.")
 @click.option("--graphs", is_flag=True, help="Steps of a few fixed widths, on CUDA as recorded graphs.")
 @click.option(
@@ -62,7 +62,7 @@ def generate(
     seed: int | None,
     dtype: str,
     device: str | None,
-    packed: bool,
+    prepacked_weights: bool,
     graphs: bool,
     compare: bool,
     page_path: Path | None,
@@ -76,8 +76,8 @@ def generate(
 
     opened = {place: rest_store.Datastore.open(place) for place in datastores if not _is_service(place)}
     model, tokenizer = load_model(model_name, dtype=dtype, device=device)
-    if packed:
-        click.get_current_context().with_resource(rest_store.packed(model))
+    if prepacked_weights:
+        click.get_current_context().with_resource(rest_store.prepacked_weights(model))
     identity = identity_of(tokenizer, model_name)
     for place, store in opened.items():
         store.manifest.tokenizer.require_same(identity, place)

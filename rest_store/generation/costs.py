@@ -142,7 +142,7 @@ class Payoff:
         self._steps = 0.0
         self._tokens = 0.0
         self._seconds = 0.0
-        self.rests = 0
+        self.pauses = 0
 
     def drafts(self) -> bool:
         """Return whether to draft for the next step; to be asked once for each step."""
@@ -173,4 +173,4 @@ class Payoff:
         self._resting, self._rest = self._rest, min(2 * self._rest, self._longest)
         self._trial = max(2, self._trial // 2)
         self._steps = self._tokens = self._seconds = 0.0
-        self.rests += 1
+        self.pauses += 1

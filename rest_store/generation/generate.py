@@ -47,7 +47,7 @@ def generate(
     *,
     drafter: Any = None,
     max_nodes: int | None = None,
-    draft_timeout: float = 0.5,
+    source_timeout: float = 0.5,
     adaptive: bool = True,
     widths: Sequence[int] = (),
     stream_to: Any = None,
@@ -68,7 +68,7 @@ def generate(
         drafter: sources for a `DraftSession` of each row (a list), or a callable that makes the session of a prompt
             (a list of token ids); None: plain decoding.
         max_nodes: draft tokens of a step at most; by default 16, on an accelerator 64.
-        draft_timeout: seconds to wait for a draft; a step without one is plain.
+        source_timeout: seconds to wait for a draft; a step without one is plain.
         adaptive: measure what steps cost as it goes, and draft only while that pays.
         widths: tokens of a step: each is padded to the next of these, all shapes are fixed, and on a CUDA device each
             width is a recorded graph, kept for the generations to come; empty: steps are as wide as their trees.
@@ -85,12 +85,12 @@ def generate(
             not judge rows one by one, or a streamer for several rows.
         CacheNotSupportedError: a quantized, offloaded or recurrent cache.
         DrafterError: `drafter` is neither a list of sources nor a callable.
-        LimitError: `max_nodes`, `draft_timeout` or `widths` out of range.
+        LimitError: `max_nodes`, `source_timeout` or `widths` out of range.
 
     A drafter that raises, is late or answers with something that is no tree changes nothing; it is counted in
     `statistics.drafts`. One generation at a time for each model.
     """
-    options = Options(max_nodes, draft_timeout, adaptive, tuple(widths))
+    options = Options(max_nodes, source_timeout, adaptive, tuple(widths))
     begun = pieces(
         model,
         input_ids,

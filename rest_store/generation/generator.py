@@ -24,7 +24,7 @@ class Generator:
         model: a decoder-only model of `transformers`.
         tokenizer: its tokenizer; needed for prompts and stop strings that are text.
         sources: what `DraftSession` drafts from, or a callable that makes the session of a prompt; none: plain.
-        options: how to draft, as of `rest_store.generate`: `max_nodes`, `draft_timeout`, `adaptive`, `widths`.
+        options: how to draft, as of `rest_store.generate`: `max_nodes`, `source_timeout`, `adaptive`, `widths`.
 
     Raises:
         DrafterError: `sources` is neither a list nor a callable.

@@ -21,7 +21,9 @@ _ROUND = 256  # slots of a cache are a multiple of this, so that prompts of othe
 _verifiers: weakref.WeakKeyDictionary[Any, OrderedDict[Hashable, FixedVerifier]] = weakref.WeakKeyDictionary()
 
 
-def take(model: Any, prompt: Prompt, widths: Sequence[int], slots: int, *, record: bool | None = None) -> FixedVerifier:
+def acquire(
+    model: Any, prompt: Prompt, widths: Sequence[int], slots: int, *, capture: bool | None = None
+) -> FixedVerifier:
     """Return a verifier for what follows `prompt`: one that has been put back, or else a new one.
 
     Args:
@@ -29,7 +31,7 @@ def take(model: Any, prompt: Prompt, widths: Sequence[int], slots: int, *, recor
         prompt: what was run through it.
         widths: the widths of steps.
         slots: of the cache at least.
-        record: as of `FixedVerifier`.
+        capture: as of `FixedVerifier`.
     """
     slots = -(-slots // _ROUND) * _ROUND
     key = _key(model, prompt, widths, slots)
@@ -37,25 +39,25 @@ def take(model: Any, prompt: Prompt, widths: Sequence[int], slots: int, *, recor
     if verifier is None:
         cache = TreeCache(prompt.cache, prompt.patterns, prompt.length, slots)
         given: dict[str, Any] = {"seen": prompt.seen, "positions": prompt.positions, "extras": prompt.extras}
-        verifier = FixedVerifier(model, cache, widths, record=record, **given)
+        verifier = FixedVerifier(model, cache, widths, capture=capture, **given)
         verifier.key = key
         return verifier
     verifier.cache.refill(prompt.cache, prompt.length)
-    verifier.begin(model, seen=prompt.seen, positions=prompt.positions)
+    verifier.attach(model, seen=prompt.seen, positions=prompt.positions)
     return verifier
 
 
-def put_back(model: Any, verifier: FixedVerifier) -> None:
-    """Keep a verifier from `take`, if it has recorded something; the oldest of too many is dropped."""
-    verifier.rest()
-    if verifier.has_recordings:
+def release(model: Any, verifier: FixedVerifier) -> None:
+    """Keep a verifier from `acquire`, if it has recorded something; the oldest of too many is dropped."""
+    verifier.detach()
+    if verifier.has_graphs:
         kept = _verifiers.setdefault(model, OrderedDict())
         kept[verifier.key] = verifier
         while len(kept) > _KEPT:
             kept.popitem(last=False)
 
 
-def forget(model: Any) -> None:
+def clear(model: Any) -> None:
     """Let go of all that is kept for `model`; to be called after a change to it that its weights do not show."""
     _verifiers.pop(model, None)
 

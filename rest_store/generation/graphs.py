@@ -1,4 +1,4 @@
-"""Verification with fixed shapes: every step one of a few widths, on an accelerator one recorded graph each.
+"""Verification with fixed shapes: every step one of a few widths, on an accelerator one captured graph each.
 
 All that a step needs (tokens, depths, ancestors, lengths) goes to the device in one copy; masks and positions are made
 there, as part of the graph. Torch is imported here; nothing is thread-safe.
@@ -28,8 +28,8 @@ class FixedVerifier(Verifier):
         seen: as of `Verifier`.
         positions: as of `Verifier`.
         extras: as of `Verifier`.
-        record: record a CUDA graph for each width; None: if the model is on a CUDA device. Where one cannot be
-            recorded, steps run as they are, after a warning.
+        capture: capture a CUDA graph for each width; None: if the model is on a CUDA device. Where one cannot be
+            captured, steps run as they are, after a warning.
 
     Attributes:
         key: what the recordings depend on, for who keeps them.
@@ -50,28 +50,28 @@ class FixedVerifier(Verifier):
         seen: torch.Tensor | None,
         positions: torch.Tensor,
         extras: Mapping[str, Any] | None = None,
-        record: bool | None = None,
+        capture: bool | None = None,
     ) -> None:
         super().__init__(model, cache, seen=None, positions=positions, extras=extras)
         self._widths = sorted(widths)
-        self._record = self._device.type == "cuda" if record is None else record
+        self._capture = self._device.type == "cuda" if capture is None else capture
         self._inputs: dict[int, torch.Tensor] = {}
         self._graphs: dict[int, tuple[Any, torch.Tensor]] = {}
         self._seen = torch.ones((len(cache.lengths), cache.allocated), dtype=torch.bool, device=self._device)
         self._see(seen)
 
-    def begin(self, model: Any, *, seen: torch.Tensor | None, positions: torch.Tensor) -> None:
+    def attach(self, model: Any, *, seen: torch.Tensor | None, positions: torch.Tensor) -> None:
         """Verify for another prompt, which `cache.refill` has taken over; arguments as on construction."""
         self.model = model
         self._origin.copy_(self._origin_of(positions))
         self._see(seen)
 
-    def rest(self) -> None:
-        """Let go of the model, but not of what was recorded."""
+    def detach(self) -> None:
+        """Let go of the model, but not of what was captured."""
         self.model = None
 
     @property
-    def has_recordings(self) -> bool:
+    def has_graphs(self) -> bool:
         """Whether there is something worth keeping."""
         return bool(self._graphs)
 
@@ -87,15 +87,15 @@ class FixedVerifier(Verifier):
         if inputs is None:
             inputs = self._inputs[step.width] = torch.empty_like(packed, device=self._device)
         inputs.copy_(packed, non_blocking=True)
-        self.recorded = self._record and step.width not in self._graphs
-        if self.recorded:
+        self.captured = self._capture and step.width not in self._graphs
+        if self.captured:
             try:
-                self._graphs[step.width] = self._recorded(inputs, step.width)
+                self._graphs[step.width] = self._capture_graph(inputs, step.width)
             except RuntimeError as error:
-                self._record = False
-                found = f"{type(self.model).__name__}: no graph of a step can be recorded ({error})"
+                self._capture = False
+                found = f"{type(self.model).__name__}: no graph of a step can be captured ({error})"
                 warnings.warn(f"{found}; steps run without", RuntimeWarning, stacklevel=2)
-        if not self._record:
+        if not self._capture:
             return self._forward(inputs, step.width)
         graph, logits = self._graphs[step.width]
         graph.replay()
@@ -151,8 +151,8 @@ class FixedVerifier(Verifier):
             mask = mask & (stands > own - pattern.window)
         return self._taken(mask[:, None])
 
-    def _recorded(self, inputs: torch.Tensor, width: int) -> tuple[Any, torch.Tensor]:
-        """Record a step of `width`, after two on a side stream that settle what libraries set up on first use."""
+    def _capture_graph(self, inputs: torch.Tensor, width: int) -> tuple[Any, torch.Tensor]:
+        """Capture a step of `width`, after two on a side stream that settle what libraries set up on first use."""
         side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(side):

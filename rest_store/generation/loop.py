@@ -15,17 +15,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rest_store.generation.cache import TreeCache, release
+from rest_store.generation.cache import TreeCache, drop_contents
 from rest_store.generation.costs import ForwardCosts, Payoff
 from rest_store.generation.drafting import EMPTY, Accepted, Draft, Drafting, Session
-from rest_store.generation.graph_pool import put_back, take
+from rest_store.generation.graph_pool import acquire, release
 from rest_store.generation.graphs import FixedVerifier
 from rest_store.generation.options import Options
 from rest_store.generation.prefill import Prompt, prefill, prompt_length, require_prompt
 from rest_store.generation.progress import Piece, Row, Statistics
 from rest_store.generation.sampling import Choice, Stops
 from rest_store.generation.support import require_mode, require_model
-from rest_store.generation.top_k import Likeliest, read
+from rest_store.generation.top_k import TopTokens, read_top_tokens
 from rest_store.generation.verify import Step, Verifier
 
 SessionMaker = Callable[[list[int]], Session]
@@ -103,11 +103,11 @@ class Generation:
                 self._costs = self._known_costs(prompt)
                 logits = prompt.logits
                 nothing = [Draft(EMPTY, 0, 0)] * len(self.rows)
-                likeliest = self._read(logits, drafting, began)
-                piece, paths = self._write(logits, likeliest, nothing)
+                top_tokens = self._read(logits, drafting, began)
+                piece, paths = self._write(logits, top_tokens, nothing)
                 verifier = self._take_over(prompt)
                 del prompt
-                self._tell(drafting, piece, paths, likeliest, nothing)
+                self._tell(drafting, piece, paths, top_tokens, nothing)
             while self._unfinished():
                 started = time.perf_counter()
                 asked = self._ask(drafting, verifier)
@@ -121,12 +121,12 @@ class Generation:
                     step = Step([row.tokens[-1] for row in self.rows], [draft.tree for draft in drafts], width)
                     verifying = time.perf_counter()
                     logits = verifier.run(step)
-                    likeliest = self._read(logits, drafting, verifying)
+                    top_tokens = self._read(logits, drafting, verifying)
                     verified = time.perf_counter()
-                    piece, paths = self._write(logits, likeliest, drafts)
+                    piece, paths = self._write(logits, top_tokens, drafts)
                     self._keep(verifier.cache, paths)
-                    self._tell(drafting, piece, paths, likeliest, drafts)
-                if not verifier.recorded:
+                    self._tell(drafting, piece, paths, top_tokens, drafts)
+                if not verifier.captured:
                     self._measure(width - 1, verified - verifying, time.perf_counter() - started, piece, bool(asked))
             self.statistics.seconds = time.perf_counter() - began
             yield piece
@@ -141,12 +141,12 @@ class Generation:
         verifier: Verifier
         if self._widths:
             slots = prompt.length + int(self._new) + max(self._widths)
-            verifier = take(self._model, prompt, self._widths, slots)
+            verifier = acquire(self._model, prompt, self._widths, slots)
         else:
             cache = TreeCache(self.cache, prompt.patterns, prompt.length)
             given: dict[str, Any] = {"seen": prompt.seen, "positions": prompt.positions, "extras": prompt.extras}
             verifier = Verifier(self._model, cache, **given)
-        release(self.cache)
+        drop_contents(self.cache)
         return verifier
 
     def _hand_back(self, verifier: Verifier) -> None:
@@ -154,16 +154,16 @@ class Generation:
         if self.config.return_dict_in_generate or getattr(self.cache, "_is_user_defined", False):
             verifier.cache.give_back(self.cache)
         if isinstance(verifier, FixedVerifier):
-            put_back(self._model, verifier)
+            release(self._model, verifier)
 
-    def _read(self, logits: torch.Tensor, drafting: Drafting, since: float) -> Likeliest:
+    def _read(self, logits: torch.Tensor, drafting: Drafting, since: float) -> TopTokens:
         """Read what is asked of the logits of a pass begun at `since`; wait for them, and count its time."""
-        likeliest = read(logits, best=self._choice.plain, count=_TOP_K if drafting.reads_logits else 0)
+        top_tokens = read_top_tokens(logits, best=self._choice.plain, count=_TOP_K if drafting.reads_logits else 0)
         if logits.device.type == "cuda":
             torch.cuda.current_stream(logits.device).synchronize()
         self.statistics.forward_seconds += time.perf_counter() - since
         self.statistics.forward_passes += 1
-        return likeliest
+        return top_tokens
 
     def _keep(self, cache: TreeCache, paths: list[list[int]]) -> None:
         cache.keep(paths)
@@ -173,16 +173,16 @@ class Generation:
 
     def _drafts(self, drafting: Drafting, asked: list[int]) -> list[Draft]:
         """Collect the trees asked for, without what could not be accepted any more."""
-        trees = drafting.trees(self._options.draft_timeout) if asked else [EMPTY] * len(self.rows)
+        trees = drafting.trees(self._options.source_timeout) if asked else [EMPTY] * len(self.rows)
         drafts = [Draft(tree, self._max_nodes, self._room(row) - 1) for row, tree in zip(self.rows, trees, strict=True)]
         self.statistics.drafts.nodes += sum(len(draft.tree) for draft in drafts)
         return drafts
 
     def _write(
-        self, logits: torch.Tensor, likeliest: Likeliest, drafts: Sequence[Draft]
+        self, logits: torch.Tensor, top_tokens: TopTokens, drafts: Sequence[Draft]
     ) -> tuple[Piece, list[list[int]]]:
         """Choose tokens along each row's tree until they leave it, or end; return them and the paths followed."""
-        best = likeliest.best.tolist() if likeliest.best is not None else None
+        best = top_tokens.best.tolist() if top_tokens.best is not None else None
         tokens, origins, paths = [], [], []
         for number, draft in enumerate(drafts):
             written, path = self._walk(number, draft, logits[number], best[number] if best is not None else None)
@@ -273,12 +273,12 @@ class Generation:
     def _ask(self, drafting: Drafting, verifier: Verifier) -> list[int]:
         """Ask for the trees of the next step, or only tell what was accepted; return the rows asked for."""
         rows = [number for number, row in enumerate(self.rows) if self._room(row) > 1]
-        if drafting.busy or (drafting.active and self._options.adaptive and self._rests()):
+        if drafting.busy or (drafting.active and self._options.adaptive and self._pauses()):
             rows = []
         drafting.ask(rows, self._max_nodes, self._table(verifier) if self._options.adaptive else None)
         return rows if drafting.active else []
 
-    def _rests(self) -> bool:
+    def _pauses(self) -> bool:
         """Whether the next step is a plain one, because drafting does not pay or to measure what plain steps cost."""
         return not self._payoff.drafts() or self._costs.wants_plain
 
@@ -293,7 +293,7 @@ class Generation:
         drafting: Drafting,
         piece: Piece,
         paths: list[list[int]],
-        likeliest: Likeliest,
+        top_tokens: TopTokens,
         drafts: Sequence[Draft],
     ) -> None:
         """Tell the sessions what was written, with the likeliest tokens after all that was verified."""
@@ -304,8 +304,8 @@ class Generation:
                 continue
             after = np.full((len(tokens), _TOP_K), -1, dtype=np.int64)  # after the last: not known yet
             of_nodes = None
-            if likeliest.top is not None:
-                top = likeliest.top[number]
+            if top_tokens.indices is not None:
+                top = top_tokens.indices[number]
                 after[: len(path) - 1, : top.shape[1]] = top[path[1:]]
                 of_nodes = drafts[number].of_all_nodes(top)
             drafting.accept(Accepted(number, tokens, after, of_nodes))
@@ -316,7 +316,7 @@ class Generation:
         if drafted:
             working = [len(tokens) for tokens in piece.tokens if tokens]
             self._payoff.observe(sum(working) / max(1, len(working)), step, self._costs.plain())
-            self.statistics.rests = self._payoff.rests
+            self.statistics.pauses = self._payoff.pauses
 
     def _record(self, row: Row, scores: torch.Tensor | None, logits: torch.Tensor) -> None:
         if self._keeps_logits or self._keeps_scores:

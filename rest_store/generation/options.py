@@ -18,7 +18,7 @@ class Options:
 
     Attributes:
         max_nodes: draft tokens of a step at most; None: 16, on an accelerator 64.
-        draft_timeout: seconds to wait for a tree; without it the step goes on.
+        source_timeout: seconds to wait for a tree; without it the step goes on.
         adaptive: measure what steps cost and rest drafting while it does not pay.
         widths: tokens of a step, the last one included: each is padded to the next of these, all shapes are fixed, and
             on a CUDA device each width is a recorded graph; `WIDTHS` is a good choice. Empty: steps are as wide as
@@ -29,15 +29,15 @@ class Options:
     """
 
     max_nodes: int | None = None
-    draft_timeout: float = 0.5
+    source_timeout: float = 0.5
     adaptive: bool = True
     widths: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.max_nodes is not None and self.max_nodes < 0:
             raise LimitError(describe("generate", "max_nodes", self.max_nodes, "0 or more"))
-        if not self.draft_timeout >= 0:
-            raise LimitError(describe("generate", "draft_timeout", self.draft_timeout, "0 seconds or more"))
+        if not self.source_timeout >= 0:
+            raise LimitError(describe("generate", "source_timeout", self.source_timeout, "0 seconds or more"))
         if self.widths and min(self.widths) < 1:
             raise LimitError(describe("generate", "the least of widths", min(self.widths), "1 or more"))
 

@@ -18,7 +18,7 @@ _ROWS = 16  # of the input that the blocks are chosen for; others are computed a
 
 
 @contextmanager
-def packed(model: torch.nn.Module) -> Iterator[int]:
+def prepacked_weights(model: torch.nn.Module) -> Iterator[int]:
     """Compute the linear layers of `model` from packed weights, inside a `with` block; plain decoding gains as well.
 
     A second copy of these weights is held meanwhile. The sums are the same up to the order in which they are added, as
@@ -61,7 +61,9 @@ def _operators() -> tuple[Callable[..., Any], Callable[..., torch.Tensor]]:
             return operators._reorder_linear_weight, operators._linear_pointwise
     except AttributeError:
         pass
-    raise ModelNotSupportedError(describe("packed", f"torch {torch.__version__}", "without oneDNN", "one that has it"))
+    raise ModelNotSupportedError(
+        describe("prepacked_weights", f"torch {torch.__version__}", "without oneDNN", "one that has it")
+    )
 
 
 def _can_be_packed(layer: torch.nn.Linear) -> bool:

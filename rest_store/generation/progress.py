@@ -31,7 +31,7 @@ class Statistics:
         forward_passes: of the target model, over the prompt too.
         seconds: from before the prompt's pass to the last token, without what the reader of a stream took in between.
         forward_seconds: of them, in forward passes, up to when their logits are there to choose from.
-        rests: how often drafting was given up for a while because it did not pay.
+        pauses: how often drafting was given up for a while because it did not pay.
         drafts: what the drafter did.
         origins: for each row and generated token a bitmask of the sources that had drafted it; 0: the model alone.
     """
@@ -40,7 +40,7 @@ class Statistics:
     forward_passes: int = 0
     seconds: float = 0.0
     forward_seconds: float = 0.0
-    rests: int = 0
+    pauses: int = 0
     drafts: DraftCounts = field(default_factory=DraftCounts)
     origins: list[list[int]] = field(default_factory=list)
 

@@ -11,19 +11,19 @@ import torch
 _BLOCK = 256
 
 
-class Likeliest(NamedTuple):
+class TopTokens(NamedTuple):
     """What is read of the logits of a step.
 
     Attributes:
         best: int64[rows, width], the likeliest token; of equally likely ones the first. None: not asked for.
-        top: int64[rows, width, count], the likeliest ones, likeliest first. None: not asked for.
+        indices: int64[rows, width, count], the likeliest ones, likeliest first. None: not asked for.
     """
 
     best: npt.NDArray[np.int64] | None
-    top: npt.NDArray[np.int64] | None
+    indices: npt.NDArray[np.int64] | None
 
 
-def read(logits: torch.Tensor, *, best: bool, count: int) -> Likeliest:
+def read_top_tokens(logits: torch.Tensor, *, best: bool, count: int) -> TopTokens:
     """Read the likeliest tokens of [rows, width, vocabulary]; from a device in one copy, which waits for the logits.
 
     Args:
@@ -39,16 +39,16 @@ def read(logits: torch.Tensor, *, best: bool, count: int) -> Likeliest:
     elif best:
         parts.append(logits.argmax(dim=-1, keepdim=True))
     if count:
-        parts.append(top(logits.reshape(rows * width, vocabulary), count).view(rows, width, -1))
+        parts.append(block_top_k(logits.reshape(rows * width, vocabulary), count).view(rows, width, -1))
     if not parts:
-        return Likeliest(first, None)
+        return TopTokens(first, None)
     found: npt.NDArray[np.int64] = torch.cat(parts, dim=-1).cpu().numpy()
     if best and first is None:
         first, found = found[:, :, 0], found[:, :, 1:]
-    return Likeliest(first, found if count else None)
+    return TopTokens(first, found if count else None)
 
 
-def top(logits: torch.Tensor, count: int) -> torch.Tensor:
+def block_top_k(logits: torch.Tensor, count: int) -> torch.Tensor:
     """Return the `count` likeliest tokens of [n, vocabulary], likeliest first, int64[n, count].
 
     They are in the blocks whose greatest logits are greatest, so only as many blocks are sorted; of equally likely

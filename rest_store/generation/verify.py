@@ -82,13 +82,13 @@ class Verifier:
         extras: further arguments of the model's forward pass.
 
     Attributes:
-        recorded: whether the last step was recorded first, so that its time says nothing about the next.
+        captured: whether a graph of the last step was captured first, so that its time says nothing about the next.
 
     Raises:
         ModelNotSupportedError: the model's attention takes no mask and cannot be switched to one that does.
     """
 
-    recorded = False
+    captured = False
 
     def __init__(
         self,

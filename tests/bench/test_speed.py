@@ -113,7 +113,7 @@ def test_greedy_decoding_of_all_methods_writes_the_plain_text(folder: Path, tmp_
     status, shown = run(*command, "--json", tmp_path / "speed.json")
     assert status == 0, shown
     figures = read_results(tmp_path)["speed"].figures
-    methods = {"plain", "no drafts", "prompt lookup", "merged rules", *OURS, *THEIRS}
+    methods = {"plain", "no drafts", "prompt lookup", *OURS, *THEIRS}
     assert {name: one["identical"] for name, one in figures["families"]["all"].items()} == dict.fromkeys(methods, 1)
     assert figures["sampling"] == {"kind": "greedy", "humaneval-raw": {"do_sample": False}}
     assert figures["families"]["all"]["plain"]["mean_tokens"] == 1

@@ -133,7 +133,7 @@ def test_drafting_that_pays_goes_on() -> None:
 
 def test_drafting_that_does_not_pay_rests_longer_and_longer() -> None:
     drafted, plain, payoff = simulate(1.0, 1.7, 256)
-    assert payoff.rests >= 3
+    assert payoff.pauses >= 3
     assert 0.7 * drafted < 0.05 * (drafted + plain), "less than a twentieth lost"
 
 
@@ -175,7 +175,7 @@ def test_a_generation_measures_and_hands_costs_to_its_session() -> None:
         custom_generate=entry.generate,
         drafter=lambda prompt: Asking(prompt, futures, right),
         max_nodes=9,
-        draft_timeout=60.0,
+        source_timeout=60.0,
         return_dict_in_generate=True,
     )
     assert torch.equal(output.sequences, plain)
@@ -239,7 +239,7 @@ def timed(model: Any, clock: Clock, drafter: Any, new_tokens: int, **options: An
         do_sample=False,
         custom_generate=entry.generate,
         drafter=drafter,
-        draft_timeout=60.0,
+        source_timeout=60.0,
         return_dict_in_generate=True,
         **options,
     )
@@ -253,7 +253,7 @@ def test_drafting_rests_although_plain_steps_used_to_cost_more(clock: Clock) -> 
     timed(model, clock, None, 12)
     clock.cost = lambda nodes, held: 0.01 * (1 + 0.03 * nodes)
     took, output = timed(model, clock, Always, 200)
-    assert output.statistics.rests >= 3
+    assert output.statistics.pauses >= 3
     assert took < 1.02 * 199 * 0.01
 
 
@@ -289,7 +289,7 @@ def test_the_reader_of_a_stream_may_take_its_time(clock: Clock) -> None:
     inputs = prompts(1)
     plain = model.generate(**inputs, max_new_tokens=60, do_sample=False)
     futures = futures_of(inputs, plain)
-    generator = Generator(model, None, lambda prompt: Scripted(prompt, futures, right), draft_timeout=60.0)
+    generator = Generator(model, None, lambda prompt: Scripted(prompt, futures, right), source_timeout=60.0)
     passes = []
     for away in (0.0, 1.0):
         began = clock.now
@@ -299,7 +299,7 @@ def test_the_reader_of_a_stream_may_take_its_time(clock: Clock) -> None:
             clock.now += away
             read += away
         statistics = pieces.statistics
-        assert statistics.rests == 0
+        assert statistics.pauses == 0
         assert abs(statistics.seconds - (clock.now - began - read)) < 1e-9
         passes.append(statistics.forward_passes)
     assert passes[1] <= passes[0] < 20

@@ -55,7 +55,7 @@ def test_malformed_answers_change_nothing_and_are_counted(name: str) -> None:
         custom_generate=entry.generate,
         drafter=lambda prompt: Scripted(prompt, futures, script),
         adaptive=False,
-        draft_timeout=60.0,
+        source_timeout=60.0,
         return_dict_in_generate=True,
     )
     assert torch.equal(output.sequences, plain)
@@ -102,7 +102,7 @@ def test_a_drafter_that_raises_changes_nothing(where: str, after: int, rows: int
         custom_generate=entry.generate,
         drafter=lambda prompt: Faulty(prompt, where, 0 if where in ("opening", "close") else after),
         adaptive=False,
-        draft_timeout=60.0,
+        source_timeout=60.0,
         return_dict_in_generate=True,
     )
     assert torch.equal(output.sequences, plain)
@@ -132,7 +132,7 @@ def test_a_drafter_that_hangs_changes_nothing() -> None:
         **FIXED,
         custom_generate=entry.generate,
         drafter=lambda prompt: Hanging(prompt, "nowhere"),
-        draft_timeout=0.01,
+        source_timeout=0.01,
         adaptive=False,
         return_dict_in_generate=True,
     )
@@ -168,7 +168,7 @@ def test_sessions_are_told_what_was_written_in_order_with_the_likeliest_tokens_a
         custom_generate=entry.generate,
         drafter=lambda prompt: Closing(prompt, futures, right),
         adaptive=False,
-        draft_timeout=60.0,
+        source_timeout=60.0,
     )
     assert done.wait(60.0)
     written = plain[0, 14:].tolist()
@@ -215,7 +215,7 @@ def test_sessions_that_ask_are_told_what_follows_each_node_of_their_tree() -> No
         custom_generate=entry.generate,
         drafter=lambda prompt: Asking(prompt, futures, right),
         adaptive=False,
-        draft_timeout=60.0,
+        source_timeout=60.0,
         return_dict_in_generate=True,
     )
     assert torch.equal(output.sequences, plain)

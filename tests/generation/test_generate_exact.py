@@ -24,7 +24,7 @@ def drafted(model: Any, inputs: dict[str, Any], expected: torch.Tensor, script: 
         custom_generate=entry.generate,
         drafter=lambda prompt: Scripted(prompt, futures, script),
         adaptive=False,
-        draft_timeout=60.0,
+        source_timeout=60.0,
         return_dict_in_generate=True,
         **options,
     )
@@ -249,7 +249,7 @@ def test_a_conversation_goes_on_with_the_cache_it_left(architecture: str, static
         return one, model.generate(more, past_key_values=cache, max_new_tokens=15, do_sample=False, **options)
 
     plain = converse({})
-    ways = {"custom_generate": entry.generate, "adaptive": False, "draft_timeout": 60.0}
+    ways = {"custom_generate": entry.generate, "adaptive": False, "source_timeout": 60.0}
     script = {"drafter": lambda prompt: Follower(plain[1][0].tolist())}
     both = converse({}, **ways, **script)
     assert torch.equal(both[0], plain[0])

@@ -88,7 +88,7 @@ def test_the_same_text_or_refused_by_name(family: str) -> None:
                     custom_generate=rest_store.generate,
                     drafter=lambda prompt, futures=futures, script=script: Scripted(prompt, futures, script),
                     adaptive=False,
-                    draft_timeout=60.0,
+                    source_timeout=60.0,
                 )
             except (ModelNotSupportedError, CacheNotSupportedError):
                 return

@@ -48,7 +48,7 @@ def ways(texts: torch.Tensor) -> dict[str, Any]:
         "custom_generate": generate,
         "drafter": lambda prompt: Along(texts, prompt),
         "adaptive": False,
-        "draft_timeout": 60.0,
+        "source_timeout": 60.0,
         "return_dict_in_generate": True,
     }
 
@@ -151,7 +151,7 @@ def test_a_stream_that_is_left_leaves_the_callers_cache_with_what_it_wrote(archi
     plain = model.generate(ids, **FIXED)
     cache = StaticCache(config=model.config, max_cache_len=60) if static else DynamicCache(config=model.config)
     pieces = rest_store.Generator(
-        model, None, lambda prompt: Along(plain, prompt), adaptive=False, draft_timeout=60.0
+        model, None, lambda prompt: Along(plain, prompt), adaptive=False, source_timeout=60.0
     ).begin(ids, **FIXED, past_key_values=cache)
     written: list[int] = []
     while len(written) < 9:
@@ -191,7 +191,7 @@ def test_a_step_is_read_in_one_copy_and_kept_in_one_move(reads: bool, monkeypatc
     plain = model.generate(**inputs, **FIXED)
     counts: list[int] = []
     moves: list[int] = []
-    read, move = loop.read, Slots.move
+    read, move = loop.read_top_tokens, Slots.move
 
     def counted(logits: torch.Tensor, *, best: bool, count: int) -> Any:
         counts.append(count)
@@ -201,7 +201,7 @@ def test_a_step_is_read_in_one_copy_and_kept_in_one_move(reads: bool, monkeypatc
         moves.append(len(counts))
         move(self, *places)
 
-    monkeypatch.setattr(loop, "read", counted)
+    monkeypatch.setattr(loop, "read_top_tokens", counted)
     monkeypatch.setattr(Slots, "move", moved)
 
     class Reading(Along):

@@ -80,8 +80,8 @@ def test_inputs_beside_text_are_refused() -> None:
     "options",
     [
         {"max_nodes": -1},
-        {"draft_timeout": -0.1},
-        {"draft_timeout": float("nan")},
+        {"source_timeout": -0.1},
+        {"source_timeout": float("nan")},
         {"widths": (0,)},
         {"widths": (4, -1)},
     ],

@@ -47,7 +47,7 @@ def test_the_same_seed_gives_the_same_tokens(options: dict[str, Any], rows: int)
                 custom_generate=entry.generate,
                 drafter=lambda prompt, futures=futures, script=script: Scripted(prompt, futures, script),
                 adaptive=False,
-                draft_timeout=60.0,
+                source_timeout=60.0,
                 return_dict_in_generate=True,
             )
             assert torch.equal(output.sequences, plain)
@@ -101,7 +101,7 @@ def test_criteria_without_an_end_token_draw_on_for_rows_that_met_them(rows: int)
                 custom_generate=entry.generate,
                 drafter=lambda prompt, futures=futures, script=script: Scripted(prompt, futures, script),
                 adaptive=False,
-                draft_timeout=60.0,
+                source_timeout=60.0,
             )
             assert torch.equal(drafted, plain)
             assert torch.equal(torch.rand(1), after)
@@ -176,7 +176,7 @@ def test_the_distribution_is_the_models(name: str) -> None:
             drafter=lambda _: Likely(paths),
             max_nodes=32,
             adaptive=False,
-            draft_timeout=60.0,
+            source_timeout=60.0,
             return_dict_in_generate=True,
         )
         observed.update((int(a), int(b)) for a, b in output.sequences[:, -3:-1])

@@ -1,4 +1,4 @@
-"""Streaming, one's own loop, what is refused, baselines, and the command."""
+"""`Generator`: streaming, prompts, and text with origins."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import pytest
 import torch
 
 import rest_store
-from rest_store.generation.baselines import MergedRules, PromptLookupRule, RestRule
-from rest_store.generation.drafting import tree_of
 from rest_store.generation.loading import load_model
 from rest_store.generation.render import TokenText, coloured, origin_name, page
 from tests.shared.tiny import Scripted, bushy, futures_of, prompts, right, text_tokenizer, tiny_model, write_model
@@ -66,7 +64,7 @@ def test_pieces_are_what_is_written(rows: int) -> None:
     model = tiny_model("llama")
     inputs = prompts(rows)
     plain, drafter = scripted(model, inputs, bushy)
-    generator = rest_store.Generator(model, None, drafter, adaptive=False, draft_timeout=60.0)
+    generator = rest_store.Generator(model, None, drafter, adaptive=False, source_timeout=60.0)
     pieces = generator.begin(inputs, **FIXED)
     written: list[list[int]] = [[] for _ in range(rows)]
     origins: list[list[int]] = [[] for _ in range(rows)]
@@ -112,7 +110,7 @@ def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_text_in_and_stop_strings(model_directory: Path) -> None:
     model, words = load_model(str(model_directory))
-    generator = rest_store.Generator(model, words, PromptLookupRule.of())
+    generator = rest_store.Generator(model, words, [rest_store.PromptLookup()])
     prompt = "for i in range(10):"
     whole = model.generate(**words(prompt, return_tensors="pt"), **FIXED)
     assert torch.equal(generator.generate(prompt, **FIXED), whole)
@@ -141,46 +139,6 @@ def test_no_drafter_is_plain_decoding() -> None:
         assert output.statistics.drafts.asked == 0
     ask = functools.partial(model.generate, **prompts(1), **FIXED, custom_generate=rest_store.generate)
     assert torch.equal(ask(use_cache=False), ask())
-
-
-# --- Baselines --------------------------------------------------------------------------------------------------------
-
-
-class FromList:
-    """Answers as a datastore whose only continuations are given."""
-
-    def __init__(self, paths: list[list[int]]) -> None:
-        self.paths, self.asked = paths, []  # type: ignore[var-annotated]
-
-    def draft(self, context: list[int], *, max_nodes: int, max_suffix: int, max_depth: int) -> Any:
-        self.asked.append(context)
-        return tree_of([path[:max_nodes] for path in self.paths])
-
-
-def test_prompt_lookup_drafts_what_followed_before() -> None:
-    rule = PromptLookupRule([1, 2, 3, 4, 5, 9, 2, 3], tokens=3)
-    assert rule.draft(max_nodes=16, costs=None).tokens.tolist() == [4, 5, 9]
-    assert rule.draft(max_nodes=2, costs=None).tokens.tolist() == [4, 5]
-    rule.accept([4, 7])
-    assert len(rule.draft(max_nodes=16, costs=None)) == 0
-    rule.accept([1])
-    assert rule.draft(max_nodes=16, costs=None).tokens.tolist() == [2, 3, 4]
-
-
-def test_rests_rule_keeps_the_end_of_the_context() -> None:
-    store = FromList([[5, 6]])
-    rule = RestRule(store, range(40))  # type: ignore[arg-type]
-    rule.accept([7, 8])
-    assert rule.draft(max_nodes=16, costs=None).tokens.tolist() == [5, 6]
-    assert store.asked == [[*range(26, 40), 7, 8]]
-
-
-def test_merged_rules_share_nodes_and_say_where_they_come_from() -> None:
-    rules = [RestRule(FromList([[1, 2, 3]]), [0]), RestRule(FromList([[1, 2], [1, 4]]), [0])]
-    tree = MergedRules(rules).draft(max_nodes=16, costs=None)
-    assert tree.tokens.tolist() == [1, 2, 3, 4]
-    assert tree.parents.tolist() == [-1, 0, 1, 0]
-    assert tree.origins.tolist() == [3, 3, 1, 2]  # type: ignore[attr-defined]
 
 
 # --- Text ------------------------------------------------------------------------------------------------------------

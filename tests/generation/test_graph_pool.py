@@ -1,4 +1,4 @@
-"""Graphs are recorded once for many generations; what records them here is a stand-in that runs on a CPU."""
+"""Graphs are captured once for many generations; what records them here is a stand-in that runs on a CPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WIDTHS = (1, 5, 17)
 
 
 class Replayed:
-    """What a graph does: the recorded step again, from and to the memory of then."""
+    """What a graph does: the captured step again, from and to the memory of then."""
 
     def __init__(self, verifier: FixedVerifier, inputs: torch.Tensor, width: int) -> None:
         self.verifier, self.inputs, self.width = weakref.ref(verifier), inputs, width
@@ -35,28 +35,28 @@ class Replayed:
         return [tensor.data_ptr() for tensor in [*tensors, *verifier.model.parameters()]]
 
     def replay(self) -> None:
-        assert self.places_now() == self.places, "a graph reads and writes where it was recorded"
+        assert self.places_now() == self.places, "a graph reads and writes where it was captured"
         verifier = self.verifier()
         assert verifier is not None
         self.logits.copy_(verifier._forward(self.inputs, self.width))
 
 
 @pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """The widths that were recorded, each of them slowly by the loop's clock."""
+def captured(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The widths that were captured, each of them slowly by the loop's clock."""
     widths: list[int] = []
     original = FixedVerifier.__init__
 
-    def recording(self: FixedVerifier, *arguments: Any, **options: Any) -> None:
-        original(self, *arguments, **{**options, "record": True})
+    def capturing(self: FixedVerifier, *arguments: Any, **options: Any) -> None:
+        original(self, *arguments, **{**options, "capture": True})
 
-    def record(self: FixedVerifier, inputs: torch.Tensor, width: int) -> tuple[Any, torch.Tensor]:
+    def capture(self: FixedVerifier, inputs: torch.Tensor, width: int) -> tuple[Any, torch.Tensor]:
         widths.append(width)
         graph = Replayed(self, inputs, width)
         return graph, graph.logits
 
-    monkeypatch.setattr(FixedVerifier, "__init__", recording)
-    monkeypatch.setattr(FixedVerifier, "_recorded", record)
+    monkeypatch.setattr(FixedVerifier, "__init__", capturing)
+    monkeypatch.setattr(FixedVerifier, "_capture_graph", capture)
     return widths
 
 
@@ -70,7 +70,7 @@ def agrees(model: Any, inputs: dict[str, torch.Tensor], new_tokens: int = 40, **
         do_sample=False,
         custom_generate=entry.generate,
         drafter=lambda prompt: Scripted(prompt, futures, bushy),
-        draft_timeout=60.0,
+        source_timeout=60.0,
         return_dict_in_generate=True,
         **{"widths": WIDTHS, "adaptive": False, **options},
     )
@@ -81,35 +81,35 @@ def agrees(model: Any, inputs: dict[str, torch.Tensor], new_tokens: int = 40, **
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral with a sliding window", "gemma3n"])
 @pytest.mark.parametrize("rows", [1, 3])
-def test_each_width_is_recorded_once_for_all_prompts(architecture: str, rows: int, recorded: list[int]) -> None:
+def test_each_width_is_recorded_once_for_all_prompts(architecture: str, rows: int, captured: list[int]) -> None:
     model = tiny_model(architecture)
     for seed, length, padded in ((0, 14, True), (1, 14, False), (2, 31, True), (3, 9, True)):
         agrees(model, prompts(rows, length, seed=seed, padded=padded))
-    assert sorted(recorded) == sorted(set(recorded))
-    assert set(recorded) <= set(WIDTHS)
+    assert sorted(captured) == sorted(set(captured))
+    assert set(captured) <= set(WIDTHS)
 
 
-def test_others_are_recorded_for_other_shapes_and_weights_and_the_oldest_dropped(recorded: list[int]) -> None:
+def test_others_are_recorded_for_other_shapes_and_weights_and_the_oldest_dropped(captured: list[int]) -> None:
     model = tiny_model("llama")
     agrees(model, prompts(1))
-    once = len(recorded)
+    once = len(captured)
     agrees(model, prompts(2))
-    assert len(recorded) == 2 * once
+    assert len(captured) == 2 * once
     agrees(model, prompts(1))
-    assert len(recorded) == 2 * once, "both are kept"
+    assert len(captured) == 2 * once, "both are kept"
     agrees(model, prompts(3))
     agrees(model, prompts(2))
-    assert len(recorded) == 4 * once, "two are kept"
+    assert len(captured) == 4 * once, "two are kept"
     with torch.no_grad():
         model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.flip(0).clone())
     agrees(model, prompts(2))
-    assert len(recorded) == 5 * once, "recorded with weights that are elsewhere now"
-    graph_pool.forget(model)
+    assert len(captured) == 5 * once, "captured with weights that are elsewhere now"
+    graph_pool.clear(model)
     agrees(model, prompts(2))
-    assert len(recorded) == 6 * once
+    assert len(captured) == 6 * once
 
 
-def test_what_is_kept_goes_with_its_model(recorded: list[int]) -> None:
+def test_what_is_kept_goes_with_its_model(captured: list[int]) -> None:
     model = tiny_model("llama")
     agrees(model, prompts(1))
     (kept,) = graph_pool._verifiers[model].values()
@@ -121,7 +121,7 @@ def test_what_is_kept_goes_with_its_model(recorded: list[int]) -> None:
 
 
 def test_a_step_that_was_recorded_is_no_measure_of_later_ones(
-    recorded: list[int], monkeypatch: pytest.MonkeyPatch
+    captured: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny_model("llama")
     run = FixedVerifier.run
@@ -135,25 +135,25 @@ def test_a_step_that_was_recorded_is_no_measure_of_later_ones(
     clock = Clock()
 
     def timed(self: FixedVerifier, step: Any) -> torch.Tensor:
-        before = len(recorded)
+        before = len(captured)
         logits = run(self, step)
-        clock.now += 1.0 if len(recorded) > before else 0.01
+        clock.now += 1.0 if len(captured) > before else 0.01
         return logits
 
     monkeypatch.setattr(FixedVerifier, "run", timed)
     monkeypatch.setattr(loop, "time", clock)
     output = agrees(model, prompts(1), adaptive=True)
-    assert len(recorded) > 1
+    assert len(captured) > 1
     (costs,) = loop._known_costs[model].values()
     assert {round(time.seconds, 6) for times in costs._times.values() for time in times} == {0.01}
-    assert output.statistics.rests == 0
+    assert output.statistics.pauses == 0
 
 
-def test_steps_run_unrecorded_where_recording_fails(recorded: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_run_unrecorded_where_recording_fails(captured: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(self: FixedVerifier, inputs: torch.Tensor, width: int) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(FixedVerifier, "_recorded", fails)
+    monkeypatch.setattr(FixedVerifier, "_capture_graph", fails)
     model = tiny_model("llama")
     with pytest.warns(RuntimeWarning, match="LlamaForCausalLM: no graph of a step .*not permitted"):
         agrees(model, prompts(2))

@@ -22,7 +22,7 @@ def test_logits_agree_up_to_rounding_and_plain_layers_come_back(architecture: st
     model = tiny_model(architecture)
     layers = [module for module in model.modules() if type(module) is torch.nn.Linear]
     expected = logits(model)
-    with rest_store.packed(model) as count:
+    with rest_store.prepacked_weights(model) as count:
         assert count == len(layers) > 0
         torch.testing.assert_close(logits(model), expected, rtol=1e-4, atol=1e-4)
         assert all("forward" in vars(layer) for layer in layers)
@@ -33,7 +33,7 @@ def test_logits_agree_up_to_rounding_and_plain_layers_come_back(architecture: st
 def test_packed_weights_are_what_is_multiplied() -> None:
     model = tiny_model("llama")
     expected = logits(model)
-    with rest_store.packed(model), torch.no_grad():
+    with rest_store.prepacked_weights(model), torch.no_grad():
         for layer in model.modules():
             if isinstance(layer, torch.nn.Linear):
                 layer.weight.zero_()
@@ -42,7 +42,7 @@ def test_packed_weights_are_what_is_multiplied() -> None:
 
 def test_drafted_text_is_that_of_plain_decoding() -> None:
     model, inputs = tiny_model("llama"), prompts(1, length=24)
-    with rest_store.packed(model):
+    with rest_store.prepacked_weights(model):
         plain = model.generate(**inputs, max_new_tokens=40, do_sample=False)
         options: dict[str, Any] = {"custom_generate": rest_store.generate, "drafter": [rest_store.PromptLookup()]}
         drafted = model.generate(**inputs, max_new_tokens=40, do_sample=False, **options)
@@ -51,14 +51,14 @@ def test_drafted_text_is_that_of_plain_decoding() -> None:
 
 def test_gradients_flow_as_ever() -> None:
     model, inputs = tiny_model("llama"), prompts(1)
-    with rest_store.packed(model):
+    with rest_store.prepacked_weights(model):
         model(**inputs).logits.sum().backward()
     assert all(layer.weight.grad is not None for layer in model.modules() if isinstance(layer, torch.nn.Linear))
 
 
 def test_layers_come_back_after_an_error() -> None:
     model = tiny_model("llama")
-    with pytest.raises(KeyboardInterrupt), rest_store.packed(model):
+    with pytest.raises(KeyboardInterrupt), rest_store.prepacked_weights(model):
         raise KeyboardInterrupt
     assert not any("forward" in vars(module) for module in model.modules())
 
@@ -69,14 +69,14 @@ def test_a_model_with_nothing_to_pack_is_refused(kind: str, request: pytest.Fixt
     if kind == "no linear layers":
         model = tiny_model("gpt2").transformer
     if kind == "packed already":
-        block = rest_store.packed(model)
+        block = rest_store.prepacked_weights(model)
         block.__enter__()
         request.addfinalizer(lambda: block.__exit__(None, None, None))
     with pytest.raises(ModelNotSupportedError, match=r"linear layers is none that is a torch\.nn\.Linear .* expected"):
-        rest_store.packed(model).__enter__()
+        rest_store.prepacked_weights(model).__enter__()
 
 
 def test_a_torch_without_onednn_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     with pytest.raises(ModelNotSupportedError, match=r"is without oneDNN, expected one that has it"):
-        rest_store.packed(tiny_model("llama")).__enter__()
+        rest_store.prepacked_weights(tiny_model("llama")).__enter__()

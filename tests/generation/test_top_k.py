@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rest_store.generation.top_k import read
+from rest_store.generation.top_k import read_top_tokens
 
 
 @pytest.mark.parametrize("vocabulary", [5, 96, 4096, 5000, 49_152, 49_153, 49_407])
@@ -14,7 +14,7 @@ def test_they_are_what_sorting_says(vocabulary: int, dtype: torch.dtype) -> None
     logits = torch.randn((3, 7, vocabulary), generator=torch.Generator().manual_seed(vocabulary)).to(dtype)
     logits[0, 0, -3:] = torch.tensor([7, 9, 8])  # the last ones, in no whole block
     logits[1, 2, :4] = 11  # equally likely: the first
-    best, top = read(logits, best=True, count=8)
+    best, top = read_top_tokens(logits, best=True, count=8)
     assert best is not None
     assert top is not None
     assert best.tolist() == logits.float().argmax(-1).tolist()
@@ -27,11 +27,11 @@ def test_they_are_what_sorting_says(vocabulary: int, dtype: torch.dtype) -> None
 
 def test_what_is_not_asked_for_is_not_read() -> None:
     logits = torch.randn(2, 3, 50)
-    assert read(logits, best=False, count=0) == (None, None)
-    best, top = read(logits, best=True, count=0)
+    assert read_top_tokens(logits, best=False, count=0) == (None, None)
+    best, top = read_top_tokens(logits, best=True, count=0)
     assert best is not None
     assert top is None
-    best, top = read(logits, best=False, count=2)
+    best, top = read_top_tokens(logits, best=False, count=2)
     assert best is None
     assert top is not None
     assert top.tolist() == logits.topk(2).indices.tolist()
