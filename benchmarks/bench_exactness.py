@@ -27,7 +27,7 @@ from rest_store.bench.options import (
     model_option,
 )
 from rest_store.bench.recordings import Recording, read_recordings
-from rest_store.generation.loading import load_model
+from rest_store.generation.generator import load_model
 
 
 @click.command(

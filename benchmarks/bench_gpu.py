@@ -21,11 +21,11 @@ import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, LogitsProcessor
 
 import rest_store
+from rest_store.bench.baselines import tree_of
 from rest_store.bench.environment import write_result
 from rest_store.bench.options import PATH, SHOW_DEFAULTS, datastores_option, json_option
 from rest_store.bench.recordings import Recording, read_recordings
 from rest_store.generation.cache import TreeCache
-from rest_store.generation.drafting import tree_of
 from rest_store.generation.graphs import FixedVerifier
 from rest_store.generation.verify import Step, Verifier, patterns_of
 

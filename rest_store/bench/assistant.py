@@ -14,9 +14,10 @@ import numpy.typing as npt
 import torch
 from transformers import DynamicCache
 
+from rest_store.bench.baselines import tree_of
 from rest_store.datastore.tree import TokenTree
 from rest_store.errors import LimitError, ModelNotSupportedError, describe
-from rest_store.generation.drafting import Session, tree_of
+from rest_store.generation.drafting import Session
 
 
 class AssistantRule:

@@ -12,7 +12,24 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.tree import TokenTree
-from rest_store.generation.drafting import EMPTY, Session, tree_of
+from rest_store.generation.drafting import EMPTY, Session
+
+
+def tree_of(paths: Sequence[Sequence[int]]) -> TokenTree:
+    """Return the tree of several continuations, which share their common beginnings; the first one comes first."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    places: dict[tuple[int, int], int] = {}
+    for path in paths:
+        parent = -1
+        for token in path:
+            place = places.get((parent, token))
+            if place is None:
+                place = places[parent, token] = len(tokens)
+                tokens.append(int(token))
+                parents.append(parent)
+            parent = place
+    return TokenTree(tokens, parents, [1] * len(tokens))
 
 
 class Store(Protocol):

@@ -48,7 +48,7 @@ def record(
 
     Outputs are greedy. The model's eight most likely tokens at each position are kept for recycled logits.
     """
-    from rest_store.generation.loading import load_model
+    from rest_store.generation.generator import load_model
 
     require_folder(out)
     loaded, tokenizer = load_model(model, dtype=dtype, device=device)

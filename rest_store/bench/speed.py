@@ -98,7 +98,7 @@ def speed(
     import torch
 
     from rest_store.bench.methods import decoding, load_assistant, make_methods
-    from rest_store.generation.loading import load_model
+    from rest_store.generation.generator import load_model
 
     if not recordings and questions is None:
         raise click.UsageError("prompts are needed: --recordings or --questions")

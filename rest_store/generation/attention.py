@@ -1,7 +1,4 @@
-"""How a model attends while a tree is verified: by an implementation that takes the tree's mask, and takes it cheaply.
-
-Torch is imported here.
-"""
+"""Attention of a model while a tree is verified: an implementation that takes the tree's mask, at little cost."""
 
 from __future__ import annotations
 
@@ -18,43 +15,50 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from rest_store.errors import ModelNotSupportedError, describe
 
-_TAKE_MASKS = ("sdpa", "eager")  # attention implementations that are given a mask of any shape
-_MORE = ("position_bias", "softcap", "cache", "output_attentions")  # arguments that make attention something else
+_WITH_MASKS = ("sdpa", "eager")  # attention implementations that take a mask of any shape
+_OTHER_ATTENTION = ("position_bias", "softcap", "cache", "output_attentions")  # arguments that change the result
 
 
-class attention_for_trees:  # noqa: N801  used as a function that returns a context
-    """Makes a model's attention take masks while a step runs: switches it where it cannot.
+class TreeAttention:
+    """Makes a model's attention take masks while a step runs.
 
-    Flash and flex attention know causal masks only; sdpa, or else eager attention, stands in for them. On a CPU, sdpa
-    is `grouped_attention` meanwhile. Not thread-safe for one model.
+    Flash and flex attention take causal masks only; they are replaced by sdpa, or else by eager attention. On a CPU,
+    sdpa is replaced by `grouped_attention`. Not thread-safe for one model.
+
+    Args:
+        model: a model of transformers.
+        config: its text configuration.
+
+    Attributes:
+        implementation: what is used meanwhile.
 
     Raises:
-        ModelNotSupportedError: there is no implementation to switch to.
+        ModelNotSupportedError: the implementation cannot be replaced.
     """
 
     def __init__(self, model: Any, config: Any) -> None:
         self._config = config
-        own = config._attn_implementation
-        self.implementation = own
-        if own not in _TAKE_MASKS:
+        self.implementation = config._attn_implementation
+        if self.implementation not in _WITH_MASKS:
             if not model._can_set_attn_implementation():
                 expected = "sdpa or eager, which take the mask of a tree"
+                name = repr(self.implementation)
                 raise ModelNotSupportedError(
-                    describe(type(model).__name__, "the attention implementation", repr(own), expected)
+                    describe(type(model).__name__, "the attention implementation", name, expected)
                 )
             self.implementation = "sdpa" if model._supports_sdpa else "eager"
-        self._groups = self.implementation == "sdpa" and model.device.type == "cpu" and _groups_are_fast()
+        self._grouped = self.implementation == "sdpa" and model.device.type == "cpu" and _has_grouped_kernel()
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
         """Return the context in which masks are taken."""
-        own = self._config._attn_implementation_internal
-        self._config._attn_implementation_internal = self.implementation
+        original = self._config._attn_implementation
+        self._config._attn_implementation = self.implementation
         try:
-            with _grouping() if self._groups else nullcontext():
+            with _grouped_sdpa() if self._grouped else nullcontext():
                 yield
         finally:
-            self._config._attn_implementation_internal = own
+            self._config._attn_implementation = original
 
 
 def grouped_attention(
@@ -67,30 +71,30 @@ def grouped_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend as sdpa of `transformers`, without copying keys and values for each query head that shares them.
+    """Attend as sdpa of transformers, without a copy of keys and values for each query head that shares them.
 
-    Where there is a mask, `transformers` makes these copies in every layer of every pass, because CUDA has no fast
-    kernel for both. A CPU has, and over a thousand tokens the copies take it several times as long as attention does.
+    With a mask, transformers makes these copies in every layer of every pass, because CUDA has no fast kernel for both.
+    A CPU has one, and over a thousand tokens the copies take several times as long as attention itself.
 
     Args:
         module: the attention layer.
         query: [rows, query heads, width, size].
         key: [rows, heads, slots, size].
         value: [rows, heads, slots, size].
-        attention_mask: [rows, 1, width, slots], True where something is seen; None: all is.
+        attention_mask: bool[rows, 1, width, slots], True where a slot is seen; None: all are.
         dropout: as of `torch.nn.functional.scaled_dot_product_attention`.
         scaling: its `scale`.
-        **kwargs: of `sdpa_attention_forward`, which does what is asked for by them.
+        **kwargs: as of `sdpa_attention_forward`, which is called if they matter.
 
     Returns:
-        What the queries found, [rows, width, query heads, size], and no weights.
+        [rows, width, query heads, size], and no weights.
     """
     shared = key.shape[1] != query.shape[1] and key.shape[3] == value.shape[3] and query.device.type == "cpu"
-    if not shared or attention_mask is None or any(kwargs.get(name) is not None for name in _MORE):
-        found: tuple[torch.Tensor, None] = sdpa_attention_forward(
+    if not shared or attention_mask is None or any(kwargs.get(name) is not None for name in _OTHER_ATTENTION):
+        output: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, **kwargs
         )
-        return found
+        return output
     attended = torch.nn.functional.scaled_dot_product_attention(
         query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling, enable_gqa=True
     )
@@ -98,25 +102,25 @@ def grouped_attention(
 
 
 @functools.cache
-def _groups_are_fast() -> bool:
-    """Whether this torch has a kernel on CPUs that takes both shared heads and a mask."""
+def _has_grouped_kernel() -> bool:
+    """Whether this torch has a CPU kernel that takes both shared heads and a mask."""
     query, key, mask = torch.zeros(1, 2, 2, 8), torch.zeros(1, 1, 2, 8), torch.ones(1, 1, 2, 2)
     try:
         kernel = torch._fused_sdp_choice(query, key, key, mask, enable_gqa=True)
-    except (AttributeError, TypeError, RuntimeError):  # older ones have no shared heads
+    except (AttributeError, TypeError, RuntimeError):  # older releases have no shared heads
         return False
     return kernel != SDPBackend.MATH.value
 
 
 _lock = threading.Lock()
-_steps = 0  # that run now, in any thread
+_steps = 0  # running now, in any thread
 
 
 @contextmanager
-def _grouping() -> Iterator[None]:
-    """Return the context in which sdpa is `grouped_attention`, unless somebody has put another in its place.
+def _grouped_sdpa() -> Iterator[None]:
+    """Return the context in which sdpa is `grouped_attention`, unless other code has replaced sdpa already.
 
-    Models of other threads have it meanwhile, too; it gives them what their own gives.
+    Models of other threads use it too meanwhile; its results are the same.
     """
     global _steps
     if ALL_ATTENTION_FUNCTIONS["sdpa"] not in (sdpa_attention_forward, grouped_attention):

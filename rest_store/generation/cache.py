@@ -1,8 +1,8 @@
-"""The key-value cache that draft trees are verified in: slots that are written at once and kept where accepted.
+"""The KV cache that draft trees are verified in.
 
-A cache of `transformers` grows by what a forward pass was given, one length for all rows. Verification writes a whole
-tree and keeps one path of it, of another length in each row of a batch; `TreeCache` does that, and takes its content
-from a cache of `transformers` and gives it back. Torch is imported here; nothing here is thread-safe.
+A cache of transformers grows by all that a forward pass is given, with one length for all rows. Verification writes a
+whole tree and keeps one path of it, of another length in each row of a batch. `TreeCache` does that; it takes over the
+content of a cache of transformers and gives it back. Nothing here is thread-safe.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attenti
 
 @dataclass(frozen=True)
 class Pattern:
-    """What the attention layers of one kind may look back at.
+    """What the attention layers of one kind see.
 
     Attributes:
         name: "full_attention", "sliding_attention" or "chunked_attention", as in `config.layer_types`.
-        window: positions seen at most, the own one included; for chunks their size; 0: all.
+        window: most positions seen, the own one included; for chunks their size; 0: all.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Pattern:
 class Slots:
     """Keys and values of the layers that share a pattern, a shape and a device, as one block of memory.
 
-    Slot `s` of a row holds its token number `s`, padding on the left included; `base` is the first slot still held.
+    Slot `s` of a row holds its token number `s`, padding on the left included. Slots before `base` were dropped.
     """
 
     def __init__(self, pattern: Pattern, keys: torch.Tensor, values: torch.Tensor, base: int) -> None:
@@ -53,32 +53,27 @@ class Slots:
         self.values = values
         self.base = base
 
-    def first_needed(self, shortest: int) -> int:
-        """Return the first slot that a row of `shortest` tokens may still look at."""
-        return max(0, shortest - self.pattern.window) if self.pattern.window else 0
-
-    def reserve(self, end: int, shortest: int, growth: int) -> None:
-        """Have memory up to slot `end`; where that takes new memory, let go of what no row looks at any more."""
+    def reserve(self, end: int, shortest: int) -> None:
+        """Allocate memory up to slot `end`; drop what a window that ends at `shortest` tokens does not reach."""
         if end - self.base <= self.keys.shape[3]:
             return
-        base = max(self.base, self.first_needed(shortest))
+        base = max(self.base, shortest - self.pattern.window) if self.pattern.window else self.base
         kept = self.base + self.keys.shape[3] - base
-        size = max(end - base, kept) + growth
-        self.keys = _moved(self.keys, kept, size)
-        self.values = _moved(self.values, kept, size)
+        size = max(end - base, kept) + _GROWTH
+        self.keys, self.values = (_moved(block, kept, size) for block in (self.keys, self.values))
         self.base = base
 
     def move(self, rows: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
-        """Copy slots to slots of the same rows, in every layer; all int64[n] on the device."""
+        """Copy slots within their rows, in every layer; all int64[n] on the device."""
         sources, targets = sources - self.base, targets - self.base
         self.keys[:, rows, :, targets] = self.keys[:, rows, :, sources]
         self.values[:, rows, :, targets] = self.values[:, rows, :, sources]
 
     def fill(self, place: int, keys: torch.Tensor, values: torch.Tensor, length: int) -> None:
         """Write keys and values of the layer at `place`, [rows, heads, n, size]: the last n of `length` tokens."""
-        taken = slice(length - keys.shape[2] - self.base, length - self.base)
-        self.keys[place, :, :, taken] = keys
-        self.values[place, :, :, taken] = values
+        slots = slice(length - keys.shape[2] - self.base, length - self.base)
+        self.keys[place, :, :, slots] = keys
+        self.values[place, :, :, slots] = values
 
 
 def _moved(block: torch.Tensor, kept: int, size: int) -> torch.Tensor:
@@ -89,7 +84,7 @@ def _moved(block: torch.Tensor, kept: int, size: int) -> torch.Tensor:
 
 
 class TreeLayer(CacheLayerMixin):
-    """One layer of a `TreeCache`, with the interface that models use."""
+    """One layer of a `TreeCache`, with the interface that models of transformers use."""
 
     is_compileable = False
     is_croppable = False
@@ -101,12 +96,12 @@ class TreeLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Do nothing: the memory is there."""
+        """Do nothing: the memory is allocated."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the keys and values of a step, [rows, heads, width, size]; return all that the step may look at."""
+        """Write the keys and values of a step, [rows, heads, width, size]; return all that the step sees."""
         keys, values = self.slots.keys[self.place], self.slots.values[self.place]
         if self.cache.columns is not None:
             keys.index_copy_(2, self.cache.columns, key_states)
@@ -120,7 +115,7 @@ class TreeLayer(CacheLayerMixin):
         return keys[:, :, seen], values[:, :, seen]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return how many slots a step of `query_length` tokens looks at, and the first of them."""
+        """Return how many slots a step of `query_length` tokens sees, and the first of them."""
         first = self.cache.first_seen(self.slots.pattern)
         return self.cache.end + query_length - first, first
 
@@ -134,18 +129,17 @@ class TreeLayer(CacheLayerMixin):
 
 
 class TreeCache(Cache):
-    """A key-value cache whose rows have lengths of their own.
+    """A KV cache whose rows have different lengths.
 
     Args:
-        cache: the cache of `transformers` to take over, filled by a forward pass over the prompt.
-        patterns: what each layer may look back at.
+        cache: the cache of transformers to take over, filled by a forward pass over the prompt.
+        patterns: what each layer sees.
         length: tokens in `cache`.
-        fixed: slots of a cache that must not grow (all shapes and addresses stay the same); None: grow as needed.
+        fixed: slots of a cache whose shapes and addresses never change; None: grow as needed.
 
     Attributes:
         lengths: tokens held of each row, padding on the left included.
-        columns: int64[width] on the device, where a step of a fixed cache writes; None: where the longest row ends.
-        allocated: slots of memory.
+        columns: int64[width] on the device, where a step of a fixed cache writes; None: after the longest row.
 
     Raises:
         CacheNotSupportedError: a layer of `cache` is of a kind that cannot hold a tree (quantized, recurrent...).
@@ -166,10 +160,8 @@ class TreeCache(Cache):
             keys, values = contents[numbers[0]]
             base = 0 if fixed is not None else length - keys.shape[2]
             size = fixed if fixed is not None else keys.shape[2] + _GROWTH
-            of_keys, of_values = (
-                part.new_zeros((len(numbers), *part.shape[:2], size, part.shape[3])) for part in (keys, values)
-            )
-            slots = Slots(pattern, of_keys, of_values, base)
+            shapes = ((len(numbers), *part.shape[:2], size, part.shape[3]) for part in (keys, values))
+            slots = Slots(pattern, keys.new_zeros(next(shapes)), values.new_zeros(next(shapes)), base)
             self.groups.append(slots)
             for place, number in enumerate(numbers):
                 layers[number] = TreeLayer(self, slots, place)
@@ -177,12 +169,12 @@ class TreeCache(Cache):
         self._take(contents, length)
 
     def refill(self, cache: Cache, length: int) -> None:
-        """Take over another cache of the same layers, rows and types, in the same memory; for a fixed cache.
+        """Take over another cache of the same layers, rows and types into the memory of this fixed cache.
 
         Raises:
             CacheNotSupportedError: as on construction.
         """
-        assert self._fixed, "memory that grew is not taken again"
+        assert self._fixed, "only fixed memory can be filled again"
         self._take({number: _content(cache.layers[number], length) for number in _held(cache)}, length)
 
     def _take(self, contents: Mapping[int, tuple[torch.Tensor, torch.Tensor]], length: int) -> None:
@@ -194,7 +186,7 @@ class TreeCache(Cache):
 
     @property
     def end(self) -> int:
-        """The slot after the longest row: where a step begins to write."""
+        """The slot after the longest row, where a step is written."""
         return max(self.lengths)
 
     @property
@@ -204,34 +196,34 @@ class TreeCache(Cache):
 
     @property
     def shortest(self) -> int:
-        """The length of the shortest row that is still written to."""
+        """The length of the shortest unfinished row."""
         return min(length for length, done in zip(self.lengths, self._done, strict=True) if not done or all(self._done))
 
     def first_seen(self, pattern: Pattern) -> int:
-        """Return the first slot that some token of the next step may look at under `pattern`."""
+        """Return the first slot that some token of the next step sees under `pattern`."""
         if self._fixed or not pattern.window:
             return 0
         return max(0, self.shortest - pattern.window + 1)
 
     def finish(self, row: int) -> None:
-        """Take note that `row` gets no more tokens, so that nothing need be kept for it to look back at."""
+        """Note that `row` gets no more tokens, so nothing is kept for its window."""
         self._done[row] = True
 
     def reserve(self, width: int) -> None:
-        """Have memory for a step of `width` tokens."""
+        """Allocate memory for a step of `width` tokens."""
         end = self.end + width
         for group in self.groups:
             if self._fixed:
                 assert end <= group.keys.shape[3], "a fixed cache is full"
             else:
-                group.reserve(end, self.shortest, _GROWTH)
+                group.reserve(end, self.shortest)
 
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
-        """Keep, of the step just written, the tokens at `paths` of each row, in that order; forget the others.
+        """Keep the tokens at `paths` of the latest step, in that order; drop the others.
 
         Args:
-            paths: for each row ascending places in the step, 0 being its first token. What lies in order where it
-                belongs, as the likeliest path of a single row does, is not copied.
+            paths: for each row ascending places in the step, 0 being its first token. Tokens that are in their final
+                slot already are not copied.
         """
         end = self.end
         moved = [
@@ -251,26 +243,24 @@ class TreeCache(Cache):
             self.lengths[row] += len(path)
 
     def give_back(self, cache: Cache) -> None:
-        """Leave `cache` of `transformers` as if the tokens held here had been decoded one by one.
+        """Fill `cache` of transformers as if the tokens held here had been decoded one by one.
 
-        Rows shorter than the longest, whose generation ended before the others', get zeros behind their last token.
+        Rows that are shorter than the longest get zeros behind their last token.
         """
         for number in _held(cache):
-            layer, own = cache.layers[number], self.layers[number]
-            slots, length = own.slots, self.end
-            keys = slots.keys[own.place][:, :, : length - slots.base].clone()
-            values = slots.values[own.place][:, :, : length - slots.base].clone()
-            for row, held in enumerate(self.lengths):
-                keys[row, :, max(0, held - slots.base) :] = 0
-                values[row, :, max(0, held - slots.base) :] = 0
-            _fill(layer, keys, values, length)
+            slots, place = self.layers[number].slots, self.layers[number].place
+            keys, values = (block[place][:, :, : self.end - slots.base].clone() for block in (slots.keys, slots.values))
+            for row, length in enumerate(self.lengths):
+                keys[row, :, max(0, length - slots.base) :] = 0
+                values[row, :, max(0, length - slots.base) :] = 0
+            _fill(cache.layers[number], keys, values, self.end)
 
 
 def require_cache(cache: Cache) -> None:
-    """Check that the layers of `cache`, filled or not, are of kinds that a `TreeCache` takes over.
+    """Check that a `TreeCache` can take over `cache`, filled or not.
 
     Raises:
-        CacheNotSupportedError: one is not, or they are moved to and from another device.
+        CacheNotSupportedError: a layer is of another kind, or the cache is offloaded.
     """
     if cache.offloading:
         raise CacheNotSupportedError(describe("verification", "the cache", "offloaded", "on the model's device"))
@@ -279,7 +269,7 @@ def require_cache(cache: Cache) -> None:
 
 
 def _held(cache: Cache) -> list[int]:
-    """Return which layers hold something; the others look at the keys and values of one of these."""
+    """Return the layers with keys and values of their own; others share those of one of these."""
     return [number for number, layer in enumerate(cache.layers) if type(layer).__name__ != "DummyLayer"]
 
 
@@ -290,9 +280,9 @@ def _require_layer(layer: Any) -> None:
 
 
 def drop_contents(cache: Cache) -> None:
-    """Let go of the keys and values of a cache of `transformers` that a `TreeCache` has taken over.
+    """Free the keys and values of a cache of transformers that a `TreeCache` has taken over.
 
-    Only layers that grow; static ones keep their memory, whose address somebody may rely on. `give_back` fills them.
+    Static layers keep their memory, since others may rely on its address. `give_back` fills the cache again.
     """
     for layer in cache.layers:
         if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer):
@@ -300,7 +290,7 @@ def drop_contents(cache: Cache) -> None:
 
 
 def _content(layer: Any, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the keys and values that a layer of `transformers` holds of `length` tokens, the last of them last."""
+    """Return the keys and values that a layer of transformers holds of `length` tokens, the last token last."""
     _require_layer(layer)
     if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer):
         return layer.keys, layer.values
@@ -309,7 +299,7 @@ def _content(layer: Any, length: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _fill(layer: Any, keys: torch.Tensor, values: torch.Tensor, length: int) -> None:
-    """Write keys and values, whose last slot is token number `length` - 1, to a layer of `transformers`."""
+    """Write keys and values, whose last slot is token number `length` - 1, to a layer of transformers."""
     if type(layer) is DynamicLayer:
         layer.keys, layer.values = keys, values
     elif type(layer) is DynamicSlidingWindowLayer:

@@ -1,4 +1,4 @@
-"""`rest-store generate`: write text with drafts, showing where each token came from."""
+"""`rest-store generate`: write text with drafts, and show where each token came from."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _SERVICE = re.compile(r"unix:.+|[\w.\-\[\]:]+:\d+")
 
 
 def _writable(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
-    """Refuse a file that cannot be written, before anything is loaded."""
+    """Refuse a path that cannot be written, before anything is loaded."""
     if path is not None and not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise click.BadParameter(f"{path} cannot be written; is its folder there?")
+        raise click.BadParameter(f"{path} cannot be written; does its folder exist?")
     return path
 
 
@@ -29,26 +29,26 @@ def _writable(context: click.Context, parameter: click.Parameter, path: Path | N
 @click.option("--model", "model_name", required=True, help="Hugging Face name, directory or GGUF file.")
 @click.option("--datastore", "datastores", multiple=True, help="Directory, or HOST:PORT of a service; repeatable.")
 @click.option("--prompt", required=True, help="What to continue.")
-@click.option("--chat", is_flag=True, help="The prompt is a user's turn: render it with the model's chat template.")
-@click.option("--max-new-tokens", type=click.IntRange(1), default=256, show_default=True, help="Most tokens to write.")
+@click.option("--chat", is_flag=True, help="Render the prompt as a user's turn with the model's chat template.")
+@click.option("--max-new-tokens", type=click.IntRange(1), default=256, show_default=True, help="Most new tokens.")
 @click.option("--max-nodes", type=click.IntRange(1, 1024), help="Most draft tokens of a step.")
 @click.option(
     "--temperature",
     type=click.FloatRange(0, min_open=True),
-    help="Sample, at this temperature; default: the likeliest token.",
+    help="Sample at this temperature; default: greedy search.",
 )
 @click.option("--seed", type=int, help="Seed of the random generator.")
 @click.option("--dtype", default="auto", show_default=True, help="Type of the weights, such as float32.")
 @click.option("--device", help="Where to run the model, such as cuda.")
-@click.option("--prepacked-weights", is_flag=True, help="Prepack the weights for this processor (float32 on a CPU).")
-@click.option("--compare", is_flag=True, help="Decode plainly too: the same text, and how much slower.")
-@click.option("--graphs", is_flag=True, help="Steps of a few fixed widths, on CUDA as recorded graphs.")
+@click.option("--prepacked-weights", is_flag=True, help="Prepack float32 weights for this CPU.")
+@click.option("--compare", is_flag=True, help="Decode plainly too, to compare text and speed.")
+@click.option("--graphs", is_flag=True, help="Steps of a few fixed widths, as CUDA graphs.")
 @click.option(
     "--html",
     "page_path",
     type=click.Path(path_type=Path, dir_okay=False),
     callback=_writable,
-    help="Also write a page.",
+    help="Write an HTML page too.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def generate(
@@ -68,11 +68,10 @@ def generate(
     page_path: Path | None,
     as_json: bool,
 ) -> None:
-    """Write text with a model and drafts from datastores, each token coloured by where it came from."""
-    from rest_store.generation.generator import Generator
-    from rest_store.generation.loading import load_model
+    """Write text with a model and drafts from datastores; colours show where each token came from."""
+    from rest_store.generation.generator import Generator, load_model
     from rest_store.generation.options import WIDTHS
-    from rest_store.generation.render import TokenText, coloured, origin_name, page
+    from rest_store.generation.render import Detokenizer, coloured, origin_name, page
 
     opened = {place: rest_store.Datastore.open(place) for place in datastores if not _is_service(place)}
     model, tokenizer = load_model(model_name, dtype=dtype, device=device)
@@ -81,7 +80,7 @@ def generate(
     identity = identity_of(tokenizer, model_name)
     for place, store in opened.items():
         store.manifest.tokenizer.require_same(identity, place)
-    stores = [opened[place] if place in opened else _source(place, identity) for place in datastores]
+    stores = [opened[place] if place in opened else _client(place, identity) for place in datastores]
     text, inputs = _prompt(tokenizer, prompt, chat)
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": temperature is not None}
     if temperature is not None:
@@ -92,16 +91,16 @@ def generate(
     _set_seed(seed)
     widths = WIDTHS if graphs else ()
     generation = Generator(model, tokenizer, sources, max_nodes=max_nodes, widths=widths).begin(inputs, **options)
-    writer = TokenText(tokenizer)
+    detokenizer = Detokenizer(tokenizer)
     parts: list[tuple[str, str]] = []
     name = "model"
     for piece in generation:
         for token, origin in zip(piece.tokens[0], piece.origins[0], strict=True):
             name = origin_name(origin, names)
-            parts.append((writer.push(token), name))
+            parts.append((detokenizer.push(token), name))
             if not as_json:
                 click.echo(coloured(*parts[-1]), nl=False)
-    parts.append((writer.rest(), name))
+    parts.append((detokenizer.flush(), name))
     statistics = generation.statistics
     facts: dict[str, Any] = {
         "tokens": statistics.tokens,
@@ -111,9 +110,13 @@ def generate(
     }
     if statistics.drafts.errors:
         facts["drafter_errors"] = statistics.drafts.errors
+    if statistics.drafts.dropped:
+        labels = [*datastores, "prompt lookup", "recycled logits"]
+        dropped = statistics.drafts.dropped.items()
+        facts["dropped_sources"] = {f"{labels[place]} ({reason})": steps for (place, reason), steps in dropped}
     if compare:
         _set_seed(seed)
-        facts |= _plain(model, inputs, options, generation.result(), statistics.seconds)
+        facts |= _compared(model, inputs, options, generation.result(), statistics.seconds)
     summary = _summary(facts)
     if as_json:
         click.echo(json.dumps({"text": "".join(part for part, _ in parts), **facts}, ensure_ascii=False))
@@ -128,22 +131,23 @@ def _is_service(place: str) -> bool:
     return _SERVICE.fullmatch(place) is not None and not Path(place).exists()
 
 
-def _source(target: str, tokenizer: TokenizerIdentity) -> Any:
-    """Return the drafts of a service; of one that does not answer now, only say so.
+def _client(target: str, tokenizer: TokenizerIdentity) -> rest_store.DatastoreClient:
+    """Return the client of a service, closed when the command ends; warn if the service does not answer.
 
     Raises:
         TokenizerMismatchError: its datastores were built with another tokenizer.
     """
     client = rest_store.DatastoreClient(target, tokenizer=tokenizer)
+    click.get_current_context().with_resource(client)
     try:
         client.connect(timeout=2.0)
     except (ServiceUnavailableError, DeadlineError) as error:
-        click.echo(f"Warning: {error}; going on without its drafts until it answers", err=True)
-    return client.source()
+        click.echo(f"Warning: {error}; its drafts are left out until it answers", err=True)
+    return client
 
 
 def _prompt(tokenizer: Any, prompt: str, chat: bool) -> tuple[str, dict[str, Any]]:
-    """Return the prompt as text and as the model takes it; the template of a chat writes all special tokens itself."""
+    """Return the prompt as text and as tokens; a chat template writes all special tokens itself."""
     text = prompt
     if chat:
         if not tokenizer.chat_template:
@@ -152,7 +156,7 @@ def _prompt(tokenizer: Any, prompt: str, chat: bool) -> tuple[str, dict[str, Any
         text = str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
     inputs = tokenizer(text, add_special_tokens=not chat, return_token_type_ids=False, return_tensors="pt")
     if not inputs["input_ids"].numel():
-        raise click.UsageError("the prompt is empty: there is no token to go on from")
+        raise click.UsageError("the prompt is empty: there is no token to continue")
     return text, dict(inputs)
 
 
@@ -163,13 +167,15 @@ def _set_seed(seed: int | None) -> None:
         torch.manual_seed(seed)
 
 
-def _plain(model: Any, inputs: dict[str, Any], options: dict[str, Any], drafted: Any, seconds: float) -> Any:
-    """Decode plainly; return what that took, and whether the text is the same."""
+def _compared(
+    model: Any, inputs: dict[str, Any], options: dict[str, Any], drafted: Any, seconds: float
+) -> dict[str, Any]:
+    """Decode plainly; return the speedup, and whether the text is the same."""
     inputs = {name: value.to(model.device) for name, value in inputs.items()}
     began = time.perf_counter()
     plain = model.generate(**inputs, **options)
-    took = time.perf_counter() - began
-    return {"speedup": round(took / seconds, 3), "identical": bool(plain.tolist() == drafted.tolist())}
+    plain_seconds = time.perf_counter() - began
+    return {"speedup": round(plain_seconds / seconds, 3), "identical": bool(plain.tolist() == drafted.tolist())}
 
 
 def _summary(facts: dict[str, Any]) -> str:
@@ -178,8 +184,10 @@ def _summary(facts: dict[str, Any]) -> str:
         f"{facts['tokens_per_second']:.1f} tokens a second"
     )
     if "speedup" in facts:
-        same = "the same text" if facts["identical"] else "another text"
-        line += f", {facts['speedup']:.2f} times as fast as plain decoding, which wrote {same}"
+        text = "the same text" if facts["identical"] else "another text"
+        line += f", {facts['speedup']:.2f} times as fast as plain decoding, which wrote {text}"
+    for source, steps in facts.get("dropped_sources", {}).items():
+        line += f"; {steps} steps without {source}"
     if "drafter_errors" in facts:
-        line += f"; the drafter failed at times ({facts['drafter_errors'][0]})"
+        line += f"; drafting failed ({facts['drafter_errors'][0]})"
     return line

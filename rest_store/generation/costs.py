@@ -1,39 +1,45 @@
 """What a step costs by its width, measured as a generation goes, and whether drafting pays.
 
-No forward pass is spent on measuring: every step of a generation is a measurement of its width. Seconds throughout.
+Every step of a generation is a measurement of its width; no forward pass is spent on measuring alone.
 """
 
 from __future__ import annotations
 
 import statistics
+import weakref
 from collections import deque
-from typing import NamedTuple
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 _RECENT = 9  # times kept of each width
 _AGE = 128  # steps after which a time is forgotten
-_STALE = 64  # steps after which the cost of a plain step is measured anew
-_BAND = 1.25  # how far off a step may be and still confirm what was known before
+_STALE = 64  # steps after which a plain step is measured again
+_BAND = 1.25  # ratio up to which a time confirms the times of earlier generations
+_FIRST_TRIAL = 6  # drafted steps; later trials are half as long
+_FIRST_PAUSE, _LONGEST_PAUSE = 16, 256  # steps
+_FADING = 0.9  # of what a step counts in the next one
 
 
 class Time(NamedTuple):
-    """What one step took: `seconds`, as step number `step` of all."""
+    """Seconds of one step, and its number among all steps."""
 
     step: int
     seconds: float
 
 
 class ForwardCosts:
-    """Seconds of a step that verifies n draft tokens, learnt from steps of any widths.
+    """Seconds of a forward pass that verifies n draft tokens, learned from passes of any widths.
 
-    A line through the widths seen, and at each width seen the median of its recent times, trusted the more the more
-    there are; in between the deviations from the line are interpolated. What earlier generations took holds until the
-    steps of this one contradict it, or say nothing about it; then plain steps are measured, three at most.
+    The estimate is a line through all widths plus, at each measured width, the deviation of the median of its recent
+    times, shrunk where there are few; deviations are interpolated in between. Times of earlier generations are used
+    until those of this one contradict them. While they are neither confirmed nor contradicted, `wants_plain` asks for
+    plain steps, three at most.
 
     Args:
-        slope: how much of a plain step each draft token is taken to add until two widths have been seen.
+        slope: part of a plain step that each draft token is assumed to add until two widths are measured.
     """
 
     def __init__(self, slope: float = 0.04) -> None:
@@ -45,12 +51,12 @@ class ForwardCosts:
         self._surprises: deque[float] = deque(maxlen=3)
 
     def begin(self) -> None:
-        """Take note that another generation begins."""
+        """Start another generation."""
         self._began = self._steps
         self._surprises.clear()
 
     def observe(self, nodes: int, seconds: float) -> None:
-        """Take in that a step which verified `nodes` draft tokens took `seconds`."""
+        """Learn that a forward pass which verified `nodes` draft tokens took `seconds`."""
         self._steps += 1
         before = [time.seconds for time in self._times.get(nodes, ()) if time.step <= self._began]
         if before:
@@ -65,7 +71,7 @@ class ForwardCosts:
 
     @property
     def wants_plain(self) -> bool:
-        """Whether the cost of a step without drafts is not known, or not known to hold: the next had better be one."""
+        """Whether the next step should be plain, because its cost is unknown, old or doubtful."""
         times = self._times.get(0)
         if not times or self._steps - self._plain_seen >= _STALE:
             return True
@@ -86,7 +92,7 @@ class ForwardCosts:
                 del self._times[nodes]
 
     def table(self, max_nodes: int) -> npt.NDArray[np.float64] | None:
-        """Return the seconds of steps with 0 .. max_nodes draft tokens, float64[max_nodes + 1]; None before any."""
+        """Return the seconds for 0 .. max_nodes draft tokens, float64[max_nodes + 1]; None before any measurement."""
         if not self._times:
             return None
         widths = np.array(sorted(self._times), dtype=np.float64)
@@ -99,7 +105,7 @@ class ForwardCosts:
         return np.maximum(table, 0.5 * float(medians.min()))
 
     def plain(self) -> float | None:
-        """Return the seconds of a step without drafts; None before any step."""
+        """Return the seconds without draft tokens; None before any measurement."""
         if 0 in self._times:
             return self._median(0)
         table = self.table(0)
@@ -122,55 +128,85 @@ class ForwardCosts:
         return height - slope * mean, slope
 
 
-class Payoff:
-    """Decides from what steps brought and took whether to go on drafting, to rest, or to try again.
+class DraftPolicy:
+    """Decides before each step whether to draft, from what steps brought and took.
 
-    A trial of a few drafted steps comes first. While drafted steps bring fewer tokens a second than plain ones would,
-    drafting rests, for twice as long after each trial that fails, so that a drafter that never pays costs little.
+    A trial of a few drafted steps comes first. While drafted steps bring fewer tokens a second than plain steps would,
+    drafting pauses. Each failed trial doubles the pause, so drafts that never pay cost little. Only drafting and the
+    forward pass are compared: choosing and writing tokens takes its time in plain steps too.
 
     Args:
-        first: steps of the first trial; later ones are half as long.
-        rest: steps of the first rest.
-        longest: steps of the longest rest.
+        costs: of forward passes like those to come.
+        adaptive: draft only while it pays; False: always, and tell sessions no costs.
+
+    Attributes:
+        pauses: how often drafting paused.
     """
 
-    def __init__(self, *, first: int = 6, rest: int = 16, longest: int = 256) -> None:
-        self._trial = first
-        self._shortest, self._longest = rest, longest
-        self._rest = rest
-        self._resting = 0
-        self._steps = 0.0
-        self._tokens = 0.0
-        self._seconds = 0.0
+    def __init__(self, costs: ForwardCosts, *, adaptive: bool = True) -> None:
+        self._costs = costs
+        self._adaptive = adaptive
+        self._drafted = False
+        self._trial = _FIRST_TRIAL
+        self._pause = _FIRST_PAUSE  # steps of the next one
+        self._pausing = 0  # steps left
+        self._steps = self._tokens = self._seconds = 0.0  # of drafted steps, fading
         self.pauses = 0
 
     def drafts(self) -> bool:
-        """Return whether to draft for the next step; to be asked once for each step."""
-        if self._resting:
-            self._resting -= 1
-            return False
-        return True
+        """Return whether to draft in the next step; called once for each step in which a draft could be accepted."""
+        self._drafted = not self._adaptive or not (self._pausing or self._costs.wants_plain)
+        self._pausing = max(0, self._pausing - 1)
+        return self._drafted
 
-    def observe(self, tokens: float, seconds: float, plain: float | None) -> None:
-        """Take in a step for which drafts were asked.
+    def table(self, padded: Sequence[int]) -> npt.NDArray[np.float64] | None:
+        """Return the seconds of forward passes that sessions are told, float64[len(padded)]; None: none.
 
         Args:
-            tokens: what it brought, for each row that it worked for.
-            seconds: what it took, waiting for the draft included.
-            plain: seconds of a step without drafts; None: not known.
+            padded: for 0, 1, ... draft tokens the number that a step is padded to, ascending.
         """
-        if plain is None:
+        table = self._costs.table(padded[-1]) if self._adaptive else None
+        return table[list(padded)] if table is not None else None
+
+    def observe(self, nodes: int, tokens: float, forward: float, drafting: float) -> None:
+        """Learn from a step.
+
+        Args:
+            nodes: draft tokens that the forward pass verified, padding included.
+            tokens: new tokens, for each row that was written to.
+            forward: seconds of the forward pass.
+            drafting: seconds of drafting.
+        """
+        self._costs.observe(nodes, forward)
+        drafted, self._drafted = self._drafted, False
+        plain = self._costs.plain()
+        if not drafted or not self._adaptive or plain is None:
             return
-        fading = 0.9
-        self._steps = fading * self._steps + 1
-        self._tokens = fading * self._tokens + tokens
-        self._seconds = fading * self._seconds + seconds
-        if self._steps < (1 - fading**self._trial) / (1 - fading) - 1e-9:
+        self._steps = _FADING * self._steps + 1
+        self._tokens = _FADING * self._tokens + tokens
+        self._seconds = _FADING * self._seconds + forward + drafting
+        if self._steps < (1 - _FADING**self._trial) / (1 - _FADING) - 1e-9:
             return
         if self._tokens * plain >= 0.98 * self._seconds:
-            self._rest = self._shortest
+            self._pause = _FIRST_PAUSE
             return
-        self._resting, self._rest = self._rest, min(2 * self._rest, self._longest)
+        self._pausing, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE)
         self._trial = max(2, self._trial // 2)
         self._steps = self._tokens = self._seconds = 0.0
         self.pauses += 1
+
+
+_known_costs: weakref.WeakKeyDictionary[Any, dict[Hashable, ForwardCosts]] = weakref.WeakKeyDictionary()
+
+
+def known_costs(model: Any, conditions: Hashable, slope: float) -> ForwardCosts:
+    """Return what generations of `model` have learned under these conditions, ready for another one.
+
+    Args:
+        model: the target model, which is not kept alive.
+        conditions: all that the time of a step depends on besides its width.
+        slope: as of `ForwardCosts`, if there are none yet.
+    """
+    costs = _known_costs.setdefault(model, {}).setdefault(conditions, ForwardCosts(slope))
+    costs.begin()
+    return costs

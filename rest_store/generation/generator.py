@@ -1,20 +1,63 @@
-"""`Generator`: a model, its tokenizer and what drafts for them, for one's own loop. Torch is imported here."""
+"""`Generator`: a model, its tokenizer and the sources that draft for them, for one's own loop."""
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import StopStringCriteria
+from transformers import AutoModelForCausalLM, AutoTokenizer, StopStringCriteria
+from transformers.utils import logging
 
-from rest_store.errors import DrafterError, describe
-from rest_store.generation.generate import Pieces, pieces, session_maker
+from rest_store.drafting.calibration import Calibration
+from rest_store.errors import DrafterError, ModelLoadError, describe
+from rest_store.generation.drafting import SessionMaker
+from rest_store.generation.generate import session_maker
+from rest_store.generation.loop import Generation
 from rest_store.generation.options import Options
 from rest_store.generation.progress import Piece
 
+_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # anything else can only be a path
+
 Prompt = Any  # text, token ids, or what a tokenizer returns
+
+
+def load_model(name: str, *, dtype: str = "auto", device: str | None = None) -> tuple[Any, Any]:
+    """Load a model and its tokenizer.
+
+    Args:
+        name: a name on the Hugging Face hub, a directory, or a GGUF file (whose weights are dequantized).
+        dtype: "auto", or a type of torch such as "float32".
+        device: where to put the model; None: where it is loaded.
+
+    Returns:
+        The model, ready to generate, and its tokenizer.
+
+    Raises:
+        ModelLoadError: there is no such model, or it cannot be loaded; the message says why.
+    """
+    path = Path(name)
+    logging.disable_progress_bar()
+    expected = "a causal language model of transformers with its tokenizer: a name, a directory or a .gguf"
+    if not path.exists() and (path.suffix == ".gguf" or not _HUB_NAME.fullmatch(name)):
+        raise ModelLoadError(describe(name, "model", "absent (no such file or directory)", expected))
+    place, options = (str(path.parent), {"gguf_file": path.name}) if path.suffix == ".gguf" else (name, {})
+    part = "tokenizer"
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(place, **options)
+        part = "model"
+        wanted = "float32" if options and dtype == "auto" else dtype
+        model = AutoModelForCausalLM.from_pretrained(place, dtype=wanted, **options).eval()
+        return (model.to(device) if device is not None else model), tokenizer
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        if not path.exists():
+            part, reason = "model", f"no such directory here, and from the Hugging Face hub: {reason}"
+        raise ModelLoadError(describe(name, part, f"not loaded ({reason})", expected)) from error
 
 
 class Generator:
@@ -29,7 +72,7 @@ class Generator:
     Raises:
         DrafterError: `sources` is neither a list nor a callable.
         LimitError: an option out of range.
-        TypeError: an option that there is not.
+        TypeError: an unknown option.
 
     One generation at a time for each model.
     """
@@ -37,8 +80,10 @@ class Generator:
     def __init__(self, model: Any, tokenizer: Any = None, sources: Any = None, **options: Any) -> None:
         self.model = model
         self.tokenizer = tokenizer
-        self._maker = session_maker(sources)
+        self._sources = sources
         self._options = Options(**options)
+        self._calibration = functools.cache(Calibration.default)  # shared by all generations
+        self._maker(self._options)
 
     def generate(self, prompt: Prompt, **options: Any) -> Any:
         """Generate to the end.
@@ -46,7 +91,8 @@ class Generator:
         Args:
             prompt: text, 1-D or 2-D token ids, or a mapping such as a tokenizer returns, all of which goes into the
                 model.
-            options: of `model.generate`; `streamer` and `stop_strings` too, and other ways to draft than usual.
+            options: of `model.generate`, `streamer` and `stop_strings` included; and of this generator, to change them
+                for this generation.
 
         Returns:
             What `rest_store.generate` returns.
@@ -55,10 +101,10 @@ class Generator:
             GenerationError: as `rest_store.generate`; DrafterError for text without a tokenizer.
         """
         streamer = options.pop("streamer", None)
-        begun = self.begin(prompt, **options)
+        generation = self.begin(prompt, **options)
         if streamer is not None:
-            begun.stream_to(streamer)
-        return begun.result()
+            generation.stream_to(streamer)
+        return generation.result()
 
     def stream(self, prompt: Prompt, **options: Any) -> Iterator[Piece]:
         """Generate piece by piece: yield what each forward pass wrote, as soon as it is written.
@@ -68,26 +114,25 @@ class Generator:
         """
         yield from self.begin(prompt, **options)
 
-    def begin(self, prompt: Prompt, **options: Any) -> Pieces:
-        """Return the generation as `Pieces`, to iterate over; its `statistics` are up to date after each piece."""
-        names = {field.name for field in fields(Options)} & options.keys()
-        ways = replace(self._options, **{name: options.pop(name) for name in names})
-        begun: Pieces = self.model.generate(
-            **self._inputs(prompt),
-            **self._prepared(options),
-            custom_generate=pieces,
-            drafter=self._maker,
-            options=ways,
-        )
-        return begun
-
-    def _prepared(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Return the options as `model.generate` takes them with a function of one's own: without stop strings."""
+    def begin(self, prompt: Prompt, **options: Any) -> Generation:
+        """Return the generation, to iterate over; arguments and errors as of `generate`."""
+        changed = {field.name: options.pop(field.name) for field in fields(Options) if field.name in options}
+        draft_options = replace(self._options, **changed)
         strings = options.pop("stop_strings", None)
-        if strings is not None:
+        if strings is not None:  # transformers gives its own loop the tokenizer for them, but no custom one
             criterion = StopStringCriteria(tokenizer=self._needed_tokenizer(), stop_strings=strings)
             options["stopping_criteria"] = [*(options.get("stopping_criteria") or []), criterion]
-        return options
+        generation: Generation = self.model.generate(
+            **self._inputs(prompt),
+            **options,
+            custom_generate=Generation,
+            maker=self._maker(draft_options),
+            options=draft_options,
+        )
+        return generation
+
+    def _maker(self, options: Options) -> SessionMaker | None:
+        return session_maker(self._sources, options.source_timeout, self._calibration)
 
     def _inputs(self, prompt: Prompt) -> dict[str, Any]:
         if isinstance(prompt, str):

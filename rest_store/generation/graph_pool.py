@@ -1,6 +1,6 @@
-"""Verifiers with recorded graphs, kept from one generation of a model to the next. Torch is imported here.
+"""Verifiers with captured graphs, kept from one generation of a model to the next.
 
-Recording costs seconds, and a graph is bound to the memory it was recorded with, so both are kept together: the last
+Capturing takes seconds, and a graph is bound to the memory it was captured with, so both are kept together: the last
 few verifiers of each model, with their caches. Not thread-safe.
 """
 
@@ -15,31 +15,29 @@ from rest_store.generation.cache import TreeCache
 from rest_store.generation.graphs import FixedVerifier
 from rest_store.generation.prefill import Prompt
 
-_KEPT = 2  # verifiers of a model, each with memory for its keys and values
-_ROUND = 256  # slots of a cache are a multiple of this, so that prompts of other lengths find it
+_MAX_VERIFIERS = 2  # of a model, each with memory for its keys and values
+_SLOTS_STEP = 256  # slots of a cache are a multiple of this, so that prompts of other lengths can use it
 
 _verifiers: weakref.WeakKeyDictionary[Any, OrderedDict[Hashable, FixedVerifier]] = weakref.WeakKeyDictionary()
 
 
-def acquire(
-    model: Any, prompt: Prompt, widths: Sequence[int], slots: int, *, capture: bool | None = None
-) -> FixedVerifier:
-    """Return a verifier for what follows `prompt`: one that has been put back, or else a new one.
+def acquire(model: Any, prompt: Prompt, widths: Sequence[int], slots: int) -> FixedVerifier:
+    """Return a verifier for what follows `prompt`: a released one that fits, or a new one.
 
     Args:
         model: the target model.
         prompt: what was run through it.
         widths: the widths of steps.
         slots: of the cache at least.
-        capture: as of `FixedVerifier`.
     """
-    slots = -(-slots // _ROUND) * _ROUND
+    slots = -(-slots // _SLOTS_STEP) * _SLOTS_STEP
     key = _key(model, prompt, widths, slots)
     verifier = _verifiers.get(model, OrderedDict()).pop(key, None)
     if verifier is None:
         cache = TreeCache(prompt.cache, prompt.patterns, prompt.length, slots)
-        given: dict[str, Any] = {"seen": prompt.seen, "positions": prompt.positions, "extras": prompt.extras}
-        verifier = FixedVerifier(model, cache, widths, capture=capture, **given)
+        verifier = FixedVerifier(
+            model, cache, widths, seen=prompt.seen, positions=prompt.positions, extras=prompt.extras
+        )
         verifier.key = key
         return verifier
     verifier.cache.refill(prompt.cache, prompt.length)
@@ -48,22 +46,22 @@ def acquire(
 
 
 def release(model: Any, verifier: FixedVerifier) -> None:
-    """Keep a verifier from `acquire`, if it has recorded something; the oldest of too many is dropped."""
+    """Keep a verifier from `acquire` if it has graphs; the oldest of too many is dropped."""
     verifier.detach()
     if verifier.has_graphs:
         kept = _verifiers.setdefault(model, OrderedDict())
         kept[verifier.key] = verifier
-        while len(kept) > _KEPT:
+        while len(kept) > _MAX_VERIFIERS:
             kept.popitem(last=False)
 
 
 def clear(model: Any) -> None:
-    """Let go of all that is kept for `model`; to be called after a change to it that its weights do not show."""
+    """Drop all that is kept for `model`; needed after a change to it that its weights and modules do not show."""
     _verifiers.pop(model, None)
 
 
 def _key(model: Any, prompt: Prompt, widths: Sequence[int], slots: int) -> Hashable:
-    """Return all that a recording depends on: shapes, options, and where the model's weights and modules lie."""
+    """Return all that a graph depends on: shapes, options, and the addresses of the model's weights and modules."""
     weights = tuple(tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers()))
     modules = tuple((id(module), id(vars(module).get("forward")), module.training) for module in model.modules())
     attention = model.config.get_text_config(decoder=True)._attn_implementation

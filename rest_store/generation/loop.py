@@ -1,24 +1,21 @@
-"""One generation: the loop that drafts, verifies, accepts, and writes out (REST, Figure 1).
-
-Torch is imported here. A `Generation` is used by one thread, and by one at a time for each model.
-"""
+"""One generation: draft, verify, accept, emit (REST, Figure 1)."""
 
 from __future__ import annotations
 
 import math
-import time
-import weakref
-from collections.abc import Callable, Generator, Hashable, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
+from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+from rest_store.errors import ModeNotSupportedError, describe
+from rest_store.generation import graph_pool
 from rest_store.generation.cache import TreeCache, drop_contents
-from rest_store.generation.costs import ForwardCosts, Payoff
-from rest_store.generation.drafting import EMPTY, Accepted, Draft, Drafting, Session
-from rest_store.generation.graph_pool import acquire, release
+from rest_store.generation.costs import DraftPolicy, known_costs
+from rest_store.generation.drafting import EMPTY, Draft, Drafting, SessionMaker
 from rest_store.generation.graphs import FixedVerifier
 from rest_store.generation.options import Options
 from rest_store.generation.prefill import Prompt, prefill, prompt_length, require_prompt
@@ -28,297 +25,190 @@ from rest_store.generation.support import require_mode, require_model
 from rest_store.generation.top_k import TopTokens, read_top_tokens
 from rest_store.generation.verify import Step, Verifier
 
-SessionMaker = Callable[[list[int]], Session]
+_TOP_K = 8  # most likely tokens that sessions are told
 
-_TOP_K = 8  # likeliest next tokens told to sessions that ask for them
-_known_costs: weakref.WeakKeyDictionary[Any, dict[Hashable, ForwardCosts]] = weakref.WeakKeyDictionary()
+
+@dataclass
+class GenerateOutput(GenerateDecoderOnlyOutput):
+    """What `generate` returns with `return_dict_in_generate=True`: the fields of transformers, and statistics.
+
+    Attributes:
+        statistics: forward passes, M, what the sessions did, where each token came from.
+    """
+
+    statistics: Statistics | None = None
 
 
 class Generation:
-    """A generation in the making.
+    """A generation to iterate over, once: each item is the `Piece` that one forward pass wrote.
+
+    Iterating again continues where the last iteration stopped. Can be given to `model.generate` as `custom_generate`.
+    Used by one thread.
 
     Args:
-        model: the target model.
-        input_ids: int64[rows, length], the prompts, padded on the left.
-        processors: prepared logits processors.
-        criteria: prepared stopping criteria.
-        config: the prepared `GenerationConfig`.
         maker: makes the drafting session of a prompt; None: plain decoding.
         options: how to draft.
-        model_kwargs: what `generate` prepared for the forward pass: cache, mask, positions.
 
     Attributes:
-        input_ids, config: as given.
-        rows: what is written so far.
         statistics: up to date after each piece.
-        cache: the cache of `transformers`, after the last piece as plain decoding leaves it.
 
-    Raises:
-        ModelNotSupportedError, ModeNotSupportedError, CacheNotSupportedError: it cannot be done with drafts.
-        LimitError: as of `Options`.
+    All other arguments, and errors, are those of `rest_store.generate`.
     """
 
     def __init__(
         self,
         model: Any,
         input_ids: torch.Tensor,
-        processors: Any,
-        criteria: Any,
-        config: Any,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        *,
         maker: SessionMaker | None,
         options: Options,
-        model_kwargs: dict[str, Any],
+        **model_kwargs: Any,
     ) -> None:
         rows, device = input_ids.shape[0], input_ids.device
-        self._stops = Stops(criteria)
-        self._new = (self._stops.max_length or math.inf) - input_ids.shape[1]  # most tokens to be written to a row
-        self._widths = options.widths_for(self._new)
+        self._stops = Stops(stopping_criteria)
+        self._new_tokens = (self._stops.max_length or math.inf) - input_ids.shape[1]  # of a row at most
+        self._widths = options.widths_for(self._new_tokens)
         self._max_nodes = options.max_nodes_on(device)
-        require_mode(config, processors)
-        require_model(model, prompt_length(input_ids, model_kwargs) + self._new, self._max_nodes)
+        require_mode(generation_config, logits_processor)
+        require_model(model, prompt_length(input_ids, model_kwargs) + self._new_tokens, self._max_nodes)
         require_prompt(model, model_kwargs)
-        self._model, self.config, self._model_kwargs = model, config, model_kwargs
-        self.input_ids, self._maker, self._options = input_ids, maker, options
-        self._choice = Choice(processors, sample=bool(config.do_sample), rows=rows, device=device)
+        self._model, self._config, self._model_kwargs = model, generation_config, model_kwargs
+        self._input_ids, self._maker, self._options = input_ids, maker, options
+        self._choice = Choice(logits_processor, sample=bool(generation_config.do_sample), rows=rows, device=device)
         capacity = self._stops.max_length or 2 * input_ids.shape[1]
-        self.rows = [Row(ids, capacity) for ids in input_ids]
-        self.statistics = Statistics(origins=[row.origins for row in self.rows])
-        self.cache: Any = None
-        self._keeps_scores = bool(config.return_dict_in_generate and config.output_scores)
-        self._keeps_logits = bool(config.return_dict_in_generate and config.output_logits)
-        self._costs = ForwardCosts()
-        self._payoff = Payoff()
+        self._rows = [Row(ids, capacity) for ids in input_ids]
+        self.statistics = Statistics(origins=[row.origins for row in self._rows])
+        self._cache: Any = None  # of transformers
+        returns_dict = bool(generation_config.return_dict_in_generate)
+        self._keeps_scores = returns_dict and bool(generation_config.output_scores)
+        self._keeps_logits = returns_dict and bool(generation_config.output_logits)
+        self._iterator = self._steps()
 
-    # --- the loop ----------------------------------------------------------------------------------------------------
+    def __iter__(self) -> Iterator[Piece]:
+        return self._iterator
 
-    def steps(self) -> Generator[Piece, None, None]:
-        """Run the generation, once; yield what each forward pass wrote, as soon as it is written."""
-        began = time.perf_counter()
-        drafting = Drafting([self._session_of(row) for row in range(len(self.rows))], self._vocabulary_size())
-        self.statistics.drafts = drafting.counts
+    def _steps(self) -> Iterator[Piece]:
         verifier: Verifier | None = None
+        with self.statistics.steps:
+            drafting = Drafting(self._maker, self._prompts(), int(self._model.get_input_embeddings().num_embeddings))
+        self.statistics.drafts = drafting.counts
         try:
-            with torch.no_grad():
-                prompt = prefill(self._model, self.input_ids, self.config, self._model_kwargs)
-                self._costs = self._known_costs(prompt)
-                logits = prompt.logits
-                nothing = [Draft(EMPTY, 0, 0)] * len(self.rows)
-                top_tokens = self._read(logits, drafting, began)
-                piece, paths = self._write(logits, top_tokens, nothing)
-                verifier = self._take_over(prompt)
+            with torch.no_grad(), self.statistics.steps:
+                prompt, top_tokens = self._prefill(drafting)
+                policy = self._policy(prompt)
+                drafts = [Draft(EMPTY, 0)] * len(self._rows)
+                piece, paths = self._accept(prompt.logits, top_tokens, drafts)
+                verifier = self._verifier(prompt)
                 del prompt
-                self._tell(drafting, piece, paths, top_tokens, nothing)
-            while self._unfinished():
-                started = time.perf_counter()
-                asked = self._ask(drafting, verifier)
-                self.statistics.seconds = time.perf_counter() - began
-                yield piece
-                away = time.perf_counter() - began - self.statistics.seconds
-                began, started = began + away, started + away  # what the reader took is not the generation's
-                with torch.no_grad():
-                    drafts = self._drafts(drafting, asked)
-                    width = verifier.width_of(1 + max(len(draft.tree) for draft in drafts))
-                    step = Step([row.tokens[-1] for row in self.rows], [draft.tree for draft in drafts], width)
-                    verifying = time.perf_counter()
-                    logits = verifier.run(step)
-                    top_tokens = self._read(logits, drafting, verifying)
-                    verified = time.perf_counter()
-                    piece, paths = self._write(logits, top_tokens, drafts)
-                    self._keep(verifier.cache, paths)
-                    self._tell(drafting, piece, paths, top_tokens, drafts)
-                if not verifier.captured:
-                    self._measure(width - 1, verified - verifying, time.perf_counter() - started, piece, bool(asked))
-            self.statistics.seconds = time.perf_counter() - began
+                self._inform(drafting, piece, paths, top_tokens, drafts)
             yield piece
+            while any(map(self._continues, self._rows)):
+                with torch.no_grad(), self.statistics.steps:
+                    drafts = self._draft(drafting, policy, verifier)
+                    step, logits, top_tokens = self._verify(verifier, drafts, drafting)
+                    piece, paths = self._accept(logits, top_tokens, drafts)
+                    self._keep(verifier.cache, paths)
+                    self._inform(drafting, piece, paths, top_tokens, drafts)
+                    self._learn(policy, verifier, step, piece)
+                yield piece
         finally:
             drafting.close()
             if verifier is not None:
                 self._hand_back(verifier)
 
-    def _take_over(self, prompt: Prompt) -> Verifier:
-        """Return what verifies behind `prompt`, whose keys and values it then holds alone, as far as that can be."""
-        self.cache = prompt.cache
-        verifier: Verifier
-        if self._widths:
-            slots = prompt.length + int(self._new) + max(self._widths)
-            verifier = acquire(self._model, prompt, self._widths, slots)
-        else:
-            cache = TreeCache(self.cache, prompt.patterns, prompt.length)
-            given: dict[str, Any] = {"seen": prompt.seen, "positions": prompt.positions, "extras": prompt.extras}
-            verifier = Verifier(self._model, cache, **given)
-        drop_contents(self.cache)
-        return verifier
+    # --- one step ----------------------------------------------------------------------------------------------------
 
-    def _hand_back(self, verifier: Verifier) -> None:
-        """Leave the caller's cache as plain decoding of what was written leaves it."""
-        if self.config.return_dict_in_generate or getattr(self.cache, "_is_user_defined", False):
-            verifier.cache.give_back(self.cache)
-        if isinstance(verifier, FixedVerifier):
-            release(self._model, verifier)
+    def _prefill(self, drafting: Drafting) -> tuple[Prompt, TopTokens]:
+        """Run the prompt through the model."""
+        with self.statistics.forward:
+            prompt = prefill(self._model, self._input_ids, self._config, self._model_kwargs)
+            return prompt, self._read(prompt.logits, drafting)
 
-    def _read(self, logits: torch.Tensor, drafting: Drafting, since: float) -> TopTokens:
-        """Read what is asked of the logits of a pass begun at `since`; wait for them, and count its time."""
-        top_tokens = read_top_tokens(logits, best=self._choice.plain, count=_TOP_K if drafting.reads_logits else 0)
-        if logits.device.type == "cuda":
-            torch.cuda.current_stream(logits.device).synchronize()
-        self.statistics.forward_seconds += time.perf_counter() - since
-        self.statistics.forward_passes += 1
-        return top_tokens
-
-    def _keep(self, cache: TreeCache, paths: list[list[int]]) -> None:
-        cache.keep(paths)
-        for number, row in enumerate(self.rows):
-            if row.ended is not None and self._stops.pads:
-                cache.finish(number)
-
-    def _drafts(self, drafting: Drafting, asked: list[int]) -> list[Draft]:
-        """Collect the trees asked for, without what could not be accepted any more."""
-        trees = drafting.trees(self._options.source_timeout) if asked else [EMPTY] * len(self.rows)
-        drafts = [Draft(tree, self._max_nodes, self._room(row) - 1) for row, tree in zip(self.rows, trees, strict=True)]
+    def _draft(self, drafting: Drafting, policy: DraftPolicy, verifier: Verifier) -> list[Draft]:
+        """Return the tree of each row, empty where there is none."""
+        rooms = [self._room(row) for row in self._rows]
+        trees = [EMPTY] * len(rooms)
+        with self.statistics.drafting:
+            if drafting.active and max(rooms) > 1 and policy.drafts():
+                padded = [verifier.width_of(1 + nodes) - 1 for nodes in range(self._max_nodes + 1)]
+                costs = policy.table(padded)
+                trees = [
+                    drafting.draft(row, self._max_nodes, costs) if room > 1 else EMPTY for row, room in enumerate(rooms)
+                ]
+        drafts = [Draft(tree, room - 1) for tree, room in zip(trees, rooms, strict=True)]
         self.statistics.drafts.nodes += sum(len(draft.tree) for draft in drafts)
         return drafts
 
-    def _write(
+    def _verify(
+        self, verifier: Verifier, drafts: Sequence[Draft], drafting: Drafting
+    ) -> tuple[Step, torch.Tensor, TopTokens]:
+        """Run the last token of each row and its tree through the model."""
+        width = verifier.width_of(1 + max(len(draft.tree) for draft in drafts))
+        step = Step([row.tokens[-1] for row in self._rows], [draft.tree for draft in drafts], width)
+        with self.statistics.forward:
+            logits = verifier.run(step)
+            return step, logits, self._read(logits, drafting)
+
+    def _read(self, logits: torch.Tensor, drafting: Drafting) -> TopTokens:
+        """Wait for the logits of a forward pass; return what is needed of them on the host."""
+        top_tokens = read_top_tokens(logits, best=self._choice.plain, count=_TOP_K if drafting.wants_top_k else 0)
+        if logits.device.type == "cuda":
+            torch.cuda.current_stream(logits.device).synchronize()
+        self.statistics.forward_passes += 1
+        return top_tokens
+
+    def _accept(
         self, logits: torch.Tensor, top_tokens: TopTokens, drafts: Sequence[Draft]
     ) -> tuple[Piece, list[list[int]]]:
-        """Choose tokens along each row's tree until they leave it, or end; return them and the paths followed."""
-        best = top_tokens.best.tolist() if top_tokens.best is not None else None
-        tokens, origins, paths = [], [], []
+        """Choose tokens along each row's tree until they leave it; return them and the places in the step followed."""
+        best = top_tokens.best.tolist() if top_tokens.best is not None else [None] * len(drafts)
+        piece, paths = Piece([], []), []
         for number, draft in enumerate(drafts):
-            written, path = self._walk(number, draft, logits[number], best[number] if best is not None else None)
-            tokens.append(written)
-            origins.append([draft.origins[place - 1] for place in path[1:]])
-            origins[-1] += [0] * (len(written) - len(origins[-1]))
-            self.rows[number].origins += origins[-1]
-            paths.append(path[: len(written)])
-            self.statistics.tokens += len(written)
+            tokens, path = self._walk(number, draft, logits[number], best[number])
+            origins = [draft.origins[place - 1] for place in path[1:]]
+            origins += [0] * (len(tokens) - len(origins))
+            self._rows[number].origins += origins
+            piece.tokens.append(tokens)
+            piece.origins.append(origins)
+            paths.append(path[: len(tokens)])
+            self.statistics.tokens += len(tokens)
             self.statistics.drafts.accepted += len(path[1:])
-        return Piece(tokens, origins), paths
+        return piece, paths
 
     def _walk(
         self, number: int, draft: Draft, logits: torch.Tensor, best: list[int] | None
     ) -> tuple[list[int], list[int]]:
-        """Write to one row; return its new tokens and the places in the step that they came to, the first being 0."""
-        row = self.rows[number]
-        if not self._writes(row):
+        """Write to one row; return its new tokens and the places in the step that they follow, the first being 0."""
+        row = self._rows[number]
+        if not self._continues(row):
             return [], []
-        below = self._places(draft)
-        written, path = [], [0]
+        children: dict[tuple[int, int], int] = {}  # by place of the parent and token; of equal siblings the first
+        for node, edge in enumerate(zip(draft.tree.parents.tolist(), draft.tree.tokens.tolist(), strict=True)):
+            children.setdefault((edge[0] + 1, edge[1]), node + 1)
+        tokens, path = [], [0]
         while True:
             place = path[-1]
             if best is not None:
                 token, scores = best[place], None
             else:
                 token, scores = self._choice.choose(number, row.ids(), logits[place : place + 1])
-            self._record(row, scores, logits[place : place + 1])
+            self._keep_logits(row, scores, logits[place : place + 1])
             row.tokens.append(token)
-            written.append(token)
-            child = below.get((place, token))
+            tokens.append(token)
+            child = children.get((place, token))
             if child is not None:
                 path.append(child)
             if self._ends(row, token):
-                if self._stops.pads:  # otherwise it may be written on
+                if self._stops.pads:
                     self._choice.finish(number)
-                return written, path
+                return tokens, path
             if child is None:
-                return written, path
+                return tokens, path
 
-    def _ends(self, row: Row, token: int) -> bool:
-        """Note whether `row` has met a criterion with its last token; return whether writing to it stops here."""
-        if row.ended is None:
-            if self._stops.plain:
-                ended = self._stops.after(token, len(row.tokens))
-            else:
-                ended = self._stops.judge(row.ids(), tuple(row.scores) if self._keeps_scores else None)
-            if ended:
-                row.ended = len(row.tokens)
-                return True
-            return False
-        return not self._writes(row)  # written on, until it is as long as the others
-
-    # --- parts -------------------------------------------------------------------------------------------------------
-
-    def _writes(self, row: Row) -> bool:
-        """Whether there is something to write to `row`.
-
-        Where no token ends a row, `generate` writes on to rows that have met a criterion until the last one has.
-        """
-        if row.ended is None:
-            return True
-        ends = [other.ended for other in self.rows]
-        if self._stops.pads or None in ends:
-            return False
-        return len(row.tokens) < max(end for end in ends if end is not None)
-
-    def _unfinished(self) -> bool:
-        return any(self._writes(row) for row in self.rows)
-
-    def _room(self, row: Row) -> int:
-        """Return how many tokens `row` may still get."""
-        if not self._writes(row):
-            return 0
-        return (self._stops.max_length or 2**31) - len(row.tokens)
-
-    def _session_of(self, number: int) -> Callable[[], Session] | None:
-        if self._maker is None:
-            return None
-        mask = self._model_kwargs.get("attention_mask")
-        prompt = list(self.rows[number].tokens)
-        if mask is not None:
-            start = mask.shape[1] - len(prompt)
-            prompt = [token for token, seen in zip(prompt, mask[number, start:].tolist(), strict=True) if seen]
-        maker = self._maker
-        return lambda: maker(prompt)
-
-    def _ask(self, drafting: Drafting, verifier: Verifier) -> list[int]:
-        """Ask for the trees of the next step, or only tell what was accepted; return the rows asked for."""
-        rows = [number for number, row in enumerate(self.rows) if self._room(row) > 1]
-        if drafting.busy or (drafting.active and self._options.adaptive and self._pauses()):
-            rows = []
-        drafting.ask(rows, self._max_nodes, self._table(verifier) if self._options.adaptive else None)
-        return rows if drafting.active else []
-
-    def _pauses(self) -> bool:
-        """Whether the next step is a plain one, because drafting does not pay or to measure what plain steps cost."""
-        return not self._payoff.drafts() or self._costs.wants_plain
-
-    def _table(self, verifier: Verifier) -> npt.NDArray[np.float64] | None:
-        """Return what steps with 0, 1, ... draft tokens cost, each at the width that it is padded to."""
-        padded = [verifier.width_of(1 + nodes) - 1 for nodes in range(self._max_nodes + 1)]
-        table = self._costs.table(padded[-1])
-        return table[padded] if table is not None else None
-
-    def _tell(
-        self,
-        drafting: Drafting,
-        piece: Piece,
-        paths: list[list[int]],
-        top_tokens: TopTokens,
-        drafts: Sequence[Draft],
-    ) -> None:
-        """Tell the sessions what was written, with the likeliest tokens after all that was verified."""
-        if not drafting.active:
-            return
-        for number, (tokens, path) in enumerate(zip(piece.tokens, paths, strict=True)):
-            if not tokens:
-                continue
-            after = np.full((len(tokens), _TOP_K), -1, dtype=np.int64)  # after the last: not known yet
-            of_nodes = None
-            if top_tokens.indices is not None:
-                top = top_tokens.indices[number]
-                after[: len(path) - 1, : top.shape[1]] = top[path[1:]]
-                of_nodes = drafts[number].of_all_nodes(top)
-            drafting.accept(Accepted(number, tokens, after, of_nodes))
-
-    def _measure(self, nodes: int, verifying: float, step: float, piece: Piece, drafted: bool) -> None:
-        """Take in what a step took: seconds of its forward pass, and of all of it."""
-        self._costs.observe(nodes, verifying)
-        if drafted:
-            working = [len(tokens) for tokens in piece.tokens if tokens]
-            self._payoff.observe(sum(working) / max(1, len(working)), step, self._costs.plain())
-            self.statistics.pauses = self._payoff.pauses
-
-    def _record(self, row: Row, scores: torch.Tensor | None, logits: torch.Tensor) -> None:
+    def _keep_logits(self, row: Row, scores: torch.Tensor | None, logits: torch.Tensor) -> None:
         if self._keeps_logits or self._keeps_scores:
             raw = logits.to(copy=True, dtype=torch.float32)
             if self._keeps_logits:
@@ -326,47 +216,165 @@ class Generation:
             if self._keeps_scores:
                 row.scores.append(scores if scores is not None else raw)
 
-    @staticmethod
-    def _places(draft: Draft) -> dict[tuple[int, int], int]:
-        """Return for each place in the step and token the place of the child with that token; of several the first."""
-        below: dict[tuple[int, int], int] = {}
-        nodes = zip(draft.tree.parents.tolist(), draft.tree.tokens.tolist(), strict=True)
-        for node, (parent, token) in enumerate(nodes):
-            below.setdefault((parent + 1, token), node + 1)
-        return below
+    def _keep(self, cache: TreeCache, paths: list[list[int]]) -> None:
+        """Keep the keys and values of accepted tokens."""
+        cache.keep(paths)
+        for number, row in enumerate(self._rows):
+            if row.ended is not None and self._stops.pads:
+                cache.finish(number)
 
-    def _vocabulary_size(self) -> int:
-        return int(self._model.get_input_embeddings().num_embeddings)
+    def _inform(
+        self,
+        drafting: Drafting,
+        piece: Piece,
+        paths: list[list[int]],
+        top_tokens: TopTokens,
+        drafts: Sequence[Draft],
+    ) -> None:
+        """Tell the sessions what was written, and the most likely tokens after all that was verified."""
+        if not drafting.active:
+            return
+        for row, (tokens, path) in enumerate(zip(piece.tokens, paths, strict=True)):
+            if not tokens:
+                continue
+            after = np.full((len(tokens), _TOP_K), -1, dtype=np.int64)  # unknown after the last one
+            of_nodes = None
+            if top_tokens.indices is not None:
+                top = top_tokens.indices[row]
+                after[: len(path) - 1, : top.shape[1]] = top[path[1:]]
+                nodes = len(drafts[row].tree)
+                of_nodes = top[: 1 + nodes] if nodes and drafts[row].whole else None
+            drafting.accept(row, tokens, after, of_nodes)
 
-    def _known_costs(self, prompt: Prompt) -> ForwardCosts:
-        """Return what is known of steps like those to come; contexts of about the same length share it."""
-        device = self.input_ids.device
-        packed = any("forward" in vars(module) for module in self._model.modules())
-        kinds = tuple(sorted({(pattern.name, pattern.window) for pattern in prompt.patterns}))
+    def _learn(self, policy: DraftPolicy, verifier: Verifier, step: Step, piece: Piece) -> None:
+        """Learn what the step cost and brought, unless a graph was captured in it."""
+        if not verifier.captured:
+            lengths = [len(tokens) for tokens in piece.tokens if tokens]
+            times = self.statistics
+            tokens = sum(lengths) / max(1, len(lengths))
+            policy.observe(step.width - 1, tokens, times.forward.latest, times.drafting.latest)
+            times.pauses = policy.pauses
+
+    # --- rows --------------------------------------------------------------------------------------------------------
+
+    def _prompts(self) -> list[list[int]]:
+        """Return the tokens of each row, without padding."""
+        mask = self._model_kwargs.get("attention_mask")
+        if mask is None:
+            return [list(row.tokens) for row in self._rows]
+        seen = mask[:, mask.shape[1] - self._input_ids.shape[1] :].bool()
+        return [ids[of_row].tolist() for ids, of_row in zip(self._input_ids, seen, strict=True)]
+
+    def _ends(self, row: Row, token: int) -> bool:
+        """Note whether `row` has met a criterion with its last token; return whether writing to it stops here."""
+        if row.ended is not None:
+            return not self._continues(row)
+        if self._stops.plain:
+            ended = self._stops.after(token, len(row.tokens))
+        else:
+            ended = self._stops.judge(row.ids(), tuple(row.scores) if self._keeps_scores else None)
+        if ended:
+            row.ended = len(row.tokens)
+        return ended
+
+    def _continues(self, row: Row) -> bool:
+        """Whether more is written to `row`.
+
+        Where no token ends a row, `generate` of transformers continues rows that have met a criterion until all have.
+        """
+        if row.ended is None:
+            return True
+        ends = [other.ended for other in self._rows]
+        if self._stops.pads or None in ends:
+            return False
+        return len(row.tokens) < max(end for end in ends if end is not None)
+
+    def _room(self, row: Row) -> int:
+        """Return how many tokens `row` may still get."""
+        return (self._stops.max_length or 2**31) - len(row.tokens) if self._continues(row) else 0
+
+    # --- begin and end -----------------------------------------------------------------------------------------------
+
+    def _policy(self, prompt: Prompt) -> DraftPolicy:
+        """Return the policy of this generation, with what is known of steps at about this context length."""
+        device = self._input_ids.device
+        prepacked = any("forward" in vars(module) for module in self._model.modules())
+        patterns = tuple(sorted({(pattern.name, pattern.window) for pattern in prompt.patterns}))
         context = max(prompt.length, 256).bit_length()
-        place = (str(device), torch.get_num_threads(), prompt.logits.dtype, packed)
-        key = (len(self.rows), context, self._widths, kinds, *place)
-        known = _known_costs.setdefault(self._model, {})
-        costs = known.setdefault(key, ForwardCosts(0.04 if device.type == "cpu" else 0.005))
-        costs.begin()
-        return costs
+        machine = (str(device), torch.get_num_threads(), prompt.logits.dtype, prepacked)
+        conditions = (len(self._rows), context, self._widths, patterns, *machine)
+        costs = known_costs(self._model, conditions, 0.04 if device.type == "cpu" else 0.005)
+        return DraftPolicy(costs, adaptive=self._options.adaptive)
 
-    # --- the result --------------------------------------------------------------------------------------------------
+    def _verifier(self, prompt: Prompt) -> Verifier:
+        """Return what verifies behind `prompt`; it takes over the keys and values."""
+        self._cache = prompt.cache
+        verifier: Verifier
+        if self._widths:
+            slots = prompt.length + int(self._new_tokens) + max(self._widths)
+            verifier = graph_pool.acquire(self._model, prompt, self._widths, slots)
+        else:
+            cache = TreeCache(self._cache, prompt.patterns, prompt.length)
+            verifier = Verifier(self._model, cache, seen=prompt.seen, positions=prompt.positions, extras=prompt.extras)
+        drop_contents(self._cache)
+        return verifier
 
-    def sequences(self) -> torch.Tensor:
+    def _hand_back(self, verifier: Verifier) -> None:
+        """Leave the caller's cache as plain decoding leaves it."""
+        if self._config.return_dict_in_generate or getattr(self._cache, "_is_user_defined", False):
+            verifier.cache.give_back(self._cache)
+        if isinstance(verifier, FixedVerifier):
+            graph_pool.release(self._model, verifier)
+
+    def close(self) -> None:
+        """End the generation here; the caller's own cache then holds what was written."""
+        self._iterator.close()  # type: ignore[attr-defined]
+
+    def stream_to(self, streamer: Any) -> None:
+        """Run to the end, and give a streamer of transformers the prompt and each token.
+
+        Raises:
+            ModeNotSupportedError: there are several rows, which do not get their tokens in step.
+        """
+        if len(self._rows) != 1:
+            raise ModeNotSupportedError(
+                describe("generate", "a streamer", f"given for {len(self._rows)} rows", "one row")
+            )
+        streamer.put(self._input_ids.cpu())
+        for piece in self:
+            for token in piece.tokens[0]:
+                streamer.put(torch.tensor([token]))
+        streamer.end()
+
+    def result(self) -> Any:
+        """Run to the end; return what `generate` returns."""
+        for _ in self:
+            pass
+        if not self._config.return_dict_in_generate:
+            return self._sequences()
+        return GenerateOutput(
+            sequences=self._sequences(),
+            scores=_columns([row.scores for row in self._rows]) if self._keeps_scores else None,
+            logits=_columns([row.logits for row in self._rows]) if self._keeps_logits else None,
+            past_key_values=self._cache,
+            statistics=self.statistics,
+        )
+
+    def _sequences(self) -> torch.Tensor:
         """Return all rows, int64[rows, length], padded behind their end."""
-        length = max(len(row.tokens) for row in self.rows)
-        padding = self.config._pad_token_tensor
-        full = self.input_ids.new_full((len(self.rows), length), int(padding) if padding is not None else 0)
-        for number, row in enumerate(self.rows):
-            full[number, : len(row.tokens)] = torch.tensor(row.tokens)
-        return full
+        padding = self._config.pad_token_id
+        if padding is None:  # as `generate` of transformers does
+            ends = self._config.eos_token_id
+            padding = ends[0] if isinstance(ends, list) else ends if ends is not None else 0
+        length = max(len(row.tokens) for row in self._rows)
+        sequences = self._input_ids.new_full((len(self._rows), length), padding)
+        for number, row in enumerate(self._rows):
+            sequences[number, : len(row.tokens)] = torch.tensor(row.tokens)
+        return sequences
 
-    def kept(self, name: str) -> tuple[torch.Tensor, ...] | None:
-        """Return `scores` or `logits` for each generated token, float32[rows, vocabulary], 0 behind a row's end."""
-        if not (self._keeps_scores if name == "scores" else self._keeps_logits):
-            return None
-        columns = [getattr(row, name) for row in self.rows]
-        nothing = torch.zeros_like(columns[0][0])
-        steps = range(max(len(column) for column in columns))
-        return tuple(torch.cat([column[s] if s < len(column) else nothing for column in columns]) for s in steps)
+
+def _columns(rows: list[list[torch.Tensor]]) -> tuple[torch.Tensor, ...]:
+    """Return [rows, vocabulary] of each generated token, 0 behind a row's end."""
+    zeros = torch.zeros_like(rows[0][0])
+    steps = range(max(len(row) for row in rows))
+    return tuple(torch.cat([row[step] if step < len(row) else zeros for row in rows]) for step in steps)

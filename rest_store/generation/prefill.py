@@ -1,7 +1,4 @@
-"""The prompt's forward pass, run as `generate` of transformers runs it, and what verification needs of it.
-
-Torch is imported here.
-"""
+"""The prompt's forward pass, run as `generate` of transformers runs it, and what verification needs of it."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from rest_store.generation.cache import Pattern, require_cache
 from rest_store.generation.support import require_inputs
 from rest_store.generation.verify import patterns_of
 
-# Of what `generate` prepared: what a step has in a form of its own, and what concerns the prompt alone.
+# Arguments that a step makes itself, or that concern the prompt alone.
 _NOT_FORWARDED = {"attention_mask", "position_ids", "past_key_values", "inputs_embeds", "use_cache", "logits_to_keep"}
 
 
@@ -27,9 +24,9 @@ class Prompt:
 
     Attributes:
         logits: [rows, 1, vocabulary], what follows it.
-        cache: the cache of `transformers` with its keys and values, and those of what came before it.
+        cache: the cache of transformers with its keys and values, and those of what came before it.
         length: tokens in `cache`.
-        patterns: what each layer of `cache` may look back at.
+        patterns: what each layer of `cache` sees.
         seen: bool[rows, tokens], False for padding on the left; None: no padding.
         positions: int64[..., rows, 1], of the token that follows.
         extras: further arguments of the model's forward pass.
@@ -45,7 +42,7 @@ class Prompt:
 
 
 def prompt_length(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> int:
-    """Return how many tokens the cache will hold after the prompt's pass, at most.
+    """Return the most tokens that the cache holds after the prompt's pass.
 
     With a filled cache, `input_ids` are all tokens where they are as long as the mask, and only the new ones otherwise.
     """
@@ -59,16 +56,16 @@ def prompt_length(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> i
 
 
 def require_prompt(model: Any, model_kwargs: dict[str, Any]) -> None:
-    """Check, before the prompt's pass, that trees can be verified behind it.
+    """Check before the prompt's pass that trees can be verified behind it.
 
     Args:
         model: a model of `transformers`.
         model_kwargs: what `generate` prepared for the forward pass; gets a cache if it has none.
 
     Raises:
-        ModeNotSupportedError: it is more than text.
-        ModelNotSupportedError: a kind of attention that trees cannot be verified with.
-        CacheNotSupportedError: a cache that cannot hold trees.
+        ModeNotSupportedError: as of `require_inputs`.
+        ModelNotSupportedError: as of `patterns_of`.
+        CacheNotSupportedError: as of `require_cache`.
     """
     require_inputs(model_kwargs)
     config = model.config.get_text_config(decoder=True)

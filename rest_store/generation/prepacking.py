@@ -1,7 +1,8 @@
-"""Linear layers from weights packed for the processor: a pass over a tree that costs little more than one token.
+"""Linear layers with prepacked weights: on a CPU a pass over a tree then costs little more than one token.
 
-torch hands a float32 linear layer on a CPU to a BLAS that reads the weights as they lie. oneDNN, a part of torch, also
-takes them in blocks that fit the processor's registers: for the few rows of a step, several times as fast.
+torch computes a float32 linear layer on a CPU with a BLAS that reads the weights in their usual layout. oneDNN, a part
+of torch, also takes them in blocks that fit the processor's registers, which is several times as fast for the few rows
+of a step.
 """
 
 from __future__ import annotations
@@ -14,22 +15,22 @@ import torch
 
 from rest_store.errors import ModelNotSupportedError, describe
 
-_ROWS = 16  # of the input that the blocks are chosen for; others are computed as well
+_ROWS = 16  # of the input that the blocks are chosen for; other numbers work too
 
 
 @contextmanager
 def prepacked_weights(model: torch.nn.Module) -> Iterator[int]:
-    """Compute the linear layers of `model` from packed weights, inside a `with` block; plain decoding gains as well.
+    """Compute the linear layers of `model` from prepacked weights inside a `with` block; plain decoding gains too.
 
-    A second copy of these weights is held meanwhile. The sums are the same up to the order in which they are added, as
-    they are between passes of different widths.
+    A second copy of the weights is held meanwhile. Sums are the same up to the order of addition, as between passes of
+    different widths.
 
     Args:
-        model: any module; its `torch.nn.Linear` layers in float32 on the CPU are packed, but for those whose `forward`
-            was replaced. Do not change their weights inside the block.
+        model: any module. Its `torch.nn.Linear` layers in float32 on the CPU are prepacked, unless their `forward` was
+            replaced. Do not change their weights inside the block.
 
     Yields:
-        The number of layers that are packed.
+        The number of prepacked layers.
 
     Raises:
         ModelNotSupportedError: there is no such layer, or this torch has no oneDNN.
@@ -37,9 +38,9 @@ def prepacked_weights(model: torch.nn.Module) -> Iterator[int]:
     pack, linear = _operators()
     layers = [module for module in model.modules() if isinstance(module, torch.nn.Linear) and _can_be_packed(module)]
     if not layers:
-        found = "none that is a torch.nn.Linear with its own forward, in float32, on the CPU"
-        raise ModelNotSupportedError(describe(type(model).__name__, "linear layers", found, "at least one"))
-    weights: dict[tuple[int, torch.Size], Any] = {}  # by what they are, not whose: tied weights are packed once
+        expected = "at least one: a torch.nn.Linear with its own forward, in float32, on the CPU"
+        raise ModelNotSupportedError(describe(type(model).__name__, "number of linear layers", 0, expected))
+    weights: dict[tuple[int, torch.Size], Any] = {}  # by address: tied weights are packed once
     try:
         for layer in layers:
             weight = layer.weight.detach()
@@ -54,7 +55,7 @@ def prepacked_weights(model: torch.nn.Module) -> Iterator[int]:
 
 
 def _operators() -> tuple[Callable[..., Any], Callable[..., torch.Tensor]]:
-    """Return what packs a weight and what multiplies with it; torch's own compiler uses them for frozen weights."""
+    """Return the operators that pack a weight and multiply with it; torch's compiler uses them for frozen weights."""
     operators = torch.ops.mkldnn
     try:
         if torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]

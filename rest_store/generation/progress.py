@@ -1,7 +1,8 @@
-"""What a generation has written so far, and what it took. Torch is imported here."""
+"""What a generation has written so far, and the time it took."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 import torch
@@ -15,11 +16,32 @@ class Piece:
 
     Attributes:
         tokens: for each row the tokens written, possibly none.
-        origins: for each token a bitmask of the sources that had drafted it; 0: the model alone.
+        origins: for each token a bitmask of the sources that drafted it; 0: the model alone.
     """
 
     tokens: list[list[int]]
     origins: list[list[int]]
+
+
+@dataclass
+class Stopwatch:
+    """Measures the seconds inside its `with` blocks.
+
+    Attributes:
+        total: seconds of all blocks.
+        latest: seconds of the latest block.
+    """
+
+    total: float = 0.0
+    latest: float = 0.0
+    _began: float = 0.0
+
+    def __enter__(self) -> None:
+        self._began = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.latest = time.perf_counter() - self._began
+        self.total += self.latest
 
 
 @dataclass
@@ -29,20 +51,32 @@ class Statistics:
     Attributes:
         tokens: generated, over all rows.
         forward_passes: of the target model, over the prompt too.
-        seconds: from before the prompt's pass to the last token, without what the reader of a stream took in between.
-        forward_seconds: of them, in forward passes, up to when their logits are there to choose from.
-        pauses: how often drafting was given up for a while because it did not pay.
-        drafts: what the drafter did.
-        origins: for each row and generated token a bitmask of the sources that had drafted it; 0: the model alone.
+        pauses: how often drafting paused because it did not pay.
+        drafts: what the sessions did.
+        origins: for each row and generated token a bitmask of the sources that drafted it; 0: the model alone.
+        steps: time of whole steps, without what the reader of a stream took in between.
+        forward: of that, in forward passes, until their logits can be read.
+        drafting: of that, in `draft` of sessions.
     """
 
     tokens: int = 0
     forward_passes: int = 0
-    seconds: float = 0.0
-    forward_seconds: float = 0.0
     pauses: int = 0
     drafts: DraftCounts = field(default_factory=DraftCounts)
     origins: list[list[int]] = field(default_factory=list)
+    steps: Stopwatch = field(default_factory=Stopwatch)
+    forward: Stopwatch = field(default_factory=Stopwatch)
+    drafting: Stopwatch = field(default_factory=Stopwatch)
+
+    @property
+    def seconds(self) -> float:
+        """From before the prompt's pass to the last token, without the reader's time."""
+        return self.steps.total
+
+    @property
+    def forward_seconds(self) -> float:
+        """Of `seconds`, in forward passes."""
+        return self.forward.total
 
     @property
     def mean_tokens(self) -> float:
@@ -53,16 +87,16 @@ class Statistics:
 class Row:
     """A sequence being written.
 
+    Args:
+        ids: int64[length], the prompt.
+        capacity: tokens to have memory for.
+
     Attributes:
         tokens: all of it, the prompt and padding on its left included.
         origins: of each generated token, as in `Statistics`.
         scores: float32[1, vocabulary] of each generated token, if they are kept.
         logits: the same before processing.
         ended: its length when a stopping criterion was met; None before.
-
-    Args:
-        ids: int64[length], the prompt.
-        capacity: tokens to have memory for.
     """
 
     def __init__(self, ids: torch.Tensor, capacity: int) -> None:
@@ -70,7 +104,7 @@ class Row:
         self.origins: list[int] = []
         self.scores: list[torch.Tensor] = []
         self.logits: list[torch.Tensor] = []
-        self.ended: int | None = None  # length at which a criterion was met
+        self.ended: int | None = None
         self._ids = ids.new_empty((1, max(capacity, ids.shape[0], 1)))
         self._ids[0, : ids.shape[0]] = ids
         self._written = ids.shape[0]

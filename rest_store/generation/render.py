@@ -1,4 +1,4 @@
-"""Generated text that shows where each token came from: in a terminal's colours, or as a page."""
+"""Rendering of generated text that shows where each token came from: in a terminal's colours, or as a page."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-# Name, colour in a terminal, colour in a page; the first stands for tokens that nothing had drafted.
+# Name of an origin: colour in a terminal, colour in a page. "model" stands for tokens that no source drafted.
 _LOOKS = {
     "model": (None, "#444444"),
     "datastore": ("green", "#1b7f3b"),
@@ -19,8 +19,8 @@ _LOOKS = {
 }
 
 
-class TokenText:
-    """Turns tokens into text one by one; what is not yet a whole character is held back.
+class Detokenizer:
+    """Turns tokens into text one by one; incomplete characters are held back.
 
     Args:
         tokenizer: a tokenizer of `transformers`.
@@ -34,28 +34,27 @@ class TokenText:
     def push(self, token: int) -> str:
         """Return the text that `token` adds; empty while a character is incomplete."""
         self._tokens.append(token)
-        before = self._decoded(self._shown)
-        now = self._decoded(len(self._tokens))
-        if now.endswith("\ufffd") or len(now) <= len(before):
+        shown, text = self._decoded(self._shown), self._decoded(len(self._tokens))
+        if text.endswith("\ufffd") or len(text) <= len(shown):
             return ""
         self._start, self._shown = self._shown, len(self._tokens)
-        return now[len(before) :]
+        return text[len(shown) :]
 
-    def rest(self) -> str:
+    def flush(self) -> str:
         """Return what was held back, at the end."""
-        before, now = self._decoded(self._shown), self._decoded(len(self._tokens))
+        shown, text = self._decoded(self._shown), self._decoded(len(self._tokens))
         self._shown = len(self._tokens)
-        return now[len(before) :]
+        return text[len(shown) :]
 
     def _decoded(self, end: int) -> str:
         return str(self._tokenizer.decode(self._tokens[self._start : end], skip_special_tokens=True))
 
 
 def origin_name(origin: int, sources: Sequence[str]) -> str:
-    """Return what to call an origin.
+    """Return the name of an origin.
 
     Args:
-        origin: bit i set: source i had drafted the token; 0: the model alone.
+        origin: bit i set: source i drafted the token; 0: the model alone.
         sources: the name of each source.
     """
     names = {sources[bit] if bit < len(sources) else "drafted" for bit in range(8) if origin >> bit & 1}
@@ -71,19 +70,19 @@ def coloured(text: str, name: str) -> str:
 
 
 def page(title: str, prompt: str, parts: Iterable[tuple[str, str]], summary: str) -> str:
-    """Return a page of generated text.
+    """Return an HTML page of generated text.
 
     Args:
         title: of the page.
         prompt: shown in front of the text.
         parts: text and the name of its origin.
-        summary: a line below.
+        summary: shown below the text.
     """
-    shown = list(parts)
-    used = [name for name in _LOOKS if any(name == other for _, other in shown)]
+    parts = list(parts)
+    used = [name for name in _LOOKS if any(name == other for _, other in parts)]
     styles = "".join(f".{name}{{color:{_LOOKS[name][1]}}}" for name in used)
     legend = " ".join(f'<span class="{name}">{name}</span>' for name in used)
-    body = "".join(f'<span class="{name}">{html.escape(text)}</span>' for text, name in shown)
+    body = "".join(f'<span class="{name}">{html.escape(text)}</span>' for text, name in parts)
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>\n'
         f"<style>body{{max-width:60em;margin:2em auto;font-family:sans-serif}}pre{{white-space:pre-wrap}}"

@@ -1,15 +1,14 @@
-"""Which token comes next, and whether it was the last: exactly as `generate` of `transformers` decides it.
+"""Which token comes next, and whether it was the last: exactly as `generate` of transformers decides it.
 
 Every generated token is one call of the logits processors, at most one draw and one call of the stopping criteria, in
-the order of the sequence and with its true beginning. A draft is accepted as far as the tokens so chosen follow it, so
-drafts cannot bias anything. Torch is imported here; nothing is thread-safe.
+the order of the sequence and with all that precedes it. A draft is accepted as far as the chosen tokens follow it, so
+drafts cannot bias anything. Nothing here is thread-safe.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -26,10 +25,10 @@ from rest_store.errors import ModeNotSupportedError, describe
 
 
 class Draws:
-    """Draws from distributions, one row at a time, as one call of `torch.multinomial` for all rows a step would.
+    """Draws from distributions row by row, as one call of `torch.multinomial` for all rows of a step would.
 
-    `generate` draws for all rows of a batch at once. Rows that accept drafts are at different steps at one time; the
-    state of the random generator before each step is kept until the last row has passed it.
+    `generate` draws for all rows of a batch at once. Rows that accept drafts are at different steps at one time, so the
+    state of the random generator before each step is kept until all rows have passed it.
 
     Args:
         rows: rows of the batch.
@@ -52,21 +51,20 @@ class Draws:
         newest = step == self._steps
         if newest:
             oldest = min(self._drawn)
-            for passed in [known for known in self._states if known < oldest]:
-                del self._states[passed]
+            self._states = {step: state for step, state in self._states.items() if step >= oldest}
             self._states[step] = self._state()
             self._steps += 1
         else:
             latest = self._state()
             self._set_state(self._states[step])
         # The draw of a row depends on its own distribution and its place in the batch alone.
-        drawn = torch.multinomial(probabilities.expand(self._rows, -1), num_samples=1)[row]
+        token = torch.multinomial(probabilities.expand(self._rows, -1), num_samples=1)[row]
         if not newest:
             self._set_state(latest)
-        return drawn
+        return token
 
     def finish(self, row: int) -> None:
-        """Forget a row that draws no more, so that what others have passed need not be kept for it."""
+        """Note that `row` draws no more, so no states are kept for it."""
         self._drawn[row] = 2**62
 
     def _state(self) -> torch.Tensor:
@@ -85,15 +83,14 @@ class Choice:
     """Chooses the next token of a row from the logits at the end of its context.
 
     Args:
-        processors: the prepared logits processors of the generation. Each call of one is about a single row, of a batch
-            too, since rows are at different steps at one time; every row has processors of its own, copied with all
-            that they hold.
-        sample: draw, or take the likeliest.
+        processors: the prepared logits processors of the generation. Rows are at different steps at one time, so each
+            call is about a single row, and every row of a batch has its own copies.
+        sample: draw, or take the most likely token.
         rows: rows of the batch.
         device: where the logits are.
 
     Attributes:
-        plain: the likeliest token of the raw logits is chosen; logits of many nodes may be judged at once.
+        plain: the most likely token of the raw logits is chosen, so all nodes of a step can be judged at once.
 
     Raises:
         ModeNotSupportedError: a processor that cannot be copied for each row.
@@ -102,7 +99,7 @@ class Choice:
     def __init__(self, processors: LogitsProcessorList, *, sample: bool, rows: int, device: torch.device) -> None:
         self.plain = not sample and len(processors) == 0
         self._sample = sample
-        self._processors = [_for_row(processors, row, rows) for row in range(rows)]
+        self._processors = [processors] if rows == 1 else [_for_row(processors, row) for row in range(rows)]
         self._draws = Draws(rows, device)
 
     def choose(self, row: int, ids: torch.Tensor, logits: torch.Tensor) -> tuple[int, torch.Tensor]:
@@ -117,13 +114,13 @@ class Choice:
             The token, and float32[1, vocabulary].
 
         Raises:
-            ModeNotSupportedError: a processor answers with scores for anything but this one row.
+            ModeNotSupportedError: a processor returns scores of another shape.
         """
         scores = logits.to(copy=True, dtype=torch.float32)
         for processor in self._processors[row]:
             scores = processor(ids, scores)
             if scores.shape != logits.shape:
-                expected = f"{list(logits.shape)}: it is asked about one row at a time"
+                expected = f"{list(logits.shape)}: each call is about one row"
                 raise ModeNotSupportedError(
                     describe(type(processor).__name__, "the shape of its scores", list(scores.shape), expected)
                 )
@@ -134,28 +131,31 @@ class Choice:
         return int(token), scores
 
     def finish(self, row: int) -> None:
-        """Take note that `row` has ended."""
+        """Note that `row` has ended."""
         self._draws.finish(row)
 
 
-def _for_row(processors: LogitsProcessorList, row: int, rows: int) -> LogitsProcessorList:
-    """Return processors that see one row of a batch alone, and treat it as they would among the others.
-
-    Those with an argument for each row get their row's; what a processor of somebody else remembers from call to call
-    is its row's own.
+def _for_row(processors: LogitsProcessorList, row: int) -> LogitsProcessorList:
+    """Return copies that judge one row of a batch alone as the originals judge it among the others.
 
     Raises:
         ModeNotSupportedError: one cannot be copied.
     """
-    if rows == 1:
-        return processors
-    own = LogitsProcessorList()
+    copies = LogitsProcessorList()
     for processor in processors:
-        alone = _copied(processor)
-        if isinstance(alone, PrefixConstrainedLogitsProcessor):
-            allowed = alone._prefix_allowed_tokens_fn
-            alone._prefix_allowed_tokens_fn = partial(_of_row, allowed, row)
-        elif isinstance(alone, RepetitionPenaltyLogitsProcessor):
+        if isinstance(processor, PrefixConstrainedLogitsProcessor):
+            alone = copy.copy(processor)  # its function may hold much, and no state
+            allowed = processor._prefix_allowed_tokens_fn
+            alone._prefix_allowed_tokens_fn = lambda batch_id, ids, allowed=allowed: allowed(row + batch_id, ids)
+            copies.append(alone)
+            continue
+        try:
+            alone = copy.deepcopy(processor)
+        except Exception as error:
+            state = f"not copyable ({type(error).__name__}: {error})"
+            expected = "a state that can be copied for each row of a batch"
+            raise ModeNotSupportedError(describe(type(processor).__name__, "its state", state, expected)) from error
+        if isinstance(alone, RepetitionPenaltyLogitsProcessor):
             if isinstance(alone.prompt_ignore_length, torch.Tensor):
                 alone.prompt_ignore_length = alone.prompt_ignore_length[row : row + 1]
         elif isinstance(alone, EncoderRepetitionPenaltyLogitsProcessor):
@@ -163,37 +163,20 @@ def _for_row(processors: LogitsProcessorList, row: int, rows: int) -> LogitsProc
         elif isinstance(alone, EncoderNoRepeatNGramLogitsProcessor):
             alone.batch_size = 1
             alone.generated_ngrams = alone.generated_ngrams[row : row + 1]
-        own.append(alone)
-    return own
-
-
-def _copied(processor: Any) -> Any:
-    """Return a copy that shares nothing with `processor` that a call could change."""
-    if isinstance(processor, PrefixConstrainedLogitsProcessor):
-        return copy.copy(processor)  # what its function knows may be large, and is nobody's state
-    try:
-        return copy.deepcopy(processor)
-    except Exception as error:
-        found = f"not to be copied ({type(error).__name__}: {error})"
-        expected = "one that can be copied: each row of a batch has its own"
-        raise ModeNotSupportedError(describe(type(processor).__name__, "its state", found, expected)) from error
-
-
-def _of_row(allowed: Any, row: int, batch_id: int, ids: torch.Tensor) -> Any:
-    return allowed(row + batch_id, ids)
+        copies.append(alone)
+    return copies
 
 
 class Stops:
     """Decides whether a token was the last of its row.
 
     Args:
-        criteria: the prepared stopping criteria of the generation. Each call of one is about a single row, of a batch
-            too, and comes with every token of that row.
+        criteria: the prepared stopping criteria of the generation; each is called with every token of a single row.
 
     Attributes:
         plain: only the length and single tokens stop; no tensor of the row is needed.
-        pads: whether rows that have ended are padded (they are, where some token ends a row), or written on.
-        max_length: tokens of a row at most, prompt included; None: no limit.
+        pads: whether rows that have ended are padded, as where a token ends a row, or continued.
+        max_length: most tokens of a row, prompt included; None: no limit.
     """
 
     def __init__(self, criteria: Sequence[Any]) -> None:
@@ -215,13 +198,13 @@ class Stops:
         """Return whether the row `ids`, int64[1, length], has ended; for any criteria.
 
         Raises:
-            ModeNotSupportedError: a criterion answers for anything but this one row.
+            ModeNotSupportedError: a criterion answers for several rows.
         """
         ended = False
         for criterion in self._criteria:
             answer = criterion(ids, scores)
             if isinstance(answer, torch.Tensor) and answer.numel() != 1:
-                found, expected = f"of shape {list(answer.shape)}", "for one row: it is asked about one at a time"
-                raise ModeNotSupportedError(describe(type(criterion).__name__, "its answer", found, expected))
+                shape, expected = f"of shape {list(answer.shape)}", "for one row: each call is about one"
+                raise ModeNotSupportedError(describe(type(criterion).__name__, "its answer", shape, expected))
             ended = bool(answer) or ended
         return ended

@@ -1,4 +1,4 @@
-"""What can be generated with drafts and what is refused, by name and with the reason."""
+"""Models, inputs and modes that cannot be drafted for: refused by name, with the reason."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rest_store.errors import ModelNotSupportedError, ModeNotSupportedError, des
 
 _MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 _GROWING_ROPE = ("dynamic", "longrope")  # frequencies depend on the length of the sequence
-# Tensors that a generation goes on from; any other would have to go on with it, each in a way of its own.
+# Tensors that are continued for new tokens; others would each need their own rule.
 _CONTINUED = {"attention_mask", "position_ids", "inputs_embeds"}
 
 
@@ -23,12 +23,12 @@ def require_model(model: Any, length: float, max_nodes: int) -> None:
 
     Args:
         model: a model of `transformers`.
-        length: tokens of a sequence at most.
-        max_nodes: draft tokens of a step at most.
+        length: most tokens of a sequence.
+        max_nodes: most draft tokens of a step.
 
     Raises:
-        ModelNotSupportedError: an encoder-decoder, a recurrent state or a cache of its own, positions that cannot be
-            given (ALiBi and others), or something that changes with the length within `length`.
+        ModelNotSupportedError: an encoder-decoder, a recurrent state or an unusual cache, positions that are not an
+            argument (ALiBi and others), or something that changes with the length within `length`.
     """
     name = type(model).__name__
     config = model.config.get_text_config(decoder=True)
@@ -39,21 +39,21 @@ def require_model(model: Any, length: float, max_nodes: int) -> None:
     if getattr(model, "_is_stateful", False):
         raise ModelNotSupportedError(describe(name, "its state", "recurrent", expected))
     if "past_key_values" not in parameters or not model._supports_default_dynamic_cache():
-        found = "kept in a way of its own, or not at all"
-        raise ModelNotSupportedError(describe(name, "its state", found, expected))
+        state = "kept in a way of its own, or not at all"
+        raise ModelNotSupportedError(describe(name, "its state", state, expected))
     if "position_ids" not in parameters or getattr(config, "alibi", False):
-        found = "counted by the model itself, or left to ALiBi"
-        raise ModelNotSupportedError(describe(name, "the position of a token", found, "an argument, position_ids"))
+        position = "counted by the model itself, or left to ALiBi"
+        raise ModelNotSupportedError(describe(name, "the position of a token", position, "an argument, position_ids"))
     for what, limit in [*_growing_rope(config), *_slot_limits(config, max_nodes)]:
         if length > limit:
-            found = f"{length}, where {what}"
-            raise ModelNotSupportedError(describe(name, "max_length", found, f"at most {limit}"))
+            reason = f"{length}, where {what}"
+            raise ModelNotSupportedError(describe(name, "max_length", reason, f"at most {limit}"))
 
 
 def _slot_limits(config: Any, max_nodes: int) -> list[tuple[str, int]]:
-    """Return what takes a token's place in the cache for its position, and the length up to which that is harmless.
+    """Return what uses a token's place in the cache as its position, and the length up to which that is harmless.
 
-    A token of a tree lies behind its siblings, up to `max_nodes` places behind its position.
+    A token of a tree is behind its siblings, up to `max_nodes` places behind its position.
     """
     limits = []
     layers = getattr(config, "attention_layers", None)
@@ -65,7 +65,7 @@ def _slot_limits(config: Any, max_nodes: int) -> list[tuple[str, int]]:
 
 
 def _growing_rope(config: Any) -> list[tuple[str, int]]:
-    """Return the rotary embeddings that depend on the length, and the length up to which they do not."""
+    """Return rotary embeddings that depend on the length, and the length up to which they do not."""
     limits = []
     parameters = getattr(config, "rope_parameters", None) or {}
     for rope in [parameters, *(value for value in parameters.values() if isinstance(value, dict))]:
@@ -80,19 +80,18 @@ def _growing_rope(config: Any) -> list[tuple[str, int]]:
 
 
 def require_inputs(model_kwargs: Mapping[str, Any]) -> None:
-    """Check that nothing but text goes into the model.
+    """Check that only text goes into the model.
 
     Args:
         model_kwargs: what `generate` prepared for the forward pass.
 
     Raises:
-        ModeNotSupportedError: a tensor whose continuation for new tokens is not known, such as `token_type_ids` or an
-            image.
+        ModeNotSupportedError: another tensor, such as `token_type_ids` or an image.
     """
     for name, value in model_kwargs.items():
         parts = value if isinstance(value, list | tuple) else value.values() if isinstance(value, Mapping) else [value]
         if name not in _CONTINUED and any(isinstance(part, torch.Tensor) for part in parts):
-            expected = "none: new tokens are continued from input_ids or inputs_embeds, their mask and positions alone"
+            expected = "no input besides input_ids or inputs_embeds, their mask and positions"
             raise ModeNotSupportedError(describe("generation", name, "given", expected))
 
 
@@ -104,18 +103,18 @@ def require_mode(config: Any, processors: Sequence[Any]) -> None:
         processors: the prepared logits processors.
 
     Raises:
-        ModeNotSupportedError: beam search and the like, another speculative method beside this one, outputs that belong
-            to forward passes rather than to tokens, or classifier-free guidance.
+        ModeNotSupportedError: beam search and the like, another speculative method, outputs that belong to forward
+            passes rather than to tokens, or classifier-free guidance.
     """
     mode = config.get_generation_mode()
     if mode not in _MODES:
-        found = str(getattr(mode, "value", mode)).replace("_", " ")
-        raise ModeNotSupportedError(describe("generation", "mode", found, "greedy search or sampling"))
+        name = str(getattr(mode, "value", mode)).replace("_", " ")
+        raise ModeNotSupportedError(describe("generation", "mode", name, "greedy search or sampling"))
     for name in ("output_attentions", "output_hidden_states"):
         if getattr(config, name, False) and config.return_dict_in_generate:
             expected = "off: a forward pass here covers several tokens"
             raise ModeNotSupportedError(describe("generation", name, "on", expected))
     for processor in processors:
         if isinstance(processor, UnbatchedClassifierFreeGuidanceLogitsProcessor):
-            expected = "none: it runs the model once more for each token"
+            expected = "None: guidance runs the model once more for each token"
             raise ModeNotSupportedError(describe("generation", "guidance_scale", processor.guidance_scale, expected))

@@ -1,4 +1,4 @@
-"""The likeliest tokens of rows of logits, found faster than `topk` and `argmax` of torch do. Torch is imported here."""
+"""The most likely tokens of rows of logits, faster than by `topk` and `argmax` of torch."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _BLOCK = 256
 
 
 class TopTokens(NamedTuple):
-    """What is read of the logits of a step.
+    """The most likely tokens at each node of a step.
 
     Attributes:
-        best: int64[rows, width], the likeliest token; of equally likely ones the first. None: not asked for.
-        indices: int64[rows, width, count], the likeliest ones, likeliest first. None: not asked for.
+        best: int64[rows, width], the most likely token; of equally likely ones the first. None: not asked for.
+        indices: int64[rows, width, k], the k most likely tokens, the most likely one first. None: not asked for.
     """
 
     best: npt.NDArray[np.int64] | None
@@ -24,12 +24,12 @@ class TopTokens(NamedTuple):
 
 
 def read_top_tokens(logits: torch.Tensor, *, best: bool, count: int) -> TopTokens:
-    """Read the likeliest tokens of [rows, width, vocabulary]; from a device in one copy, which waits for the logits.
+    """Read the most likely tokens; from a device in one copy, which waits for the logits.
 
     Args:
-        logits: of any floating-point type.
-        best: whether the likeliest token is asked for.
-        count: how many likeliest tokens are asked for.
+        logits: [rows, width, vocabulary], any floating-point type.
+        best: whether the most likely token is asked for.
+        count: how many of the most likely tokens are asked for, 0 or more.
     """
     rows, width, vocabulary = logits.shape
     parts = []
@@ -42,17 +42,17 @@ def read_top_tokens(logits: torch.Tensor, *, best: bool, count: int) -> TopToken
         parts.append(block_top_k(logits.reshape(rows * width, vocabulary), count).view(rows, width, -1))
     if not parts:
         return TopTokens(first, None)
-    found: npt.NDArray[np.int64] = torch.cat(parts, dim=-1).cpu().numpy()
+    tokens: npt.NDArray[np.int64] = torch.cat(parts, dim=-1).cpu().numpy()
     if best and first is None:
-        first, found = found[:, :, 0], found[:, :, 1:]
-    return TopTokens(first, found if count else None)
+        first, tokens = tokens[:, :, 0], tokens[:, :, 1:]
+    return TopTokens(first, tokens if count else None)
 
 
 def block_top_k(logits: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the `count` likeliest tokens of [n, vocabulary], likeliest first, int64[n, count].
+    """Return the `count` most likely tokens of [n, vocabulary], the most likely one first, int64[n, count].
 
-    They are in the blocks whose greatest logits are greatest, so only as many blocks are sorted; of equally likely
-    tokens any may come first.
+    They are all in the `count` blocks with the greatest maxima, so only these are sorted. Equally likely tokens may
+    come in any order.
     """
     vocabulary = logits.shape[1]
     whole = vocabulary // _BLOCK * _BLOCK

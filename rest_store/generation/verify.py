@@ -1,7 +1,7 @@
 """Verification: one forward pass over the last token and its draft tree, with tree attention (REST, section 3.3).
 
-Each node sees the context, its ancestors and itself, and stands at the position of its depth, so the logits at a node
-are those that decoding its path token by token gives, to rounding. Torch is imported here; nothing is thread-safe.
+Each node sees the context, its ancestors and itself, and its position is that of its depth, so the logits at a node are
+those of decoding its path token by token, up to rounding. Nothing here is thread-safe.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import torch
 
 from rest_store.datastore.tree import TokenTree
 from rest_store.errors import ModelNotSupportedError, describe
-from rest_store.generation.attention import attention_for_trees
+from rest_store.generation.attention import TreeAttention
 from rest_store.generation.cache import CHUNKED, FULL, SLIDING, Pattern, TreeCache
 
 
 def patterns_of(config: Any, layers: int) -> list[Pattern]:
-    """Return what each of a model's layers may look back at, from its text configuration.
+    """Return what each layer of a model attends to, from its text configuration.
 
     Raises:
-        ModelNotSupportedError: a kind of attention that trees cannot be verified with.
+        ModelNotSupportedError: a kind of attention that is not supported for trees.
     """
     window = int(getattr(config, "sliding_window", None) or 0)
     chunk = int(getattr(config, "attention_chunk_size", None) or 0)
@@ -46,7 +46,7 @@ class Step:
         width: tokens of each row.
         tokens: int64[rows, width].
         depths: int64[rows, width], 0 for the last token.
-        ancestors: bool[rows, width, width], who sees whom.
+        ancestors: bool[rows, width, width], True where the token of a row of the matrix sees that of a column.
 
     Args:
         last: the last token of each row, not yet in the cache.
@@ -64,7 +64,7 @@ class Step:
         self.ancestors[:, :, 0] = True
         self.depths[:, 0] = 0
         for row, (token, tree) in enumerate(zip(last, trees, strict=True)):
-            self.tokens[row] = token  # what pads a row is never read
+            self.tokens[row] = token  # padding is never read
             nodes = slice(1, 1 + len(tree))
             self.tokens[row, nodes] = tree.tokens
             self.depths[row, nodes] = tree.depths
@@ -75,14 +75,14 @@ class Verifier:
     """Runs steps through a model and its tree cache.
 
     Args:
-        model: a decoder-only model of `transformers`.
+        model: a decoder-only model of transformers.
         cache: the keys and values of all tokens but the last of each row.
         seen: bool[rows, tokens], False for padding on the left; None: no padding.
         positions: int64[..., rows, 1], the position of each row's last token (a leading axis where the model has one).
         extras: further arguments of the model's forward pass.
 
     Attributes:
-        captured: whether a graph of the last step was captured first, so that its time says nothing about the next.
+        captured: whether a graph was captured in the last step, so that its time says nothing about later ones.
 
     Raises:
         ModelNotSupportedError: the model's attention takes no mask and cannot be switched to one that does.
@@ -103,7 +103,7 @@ class Verifier:
         self.cache = cache
         self.extras = dict(extras or {})
         self.config = model.config.get_text_config(decoder=True)
-        self.attention = attention_for_trees(model, self.config)
+        self.attention = TreeAttention(model, self.config)
         self.patterns = sorted({group.pattern for group in cache.groups}, key=lambda pattern: pattern.name)
         self._keyed = hasattr(self.config, "layer_types")
         self._device = cache.groups[0].keys.device
@@ -122,77 +122,70 @@ class Verifier:
             values of the step are in the cache until `cache.keep` says which stay.
         """
         self.cache.reserve(step.width)
-        lengths = torch.tensor(self.cache.lengths, device=self._device)
-        depths = torch.from_numpy(step.depths).to(self._device)
-        slots = lengths[:, None] + depths
-        with self.attention():
-            masks = self._masks(step, lengths, slots)
-            return self._through_model(torch.from_numpy(step.tokens).to(self._device), masks, slots)
-
-    def _through_model(self, tokens: torch.Tensor, masks: Any, slots: torch.Tensor) -> torch.Tensor:
-        """Return the logits of tokens that see what `masks` say, in these slots after the prompt's first."""
-        output = self.model(
-            input_ids=tokens,
-            attention_mask=masks,
-            position_ids=self._origin + slots,
-            past_key_values=self.cache,
-            use_cache=True,
-            return_dict=True,
-            **self.extras,
+        lengths = torch.tensor(self.cache.lengths, device=self._device)[:, None]
+        tokens, depths, ancestors = (
+            torch.from_numpy(array).to(self._device) for array in (step.tokens, step.depths, step.ancestors)
         )
+        return self._forward(tokens, depths, ancestors, lengths)
+
+    def _forward(
+        self, tokens: torch.Tensor, depths: torch.Tensor, ancestors: torch.Tensor, lengths: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the logits of a step; arguments as in `Step`, and int64[rows, 1], the length of each row."""
+        slots = lengths + depths
+        with self.attention():
+            if self._all_seen(tokens.shape[1]):
+                masks: dict[str, Any] = dict.fromkeys(pattern.name for pattern in self.patterns)
+            else:
+                masks = {pattern.name: self._mask(pattern, ancestors, lengths, slots) for pattern in self.patterns}
+            output = self.model(
+                input_ids=tokens,
+                attention_mask=masks if self._keyed else next(iter(masks.values())),
+                position_ids=self._origin + slots,
+                past_key_values=self.cache,
+                use_cache=True,
+                return_dict=True,
+                **self.extras,
+            )
         logits: torch.Tensor = output.logits
         return logits
 
-    def _masks(self, step: Step, lengths: torch.Tensor, slots: torch.Tensor) -> Any:
-        """Return the mask, or one for each kind of layer; None where all that is held is seen."""
-        rows_alike = len(set(self.cache.lengths)) == 1
-        if step.width == 1 and rows_alike and self._seen is None and self._plain_attention():
-            masks: dict[str, Any] = dict.fromkeys(pattern.name for pattern in self.patterns)
-        else:
-            ancestors = torch.from_numpy(step.ancestors).to(self._device)
-            masks = {pattern.name: self._mask(pattern, ancestors, lengths, slots) for pattern in self.patterns}
-        return masks if self._keyed else next(iter(masks.values()))
+    def _all_seen(self, width: int) -> bool:
+        """Whether a step needs no mask: one token for each row, which sees all slots, and no chunk begins there."""
+        plain = self.config._attn_implementation == "sdpa" and all(p.name != CHUNKED for p in self.patterns)
+        return width == 1 and plain and self._seen is None and len(set(self.cache.lengths)) == 1
 
-    def _plain_attention(self) -> bool:
-        """Whether a step of one token needs no mask: the implementation takes none, and no chunk begins in between."""
-        return bool(self.config._attn_implementation == "sdpa") and all(p.name != CHUNKED for p in self.patterns)
+    def _slots_seen(self, pattern: Pattern, width: int) -> torch.Tensor:
+        """Return the slots whose keys layers of `pattern` get in a step of `width` tokens, ascending."""
+        return torch.arange(self.cache.first_seen(pattern), self.cache.end + width, device=self._device)
 
     def _mask(
         self, pattern: Pattern, ancestors: torch.Tensor, lengths: torch.Tensor, slots: torch.Tensor
     ) -> torch.Tensor:
-        """Return who sees whom, [rows, 1, width, slots seen], as `_taken` says."""
-        first, end = self.cache.first_seen(pattern), self.cache.end
-        held = torch.arange(first, end, device=self._device)
-        context = held < lengths[:, None]
+        """Return who sees whom, [rows, 1, width, slots seen]; as numbers for eager attention, which adds them."""
+        width = slots.shape[1]
+        held = self._slots_seen(pattern, width)
+        node = held - lengths.max()  # which node of the step is in each slot
+        in_step = (node >= 0) & (node < width)
+        node = node.clamp(0, width - 1)
+        context = (held < lengths) & ~in_step
         if self._seen is not None:
-            known = min(end, self._seen.shape[1])
-            context[:, : max(0, known - first)] &= self._seen[:, first:known]
-        seen = context[:, None, :].expand(-1, slots.shape[1], -1)
+            known = self._seen.shape[1]
+            context = context & (self._seen[:, held.clamp(max=known - 1)] | (held >= known))
+        mask = torch.where(in_step, ancestors[:, :, node], context[:, None, :])
         if pattern.name != FULL:
-            old, new = held[None, None, :], slots[:, None, :]
-            own = slots[:, :, None]
-            if pattern.name == SLIDING:
-                seen = seen & (old > own - pattern.window)
-                ancestors = ancestors & (new > own - pattern.window)
+            there = torch.where(in_step, slots[:, node], held)[:, None, :]  # places in the sequence
+            here = slots[:, :, None]
+            if pattern.name == CHUNKED:
+                start = (~self._seen).sum(dim=1)[:, None, None] if self._seen is not None else 0
+                mask = mask & ((there - start) // pattern.window == (here - start) // pattern.window)
             else:
-                start = self._left_padding()
-                chunk = (own - start) // pattern.window
-                seen = seen & ((old - start) // pattern.window == chunk)
-                ancestors = ancestors & ((new - start) // pattern.window == chunk)
-        mask = torch.cat([seen, ancestors], dim=2)[:, None]
-        return self._taken(mask)
-
-    def _taken(self, mask: torch.Tensor) -> torch.Tensor:
-        """Return a mask of what is seen as the attention takes it: eager attention adds it to its scores."""
+                mask = mask & (there > here - pattern.window)
         if self.config._attn_implementation != "eager":
-            return mask
+            return mask[:, None]
         dtype = self.cache.groups[0].keys.dtype
-        hidden = torch.finfo(dtype).min
-        return torch.zeros(mask.shape, dtype=dtype, device=self._device).masked_fill_(~mask, hidden)
+        return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)[:, None]
 
     def _origin_of(self, positions: torch.Tensor) -> torch.Tensor:
         """Return the position of each row's slot 0; `positions` as on construction."""
         return positions.to(self._device) - torch.tensor(self.cache.lengths, device=self._device)[:, None]
-
-    def _left_padding(self) -> torch.Tensor | int:
-        return (~self._seen).sum(dim=1)[:, None, None] if self._seen is not None else 0

@@ -28,7 +28,6 @@ def test_an_assistant_model_drafts(other: str) -> None:
         custom_generate=rest_store.generate,
         drafter=AssistantRule.of(tiny_model(other)),
         adaptive=False,
-        source_timeout=60.0,
         return_dict_in_generate=True,
     )
     assert torch.equal(output.sequences, plain)
@@ -63,9 +62,7 @@ def test_an_early_exit_assists_in_both_loops(architecture: str) -> None:
     plain = model.generate(**inputs, **FIXED)
     assert torch.equal(model.generate(**inputs, **FIXED, assistant_model=smaller), plain)
     ours: dict[str, Any] = {"custom_generate": rest_store.generate, "drafter": AssistantRule.of(smaller)}
-    output = model.generate(
-        **inputs, **FIXED, **ours, adaptive=False, source_timeout=60.0, return_dict_in_generate=True
-    )
+    output = model.generate(**inputs, **FIXED, **ours, adaptive=False, return_dict_in_generate=True)
     assert torch.equal(output.sequences, plain)
     assert output.statistics.drafts.nodes > 0
     assert not output.statistics.drafts.errors

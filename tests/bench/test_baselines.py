@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rest_store.bench.baselines import PromptLookupRule, RestRule
-from rest_store.generation.drafting import tree_of
+from rest_store.bench.baselines import PromptLookupRule, RestRule, tree_of
 
 
 class FromList:

@@ -237,7 +237,7 @@ def test_the_chart_shows_families_of_any_name() -> None:
 def test_seeds_are_those_of_torch(folder: Path) -> None:
     """One prompt alone, with the seed that the JSON names, is what the run wrote."""
     from rest_store.bench.speed import write
-    from rest_store.generation.loading import load_model
+    from rest_store.generation.generator import load_model
 
     model, _ = load_model(str(folder / "model"), dtype="float32")
     how = decoding("nucleus", "qa")

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import rest_store.generation.generate as entry
-from rest_store.generation import loop
-from rest_store.generation.costs import ForwardCosts, Payoff
+from rest_store.generation import costs as costs_module
+from rest_store.generation import progress
+from rest_store.generation.costs import DraftPolicy, ForwardCosts
 from rest_store.generation.generator import Generator
 from rest_store.generation.graphs import FixedVerifier
 from rest_store.generation.verify import Step, Verifier
@@ -116,44 +117,76 @@ def test_what_earlier_generations_took_is_forgotten_when_steps_contradict_it(nod
     assert abs(table[nodes] - 4.0) < 0.4
 
 
-def simulate(tokens: float, cost: float, steps: int) -> tuple[int, int, Payoff]:
+class Known(ForwardCosts):
+    """Costs that are known: of a plain step `seconds`, or unknown if that is None."""
+
+    def __init__(self, seconds: float | None = 1.0) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    @property
+    def wants_plain(self) -> bool:
+        return False
+
+    def plain(self) -> float | None:
+        return self.seconds
+
+
+def simulate(tokens: float, cost: float, steps: int) -> tuple[int, int, DraftPolicy]:
     """Steps drafted for, and not, if a drafted step brings `tokens` and costs `cost` times a plain one."""
-    payoff = Payoff()
+    policy = DraftPolicy(Known())
     drafted = 0
     for _ in range(steps):
-        if payoff.drafts():
+        if policy.drafts():
             drafted += 1
-            payoff.observe(tokens, cost, 1.0)
-    return drafted, steps - drafted, payoff
+            policy.observe(8, tokens, cost - 0.1, 0.1)
+        else:
+            policy.observe(0, 1.0, 1.0, 0.0)
+    return drafted, steps - drafted, policy
 
 
 def test_drafting_that_pays_goes_on() -> None:
     assert simulate(2.0, 1.7, 300)[0] == 300
 
 
-def test_drafting_that_does_not_pay_rests_longer_and_longer() -> None:
-    drafted, plain, payoff = simulate(1.0, 1.7, 256)
-    assert payoff.pauses >= 3
+def test_drafting_that_does_not_pay_pauses_longer_and_longer() -> None:
+    drafted, plain, policy = simulate(1.0, 1.7, 256)
+    assert policy.pauses >= 3
     assert 0.7 * drafted < 0.05 * (drafted + plain), "less than a twentieth lost"
 
 
+def test_slow_drafts_do_not_pay_although_forward_passes_would() -> None:
+    policy = DraftPolicy(Known())
+    for _ in range(6):
+        assert policy.drafts()
+        policy.observe(8, 2.0, 1.2, 1.0)
+    assert policy.pauses == 1
+    assert not policy.drafts()
+
+
 def test_drafting_is_tried_again() -> None:
-    payoff = Payoff()
+    policy = DraftPolicy(Known())
     drafted = []
     for step in range(400):
-        drafts = payoff.drafts()
-        drafted.append(drafts)
-        if drafts:
-            payoff.observe(1.0 if step < 40 else 3.0, 1.5, 1.0)
+        drafted.append(policy.drafts())
+        policy.observe(8, 1.0 if step < 40 else 3.0, 1.5, 0.0)
     assert not all(drafted[:40])
     assert all(drafted[-200:])
 
 
 def test_nothing_is_decided_before_the_cost_of_a_plain_step_is_known() -> None:
-    payoff = Payoff()
+    policy = DraftPolicy(Known(None))
     for _ in range(50):
-        assert payoff.drafts()
-        payoff.observe(1.0, 9.0, None)
+        assert policy.drafts()
+        policy.observe(8, 1.0, 9.0, 0.0)
+
+
+def test_a_policy_that_is_not_adaptive_always_drafts() -> None:
+    policy = DraftPolicy(Known(), adaptive=False)
+    for _ in range(50):
+        assert policy.drafts()
+        policy.observe(8, 1.0, 9.0, 0.0)
+    assert policy.table([0, 8]) is None
 
 
 def test_a_generation_measures_and_hands_costs_to_its_session() -> None:
@@ -175,7 +208,6 @@ def test_a_generation_measures_and_hands_costs_to_its_session() -> None:
         custom_generate=entry.generate,
         drafter=lambda prompt: Asking(prompt, futures, right),
         max_nodes=9,
-        source_timeout=60.0,
         return_dict_in_generate=True,
     )
     assert torch.equal(output.sequences, plain)
@@ -210,7 +242,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
             return logits
 
         monkeypatch.setattr(kind, "run", timed)
-    monkeypatch.setattr(loop, "time", found)
+    monkeypatch.setattr(progress, "time", found)
     return found
 
 
@@ -239,7 +271,6 @@ def timed(model: Any, clock: Clock, drafter: Any, new_tokens: int, **options: An
         do_sample=False,
         custom_generate=entry.generate,
         drafter=drafter,
-        source_timeout=60.0,
         return_dict_in_generate=True,
         **options,
     )
@@ -279,9 +310,9 @@ def test_costs_are_kept_apart_by_what_they_depend_on(clock: Clock) -> None:
     model = tiny_model("llama")
     for options in ({}, {}, {"widths": (1, 17)}):
         timed(model, clock, Always, 5, **options)
-    assert len(loop._known_costs[model]) == 2
+    assert len(costs_module._known_costs[model]) == 2
     timed(model.to(torch.float64), clock, Always, 5)
-    assert len(loop._known_costs[model]) == 3
+    assert len(costs_module._known_costs[model]) == 3
 
 
 def test_the_reader_of_a_stream_may_take_its_time(clock: Clock) -> None:
@@ -289,7 +320,7 @@ def test_the_reader_of_a_stream_may_take_its_time(clock: Clock) -> None:
     inputs = prompts(1)
     plain = model.generate(**inputs, max_new_tokens=60, do_sample=False)
     futures = futures_of(inputs, plain)
-    generator = Generator(model, None, lambda prompt: Scripted(prompt, futures, right), source_timeout=60.0)
+    generator = Generator(model, None, lambda prompt: Scripted(prompt, futures, right))
     passes = []
     for away in (0.0, 1.0):
         began = clock.now

@@ -1,4 +1,4 @@
-"""The drafting side at arm's length."""
+"""Sessions that fail, hang or return invalid trees never change a generation."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+import rest_store
 import rest_store.generation.generate as entry
+from rest_store.bench.baselines import tree_of
 from rest_store.datastore.tree import SuffixMatch, TokenTree
-from rest_store.generation.drafting import EMPTY, Drafting, pruned, tree_of, well_formed
+from rest_store.generation.drafting import EMPTY, Draft, DraftCounts, Drafting, tree_fault
 from tests.shared.tiny import VOCABULARY, Scripted, futures_of, prompts, right, tiny_model
 
 FIXED = {"max_new_tokens": 24, "do_sample": False}
@@ -55,12 +57,11 @@ def test_malformed_answers_change_nothing_and_are_counted(name: str) -> None:
         custom_generate=entry.generate,
         drafter=lambda prompt: Scripted(prompt, futures, script),
         adaptive=False,
-        source_timeout=60.0,
         return_dict_in_generate=True,
     )
     assert torch.equal(output.sequences, plain)
     counts = output.statistics.drafts
-    assert (counts.malformed, counts.failed, counts.late) == (1, 0, 0)
+    assert (counts.malformed, counts.failed) == (1, 0)
     assert len(counts.errors) == 1
     assert counts.accepted > 5, "one bad answer does not end drafting"
 
@@ -102,7 +103,6 @@ def test_a_drafter_that_raises_changes_nothing(where: str, after: int, rows: int
         custom_generate=entry.generate,
         drafter=lambda prompt: Faulty(prompt, where, 0 if where in ("opening", "close") else after),
         adaptive=False,
-        source_timeout=60.0,
         return_dict_in_generate=True,
     )
     assert torch.equal(output.sequences, plain)
@@ -112,39 +112,63 @@ def test_a_drafter_that_raises_changes_nothing(where: str, after: int, rows: int
         assert "ConnectionError: the service went away" in counts.errors[0]
 
 
-def test_a_drafter_that_hangs_changes_nothing() -> None:
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_source_that_hangs_delays_a_generation_by_its_timeout_once(rows: int) -> None:
+    """Other sources draft meanwhile; the source is not asked again before it has answered."""
     model = tiny_model("llama")
-    inputs = prompts(1)
+    inputs = prompts(rows)
     plain = model.generate(**inputs, **FIXED)
     released = threading.Event()
-    closed = threading.Event()
 
-    class Hanging(Faulty):
-        def draft(self, *, max_nodes: int, costs: Any) -> TokenTree:
+    class Hanging:
+        asked = 0
+
+        def draft_batch(self, contexts: Any, **_: Any) -> list[TokenTree]:
+            self.asked += 1
             released.wait()
-            return EMPTY
+            return [EMPTY] * len(contexts)
 
-        def close(self) -> None:
-            closed.set()
-
+    source = Hanging()
     output = model.generate(
         **inputs,
         **FIXED,
         custom_generate=entry.generate,
-        drafter=lambda prompt: Hanging(prompt, "nowhere"),
+        drafter=[rest_store.PromptLookup(), rest_store.RecycledLogits(), source],
         source_timeout=0.01,
         adaptive=False,
         return_dict_in_generate=True,
     )
     assert torch.equal(output.sequences, plain)
     counts = output.statistics.drafts
-    assert counts.late == counts.asked == 1, "while it hangs nothing more is asked of it"
-    assert not closed.is_set()
+    assert counts.dropped == {(2, "late"): counts.asked}
+    assert counts.errors == []
+    assert counts.nodes > 0
+    assert source.asked == rows
     released.set()
-    assert closed.wait(60.0), "closed once it answers"
 
 
-def test_sessions_are_told_what_was_written_in_order_with_the_likeliest_tokens_after() -> None:
+def test_sources_that_fail_are_counted_and_change_nothing() -> None:
+    model = tiny_model("llama")
+    inputs = prompts(1)
+    plain = model.generate(**inputs, **FIXED)
+
+    class Failing:
+        def draft_batch(self, contexts: Any, **_: Any) -> list[TokenTree]:
+            raise ConnectionError("the service went away")
+
+    output = model.generate(
+        **inputs,
+        **FIXED,
+        custom_generate=entry.generate,
+        drafter=[Failing(), rest_store.RecycledLogits()],
+        adaptive=False,
+        return_dict_in_generate=True,
+    )
+    assert torch.equal(output.sequences, plain)
+    assert output.statistics.drafts.dropped == {(0, "error"): output.statistics.drafts.asked}
+
+
+def test_sessions_are_told_what_was_written_with_the_top_k_after_each_token() -> None:
     model = tiny_model("llama")
     inputs = prompts(1)
     plain = model.generate(**inputs, **FIXED)
@@ -156,29 +180,18 @@ def test_sessions_are_told_what_was_written_in_order_with_the_likeliest_tokens_a
             told.append((list(tokens), top_k))
             super().accept(tokens, top_k)
 
-    done = threading.Event()
-
-    class Closing(Listening):
-        def close(self) -> None:
-            done.set()
-
     model.generate(
         **inputs,
         **FIXED,
         custom_generate=entry.generate,
-        drafter=lambda prompt: Closing(prompt, futures, right),
+        drafter=lambda prompt: Listening(prompt, futures, right),
         adaptive=False,
-        source_timeout=60.0,
     )
-    assert done.wait(60.0)
-    written = plain[0, 14:].tolist()
-    flat = [token for tokens, _ in told for token in tokens]
-    assert flat == written[: len(flat)]
-    assert len(flat) > 12
+    assert [token for tokens, _ in told for token in tokens] == plain[0, 14:].tolist()
     for tokens, top_k in told:
         assert top_k.shape == (len(tokens), 8)
         assert (top_k[-1] == -1).all(), "what follows the last token is not known yet"
-        assert top_k[:-1, 0].tolist() == tokens[1:], "greedy search takes the likeliest"
+        assert top_k[:-1, 0].tolist() == tokens[1:], "greedy search takes the most likely token"
 
 
 def test_sessions_that_ask_are_told_what_follows_each_node_of_their_tree() -> None:
@@ -202,11 +215,8 @@ def test_sessions_that_ask_are_told_what_follows_each_node_of_their_tree() -> No
                     path = np.flatnonzero(self.tree.mask()[row - 1]) if row else []
                     with torch.no_grad():
                         logits = model(torch.tensor([self.context + self.tree.tokens[path].tolist()])).logits[0, -1]
-                    if node_top_k[row, 0] < 0:
-                        assert self.tree.depths[row - 1] >= len(self.future) - 8, "only what was cut off is unknown"
-                    else:
-                        assert node_top_k[row].tolist() == logits.topk(8).indices.tolist()
-                        checked.append(row)
+                    assert node_top_k[row].tolist() == logits.topk(8).indices.tolist()
+                    checked.append(row)
             super().accept(tokens, top_k)
 
     output = model.generate(
@@ -215,7 +225,6 @@ def test_sessions_that_ask_are_told_what_follows_each_node_of_their_tree() -> No
         custom_generate=entry.generate,
         drafter=lambda prompt: Asking(prompt, futures, right),
         adaptive=False,
-        source_timeout=60.0,
         return_dict_in_generate=True,
     )
     assert torch.equal(output.sequences, plain)
@@ -223,19 +232,20 @@ def test_sessions_that_ask_are_told_what_follows_each_node_of_their_tree() -> No
     assert len(checked) > 30
 
 
-def test_well_formed_trees_are_taken() -> None:
-    assert well_formed(tree_of([[1, 2], [1, 3], [4]]), 4, 5) is None
-    assert well_formed(EMPTY, 4, 5) is None
+def test_valid_trees_have_no_fault() -> None:
+    assert tree_fault(tree_of([[1, 2], [1, 3], [4]]), 4, 5) is None
+    assert tree_fault(EMPTY, 4, 5) is None
 
 
-def test_pruning_keeps_parents_and_order() -> None:
+def test_a_draft_is_cut_to_the_depth_that_can_be_accepted() -> None:
     tree = tree_of([[1, 2, 3], [1, 4], [5, 6, 7]])
-    assert pruned(tree, 16, 5)[0] is tree
-    shallow, kept = pruned(tree, 16, 2)
-    assert shallow == tree_of([[1, 2], [1, 4], [5, 6]])
-    assert kept.tolist() == [0, 1, 3, 4, 5]
-    assert pruned(tree, 4, 2)[0] == tree_of([[1, 2], [1, 4], [5]])
-    assert pruned(tree, 16, 0)[0] == pruned(tree, 16, -1)[0] == EMPTY
+    assert Draft(tree, 5).tree is tree
+    shallow = Draft(tree, 2)
+    assert shallow.tree == tree_of([[1, 2], [1, 4], [5, 6]])
+    assert (Draft(tree, 5).whole, shallow.whole) == (True, False)
+    assert Draft(tree, 0).tree == Draft(tree, -1).tree == EMPTY
+    origins = TokenTree([1, 2, 3], [-1, 0, -1], [1] * 3, origins=[1, 2, 3])
+    assert (Draft(origins, 1).origins, shallow.origins) == ([1, 3], [1] * 5)
 
 
 def test_trees_that_share_beginnings_share_nodes() -> None:
@@ -244,10 +254,39 @@ def test_trees_that_share_beginnings_share_nodes() -> None:
     assert tree.parents.tolist() == [-1, 0, 1, 0]
 
 
-def test_without_sessions_there_is_nothing_to_ask() -> None:
-    drafting = Drafting([None, None], 10)
+def test_without_sessions_there_are_no_drafts() -> None:
+    drafting = Drafting(None, [[1], [2]], 10)
     assert not drafting.active
-    drafting.ask([0, 1], 8, None)
-    assert drafting.trees(0.0) == [EMPTY, EMPTY]
-    assert not drafting.busy
+    assert not drafting.wants_top_k
+    assert drafting.draft(1, 8, None) is EMPTY
     drafting.close()
+    assert drafting.counts == DraftCounts()
+
+
+def test_sessions_are_closed_in_order_when_a_generation_ends_or_fails() -> None:
+    model = tiny_model("llama")
+    inputs = prompts(3)
+    futures = futures_of(inputs, model.generate(**inputs, **FIXED))
+    closed: list[int] = []
+
+    class Closing(Scripted):
+        def __init__(self, prompt: list[int]) -> None:
+            super().__init__(prompt, futures, right)
+            self.row = list(futures).index(tuple(prompt))
+
+        def close(self) -> None:
+            closed.append(self.row)
+
+    model.generate(**inputs, **FIXED, custom_generate=entry.generate, drafter=Closing)
+    assert closed == [0, 1, 2]
+
+    def interrupted(ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        if ids.shape[1] > 20:
+            raise KeyboardInterrupt
+        return torch.tensor([False])
+
+    with pytest.raises(KeyboardInterrupt):
+        model.generate(
+            **inputs, **FIXED, custom_generate=entry.generate, drafter=Closing, stopping_criteria=[interrupted]
+        )
+    assert closed == [0, 1, 2] * 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,7 @@ from click.testing import CliRunner, Result
 from rest_store.cli import main
 from rest_store.errors import ModelLoadError
 from rest_store.generation import command
-from rest_store.generation.generator import Generator
-from rest_store.generation.loading import load_model
+from rest_store.generation.generator import Generator, load_model
 from rest_store.generation.options import WIDTHS
 from tests.shared.strategies import refused
 from tests.shared.tiny import text_tokenizer, write_model
@@ -129,3 +129,14 @@ def test_a_chat_takes_a_template(model_directory: Path, tmp_path: Path) -> None:
     (copied / "chat_template.jinja").unlink()
     done = write(copied, "--prompt", "x", "--chat")
     assert (done.exit_code, "has no chat template: leave out --chat" in done.stderr) == (2, True)
+
+
+def test_a_service_that_does_not_answer_is_left_out_and_reported(model_directory: Path) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        target = f"127.0.0.1:{unused.getsockname()[1]}"
+        done = write(model_directory, "--prompt", "for i in i in i in", "--datastore", target, "--compare")
+    assert done.exit_code == 0, done.output
+    assert done.stderr.startswith("Warning: ")
+    assert "which wrote the same text" in done.output
+    assert re.search(rf"; \d+ steps without {target} \((error|late)\)", done.output)

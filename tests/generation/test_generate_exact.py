@@ -10,7 +10,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import rest_store.generation.generate as entry
 from rest_store.generation import attention
-from rest_store.generation.attention import attention_for_trees
+from rest_store.generation.attention import TreeAttention
 from tests.shared.tiny import ARCHITECTURES, SCRIPTS, Scripted, bushy, futures_of, prompts, right, tiny_model
 
 NEW = 40
@@ -24,7 +24,6 @@ def drafted(model: Any, inputs: dict[str, Any], expected: torch.Tensor, script: 
         custom_generate=entry.generate,
         drafter=lambda prompt: Scripted(prompt, futures, script),
         adaptive=False,
-        source_timeout=60.0,
         return_dict_in_generate=True,
         **options,
     )
@@ -75,15 +74,15 @@ def test_an_attention_that_takes_no_mask_is_switched_while_verifying() -> None:
     hook = model.model.layers[0].self_attn.register_forward_pre_hook(
         lambda module, _: used.append(module.config._attn_implementation)
     )
-    model.config._attn_implementation_internal = "flash_attention_2"
-    switched = attention_for_trees(model, model.config)
+    model.config._attn_implementation = "flash_attention_2"
+    switched = TreeAttention(model, model.config)
     with switched():
         assert model.config._attn_implementation == switched.implementation == "sdpa"
         model(**inputs)
     assert model.config._attn_implementation == "flash_attention_2"
     hook.remove()
     assert used == ["sdpa"]
-    model.config._attn_implementation_internal = "sdpa"
+    model.config._attn_implementation = "sdpa"
     assert torch.equal(drafted(model, inputs, plain, right, **FIXED).sequences, plain)
 
 
@@ -106,7 +105,7 @@ def test_attention_without_copies(dtype: torch.dtype, monkeypatch: pytest.Monkey
         ours(layer, query, key, value, None, **taken)[0], theirs(layer, query, key, value, None, **taken)[0]
     )
 
-    switched = attention_for_trees(model, model.config)
+    switched = TreeAttention(model, model.config)
     with switched(), switched():
         assert ALL_ATTENTION_FUNCTIONS["sdpa"] is ours
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is theirs
@@ -249,7 +248,7 @@ def test_a_conversation_goes_on_with_the_cache_it_left(architecture: str, static
         return one, model.generate(more, past_key_values=cache, max_new_tokens=15, do_sample=False, **options)
 
     plain = converse({})
-    ways = {"custom_generate": entry.generate, "adaptive": False, "source_timeout": 60.0}
+    ways = {"custom_generate": entry.generate, "adaptive": False}
     script = {"drafter": lambda prompt: Follower(plain[1][0].tolist())}
     both = converse({}, **ways, **script)
     assert torch.equal(both[0], plain[0])
@@ -263,7 +262,7 @@ class Follower:
         self.text, self.place = text, prompt_length
 
     def draft(self, *, max_nodes: int, costs: Any) -> Any:
-        from rest_store.generation.drafting import tree_of
+        from rest_store.bench.baselines import tree_of
 
         true = self.text[self.place : self.place + 4]
         return tree_of([[*true[:1], 3], true, [4, 5]] if true else [[4]])

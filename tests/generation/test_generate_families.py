@@ -88,7 +88,6 @@ def test_the_same_text_or_refused_by_name(family: str) -> None:
                     custom_generate=rest_store.generate,
                     drafter=lambda prompt, futures=futures, script=script: Scripted(prompt, futures, script),
                     adaptive=False,
-                    source_timeout=60.0,
                 )
             except (ModelNotSupportedError, CacheNotSupportedError):
                 return

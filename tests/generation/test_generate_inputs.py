@@ -10,11 +10,10 @@ import transformers
 from transformers import DynamicCache, StaticCache
 
 import rest_store
+from rest_store.bench.baselines import tree_of
 from rest_store.generation import loop
 from rest_store.generation.cache import Slots, TreeCache
-from rest_store.generation.drafting import tree_of
 from rest_store.generation.generate import generate
-from rest_store.generation.loop import Generation
 from tests.shared.tiny import prompts, tiny_model
 
 NEW = 30
@@ -48,7 +47,6 @@ def ways(texts: torch.Tensor) -> dict[str, Any]:
         "custom_generate": generate,
         "drafter": lambda prompt: Along(texts, prompt),
         "adaptive": False,
-        "source_timeout": 60.0,
         "return_dict_in_generate": True,
     }
 
@@ -150,9 +148,9 @@ def test_a_stream_that_is_left_leaves_the_callers_cache_with_what_it_wrote(archi
     ids = prompts(1)["input_ids"]
     plain = model.generate(ids, **FIXED)
     cache = StaticCache(config=model.config, max_cache_len=60) if static else DynamicCache(config=model.config)
-    pieces = rest_store.Generator(
-        model, None, lambda prompt: Along(plain, prompt), adaptive=False, source_timeout=60.0
-    ).begin(ids, **FIXED, past_key_values=cache)
+    pieces = rest_store.Generator(model, None, lambda prompt: Along(plain, prompt), adaptive=False).begin(
+        ids, **FIXED, past_key_values=cache
+    )
     written: list[int] = []
     while len(written) < 9:
         written += next(iter(pieces)).tokens[0]
@@ -166,21 +164,18 @@ def test_a_stream_that_is_left_leaves_the_callers_cache_with_what_it_wrote(archi
 # --- Memory -----------------------------------------------------------------------------------------------------------
 
 
-def test_keys_and_values_are_held_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_and_values_are_held_once() -> None:
     model = tiny_model("llama")
-    held = []
-    original = Generation._measure
-
-    def measured(self: Generation, *arguments: Any) -> None:
-        held.append(sum(layer.keys.numel() + layer.values.numel() for layer in self.cache.layers))
-        original(self, *arguments)
-
-    monkeypatch.setattr(Generation, "_measure", measured)
     plain = model.generate(**prompts(2), **FIXED)
-    output = model.generate(**prompts(2), **FIXED, **ways(plain))
+    cache = DynamicCache(config=model.config)
+    generator = rest_store.Generator(model, None, lambda prompt: Along(plain, prompt))
+    held = [
+        sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
+        for _ in generator.begin(prompts(2), **FIXED, past_key_values=cache)
+    ]
     assert held
     assert set(held) == {0}
-    assert output.past_key_values.get_seq_length() == 14 + NEW - 1, "and given back at the end"
+    assert cache.get_seq_length() == 14 + NEW - 1, "and given back at the end"
 
 
 @pytest.mark.parametrize("reads", [True, False])

@@ -19,7 +19,7 @@ from rest_store.errors import (
     ModeNotSupportedError,
     RestStoreError,
 )
-from rest_store.generation.attention import attention_for_trees
+from rest_store.generation.attention import TreeAttention
 from rest_store.generation.cache import Pattern, TreeCache
 from tests.shared.strategies import refused
 from tests.shared.tiny import VOCABULARY, prompts, tiny_model
@@ -82,6 +82,7 @@ def test_inputs_beside_text_are_refused() -> None:
         {"max_nodes": -1},
         {"source_timeout": -0.1},
         {"source_timeout": float("nan")},
+        {"source_timeout": float("inf")},
         {"widths": (0,)},
         {"widths": (4, -1)},
     ],
@@ -229,9 +230,9 @@ def test_models_that_take_places_in_the_cache_for_positions_are_refused_where_it
 
 def test_attention_without_masks_and_without_a_way_out_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model("llama")
-    monkeypatch.setattr(model.config, "_attn_implementation_internal", "flash_attention_2")
+    monkeypatch.setattr(model.config, "_attn_implementation", "flash_attention_2")
     monkeypatch.setattr(type(model), "_can_set_attn_implementation", lambda *_: False, raising=False)
-    refused(ModelNotSupportedError, lambda: attention_for_trees(model, model.config), "flash_attention_2")
+    refused(ModelNotSupportedError, lambda: TreeAttention(model, model.config), "flash_attention_2")
 
 
 def test_attention_of_other_kinds_is_refused() -> None:

@@ -14,7 +14,7 @@ import torch
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 import rest_store.generation.generate as entry
-from rest_store.generation.drafting import tree_of
+from rest_store.bench.baselines import tree_of
 from tests.shared.tiny import VOCABULARY, Scripted, bushy, futures_of, prompts, right, tiny_model, wrong
 
 WARPERS = {
@@ -47,7 +47,6 @@ def test_the_same_seed_gives_the_same_tokens(options: dict[str, Any], rows: int)
                 custom_generate=entry.generate,
                 drafter=lambda prompt, futures=futures, script=script: Scripted(prompt, futures, script),
                 adaptive=False,
-                source_timeout=60.0,
                 return_dict_in_generate=True,
             )
             assert torch.equal(output.sequences, plain)
@@ -101,7 +100,6 @@ def test_criteria_without_an_end_token_draw_on_for_rows_that_met_them(rows: int)
                 custom_generate=entry.generate,
                 drafter=lambda prompt, futures=futures, script=script: Scripted(prompt, futures, script),
                 adaptive=False,
-                source_timeout=60.0,
             )
             assert torch.equal(drafted, plain)
             assert torch.equal(torch.rand(1), after)
@@ -176,7 +174,6 @@ def test_the_distribution_is_the_models(name: str) -> None:
             drafter=lambda _: Likely(paths),
             max_nodes=32,
             adaptive=False,
-            source_timeout=60.0,
             return_dict_in_generate=True,
         )
         observed.update((int(a), int(b)) for a, b in output.sequences[:, -3:-1])

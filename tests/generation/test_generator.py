@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import rest_store
-from rest_store.generation.loading import load_model
-from rest_store.generation.render import TokenText, coloured, origin_name, page
+from rest_store.generation.generator import load_model
+from rest_store.generation.render import Detokenizer, coloured, origin_name, page
 from tests.shared.tiny import Scripted, bushy, futures_of, prompts, right, text_tokenizer, tiny_model, write_model
 
 FIXED = {"max_new_tokens": 24, "do_sample": False}
@@ -64,7 +64,7 @@ def test_pieces_are_what_is_written(rows: int) -> None:
     model = tiny_model("llama")
     inputs = prompts(rows)
     plain, drafter = scripted(model, inputs, bushy)
-    generator = rest_store.Generator(model, None, drafter, adaptive=False, source_timeout=60.0)
+    generator = rest_store.Generator(model, None, drafter, adaptive=False)
     pieces = generator.begin(inputs, **FIXED)
     written: list[list[int]] = [[] for _ in range(rows)]
     origins: list[list[int]] = [[] for _ in range(rows)]
@@ -147,14 +147,14 @@ def test_no_drafter_is_plain_decoding() -> None:
 def test_tokens_become_text_when_their_characters_are_whole() -> None:
     words = text_tokenizer()
     text = "naïve café 漢字 ok"
-    writer = TokenText(words)
+    writer = Detokenizer(words)
     pushed = [writer.push(token) for token in words(text)["input_ids"]]
-    assert "".join(pushed) + writer.rest() == text
+    assert "".join(pushed) + writer.flush() == text
     assert "" in pushed
     assert not any("\ufffd" in part for part in pushed)
-    broken = TokenText(words)
+    broken = Detokenizer(words)
     assert [broken.push(token) for token in words("漢")["input_ids"][:2]] == ["", ""]
-    assert broken.rest() == "\ufffd"
+    assert broken.flush() == "\ufffd"
 
 
 def test_origins_have_names_and_colours() -> None:

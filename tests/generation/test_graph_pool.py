@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import rest_store.generation.generate as entry
-from rest_store.generation import graph_pool, loop
+from rest_store.generation import costs, graph_pool, progress
 from rest_store.generation.graphs import FixedVerifier
 from tests.shared.tiny import Scripted, bushy, futures_of, prompts, tiny_model
 
@@ -23,7 +23,7 @@ class Replayed:
 
     def __init__(self, verifier: FixedVerifier, inputs: torch.Tensor, width: int) -> None:
         self.verifier, self.inputs, self.width = weakref.ref(verifier), inputs, width
-        self.logits = verifier._forward(inputs, width).clone()
+        self.logits = verifier._run(inputs, width).clone()
         self.places = self.places_now()
 
     def places_now(self) -> list[int]:
@@ -38,7 +38,7 @@ class Replayed:
         assert self.places_now() == self.places, "a graph reads and writes where it was captured"
         verifier = self.verifier()
         assert verifier is not None
-        self.logits.copy_(verifier._forward(self.inputs, self.width))
+        self.logits.copy_(verifier._run(self.inputs, self.width))
 
 
 @pytest.fixture
@@ -70,7 +70,6 @@ def agrees(model: Any, inputs: dict[str, torch.Tensor], new_tokens: int = 40, **
         do_sample=False,
         custom_generate=entry.generate,
         drafter=lambda prompt: Scripted(prompt, futures, bushy),
-        source_timeout=60.0,
         return_dict_in_generate=True,
         **{"widths": WIDTHS, "adaptive": False, **options},
     )
@@ -141,11 +140,11 @@ def test_a_step_that_was_recorded_is_no_measure_of_later_ones(
         return logits
 
     monkeypatch.setattr(FixedVerifier, "run", timed)
-    monkeypatch.setattr(loop, "time", clock)
+    monkeypatch.setattr(progress, "time", clock)
     output = agrees(model, prompts(1), adaptive=True)
     assert len(captured) > 1
-    (costs,) = loop._known_costs[model].values()
-    assert {round(time.seconds, 6) for times in costs._times.values() for time in times} == {0.01}
+    (known,) = costs._known_costs[model].values()
+    assert {round(time.seconds, 6) for times in known._times.values() for time in times} == {0.01}
     assert output.statistics.pauses == 0
 
 
