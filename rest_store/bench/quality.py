@@ -16,7 +16,6 @@ from rest_store.bench.baselines import LongestMatch
 from rest_store.bench.datastores import open_datastores, thinned
 from rest_store.bench.environment import write_result
 from rest_store.bench.options import (
-    PATH,
     datastores_option,
     every_option,
     json_option,
@@ -53,16 +52,7 @@ _SHARES = (0.01, 0.1)  # of the datastores, for the curve against their size
 @click.option(
     "--curves",
     is_flag=True,
-    help="Measure M against nodes, longest suffix and size of the datastores. Without --series, 1% and 10% of their "
-    "documents are written to a temporary folder.",
-)
-@click.option(
-    "--series",
-    nargs=2,
-    multiple=True,
-    type=(click.FloatRange(0, 1, min_open=True, max_open=True), PATH),
-    help="For the curve against size: size relative to that of --datastore, between 0 and 1, and a datastore of that "
-    "size. May be repeated, also with the same size: these are used together.",
+    help="Measure M against nodes, longest suffix and size of the datastores, with 1% and 10% of their documents.",
 )
 @json_option
 def quality(
@@ -76,7 +66,6 @@ def quality(
     through_service: bool,
     plots: Path | None,
     curves: bool,
-    series: tuple[tuple[float, Path], ...],
     json_file: Path | None,
 ) -> None:
     """Replay recordings and print M, tokens per forward pass: the session, its parts, REST's rule, prompt lookup.
@@ -90,7 +79,6 @@ def quality(
     if through_service and not datastores:
         raise RecordingError(describe("--through-service", "number of datastores", 0, "at least one --datastore"))
     stores = open_datastores(datastores)
-    sizes = {size: open_datastores([path for other, path in series if other == size]) for size, _ in series}
     start = Calibration.default() if calibration in ("fit", "default") else Calibration.load(calibration)
     chosen = read_all(recordings, stores, tokenizer)[::every]
     fitting, held_out = split(chosen, "bench quality", fit=calibration == "fit")
@@ -113,12 +101,13 @@ def quality(
         if "reliability" in row:
             click.echo(f"calibration error with {row['nodes']} nodes: {row['calibration_error']:.4f}")
     measured: dict[str, list[tuple[float, float]]] = {}
-    if plots is not None or curves:
+    if curves:
         with tempfile.TemporaryDirectory(prefix="rest-store-") as folder:
-            for share in _SHARES if curves and not sizes else ():
+            sizes = {1.0: stores}
+            for share in _SHARES:
                 parts = [thinned(path, Path(folder, f"{n}-{share}"), share) for n, path in enumerate(datastores)]
                 sizes[share] = open_datastores(parts)
-            measured = measure_series(held_out, {**sizes, 1.0: stores}, start)
+            measured = measure_series(held_out, sizes, start)
     arguments = {"recordings": recordings, "datastore": datastores, "calibration": calibration, "plots": plots}
     tokens = {name: store.manifest.token_count for name, store in stores.items()}
     results = {"datastores": tokens, "reported": len(held_out), "rows": rows, "curves": measured}

@@ -84,24 +84,6 @@ def test_datastores_of_one_name_are_told_apart(folder: Path) -> None:
     assert "twice" in done.output
 
 
-def test_several_datastores_may_make_one_size(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("matplotlib", reason="the extra [plots] is not installed")
-    seen: dict[float, list[str]] = {}
-
-    def series(held: Any, sizes: Any, used: Any) -> dict[str, list[tuple[float, float]]]:
-        seen.update({size: sorted(stores) for size, stores in sizes.items()})
-        return {}
-
-    monkeypatch.setattr(measuring, "measure_series", series)
-    options = ["--datastore", folder / "a", "--calibration", "default", "--no-ablations", "--plots", folder / "plots"]
-    sizes = ["--series", "0.1", folder / "other/a", "--series", "0.1", folder / "b", "--series", "0.5", folder / "b"]
-    done = bench(folder, *options, *sizes)
-    assert done.exit_code == 0, done.output
-    assert seen == {0.1: ["a", "b"], 0.5: ["b"], 1.0: ["a"]}
-    for size in ("0", "1", "2"):
-        assert bench(folder, *options, "--series", size, folder / "b").exit_code == 2
-
-
 def test_larger_datastores_and_longer_suffixes_are_measured_as_such(folder: Path) -> None:
     held = [recording([8, 1, 2], [3, 4, 5, 1, 2, 3, 4, 5])]
     whole, part = {"a": Datastore.open(folder / "a")}, {"b": Datastore.open(folder / "b")}
@@ -121,7 +103,7 @@ def test_what_is_wrong_is_said_before_anything_is_fitted(folder: Path, monkeypat
     store = ["--datastore", folder / "a"]
     for options, fragment in (
         (["--json", folder / "no/where.json"], "folder is missing"),
-        (["--plots", folder / "plots", "--series", "0.5", folder / "none"], "none"),
+        (["--datastore", folder / "none"], "none"),
         (["--calibration", folder / "none"], "calibration is"),
     ):
         done = bench(folder, *store, *options)
