@@ -1,7 +1,7 @@
-"""Replaying recorded generations: how many tokens a step would have given, without running the model.
+"""Replay of recordings: the tokens that each step would have given, without running the model.
 
-Draft from the context, walk the tree along the recorded output, accept the matching path and one bonus token. No token
-that comes later is seen: a session is given the recorded top-k only up to the token before the last accepted one.
+Each step drafts from the context, walks the tree along the recorded output, and accepts the matching path and one bonus
+token. It sees no later token: a session gets the recorded top-k only up to the token before the last accepted one.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ BINS = 20  # of reliability
 
 @dataclass
 class Outcome:
-    """What replays gave, summed up.
+    """The sums of replays.
 
     Attributes:
         tokens: tokens of the outputs.
         steps: target forward passes.
-        expected: tokens that the scores promised, over all steps.
-        reliability: float[3, 20], by score of a drafted node in bins of 1/20: nodes, sum of scores, nodes accepted.
+        expected: tokens that the scores promise, over all steps.
+        reliability: float[3, 20]: nodes, sum of their scores and accepted nodes, in 20 bins of the score.
         families: tokens and steps of each family.
     """
 
@@ -62,7 +62,7 @@ class Outcome:
         of_family[1] += steps
 
     def as_json(self) -> dict[str, Any]:
-        """Return the figures as a report holds them."""
+        """Return the figures for a result."""
         return {
             "M": round(self.mean_accepted, 4),
             "tokens": self.tokens,
@@ -77,9 +77,9 @@ Draft = Callable[[npt.NDArray[np.int32]], TokenTree]  # of a context
 
 
 def walk(recordings: Iterable[Recording], draft: Draft) -> Outcome:
-    """Replay with a drafting rule that knows the context alone; its trees need no scores.
+    """Replay with a drafting rule that depends on the context alone; its trees need no scores.
 
-    Recordings without output count for nothing, here and in `replay`.
+    Recordings without output are passed over, here and in `replay`.
     """
     outcome = Outcome()
     for recording in recordings:
@@ -110,15 +110,15 @@ def replay(
     """Replay with draft sessions.
 
     Args:
-        recordings: what to replay, in this order.
-        sources: of each session; a `RecycledLogits` among them stands for a new one in each session.
+        recordings: to replay, in this order.
+        sources: of each session; for a `RecycledLogits` among them each session gets a new one.
         calibration: of all sessions.
         max_nodes: budget of a step.
-        learn: whether the calibration learns on the way, across recordings.
+        learn: whether the calibration learns online, across recordings.
         skip: tokens of each output that count as prompt.
         max_suffix: of the sessions.
-        record: if given, what sessions record for `Calibration.fit` is appended.
-        times: if given, the seconds that the session took in each step, for its tree and what it learns, are appended.
+        record: the data for `Calibration.fit` is appended, if given.
+        times: the seconds of each step, for drafting and accepting, are appended, if given.
     """
     outcome = Outcome()
     for recording in recordings:
@@ -173,13 +173,13 @@ def fit_calibration(
 
     Args:
         jobs: recordings, and the sources that draft for them.
-        start: drafts while recording, so that what is learnt is what happens on its trees; None: an untrained rule.
-        budgets: replays of all recordings: (nodes, tokens of the output that count as prompt).
+        start: calibration of the sessions that record the data; None: an untrained rule.
+        budgets: of each replay of all recordings: nodes, and tokens of the output that count as prompt.
         trees: of the calibration.
         provenance: kept with it.
 
     Raises:
-        RecordingError: no step of any recording has a proposal.
+        RecordingError: no source proposes anything in any step.
     """
     guide = start or Calibration(bytes(4))
     record: list[tuple[bytes, bytes, bytes]] = []
@@ -192,10 +192,10 @@ def fit_calibration(
 def fit_recorded(
     record: Sequence[tuple[bytes, bytes, bytes]], *, trees: int = 250, provenance: dict[str, Any] | None = None
 ) -> Calibration:
-    """Fit a calibration to what `replay` has recorded; `trees` and `provenance` as in `fit_calibration`.
+    """Fit a calibration to the data that `replay` recorded; `trees` and `provenance` as in `fit_calibration`.
 
     Raises:
-        RecordingError: there is no proposal.
+        RecordingError: the data holds no proposal.
     """
     facts = np.frombuffer(b"".join(one[0] for one in record), np.float32)
     labels = np.frombuffer(b"".join(one[1] for one in record), np.uint8)

@@ -100,7 +100,7 @@ def page(results: Mapping[str, Result], *, title: str = "rest-store: what it is 
     """Return the page.
 
     Args:
-        results: as `read_results` returns them.
+        results: by name.
         title: of the page.
     """
     order = {kind: place for place, kind in enumerate(ORDER)}
