@@ -55,12 +55,12 @@ class Replay(LogitsProcessor):
     context_settings=SHOW_DEFAULTS,
     epilog="Example: python benchmarks/bench_gpu.py --recordings traces.jsonl.gz --datastore python.ds --json gpu.json",
 )
-@click.option("--shape", type=click.Choice(list(SHAPES)), default="7b")
+@click.option("--shape", type=click.Choice(list(SHAPES)), default="7b", help="Of the model.")
 @click.option("--device", default="cuda", help="Where the model runs.")
 @click.option("--recordings", type=PATH, required=True, help="JSON lines with prompt and output as token ids.")
 @datastores_option
 @click.option("--prompts", default=10, help="Recordings to replay.")
-@click.option("--width", "widths", multiple=True, default=[1, 9, 17, 33, 65], help="May be repeated.")
+@click.option("--width", "widths", multiple=True, default=[1, 9, 17, 33, 65], help="Tokens of a step. May be repeated.")
 @click.option("--context", default=512, help="Tokens in the cache when steps are timed.")
 @click.option("--repeats", default=20, help="Timings of each step.")
 @json_option

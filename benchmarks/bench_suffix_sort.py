@@ -2,8 +2,7 @@
 
 Compared: pydivsufsort as it sorts integers itself, and build_index.suffix_array, which packs symbols into fewer bytes.
 Each measurement runs in a process of its own, from the symbols in memory to the finished array: seconds, and the peak
-of resident memory above what was resident before. Both must give the same array. Without a tokens file, seeded Zipf ids
-are sorted.
+of resident memory above what was resident before. Both must give the same array.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import click
 import numpy as np
 
 from rest_store.bench.environment import write_result
-from rest_store.bench.options import PATH, SHOW_DEFAULTS, json_option, seed_option
+from rest_store.bench.options import PATH, SHOW_DEFAULTS, json_option
 from rest_store.datastore.header import separator_id
 from rest_store.datastore.shard import TokensFile
 
@@ -36,30 +35,25 @@ ROOT = Path(__file__).resolve().parents[1]
     epilog="Example: python benchmarks/bench_suffix_sort.py python.ds/shard-00000.tokens --positions 10000000",
 )
 @click.argument("tokens", nargs=-1, type=PATH)
-@click.option("--positions", multiple=True, type=int, default=[5_000_000], help="Symbols to sort. May be repeated.")
+@click.option("--positions", multiple=True, type=int, help="First symbols to sort. May be repeated. Default: all.")
 @click.option("--threads", multiple=True, type=int, default=[1], help="OMP_NUM_THREADS. May be repeated.")
 @click.option("--measure", nargs=3, hidden=True)
-@seed_option
 @json_option
 def main(
     tokens: tuple[Path, ...],
     positions: tuple[int, ...],
     threads: tuple[int, ...],
     measure: tuple[str, str, str] | None,
-    seed: int,
     json_file: Path | None,
 ) -> None:
     if measure is not None:
         print(json.dumps(sort_once(measure[0], Path(measure[1]), int(measure[2]))))
         return
-    files = [TokensFile.open(path) for path in tokens]
-    sources = [(file.symbols(0, max(positions)), file.header.vocabulary_size) for file in files] or [
-        (zipf_symbols(size, max(positions), seed), size) for size in (49_152, 131_072)
-    ]
     results = []
-    for symbols, vocabulary_size in sources:
-        for count in positions:
-            results += compare(symbols[:count], vocabulary_size, threads)
+    for path in tokens:
+        file = TokensFile.open(path)
+        for count in positions or [file.header.position_count]:
+            results += compare(file.symbols(0, count), file.header.vocabulary_size, threads)
     write_result(json_file, "suffix_sort", click.get_current_context().params, ("numpy", "pydivsufsort"), results)
 
 
@@ -110,13 +104,6 @@ def resident(field: str) -> int:
     """Return a field of /proc/self/status in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith(field)).split()[1]) * 1024
-
-
-def zipf_symbols(vocabulary_size: int, count: int, seed: int) -> np.ndarray:
-    """Return ids by Zipf's law, the frequent ones low, in documents of 499."""
-    symbols = np.minimum(np.random.default_rng(seed).zipf(1.2, count) - 1, vocabulary_size - 1)
-    symbols[499::500] = separator_id(vocabulary_size)
-    return symbols.astype(np.uint16 if vocabulary_size < 2**16 else np.uint32)
 
 
 if __name__ == "__main__":

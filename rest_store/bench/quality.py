@@ -44,7 +44,9 @@ _SHARES = (0.01, 0.1)  # of the datastores, for the curve against their size
     default="fit",
     help="'fit': fitted to seven tenths of the prompts; 'default': the one of the package; or a file.",
 )
-@click.option("--nodes", multiple=True, default=(16, 64), type=click.IntRange(1, 1024), help="May be repeated.")
+@click.option(
+    "--nodes", multiple=True, default=(16, 64), type=click.IntRange(1, 1024), help="Nodes of a step. May be repeated."
+)
 @every_option
 @click.option("--no-ablations", is_flag=True, help="Leave out the rows with each source alone or left out.")
 @click.option("--through-service", is_flag=True, help="Start a service of the datastores and replay through it, too.")

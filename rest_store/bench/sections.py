@@ -124,9 +124,7 @@ def _quality(figures: Mapping[str, Any]) -> list[Exhibit]:
         exhibits.append(Table("Each source alone, and each left out", header, cells, note))
     for name, points in figures.get("curves", {}).items():
         title, across, scale = _CURVES.get(name, (f"M against {name}", name, ""))
-        if isinstance(points, Mapping):
-            exhibits.append(Lines(title, across, "M", {key: _pairs(line) for key, line in points.items()}, scale))
-        elif len(points) > 1:
+        if len(points) > 1:
             exhibits.append(Lines(title, across, "M", {"session": _pairs(points)}, scale))
     return [*exhibits, *_reliability(rows)]
 

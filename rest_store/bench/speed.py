@@ -48,7 +48,7 @@ PACKAGES = ("numpy", "torch", "transformers")
 @datastores_option
 @click.option("--assistant", help="A smaller model, to draft as in assisted generation, or early-exit:LAYERS.")
 @click.option("--method", "methods", multiple=True, help="Only this one and plain generation. May be repeated.")
-@click.option("--sampling", type=click.Choice(["greedy", "nucleus"]), default="greedy")
+@click.option("--sampling", type=click.Choice(["greedy", "nucleus"]), default="greedy", help="How tokens are chosen.")
 @click.option("--seed", default=0, help="Seed of the first prompt; each other one has the next.")
 @click.option("--prompts", "count", default=10, type=click.IntRange(1), help="Most prompts of each family.")
 @click.option("--max-new-tokens", default=256, type=click.IntRange(1), help="Most tokens of each text.")
