@@ -1,4 +1,4 @@
-"""`rest-store bench quality` on odd input: it counts nothing twice, loses no datastore, and refuses before it works."""
+"""`rest-store bench quality` on unusual input, and the order of its checks."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_larger_datastores_and_longer_suffixes_are_measured_as_such(folder: Path
     assert curves["nodes"][1][1] < curves["nodes"][2][1]
 
 
-def test_what_is_wrong_is_said_before_anything_is_fitted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_options_are_refused_before_anything_is_fitted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def costly(*arguments: Any, **options: Any) -> Calibration:
         raise AssertionError("fitted first")
 
@@ -115,7 +115,7 @@ def test_what_is_wrong_is_said_before_anything_is_fitted(folder: Path, monkeypat
     assert "folder is missing" in done.output
 
 
-def test_recordings_without_output_are_none(folder: Path, tmp_path: Path) -> None:
+def test_recordings_without_output_are_not_used(folder: Path, tmp_path: Path) -> None:
     rows = [{"prompt": [1, 2, number], "output": []} for number in range(30)]
     (tmp_path / "recordings.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     done = bench(tmp_path, "--datastore", folder / "a", "--calibration", "default")

@@ -1,4 +1,4 @@
-"""Replays count as a generation would, see nothing of the future, and the commands that use them work."""
+"""Replays count as a generation does and see no later tokens; the commands that use them work."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_prompt_lookup_and_rest_are_the_known_rules(folder: Path) -> None:
     assert rest_rule([store])(context) == store.draft(context, max_nodes=24)
 
 
-def test_no_token_of_the_future_is_seen(
+def test_no_later_token_is_seen(
     recordings: list[Recording], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Trees up to a place are the same, whatever comes after it in the recording."""
