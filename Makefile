@@ -99,8 +99,8 @@ bench: $(DEMO)/manifest.json
 	  --out $(BENCH)/recordings.jsonl.gz
 	$(BIN)/rest-store bench quality $(REPLAYED) --calibration default --json $(RESULTS)/quality.json
 	$(BIN)/python benchmarks/bench_paper.py $(REPLAYED) --json $(RESULTS)/paper.json
-	$(BIN)/rest-store bench speed --model "$(MODEL)" --traces $(BENCH)/recordings.jsonl.gz --datastore $(DEMO) --prepacked-weights \
-	  --methods "transformers prompt lookup" "REST's rule" DraftSession --prompts 1 --new-tokens 48 --json $(RESULTS)/speed.json
+	$(BIN)/rest-store bench speed --model "$(MODEL)" $(REPLAYED) --prepacked-weights --prompts 1 --max-new-tokens 48 \
+	  --method "transformers prompt lookup" --method "REST's rule" --method DraftSession --json $(RESULTS)/speed.json
 	$(BIN)/rest-store bench report $(RESULTS) --plots $(BENCH)/plots
 
 # The API reference from the docstrings, in build/docs; a warning is an error.

@@ -1,24 +1,23 @@
-r"""How long a step's draft takes in process, with a long context: median and 90th percentile of `DraftSession.draft`.
+"""Measure `DraftSession.draft` in process with a long context: median and 90th percentile of a step.
 
-    python benchmarks/bench_drafting.py --recordings traces_dev.jsonl.gz --datastore python.ds \
-        --json benchmarks/results/drafting.json
-
-Recordings that the shipped calibration was not fitted to are replayed, each behind so much text of the other recordings
+Recordings that the shipped calibration was not fitted to are replayed, each after so much text of the other recordings
 that its context is 2,000 tokens long, from prompt lookup, recycled logits and the datastores.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
+from timing import percentiles
 
+from rest_store.bench.datastores import open_datastores
 from rest_store.bench.environment import write_result
-from rest_store.bench.replay import FIT_PARTS, read_recordings
-from rest_store.datastore.datastore import Datastore
+from rest_store.bench.options import SHOW_DEFAULTS, datastores_option, every_option, json_option, recordings_option
+from rest_store.bench.recordings import read_recordings, split
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
@@ -26,40 +25,42 @@ from rest_store.drafting.sources import PromptLookup, RecycledLogits
 CONTEXT = 2000  # tokens before the output
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--recordings", type=Path, required=True, help="JSONL with prompt, output and topk")
-    parser.add_argument("--datastore", type=Path, action="append", default=[], help="may be repeated")
-    parser.add_argument("--every", type=int, default=1, help="take each n-th recording only")
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    read = [one for one in read_recordings(arguments.recordings) if one.output.size]
-    others = np.concatenate([text for one in read if one.part < FIT_PARTS for text in (one.prompt, one.output)])
-    held = [one for one in read if one.part >= FIT_PARTS][:: arguments.every]
-    stores = [Datastore.open(place) for place in arguments.datastore]
-    results: dict[str, Any] = {"context": CONTEXT, "datastores": [one.manifest.token_count for one in stores]}
+@click.command(
+    help=__doc__,
+    context_settings=SHOW_DEFAULTS,
+    epilog="Example: python benchmarks/bench_drafting.py --recordings traces.jsonl.gz --datastore python.ds",
+)
+@recordings_option
+@datastores_option
+@every_option
+@json_option
+def main(recordings: tuple[Path, ...], datastores: tuple[Path, ...], every: int, json_file: Path | None) -> None:
+    chosen = [recording for path in recordings for recording in read_recordings(path)]
+    fitting, held_out = split(chosen, "bench_drafting.py")
+    others = np.concatenate([text for recording in fitting for text in (recording.prompt, recording.output)])
+    stores = open_datastores(datastores).values()
+    results: dict[str, Any] = {"context": CONTEXT, "datastores": [store.manifest.token_count for store in stores]}
     for nodes in (16, 64):
         times: list[float] = []
-        for place, one in enumerate(held):
-            before = np.roll(others, -place * CONTEXT)[: max(0, CONTEXT - one.prompt.size)]
-            text = np.concatenate([before, one.prompt, one.output])
-            at = known = before.size + one.prompt.size
-            top_k = one.top_k[one.prompt.size :]
-            with DraftSession(
-                [PromptLookup(), RecycledLogits(), *stores], text[:at], calibration=Calibration.default()
-            ) as session:
-                while at < text.size:
+        for place, recording in enumerate(held_out[::every]):
+            before = np.roll(others, -place * CONTEXT)[: max(0, CONTEXT - recording.prompt.size)]
+            text = np.concatenate([before, recording.prompt, recording.output])
+            position = start = before.size + recording.prompt.size
+            top_k = recording.top_k[recording.prompt.size :]
+            sources = [PromptLookup(), RecycledLogits(), *stores]
+            with DraftSession(sources, text[:start], calibration=Calibration.default()) as session:
+                while position < text.size:
                     began = time.perf_counter()
                     tree = session.draft(nodes)
-                    times.append(time.perf_counter() - began)
-                    end = min(at + len(tree.longest_path(text[at:])) + 1, text.size)
-                    rows = top_k[at - known : end - known] if top_k.size else None
-                    session.accept(text[at:end], rows)
-                    at = end
-        median, late = (round(float(value) * 1e6, 1) for value in np.percentile(times, [50, 90]))
-        results[f"{nodes} nodes"] = {"median_us": median, "p90_us": late, "steps": len(times)}
-        print(f"{nodes} nodes: median {median} us, 90th percentile {late} us, {len(times)} steps", flush=True)
-    write_result(arguments.json, "drafting", arguments, ("numpy",), results)
+                    times.append((time.perf_counter() - began) * 1e6)
+                    end = min(position + len(tree.longest_path(text[position:])) + 1, text.size)
+                    session.accept(text[position:end], top_k[position - start : end - start] if top_k.size else None)
+                    position = end
+        figures = percentiles(times)
+        row = {"median_us": round(figures["median"], 1), "p90_us": round(figures["p90"], 1), "steps": len(times)}
+        results[f"{nodes} nodes"] = row
+        print(f"{nodes} nodes: {row}", flush=True)
+    write_result(json_file, "drafting", click.get_current_context().params, ("numpy",), results)
 
 
 if __name__ == "__main__":

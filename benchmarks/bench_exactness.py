@@ -1,67 +1,73 @@
-r"""How often drafted text is token for token that of plain `generate`, and what decided where it is not.
+"""Measure how often drafted text is that of plain `generate`, token for token.
 
-    python benchmarks/bench_exactness.py --model SmolLM2.gguf --traces traces_dev.jsonl.gz --datastore python.ds \
-        --datastore chat.ds --prompts 50 --json benchmarks/results/exactness.json
-
-Greedy continuations of so many HumanEval and so many other prompts, plain and drafted. In float32 all are to be equal.
-`--dtype bfloat16` shows how often rounding decides in reduced precision; for each text that differs, the report holds
-where it first does, and how far apart the two tokens' logits were in the plain pass. `--prepacked-weights` drafts with
-prepacked weights, and still compares with plain `generate` without them. `--recorded` compares with the outputs in the
-traces, where plain `generate` of the same model wrote these. `--control` also writes each text with transformers' own
-prompt lookup, which verifies drafts in wider passes as we do: what it changes, rounding changes.
+Greedy continuations of HumanEval prompts and of as many others, plain and drafted. In float32 all are expected to be
+equal. In reduced precision (--dtype bfloat16) rounding decides now and then: for each text that differs, the report
+holds the first place and how far apart the logits of the two tokens were in the plain pass.
 """
 
 from __future__ import annotations
 
-import argparse
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import click
 import torch
 
 import rest_store
 from rest_store.bench.environment import write_result
-from rest_store.bench.replay import Recording, read_recordings
+from rest_store.bench.options import (
+    PATH,
+    SHOW_DEFAULTS,
+    datastores_option,
+    device_option,
+    dtype_option,
+    json_option,
+    model_option,
+)
+from rest_store.bench.recordings import Recording, read_recordings
 from rest_store.generation.generator import load_model
 
-PACKAGES = ("numpy", "torch", "transformers")
 
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="Hugging Face name, directory or GGUF file")
-    parser.add_argument("--traces", type=Path, required=True, help="JSONL with set, id and prompt as token ids")
-    parser.add_argument("--datastore", action="append", default=[], help="a datastore's directory; may be repeated")
-    parser.add_argument("--prompts", type=int, default=50, help="prompts of HumanEval, and as many others")
-    parser.add_argument("--new-tokens", type=int, default=256)
-    parser.add_argument("--max-nodes", type=int, default=16)
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--device")
-    parser.add_argument("--prepacked-weights", action="store_true", help="draft with packed weights")
-    parser.add_argument("--recorded", action="store_true", help="take the traces' outputs for what is to be written")
-    parser.add_argument("--control", action="store_true", help="write with transformers' prompt lookup as well")
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-
-    model, tokenizer = load_model(arguments.model, dtype=arguments.dtype, device=arguments.device)
-    stores = [rest_store.Datastore.open(place, tokenizer=tokenizer) for place in arguments.datastore]
+@click.command(
+    help=__doc__,
+    context_settings=SHOW_DEFAULTS,
+    epilog="Example: python benchmarks/bench_exactness.py --model SmolLM2.gguf --recordings traces.jsonl.gz",
+)
+@model_option
+@click.option("--recordings", type=PATH, required=True, help="JSON lines with set, id and prompt as token ids.")
+@datastores_option
+@click.option("--prompts", default=50, help="Most prompts of HumanEval, and of all others.")
+@click.option("--max-new-tokens", default=256, help="Most tokens of each text.")
+@click.option("--max-nodes", default=16, help="Most draft tokens of a step.")
+@dtype_option
+@device_option
+@click.option("--prepacked-weights", is_flag=True, help="Draft with prepacked weights; plain generation has none.")
+@click.option("--recorded", is_flag=True, help="Compare with the recorded outputs of plain generation.")
+@click.option(
+    "--control", is_flag=True, help="Also count the texts that transformers' prompt lookup, with wider passes, writes."
+)
+@json_option
+def main(**options: Any) -> None:
+    model, tokenizer = load_model(options["model"], dtype=options["dtype"], device=options["device"])
+    stores = [rest_store.Datastore.open(path, tokenizer=tokenizer) for path in options["datastores"]]
     sources = [*stores, rest_store.PromptLookup(), rest_store.RecycledLogits()]
     groups: dict[str, dict[str, Any]] = {}
-    for name, prompts in read_prompts(arguments.traces, arguments.prompts).items():
-        texts = [compare(model, prompt, sources, arguments) for prompt in prompts]
+    for name, prompts in read_prompts(options["recordings"], options["prompts"]).items():
+        texts = [compare(model, prompt, sources, options) for prompt in prompts]
         groups[name] = summarize(texts)
         print(f"{name}: {groups[name]['identical']} of {len(texts)} texts identical, {groups[name]['tokens']} tokens")
-        if arguments.control:
+        if options["control"]:
             print(f"  {groups[name]['identical_control']} of transformers' prompt lookup")
         for text in texts:
             if "differs_at" in text:
                 print(f"  differs at token {text['differs_at']}, logits {text['gap']:.4g} apart")
-    write_result(arguments.json, "exactness", arguments, PACKAGES, groups)
+    write_result(options["json_file"], "exactness", options, ("numpy", "torch", "transformers"), groups)
 
 
 def read_prompts(path: Path, count: int) -> dict[str, list[Recording]]:
-    """Up to `count` prompts of HumanEval and of all other families."""
+    """Return up to `count` prompts of HumanEval and of all other families."""
     groups: dict[str, list[Recording]] = {"HumanEval": [], "Spec-Bench": []}
     for recording in read_recordings(path):
         group = groups["HumanEval" if recording.family.startswith("humaneval") else "Spec-Bench"]
@@ -70,28 +76,28 @@ def read_prompts(path: Path, count: int) -> dict[str, list[Recording]]:
     return {name: group for name, group in groups.items() if group}
 
 
-def compare(model: Any, prompt: Recording, sources: list[Any], arguments: argparse.Namespace) -> dict[str, Any]:
-    """Write one prompt both ways."""
+def compare(model: Any, prompt: Recording, sources: list[Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Continue one prompt with plain generation and with drafts."""
     ids = torch.tensor([prompt.prompt.tolist()], device=model.device)
-    options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": arguments.new_tokens, "do_sample": False}
-    if arguments.recorded:
+    settings = {"attention_mask": torch.ones_like(ids), "do_sample": False}
+    settings["max_new_tokens"] = prompt.output.size if options["recorded"] else options["max_new_tokens"]
+    if options["recorded"]:
         plain = prompt.output.tolist()
-        options["max_new_tokens"] = len(plain)
     else:
-        plain = model.generate(ids, **options)[0, ids.shape[1] :].tolist()
-    with rest_store.prepacked_weights(model) if arguments.prepacked_weights else nullcontext():
+        plain = model.generate(ids, **settings)[0, ids.shape[1] :].tolist()
+    with rest_store.prepacked_weights(model) if options["prepacked_weights"] else nullcontext():
         drafted = model.generate(
             ids,
             custom_generate=rest_store.generate,
             drafter=sources,
-            max_nodes=arguments.max_nodes,
+            max_nodes=options["max_nodes"],
             return_dict_in_generate=True,
-            **options,
+            **settings,
         )
     written, statistics = drafted.sequences[0, ids.shape[1] :].tolist(), drafted.statistics
     text = {"tokens": len(plain), "forward_passes": statistics.forward_passes, "accepted": statistics.drafts.accepted}
-    if arguments.control:
-        control = model.generate(ids, prompt_lookup_num_tokens=10, **options)
+    if options["control"]:
+        control = model.generate(ids, prompt_lookup_num_tokens=10, **settings)
         text["control"] = control[0, ids.shape[1] :].tolist() == plain
     if written == plain:
         return text

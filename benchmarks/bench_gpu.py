@@ -1,33 +1,30 @@
-r"""Verification on an accelerator: what a step costs by width, and tokens a second of a model of a given shape.
+"""Measure verification on an accelerator: seconds of a step by width, and tokens a second of a model of a given shape.
 
-    python benchmarks/bench_gpu.py --traces traces_dev.jsonl.gz --datastore python.ds --json benchmarks/results/gpu.json
+The model has the shape of a 7B Llama and random weights, which suffice for times. Its outputs are recorded ones, forced
+by a logits processor, so that acceptance is that of the recordings' model. Reported: seconds of a step by width, with
+CUDA graphs and without; tokens a second beside `generate` of transformers with a static cache, which replays the same
+recordings; and the share of a drafted generation spent outside forward passes.
 
-The model has the shape of a 7B Llama and random weights, which are honest for time and for nothing else; what it
-"writes" is taken from recorded outputs, replayed as its choices by a logits processor, so that acceptance is that of
-the recordings' model. Compared with `generate` of transformers with a static cache and its own compiled graphs, which
-replays the same recordings. Reported: seconds of a step by width, with recorded graphs and without; tokens a second;
-the share of a drafted generation spent outside forward passes (target: at most 5%).
-
-`--shape tiny --device cpu` runs everything on a processor, to see that it works; such figures mean nothing.
+--shape tiny --device cpu runs everything on a processor, to see that it works; such figures mean nothing.
 """
 
 from __future__ import annotations
 
-import argparse
-import gzip
 import json
 import statistics
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import click
 import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, LogitsProcessor
 
 import rest_store
-from rest_store.bench.baselines import MergedRules, PromptLookupRule, RestRule, tree_of
+from rest_store.bench.baselines import tree_of
 from rest_store.bench.environment import write_result
+from rest_store.bench.options import PATH, SHOW_DEFAULTS, datastores_option, json_option
+from rest_store.bench.recordings import Recording, read_recordings
 from rest_store.generation.cache import TreeCache
 from rest_store.generation.graphs import FixedVerifier
 from rest_store.generation.verify import Step, Verifier, patterns_of
@@ -47,43 +44,47 @@ class Replay(LogitsProcessor):
         self.output = torch.tensor(output, device=device)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Leave the recorded token alone possible."""
+        """Allow the recorded token alone."""
         token = self.output[input_ids.shape[1] - self.prompt_length]
         forced = torch.full_like(scores, float("-inf"))
         return forced.scatter_(1, token.view(1, 1), 0.0)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=SHAPES, default="7b")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--traces", type=Path, required=True, help="JSONL with prompt and output as token ids")
-    parser.add_argument("--datastore", help="a datastore's directory; without it prompt lookup drafts alone")
-    parser.add_argument("--prompts", type=int, default=10)
-    parser.add_argument("--widths", type=int, nargs="*", default=[1, 9, 17, 33, 65])
-    parser.add_argument("--context", type=int, default=512, help="tokens in the cache when steps are timed")
-    parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-
+@click.command(
+    help=__doc__,
+    context_settings=SHOW_DEFAULTS,
+    epilog="Example: python benchmarks/bench_gpu.py --recordings traces.jsonl.gz --datastore python.ds --json gpu.json",
+)
+@click.option("--shape", type=click.Choice(list(SHAPES)), default="7b", help="Of the model.")
+@click.option("--device", default="cuda", help="Where the model runs.")
+@click.option("--recordings", type=PATH, required=True, help="JSON lines with prompt and output as token ids.")
+@datastores_option
+@click.option("--prompts", default=10, help="Recordings to replay.")
+@click.option("--width", "widths", multiple=True, default=[1, 9, 17, 33, 65], help="Tokens of a step. May be repeated.")
+@click.option("--context", default=512, help="Tokens in the cache when steps are timed.")
+@click.option("--repeats", default=20, help="Timings of each step.")
+@json_option
+def main(**options: Any) -> None:
     torch.manual_seed(0)
-    device = torch.device(arguments.device)
+    device = torch.device(options["device"])
     sizes = {"vocab_size": VOCABULARY, "max_position_embeddings": 4096, "eos_token_id": None}
-    config = LlamaConfig(**sizes, **SHAPES[arguments.shape])
+    config = LlamaConfig(**sizes, **SHAPES[options["shape"]])
     with device:
         torch.set_default_dtype(torch.bfloat16)
         model = LlamaForCausalLM(config).eval()
         torch.set_default_dtype(torch.float32)
-    steps = step_times(model, arguments)
-    rates = generation_rates(model, arguments)
-    print(json.dumps({"steps": steps, "generation": rates}, indent=1))
-    what = torch.cuda.get_device_name(device) if device.type == "cuda" else "none"
-    results = {"device": what, "steps": steps, "generation": rates}
-    write_result(arguments.json, "gpu", arguments, ("numpy", "torch", "transformers"), results)
+    recordings = read_recordings(options["recordings"])[: options["prompts"]]
+    results = {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "none",
+        "steps": step_times(model, options),
+        "generation": generation_rates(model, recordings, options),
+    }
+    print(json.dumps(results, indent=1))
+    write_result(options["json_file"], "gpu", options, ("numpy", "torch", "transformers"), results)
 
 
 def seconds(run: Callable[[], Any], repeats: int, device: torch.device) -> float:
-    """Median seconds of `run`, the device's work included."""
+    """Return the median seconds of `run`, including the device's work."""
     times = []
     for _ in range(repeats + 3):
         began = time.perf_counter()
@@ -95,72 +96,70 @@ def seconds(run: Callable[[], Any], repeats: int, device: torch.device) -> float
 
 
 @torch.no_grad()
-def step_times(model: Any, arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Seconds of one verification step by width, as it is and with fixed shapes (graphs on a CUDA device)."""
-    length, device = arguments.context, model.device
+def step_times(model: Any, options: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Return the seconds of one verification step by width, without and with fixed shapes (CUDA graphs)."""
+    length, device = options["context"], model.device
     prompt = torch.randint(3, VOCABULARY, (1, length), device=device)
     filled = DynamicCache(config=model.config)
     model(prompt, past_key_values=filled, logits_to_keep=1)
     patterns = patterns_of(model.config, len(filled.layers))
-    given: dict[str, Any] = {"seen": None, "positions": torch.full((1, 1), length)}
-    plain = Verifier(model, TreeCache(filled, patterns, length), **given)
-    fixed_cache = TreeCache(filled, patterns, length, length + 2 * max(arguments.widths))
-    fixed = FixedVerifier(model, fixed_cache, arguments.widths, **given)
-    found = {}
-    for width in arguments.widths:
+    position: dict[str, Any] = {"seen": None, "positions": torch.full((1, 1), length)}
+    plain = Verifier(model, TreeCache(filled, patterns, length), **position)
+    fixed_cache = TreeCache(filled, patterns, length, length + 2 * max(options["widths"]))
+    fixed = FixedVerifier(model, fixed_cache, options["widths"], **position)
+    times = {}
+    for width in options["widths"]:
         step = Step([5], [tree_of([list(range(10, 9 + width))])], width)
-        found[str(width)] = {
-            "seconds": seconds(lambda step=step: plain.run(step), arguments.repeats, device),
-            "seconds_fixed": seconds(lambda step=step: fixed.run(step), arguments.repeats, device),
+        times[str(width)] = {
+            "seconds": seconds(lambda step=step: plain.run(step), options["repeats"], device),
+            "seconds_fixed": seconds(lambda step=step: fixed.run(step), options["repeats"], device),
         }
-    return found
+    return times
 
 
-def generation_rates(model: Any, arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Tokens a second and forward passes, plain and drafted, replaying recordings."""
-    opened: Callable[..., Any] = gzip.open if arguments.traces.suffix == ".gz" else open
-    with opened(arguments.traces, "rt", encoding="utf-8") as lines:
-        rows = [json.loads(line) for line, _ in zip(lines, range(arguments.prompts), strict=False)]
-    drafter = PromptLookupRule.of()
-    if arguments.datastore:
-        drafter = MergedRules.of([drafter, RestRule.of(rest_store.Datastore.open(arguments.datastore))])
+def generation_rates(
+    model: Any, recordings: Sequence[Recording], options: Mapping[str, Any]
+) -> dict[str, dict[str, float]]:
+    """Return tokens a second and tokens per forward pass, plain and drafted, replaying recordings."""
+    drafter = [*(rest_store.Datastore.open(path) for path in options["datastores"]), rest_store.PromptLookup()]
     ours = {"custom_generate": rest_store.generate, "drafter": drafter, "return_dict_in_generate": True}
     methods: dict[str, dict[str, Any]] = {
         "transformers, static cache": {"cache_implementation": "static"},
         "drafted": {**ours, "widths": ()},
-        "drafted, fixed widths": {**ours, "widths": tuple(arguments.widths)},
+        "drafted, fixed widths": {**ours, "widths": tuple(options["widths"])},
     }
-    found = {}
-    for name, options in methods.items():
+    rates = {}
+    for name, method in methods.items():
         tokens, spent, passes, forward = 0, 0.0, 0, 0.0
-        for number, row in enumerate([rows[0], *rows]):  # the first one twice: once to compile and record
-            ids = torch.tensor([row["prompt"]], device=model.device)
-            replay = Replay(ids.shape[1], row["output"], model.device)
+        for number, recording in enumerate([recordings[0], *recordings]):  # the first one twice: it compiles
+            ids = torch.tensor([recording.prompt.tolist()], device=model.device)
+            output = recording.output.tolist()
+            replay = Replay(ids.shape[1], output, model.device)
             began = time.perf_counter()
-            output = model.generate(
+            generated = model.generate(
                 input_ids=ids,
                 attention_mask=torch.ones_like(ids),
-                max_new_tokens=len(row["output"]),
+                max_new_tokens=len(output),
                 do_sample=False,
                 logits_processor=[replay],
-                **options,
+                **method,
             )
             if model.device.type == "cuda":
                 torch.cuda.synchronize(model.device)
             took = time.perf_counter() - began
-            written = getattr(output, "sequences", output)[0, ids.shape[1] :].tolist()
-            assert written == row["output"], "the recording was not replayed"
+            written = getattr(generated, "sequences", generated)[0, ids.shape[1] :].tolist()
+            assert written == output, "the recording was not replayed"
             if number:
                 tokens += len(written)
                 spent += took
-                counted = getattr(output, "statistics", None)
+                counted = getattr(generated, "statistics", None)
                 if counted is not None:
                     passes += counted.forward_passes
                     forward += counted.forward_seconds
-        found[name] = {"tokens_per_second": tokens / spent}
+        rates[name] = {"tokens_per_second": tokens / spent}
         if passes:
-            found[name] |= {"mean_tokens": tokens / passes, "share_outside_forward": 1 - forward / spent}
-    return found
+            rates[name] |= {"mean_tokens": tokens / passes, "share_outside_forward": 1 - forward / spent}
+    return rates
 
 
 if __name__ == "__main__":

@@ -1,20 +1,14 @@
-r"""What a draft costs through the service, against a gRPC echo of the same messages in the same run.
+"""Measure what a draft costs through the service, beside a gRPC echo of the same messages in the same run.
 
-    python benchmarks/bench_service.py --datastore python.ds --json results/service.json
+The service, the echo (echo.py: it parses each request and sends a prepared answer of the service) and this client run
+on one machine, each in a process of its own. They take turns, so that other load on the machine affects both. Contexts
+are 16 tokens from random places of the datastore's documents, one of them changed, so that matches of all lengths
+occur; 64 nodes, suffix 16, depth 10.
 
-The service, the echo (`echo.py`: parses each request, sends a prepared answer of the service, does nothing) and
-this client run on one machine, each in a process of its own. Rounds of both alternate, so that what else the machine
-does meets both. Contexts are 16 tokens before random places of the datastore's documents, one of them changed, so that
-matches of all lengths occur; 64 nodes, suffix 16, depth 10.
-
-- one client: median and 99th percentile in microseconds, unary and stream, TCP and Unix socket, sync and asyncio; where
-  it is sync, also what a caller of `DatastoreClient` waits for, answers verified and all;
-- sixteen clients at once, each with its own connection, in one asyncio process: requests a second, and how the share
-  of the echo's differs when service and echo are started anew;
-- batches of 256 contexts from one client and from two: contexts a second;
-- requests arriving at random (Poisson) at a given rate: latency from the moment of arrival, and what was refused.
-
-Targets: median at most 1.3 times the echo's, 90% of its requests a second, 20,000 contexts a second in batches.
+One client: median and 99th percentile in microseconds, unary and stream, TCP and Unix socket, blocking and asyncio;
+blocking also through `DatastoreClient`. Sixteen clients, each with its own connection, in one asyncio process: requests
+a second. Batches of 256 contexts from one client and from two: contexts a second. Requests arriving at random (Poisson)
+at a given rate: latency from the moment of arrival, and refused requests.
 """
 
 from __future__ import annotations
@@ -24,18 +18,20 @@ import contextlib
 import random
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import grpc
 import numpy as np
 from service_calls import (
     FIRST,
     OWN_CONNECTION,
     Asynchronous,
-    Measure,
-    in_loop,
+    Blocking,
+    Contexts,
+    blocking,
     request_of,
     stream_asyncio,
     stream_client,
@@ -45,145 +41,129 @@ from service_calls import (
     unary_client,
     unary_sync,
 )
+from timing import percentiles
 
-from rest_store.bench.arguments import parser_of
 from rest_store.bench.environment import write_result
+from rest_store.bench.options import PATH, SHOW_DEFAULTS, json_option, plots_option, seed_option
 from rest_store.bench.serving import started
 from rest_store.datastore.datastore import Datastore
 
 CLIENTS = 16
 BATCH = 256
-PARTS = ["unary", "stream", "throughput", "batches", "load"]
-RATIOS = {"service": "ratio", "client": "client ratio"}
-Timings = dict[str, list[float]]  # seconds, by target
+SHARES = (0.1, 0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5)  # of the most requests a second, offered as load
+LATENCIES: dict[str, dict[str, Blocking]] = {
+    "unary, sync": {"echo": unary_sync, "service": unary_sync, "client": unary_client},
+    "unary, asyncio": {"echo": blocking(unary_asyncio), "service": blocking(unary_asyncio)},
+    "stream, sync": {"echo": stream_sync, "service": stream_sync, "client": stream_client},
+    "stream, asyncio": {"echo": blocking(stream_asyncio), "service": blocking(stream_asyncio)},
+}
+Targets = dict[str, dict[str, str]]  # addresses of "echo" and "service" by transport
 
 
-def main(given: Sequence[str] | None = None) -> None:
-    """Run the benchmark with the arguments given."""
-    parser = parser_of("service", __doc__)
-    parser.add_argument("--datastore", type=Path, required=True)
-    parser.add_argument("--requests", type=int, default=6_000, help="of one client, for each kind of call and target")
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--restarts", type=int, default=3, help="of service and echo, for the clients at once")
-    parser.add_argument("--seconds", type=float, default=4.0, help="for each load")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure")
-    parser.add_argument("--quick", action="store_true", help="a tenth of it: a look, not a result")
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args(given)
-    if arguments.quick:
-        arguments.requests, arguments.rounds, arguments.restarts, arguments.seconds = 600, 4, 2, 1.0
-    contexts = some_contexts(arguments.datastore, 4_000, arguments.seed)
+@click.command(
+    help=__doc__,
+    context_settings=SHOW_DEFAULTS,
+    epilog="Example: python benchmarks/bench_service.py --datastore python.ds --json service.json",
+)
+@click.option("--datastore", type=PATH, required=True, help="Datastore to serve.")
+@click.option("--requests", default=6_000, help="Of one client, for each kind of call and target.")
+@click.option("--rounds", default=12, help="Turns of echo and service.")
+@click.option("--seconds", default=4.0, help="For each load.")
+@click.option("--quick", is_flag=True, help="A tenth of it: a look, not a result.")
+@seed_option
+@json_option
+@plots_option
+def main(
+    datastore: Path,
+    requests: int,
+    rounds: int,
+    seconds: float,
+    quick: bool,
+    seed: int,
+    json_file: Path | None,
+    plots: Path | None,
+) -> None:
+    if quick:
+        requests, rounds, seconds = 600, 4, 1.0
+    contexts = some_contexts(datastore, 4_000, seed)
     results: dict[str, Any] = {}
-    with targets_for(arguments.datastore, contexts) as targets:
-        per_round = max(1, arguments.requests // arguments.rounds)
+    with targets_for(datastore, contexts) as targets:
         print("one client, us: median / 99th of echo, service, client; ratios of their medians to the echo's")
         for transport in ("TCP", "Unix"):
-            for kind, measures in LATENCIES.items():
-                if kind.partition(",")[0] in arguments.parts:
-                    timings = alternate(targets, transport, measures, contexts, per_round, arguments.rounds)
-                    results[f"{kind}, {transport}"] = compared(f"{kind}, {transport}", timings)
-        if "batches" in arguments.parts:
-            results["batches"] = batches(targets["service"]["TCP"], contexts, arguments)
-        if "load" in arguments.parts:
-            top = asyncio.run(all_at_once(targets["service"]["TCP"], unary_asyncio, contexts, arguments.requests))
-            results["load"] = {
-                name: asyncio.run(loads(name, target["TCP"], contexts, top, arguments.seconds))
-                for name, target in targets.items()
-            }
-    if "throughput" in arguments.parts:
-        results.update(throughput(contexts, arguments))
-    write_result(arguments.json, "service", arguments, ["grpcio", "protobuf", "numpy"], results)
+            for kind, callers in LATENCIES.items():
+                name = f"{kind}, {transport}"
+                results[name] = latencies(name, targets, transport, callers, contexts, requests // rounds, rounds)
+        service, echo = targets["service"]["TCP"], targets["echo"]["TCP"]
+        results["batches"] = batches(service, contexts, max(8, requests // 50))
+        for kind, call in {"unary": unary_asyncio, "stream": stream_asyncio}.items():
+            results[f"{CLIENTS} clients, {kind}"] = throughput(kind, echo, service, call, contexts, requests, rounds)
+        top = results[f"{CLIENTS} clients, unary"]["service"]
+        results["load"] = {
+            name: asyncio.run(load(name, target["TCP"], contexts, top, seconds)) for name, target in targets.items()
+        }
+    write_result(json_file, "service", click.get_current_context().params, ("grpcio", "protobuf", "numpy"), results)
 
 
-def some_contexts(directory: Path, number: int, seed: int) -> list[list[int]]:
+def some_contexts(directory: Path, number: int, seed: int) -> Contexts:
     """Return `number` contexts of 16 tokens from the datastore's documents, one token of each changed."""
     store = Datastore.open(directory)
     chance = random.Random(seed)
-    found: list[list[int]] = []
-    while len(found) < number:
+    contexts: Contexts = []
+    while len(contexts) < number:
         tokens = chance.choice(store.shards).tokens
         start = chance.randrange(tokens.header.position_count - 16)
         context = [int(token) for token in tokens.symbols(start, start + 16)]
         context[chance.randrange(15)] = chance.randrange(store.vocabulary_size)
         if max(context) < store.vocabulary_size:
-            found.append(context)
-    return found
+            contexts.append(context)
+    return contexts
 
 
 @contextlib.contextmanager
-def targets_for(datastore: Path, contexts: list[list[int]]) -> Iterator[dict[str, dict[str, str]]]:
-    """Start a service and an echo of its answers to `contexts`; yield the addresses of each by transport."""
+def targets_for(datastore: Path, contexts: Contexts) -> Iterator[Targets]:
+    """Start a service, and an echo of its answers to `contexts`; yield their addresses."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         listen = ("--listen", "127.0.0.1:0", "--listen", f"unix:{folder}/service")
         service = stack.enter_context(started("-m", "rest_store", "serve", str(datastore), *listen))
-        answers = Path(folder) / "answers"
-        answers.write_bytes(recorded(service[0], contexts))
-        echo = stack.enter_context(
-            started(str(Path(__file__).with_name("echo.py")), str(answers), f"unix:{folder}/echo")
-        )
-        listed = {"echo": echo, "service": service}
-        yield {name: dict(zip(("TCP", "Unix"), addresses, strict=True)) for name, addresses in listed.items()}
+        with grpc.insecure_channel(service[0]) as channel:
+            stub = stub_of(channel)
+            answers = [stub.Draft(request_of(context)).SerializeToString() for context in contexts]
+        file = Path(folder) / "answers"
+        file.write_bytes(b"".join(len(answer).to_bytes(4, "little") + answer for answer in answers))
+        script = str(Path(__file__).with_name("echo.py"))
+        echo = stack.enter_context(started(script, str(file), f"unix:{folder}/echo"))
+        yield {
+            name: dict(zip(("TCP", "Unix"), addresses, strict=True))
+            for name, addresses in (("echo", echo), ("service", service))
+        }
 
 
-def recorded(target: str, contexts: list[list[int]]) -> bytes:
-    """Return the service's answers to `contexts`, one after the other; this also warms its pages."""
-    with grpc.insecure_channel(target) as channel:
-        stub = stub_of(channel)
-        answers = [stub.Draft(request_of(context)).SerializeToString() for context in contexts]
-    return b"".join(len(answer).to_bytes(4, "little") + answer for answer in answers)
-
-
-# What is asked in turn, and of whom: the echo and the service by generated code, the service by our client.
-LATENCIES: dict[str, dict[str, tuple[str, Measure]]] = {
-    "unary, sync": {
-        "echo": ("echo", unary_sync),
-        "service": ("service", unary_sync),
-        "client": ("service", unary_client),
-    },
-    "unary, asyncio": {"echo": ("echo", in_loop(unary_asyncio)), "service": ("service", in_loop(unary_asyncio))},
-    "stream, sync": {
-        "echo": ("echo", stream_sync),
-        "service": ("service", stream_sync),
-        "client": ("service", stream_client),
-    },
-    "stream, asyncio": {"echo": ("echo", in_loop(stream_asyncio)), "service": ("service", in_loop(stream_asyncio))},
-}
-
-
-def alternate(
-    targets: dict[str, dict[str, str]],
+def latencies(
+    label: str,
+    targets: Targets,
     transport: str,
-    measures: dict[str, tuple[str, Measure]],
-    contexts: list[list[int]],
+    callers: dict[str, Blocking],
+    contexts: Contexts,
     per_round: int,
     rounds: int,
-) -> Timings:
-    """Measure all in turn, each round with other contexts."""
-    timings: Timings = {name: [] for name in measures}
+) -> dict[str, float]:
+    """Time each caller in turn, each round with other contexts."""
+    times: dict[str, list[float]] = {name: [] for name in callers}
     for turn in range(rounds):
         first = turn * per_round % (len(contexts) - per_round)
-        for name in sorted(measures, reverse=turn % 2 == 1):
-            target, measure = measures[name]
-            timings[name] += measure(targets[target][transport], contexts[first : first + per_round])
-    return timings
-
-
-def compared(label: str, timings: Timings) -> dict[str, float]:
+        for name in sorted(callers, reverse=turn % 2 == 1):
+            target = targets["echo" if name == "echo" else "service"][transport]
+            times[name] += callers[name](target, contexts[first : first + per_round])
     row: dict[str, float] = {}
-    for name, times in timings.items():
-        row[f"{name} median us"], row[f"{name} p99 us"] = (
-            round(float(q) * 1e6, 1) for q in np.percentile(times, [50, 99])
-        )
-    for name in timings:
-        if name != "echo":
-            row[RATIOS[name]] = round(row[f"{name} median us"] / row["echo median us"], 3)
-    figures = [row[f"{name} {what} us"] for name in timings for what in ("median", "p99")]
-    ratios = " ".join(f"{row[RATIOS[name]]:.3f}" for name in timings if name != "echo")
-    print(f"  {label:<24}" + " ".join(f"{figure:8.1f}" for figure in figures) + f"  {ratios}", flush=True)
-    return row
+    for name, values in times.items():
+        figures = percentiles(values)
+        row |= {f"{name} median us": round(figures["median"], 1), f"{name} p99 us": round(figures["p99"], 1)}
+    ratios = {name: round(row[f"{name} median us"] / row["echo median us"], 3) for name in callers if name != "echo"}
+    print(f"  {label:<24}" + " ".join(f"{figure:8.1f}" for figure in row.values()), *ratios.values(), flush=True)
+    return {**row, **{"ratio" if name == "service" else f"{name} ratio": ratio for name, ratio in ratios.items()}}
 
 
-async def all_at_once(target: str, call: Asynchronous, contexts: list[list[int]], requests: int) -> float:
+async def all_at_once(target: str, call: Asynchronous, contexts: Contexts, requests: int) -> float:
     """Return the requests a second of 16 clients at once."""
     share = min(requests, len(contexts)) // CLIENTS
     start = time.perf_counter()
@@ -191,70 +171,46 @@ async def all_at_once(target: str, call: Asynchronous, contexts: list[list[int]]
     return CLIENTS * share / (time.perf_counter() - start)
 
 
-def throughput(contexts: list[list[int]], arguments: Any) -> dict[str, dict[str, float]]:
-    """Return requests a second of 16 clients at once, medians of several rounds with each of several pairs of servers.
-
-    `share` is the median of the pairs' shares; `share min` and `share max` are the least and the greatest of them.
-    """
-    calls = {"unary": unary_asyncio, "stream": stream_asyncio}
-    medians: dict[str, list[dict[str, float]]] = {kind: [] for kind in calls}
-    print(f"{CLIENTS} clients at once, requests a second, for each pair of servers: echo, service, share")
-    for _ in range(arguments.restarts):
-        with targets_for(arguments.datastore, contexts) as targets:
-            for kind, call in calls.items():
-                rates: Timings = {name: [] for name in targets}
-                for turn in range(arguments.rounds):
-                    for name in sorted(targets, reverse=turn % 2 == 1):
-                        rate = asyncio.run(all_at_once(targets[name]["TCP"], call, contexts, arguments.requests))
-                        rates[name].append(rate)
-                row = {name: float(np.median(each)) for name, each in rates.items()}
-                medians[kind].append({**row, "share": row["service"] / row["echo"]})
-                print(
-                    f"  {kind:<24}{row['echo']:8.0f} {row['service']:8.0f}  {medians[kind][-1]['share']:.3f}",
-                    flush=True,
-                )
-    return {f"{CLIENTS} clients, {kind}": spread(rows) for kind, rows in medians.items()}
+def throughput(
+    kind: str, echo: str, service: str, call: Asynchronous, contexts: Contexts, requests: int, rounds: int
+) -> dict[str, float]:
+    """Return the median requests a second of 16 clients at once, of echo and service in turns."""
+    rates = [
+        [asyncio.run(all_at_once(target, call, contexts, requests)) for target in (echo, service)]
+        for _ in range(rounds)
+    ]
+    of_echo, of_service = (float(rate) for rate in np.median(rates, axis=0))
+    row = {"echo": round(of_echo, 1), "service": round(of_service, 1), "share": round(of_service / of_echo, 3)}
+    print(f"{CLIENTS} clients at once, {kind}, requests a second: {row}", flush=True)
+    return row
 
 
-def spread(rows: list[dict[str, float]]) -> dict[str, float]:
-    """Return the medians of what several pairs of servers did, and the range of their shares."""
-    row = {name: round(float(np.median([each[name] for each in rows])), 1) for name in ("echo", "service")}
-    shares = [each["share"] for each in rows]
-    found = {"share": float(np.median(shares)), "share min": min(shares), "share max": max(shares)}
-    return {**row, **{name: round(value, 3) for name, value in found.items()}, "restarts": len(rows)}
+def batches(target: str, contexts: Contexts, number: int) -> dict[str, float]:
+    """Return contexts a second in `number` batches of 256, from one client and from two."""
 
-
-def batches(target: str, contexts: list[list[int]], arguments: Any) -> dict[str, float]:
-    """Return contexts a second in batches of 256, requests made anew for each call."""
-    number = max(8, arguments.requests // 50)
+    async def client(first: int) -> None:
+        async with grpc.aio.insecure_channel(target, OWN_CONNECTION) as channel:
+            draft = stub_of(channel).Draft
+            for turn in range(number):
+                start = (first + turn) * BATCH % (len(contexts) - BATCH)
+                response = await draft(request_of(*contexts[start : start + BATCH]), wait_for_ready=True)
+                assert len(response.trees) == BATCH
 
     async def run(clients: int) -> float:
-        async def one(first: int) -> None:
-            async with grpc.aio.insecure_channel(target, OWN_CONNECTION) as channel:
-                draft = stub_of(channel).Draft
-                for turn in range(number):
-                    start = (first + turn) * BATCH % (len(contexts) - BATCH)
-                    response = await draft(request_of(*contexts[start : start + BATCH]), wait_for_ready=True)
-                    assert len(response.trees) == BATCH
-
         start = time.perf_counter()
-        await asyncio.gather(*(one(5 * place) for place in range(clients)))
+        await asyncio.gather(*(client(5 * place) for place in range(clients)))
         return float(clients * number * BATCH / (time.perf_counter() - start))
 
     row: dict[str, float] = {
         f"{clients} clients": round(float(np.median([asyncio.run(run(clients)) for _ in range(5)])))
         for clients in (1, 2)
     }
-    print(
-        f"batches of {BATCH}, contexts a second: one client {row['1 clients']:,}, two {row['2 clients']:,}", flush=True
-    )
+    print(f"batches of {BATCH}, contexts a second: {row}", flush=True)
     return row
 
 
-async def loads(
-    name: str, target: str, contexts: list[list[int]], top: float, seconds: float
-) -> list[dict[str, float]]:
-    """Return latencies at rates up to one and a half times `top` requests a second, arriving at random."""
+async def load(name: str, target: str, contexts: Contexts, top: float, seconds: float) -> list[dict[str, float]]:
+    """Return latencies of requests that arrive at random, at rates up to one and a half times `top` a second."""
     chance = random.Random(1)
     rows = []
     print(f"{name}: offered a second, answered a second, median us, 99th us, refused")
@@ -264,37 +220,34 @@ async def loads(
             channel = await stack.enter_async_context(grpc.aio.insecure_channel(target, OWN_CONNECTION))
             drafts.append(stub_of(channel).Draft)
             await drafts[-1](request_of(contexts[0]), **FIRST)
-        for share in (0.1, 0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5):
-            times: list[float] = []
-            refused = 0
+        for share in SHARES:
 
-            async def one(place: int, due: float, times: list[float] = times) -> None:
-                nonlocal refused
+            async def request(place: int, due: float) -> float | None:
                 try:
                     await drafts[place % CLIENTS](request_of(contexts[place % len(contexts)]))
-                    times.append(time.perf_counter() - due)
                 except grpc.aio.AioRpcError as error:
-                    # The service refuses what is too much; of a bare server, gRPC itself drops what has waited long.
+                    # The service refuses requests beyond its limits; gRPC itself cancels those that waited too long.
                     if error.code() not in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED):
                         raise
-                    refused += 1
+                    return None
+                return (time.perf_counter() - due) * 1e6
 
-            tasks: list[asyncio.Task[None]] = []
+            tasks: list[asyncio.Task[float | None]] = []
             begin = due = time.perf_counter()
             while due < begin + seconds:
                 due += chance.expovariate(share * top)
                 if (wait := due - time.perf_counter()) > 0 or len(tasks) % 16 == 0:
                     await asyncio.sleep(max(0.0, wait))
-                tasks.append(asyncio.create_task(one(len(tasks), due)))
-            await asyncio.gather(*tasks)
-            took = time.perf_counter() - begin
-            median, high = (float(q) * 1e6 for q in np.percentile(times, [50, 99]))
+                tasks.append(asyncio.create_task(request(len(tasks), due)))
+            times = [value for value in await asyncio.gather(*tasks) if value is not None]
+            duration = time.perf_counter() - begin
+            figures = percentiles(times)
             row = {
                 "offered": round(len(tasks) / seconds, 1),
-                "answered": round(len(times) / took, 1),
-                "median us": round(median, 1),
-                "p99 us": round(high, 1),
-                "refused": refused,
+                "answered": round(len(times) / duration, 1),
+                "median us": round(figures["median"], 1),
+                "p99 us": round(figures["p99"], 1),
+                "refused": len(tasks) - len(times),
             }
             rows.append(row)
             print("  " + " ".join(f"{value:10.0f}" for value in row.values()), flush=True)

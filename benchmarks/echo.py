@@ -1,18 +1,17 @@
-"""A gRPC server that does nothing: the baseline of `bench service`.
+"""A gRPC server that does no work: the baseline of `bench_service.py`.
 
-It takes the messages of a datastore service and answers each with the next of the answers in a file, which the real
-service gave, parsed and serialized by protobuf as generated code does.
+It parses each request of a datastore service and sends the next of the answers in a file, which the real service gave.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import click
 import grpc
 
 from rest_store.v1 import datastore_pb2 as pb
@@ -38,15 +37,9 @@ class Echo(datastore_pb2_grpc.DatastoreServiceServicer):
             await context.write(next(self._steps))
 
 
-async def main() -> None:
+async def serve(file: Path, socket: str) -> None:
     """Serve until killed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "answers", type=Path, help="serialized DraftResponse messages, each after its length in 4 bytes"
-    )
-    parser.add_argument("socket", help="unix:/path")
-    arguments = parser.parse_args()
-    data = arguments.answers.read_bytes()
+    data = file.read_bytes()
     answers, place = [], 0
     while place < len(data):
         size = int.from_bytes(data[place : place + 4], "little")
@@ -56,11 +49,18 @@ async def main() -> None:
     add: Any = datastore_pb2_grpc.add_DatastoreServiceServicer_to_server  # generated, without types
     add(Echo(answers), server)
     port = server.add_insecure_port("127.0.0.1:0")
-    server.add_insecure_port(arguments.socket)
+    server.add_insecure_port(socket)
     await server.start()
-    print(f"listening on 127.0.0.1:{port}\nlistening on {arguments.socket}\nready", flush=True)
+    print(f"listening on 127.0.0.1:{port}\nlistening on {socket}\nready", flush=True)
     await server.wait_for_termination()
 
 
+@click.command(help=__doc__)
+@click.argument("answers", type=click.Path(path_type=Path))
+@click.argument("socket")
+def main(answers: Path, socket: str) -> None:
+    asyncio.run(serve(answers, socket))
+
+
 if __name__ == "__main__":
-    asyncio.run(main())
+    main()

@@ -1,6 +1,6 @@
-"""arctic-inference's suffix decoding cache, as `bench_peers.py` asks it; runs where that package is installed.
+"""arctic-inference's suffix decoding cache, for `bench_peers.py`; runs where that package is installed.
 
-Prompts and outputs come as lists of token ids; drafts are walked as `rest_store.bench.replay` walks trees: the path
+Prompts and outputs are lists of token ids. Drafts are walked as `rest_store.bench.replay` walks trees: the path
 that the output takes is accepted, and one token more.
 """
 
@@ -36,7 +36,7 @@ def forget() -> None:
 
 
 def replay(cache: str, request: int, prompt: list[int], output: list[int], options: dict[str, Any]) -> dict[str, Any]:
-    """Replay one recording as a request of the cache of that name; its output stays there for later ones."""
+    """Replay one recording as a request to the cache of that name, which keeps its output for later ones."""
     suffixes = caches[cache]
     text = np.array(prompt + output, np.int32)
     place, steps, nodes = len(prompt), 0, 0

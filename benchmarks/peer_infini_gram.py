@@ -1,4 +1,4 @@
-"""infini-gram's engine, as `bench_peers.py` asks it; runs where `infini-gram` is installed, and imports nothing else.
+"""infini-gram's engine, for `bench_peers.py`; runs where `infini-gram` is installed, and imports nothing else.
 
     PYTHON peer_infini_gram.py FOLDER VOCABULARY_SIZE
 
@@ -12,6 +12,7 @@ import resource
 import subprocess
 import sys
 import time
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from peer_process import serve
 
 
 def build(folder: Path, memory: int) -> dict[str, Any]:
-    """Run the package's own `infini_gram.indexing` on the tokens that lie in `folder`; it leaves its first step out."""
+    """Run the package's own `infini_gram.indexing` on the tokens in `folder`, without its first step."""
     (folder / "table.0").unlink(missing_ok=True)
     empty = folder / "no-text"
     empty.mkdir(exist_ok=True)
@@ -37,7 +38,7 @@ def build(folder: Path, memory: int) -> dict[str, Any]:
 
 def main() -> None:
     folder, vocabulary_size = Path(sys.argv[1]), int(sys.argv[2])
-    opened: list[Any] = []
+    engines: list[Any] = []
 
     def open_engine() -> str:
         from infini_gram.engine import InfiniGramEngine
@@ -45,51 +46,41 @@ def main() -> None:
         # Two bytes a token leave 65535 for the end of a document; the ids of the vocabulary end before that.
         # Prefetching is for files on disks: with pages in memory its threads cost more than they bring.
         depths = {"ds_prefetch_depth": 0, "sa_prefetch_depth": 0, "od_prefetch_depth": 0}
-        opened.append(
+        engines.append(
             InfiniGramEngine(str(folder), vocabulary_size, vocab_size=vocabulary_size + 1, token_dtype="u16", **depths)
         )
         return version("infini-gram")
 
     def count(contexts: list[list[int]]) -> dict[str, list[Any]]:
-        return timed(lambda context: opened[0].count(context)["count"], contexts)
+        return timed(engines[0].count, contexts, lambda answer: answer["count"])
 
     def next_tokens(contexts: list[list[int]], max_support: int) -> dict[str, list[Any]]:
-        def ask(context: list[int]) -> Any:
-            return opened[0].ntd(context, max_support=max_support)
-
-        answer = timed(ask, contexts)
-        answer["value"] = [
-            [one["prompt_cnt"], len(one["result_by_token_id"]), one["approx"]] for one in answer["value"]
-        ]
-        return answer
+        return timed(
+            lambda context: engines[0].ntd(context, max_support=max_support),
+            contexts,
+            lambda answer: [answer["prompt_cnt"], len(answer["result_by_token_id"]), answer["approx"]],
+        )
 
     def longest(contexts: list[list[int]], max_support: int) -> dict[str, list[Any]]:
-        def ask(context: list[int]) -> Any:
-            return opened[0].infgram_ntd(context, max_support=max_support)
+        return timed(
+            lambda context: engines[0].infgram_ntd(context, max_support=max_support),
+            contexts,
+            lambda answer: [answer["suffix_len"], answer["prompt_cnt"]],
+        )
 
-        answer = timed(ask, contexts)
-        answer["value"] = [[one["suffix_len"], one["prompt_cnt"]] for one in answer["value"]]
-        return answer
-
-    serve(
-        {
-            "build": lambda memory: build(folder, memory),
-            "open": open_engine,
-            "count": count,
-            "next_tokens": next_tokens,
-            "longest": longest,
-        }
-    )
+    build_here = partial(build, folder)
+    serve({"build": build_here, "open": open_engine, "count": count, "next_tokens": next_tokens, "longest": longest})
 
 
-def timed(ask: Any, contexts: list[list[int]]) -> dict[str, list[Any]]:
-    values, times = [], []
+def timed(ask: Any, contexts: list[list[int]], value_of: Any) -> dict[str, list[Any]]:
+    """Return the value of each answer, and the microseconds that asking took."""
+    answers, times = [], []
     for context in contexts:
         began = time.perf_counter()
-        value = ask(context)
+        answer = ask(context)
         times.append((time.perf_counter() - began) * 1e6)
-        values.append(value)
-    return {"value": values, "microseconds": times}
+        answers.append(answer)
+    return {"value": [value_of(answer) for answer in answers], "microseconds": times}
 
 
 if __name__ == "__main__":

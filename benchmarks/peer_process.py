@@ -1,4 +1,4 @@
-"""A peer in a process and with an interpreter of its own: it is asked one JSON line at a time and answers with one."""
+"""A peer in a process with an interpreter of its own: it answers each request, one line of JSON, with another."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class PeerProcess:
 
 
 def serve(answers: dict[str, Callable[..., Any]]) -> None:
-    """Answer requests until there are no more: each names a function of `answers`, the rest are its arguments.
+    """Answer requests until the input ends: each names a function of `answers`; its other fields are the arguments.
 
     Runs in the peer. What the peer's package prints goes to standard error.
     """

@@ -1,1 +1,1 @@
-"""What drafting is worth: replay of recordings, and the `bench` and `calibrate` commands."""
+"""Measurements on users' own data: the commands `rest-store bench` and `rest-store calibrate`."""

@@ -98,55 +98,6 @@ class LongestMatch:
         return tree
 
 
-class MergedRules:
-    """Several sessions side by side: the trees of all in one, without any scores; earlier ones come first.
-
-    Args:
-        sessions: what is merged; bit i of a node's origins stands for session i.
-    """
-
-    def __init__(self, sessions: Sequence[Session]) -> None:
-        self._sessions = list(sessions)
-
-    @classmethod
-    def of(cls, makers: Sequence[Callable[[list[int]], Session]]) -> Callable[[list[int]], Session]:
-        """Return what makes the session of a prompt."""
-        return lambda prompt: cls([make(prompt) for make in makers])
-
-    def draft(self, *, max_nodes: int, costs: npt.NDArray[np.float64] | None) -> TokenTree:
-        """Return the merged tree; each session gets an equal part of what those before it left."""
-        tokens: list[int] = []
-        parents: list[int] = []
-        origins: list[int] = []
-        places: dict[tuple[int, int], int] = {}
-        for number, session in enumerate(self._sessions):
-            share = (max_nodes - len(tokens)) // (len(self._sessions) - number)
-            if share < 1:
-                continue
-            tree = session.draft(max_nodes=share, costs=None)
-            own: list[int] = []
-            for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
-                above = own[parent] if parent >= 0 else -1
-                place = places.setdefault((above, token), len(tokens))
-                if place == len(tokens):
-                    tokens.append(token)
-                    parents.append(above)
-                    origins.append(0)
-                origins[place] |= 1 << number
-                own.append(place)
-        return TokenTree(tokens, parents, [1] * len(tokens), origins=origins)
-
-    def accept(self, tokens: Sequence[int]) -> None:
-        """Take over `tokens`."""
-        for session in self._sessions:
-            session.accept(tokens)
-
-    def close(self) -> None:
-        """Close all sessions."""
-        for session in self._sessions:
-            session.close()
-
-
 class PromptLookupRule:
     """Prompt lookup as in `transformers`: what followed the first occurrence of the longest n-gram, as one chain.
 

@@ -1,83 +1,45 @@
-"""The datastores that benchmarks ask: real Python source, cut to sizes and shards, and one of a billion tokens.
-
-Made once under a work folder and found again by name. `python_source` builds from the standard library and all
-installed packages with `rest-build`; the others are laid out anew from its tokens, so that only layout or size differs.
-"""
+"""Datastores for measuring: opened by name, and smaller ones made of the documents of others."""
 
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
-import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
-from build_index.suffix_array import suffix_array
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.header import separator_id
 from rest_store.datastore.manifest import FILE_NAME, TOKENIZER_FILE_NAME, Manifest, ShardRecord
 from rest_store.datastore.shard import Shard, TokensFile, TokensWriter, write_suffixes
+from rest_store.errors import RecordingError, describe
+
+Document = npt.NDArray[np.integer]
 
 
-def python_source(work: Path, tokenizer: str, extra: list[str]) -> Path:
-    """Return the datastore of the standard library's and the installed packages' source, and of `extra` folders."""
-    out = work / "python"
-    if not (out / FILE_NAME).exists():
-        paths = sysconfig.get_paths()
-        corpora = dict.fromkeys([paths["stdlib"], paths["purelib"], *extra])
-        arguments = [part for corpus in corpora for part in ("--corpus", corpus)]
-        work.mkdir(parents=True, exist_ok=True)
-        subprocess.run(
-            [
-                *(sys.executable, "-m", "rest_store", "build", *arguments, "--include", "*.py", "--include", "*.pyi"),
-                *("--tokenizer", tokenizer, "--out", str(out)),
-            ],
-            check=True,
-        )
-    return out
+def open_datastores(paths: Sequence[Path]) -> dict[str, Datastore]:
+    """Return datastores by the names of their folders, by their paths where several folders have one name.
 
-
-def laid_out(source: Path, out: Path, tokens: int | None, shards: int) -> Path:
-    """Return a datastore of the first `tokens` tokens of `source` (all if None), in `shards` shards of equal size."""
-    if (out / FILE_NAME).exists():
-        return out
-    store = Datastore.open(source)
-    wanted = min(tokens or store.manifest.token_count, store.manifest.token_count)
-    return _write(store, out, documents_of(store, wanted), -(-wanted // shards))
-
-
-def perturbed(source: Path, out: Path, tokens: int, shard_tokens: int) -> Path:
-    """Return a SYNTHETIC datastore of `tokens` tokens: perturbed copies of the documents of `source`.
-
-    A tenth of each copy's tokens is replaced by others of the same document, so that copies share n-grams, as forks of
-    a project do, but not whole files.
+    Raises:
+        RecordingError: a datastore is named twice.
     """
-    if (out / FILE_NAME).exists():
-        return out
-    store = Datastore.open(source)
-    rng = np.random.default_rng(0)
-
-    def documents() -> Iterator[np.ndarray]:
-        left = tokens
-        while left > 0:
-            for document in documents_of(store, min(left, store.manifest.token_count)):
-                changed = document.copy()
-                places = np.flatnonzero(rng.random(document.size) < 0.1)
-                changed[places] = document[rng.integers(0, document.size, places.size)]
-                left -= document.size
-                yield changed
-
-    return _write(store, out, documents(), shard_tokens)
+    resolved = [path.resolve() for path in paths]
+    for path in paths:
+        if resolved.count(path.resolve()) > 1:
+            raise RecordingError(describe("--datastore", "datastore", f"{path} twice", "each one once"))
+    names = [path.name for path in resolved]
+    return {
+        name if names.count(name) == 1 else str(path): Datastore.open(path)
+        for name, path in zip(names, paths, strict=True)
+    }
 
 
 def thinned(source: Path, out: Path, share: float) -> Path:
-    """Return a datastore of `share` (0..1) of the tokens of `source`: whole documents, evenly spread, in one shard."""
+    """Write a datastore of `share` (0..1) of the tokens of `source`: whole documents, evenly spread, in one shard."""
     store = Datastore.open(source)
 
-    def documents() -> Iterator[np.ndarray]:
+    def documents() -> Iterator[Document]:
         seen = kept = 0
         for document in documents_of(store, store.manifest.token_count):
             if kept <= share * seen:
@@ -85,16 +47,10 @@ def thinned(source: Path, out: Path, share: float) -> Path:
                 yield document
             seen += document.size
 
-    return written(store, out, documents())
+    return write_datastore(store, out, documents())
 
 
-def written(like: Datastore, out: Path, documents: Iterator[np.ndarray]) -> Path:
-    """Return a datastore of `documents` in one shard, of the tokenizer of `like`; what lies at `out` is replaced."""
-    shutil.rmtree(out, ignore_errors=True)
-    return _write(like, out, documents, 1 << 29)
-
-
-def documents_of(store: Datastore, tokens: int) -> Iterator[np.ndarray]:
+def documents_of(store: Datastore, tokens: int) -> Iterator[Document]:
     """Yield documents in order until they hold `tokens` tokens; the last may be cut."""
     separator = separator_id(store.vocabulary_size)
     for shard in store.shards:
@@ -110,36 +66,48 @@ def documents_of(store: Datastore, tokens: int) -> Iterator[np.ndarray]:
                 return
 
 
-def _write(store: Datastore, out: Path, documents: Iterator[np.ndarray], shard_tokens: int) -> Path:
+def write_datastore(like: Datastore, out: Path, documents: Iterable[Document], shard_tokens: int = 1 << 29) -> Path:
+    """Write `documents` as a datastore with the tokenizer of `like`; whatever lies at `out` is replaced.
+
+    Args:
+        like: gives tokenizer and provenance.
+        out: the directory.
+        documents: token ids of each document.
+        shard_tokens: a shard ends with the document that reaches so many tokens.
+
+    Returns:
+        `out`.
+    """
+    from build_index.suffix_array import suffix_array
+
     building = out.with_name(out.name + ".building")
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True)
     records: list[ShardRecord] = []
     writer: TokensWriter | None = None
 
-    def finish() -> None:
-        assert writer is not None
+    def finish_shard(writer: TokensWriter) -> None:
         name = writer.path.stem
         writer.close()
         tokens = TokensFile.open(writer.path)
-        order = suffix_array(tokens.payload.reshape(-1, tokens.header.width), vocabulary_size=store.vocabulary_size)
+        order = suffix_array(tokens.payload.reshape(-1, tokens.header.width), vocabulary_size=like.vocabulary_size)
         write_suffixes(building / f"{name}.suffixes", tokens, order)
         records.append(ShardRecord.of(name, Shard.open(building, name)))
 
     for document in documents:
         if writer is None:
-            writer = TokensWriter(building / f"shard-{len(records):05d}.tokens", store.vocabulary_size)
+            writer = TokensWriter(building / f"shard-{len(records):05d}.tokens", like.vocabulary_size)
         writer.append(document)
         if writer.position_count - writer.document_count >= shard_tokens:
-            finish()
+            finish_shard(writer)
             writer = None
     if writer is not None:
-        finish()
-    tokenizer, corpora = store.manifest.tokenizer, store.manifest.corpora
-    manifest = Manifest("rest-store bench", tokenizer, tuple(records), corpora, {})
-    kept = store.path / TOKENIZER_FILE_NAME
-    if kept.exists():
-        shutil.copy(kept, building)
+        finish_shard(writer)
+    manifest = Manifest("rest-store bench", like.manifest.tokenizer, tuple(records), like.manifest.corpora, {})
+    kept_tokenizer = like.path / TOKENIZER_FILE_NAME
+    if kept_tokenizer.exists():
+        shutil.copy(kept_tokenizer, building)
     (building / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
+    shutil.rmtree(out, ignore_errors=True)
     building.rename(out)
     return out

@@ -1,8 +1,7 @@
-"""Where, with what and on what a result was measured, for the JSON that keeps it."""
+"""Results as JSON, with the commit, machine, versions and data that they were measured with."""
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
@@ -13,7 +12,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from rest_store.bench.plots import draw_charts
 from rest_store.bench.results import Result
 from rest_store.bench.sections import section_of
 from rest_store.datastore.manifest import FILE_NAME
@@ -23,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def environment(packages: Sequence[str] = ("numpy",)) -> dict[str, Any]:
-    """Return commit, processor, Python and the versions of `packages`; without a checkout, the release."""
+    """Return commit (without a checkout: release), processor, Python and the versions of `packages`."""
     commit = _git("rev-parse", "HEAD")
     changed = _git("status", "--porcelain", "rest_store", "build_index")
     return {
@@ -36,7 +34,7 @@ def environment(packages: Sequence[str] = ("numpy",)) -> dict[str, Any]:
 
 
 def _git(*arguments: str) -> str:
-    """Return what git says of this checkout; nothing if this is none, or there is no git."""
+    """Return the output of git for this checkout; empty if this is not a checkout, or git is not installed."""
     if not (ROOT / ".git").exists():
         return ""
     try:
@@ -60,12 +58,12 @@ def data_hashes(arguments: Any) -> dict[str, str]:
     The manifest of a datastore holds the checksums of its shards.
 
     Args:
-        arguments: texts and paths, perhaps in lists and dictionaries; what names nothing is passed over.
+        arguments: texts and paths, perhaps in lists and dictionaries; anything that is not a file is passed over.
     """
     if isinstance(arguments, Mapping):
-        return {name: text for one in arguments.values() for name, text in data_hashes(one).items()}
+        arguments = list(arguments.values())
     if isinstance(arguments, list | tuple):
-        return {name: text for one in arguments for name, text in data_hashes(one).items()}
+        return {name: text for part in arguments for name, text in data_hashes(part).items()}
     if not isinstance(arguments, str | Path) or not str(arguments):
         return {}
     path = Path(arguments)
@@ -73,8 +71,8 @@ def data_hashes(arguments: Any) -> dict[str, str]:
         file = path / FILE_NAME if (path / FILE_NAME).exists() else path
         if not file.is_file():
             return {}
+        digest = hashlib.sha256()
         with file.open("rb") as stream:
-            digest = hashlib.sha256()
             while block := stream.read(1 << 20):
                 digest.update(block)
     except OSError:
@@ -83,13 +81,9 @@ def data_hashes(arguments: Any) -> dict[str, str]:
 
 
 def write_result(
-    path: Path | None,
-    name: str,
-    arguments: argparse.Namespace | Mapping[str, Any],
-    packages: Sequence[str],
-    results: object,
+    path: Path | None, name: str, arguments: Mapping[str, Any], packages: Sequence[str], results: object
 ) -> None:
-    """Write `results` with what they were measured with to `path`, if there is one, and plots if a folder is given.
+    """Write `results` and what they were measured with to `path`, if there is one, and charts if a folder is given.
 
     Args:
         path: a JSON file; its folder is made.
@@ -97,22 +91,22 @@ def write_result(
         arguments: its arguments; of paths the last part is kept, and of files and datastores the hash. `plots` among
             them is a folder for the charts that a report would show.
         packages: whose versions are kept.
-        results: what was measured.
+        results: the figures.
 
     Raises:
-        ResultsError: a file cannot be written, or matplotlib is missing.
+        ResultsError: a file cannot be written.
     """
-    asked = vars(arguments) if isinstance(arguments, argparse.Namespace) else arguments
-    if asked.get("plots") is not None:
-        draw_charts(section_of(Result(name, name, {}, results)).exhibits, Path(asked["plots"]), name)
+    if arguments.get("plots") is not None:
+        from rest_store.bench.charts import write_charts
+
+        write_charts(section_of(Result(name, name, {}, results)).exhibits, Path(arguments["plots"]), name)
     if path is None:
         return
-    given = {key: value for key, value in asked.items() if key not in ("json", "plots", "plot")}
-    where = environment(packages)
-    report = {"benchmark": name, "arguments": _plain(given), "data": data_hashes(given), **where, "results": results}
+    kept = {key: value for key, value in arguments.items() if key not in ("json_file", "plots")}
+    facts = {"benchmark": name, "arguments": _plain(kept), "data": data_hashes(kept), **environment(packages)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        path.write_text(json.dumps({**facts, "results": results}, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise ResultsError(describe(path, "file", f"not writable ({error.strerror})", "a place to write to")) from error
 

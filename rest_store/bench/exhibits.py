@@ -1,4 +1,4 @@
-"""What a report shows: tables and charts as plain data, whatever draws them."""
+"""Tables and charts of a report, as plain data."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class Table:
     """A table.
 
     Attributes:
-        title: what it shows; may be empty.
+        title: may be empty.
         header: of each column.
-        rows: cells; the first one of each row is its name. None is shown as -.
-        note: what to know about it.
+        rows: cells; the first one of each row is its name. None is shown as "-".
+        note: shown below.
     """
 
     title: str
@@ -30,11 +30,11 @@ class Bars:
     """Bars side by side, one group for each category.
 
     Attributes:
-        title: what it shows.
+        title: shown above.
         unit: of the values.
         categories: names of the groups.
         series: values by name, one for each category; None: no bar.
-        reference: a value to draw a line at, such as 1 for "as fast as without".
+        reference: where to draw a line, such as 1 for equal speed.
     """
 
     title: str
@@ -49,9 +49,9 @@ class Lines:
     """Lines through points.
 
     Attributes:
-        title: what it shows.
-        across: what runs along the horizontal axis, with its unit.
-        up: what runs along the vertical axis, with its unit.
+        title: shown above.
+        across: label of the horizontal axis, with its unit.
+        up: label of the vertical axis, with its unit.
         series: points (x, y) by name, in order of x.
         logarithmic: axes with logarithmic scales: any of "x" and "y".
     """
@@ -68,11 +68,11 @@ Exhibit = Table | Bars | Lines
 
 @dataclass(frozen=True)
 class Section:
-    """What one result shows.
+    """The part of a report about one result.
 
     Attributes:
         title: of the section.
-        about: one or two sentences: what was measured.
+        about: what was measured, in one or two sentences.
         exhibits: tables and charts in order.
         facts: commit, machine, versions and arguments, by name.
     """
@@ -84,7 +84,7 @@ class Section:
 
 
 def shown(cell: Cell) -> str:
-    """Return a cell as text: three significant digits below 100, separated thousands from there on."""
+    """Return a cell as text: numbers with three significant digits below 100, with separated thousands above."""
     if cell is None:
         return "-"
     if isinstance(cell, bool) or not isinstance(cell, int | float):

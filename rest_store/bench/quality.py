@@ -1,56 +1,134 @@
-"""How good drafts are: M of the session, of its parts and of the rules it is compared with, on recordings."""
+"""The command `rest-store bench quality`: M of a session, of its parts, and of known rules, by replay of recordings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import numpy.typing as npt
 
 from rest_store.bench.baselines import LongestMatch
-from rest_store.bench.replay import Draft, Outcome, Recording, replay, walk
+from rest_store.bench.datastores import open_datastores, thinned
+from rest_store.bench.environment import write_result
+from rest_store.bench.options import (
+    datastores_option,
+    every_option,
+    json_option,
+    plots_option,
+    recordings_option,
+    require_folder,
+    tokenizer_option,
+)
+from rest_store.bench.recordings import Recording, read_all, split
+from rest_store.bench.replay import Draft, Outcome, fit_calibration, replay, walk
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
+from rest_store.errors import RecordingError, ServeError, describe
 
-Progress = Callable[[str, Outcome], None]
+_SHARES = (0.01, 0.1)  # of the datastores, for the curve against their size
 
 
-def rest_rule(stores: Sequence[Datastore], *, max_nodes: int = 24) -> Draft:
-    """Return REST's rule (arXiv 2311.08252, section 3.2): the most frequent continuations of the one longest match.
+@click.command(epilog="Example: rest-store bench quality --recordings traces.jsonl.gz --datastore python.ds")
+@recordings_option
+@datastores_option
+@tokenizer_option
+@click.option(
+    "--calibration",
+    default="fit",
+    help="'fit': fitted to seven tenths of the prompts; 'default': the one of the package; or a file.",
+)
+@click.option(
+    "--nodes", multiple=True, default=(16, 64), type=click.IntRange(1, 1024), help="Nodes of a step. May be repeated."
+)
+@every_option
+@click.option("--no-ablations", is_flag=True, help="Leave out the rows with each source alone or left out.")
+@click.option("--through-service", is_flag=True, help="Start a service of the datastores and replay through it, too.")
+@plots_option
+@click.option(
+    "--curves",
+    is_flag=True,
+    help="Measure M against nodes, longest suffix and size of the datastores, with 1% and 10% of their documents.",
+)
+@json_option
+def quality(
+    recordings: tuple[Path, ...],
+    datastores: tuple[Path, ...],
+    tokenizer: str | None,
+    calibration: str,
+    nodes: tuple[int, ...],
+    every: int,
+    no_ablations: bool,
+    through_service: bool,
+    plots: Path | None,
+    curves: bool,
+    json_file: Path | None,
+) -> None:
+    """Replay recordings and print M, tokens per forward pass: the session, its parts, REST's rule, prompt lookup.
 
-    Of several datastores the one with the longest match is asked; about what follows the last token of the context that
-    is none of theirs.
+    The figures are those of three tenths of the prompts, by a fixed hash. No calibration is fitted to these.
     """
-    longest = LongestMatch(stores)
+    if plots is not None:
+        import rest_store.bench.charts  # noqa: F401  a missing package is reported before anything is measured
+    if json_file is not None:
+        require_folder(json_file)
+    if through_service and not datastores:
+        raise RecordingError(describe("--through-service", "number of datastores", 0, "at least one --datastore"))
+    stores = open_datastores(datastores)
+    start = Calibration.default() if calibration in ("fit", "default") else Calibration.load(calibration)
+    chosen = read_all(recordings, stores, tokenizer)[::every]
+    fitting, held_out = split(chosen, "bench quality", fit=calibration == "fit")
+    if calibration == "fit":
+        start = fit_calibration([(fitting, [PromptLookup(), RecycledLogits(), *stores.values()])], start=start)
 
-    def draft(context: npt.NDArray[np.int32]) -> TokenTree:
-        return longest.draft(context, max_nodes=max_nodes, max_suffix=16, max_depth=10)
+    def show(drafting: str, outcome: Outcome) -> None:
+        by_family = "  ".join(
+            f"{name} {tokens / steps:.2f}" for name, (tokens, steps) in sorted(outcome.families.items())
+        )
+        click.echo(f"{drafting:<52}{outcome.mean_accepted:6.3f}   {by_family}")
 
-    return draft
+    click.echo(f"{len(held_out)} recordings, {sum(one.output.size for one in held_out)} tokens; M, and by family:")
+    with contextlib.ExitStack() as stack:
+        through = stack.enter_context(_served(datastores)) if through_service else None
+        rows = measure(
+            held_out, stores, start, budgets=nodes, ablations=not no_ablations, through=through, progress=show
+        )
+    for row in rows:
+        if "reliability" in row:
+            click.echo(f"calibration error with {row['nodes']} nodes: {row['calibration_error']:.4f}")
+    measured: dict[str, list[tuple[float, float]]] = {}
+    if curves:
+        with tempfile.TemporaryDirectory(prefix="rest-store-") as folder:
+            sizes = {1.0: stores}
+            for share in _SHARES:
+                parts = [thinned(path, Path(folder, f"{n}-{share}"), share) for n, path in enumerate(datastores)]
+                sizes[share] = open_datastores(parts)
+            measured = measure_series(held_out, sizes, start)
+    arguments = {"recordings": recordings, "datastore": datastores, "calibration": calibration, "plots": plots}
+    tokens = {name: store.manifest.token_count for name, store in stores.items()}
+    results = {"datastores": tokens, "reported": len(held_out), "rows": rows, "curves": measured}
+    write_result(json_file, "quality", arguments, ("numpy", "rest-store"), results)
 
 
-def prompt_lookup_rule(*, longest: int = 3, tokens: int = 10) -> Draft:
-    """Return prompt lookup as it is commonly done: what followed the first earlier occurrence of the last three tokens.
+@contextlib.contextmanager
+def _served(paths: Sequence[Path]) -> Iterator[object]:
+    """Yield a service of datastores as a source, and require that it answers every request."""
+    from rest_store.bench.serving import TIMEOUT, serving
+    from rest_store.service.client.client import DatastoreClient
 
-    Without one, of the last two, of the last one; a chain of ten tokens.
-    """
-
-    def draft(context: npt.NDArray[np.int32]) -> TokenTree:
-        text = np.ascontiguousarray(context, np.int32).tobytes()
-        for size in range(min(longest, context.size - 1), 0, -1):
-            place = text.find(text[-4 * size :])
-            while place % 4:
-                place = text.find(text[-4 * size :], place + 1)
-            if place + 4 * size < len(text):
-                chain = np.frombuffer(text[place + 4 * size : place + 4 * (size + tokens)], np.int32)
-                return TokenTree(chain, np.arange(chain.size) - 1, np.ones(chain.size, np.int64))
-        return TokenTree([], [], [])
-
-    return draft
+    with serving(paths) as target, DatastoreClient(target, timeout=TIMEOUT) as client:
+        client.connect()
+        yield client
+        statistics = client.statistics
+        if statistics.answers != statistics.calls:
+            answered = f"{statistics.answers} of {statistics.calls} requests"
+            raise ServeError(describe("--through-service", "answered", answered, "all of them"))
 
 
 def measure(
@@ -61,22 +139,22 @@ def measure(
     budgets: Sequence[int] = (16, 64),
     ablations: bool = True,
     through: object = None,
-    progress: Progress | None = None,
+    progress: Callable[[str, Outcome], None] | None = None,
 ) -> list[dict[str, Any]]:
-    """Replay recordings with the session and with what it is compared with.
+    """Replay recordings with the session, its parts and the rules that it is compared with.
 
     Args:
-        recordings: to report on; nothing of them may have gone into `calibration`.
+        recordings: to report on; `calibration` must not have been fitted to them.
         stores: datastores by name.
         calibration: of the session; not changed.
         budgets: nodes of a step.
-        ablations: whether to replay with each source alone and with each left out, too.
-        through: a service of `stores` as a source, to replay with it in their place, too.
-        progress: called after each row with what was measured and its outcome.
+        ablations: whether to replay also with each source alone and with each left out.
+        through: a service of `stores` as a source, for rows with it in their place.
+        progress: called after each row with its name and outcome.
 
     Returns:
-        One row for each way of drafting and budget: "drafting", "nodes" and the figures of `Outcome.as_json`; with
-        "reliability" (nodes, promised, accepted of 20 bins of the score) for the whole session.
+        One row for each rule and budget: "drafting", "nodes" and the figures of `Outcome.as_json`, and for the whole
+        session "reliability": nodes, promised and accepted in 20 bins of the score.
     """
     rows: list[dict[str, Any]] = []
 
@@ -116,7 +194,7 @@ def measure_series(
     budgets: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128),
     nodes: int = 16,
 ) -> dict[str, list[tuple[float, float]]]:
-    """Return M against nodes, against the size of the datastores and against the longest suffix, as pairs to plot.
+    """Return M against nodes, against the size of the datastores and against the longest suffix, as pairs.
 
     Args:
         recordings: as `measure`.
@@ -124,7 +202,7 @@ def measure_series(
         calibration: as `measure`.
         suffixes: longest suffixes, in tokens.
         budgets: nodes of a step.
-        nodes: budget where it is not what varies.
+        nodes: budget of the other two curves.
     """
 
     def score(stores: Mapping[str, Datastore], budget: int = nodes, longest: int = 16) -> float:
@@ -139,33 +217,35 @@ def measure_series(
     }
 
 
-def plot(rows: Sequence[Mapping[str, Any]], curves: Mapping[str, Sequence[tuple[float, float]]], folder: Path) -> None:
-    """Write reliability and one plot for each curve into `folder`, as PNG and SVG; takes matplotlib (extra `plots`)."""
-    from matplotlib.figure import Figure
+def rest_rule(stores: Sequence[Datastore], *, max_nodes: int = 24) -> Draft:
+    """Return REST's rule (arXiv 2311.08252, section 3.2): the most frequent continuations of the one longest match.
 
-    folder.mkdir(parents=True, exist_ok=True)
-    labels = {"nodes": "nodes of a step", "size": "size of the datastores", "suffix": "longest suffix, tokens"}
-    for name, points in curves.items():
-        figure = Figure(figsize=(5, 3.5), layout="constrained")
-        axes = figure.add_subplot()
-        axes.plot([x for x, _ in points], [y for _, y in points], marker="o")
-        axes.set(xscale="log", xlabel=labels[name], ylabel="M, tokens per forward pass")
-        for ending in ("png", "svg"):
-            figure.savefig(folder / f"{name}.{ending}", dpi=120)
-    figure = Figure(figsize=(4, 4), layout="constrained")
-    axes = figure.add_subplot()
-    axes.plot([0, 1], [0, 1], color="grey", linewidth=0.7)
-    for row in rows:
-        if "reliability" in row:
-            nodes, promised, accepted = np.array(row["reliability"])
-            there = nodes > 0
-            axes.plot(
-                promised[there] / nodes[there],
-                accepted[there] / nodes[there],
-                marker="o",
-                label=f"{row['nodes']} nodes",
-            )
-    axes.set(xlabel="score of a draft token", ylabel="accepted")
-    axes.legend()
-    for ending in ("png", "svg"):
-        figure.savefig(folder / f"reliability.{ending}", dpi=120)
+    Of several datastores the one with the longest match drafts. The context begins after its last token outside the
+    vocabulary.
+    """
+    longest = LongestMatch(stores)
+
+    def draft(context: npt.NDArray[np.int32]) -> TokenTree:
+        return longest.draft(context, max_nodes=max_nodes, max_suffix=16, max_depth=10)
+
+    return draft
+
+
+def prompt_lookup_rule(*, longest: int = 3, tokens: int = 10) -> Draft:
+    """Return common prompt lookup: a chain of what followed the first earlier occurrence of the last `longest` tokens.
+
+    Without such an occurrence, shorter suffixes are looked up.
+    """
+
+    def draft(context: npt.NDArray[np.int32]) -> TokenTree:
+        text = np.ascontiguousarray(context, np.int32).tobytes()
+        for size in range(min(longest, context.size - 1), 0, -1):
+            place = text.find(text[-4 * size :])
+            while place % 4:
+                place = text.find(text[-4 * size :], place + 1)
+            if place + 4 * size < len(text):
+                chain = np.frombuffer(text[place + 4 * size : place + 4 * (size + tokens)], np.int32)
+                return TokenTree(chain, np.arange(chain.size) - 1, np.ones(chain.size, np.int64))
+        return TokenTree([], [], [])
+
+    return draft

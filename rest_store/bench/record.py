@@ -1,69 +1,78 @@
-"""Recording what a model writes: the recordings that `bench quality`, `bench paper` and `calibrate` replay."""
+"""The command `rest-store bench record`, and the recording of what a model writes."""
 
 from __future__ import annotations
 
+import gzip
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
+import click
 
-from rest_store.bench.replay import lines_of
+from rest_store.bench.options import PATH, device_option, every_option, model_option, require_folder
+from rest_store.bench.prompts import Prompt, chat_tokens, read_prompts
 from rest_store.errors import RecordingError, describe
 
 TOP = 8  # most likely tokens kept for each position
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """What a model is to answer.
+@click.command(
+    epilog="Example: rest-store bench record --model MODEL --prompts questions.jsonl --chat --out recordings.jsonl.gz"
+)
+@model_option
+@click.option(
+    "--prompts",
+    "source",
+    required=True,
+    type=PATH,
+    help="JSON lines with prompt (text or token ids) or turns (texts, of which the first is used); may end in .gz.",
+)
+@click.option("--out", required=True, type=PATH, help="The recordings to write; .gz compresses.")
+@click.option("--chat", is_flag=True, help="Render texts with the tokenizer's chat template.")
+@click.option("--max-new-tokens", default=256, type=click.IntRange(1), help="Most tokens of each output.")
+@every_option
+@click.option("--dtype", default="auto", help="Type of the weights, such as float32.")
+@device_option
+def record(
+    model: str,
+    source: Path,
+    out: Path,
+    chat: bool,
+    max_new_tokens: int,
+    every: int,
+    dtype: str,
+    device: str | None,
+) -> None:
+    """Record what a model writes for your prompts, for `bench quality` and `calibrate` to replay.
 
-    Attributes:
-        family: what kind of task it is, for reports.
-        key: of the task; one task may have several prompts.
-        tokens: token ids, at least one.
+    Outputs are greedy. The model's eight most likely tokens at each position are kept for recycled logits.
     """
+    from rest_store.generation.generator import load_model
 
-    family: str
-    key: str
-    tokens: list[int]
+    require_folder(out)
+    loaded, tokenizer = load_model(model, dtype=dtype, device=device)
 
+    def encode(text: str) -> list[int]:
+        return chat_tokens(tokenizer, [text]) if chat else list(tokenizer(text)["input_ids"])
 
-def read_prompts(path: Path, encode: Callable[[str], Sequence[int]]) -> list[Prompt]:
-    """Read prompts: JSON lines, also as `.gz`, each with `prompt`, as text or token ids, or `turns`, a list of texts.
-
-    Of `turns` (the layout of MT-Bench and Spec-Bench) the first is taken. Optional: `set` or `category`, the family;
-    `id` or `question_id`.
-
-    Args:
-        path: the file.
-        encode: turns a text into token ids.
-
-    Raises:
-        RecordingError: the file cannot be read, holds no prompt, or a line is none.
-    """
-    prompts = []
-    for number, line in lines_of(path):
-        where, expected = f"{path}, line {number}", "JSON with prompt (text or token ids) or turns (texts)"
-        try:
-            fields = json.loads(line)
-            prompt = fields["prompt"] if "prompt" in fields else fields["turns"][0]
-            tokens = [int(token) for token in (encode(prompt) if isinstance(prompt, str) else prompt)]
-        except (ValueError, KeyError, TypeError, IndexError) as error:
-            raise RecordingError(describe(where, "prompt", "malformed", expected)) from error
-        if not tokens:
-            raise RecordingError(describe(where, "prompt", "empty", expected))
-        family = str(fields.get("set", fields.get("category", "all")))
-        prompts.append(Prompt(family, str(fields.get("id", fields.get("question_id", number))), tokens))
-    if not prompts:
-        raise RecordingError(describe(path, "number of prompts", 0, "at least one"))
-    return prompts
+    prompts = read_prompts(source, encode)[::every]
+    tokens = 0
+    open_file: Any = gzip.open if out.suffix == ".gz" else open
+    try:
+        with open_file(out, "wt", encoding="utf-8") as file:
+            for number, row in enumerate(recordings_of(loaded, prompts, max_new_tokens=max_new_tokens), 1):
+                file.write(json.dumps(row) + "\n")
+                tokens += len(row["output"])
+                click.echo(f"{number}/{len(prompts)} {row['set']}: {len(row['output'])} tokens", err=True)
+    except OSError as error:
+        raise RecordingError(
+            describe(out, "file", f"not writable ({error.strerror})", "a place to write to")
+        ) from error
+    click.echo(f"{out}: {len(prompts)} recordings, {tokens} tokens")
 
 
-@torch.no_grad()
-def record(model: Any, prompts: Sequence[Prompt], *, max_new_tokens: int) -> Iterator[dict[str, Any]]:
+def recordings_of(model: Any, prompts: Sequence[Prompt], *, max_new_tokens: int) -> Iterator[dict[str, Any]]:
     """Yield a recording for each prompt: the model's greedy output, and its most likely tokens at every position.
 
     Args:
@@ -73,19 +82,21 @@ def record(model: Any, prompts: Sequence[Prompt], *, max_new_tokens: int) -> Ite
 
     Yields:
         "set", "id", "prompt", "output" (token ids) and "topk" (8 ids for each position of prompt + output, the most
-        likely first; those after the last token are what the model would have gone on with).
+        likely first; those after the last token are the model's next choices).
     """
+    import torch
+
     for prompt in prompts:
         ids = torch.tensor([prompt.tokens], device=model.device)
-        written = model.generate(
-            input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, do_sample=False
-        )
-        likely = model(input_ids=written, use_cache=False).logits[0].topk(TOP, dim=-1).indices
-        output = written[0, ids.shape[1] :].tolist()
+        with torch.no_grad():
+            written = model.generate(
+                input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, do_sample=False
+            )
+            likely = model(input_ids=written, use_cache=False).logits[0].topk(TOP, dim=-1).indices
         yield {
             "set": prompt.family,
             "id": prompt.key,
             "prompt": prompt.tokens,
-            "output": output,
+            "output": written[0, ids.shape[1] :].tolist(),
             "topk": likely.tolist(),
         }

@@ -1,23 +1,20 @@
-"""Replaying recorded generations: how many tokens a step would have given, without running the model.
+"""Replay of recordings: the tokens that each step would have given, without running the model.
 
-Draft from the context, walk the tree along the recorded output, accept the matching path and one bonus token. No token
-that comes later is seen: a session is given the recorded top-k only up to the token before the last accepted one.
+Each step drafts from the context, walks the tree along the recorded output, and accepts the matching path and one bonus
+token. It sees no later token: a session gets the recorded top-k only up to the token before the last accepted one.
 """
 
 from __future__ import annotations
 
-import gzip
-import hashlib
-import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from rest_store.bench.recordings import Recording
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession
@@ -25,43 +22,17 @@ from rest_store.drafting.sources import RecycledLogits
 from rest_store.errors import RecordingError, describe
 
 BINS = 20  # of reliability
-_LAST_TOKEN = 2**31 - 1
-PARTS = 10  # that prompts are divided into
-FIT_PARTS = 7  # of those, the first ones are for fitting, the others for reporting
-
-Encode = Callable[[str, str], tuple[list[int], list[int]]]  # prompt and answer to their tokens
-
-
-@dataclass(frozen=True)
-class Recording:
-    """One recorded generation.
-
-    Attributes:
-        family: what kind of task it is, for reports.
-        part: 0..9, by a fixed hash of the prompt, or of the task's id where several prompts ask for the same.
-        prompt: int32[p].
-        output: int32[n].
-        top_k: int32[p + n, k], most likely tokens after each position of prompt + output; k may be 0.
-        key: of the task, with the family before a plain number; empty without an id.
-    """
-
-    family: str
-    part: int
-    prompt: npt.NDArray[np.int32]
-    output: npt.NDArray[np.int32]
-    top_k: npt.NDArray[np.int32]
-    key: str = ""
 
 
 @dataclass
 class Outcome:
-    """What replays gave, summed up.
+    """The sums of replays.
 
     Attributes:
         tokens: tokens of the outputs.
         steps: target forward passes.
-        expected: tokens that the scores promised, over all steps.
-        reliability: float[3, 20], by score of a drafted node in bins of 1/20: nodes, sum of scores, nodes accepted.
+        expected: tokens that the scores promise, over all steps.
+        reliability: float[3, 20]: nodes, sum of their scores and accepted nodes, in 20 bins of the score.
         families: tokens and steps of each family.
     """
 
@@ -91,7 +62,7 @@ class Outcome:
         of_family[1] += steps
 
     def as_json(self) -> dict[str, Any]:
-        """Return the figures as a report holds them."""
+        """Return the figures for a result."""
         return {
             "M": round(self.mean_accepted, 4),
             "tokens": self.tokens,
@@ -102,80 +73,13 @@ class Outcome:
         }
 
 
-def part_of(key: str) -> int:
-    """Return which part of the prompts the one with this key belongs to, 0..9; fixed for ever."""
-    return int(hashlib.sha256(b"split 1 " + key.encode()).hexdigest(), 16) % PARTS
-
-
-def read_recordings(path: str | Path, encode: Encode | None = None) -> list[Recording]:
-    """Read recordings: JSON lines, also as `.gz`, each with `prompt` and `output` (or `answer`).
-
-    Both are token ids, or texts that `encode` turns into tokens. Optional: `topk` (for each position the most likely
-    next tokens), `set` or `model` (the family), `id` (of the task, which keeps several prompts of one task together).
-
-    Raises:
-        RecordingError: the file cannot be read, or a line is no recording.
-    """
-    out = []
-    for number, line in lines_of(path):
-        where = f"{path}, line {number}"
-        try:
-            fields = json.loads(line)
-            prompt, output = fields["prompt"], fields["output"] if "output" in fields else fields["answer"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise RecordingError(describe(where, "recording", "malformed", "JSON with prompt and output")) from error
-        key = str(fields.get("id", prompt))
-        if "id" in fields and "/" not in key:
-            key = str(fields.get("set", "")) + key
-        if isinstance(prompt, str) or isinstance(output, str):
-            if encode is None:
-                raise RecordingError(describe(where, "prompt or output", "text", "token ids, or a tokenizer for it"))
-            prompt, output = encode(str(prompt), str(output))
-        try:
-            tokens = _integers(prompt, 0), _integers(output, 0)
-            top_k = _integers(fields.get("topk") or np.zeros((0, 0)), -1)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise RecordingError(describe(where, "recording", "of other types", "lists of token ids")) from error
-        if (tokens[0].ndim, tokens[1].ndim, top_k.ndim) != (1, 1, 2) or len(top_k) not in (
-            0,
-            tokens[0].size + tokens[1].size,
-        ):
-            raise RecordingError(describe(where, "recording", "of other shapes", "ids, and top-k of each position"))
-        family = str(fields.get("set", fields.get("model", "all")))
-        out.append(Recording(family, part_of(key), *tokens, top_k, key if "id" in fields else ""))
-    return out
-
-
-def _integers(values: object, least: int) -> npt.NDArray[np.int32]:
-    """Return `values` as int32; raise ValueError for any that are no integers from `least` on."""
-    array = np.array(values)
-    if array.size and (array.dtype.kind not in "iu" or int(array.min()) < least or int(array.max()) > _LAST_TOKEN):
-        raise ValueError("not integers of the range")
-    return array.astype(np.int32)
-
-
-def lines_of(path: str | Path) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a text file, or of a `.gz`, with their numbers; blank ones are passed over.
-
-    Raises:
-        RecordingError: the file cannot be read.
-    """
-    try:
-        with (gzip.open if str(path).endswith(".gz") else open)(path, "rt", encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield number, line
-    except (OSError, UnicodeDecodeError, EOFError) as error:
-        raise RecordingError(describe(path, "file", f"unreadable ({error})", "JSON lines")) from error
-
-
 Draft = Callable[[npt.NDArray[np.int32]], TokenTree]  # of a context
 
 
 def walk(recordings: Iterable[Recording], draft: Draft) -> Outcome:
-    """Replay with a drafting rule that knows the context alone; its trees need no scores.
+    """Replay with a drafting rule that depends on the context alone; its trees need no scores.
 
-    Recordings without output count for nothing, here and in `replay`.
+    Recordings without output are passed over, here and in `replay`.
     """
     outcome = Outcome()
     for recording in recordings:
@@ -206,15 +110,15 @@ def replay(
     """Replay with draft sessions.
 
     Args:
-        recordings: what to replay, in this order.
-        sources: of each session; a `RecycledLogits` among them stands for a new one in each session.
+        recordings: to replay, in this order.
+        sources: of each session; for a `RecycledLogits` among them each session gets a new one.
         calibration: of all sessions.
         max_nodes: budget of a step.
-        learn: whether the calibration learns on the way, across recordings.
+        learn: whether the calibration learns online, across recordings.
         skip: tokens of each output that count as prompt.
         max_suffix: of the sessions.
-        record: if given, what sessions record for `Calibration.fit` is appended.
-        times: if given, the seconds that the session took in each step, for its tree and what it learns, are appended.
+        record: the data for `Calibration.fit` is appended, if given.
+        times: the seconds of each step, for drafting and accepting, are appended, if given.
     """
     outcome = Outcome()
     for recording in recordings:
@@ -269,13 +173,13 @@ def fit_calibration(
 
     Args:
         jobs: recordings, and the sources that draft for them.
-        start: drafts while recording, so that what is learnt is what happens on its trees; None: an untrained rule.
-        budgets: replays of all recordings: (nodes, tokens of the output that count as prompt).
+        start: calibration of the sessions that record the data; None: an untrained rule.
+        budgets: of each replay of all recordings: nodes, and tokens of the output that count as prompt.
         trees: of the calibration.
         provenance: kept with it.
 
     Raises:
-        RecordingError: no step of any recording has a proposal.
+        RecordingError: no source proposes anything in any step.
     """
     guide = start or Calibration(bytes(4))
     record: list[tuple[bytes, bytes, bytes]] = []
@@ -288,10 +192,10 @@ def fit_calibration(
 def fit_recorded(
     record: Sequence[tuple[bytes, bytes, bytes]], *, trees: int = 250, provenance: dict[str, Any] | None = None
 ) -> Calibration:
-    """Fit a calibration to what `replay` has recorded; `trees` and `provenance` as in `fit_calibration`.
+    """Fit a calibration to the data that `replay` recorded; `trees` and `provenance` as in `fit_calibration`.
 
     Raises:
-        RecordingError: there is no proposal.
+        RecordingError: the data holds no proposal.
     """
     features = np.frombuffer(b"".join(one[0] for one in record), np.float32)
     labels = np.frombuffer(b"".join(one[1] for one in record), np.uint8)

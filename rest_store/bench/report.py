@@ -1,17 +1,21 @@
-"""One page of HTML from a folder of results: no network, no script, light and dark, on screen and on paper."""
+"""The command `rest-store bench report`: one page of HTML from a folder of results, without network or scripts."""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable, Mapping
 from html import escape
+from pathlib import Path
 
-from rest_store.bench.charts import SERIES, draw
-from rest_store.bench.exhibits import Bars, Exhibit, Lines, Section, Table, shown
-from rest_store.bench.results import Result
+import click
+
+from rest_store.bench.exhibits import Exhibit, Section, Table, shown
+from rest_store.bench.markdown_tables import filled
+from rest_store.bench.options import PATH
+from rest_store.bench.results import Result, read_results
 from rest_store.bench.sections import ORDER, section_of
+from rest_store.errors import ResultsError, describe
 
-_LIGHT = ("#0b62a8", "#c25700", "#18794e", "#8e4cb5", "#6b7280", "#b8336a", "#7a6a00", "#00808a")
-_DARK = ("#62a9ea", "#f0955a", "#5cc490", "#c795e6", "#9aa5b3", "#ee82ae", "#d6c04a", "#4fc3cf")
 _STYLE = """
 :root { color-scheme: light dark; --back: #fff; --fore: #1b1f24; --soft: #5a6472; --rule: #d5dae1; }
 @media (prefers-color-scheme: dark) { :root { --back: #14171b; --fore: #e6e9ed; --soft: #9aa5b3; --rule: #343b44; } }
@@ -21,17 +25,15 @@ body { margin: 0 auto; max-width: 62rem; padding: 2rem 1.25rem 4rem; background:
 h1 { font-size: 1.7rem; margin: 0 0 .25rem; } h2 { font-size: 1.3rem; margin: 2.5rem 0 .25rem;
   border-top: 1px solid var(--rule); padding-top: 1.25rem; } h3 { font-size: 1rem; margin: 1.5rem 0 .4rem; }
 p { margin: .25rem 0 .75rem; max-width: 46rem; } .soft, .facts, nav { color: var(--soft); }
-a { color: var(--s0); } nav ul { columns: 2; padding-left: 1.1rem; }
+a { color: inherit; } nav ul { columns: 2; padding-left: 1.1rem; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .28rem .9rem .28rem 0; border-bottom: 1px solid var(--rule); text-align: right; vertical-align: top; }
 th { font-weight: 600; vertical-align: bottom; } th:first-child, td:first-child { text-align: left; }
 td:first-child { white-space: nowrap; }
-code { font: .92em ui-monospace, monospace; } figure { margin: 1rem 0; } figcaption { font-weight: 600; }
-svg { width: 100%; height: auto; max-width: 46rem; display: block; } .label { fill: var(--soft);
-  font: 12px system-ui, sans-serif; paint-order: stroke; stroke: var(--back); stroke-width: 3px; }
-.axis { stroke: var(--soft); } .grid { stroke: var(--rule); }
-.line { fill: none; stroke-width: 2; } .facts { font-size: .82rem; } .facts dt { float: left; clear: left;
-  width: 6.5rem; } .facts dd { margin: 0 0 .15rem 6.5rem; overflow-wrap: anywhere; }
+code { font: .92em ui-monospace, monospace; } figure { margin: 1rem 0; }
+img { width: 100%; height: auto; max-width: 46rem; display: block; background: #fff; border-radius: .4rem; }
+.facts { font-size: .82rem; } .facts dt { float: left; clear: left; width: 6.5rem; }
+.facts dd { margin: 0 0 .15rem 6.5rem; overflow-wrap: anywhere; }
 @media print { :root { --back: #fff; --fore: #000; --soft: #444; --rule: #bbb; font-size: 12px; }
   body { padding: 0; font-size: 1rem; } th, td { padding-right: .5rem; }
   .wide { overflow: visible; } td:first-child { white-space: normal; }
@@ -40,22 +42,65 @@ svg { width: 100%; height: auto; max-width: 46rem; display: block; } .label { fi
 """
 
 
-def _colours(series: Iterable[str]) -> str:
-    return "".join(
-        f"rect.s{place}, circle.s{place} {{ fill: {colour}; }} .line.s{place} {{ stroke: {colour}; }}\n"
-        for place, colour in enumerate(series)
-    )
+@click.command(epilog="Example: rest-store bench report results/ --out report.html")
+@click.argument("folder", type=PATH)
+@click.option("--out", type=PATH, help="The page to write. Default: report.html in FOLDER.")
+@click.option("--plots", type=PATH, help="Folder for the charts as PNG and SVG, too.")
+@click.option(
+    "--tables",
+    multiple=True,
+    type=PATH,
+    help="Fill the marked tables of this Markdown file instead of writing a page. May be repeated.",
+)
+@click.option("--check", is_flag=True, help="With --tables: write nothing, and fail if a table is out of date.")
+def report(folder: Path, out: Path | None, plots: Path | None, tables: tuple[Path, ...], check: bool) -> None:
+    """Turn the results in FOLDER, as the other commands write them with --json, into one page of HTML.
+
+    The page needs no network, and reads well in a browser and on paper. With --tables, the tables between the markers
+    of Markdown files are filled from the same results. Charts need the extra [plots].
+    """
+    if check and not tables:
+        raise click.UsageError("--check needs --tables")
+    results = read_results(folder)
+    if tables:
+        for file in tables:
+            _fill(file, results, folder, check=check)
+        return
+    place = out if out is not None else folder / "report.html"
+    _write(place, page(results))
+    click.echo(f"{place}: {len(results)} results")
+    if plots is not None:
+        from rest_store.bench.charts import write_charts
+
+        for name, result in results.items():
+            write_charts(section_of(result).exhibits, plots, name)
 
 
-_SERIES = f"{_colours(_LIGHT)}@media screen and (prefers-color-scheme: dark) {{\n{_colours(_DARK)}}}\n"
-assert len(_LIGHT) == len(_DARK) == SERIES
+def _fill(file: Path, results: Mapping[str, Result], folder: Path, *, check: bool) -> None:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ResultsError(describe(file, "file", f"unreadable ({error})", "Markdown with marked tables")) from error
+    new = filled(text, results, file)
+    if check and new != text:
+        raise ResultsError(describe(file, "a table of figures", "out of date", f"the figures of {folder}"))
+    if new != text:
+        _write(file, new)
+    click.echo(f"{file}: {'tables written' if new != text else 'tables up to date'}")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ResultsError(describe(path, "file", f"not writable ({error.strerror})", "a place to write to")) from error
 
 
 def page(results: Mapping[str, Result], *, title: str = "rest-store: what it is worth, and what it costs") -> str:
     """Return the page.
 
     Args:
-        results: as `read_results` returns them.
+        results: by name.
         title: of the page.
     """
     order = {kind: place for place, kind in enumerate(ORDER)}
@@ -65,13 +110,11 @@ def page(results: Mapping[str, Result], *, title: str = "rest-store: what it is 
     }
     links = "".join(f'<li><a href="#{escape(name)}">{escape(one.title)}</a></li>' for name, one in sections.items())
     body = "".join(_section(name, one) for name, one in sections.items())
-    intro = (
-        "Each figure stands with the commit, machine and arguments that it was measured with; none was copied by hand."
-    )
+    intro = "Each result is shown with the commit, machine and arguments that it was measured with."
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{_STYLE}{_SERIES}</style></head>\n<body><h1>{escape(title)}</h1>"
+        f"<style>{_STYLE}</style></head>\n<body><h1>{escape(title)}</h1>"
         f'<p class="soft">{intro}</p><nav><ul>{links}</ul></nav>{body}</body></html>\n'
     )
 
@@ -87,10 +130,14 @@ def _section(name: str, section: Section) -> str:
 def _exhibit(exhibit: Exhibit) -> str:
     if isinstance(exhibit, Table):
         return _table(exhibit)
-    if isinstance(exhibit, Lines) and not any(exhibit.series.values()):
+    if not any(exhibit.series.values()):
         return ""
-    assert isinstance(exhibit, Bars | Lines)
-    return f"<figure><figcaption>{escape(exhibit.title)}</figcaption>{draw(exhibit)}</figure>\n"
+    from rest_store.bench.charts import svg_of
+
+    # As an image, so that ids and fonts of the drawing keep to themselves.
+    image = base64.b64encode(svg_of(exhibit).encode()).decode()
+    title = escape(exhibit.title)
+    return f'<figure><img alt="{title}" src="data:image/svg+xml;base64,{image}"></figure>\n'
 
 
 def _table(table: Table) -> str:

@@ -1,4 +1,4 @@
-"""Results of benchmarks as they lie in a folder: one JSON file each."""
+"""Results of benchmarks, read from a folder: one JSON file each."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Result:
     Attributes:
         name: of its file, without `.json`.
         kind: which benchmark wrote it, such as "query".
-        facts: where and with what it was measured, as texts by name.
-        figures: what was measured; its shape is the benchmark's own.
+        facts: commit, machine, versions, data and arguments, as texts by name.
+        figures: the measurements; their shape depends on the benchmark.
     """
 
     name: str
@@ -37,7 +37,7 @@ def read_results(folder: str | Path) -> dict[str, Result]:
         Results by name, in order of names.
 
     Raises:
-        ResultsError: no such folder, no JSON file in it, or one that is no result.
+        ResultsError: the folder does not exist or holds no JSON file, or a file is not a valid result.
     """
     paths = sorted(Path(folder).glob("*.json"))
     if not paths:
@@ -61,7 +61,7 @@ def _read(path: Path) -> Result:
 
 
 def _text(value: Any) -> str:
-    """Return JSON as a short text, without what says nothing."""
+    """Return JSON as a short text, without empty values."""
     if isinstance(value, dict):
         parts = ((name, one) for name, one in value.items() if one not in (None, False, [], {}, ""))
         return ", ".join(f"{name} {_text(one)}" for name, one in parts)

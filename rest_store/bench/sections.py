@@ -1,4 +1,4 @@
-"""What each kind of result shows in a report, as tables and charts."""
+"""The section of a report for each kind of result, as tables and charts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CURVES = {
 
 
 def section_of(result: Result) -> Section:
-    """Return what `result` shows; figures of an unknown kind or shape are shown as they are."""
+    """Return the section of `result`; figures of an unknown kind or shape are listed as they are."""
     title, about, show = _KINDS.get(result.kind, (result.kind.replace("_", " ").capitalize(), "", _anything))
     try:
         exhibits = show(result.figures)
@@ -39,14 +39,11 @@ def section_of(result: Result) -> Section:
     return Section(f"{title}: {variant.replace('_', ' ')}" if variant else title, about, exhibits, result.facts)
 
 
-_QUERY_RATIOS = [  # part of the results, figure in it, and what it says
+_QUERY_RATIOS = [  # part of the results, figure in it, and its name
     ("batch of 64", "median", "single call / context of a batch of 64, medians"),
     ("batch of 64", "mean", "single call / context of a batch of 64, means"),
-    ("batch of 64", "array, ratio of medians", "single call / context of an array of 64, medians"),
     ("two threads", "single calls, ratio", "two threads / one, single calls"),
-    ("two threads", "single calls, ratio of processes", "two processes / one thread, single calls"),
     ("two threads", "batches of 64, ratio", "two threads / one, batches of 64"),
-    ("two threads", "batches of 64, ratio of processes", "two processes / one thread, batches of 64"),
 ]
 
 
@@ -76,14 +73,11 @@ def _service(figures: Mapping[str, Any]) -> list[Exhibit]:
     kinds = [name for name in figures if name.endswith(("TCP", "Unix"))]
     together = [name for name in figures if "clients, " in name]
     rows: list[list[Cell]] = [
-        [name, *(figures[name].get(what) for what in ("echo", "service", "share", "share min", "share max"))]
-        for name in together
+        [name, *(figures[name].get(what) for what in ("echo", "service", "share"))] for name in together
     ]
-    medians = {
-        who: [figures[kind].get(f"{who} median us") for kind in kinds]
-        for who in _leading(figures[kinds[0]], " median us")
-    }
-    waits = {
+    callers = [name.removesuffix(" median us") for name in figures[kinds[0]] if name.endswith(" median us")]
+    medians = {who: [figures[kind].get(f"{who} median us") for kind in kinds] for who in callers}
+    latencies = {
         f"{who}, {part}": [(row["offered"], row[f"{part} us"] / 1e3) for row in load[who]]
         for who in load
         for part in ("median", "p99")
@@ -92,14 +86,10 @@ def _service(figures: Mapping[str, Any]) -> list[Exhibit]:
     return [
         service_table(figures),
         Bars("One client", "median microseconds", kinds, medians),
-        Table("Many clients at once", ["", "echo, a second", "service, a second", "share", "least", "greatest"], rows),
+        Table("Many clients at once", ["", "echo, a second", "service, a second", "share"], rows),
         Table("Batches of 256 contexts", ["", "contexts a second"], batches),
-        Lines("Latency against offered load", "requests offered a second", "milliseconds", waits, logarithmic="y"),
+        Lines("Latency against offered load", "requests offered a second", "milliseconds", latencies, logarithmic="y"),
     ]
-
-
-def _leading(row: Mapping[str, Any], ending: str) -> list[str]:
-    return [name.removesuffix(ending) for name in row if name.endswith(ending)]
 
 
 def _quality(figures: Mapping[str, Any]) -> list[Exhibit]:
@@ -134,9 +124,7 @@ def _quality(figures: Mapping[str, Any]) -> list[Exhibit]:
         exhibits.append(Table("Each source alone, and each left out", header, cells, note))
     for name, points in figures.get("curves", {}).items():
         title, across, scale = _CURVES.get(name, (f"M against {name}", name, ""))
-        if isinstance(points, Mapping):
-            exhibits.append(Lines(title, across, "M", {key: _pairs(line) for key, line in points.items()}, scale))
-        elif len(points) > 1:
+        if len(points) > 1:
             exhibits.append(Lines(title, across, "M", {"session": _pairs(points)}, scale))
     return [*exhibits, *_reliability(rows)]
 
@@ -209,12 +197,12 @@ def _peers(figures: Mapping[str, Any]) -> list[Exhibit]:
     if "infini-gram" in figures:
         exhibits.append(infini_gram_table(figures["infini-gram"]))
     if "suffix decoding" in figures:
-        found = figures["suffix decoding"]
-        exhibits.append(suffix_decoding_table(found))
-        families = list(found["rows"][0]["families"])
+        decoding = figures["suffix decoding"]
+        exhibits.append(suffix_decoding_table(decoding))
+        families = list(decoding["rows"][0]["families"])
         bars = {
             f"{row['drafting']}, {row['knows']}": [row["families"][family] for family in families]
-            for row in found["rows"]
+            for row in decoding["rows"]
             if row["nodes"] == 16 and row["knows"] in ("outputs", "everything") and "defaults" not in row["drafting"]
         }
         exhibits.append(Bars("M by family, 16 nodes", "M", [FAMILIES.get(one, one) for one in families], bars, 1.0))
@@ -233,7 +221,7 @@ def _paper(figures: Mapping[str, Any]) -> list[Exhibit]:
 
 
 def _anything(figures: Any) -> list[Exhibit]:
-    """Show figures of any shape: a list of like objects as a table, everything else by the path that leads there."""
+    """Show figures of any shape: a list of objects as a table, anything else as paths and values."""
     if isinstance(figures, list) and figures and all(isinstance(one, dict) for one in figures):
         header = [name for name, value in figures[0].items() if not isinstance(value, dict | list)]
         return [Table("", header, [[one.get(name) for name in header] for one in figures])]
@@ -254,17 +242,17 @@ _Show = Callable[[Any], list[Exhibit]]
 _KINDS: dict[str, tuple[str, str, _Show]] = {
     "quality": (
         "Drafts",
-        "Recorded outputs, replayed: tokens written in a forward pass by the session, its parts, and known rules.",
+        "Replayed recordings: tokens per forward pass of the session, of its parts, and of known rules.",
         _quality,
     ),
     "paper": (
         "REST's experiments",
-        "The paper's tables with its own rule, 64 nodes, by replay: pages in memory, no answer remembered.",
+        "The paper's tables with its own rule, 64 nodes, by replay: pages in memory, trees not in the cache.",
         _paper,
     ),
     "speed": (
         "Generation",
-        "The same prompts written by each method in turn, on one model; speed is relative to plain generation.",
+        "The same prompts continued by each method in turn, on one model. Speed is relative to plain generation.",
         _speed,
     ),
     "query": ("Queries", "What a draft costs through the Python API, for contexts of recorded outputs.", _query),

@@ -1,4 +1,4 @@
-"""Services for as long as something is measured through them, each in a process of its own."""
+"""Services to measure, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from pathlib import Path
 
 from rest_store.errors import ServeError, describe
 
-PATIENCE = 60.0  # seconds for an answer that is measured: a machine that was busy elsewhere ends no benchmark
+TIMEOUT = 60.0  # seconds for an answer: a busy machine must not end a measurement
 
 
 @contextlib.contextmanager
 def started(*command: str) -> Iterator[list[str]]:
-    """Run `python COMMAND`, which says where it listens and then that it is ready; end it afterwards.
+    """Run `python COMMAND` until it prints that it is ready, and terminate it afterwards.
 
     Yields:
-        The addresses that it listens on, in the order in which it says them.
+        The addresses that it listens on, in the order in which it prints them.
 
     Raises:
-        ServeError: it did not start; it has said why.
+        ServeError: the process did not start; it has printed the reason.
     """
     process = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    with process, contextlib.ExitStack() as ending:
-        ending.callback(process.terminate)
+    with process, contextlib.ExitStack() as stack:
+        stack.callback(process.terminate)
         addresses = []
         for line in process.stdout:
             if line.startswith("ready"):
@@ -41,10 +41,10 @@ def started(*command: str) -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def serving(directories: Sequence[Path]) -> Iterator[str]:
-    """Serve `directories` on a Unix socket; give the target, and end it afterwards.
+    """Serve `directories` on a Unix socket and yield its address; end the service afterwards.
 
     Raises:
-        ServeError: it did not start; it has said why.
+        ServeError: the service did not start; it has printed the reason.
     """
     with tempfile.TemporaryDirectory(prefix="rest-store-") as folder:
         named = [f"{place}={directory}" for place, directory in enumerate(directories)]

@@ -1,4 +1,4 @@
-"""The tables of figures that the README and the report share, each made from results alone."""
+"""Tables of figures for Markdown files and the report, each made from results alone."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ DRAFTED = {
     "DraftSession": "`DraftSession`",
 }
 QUERIES = {
+    "draft, 1 shards": "`draft`, one shard",
+    "draft, 8 shards": "`draft`, eight shards",
     "draft, 1 shards, first": "`draft`, contexts not asked before",
     "draft, 1 shards, again": "the same, asked again",
     "draft, 1 shards, nothing remembered": "the same, no answer remembered at the start",
@@ -40,12 +42,11 @@ QUERIES = {
     "draft, 8 shards, again": "eight shards, asked again",
     "longest_suffix_match": "`longest_suffix_match`",
 }
-_KINDS = ("unary", "stream")
-_WAYS = {"TCP": "TCP", "Unix": "Unix socket"}
+_TRANSPORTS = {"TCP": "TCP", "Unix": "Unix socket"}
 
 
 def microseconds(value: float) -> str:
-    """Return microseconds as they are read: with one decimal below ten."""
+    """Return microseconds as text, with one decimal below ten."""
     return f"{value:.1f}" if value < 10 else f"{value:,.0f}"
 
 
@@ -55,13 +56,13 @@ def drafting_table(results: Mapping[str, Any]) -> Table:
     Args:
         results: figures of `bench quality`, by what was replayed.
     """
-    found = {name: {(row["drafting"], row["nodes"]): row["M"] for row in one["rows"]} for name, one in results.items()}
-    first = next(iter(found.values()))
+    values = {name: {(row["drafting"], row["nodes"]): row["M"] for row in one["rows"]} for name, one in results.items()}
+    first = next(iter(values.values()))
     rows: list[list[Cell]] = []
     for rule, name in RULES.items():
         for nodes in sorted(nodes for drafting, nodes in first if drafting == rule):
-            rows.append([name, nodes, *(_decimals(one.get((rule, nodes))) for one in found.values())])
-    return Table("Mean tokens of a forward pass (M)", ["drafting", "nodes", *found], rows)
+            rows.append([name, nodes, *(_decimals(one.get((rule, nodes))) for one in values.values())])
+    return Table("Mean tokens of a forward pass (M)", ["drafting", "nodes", *values], rows)
 
 
 def curves_table(results: Mapping[str, Any]) -> Table:
@@ -98,11 +99,12 @@ def speed_table(figures: Mapping[str, Any]) -> Table:
 
 
 def decodings_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Speed against plain generation and M by family and way of decoding, as Table 1 of REST's paper has them.
+    """Speed against plain generation and M by family and decoding, as Table 1 of REST's paper has them.
+
+    The last rows are the share of texts equal to those of plain generation with the same seed.
 
     Args:
-        results: figures of `bench speed`, by the way of decoding. The last rows are the share of texts that are those
-            of plain generation with the same seed.
+        results: figures of `bench speed`, by the name of the decoding.
     """
     tables = {decoding: speed_table(figures) for decoding, figures in results.items()}
     header = list(dict.fromkeys(name for table in tables.values() for name in table.header))
@@ -145,8 +147,8 @@ def sizes_table(sizes: Sequence[Mapping[str, Any]], beyond_memory: Mapping[str, 
     """Microseconds of a draft by size of the datastore.
 
     Args:
-        sizes: as `bench query --sizes` writes them.
-        beyond_memory: one of them, measured with less memory than the datastore's size.
+        sizes: as `bench_query.py --sizes` writes them.
+        beyond_memory: one of them, measured with less memory available than the datastore's size.
     """
 
     def row(name: str, one: Mapping[str, Any]) -> list[Cell]:
@@ -169,17 +171,19 @@ def sizes_table(sizes: Sequence[Mapping[str, Any]], beyond_memory: Mapping[str, 
 
 def service_table(figures: Mapping[str, Any]) -> Table:
     """Median microseconds of one client through the service, beside an echo of the same messages."""
+    callers = {"client": "`DatastoreClient`, blocking", "source": "its `source()`"}
+    measured = {who: name for who, name in callers.items() if f"{who} median us" in figures["unary, sync, TCP"]}
     rows: list[list[Cell]] = []
-    for way, name in _WAYS.items():
-        for kind in _KINDS:
-            both = [figures[f"{kind}, {calls}, {way}"] for calls in ("sync", "asyncio")]
+    for transport, name in _TRANSPORTS.items():
+        for kind in ("unary", "stream"):
+            both = [figures[f"{kind}, {calls}, {transport}"] for calls in ("sync", "asyncio")]
             cells = [" / ".join(f"{one[f'{who} median us']:.0f}" for one in both) for who in ("echo", "service")]
             cells.append(" / ".join(f"{one['ratio']:.2f}" for one in both))
-            for who in ("client", "source"):
-                found = both[0].get(f"{who} median us")
-                cells.append("" if found is None else f"{found:.0f} ({both[0][f'{who} ratio']:.2f})")
+            for who in measured:
+                median = both[0].get(f"{who} median us")
+                cells.append("" if median is None else f"{median:.0f} ({both[0][f'{who} ratio']:.2f})")
             rows.append([f"{kind}, {name}, blocking / asyncio", *cells])
-    columns = ["one client", "echo", "service", "ratio", "`DatastoreClient`, blocking", "its `source()`"]
+    columns = ["one client", "echo", "service", "ratio", *measured.values()]
     return Table("One client, median microseconds", columns, rows)
 
 
@@ -214,7 +218,7 @@ def suffix_decoding_table(figures: Mapping[str, Any]) -> Table:
 
 
 def paper_tables(figures: Mapping[str, Any]) -> list[Table]:
-    """The tables of REST's paper, from the figures of `bench paper`."""
+    """The tables of REST's paper, from the figures of `bench_paper.py`."""
     rows = figures["rows"]
 
     def table(title: str, first: str, experiment: str, name: Callable[[Mapping[str, Any]], str]) -> Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rest_store.bench.baselines import MergedRules, PromptLookupRule, RestRule, tree_of
+from rest_store.bench.baselines import PromptLookupRule, RestRule, tree_of
 
 
 class FromList:
@@ -34,11 +34,3 @@ def test_rests_rule_keeps_the_end_of_the_context() -> None:
     rule.accept([7, 8])
     assert rule.draft(max_nodes=16, costs=None).tokens.tolist() == [5, 6]
     assert store.asked == [[*range(26, 40), 7, 8]]
-
-
-def test_merged_rules_share_nodes_and_say_where_they_come_from() -> None:
-    rules = [RestRule(FromList([[1, 2, 3]]), [0]), RestRule(FromList([[1, 2], [1, 4]]), [0])]
-    tree = MergedRules(rules).draft(max_nodes=16, costs=None)
-    assert tree.tokens.tolist() == [1, 2, 3, 4]
-    assert tree.parents.tolist() == [-1, 0, 1, 0]
-    assert tree.origins.tolist() == [3, 3, 1, 2]  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""`rest-store bench quality` on odd input: it counts nothing twice, loses no datastore, and refuses before it works."""
+"""`rest-store bench quality` on unusual input, and the order of its checks."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from rest_store.bench import calibrate as calibrating
 from rest_store.bench import quality as measuring
-from rest_store.bench import replay as replaying
 from rest_store.bench.quality import measure, measure_series, prompt_lookup_rule, rest_rule
-from rest_store.bench.replay import Recording, replay, walk
+from rest_store.bench.recordings import Recording
+from rest_store.bench.replay import replay, walk
 from rest_store.cli import main
 from rest_store.datastore.datastore import Datastore
 from rest_store.drafting.calibration import Calibration
@@ -75,30 +76,12 @@ def test_datastores_of_one_name_are_told_apart(folder: Path) -> None:
     two = ["--datastore", folder / "a", "--datastore", folder / "other/a"]
     done = bench(folder, *two, "--calibration", "default", "--json", folder / "two.json")
     assert done.exit_code == 0, done.output
-    facts = json.loads((folder / "two.json").read_text())
-    assert set(facts["datastores"]) == {str(folder / "a"), str(folder / "other/a")}
-    assert sum(row["drafting"].endswith(" alone") for row in facts["rows"]) == 3
+    results = json.loads((folder / "two.json").read_text())["results"]
+    assert set(results["datastores"]) == {str(folder / "a"), str(folder / "other/a")}
+    assert sum(row["drafting"].endswith(" alone") for row in results["rows"]) == 3
     done = bench(folder, "--datastore", folder / "a", "--datastore", folder / "b/../a", "--calibration", "default")
     assert done.exit_code == 1
     assert "twice" in done.output
-
-
-def test_several_datastores_may_make_one_size(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("matplotlib", reason="the extra [plots] is not installed")
-    seen: dict[float, list[str]] = {}
-
-    def series(held: Any, sizes: Any, used: Any) -> dict[str, list[tuple[float, float]]]:
-        seen.update({size: sorted(stores) for size, stores in sizes.items()})
-        return {}
-
-    monkeypatch.setattr(measuring, "measure_series", series)
-    options = ["--datastore", folder / "a", "--calibration", "default", "--no-ablations", "--plots", folder / "plots"]
-    sizes = ["--series", "0.1", folder / "other/a", "--series", "0.1", folder / "b", "--series", "0.5", folder / "b"]
-    done = bench(folder, *options, *sizes)
-    assert done.exit_code == 0, done.output
-    assert seen == {0.1: ["a", "b"], 0.5: ["b"], 1.0: ["a"]}
-    for size in ("0", "1", "2"):
-        assert bench(folder, *options, "--series", size, folder / "b").exit_code == 2
 
 
 def test_larger_datastores_and_longer_suffixes_are_measured_as_such(folder: Path) -> None:
@@ -111,15 +94,16 @@ def test_larger_datastores_and_longer_suffixes_are_measured_as_such(folder: Path
     assert curves["nodes"][1][1] < curves["nodes"][2][1]
 
 
-def test_what_is_wrong_is_said_before_anything_is_fitted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_options_are_refused_before_anything_is_fitted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def costly(*arguments: Any, **options: Any) -> Calibration:
         raise AssertionError("fitted first")
 
-    monkeypatch.setattr(replaying, "fit_calibration", costly)
+    for module in (measuring, calibrating):
+        monkeypatch.setattr(module, "fit_calibration", costly)
     store = ["--datastore", folder / "a"]
     for options, fragment in (
         (["--json", folder / "no/where.json"], "folder is missing"),
-        (["--plots", folder / "plots", "--series", "0.5", folder / "none"], "none"),
+        (["--datastore", folder / "none"], "none"),
         (["--calibration", folder / "none"], "calibration is"),
     ):
         done = bench(folder, *store, *options)
@@ -131,7 +115,7 @@ def test_what_is_wrong_is_said_before_anything_is_fitted(folder: Path, monkeypat
     assert "folder is missing" in done.output
 
 
-def test_recordings_without_output_are_none(folder: Path, tmp_path: Path) -> None:
+def test_recordings_without_output_are_not_used(folder: Path, tmp_path: Path) -> None:
     rows = [{"prompt": [1, 2, number], "output": []} for number in range(30)]
     (tmp_path / "recordings.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     done = bench(tmp_path, "--datastore", folder / "a", "--calibration", "default")
@@ -144,7 +128,7 @@ def test_through_a_service_the_figures_are_those_in_process(folder: Path) -> Non
     options = [*stores, "--calibration", "default", "--no-ablations", "--through-service", "--json", folder / "s.json"]
     done = bench(folder, *options)
     assert done.exit_code == 0, done.output
-    rows = {row["drafting"]: row["M"] for row in json.loads((folder / "s.json").read_text())["rows"]}
+    rows = {row["drafting"]: row["M"] for row in json.loads((folder / "s.json").read_text())["results"]["rows"]}
     assert rows["session through a service"] == rows["session"] > 1
     none = bench(folder, "--through-service", "--calibration", "default")
     assert none.exit_code == 1

@@ -1,9 +1,10 @@
-"""The report of a folder of results, and the README's tables of figures."""
+"""The report of a folder of results, and the tables of figures in Markdown files."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,9 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
-from rest_store.bench.charts import draw
+from rest_store.bench.charts import svg_of, write_charts
 from rest_store.bench.exhibits import Bars, Lines, Table, shown
-from rest_store.bench.readme import TABLES, as_markdown, filled
+from rest_store.bench.markdown_tables import TABLES, as_markdown, filled
 from rest_store.bench.report import page
 from rest_store.bench.results import Result, read_results
 from rest_store.bench.sections import ORDER, section_of
@@ -24,7 +25,8 @@ from tests.shared.strategies import refused
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
-VOID = {"meta", "link", "br"}
+VOID = {"meta", "link", "br", "img"}
+MARK = re.compile(r"<!-- figures: ([a-z-]+) -->")
 
 
 class Reader(HTMLParser):
@@ -61,15 +63,21 @@ def read(text: str) -> Reader:
     return reader
 
 
-def test_the_page_of_the_committed_results_is_whole_and_reaches_for_nothing() -> None:
+@pytest.fixture(scope="module")
+def committed_page() -> str:
+    return page(read_results(RESULTS))
+
+
+def test_the_page_of_the_committed_results_is_whole_and_needs_no_network(committed_page: str) -> None:
     results = read_results(RESULTS)
-    text = page(results)
-    reader = read(text)
+    reader = read(committed_page)
     assert set(reader.ids) == set(results)
-    assert {link.removeprefix("#") for link in reader.links} == set(results)
-    assert not reader.tags & {"script", "link", "img", "iframe"}
-    assert "url(" not in text
-    assert "@import" not in text
+    images = [link for link in reader.links if link.startswith("data:image/svg+xml;base64,")]
+    assert {link.removeprefix("#") for link in reader.links if link not in images} == set(results)
+    assert len(images) > 20
+    assert not reader.tags & {"script", "link", "iframe"}
+    assert "url(" not in committed_page
+    assert "@import" not in committed_page
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in RESULTS.glob("*.json")))
@@ -102,26 +110,33 @@ def test_names_are_escaped_wherever_they_stand() -> None:
     assert "<x>" not in text
 
 
-def test_charts_are_drawings_of_their_values() -> None:
-    svg = ElementTree.fromstring(draw(Bars("a & b", "times", ["one", "two"], {"s": [1.0, 2.0], "t": [None, 4.0]}, 1.0)))
-    bars = [float(rect.attrib["width"]) for rect in svg.findall("rect") if "rx" not in rect.attrib]
-    assert bars == pytest.approx([bars[0], 2 * bars[0], 4 * bars[0]], rel=0.01)
-    lines = Lines("c", "x", "y", {"s": [(1, 10), (10, 100), (100, 1000)], "t": [(1, 10)]}, logarithmic="xy")
-    svg = ElementTree.fromstring(draw(lines))
-    first = svg.findall("polyline")[0].attrib["points"].split()
-    (x0, y0), (x1, y1), (x2, y2) = (map(float, point.split(",")) for point in first)
-    assert (x1 - x0, y1 - y0) == pytest.approx((x2 - x1, y2 - y1), abs=0.2)
-    assert y2 < y0
+SVG = "{http://www.w3.org/2000/svg}"
+CHARTS = [
+    Bars("a & b", "times", ["one", "two"], {"s": [1.0, 2.0], "t": [None, 4.0]}, 1.0),
+    Lines("c", "across", "up", {"s": [(1, 10), (10, 100), (100, 1000)], "t": [(1, 10)]}, logarithmic="xy"),
+    Lines("zero", "across", "up", {"s": [(0.0, 5.0), (3.0, 5.0)]}, logarithmic="xy"),
+    Lines("point", "across", "up", {"s": [(1.0, 1.0)]}),
+]
 
 
-@pytest.mark.parametrize("points", [[(1.0, 1.0)], [(0.0, 5.0), (3.0, 5.0)], [(2.0, 0.001), (4.0, 90_000.0)]])
-@pytest.mark.parametrize("scale", ["", "xy"])
-def test_axes_have_marks_within_the_drawing(points: list[tuple[float, float]], scale: str) -> None:
-    svg = ElementTree.fromstring(draw(Lines("t", "x", "y", {"s": points}, scale)))
-    width, height = map(float, svg.attrib["viewBox"].split()[2:])
-    labels = svg.findall("text")
-    assert len(labels) >= 4
-    assert all(0 <= float(label.attrib["x"]) <= width and 0 <= float(label.attrib["y"]) <= height for label in labels)
+@pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: str(chart.title))
+def test_charts_are_drawings_with_text_that_is_text(chart: Bars | Lines) -> None:
+    svg = svg_of(chart)
+    texts = [(element.text or "").strip() for element in ElementTree.fromstring(svg).iter(f"{SVG}text")]
+    labels = [chart.unit, *chart.categories] if isinstance(chart, Bars) else [chart.across, chart.up]
+    names = list(chart.series) if len(chart.series) > 1 else []
+    assert {chart.title, *labels, *names} <= set(texts)
+    assert svg_of(chart) == svg, "equal charts are equal bytes"
+    assert 'href="http' not in svg
+
+
+def test_files_are_named_by_what_they_show(tmp_path: Path) -> None:
+    empty = Lines("none", "x", "y", {"s": []})
+    written = write_charts([CHARTS[0], Table("t", [], []), empty], tmp_path / "new", "speed")
+    assert written == [tmp_path / "new" / f"speed-a-b.{ending}" for ending in ("png", "svg")]
+    assert all(path.stat().st_size > 1000 for path in written)
+    (tmp_path / "file").touch()
+    refused(ResultsError, lambda: write_charts(CHARTS, tmp_path / "file", "x"), "not writable")
 
 
 def test_cells_are_shown_briefly() -> None:
@@ -148,16 +163,24 @@ def test_marked_tables_are_made_anew_and_nothing_else() -> None:
     assert text.startswith("before\n<!-- figures: speed -->\n\n| family |")
     assert text.endswith("|\n\n<!-- end of figures -->\nafter\n")
     assert filled(text, results) == text
-    refused(ResultsError, lambda: filled(marked("nothing"), results), "nothing", ", ".join(TABLES))
+    refused(
+        ResultsError, lambda: filled(marked("nothing"), results, "F.md"), "F.md: table is nothing", ", ".join(TABLES)
+    )
     refused(ResultsError, lambda: filled(marked("speed"), {}), "absent")
 
 
-def test_the_readmes_tables_are_those_of_the_committed_results() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"<!-- figures: ([a-z-]+) -->", text)) == set(TABLES)
-    assert filled(text, read_results(RESULTS)) == text, (
-        "run: rest-store bench report benchmarks/results --readme README.md"
-    )
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("path", [path for path in DOCUMENTS if MARK.search(path.read_text("utf-8"))], ids=str)
+def test_marked_tables_are_those_of_the_committed_results(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    command = f"rest-store bench report benchmarks/results --tables {path.relative_to(ROOT)}"
+    assert filled(text, read_results(RESULTS)) == text, f"run: {command}"
+
+
+def test_every_table_is_shown_in_some_document() -> None:
+    assert {name for path in DOCUMENTS for name in MARK.findall(path.read_text("utf-8"))} == set(TABLES)
 
 
 def run(*arguments: Any) -> tuple[int, str]:
@@ -165,22 +188,26 @@ def run(*arguments: Any) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
-def test_the_command_writes_pages_and_tables(tmp_path: Path) -> None:
-    out, readme = tmp_path / "page.html", tmp_path / "README.md"
+def test_the_command_writes_pages_and_tables(tmp_path: Path, committed_page: str) -> None:
+    out, first, second = tmp_path / "page.html", tmp_path / "a.md", tmp_path / "b.md"
     assert run(RESULTS, "--out", out)[0] == 0
-    assert out.read_text(encoding="utf-8") == page(read_results(RESULTS))
-    readme.write_text(marked("queries"))
-    status, message = run(RESULTS, "--readme", readme, "--check")
-    assert (status, "behind its results" in message) == (1, True)
-    assert run(RESULTS, "--readme", readme) == (0, f"{readme}: tables written\n")
-    assert run(RESULTS, "--readme", readme, "--check") == (0, f"{readme}: as its results\n")
+    assert out.read_text(encoding="utf-8") == committed_page
+    first.write_text(marked("queries"))
+    second.write_text(marked("speed"))
+    status, message = run(RESULTS, "--tables", first, "--check")
+    assert (status, "out of date" in message) == (1, True)
+    both = (RESULTS, "--tables", first, "--tables", second)
+    assert run(*both) == (0, f"{first}: tables written\n{second}: tables written\n")
+    assert run(*both, "--check") == (0, f"{first}: tables up to date\n{second}: tables up to date\n")
     assert run(RESULTS, "--check")[0] == 2
-    for arguments in (["--out", tmp_path / "none" / "x.html"], ["--readme", tmp_path / "none"]):
-        status, message = run(RESULTS, *arguments)
+    (tmp_path / "one").mkdir()
+    shutil.copy(RESULTS / "build.json", tmp_path / "one")
+    for arguments in (["--out", tmp_path / "none" / "x.html"], ["--tables", tmp_path / "none"]):
+        status, message = run(tmp_path / "one", *arguments)
         assert (status, message.count("\n")) == (1, 1)
 
 
-def test_a_result_without_figures_is_no_reason_to_fail(tmp_path: Path) -> None:
+def test_a_result_without_figures_does_not_fail(tmp_path: Path) -> None:
     for kind in ("query", "service", "quality", "speed", "build", "peers"):
         (tmp_path / f"{kind}.json").write_text(json.dumps({"benchmark": kind, "results": {}}))
     read(page(read_results(tmp_path)))

@@ -1,4 +1,4 @@
-"""`rest-store bench speed`: what is compared, how it is decoded, and what the methods go on from."""
+"""`rest-store bench speed`: the methods, the decoding, and the prompts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,18 @@ from click.testing import CliRunner
 from transformers import AutoTokenizer
 
 from rest_store.bench.methods import decoding, make_methods
-from rest_store.bench.questions import FIRST, SECOND, Question, asked, chat_tokens, in_turns, read_questions, recorded
-from rest_store.bench.record import Prompt
-from rest_store.bench.replay import FIT_PARTS, part_of
+from rest_store.bench.prompts import (
+    FIRST,
+    SECOND,
+    Prompt,
+    Question,
+    chat_tokens,
+    interleaved,
+    question_prompts,
+    read_questions,
+    recorded_prompts,
+)
+from rest_store.bench.recordings import FIT_PARTS, part_of
 from rest_store.bench.results import Result, read_results
 from rest_store.bench.sections import section_of
 from rest_store.bench.tables import decodings_table, speed_table
@@ -58,10 +67,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_all_methods_sample_from_the_same_seeds_and_ours_write_the_plain_text(folder: Path, tmp_path: Path) -> None:
-    command = ["bench", "speed", "--model", folder / "model", "--traces", folder / "traces.jsonl", "--new-tokens", 12]
+    command = [
+        "bench",
+        "speed",
+        "--model",
+        folder / "model",
+        "--recordings",
+        folder / "traces.jsonl",
+        "--max-new-tokens",
+        12,
+    ]
     command += ["--questions", folder / "questions.jsonl.gz", "--datastore", folder / "ds", "--prompts", 2]
     command += ["--assistant", "early-exit:1", "--sampling", "nucleus", "--seed", 40, "--prepacked-weights"]
-    status, shown = run(*command, "--methods", *THEIRS, *OURS, "--json", tmp_path / "speed_nucleus.json")
+    methods = [word for name in (*THEIRS, *OURS) for word in ("--method", name)]
+    status, shown = run(*command, *methods, "--json", tmp_path / "speed_nucleus.json")
     assert status == 0, shown
     result = read_results(tmp_path)["speed_nucleus"]
     families = result.figures["families"]
@@ -80,12 +99,21 @@ def test_all_methods_sample_from_the_same_seeds_and_ours_write_the_plain_text(fo
 
 
 def test_greedy_decoding_of_all_methods_writes_the_plain_text(folder: Path, tmp_path: Path) -> None:
-    command = ["bench", "speed", "--model", folder / "model", "--traces", folder / "traces.jsonl", "--new-tokens", 12]
+    command = [
+        "bench",
+        "speed",
+        "--model",
+        folder / "model",
+        "--recordings",
+        folder / "traces.jsonl",
+        "--max-new-tokens",
+        12,
+    ]
     command += ["--datastore", folder / "ds", "--prompts", 1, "--assistant", folder / "model"]
     status, shown = run(*command, "--json", tmp_path / "speed.json")
     assert status == 0, shown
     figures = read_results(tmp_path)["speed"].figures
-    methods = {"plain", "no drafts", "prompt lookup", "merged rules", *OURS, *THEIRS}
+    methods = {"plain", "no drafts", "prompt lookup", *OURS, *THEIRS}
     assert {name: one["identical"] for name, one in figures["families"]["all"].items()} == dict.fromkeys(methods, 1)
     assert figures["sampling"] == {"kind": "greedy", "humaneval-raw": {"do_sample": False}}
     assert figures["families"]["all"]["plain"]["mean_tokens"] == 1
@@ -103,23 +131,28 @@ def test_the_papers_settings_belong_to_families() -> None:
 def test_second_turns_follow_the_models_own_answer(folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     questions = [Question("mt_bench", "a", ("add", "and first")), Question("qa", "b", ("What?",))]
-    told = []
+    asked = []
 
     def answer(prompt: list[int]) -> str:
-        told.append(prompt)
+        asked.append(prompt)
         return "naïve café"
 
-    first, second, single = asked(questions, tokenizer, answer, count=1)
+    first, second, single = question_prompts(questions, tokenizer, answer, count=1)
     assert (first.family, second.family, single.family) == (FIRST, SECOND, "qa")
-    assert told == [first.tokens] == [chat_tokens(tokenizer, ["add"])]
+    assert asked == [first.tokens] == [chat_tokens(tokenizer, ["add"])]
     text = "<|im_start|>user\nadd<|im_end|>\n<|im_start|>assistant\n"
     assert tokenizer.decode(first.tokens) == "<|im_start|>" + text, "the template writes one token more"
     assert tokenizer.decode(second.tokens) == "<|im_start|>" + text + (
         "naïve café<|im_end|>\n<|im_start|>user\nand first<|im_end|>\n<|im_start|>assistant\n"
     )
-    assert [one.family for one in asked(questions, tokenizer, answer, count=1, families=[SECOND])] == [SECOND]
-    assert [one.family for one in asked(questions, tokenizer, str, count=1, families=["qa", FIRST])] == [FIRST, "qa"]
-    assert asked(questions, tokenizer, str, count=0) == []
+    assert [one.family for one in question_prompts(questions, tokenizer, answer, count=1, families=[SECOND])] == [
+        SECOND
+    ]
+    assert [one.family for one in question_prompts(questions, tokenizer, str, count=1, families=["qa", FIRST])] == [
+        FIRST,
+        "qa",
+    ]
+    assert question_prompts(questions, tokenizer, str, count=0) == []
 
 
 def test_only_prompts_are_taken_that_nothing_was_fitted_to(folder: Path) -> None:
@@ -127,18 +160,18 @@ def test_only_prompts_are_taken_that_nothing_was_fitted_to(folder: Path) -> None
     numbers = [f"mt_bench{number}" for number in held_out("mt_bench")]
     assert [one.key for one in questions if len(one.turns) == 2] == numbers
     assert [one.key for one in questions if one.family == "qa"] == [f"qa{number}" for number in held_out("qa")]
-    prompts = recorded(folder / "traces.jsonl", count=99)
+    prompts = recorded_prompts(folder / "traces.jsonl", count=99)
     expected = [f"HumanEval/{n}" for n in range(60) if part_of(f"HumanEval/{n}") >= FIT_PARTS]
     assert [one.key for one in prompts] == expected
     assert 0 < len(expected) < 30
-    assert recorded(folder / "traces.jsonl", count=2, families=["humaneval-raw"]) == prompts[:2]
-    assert recorded(folder / "traces.jsonl", count=2, families=["qa"]) == []
+    assert recorded_prompts(folder / "traces.jsonl", count=2, families=["humaneval-raw"]) == prompts[:2]
+    assert recorded_prompts(folder / "traces.jsonl", count=2, families=["qa"]) == []
 
 
 def test_families_take_turns() -> None:
     prompts = [Prompt(family, str(number), [1]) for family, count in (("a", 3), ("b", 1)) for number in range(count)]
-    assert [one.family + one.key for one in in_turns(prompts)] == ["a0", "b0", "a1", "a2"]
-    assert in_turns([]) == []
+    assert [one.family + one.key for one in interleaved(prompts)] == ["a0", "b0", "a1", "a2"]
+    assert interleaved([]) == []
 
 
 def test_what_cannot_be_compared_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -148,12 +181,12 @@ def test_what_cannot_be_compared_is_refused(folder: Path, tmp_path: Path) -> Non
     refused(RecordingError, lambda: chat_tokens(tokenizer, ["a"]), "chat template is absent", str(folder / "model"))
     command = ["bench", "speed", "--model", folder / "model"]
     assert run(*command)[0] == 2
-    command += ["--traces", folder / "traces.jsonl"]
+    command += ["--recordings", folder / "traces.jsonl"]
     for extra, fragment in (
-        (["--methods", "magic"], "'magic', expected one of 'plain'"),
+        (["--method", "magic"], "'magic', expected one of 'plain'"),
         (["--assistant", "early-exit:x"], "'x', expected a number"),
         (["--assistant", "early-exit:2"], "expected 1..1"),
-        (["--families", "none"], "prompts of none that no calibration was fitted to is 0"),
+        (["--family", "none"], "prompts of none that no calibration was fitted to is 0"),
     ):
         status, shown = run(*command, *extra)
         assert (status, fragment in shown) == (1, True), shown

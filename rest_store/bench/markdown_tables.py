@@ -1,4 +1,4 @@
-"""The README's tables of figures, written from results between markers, so that they cannot fall behind.
+"""Tables of figures in Markdown files, filled from results between markers, so that they stay up to date.
 
 A table stands between ``<!-- figures: NAME -->`` and ``<!-- end of figures -->``; `TABLES` has the names.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from rest_store.bench.exhibits import Table, shown
 from rest_store.bench.results import Result
@@ -31,30 +32,33 @@ _REPLAYED = {
 }
 
 
-def filled(text: str, results: Mapping[str, Result]) -> str:
-    """Return a README with every marked table made anew from `results`.
+def filled(text: str, results: Mapping[str, Result], where: Path | str = "Markdown") -> str:
+    """Return `text` with every marked table made from `results`.
+
+    Args:
+        text: Markdown.
+        results: by name.
+        where: the file, for messages.
 
     Raises:
-        ResultsError: a table that is not known, or whose results are not there.
+        ResultsError: a table is unknown, or its results are missing.
     """
 
-    def table(found: re.Match[str]) -> str:
-        begin, name, end = found.groups()
+    def fill(place: re.Match[str]) -> str:
+        begin, name, end = place.groups()
         if name not in TABLES:
-            raise ResultsError(describe("README", "table", name, "one of " + ", ".join(TABLES)))
+            raise ResultsError(describe(where, "table", name, "one of " + ", ".join(TABLES)))
         try:
-            made = TABLES[name](results)
+            table = TABLES[name](results)
         except KeyError as error:
-            raise ResultsError(
-                describe("README", f"what the table {name} needs, {error}", "absent", "results")
-            ) from error
-        return f"{begin}\n{as_markdown(made)}\n{end}"
+            raise ResultsError(describe(where, f"the result {error} of the table {name}", "absent", "it")) from error
+        return f"{begin}\n{as_markdown(table)}\n{end}"
 
-    return _PLACE.sub(table, text)
+    return _PLACE.sub(fill, text)
 
 
 def as_markdown(table: Table) -> str:
-    """Return a table's header and rows as Markdown, its cells without padding."""
+    """Return a table's header and rows as Markdown, without padding."""
     rows = [table.header, ["---"] * len(table.header), *([shown(cell) for cell in row] for row in table.rows)]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 

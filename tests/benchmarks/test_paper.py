@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from bench_paper import paper
+from bench_paper import experiments, main, random_rule, timed_walk, trie_rule
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paper import experiments, random_rule, timed_walk, trie_rule
 
-from rest_store.bench.replay import Recording
+from rest_store.bench.recordings import Recording
 from rest_store.bench.results import read_results
 from rest_store.bench.sections import section_of
 from rest_store.datastore.datastore import Datastore
@@ -106,7 +105,7 @@ def test_the_experiments_show_what_the_paper_shows(folder: Path, recordings: lis
 
 
 def run(*arguments: Any) -> Any:
-    return CliRunner().invoke(paper, list(map(str, arguments)))
+    return CliRunner().invoke(main, list(map(str, arguments)))
 
 
 def test_the_command_prints_and_writes_what_a_report_shows(folder: Path, tmp_path: Path) -> None:

@@ -1,0 +1,193 @@
+"""Prompts for a model: of any file, of recordings, and both turns of MT-Bench's questions.
+
+The prompts that `bench speed` uses are those that the shipped calibration was not fitted to. A key is made of family
+and number as for recordings, so a question is held out in every file or in none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rest_store.bench.recordings import FIT_PARTS, lines_of, part_of, read_recordings
+from rest_store.errors import RecordingError, describe
+
+FIRST, SECOND = "mt_bench, first turn", "mt_bench, second turn"
+_TWO_TURNS = "mt_bench"  # the family of questions with two turns, as recordings name it
+
+Answer = Callable[[list[int]], str]  # a prompt's tokens to the model's answer
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt.
+
+    Attributes:
+        family: kind of task, for reports.
+        key: of the task; one task may have several prompts.
+        tokens: token ids, at least one.
+    """
+
+    family: str
+    key: str
+    tokens: list[int]
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question of one turn or two.
+
+    Attributes:
+        family: its category; `mt_bench` with two turns.
+        key: family and number.
+        turns: the user's messages in order, two at most.
+    """
+
+    family: str
+    key: str
+    turns: tuple[str, ...]
+
+
+def read_prompts(path: Path, encode: Callable[[str], Sequence[int]]) -> list[Prompt]:
+    """Read prompts: JSON lines, also as `.gz`, each with `prompt`, as text or token ids, or `turns`, a list of texts.
+
+    Of `turns` (the layout of MT-Bench and Spec-Bench) the first is taken. Optional: `set` or `category`, the family;
+    `id` or `question_id`.
+
+    Args:
+        path: the file.
+        encode: turns a text into token ids.
+
+    Raises:
+        RecordingError: the file cannot be read, holds no prompt, or a line is not a valid prompt.
+    """
+    prompts = []
+    for number, line in lines_of(path):
+        where, expected = f"{path}, line {number}", "JSON with prompt (text or token ids) or turns (texts)"
+        try:
+            fields = json.loads(line)
+            prompt = fields["prompt"] if "prompt" in fields else fields["turns"][0]
+            tokens = [int(token) for token in (encode(prompt) if isinstance(prompt, str) else prompt)]
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            raise RecordingError(describe(where, "prompt", "malformed", expected)) from error
+        if not tokens:
+            raise RecordingError(describe(where, "prompt", "empty", expected))
+        family = str(fields.get("set", fields.get("category", "all")))
+        prompts.append(Prompt(family, str(fields.get("id", fields.get("question_id", number))), tokens))
+    if not prompts:
+        raise RecordingError(describe(path, "number of prompts", 0, "at least one"))
+    return prompts
+
+
+def read_questions(path: Path) -> list[Question]:
+    """Read the held-out questions of a file in the layout of MT-Bench and Spec-Bench.
+
+    Args:
+        path: JSON lines with question_id, category and turns; may end in .gz.
+
+    Raises:
+        RecordingError: the file cannot be read, or a line is not a valid question.
+    """
+    questions = []
+    for number, line in lines_of(path):
+        where, expected = f"{path}, line {number}", "JSON with question_id, category and turns (texts)"
+        try:
+            fields = json.loads(line)
+            turns = tuple(fields["turns"][:2])
+            category, identifier = str(fields["category"]), str(fields["question_id"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise RecordingError(describe(where, "question", "malformed", expected)) from error
+        if not turns or not all(isinstance(turn, str) and turn for turn in turns):
+            raise RecordingError(describe(where, "turns", "malformed", expected))
+        family = _TWO_TURNS if len(turns) > 1 else category
+        key = family + identifier
+        if part_of(key) >= FIT_PARTS:
+            questions.append(Question(family, key, turns))
+    return questions
+
+
+def question_prompts(
+    questions: Iterable[Question], tokenizer: Any, answer: Answer, *, count: int, families: Sequence[str] = ()
+) -> list[Prompt]:
+    """Return prompts made of questions with the tokenizer's chat template.
+
+    The second turn's prompt holds the first question, the model's answer to it, and the second question.
+
+    Args:
+        questions: the questions.
+        tokenizer: of the model, of `transformers`.
+        answer: called for the first turn of each question whose second is wanted.
+        count: most prompts of each family.
+        families: `FIRST`, `SECOND` or categories; empty: all.
+
+    Raises:
+        RecordingError: the tokenizer has no chat template.
+    """
+    prompts: list[Prompt] = []
+    taken: dict[str, int] = defaultdict(int)
+
+    def take(family: str, key: str, tokens: list[int]) -> None:
+        taken[family] += 1
+        prompts.append(Prompt(family, key, tokens))
+
+    for question in questions:
+        names = (FIRST, SECOND) if len(question.turns) > 1 else (question.family,)
+        wanted = [name for name in names if taken[name] < count and (not families or name in families)]
+        if not wanted:
+            continue
+        first = chat_tokens(tokenizer, question.turns[:1])
+        if names[0] in wanted:
+            take(names[0], question.key, first)
+        if SECOND in wanted:
+            conversation = [question.turns[0], answer(first), question.turns[1]]
+            take(SECOND, question.key, chat_tokens(tokenizer, conversation))
+    return prompts
+
+
+def chat_tokens(tokenizer: Any, turns: Sequence[str]) -> list[int]:
+    """Return the tokens of a conversation, user first, up to the assistant's next answer.
+
+    Raises:
+        RecordingError: the tokenizer has no chat template.
+    """
+    if not tokenizer.chat_template:
+        where = tokenizer.name_or_path or type(tokenizer).__name__
+        raise RecordingError(describe(where, "chat template", "absent", "one: the prompts are turns of a chat"))
+    roles = ("user", "assistant")
+    messages = [{"role": roles[place % 2], "content": turn} for place, turn in enumerate(turns)]
+    rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    return list(tokenizer(rendered, add_special_tokens=False)["input_ids"])
+
+
+def recorded_prompts(path: Path, *, count: int, families: Sequence[str] = ()) -> list[Prompt]:
+    """Return the held-out prompts of recordings.
+
+    Args:
+        path: as `read_recordings` reads it; prompts are token ids.
+        count: most prompts of each family.
+        families: only these; empty: all.
+
+    Raises:
+        RecordingError: the file cannot be read, or a line is not a valid recording.
+    """
+    taken: dict[str, int] = defaultdict(int)
+    prompts = []
+    for recording in read_recordings(path):
+        family = recording.family
+        if recording.part >= FIT_PARTS and taken[family] < count and (not families or family in families):
+            taken[family] += 1
+            prompts.append(Prompt(family, recording.key, recording.prompt.tolist()))
+    return prompts
+
+
+def interleaved(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Return the prompts with their families taking turns."""
+    families: dict[str, list[Prompt]] = defaultdict(list)
+    for prompt in prompts:
+        families[prompt.family].append(prompt)
+    most = max((len(rows) for rows in families.values()), default=0)
+    return [rows[place] for place in range(most) for rows in families.values() if place < len(rows)]

@@ -1,0 +1,181 @@
+"""Recordings: what a model wrote for prompts, read from JSON lines, and which of them are for fitting."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from rest_store.datastore.datastore import Datastore
+from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
+from rest_store.errors import CorpusError, RecordingError, describe
+
+if TYPE_CHECKING:
+    from build_index.target_tokenizer import TargetTokenizer
+
+PARTS = 10  # that prompts are divided into
+FIT_PARTS = 7  # the first ones, for fitting; the others are for reporting
+_LAST_TOKEN = 2**31 - 1
+
+Encode = Callable[[str, str], tuple[list[int], list[int]]]  # prompt and answer to their tokens
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One recorded generation.
+
+    Attributes:
+        family: kind of task, for reports.
+        part: 0..9, by a fixed hash of the prompt, or of the task's id where several prompts belong to one task.
+        prompt: int32[p].
+        output: int32[n].
+        top_k: int32[p + n, k], most likely tokens after each position of prompt + output; k may be 0.
+        key: of the task, with the family before a plain number; empty without an id.
+    """
+
+    family: str
+    part: int
+    prompt: npt.NDArray[np.int32]
+    output: npt.NDArray[np.int32]
+    top_k: npt.NDArray[np.int32]
+    key: str = ""
+
+
+def part_of(key: str) -> int:
+    """Return the part, 0..9, of the prompt with this key; the same in every release."""
+    return int(hashlib.sha256(b"split 1 " + key.encode()).hexdigest(), 16) % PARTS
+
+
+def read_recordings(path: str | Path, encode: Encode | None = None) -> list[Recording]:
+    """Read recordings: JSON lines, also as `.gz`, each with `prompt` and `output` (or `answer`).
+
+    Both are token ids, or texts that `encode` turns into tokens. Optional: `topk` (the most likely next tokens at each
+    position), `set` or `model` (the family), `id` (of the task, which keeps several prompts of one task together).
+
+    Raises:
+        RecordingError: the file cannot be read, or a line is not a valid recording.
+    """
+    recordings = []
+    for number, line in lines_of(path):
+        where = f"{path}, line {number}"
+        try:
+            fields = json.loads(line)
+            prompt, output = fields["prompt"], fields["output"] if "output" in fields else fields["answer"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise RecordingError(describe(where, "recording", "malformed", "JSON with prompt and output")) from error
+        key = str(fields.get("id", prompt))
+        if "id" in fields and "/" not in key:
+            key = str(fields.get("set", "")) + key
+        if isinstance(prompt, str) or isinstance(output, str):
+            if encode is None:
+                raise RecordingError(describe(where, "prompt or output", "text", "token ids, or a tokenizer for it"))
+            prompt, output = encode(str(prompt), str(output))
+        try:
+            tokens = _integers(prompt, 0), _integers(output, 0)
+            top_k = _integers(fields.get("topk") or np.zeros((0, 0)), -1)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise RecordingError(describe(where, "recording", "of other types", "lists of token ids")) from error
+        if (tokens[0].ndim, tokens[1].ndim, top_k.ndim) != (1, 1, 2) or len(top_k) not in (
+            0,
+            tokens[0].size + tokens[1].size,
+        ):
+            raise RecordingError(describe(where, "recording", "of other shapes", "ids, and top-k of each position"))
+        family = str(fields.get("set", fields.get("model", "all")))
+        recordings.append(Recording(family, part_of(key), *tokens, top_k, key if "id" in fields else ""))
+    return recordings
+
+
+def read_all(paths: Sequence[Path], stores: Mapping[str, Datastore], tokenizer: str | None) -> list[Recording]:
+    """Read several files; texts become tokens with `tokenizer`, or with the copy kept in the first datastore."""
+    encode = encoder(next(iter(stores.values()), None), tokenizer)
+    return [recording for path in paths for recording in read_recordings(path, encode)]
+
+
+def split(recordings: Sequence[Recording], where: str, *, fit: bool = True) -> tuple[list[Recording], list[Recording]]:
+    """Return the recordings for fitting and those for reporting, without those that have no output.
+
+    Args:
+        recordings: all of them.
+        where: the command, for messages.
+        fit: whether recordings for fitting are needed.
+
+    Raises:
+        RecordingError: one of the two is empty.
+    """
+    written = [recording for recording in recordings if recording.output.size]
+    fitting = [recording for recording in written if recording.part < FIT_PARTS]
+    held_out = [recording for recording in written if recording.part >= FIT_PARTS]
+    if not held_out or (fit and not fitting):
+        counts = f"{len(fitting)} recordings to fit and {len(held_out)} to report"
+        raise RecordingError(describe(where, "data", counts, "some of each: record more prompts"))
+    return fitting, held_out
+
+
+def _integers(values: object, least: int) -> npt.NDArray[np.int32]:
+    """Return `values` as int32; raise ValueError unless all are integers of at least `least`."""
+    array = np.array(values)
+    if array.size and (array.dtype.kind not in "iu" or int(array.min()) < least or int(array.max()) > _LAST_TOKEN):
+        raise ValueError("not integers of the range")
+    return array.astype(np.int32)
+
+
+def lines_of(path: str | Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a text file or a `.gz` with their numbers, without blank ones.
+
+    Raises:
+        RecordingError: the file cannot be read.
+    """
+    try:
+        with (gzip.open if str(path).endswith(".gz") else open)(path, "rt", encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield number, line
+    except (OSError, UnicodeDecodeError, EOFError) as error:
+        raise RecordingError(describe(path, "file", f"unreadable ({error})", "JSON lines")) from error
+
+
+def encoder(store: Datastore | None, name: str | None) -> Encode | None:
+    """Return a function that turns a prompt and its answer into tokens as in a chat, or None without a tokenizer.
+
+    Args:
+        store: a datastore that may keep a tokenizer; None: there is no datastore.
+        name: name or path of a tokenizer to use instead.
+    """
+    kept = None if store is None else store.path / TOKENIZER_FILE_NAME
+    if name is None and (kept is None or not kept.exists()):
+        return None
+
+    @functools.cache  # recordings of token ids need no tokenizer
+    def tokenizer() -> TargetTokenizer:
+        from build_index.tokenization import load_tokenizer
+
+        return load_tokenizer(name if name is not None else os.fspath(kept or ""))
+
+    if name is not None:
+        tokenizer()
+
+    def encode(prompt: str, answer: str) -> tuple[list[int], list[int]]:
+        from build_index.documents import Document
+
+        target = tokenizer()
+        output = target.encode(answer).tolist()
+        try:
+            chat = Document(messages=(("user", prompt), ("assistant", answer)))
+            whole = target.encode_conversations([chat])[0].tolist()
+        except CorpusError:  # no chat template
+            return target.encode(prompt).tolist(), output
+        for end in range(len(whole), len(output) - 1, -1):
+            if whole[end - len(output) : end] == output:
+                return whole[: end - len(output)], output
+        return target.encode(prompt).tolist(), output
+
+    return encode

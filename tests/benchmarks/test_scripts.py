@@ -1,0 +1,105 @@
+"""The scripts of `benchmarks/`: their command lines, and small runs whose results a report shows."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import bench_build
+import bench_drafting
+import bench_query
+import bench_replay
+import bench_service
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from rest_store.bench.results import read_results
+from rest_store.bench.sections import section_of
+from tests.shared.builds import write_tokenizer
+from tests.shared.strategies import Corpus, write_datastore
+
+SCRIPTS = sorted(path.stem for path in (Path(__file__).resolve().parents[2] / "benchmarks").glob("bench_*.py"))
+VOCABULARY = 300
+
+
+def run(script: ModuleType, *arguments: Any) -> str:
+    done = CliRunner().invoke(script.main, list(map(str, arguments)), catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A datastore and recordings of texts that mostly go on as a fixed table says."""
+    folder = tmp_path_factory.mktemp("scripts")
+    rng = np.random.default_rng(0)
+    following = rng.permutation(VOCABULARY)
+    texts = []
+    for _ in range(60):
+        text = [int(rng.integers(VOCABULARY))]
+        while len(text) < 64:
+            text.append(int(following[text[-1]]) if rng.random() < 0.9 else int(rng.integers(VOCABULARY)))
+        texts.append(text)
+    (folder / "ds").mkdir()
+    write_datastore(folder / "ds", Corpus(VOCABULARY, [texts[:40]]))
+    rows = [{"set": "a", "id": n, "prompt": text[:10], "output": text[10:]} for n, text in enumerate(texts[40:])]
+    (folder / "recordings.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return folder
+
+
+@pytest.mark.parametrize("name", [*SCRIPTS, "fit_default"])
+def test_scripts_explain_themselves_and_refuse_unknown_options(name: str) -> None:
+    main = importlib.import_module(name).main
+    shown = CliRunner().invoke(main, ["--help"])
+    assert shown.exit_code == 0
+    assert f"Example: python benchmarks/{name}.py" in " ".join(shown.output.split())
+    assert CliRunner().invoke(main, ["--no-such-option"]).exit_code == 2
+
+
+def test_queries_of_a_small_datastore_are_measured_and_reported(folder: Path, tmp_path: Path) -> None:
+    options = ["--datastore", folder / "ds", "--work", tmp_path / "work", "--contexts", 400, "--size", 1]
+    run(bench_query, *options, "--json", tmp_path / "out" / "query.json")
+    result = read_results(tmp_path / "out")["query"]
+    assert result.figures["draft, 8 shards"]["median"] > 0
+    assert section_of(result).exhibits[0].title == "Microseconds for each context"
+
+
+def test_builds_are_measured_and_reported(tmp_path: Path) -> None:
+    (tmp_path / "code.py").write_text("def add(first, second):\n    return first + second\n" * 20)
+    tokenizer = write_tokenizer(tmp_path / "tokenizer.json")
+    options = ["--tokenizer", tokenizer, "--corpus", tmp_path, "--shard-tokens", "auto"]
+    run(bench_build, *options, "--json", tmp_path / "out" / "build.json")
+    (table,) = section_of(read_results(tmp_path / "out")["build"]).exhibits
+    assert table.title == "From files to a datastore"
+
+
+def test_a_service_is_measured_and_reported(folder: Path, tmp_path: Path) -> None:
+    options = ["--datastore", folder / "ds", "--requests", 32, "--rounds", 1, "--seconds", 0.05]
+    run(bench_service, *options, "--json", tmp_path / "service.json")
+    titles = [exhibit.title for exhibit in section_of(read_results(tmp_path)["service"]).exhibits]
+    assert titles[0] == "One client, median microseconds"
+    assert titles[-1] == "Latency against offered load"
+
+
+def test_replays_say_what_limits_them(folder: Path, tmp_path: Path) -> None:
+    common = ["--recordings", folder / "recordings.jsonl", "--datastore", folder / "ds"]
+    run(bench_replay, "limits", *common, "--json", tmp_path / "limits.json")
+    run(bench_replay, "learning", *common, "--json", tmp_path / "learning.json")
+    run(bench_replay, "folds", *common, "--folds", 2, "--rounds", 1, "--json", tmp_path / "folds.json")
+    run(bench_drafting, *common, "--json", tmp_path / "drafting.json")
+    results = {name: result.figures for name, result in read_results(tmp_path).items()}
+    limits = results["limits"]
+    assert limits["ranked first"] <= limits["covered"] <= 1
+    assert set(results["learning"]) == {"prompt lookup", "recycled logits", "ds", "all"}
+    assert sum(fold["recordings"] for fold in results["folds"]["folds"]) == results["folds"]["recordings"] == 20
+    assert results["drafting"]["16 nodes"]["steps"] >= results["drafting"]["64 nodes"]["steps"] > 0
+
+
+def test_chains_of_covered_tokens_are_cut_at_the_budget() -> None:
+    assert bench_replay.chain_steps([True] * 5 + [False] + [True] * 2, 3) == 3
+    assert bench_replay.chain_steps([False] * 4, 16) == 4
+    assert bench_replay.chain_steps([], 16) == 0
