@@ -100,9 +100,9 @@ def test_heavy_packages_stay_in_their_rooms(package: str) -> None:
 
 
 def test_no_import_by_string_gets_around_the_layers() -> None:
-    """Only the lazy names of the package, the commands, and packages of an extra are imported by name."""
+    """Only the lazy names of the package and the commands are imported by name."""
     users = {module for module in MODULES if "import_module" in path_of(module).read_text(encoding="utf-8")}
-    assert users <= {"rest_store", "rest_store.cli", "build_index.packages"}
+    assert users <= {"rest_store", "rest_store.cli"}
 
 
 def loaded_by(program: str) -> set[str]:
