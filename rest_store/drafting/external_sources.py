@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
 from traceback import format_exception_only
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,7 @@ _LAST_TOKEN = 2**31 - 1
 
 _Tokens = npt.NDArray[np.int32]
 _Result = TypeVar("_Result")
+_Calls = SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]  # None ends the thread
 
 
 class _Request(NamedTuple):
@@ -56,26 +57,7 @@ class _Answer(NamedTuple):
     tokenizer: TokenizerIdentity | None
 
 
-class _Worker(Generic[_Result]):
-    """A daemon thread that runs calls one after the other. It ends with this object."""
-
-    def __init__(self) -> None:
-        self._calls: SimpleQueue[tuple[Callable[[], _Result], Future[_Result]] | None] = SimpleQueue()
-        threading.Thread(target=_run, args=(self._calls,), name="rest-store-source", daemon=True).start()
-
-    def submit(self, call: Callable[[], _Result]) -> Future[_Result]:
-        future: Future[_Result] = Future()
-        self._calls.put((call, future))
-        return future
-
-    def close(self) -> None:
-        """End the thread after the calls that were submitted; may be called again."""
-        self._calls.put(None)
-
-    __del__ = close
-
-
-def _run(calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]) -> None:
+def _run(calls: _Calls) -> None:
     while (item := calls.get()) is not None:
         call, future = item
         try:
@@ -94,8 +76,8 @@ class _External:
         place: among the session's sources.
         stores: by name of datastore, where its evidence goes.
         gives_evidence: whether its last answer was evidence.
-        worker: runs its calls if there is a timeout.
-        pending: its last call on the worker.
+        calls: to its thread, if there is a timeout.
+        pending: the last of them.
     """
 
     store: int
@@ -103,16 +85,26 @@ class _External:
     source: Source
     stores: dict[str, int] = field(default_factory=dict)
     gives_evidence: bool = False
-    worker: _Worker[Any] | None = None
+    calls: _Calls | None = None
     pending: Future[Any] | None = None
 
     def submit(self, call: Callable[[], _Result]) -> Future[_Result] | None:
-        """Start a call on the worker; return None while the last one still runs."""
+        """Start a call on the thread; return None while the last one still runs."""
         if self.pending is not None and not self.pending.done():
             return None
-        self.worker = self.worker or _Worker()
-        self.pending = future = self.worker.submit(call)
+        if self.calls is None:
+            self.calls = SimpleQueue()
+            threading.Thread(target=_run, args=(self.calls,), name="rest-store-source", daemon=True).start()
+        self.pending = future = Future[_Result]()
+        self.calls.put((call, future))
         return future
+
+    def close(self) -> None:
+        """End the thread once its call returns; may be called again."""
+        if self.calls is not None:
+            self.calls.put(None)
+
+    __del__ = close
 
 
 class ExternalSources:
@@ -160,13 +152,14 @@ class ExternalSources:
 
     def remove(self, place: int) -> None:
         """Never ask the source at `place` again."""
-        self._sources = [source for source in self._sources if source.place != place]
+        for source in [source for source in self._sources if source.place == place]:
+            self._skip(source)
+            self._sources.remove(source)
 
     def close(self) -> None:
         """End the threads once their calls return."""
         for source in self._sources:
-            if source.worker is not None:
-                source.worker.close()
+            source.close()
 
     def tokenizers(self) -> dict[int, TokenizerIdentity]:
         """Return the tokenizers of the sources that report one in time, by place."""

@@ -1,4 +1,4 @@
-"""Calibrations: fitting finds what there is to find, files are whole or refused."""
+"""Calibrations: fits recover the probabilities behind the labels; damaged files and bad numbers are refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Rows = tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8], npt.NDArray[np.uint
 
 
 def places(seed: int, count: int) -> Rows:
-    """Places of four proposals; feature 7 of a proposal is the logarithm of its chance against the others and none."""
+    """Places of four candidates; feature 7 of a candidate is its log odds against the others and "none of these"."""
     rng = np.random.default_rng(seed)
     features = rng.normal(size=(count, 4, FEATURES)).astype(np.float32)
     odds = np.exp(features[:, :, 7])
@@ -48,7 +48,7 @@ def log_odds(calibration: Calibration, features: npt.NDArray[np.float32]) -> npt
     return total
 
 
-def test_fitting_finds_the_chances_that_made_the_labels() -> None:
+def test_fitting_recovers_the_probabilities_behind_the_labels() -> None:
     calibration = Calibration.fit(*places(1, 8_000), trees=60)
     features, labels, _ = places(2, 8_000)
     odds = np.exp(log_odds(calibration, features)).reshape(-1, 4)
@@ -56,7 +56,7 @@ def test_fitting_finds_the_chances_that_made_the_labels() -> None:
     true = np.exp(features[:, 7]).reshape(-1, 4)
     true = true / (1 + true.sum(axis=1, keepdims=True))
     assert np.corrcoef(fitted.ravel(), true.ravel())[0, 1] > 0.95
-    # Calibrated: of all proposals with about one chance, that share is right.
+    # Calibrated: of all candidates with about the same probability, that share is right.
     bins = (fitted.ravel() * 10).astype(int)
     for one in range(6):
         chosen = bins == one
@@ -69,7 +69,7 @@ def test_the_same_rows_give_the_same_trees() -> None:
     assert Calibration.fit(*rows, trees=5).native.gbdt != Calibration.fit(*places(4, 500), trees=5).native.gbdt
 
 
-def test_constant_facts_are_no_trouble() -> None:
+def test_constant_features_can_be_fitted() -> None:
     features, labels, ends = places(5, 300)
     assert np.isfinite(log_odds(Calibration.fit(np.zeros_like(features), labels, ends, trees=3), features)).all()
 

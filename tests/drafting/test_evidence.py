@@ -1,4 +1,4 @@
-"""Evidence: what it says is true, and a session that is given it drafts as one over the datastores themselves."""
+"""Evidence: its counts are right, and a session drafts from it as it would from the datastores themselves."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Row = tuple[list[int], list[tuple[int, int, int, dict[int, int]]]]  # path; suff
 
 
 class Behind:
-    """Datastores behind the protocol of a service, in this process."""
+    """Datastores of this process as an external source, as a service's client is."""
 
     def __init__(self, stores: Mapping[str, Datastore]) -> None:
         self.stores = dict(stores)
@@ -49,7 +49,7 @@ class Behind:
 
 
 def rows_of(packed: bytes) -> list[Row]:
-    """Read the rows of evidence from the definition of its message, with numpy."""
+    """Read rows of evidence with numpy, by the definition of the message."""
     rows, suffixes, continuations, width = np.frombuffer(packed, "<u4", 4).tolist()
     place = 16
 
@@ -135,7 +135,7 @@ def require_same(left: tuple[list[TokenTree], list[float]], right: tuple[list[To
 @settings(max_examples=15)
 @given(data=st.data())
 def test_a_session_given_evidence_drafts_as_one_over_the_datastores(data: st.DataObject) -> None:
-    """With rows for every path that there is, tree for tree, token for token and score for score."""
+    """If there are rows for every path, trees and scores are the same."""
     several = [data.draw(corpora().filter(small)) for _ in range(data.draw(st.integers(1, 2)))]
     for corpus in several[1:]:  # one vocabulary
         corpus.shards[:] = [[[t % 2 for t in document] for document in shard] for shard in corpus.shards]
@@ -161,7 +161,7 @@ def test_a_session_given_evidence_drafts_as_one_over_the_datastores(data: st.Dat
 
 @settings(max_examples=12)
 @given(data=st.data())
-def test_rows_say_what_is_in_the_datastore(data: st.DataObject) -> None:
+def test_rows_agree_with_the_datastore(data: st.DataObject) -> None:
     corpus = data.draw(corpora())
     text = data.draw(texts(corpus))
     bounds = {"max_suffix": data.draw(st.sampled_from([1, 3, 16, 64])), "max_rows": data.draw(st.integers(1, 40))}
@@ -188,7 +188,7 @@ def test_rows_say_what_is_in_the_datastore(data: st.DataObject) -> None:
 
 
 def test_likely_paths_come_first_and_proposals_are_followed(tmp_path: Path) -> None:
-    """The datastore knows what follows 7 only; that 7 comes at all, and then 8, is the client's idea."""
+    """The datastore only knows what follows 7; the session proposes 7 itself, and then 8."""
     store = open_datastore(tmp_path, Corpus(300, [[[1, 2, 3], [1, 2, 3], [7, 9, 4], [8, 5, 6]]]))
     limits = {"max_nodes": 8, "max_suffix": 16, "max_rows": 5}
     (found,) = collect_evidence(
@@ -220,7 +220,7 @@ def test_an_empty_context_is_followed_by_proposals(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("vocabulary", [300, 70_000])
-def test_damaged_evidence_is_told(tmp_path: Path, vocabulary: int) -> None:
+def test_damaged_evidence_is_detected(tmp_path: Path, vocabulary: int) -> None:
     fault = native_evidence_fault()
     assert fault is not None
     packed = read(open_datastore(tmp_path, Corpus(vocabulary, [[[1, 2, 3, 4, vocabulary - 1, 2, 3]]])), [2, 3])
@@ -245,7 +245,7 @@ def test_damaged_evidence_is_told(tmp_path: Path, vocabulary: int) -> None:
 @settings(max_examples=50)
 @given(data=st.data())
 def test_no_bytes_break_the_reader(tiny_evidence: bytes, data: st.DataObject) -> None:
-    """Whatever is changed is told, or is evidence all the same, which a session can draft from."""
+    """Changed bytes are either refused or still valid evidence, which a session can draft from."""
     fault = native_evidence_fault()
     assert fault is not None
     damaged = bytearray(tiny_evidence)

@@ -1,7 +1,8 @@
-"""Sources written in Python that misbehave: what they say is checked, they are left out and counted, nothing hangs."""
+"""External sources that misbehave: invalid answers, errors and delays are counted, and no step waits for them."""
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import textwrap
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from rest_store.datastore.datastore import Datastore
+from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import SuffixMatch, TokenTree
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession
@@ -30,7 +32,7 @@ def store(tmp_path: Path) -> Datastore:
 
 
 class Answering:
-    """Answers every context with what `answer` makes of it; keeps what it was asked."""
+    """Answers every context with `answer(context)`; keeps the contexts."""
 
     def __init__(self, answer: Callable[[Any], TokenTree]) -> None:
         self.answer = answer
@@ -65,7 +67,7 @@ def raising(error: BaseException) -> Answering:
     ids=["negative", "outside", "greatest", "too many nodes", "no match", "longer than asked"],
 )
 @pytest.mark.parametrize("timeout", [None, 30.0])
-def test_an_answer_that_cannot_be_is_left_out_and_counted(
+def test_an_invalid_answer_is_left_out_and_counted(
     store: Datastore, calibration: Calibration, tree: TokenTree, timeout: float | None
 ) -> None:
     source = Answering(lambda context: tree)
@@ -120,7 +122,7 @@ def test_an_interrupt_leaves_the_session_as_it_was(
             session.draft()
         assert session.statistics.steps == 0
         for one in (session, other):
-            one.accept([3])  # without the interrupt, too, no tree was there to learn from
+            one.accept([3])  # the other session has not drafted either, so neither learns from a tree
         assert session.statistics.accepted == 0
         assert session.draft() == other.draft()
 
@@ -156,7 +158,7 @@ def test_contexts_end_before_tokens_outside_the_vocabulary(store: Datastore, cal
 
 
 @pytest.mark.parametrize(("longest", "most"), [(1, 1), (3, 3), (16, 16), (40, 40)])
-def test_the_longest_suffix_binds_sources_in_python(
+def test_the_longest_suffix_limits_external_sources(
     store: Datastore, calibration: Calibration, longest: int, most: int
 ) -> None:
     source = store_in_python(store)
@@ -166,7 +168,7 @@ def test_the_longest_suffix_binds_sources_in_python(
     assert max(len(context) for context in source.asked[0]) == most
 
 
-def test_paths_come_on_top_of_the_longest_suffix(store: Datastore, calibration: Calibration) -> None:
+def test_paths_are_added_to_the_longest_suffix(store: Datastore, calibration: Calibration) -> None:
     source = store_in_python(store)
     text = [1, 2, 3, 4, 5, 6, 7, 8] * 8
     with DraftSession([PromptLookup(), source], text, calibration=calibration, max_suffix=1) as session:
@@ -201,6 +203,42 @@ def test_a_source_that_never_answers_does_not_keep_the_process(tmp_path: Path) -
     assert done.stdout == "{(0, 'late'): 1}\n"
 
 
+def test_a_session_does_not_wait_longer_for_a_tokenizer(store: Datastore, calibration: Calibration) -> None:
+    asked, go = threading.Event(), threading.Event()
+
+    class Slow(Answering):
+        @property
+        def tokenizer(self) -> TokenizerIdentity:
+            asked.set()
+            go.wait()
+            return identity(300)
+
+    sources = [Slow(lambda context: chain(7)), store]
+    with DraftSession(sources, [1, 2], calibration=calibration, source_timeout=0.01) as session:
+        assert asked.is_set()
+        assert len(session.draft()) > 0
+        assert session.statistics.dropped == {(0, "late"): 1}
+    go.set()
+
+
+def test_the_first_few_errors_of_each_source_are_kept(store: Datastore, calibration: Calibration) -> None:
+    numbers = itertools.count()
+
+    def answer(context: Any) -> TokenTree:
+        raise ConnectionError(f"{next(numbers)} " + "x" * 1000)
+
+    with DraftSession([Answering(answer), raising(OSError("gone"))], [1, 2], calibration=calibration) as session:
+        for _ in range(9):
+            session.draft()
+        errors = session.statistics.errors
+    assert [error[:27] for error in errors if "source 0" in error] == [
+        f"source 0: ConnectionError: {number}"[:27] for number in range(4)
+    ]
+    assert max(map(len, errors)) < 400
+    assert [error for error in errors if "source 1" in error] == ["source 1: OSError: gone"]
+    assert session.statistics.dropped == {(0, "error"): 9, (1, "error"): 9}
+
+
 @pytest.mark.parametrize("closed", [True, False])
 def test_threads_end_with_their_session(store: Datastore, calibration: Calibration, closed: bool) -> None:
     threads: list[threading.Thread] = []
@@ -221,8 +259,8 @@ def test_threads_end_with_their_session(store: Datastore, calibration: Calibrati
     assert not threads[0].is_alive()
 
 
-def test_no_source_is_unheard_because_others_propose_much(calibration: Calibration) -> None:
-    """Six sources with 75 tokens each: more than are weighed, yet the last one's certain token is among the best."""
+def test_no_source_is_ignored_because_others_propose_many_tokens(calibration: Calibration) -> None:
+    """Six sources with 75 tokens each: more than are weighed, yet the last one's certain token is in the tree."""
 
     def wide(first: int, sure: int | None = None) -> Answering:
         def answer(context: Any) -> TokenTree:

@@ -58,7 +58,7 @@ def require_valid(tree: TokenTree, max_nodes: int, sources: int) -> None:
     for parent in {-1, *parents}:
         children = tree.children(parent)
         assert scores[children].sum() <= (scores[parent] if parent >= 0 else 1) * 1.0001
-    # The likeliest path is nodes 0, 1, 2 ..; the others come as they were taken, the best first.
+    # The most probable path is nodes 0, 1, 2 ..; the others follow by descending score.
     last, length = -1, 0
     while tree.children(last).size:
         children = tree.children(last)
@@ -71,7 +71,7 @@ def require_valid(tree: TokenTree, max_nodes: int, sources: int) -> None:
 def generation(
     sources: Sequence[object], text: list[int], start: int, calibration: Calibration, nodes: int
 ) -> list[TokenTree]:
-    """Draft along `text` from `start` on, accepting what it says."""
+    """Draft along `text` from `start` on and accept its tokens."""
     trees = []
     with DraftSession(sources, text[:start], calibration=calibration, learn=False) as session:
         while start < len(text):
@@ -166,7 +166,7 @@ def test_accepting_what_was_never_drafted_is_normal(store: Datastore, calibratio
         assert session.statistics.tokens == 8
 
 
-def test_the_number_of_nodes_that_is_worth_its_time(store: Datastore, calibration: Calibration) -> None:
+def test_costs_cut_the_tree_to_the_best_rate(store: Datastore, calibration: Calibration) -> None:
     def draft(costs: Any) -> TokenTree:
         with DraftSession([store], [1, 2], calibration=calibration) as session:
             return session.draft(16, costs)
@@ -198,12 +198,12 @@ def test_recycled_logits_come_back(calibration: Calibration) -> None:
         session.accept([4], node_top_k=rows)
         session.accept([9])
         assert 59 in session.draft().tokens.tolist()
-    with DraftSession([recycled], [7, 1], calibration=calibration) as session:  # the next generation knows it, too
+    with DraftSession([recycled], [7, 1], calibration=calibration) as session:  # shared with the next generation
         assert 4 in session.draft().tokens.tolist()
 
 
-def test_what_follows_nodes_is_taken_for_the_last_tree_alone(store: Datastore) -> None:
-    """After an accept there is no tree any more: one row, after the context, is all that can be said."""
+def test_node_top_k_belongs_to_the_last_tree(store: Datastore) -> None:
+    """After an accept there is no tree: only the row of the context is valid."""
     recycled = RecycledLogits()
     with DraftSession([recycled, store], [1, 2]) as session:
         rows = [[100 + i, 200 + i] for i in range(len(session.draft()) + 1)]
@@ -225,7 +225,7 @@ def test_recycled_logits_are_bounded() -> None:
 
 
 class PythonSource:
-    """A datastore behind an interface in Python, as a service's client is."""
+    """A datastore as an external source that answers with trees."""
 
     def __init__(self, store: Datastore) -> None:
         self.store = store
@@ -251,7 +251,7 @@ class Blocked(PythonSource):
         return super().draft_batch(contexts, **limits)
 
 
-def test_a_source_in_python_is_asked_once_a_step(store: Datastore, calibration: Calibration) -> None:
+def test_an_external_source_is_asked_once_a_step(store: Datastore, calibration: Calibration) -> None:
     source = PythonSource(store)
     assert isinstance(source, Source)
     with DraftSession([source], [1, 2], calibration=calibration) as session:

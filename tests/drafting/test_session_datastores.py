@@ -15,7 +15,7 @@ from tests.shared.strategies import Corpus, open_datastore
 
 
 def test_estimates_do_not_depend_on_the_number_of_shards(tmp_path: Path, calibration: Calibration) -> None:
-    """A token that followed 30 times of 1030 is no likelier for having a shard of its own each time."""
+    """A token that followed 30 of 1030 times is not more probable if each of these is in a shard of its own."""
     usual, rare = [[1, 2]] * 1000, [[[1, 3]]] * 30
     scores = []
     for name, shards in (("one", [usual + [[1, 3]] * 30]), ("many", [usual, *rare])):
@@ -31,7 +31,7 @@ def test_estimates_do_not_depend_on_the_number_of_shards(tmp_path: Path, calibra
 
 
 def test_the_longest_suffix_grows_by_the_path_and_no_more(tmp_path: Path, calibration: Calibration) -> None:
-    """With a suffix of one token, what follows the second of a path is told from two tokens, not from three."""
+    """With a suffix of one token, the candidates after one node depend on two tokens, not on three."""
     corpus = Corpus(300, [[[1, 2, 3, 50], [4, 2, 3, 60], [4, 2, 3, 60], [7, 2, 9]]])
     store = open_datastore(tmp_path, corpus)
 

@@ -9,7 +9,7 @@
 
 namespace rest_store {
 
-constexpr std::size_t kEvidenceHead = 16;       // bytes
+constexpr std::size_t kEvidenceHead = 16;  // bytes
 
 // Writes columns of little-endian numbers.
 class ColumnWriter {
@@ -93,41 +93,26 @@ class EvidenceRows {
 
   // What is known after `path`; nothing if it has no row.
   void after(std::span<const Token> path, Evidence& out) const {
-    out.clear();
     std::size_t place = 0;
     for (const Token token : path) {
       std::int32_t child = rows_[place].first_child;
       while (child >= 0 && rows_[static_cast<std::size_t>(child)].token != token)
         child = rows_[static_cast<std::size_t>(child)].next_sibling;
-      if (child < 0) return;
+      if (child < 0) return out.clear();
       place = static_cast<std::size_t>(child);
     }
-    const Row& row = rows_[place];
-    std::size_t longer = 0;
-    for (std::size_t i = row.first_level; i < row.first_level + row.level_count; ++i) {
-      const Level& stored = levels_[i];
-      BackoffLevel& level = out.levels[stored.length > kShort ? longer++ : kLevels - stored.length];
-      level.length = stored.length;
-      level.count = stored.count;
-      level.next = stored.next;
-    }
+    out = rows_[place].evidence;
   }
 
  private:
   struct Row {
     Token token = 0;
     std::int32_t first_child = -1, next_sibling = -1;
-    std::size_t first_level = 0, level_count = 0;
-  };
-  struct Level {
-    std::uint32_t length;
-    std::uint64_t count;
-    Continuations next;
+    Evidence evidence;  // without intervals
   };
 
   const char* parse(std::string_view bytes, std::uint64_t vocabulary, std::size_t max_rows) {
     clear();
-    levels_.clear();
     if (bytes.size() < kEvidenceHead) return "shorter than its head";
     const Column head(bytes, 4);
     const std::uint64_t rows = head[0], suffixes = head[1], continuations = head[2], width = head[3];
@@ -150,7 +135,7 @@ class EvidenceRows {
     std::size_t suffix = 0, continuation = 0;
     rows_.resize(rows);
     for (std::size_t place = 0; place < rows; ++place) {
-      Row& row = rows_[place] = Row();
+      Row& row = rows_[place];
       if (place > 0) {
         const std::uint64_t token = tokens[place - 1], parent = parents[place - 1];
         if (token >= vocabulary) return "with a token outside the vocabulary";
@@ -158,15 +143,17 @@ class EvidenceRows {
         row.token = static_cast<Token>(token);
         row.next_sibling = std::exchange(rows_[parent].first_child, static_cast<std::int32_t>(place));
       }
-      row.first_level = suffix;
-      row.level_count = level_counts[place];
-      if (suffix + row.level_count > suffixes) return "with suffixes that do not add up";
+      const std::size_t end = suffix + level_counts[place];
+      if (end > suffixes) return "with suffixes that do not add up";
       std::uint64_t last = kLongest + 1;
-      for (std::size_t longer = 0; suffix < row.first_level + row.level_count; ++suffix) {
-        Level level{static_cast<std::uint32_t>(lengths[suffix]), counts[suffix], {}};
-        if (level.length == 0 || level.length >= last) return "with suffixes out of order";
-        if (level.length > kShort && ++longer > kLevels - kShort) return "with too many long suffixes";
-        last = level.length;
+      for (std::size_t longer = 0; suffix < end; ++suffix) {
+        const auto length = static_cast<std::uint32_t>(lengths[suffix]);
+        if (length == 0 || length >= last) return "with suffixes out of order";
+        if (length > kShort && longer == kLevels - kShort) return "with too many long suffixes";
+        BackoffLevel& level = row.evidence.levels[length > kShort ? longer++ : kLevels - length];
+        level.length = length;
+        level.count = counts[suffix];
+        last = length;
         const std::uint64_t size = sizes[suffix];
         level.next.probes = static_cast<std::uint32_t>(probes[suffix]);
         level.next.size = static_cast<std::uint32_t>(size);
@@ -182,14 +169,12 @@ class EvidenceRows {
           level.next.top[i] = {static_cast<Token>(next[continuation]), static_cast<float>(share)};
         }
         if (sum > level.next.probes) return "with impossible counts";
-        levels_.push_back(level);
       }
     }
     return suffix == suffixes && continuation == continuations ? nullptr : "with parts that belong to no row";
   }
 
   std::vector<Row> rows_;
-  std::vector<Level> levels_;
 };
 
 }  // namespace rest_store

@@ -1,5 +1,5 @@
-// RecycledLogits logits: the target model's most likely next tokens where it has been asked, kept for the next time
-// that the same tokens come by (Luo et al., Turning Trash into Treasure: Token Recycling, arXiv 2408.08696).
+// Recycled logits (Luo et al., Turning Trash into Treasure: Token Recycling, arXiv 2408.08696): the target model's most
+// likely next tokens, kept by the last tokens of the context for the next time that these come by.
 #pragma once
 
 #include <mutex>
