@@ -11,7 +11,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from rest_store.bench.exhibits import Bars, Exhibit, Lines
+from rest_store.bench.exhibits import Bars, Exhibit, Lines, shown
 from rest_store.errors import ResultsError, describe
 
 # Text stays text, and equal charts give equal bytes.
@@ -75,7 +75,7 @@ def _draw_bars(axes: Any, chart: Bars) -> None:
     for number, (name, values) in enumerate(chart.series.items()):
         places = [place + (number + 0.5) * thickness - 0.4 for place in range(len(chart.categories))]
         bars = axes.barh(places, [value or 0.0 for value in values], height=thickness * 0.92, label=name)
-        axes.bar_label(bars, ["" if value is None else f"{value:.3g}" for value in values], padding=2, fontsize=6)
+        axes.bar_label(bars, ["" if value is None else shown(float(value)) for value in values], padding=2, fontsize=6)
     axes.set_yticks(range(len(chart.categories)), chart.categories)
     axes.invert_yaxis()
     axes.set_xlabel(chart.unit)

@@ -94,9 +94,7 @@ def test_prompt_lookup_and_rest_are_the_known_rules(folder: Path) -> None:
     assert rest_rule([store])(context) == store.draft(context, max_nodes=24)
 
 
-def test_no_later_token_is_seen(
-    recordings: list[Recording], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_later_token_is_seen(recordings: list[Recording], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trees up to a place are the same, whatever comes after it in the recording."""
     store, calibration = Datastore.open(folder / "ds"), Calibration.default()
     seen: list[tuple[int, TokenTree]] = []
