@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import zlib
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -82,10 +83,10 @@ def open_stream(path: Path, where: str, count: Callable[[int], None] = lambda nu
     """
     file = open_file(path, where)
     try:
-        chunks = _chunks(file, where, count)
+        chunks: Iterator[bytes] = _chunks(file, where, count)
         head = next(chunks, b"")
         kind = compression_of(head)
-        chunks = _prepended(head, chunks)
+        chunks = chain([head], chunks)
         if kind is not None:
             chunks = _decompressed(chunks, _decoders(kind, where), kind, where)
     except BaseException:
@@ -132,11 +133,6 @@ def _chunks(file: BinaryIO, where: str, count: Callable[[int], None]) -> Iterato
             return
         count(len(data))
         yield data
-
-
-def _prepended(head: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
-    yield head
-    yield from chunks
 
 
 def _decompressed(chunks: Iterator[bytes], new_decoder: Callable[[], Any], kind: str, where: str) -> Iterator[bytes]:
