@@ -28,7 +28,7 @@ ALLOWED = {
 }
 COMMANDS = {"rest_store", "rest_store.cli", "rest_store.__main__", "rest_store.bench"}  # may import everything
 HEAVY = {  # package: where it may be imported
-    "torch": {"rest_store.generation", "rest_store.bench.record", "rest_store.bench.speed"},
+    "torch": {"rest_store.generation", "rest_store.bench.methods", "rest_store.bench.record", "rest_store.bench.speed"},
     "transformers": {"rest_store.generation", "build_index"},
     "grpc": {"rest_store.service", "rest_store.v1"},
 }

@@ -1,14 +1,16 @@
-"""The methods that `bench speed` compares: the arguments of `model.generate` for each."""
+"""The methods that `bench speed` compares: the arguments of `model.generate` for each. Torch is imported here."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 import rest_store
-from rest_store.bench.assistant import AssistantRule, early_exit
 from rest_store.bench.baselines import LongestMatch, PromptLookupRule, RestRule
-from rest_store.errors import LimitError, RecordingError, describe
+from rest_store.errors import LimitError, ModelNotSupportedError, RecordingError, describe
 from rest_store.generation.generator import load_model
 
 EARLY_EXIT = "early-exit:"
@@ -54,7 +56,7 @@ def make_methods(
 
     Args:
         stores: datastores; without any, methods that need one are left out.
-        assistant: a smaller model; None: methods that need one are left out.
+        assistant: a smaller model; None: transformers' assisted generation is left out.
         max_nodes: most draft tokens of a step, for methods in the package's loop.
         only: names of methods beside plain generation; empty: all.
 
@@ -74,7 +76,6 @@ def make_methods(
     }
     if assistant is not None:
         methods["transformers assisted generation"] = {"assistant_model": assistant}
-        methods["assistant"] = drafted(AssistantRule.of(assistant))
     if stores:
         methods["REST's rule"] = drafted(RestRule.of(LongestMatch(stores)))
     methods["DraftSession"] = drafted([*stores, rest_store.PromptLookup(), rest_store.RecycledLogits()])
@@ -83,3 +84,35 @@ def make_methods(
             expected = "one of " + ", ".join(map(repr, methods))
             raise RecordingError(describe("--method", "method", repr(name), expected))
     return {name: methods[name] for name in dict.fromkeys(["plain", *(only or methods)])}
+
+
+def early_exit(model: Any, layers: int) -> Any:
+    """Return the first layers of a model with its own final norm and head, as a smaller model that shares its weights.
+
+    What `assistant_early_exit` of `transformers` is, as a model of its own. Only models that were trained for it
+    (LayerSkip, arXiv 2404.16710) write well from there; of others it shows what an untrained assistant costs.
+
+    Args:
+        model: a decoder-only model of `transformers`; not changed.
+        layers: how many of its layers, 1 to all but one.
+
+    Raises:
+        LimitError: `layers` is out of range.
+        ModelNotSupportedError: no list of layers, of the number that the configuration says, is found in the model.
+    """
+    depth = model.config.get_text_config(decoder=True).num_hidden_layers
+    if not 1 <= layers < depth:
+        raise LimitError(describe("early exit", "number of layers", layers, f"1..{depth - 1}, of the model's {depth}"))
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    smaller = copy.deepcopy(model, shared)  # what the memo holds is not copied
+    config = smaller.config.get_text_config(decoder=True)
+    config.num_hidden_layers = layers
+    if getattr(config, "layer_types", None) is not None:
+        config.layer_types = config.layer_types[:layers]
+    for parent in smaller.modules():
+        for name, child in parent.named_children():
+            if isinstance(child, torch.nn.ModuleList) and len(child) == depth:
+                setattr(parent, name, child[:layers])
+                return smaller
+    found = f"no torch.nn.ModuleList of {depth}"
+    raise ModelNotSupportedError(describe(type(model).__name__, "its layers", found, "one list of all layers"))

@@ -26,7 +26,6 @@ RULES = {
 }
 DRAFTED = {
     "transformers assisted generation": "transformers' assisted generation",
-    "assistant": "assistant model",
     "transformers prompt lookup": "transformers' prompt lookup",
     "prompt lookup": "prompt lookup",
     "REST's rule": "REST's rule",
@@ -87,7 +86,7 @@ def speed_table(figures: Mapping[str, Any]) -> Table:
     """Speed against plain generation and M, by family of prompts; the last row is over all."""
     families: dict[str, Any] = dict(figures["families"])
     methods = [name for name in (*DRAFTED, *families["all"]) if name in families["all"]]
-    shown = [name for name in dict.fromkeys(methods) if name not in ("plain", "no drafts")]
+    shown = [name for name in dict.fromkeys(methods) if name not in ("plain", "no drafts", "assistant")]
     rows: list[list[Cell]] = []
     for family in in_order(families):
         of_family = families[family]

@@ -34,7 +34,7 @@ from rest_store.errors import RecordingError
 from tests.shared.strategies import refused
 from tests.shared.tiny import write_model
 
-OURS = ["assistant", "REST's rule", "DraftSession"]
+OURS = ["REST's rule", "DraftSession"]
 THEIRS = ["transformers assisted generation", "transformers prompt lookup"]
 
 
@@ -209,9 +209,9 @@ def figures_of(**speedups: float) -> dict[str, Any]:
 
 
 def test_ways_of_decoding_stand_side_by_side() -> None:
-    both = {"greedy": figures_of(plain=1.0, DraftSession=3.0), "nucleus": figures_of(plain=1.0, assistant=0.25)}
+    both = {"greedy": figures_of(plain=1.0, DraftSession=3.0), "nucleus": figures_of(plain=1.0, prompt_lookup=0.25)}
     table = decodings_table(both)
-    assert table.header == ["family", "`DraftSession`", "assistant model"]
+    assert table.header == ["family", "`DraftSession`", "prompt lookup"]
     assert table.rows == [
         ["questions, greedy", "3.00 (2.00)", None],
         ["questions, nucleus", None, "0.25 (2.00)"],

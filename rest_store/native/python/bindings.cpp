@@ -1,10 +1,11 @@
 // The Python module `_kernel`: converts arguments and results and releases the GIL; holds no algorithm.
 
+#include "python/bindings.hpp"
+
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/vector.h>
 
-#include "python/session_bindings.hpp"
 #include "search/page_guard.hpp"
 #include "trees/kernel.hpp"
 
@@ -12,9 +13,23 @@ namespace nb = nanobind;
 using namespace nb::literals;
 using namespace rest_store;
 
+using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+std::vector<ShardView> shard_views(const nb::list& shards) {
+  std::vector<ShardView> out;
+  for (nb::handle shard : shards) {
+    const auto symbols = nb::cast<Bytes>(shard.attr("symbols")), keys = nb::cast<Bytes>(shard.attr("keys")),
+               entries = nb::cast<Bytes>(shard.attr("entries"));
+    const auto field = [&](const char* name) { return nb::cast<std::uint64_t>(shard.attr(name)); };
+    out.push_back({symbols.data(), reinterpret_cast<const std::uint64_t*>(keys.data()), entries.data(),
+                   field("position_count"), field("entry_count"), field("key_count"),
+                   static_cast<std::uint32_t>(field("width")), static_cast<std::uint32_t>(field("bits"))});
+  }
+  return out;
+}
+
 namespace {
 
-using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Tokens = std::vector<Token>;
 using TreePointer = std::shared_ptr<const PackedTree>;
 
@@ -22,7 +37,7 @@ using TreePointer = std::shared_ptr<const PackedTree>;
 class NativeKernel {
  public:
   NativeKernel(const nb::list& shards, std::uint32_t vocabulary)
-      : arrays_(shards), kernel_(views(shards), vocabulary) {}
+      : arrays_(shards), kernel_(shard_views(shards), vocabulary) {}
 
   nb::tuple longest_suffix_match(const Tokens& context) {
     const Suffix suffix = suffix_of(context);
@@ -69,19 +84,6 @@ class NativeKernel {
   }
 
  private:
-  static std::vector<ShardView> views(const nb::list& shards) {
-    std::vector<ShardView> out;
-    for (nb::handle shard : shards) {
-      const auto symbols = nb::cast<Bytes>(shard.attr("symbols")), keys = nb::cast<Bytes>(shard.attr("keys")),
-                 entries = nb::cast<Bytes>(shard.attr("entries"));
-      const auto field = [&](const char* name) { return nb::cast<std::uint64_t>(shard.attr(name)); };
-      out.push_back({symbols.data(), reinterpret_cast<const std::uint64_t*>(keys.data()), entries.data(),
-                     field("position_count"), field("entry_count"), field("key_count"),
-                     static_cast<std::uint32_t>(field("width")), static_cast<std::uint32_t>(field("bits"))});
-    }
-    return out;
-  }
-
   Suffix suffix_of(const Tokens& tokens) const {
     if (tokens.empty() || tokens.size() > kMaxSuffix) throw nb::value_error("number of tokens out of range");
     for (const Token token : tokens)

@@ -1,12 +1,11 @@
 // Python bindings of draft sessions and calibrations: conversions and the release of the GIL, no algorithm.
 
-#include "python/session_bindings.hpp"
-
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
 
+#include "python/bindings.hpp"
 #include "session/collect_evidence.hpp"
 #include "session/gbdt_fit.hpp"
 #include "session/tree_builder.hpp"
@@ -35,17 +34,8 @@ nb::bytes bytes_of(const std::vector<Item>& items) {
 
 // A datastore's reader, and the arrays that keep its mappings open.
 struct NativeEvidenceReader {
-  NativeEvidenceReader(const nb::list& shards, std::uint32_t vocabulary) : keep(shards) {
-    std::vector<ShardView> views;
-    for (nb::handle shard : shards) {
-      const auto field = [&](const char* name) { return nb::cast<std::uint64_t>(shard.attr(name)); };
-      const auto array = [&](const char* name) { return nb::cast<Array<std::uint8_t>>(shard.attr(name)).data(); };
-      views.push_back({array("symbols"), reinterpret_cast<const std::uint64_t*>(array("keys")), array("entries"),
-                       field("position_count"), field("entry_count"), field("key_count"),
-                       static_cast<std::uint32_t>(field("width")), static_cast<std::uint32_t>(field("bits"))});
-    }
-    reader = std::make_unique<EvidenceReader>(std::move(views), vocabulary);
-  }
+  NativeEvidenceReader(const nb::list& shards, std::uint32_t vocabulary)
+      : keep(shards), reader(std::make_unique<EvidenceReader>(shard_views(shards), vocabulary)) {}
 
   nb::list keep;
   std::unique_ptr<EvidenceReader> reader;

@@ -1,39 +1,16 @@
-"""A smaller model as a drafter, and a model's own first layers as one."""
+"""A model's own first layers as its assistant."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 import torch
 
-import rest_store
-from rest_store.bench.assistant import AssistantRule, early_exit
+from rest_store.bench.methods import early_exit
 from rest_store.errors import LimitError, ModelNotSupportedError
 from tests.shared.strategies import refused
 from tests.shared.tiny import prompts, tiny_model
 
 FIXED = {"max_new_tokens": 20, "do_sample": False}
-
-
-@pytest.mark.parametrize("other", ["llama", "qwen3"])
-def test_an_assistant_model_drafts(other: str) -> None:
-    """The model itself as its assistant is always right, another one mostly wrong; the text is the same."""
-    model = tiny_model("llama")
-    inputs = prompts(2)
-    plain = model.generate(**inputs, **FIXED)
-    output = model.generate(
-        **inputs,
-        **FIXED,
-        custom_generate=rest_store.generate,
-        drafter=AssistantRule.of(tiny_model(other)),
-        adaptive=False,
-        return_dict_in_generate=True,
-    )
-    assert torch.equal(output.sequences, plain)
-    counts = output.statistics.drafts
-    assert not counts.errors
-    assert (counts.accepted == counts.nodes) == (other == "llama")
 
 
 @pytest.mark.parametrize(
@@ -55,17 +32,12 @@ def test_an_early_exit_is_the_head_over_the_first_layers(architecture: str, norm
 
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral with a sliding window", "gemma2", "gpt2"])
-def test_an_early_exit_assists_in_both_loops(architecture: str) -> None:
+def test_an_early_exit_assists_generation(architecture: str) -> None:
     model = tiny_model(architecture)
     inputs = prompts(1)
     smaller = early_exit(model, 2)
     plain = model.generate(**inputs, **FIXED)
     assert torch.equal(model.generate(**inputs, **FIXED, assistant_model=smaller), plain)
-    ours: dict[str, Any] = {"custom_generate": rest_store.generate, "drafter": AssistantRule.of(smaller)}
-    output = model.generate(**inputs, **FIXED, **ours, adaptive=False, return_dict_in_generate=True)
-    assert torch.equal(output.sequences, plain)
-    assert output.statistics.drafts.nodes > 0
-    assert not output.statistics.drafts.errors
 
 
 def test_early_exits_that_cannot_be_are_refused() -> None:
