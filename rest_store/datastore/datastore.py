@@ -161,7 +161,7 @@ class Datastore:
     def draft_batch(
         self, contexts: Contexts, *, max_nodes: int = 64, max_suffix: int = 16, max_depth: int = 10
     ) -> list[TokenTree]:
-        """Return what `draft` returns for each of `contexts`; the GIL is released once.
+        """Return what `draft` returns for each of `contexts`.
 
         Args:
             contexts: a sequence of contexts, or an array or tensor int[B, N] with one context per row.
@@ -179,8 +179,7 @@ class Datastore:
         """
         max_nodes, max_suffix, max_depth = limits(max_nodes, max_suffix, max_depth)
         suffixes = tails(contexts, max_suffix, self.vocabulary_size)
-        packed = self._kernel.draft_batch(suffixes, max_nodes, max_depth)
-        return [TokenTree.from_packed(*tree) for tree in packed]
+        return [TokenTree.from_packed(*self._kernel.draft(suffix, max_nodes, max_depth)) for suffix in suffixes]
 
     def count(self, tokens: IntSequence) -> int:
         """Return how often the sequence `tokens` occurs within documents of this datastore.

@@ -33,9 +33,6 @@ class Kernel(Protocol):
     def draft(self, suffix: list[int], max_nodes: int, max_depth: int, /) -> PackedTree:
         """Return the draft tree of a context that ends with `suffix`."""
 
-    def draft_batch(self, suffixes: list[list[int]], max_nodes: int, max_depth: int, /) -> list[PackedTree]:
-        """Return what `draft` returns for each of `suffixes`."""
-
 
 def native_kernel() -> type[Any] | None:
     """Return the native kernel's class, or None if it was not built."""

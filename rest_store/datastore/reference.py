@@ -144,10 +144,6 @@ class ReferenceKernel:
         packed = b"".join(np.array(values, dtype).tobytes() for values, dtype in columns)
         return packed, (length, _total(intervals))
 
-    def draft_batch(self, suffixes: list[list[int]], max_nodes: int, max_depth: int) -> list[PackedTree]:
-        """Return what `draft` returns for each of `suffixes`."""
-        return [self.draft(suffix, max_nodes, max_depth) for suffix in suffixes]
-
     def _children(self, path: tuple[int, ...], intervals: Intervals, length: int) -> list[_Node]:
         """Split the occurrences of the match and `path` by their next token."""
         by_token: dict[int, Intervals] = {}

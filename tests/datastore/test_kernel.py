@@ -190,5 +190,3 @@ def test_arguments_that_are_not_tokens_are_type_errors_of_the_kernel(tmp_path: P
     for value in (None, 5, "text", [-1], [1.5], [2**32]):
         with pytest.raises(TypeError):
             kernel.draft(value, 1, 1)  # type: ignore[arg-type]
-        with pytest.raises(TypeError):
-            kernel.draft_batch(value, 1, 1)  # type: ignore[arg-type]

@@ -63,20 +63,6 @@ class NativeKernel {
     return as_tuple(*tree);
   }
 
-  nb::list draft_batch(const std::vector<Tokens>& contexts, std::uint32_t max_nodes, std::uint32_t max_depth) {
-    std::vector<Suffix> suffixes;
-    for (const Tokens& context : contexts) suffixes.push_back(suffix_of(context));
-    const Limits limits = checked(max_nodes, max_depth);
-    std::vector<TreePointer> trees;
-    {
-      const nb::gil_scoped_release released;
-      for (const Suffix& suffix : suffixes) trees.push_back(kernel_.draft(suffix, limits));
-    }
-    nb::list out;
-    for (const TreePointer& tree : trees) out.append(as_tuple(*tree));
-    return out;
-  }
-
   std::uint64_t count(const Tokens& tokens) {
     const Suffix sequence = suffix_of(tokens);
     const nb::gil_scoped_release released;
@@ -137,7 +123,6 @@ NB_MODULE(_kernel, module) {
       .def(nb::init<const nb::list&, std::uint32_t>(), "shards"_a, "vocabulary_size"_a)
       .def("longest_suffix_match", &NativeKernel::longest_suffix_match)
       .def("draft", &NativeKernel::draft)
-      .def("draft_batch", &NativeKernel::draft_batch)
       .def("count", &NativeKernel::count);
   nb::class_<GuardedArrays>(module, "PageGuard")
       .def(nb::init<const nb::list&>(), "arrays"_a)
