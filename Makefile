@@ -74,12 +74,12 @@ sanitize: setup
 	$(BIN)/cmake -G Ninja -S rest_store/native -B $(SANITIZE)/kernel -DREST_STORE_SANITIZE=ON -DCMAKE_BUILD_TYPE=Debug \
 	  -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" -DCMAKE_MAKE_PROGRAM="$(CURDIR)/$(BIN)/ninja"
 	$(BIN)/cmake --build $(SANITIZE)/kernel
-	cp -r rest_store build_index $(SANITIZE)/kernel/_kernel*.so $(SANITIZE)/package
-	mv $(SANITIZE)/package/_kernel*.so $(SANITIZE)/package/rest_store
+	cp -r rest_store build_index tests benchmarks pyproject.toml $(SANITIZE)/package
+	cp $(SANITIZE)/kernel/_kernel*.so $(SANITIZE)/package/rest_store
 	echo 'import sys; sys.meta_path[:] = [f for f in sys.meta_path if "_editable_" not in type(f).__module__]' \
 	  > $(SANITIZE)/package/sitecustomize.py
 	$(SANITIZED) -c 'import rest_store._kernel as k; assert "sanitize" in k.__file__, k.__file__'
-	$(SANITIZED) -m pytest -c $(CURDIR)/pyproject.toml --rootdir $(CURDIR) $(addprefix $(CURDIR)/tests/,datastore drafting service/test_evidence_service.py service/test_messages.py)
+	$(SANITIZED) -m pytest tests/datastore tests/drafting tests/service/test_evidence_service.py
 
 # The service's messages, from their definition; committed, and a test says when they are behind.
 proto: setup

@@ -90,8 +90,8 @@ def speed(
     same distribution.
 
     --questions reads the questions of MT-Bench or Spec-Bench. The prompt of a second turn holds the first question,
-    the model's own greedy answer, and the second question. --assistant adds transformers' assisted
-    generation with a smaller model; early-exit:8 is the first eight layers of the model with its own head, not trained for it.
+    the model's own greedy answer, and the second question. --assistant adds transformers' assisted generation with a
+    smaller model; early-exit:8 is the first eight layers of the model with its own head, not trained for it.
 
     Only prompts are used that the shipped calibration was not fitted to.
     """
