@@ -216,6 +216,8 @@ def test_a_datastore_truncated_underneath_is_unavailable_until_it_is_restored(
     every = pb.DraftRequest(selection=only_served(), contexts=contexts)
     with service.stub() as stub:
         expected = stub.Draft(every).trees
+        evidence = pb.EvidenceLimits(max_nodes=4)  # the reader of evidence watches the same pages
+        stub.Draft(pb.DraftRequest(selection=only_served(), contexts=contexts[:1], evidence=evidence))
         talk = Talk(stub)
         talk.ask(pb.DraftStreamRequest(selection=only_served(), tokens=[1, 2]))
         truncate(directory)
@@ -280,6 +282,15 @@ def test_lost_pages_are_told_by_the_guard_of_their_datastore_only(directory: Pat
     assert [guard.lost for guard in guards if guard is not None] == [True, False]
     del guards
     assert guard_pages(stores[1].files).lost is False  # type: ignore[union-attr]  # ranges are used again
+
+
+@pytest.mark.skipif(native_kernel() is None, reason="the numpy reference cannot keep a process alive")
+def test_every_guard_of_lost_pages_reports_them(directory: Path) -> None:
+    store = Datastore.open(directory)
+    guards = [guard_pages(store.files), guard_pages(store.files)]
+    truncate(directory)
+    store.draft([1, 2])
+    assert [guard.lost for guard in guards if guard is not None] == [True, True]
 
 
 def test_a_service_out_of_descriptors_answers_those_it_has_and_recovers(service: Service) -> None:

@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -93,16 +94,18 @@ class PageGuard {
   static void on_bus_error(int, siginfo_t* info, void*) {
     if (info->si_code <= 0) return;  // sent by a process, not caused by a page
     const auto address = reinterpret_cast<std::uintptr_t>(info->si_addr);
+    std::uintptr_t last = 0;  // end of the watched pages
     for (Range* range = first().load(); range != nullptr; range = range->next) {
-      PageGuard* owner = range->owner.load();
+      PageGuard* owner = range->owner.load();  // several guards may watch the same pages
       const std::uintptr_t begin = range->begin.load(), end = range->end.load();
       if (owner == nullptr || address < begin || address >= end) continue;
       owner->lost_.store(true, std::memory_order_release);  // before a zero can be read
-      void* const page = reinterpret_cast<void*>(address / page_size() * page_size());
-      const std::size_t rest = end - reinterpret_cast<std::uintptr_t>(page);
-      if (mmap(page, rest, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED) return;
-      break;
+      last = std::max(last, end);
     }
+    const std::uintptr_t page = address / page_size() * page_size();
+    if (last > page && mmap(reinterpret_cast<void*>(page), last - page, PROT_READ,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED)
+      return;
     sigaction(SIGBUS, &previous(), nullptr);  // not ours: the instruction runs again under the previous handler
   }
 
