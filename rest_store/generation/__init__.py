@@ -1,4 +1,4 @@
-"""Verification and generation with models of transformers; the only package besides engines that loads torch.
+"""Verification and generation with models of transformers; needs torch.
 
 transformers and torch have no public name for these, which are used here:
 

@@ -1,8 +1,8 @@
 """The KV cache that draft trees are verified in.
 
 A cache of transformers grows by all that a forward pass is given, with one length for all rows. Verification writes a
-whole tree and keeps one path of it, of another length in each row of a batch. `TreeCache` does that; it takes over the
-content of a cache of transformers and gives it back. Nothing here is thread-safe.
+whole tree and keeps one path of it, of another length in each row of a batch. `TreeKVCache` does that; it takes over
+the content of a cache of transformers and gives it back. Nothing here is thread-safe.
 """
 
 from __future__ import annotations
@@ -84,12 +84,12 @@ def _moved(block: torch.Tensor, kept: int, size: int) -> torch.Tensor:
 
 
 class TreeLayer(CacheLayerMixin):
-    """One layer of a `TreeCache`, with the interface that models of transformers use."""
+    """One layer of a `TreeKVCache`, with the interface that models of transformers use."""
 
     is_compileable = False
     is_croppable = False
 
-    def __init__(self, cache: TreeCache, slots: Slots, place: int) -> None:
+    def __init__(self, cache: TreeKVCache, slots: Slots, place: int) -> None:
         super().__init__()
         self.cache, self.slots, self.place = cache, slots, place
         self.is_sliding = slots.pattern.window > 0
@@ -128,7 +128,7 @@ class TreeLayer(CacheLayerMixin):
         return -1
 
 
-class TreeCache(Cache):
+class TreeKVCache(Cache):
     """A KV cache whose rows have different lengths.
 
     Args:
@@ -257,7 +257,7 @@ class TreeCache(Cache):
 
 
 def require_cache(cache: Cache) -> None:
-    """Check that a `TreeCache` can take over `cache`, filled or not.
+    """Check that a `TreeKVCache` can take over `cache`, filled or not.
 
     Raises:
         CacheNotSupportedError: a layer is of another kind, or the cache is offloaded.
@@ -280,7 +280,7 @@ def _require_layer(layer: Any) -> None:
 
 
 def drop_contents(cache: Cache) -> None:
-    """Free the keys and values of a cache of transformers that a `TreeCache` has taken over.
+    """Free the keys and values of a cache of transformers that a `TreeKVCache` has taken over.
 
     Static layers keep their memory, since others may rely on its address. `give_back` fills the cache again.
     """

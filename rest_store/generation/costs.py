@@ -137,7 +137,7 @@ class DraftPolicy:
 
     Args:
         costs: of forward passes like those to come.
-        adaptive: draft only while it pays; False: always, and tell sessions no costs.
+        adaptive: draft only while it pays; False: always, and pass no costs to sessions.
 
     Attributes:
         pauses: how often drafting paused.
@@ -160,7 +160,7 @@ class DraftPolicy:
         return self._drafted
 
     def table(self, padded: Sequence[int]) -> npt.NDArray[np.float64] | None:
-        """Return the seconds of forward passes that sessions are told, float64[len(padded)]; None: none.
+        """Return the estimated seconds of a forward pass for each of `padded`, float64[len(padded)]; None if unknown.
 
         Args:
             padded: for 0, 1, ... draft tokens the number that a step is padded to, ascending.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -60,6 +61,7 @@ class DraftCounts:
         malformed: answers that are not a tree over the vocabulary within the budget.
         errors: the first few reasons, as text.
         dropped: steps that went on without a source, as in `SessionStatistics`; summed up when sessions close.
+        source_errors: the texts of these errors; collected when sessions close.
     """
 
     asked: int = 0
@@ -69,6 +71,7 @@ class DraftCounts:
     malformed: int = 0
     errors: list[str] = field(default_factory=list)
     dropped: dict[tuple[int, str], int] = field(default_factory=dict)
+    source_errors: list[str] = field(default_factory=list)
 
     def note(self, reason: str) -> None:
         """Keep one of the first few reasons."""
@@ -146,6 +149,9 @@ class Drafting:
                 self._top_k_arguments[row] = {"top_k", "node_top_k"} & set(inspect.signature(session.accept).parameters)
             except Exception as error:
                 self._fail(row, f"opening: {_described(error)}", give_up=True)
+            except BaseException:
+                self.close()
+                raise
 
     @property
     def active(self) -> bool:
@@ -189,9 +195,10 @@ class Drafting:
             self._fail(row, f"accept: {_described(error)}", give_up=True)
 
     def close(self) -> None:
-        """Close all sessions."""
-        for row in range(len(self._sessions)):
-            self._close(row)
+        """Close all sessions, even if an interrupt comes in between."""
+        with ExitStack() as stack:
+            for row in reversed(range(len(self._sessions))):
+                stack.callback(self._close, row)
 
     def _fail(self, row: int, reason: str, *, malformed: bool = False, give_up: bool = False) -> None:
         """Count a failure of the session of `row`; give the session up when it keeps failing."""
@@ -211,6 +218,7 @@ class Drafting:
         if isinstance(session, DraftSession):
             for source, steps in session.statistics.dropped.items():
                 self.counts.dropped[source] = self.counts.dropped.get(source, 0) + steps
+            self.counts.source_errors += session.statistics.errors
         try:
             session.close()
         except Exception as error:

@@ -2,8 +2,8 @@
 
     model.generate(**inputs, custom_generate=rest_store.generate, drafter=[store, rest_store.PromptLookup()])
 
-transformers prepares everything as for its own decoding (cache, mask, processors, criteria), then calls this. It passes
-on arguments that are named in the signature and are none of its own: `streamer=` does not arrive, `stream_to=` does.
+transformers prepares everything as for its own decoding (cache, mask, processors, criteria), then calls this. It
+forwards the arguments of this signature that it does not use itself: `stream_to=` is forwarded, `streamer=` is not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`Generator`: a model, its tokenizer and the sources that draft for them, for one's own loop."""
+"""`Generator`: a model, its tokenizer and the sources that draft for them, to call from your own code."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from rest_store.generation.cache import TreeCache
+from rest_store.generation.cache import TreeKVCache
 from rest_store.generation.graphs import FixedVerifier
 from rest_store.generation.prefill import Prompt
 
@@ -34,7 +34,7 @@ def acquire(model: Any, prompt: Prompt, widths: Sequence[int], slots: int) -> Fi
     key = _key(model, prompt, widths, slots)
     verifier = _verifiers.get(model, OrderedDict()).pop(key, None)
     if verifier is None:
-        cache = TreeCache(prompt.cache, prompt.patterns, prompt.length, slots)
+        cache = TreeKVCache(prompt.cache, prompt.patterns, prompt.length, slots)
         verifier = FixedVerifier(
             model, cache, widths, seen=prompt.seen, positions=prompt.positions, extras=prompt.extras
         )

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rest_store.generation.cache import Pattern, TreeCache
+from rest_store.generation.cache import Pattern, TreeKVCache
 from rest_store.generation.verify import Step, Verifier
 
 
@@ -38,7 +38,7 @@ class FixedVerifier(Verifier):
     def __init__(
         self,
         model: Any,
-        cache: TreeCache,
+        cache: TreeKVCache,
         widths: Sequence[int],
         *,
         seen: torch.Tensor | None,

@@ -13,7 +13,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from rest_store.errors import ModeNotSupportedError, describe
 from rest_store.generation import graph_pool
-from rest_store.generation.cache import TreeCache, drop_contents
+from rest_store.generation.cache import TreeKVCache, drop_contents
 from rest_store.generation.costs import DraftPolicy, known_costs
 from rest_store.generation.drafting import EMPTY, Draft, Drafting, SessionMaker
 from rest_store.generation.graphs import FixedVerifier
@@ -25,7 +25,7 @@ from rest_store.generation.support import require_mode, require_model
 from rest_store.generation.top_k import TopTokens, read_top_tokens
 from rest_store.generation.verify import Step, Verifier
 
-_TOP_K = 8  # most likely tokens that sessions are told
+_TOP_K = 8  # most likely tokens passed to sessions
 
 
 @dataclass
@@ -115,9 +115,11 @@ class Generation:
                     self._learn(policy, verifier, step, piece)
                 yield piece
         finally:
-            drafting.close()
-            if verifier is not None:
-                self._hand_back(verifier)
+            try:
+                drafting.close()
+            finally:
+                if verifier is not None:
+                    self._hand_back(verifier)
 
     # --- one step ----------------------------------------------------------------------------------------------------
 
@@ -216,7 +218,7 @@ class Generation:
             if self._keeps_scores:
                 row.scores.append(scores if scores is not None else raw)
 
-    def _keep(self, cache: TreeCache, paths: list[list[int]]) -> None:
+    def _keep(self, cache: TreeKVCache, paths: list[list[int]]) -> None:
         """Keep the keys and values of accepted tokens."""
         cache.keep(paths)
         for number, row in enumerate(self._rows):
@@ -231,7 +233,7 @@ class Generation:
         top_tokens: TopTokens,
         drafts: Sequence[Draft],
     ) -> None:
-        """Tell the sessions what was written, and the most likely tokens after all that was verified."""
+        """Pass the accepted tokens to the sessions, and the most likely tokens after all that was verified."""
         if not drafting.active:
             return
         for row, (tokens, path) in enumerate(zip(piece.tokens, paths, strict=True)):
@@ -314,7 +316,7 @@ class Generation:
             slots = prompt.length + int(self._new_tokens) + max(self._widths)
             verifier = graph_pool.acquire(self._model, prompt, self._widths, slots)
         else:
-            cache = TreeCache(self._cache, prompt.patterns, prompt.length)
+            cache = TreeKVCache(self._cache, prompt.patterns, prompt.length)
             verifier = Verifier(self._model, cache, seen=prompt.seen, positions=prompt.positions, extras=prompt.extras)
         drop_contents(self._cache)
         return verifier

@@ -92,7 +92,7 @@ def prefill(model: Any, input_ids: torch.Tensor, config: Any, model_kwargs: dict
     cache = output.get("past_key_values")
     if cache is None:
         expected = "keys and values, which can be kept for one path of a tree"
-        raise ModelNotSupportedError(describe(type(model).__name__, "what it keeps of a pass", "nothing", expected))
+        raise ModelNotSupportedError(describe(type(model).__name__, "the key-value cache", "absent", expected))
     length = int(cache.get_seq_length())
     mask, positions = model_kwargs.get("attention_mask"), model_kwargs.get("position_ids")
     if positions is None:

@@ -68,8 +68,8 @@ def _operators() -> tuple[Callable[..., Any], Callable[..., torch.Tensor]]:
 
 
 def _can_be_packed(layer: torch.nn.Linear) -> bool:
-    own = type(layer) is torch.nn.Linear and "forward" not in vars(layer)
-    return own and layer.weight.device.type == "cpu" and layer.weight.dtype == torch.float32
+    is_plain = type(layer) is torch.nn.Linear and "forward" not in vars(layer)
+    return is_plain and layer.weight.device.type == "cpu" and layer.weight.dtype == torch.float32
 
 
 def _forward(

@@ -39,7 +39,7 @@ def require_model(model: Any, length: float, max_nodes: int) -> None:
     if getattr(model, "_is_stateful", False):
         raise ModelNotSupportedError(describe(name, "its state", "recurrent", expected))
     if "past_key_values" not in parameters or not model._supports_default_dynamic_cache():
-        state = "kept in a way of its own, or not at all"
+        state = "not in a standard key-value cache"
         raise ModelNotSupportedError(describe(name, "its state", state, expected))
     if "position_ids" not in parameters or getattr(config, "alibi", False):
         position = "counted by the model itself, or left to ALiBi"

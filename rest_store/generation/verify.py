@@ -16,7 +16,7 @@ import torch
 from rest_store.datastore.tree import TokenTree
 from rest_store.errors import ModelNotSupportedError, describe
 from rest_store.generation.attention import TreeAttention
-from rest_store.generation.cache import CHUNKED, FULL, SLIDING, Pattern, TreeCache
+from rest_store.generation.cache import CHUNKED, FULL, SLIDING, Pattern, TreeKVCache
 
 
 def patterns_of(config: Any, layers: int) -> list[Pattern]:
@@ -93,7 +93,7 @@ class Verifier:
     def __init__(
         self,
         model: Any,
-        cache: TreeCache,
+        cache: TreeKVCache,
         *,
         seen: torch.Tensor | None,
         positions: torch.Tensor,
@@ -162,7 +162,7 @@ class Verifier:
     def _mask(
         self, pattern: Pattern, ancestors: torch.Tensor, lengths: torch.Tensor, slots: torch.Tensor
     ) -> torch.Tensor:
-        """Return who sees whom, [rows, 1, width, slots seen]; as numbers for eager attention, which adds them."""
+        """Return the attention mask, [rows, 1, width, slots seen]; as numbers for eager attention, which adds them."""
         width = slots.shape[1]
         held = self._slots_seen(pattern, width)
         node = held - lengths.max()  # which node of the step is in each slot

@@ -12,7 +12,7 @@ from transformers import DynamicCache, StaticCache
 import rest_store
 from rest_store.bench.baselines import tree_of
 from rest_store.generation import loop
-from rest_store.generation.cache import Slots, TreeCache
+from rest_store.generation.cache import Slots, TreeKVCache
 from rest_store.generation.generate import generate
 from tests.shared.tiny import prompts, tiny_model
 
@@ -180,7 +180,7 @@ def test_keys_and_values_are_held_once() -> None:
 
 @pytest.mark.parametrize("reads", [True, False])
 def test_a_step_is_read_in_one_copy_and_kept_in_one_move(reads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all rows together; and the likeliest tokens only where a session is told of them."""
+    """Of all rows together; and the most likely tokens only where a session takes them."""
     model = tiny_model("llama")
     inputs = prompts(4)
     plain = model.generate(**inputs, **FIXED)
@@ -232,14 +232,14 @@ def test_a_row_that_has_ended_keeps_no_windows(monkeypatch: pytest.MonkeyPatch) 
             return torch.tensor([self.ends and three and bool((row[:14] == first).all()) for row in input_ids])
 
     seen: dict[bool, tuple[int, int]] = {}
-    original = TreeCache.reserve
+    original = TreeKVCache.reserve
     for ends in (False, True):
 
-        def reserved(self: TreeCache, width: int, ends: bool = ends) -> None:
+        def reserved(self: TreeKVCache, width: int, ends: bool = ends) -> None:
             original(self, width)
             seen[ends] = (self.allocated, self.end - self.first_seen(self.groups[0].pattern))
 
-        monkeypatch.setattr(TreeCache, "reserve", reserved)
+        monkeypatch.setattr(TreeKVCache, "reserve", reserved)
         options = {"max_new_tokens": steps, "do_sample": False, "stopping_criteria": [AfterThree(ends)]}
         output = model.generate(**inputs, **options, custom_generate=generate)
         assert torch.equal(output[1], plain[1])

@@ -20,7 +20,7 @@ from rest_store.errors import (
     RestStoreError,
 )
 from rest_store.generation.attention import TreeAttention
-from rest_store.generation.cache import Pattern, TreeCache
+from rest_store.generation.cache import Pattern, TreeKVCache
 from tests.shared.strategies import refused
 from tests.shared.tiny import VOCABULARY, prompts, tiny_model
 
@@ -251,9 +251,9 @@ def test_caches_are_refused_by_name() -> None:
     class Other(type(cache.layers[0])):  # type: ignore[misc]
         pass
 
-    TreeCache(cache, [Pattern("full_attention")], 3)
+    TreeKVCache(cache, [Pattern("full_attention")], 3)
     cache.layers[0] = Other()
-    refused(CacheNotSupportedError, lambda: TreeCache(cache, [Pattern("full_attention")], 3), "Other")
+    refused(CacheNotSupportedError, lambda: TreeKVCache(cache, [Pattern("full_attention")], 3), "Other")
     refused_early(CacheNotSupportedError, tiny_model("llama"), "Other", past_key_values=cache)
 
 
