@@ -154,8 +154,8 @@ def test_a_dead_service_is_left_alone_and_found_again(kind: type[Any], directory
         for _ in range(5):
             with pytest.raises(ServiceUnavailableError):
                 client.draft([1])
-        failed(CircuitOpenError, lambda: client.draft([1]), "was not asked")
-        failed(CircuitOpenError, lambda: stream.draft([1]), "was not asked")
+        failed(CircuitOpenError, lambda: client.draft([1]), "was not called")
+        failed(CircuitOpenError, lambda: stream.draft([1]), "was not called")
         assert client.statistics.circuits_opened == 1
         assert client.statistics.not_asked == 2
         service.restart()

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
 from rest_store.service.errors import STATUSES
 from rest_store.v1 import datastore_pb2 as pb
@@ -46,7 +47,7 @@ def some_message(chance: random.Random, kind: type[Message]) -> Message:
         value = getattr(message, field.name)
         times = chance.choice([1, 1, 2, 3, 40]) if field.is_repeated else 1
         if field.message_type is not None:
-            made = [some_message(chance, field.message_type._concrete_class) for _ in range(times)]
+            made = [some_message(chance, GetMessageClass(field.message_type)) for _ in range(times)]
             value.extend(made) if field.is_repeated else value.CopyFrom(made[0])
         elif field.name == "tokens":
             value.extend(some_tokens(chance))

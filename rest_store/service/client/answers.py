@@ -115,7 +115,7 @@ def served_by(response: pb.DescribeResponse, where: str) -> tuple[ServedDatastor
         served.append(ServedDatastore(one.name, tokenizer, *sizes, built, one.format_version, one.generation))
     if not served or len({one.name for one in served}) != len(served):
         names = ", ".join(repr(one.name) for one in served) or "absent"
-        raise ProtocolError(describe(where, "datastores", names, "one or more, each of its own name"))
+        raise ProtocolError(describe(where, "datastores", names, "one or more, with distinct names"))
     return tuple(served)
 
 

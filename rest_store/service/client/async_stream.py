@@ -8,7 +8,7 @@ from typing import Any
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.evidence import Evidence
-from rest_store.errors import RestStoreError, ServiceError
+from rest_store.errors import RestStoreError
 from rest_store.service.client.codec import longest
 from rest_store.service.client.endpoints import Endpoint
 from rest_store.service.client.requests import evidence_limits
@@ -46,7 +46,7 @@ class AsyncDraftStream(StreamBase[AsyncStreamCall]):
         if self._needs_description:
             try:
                 await self._info(timeout=self._timeout)
-            except ServiceError:
+            except RestStoreError:
                 self._add(new_tokens)  # for the next step
                 raise
         with self._endpoints.counters.failures():

@@ -105,7 +105,7 @@ class DatastoreClient(ClientBase):
     ) -> TokenTree:
         """Return what `Datastore.draft` does; of several datastores the tree of the longest match, of equals the first.
 
-        For one generation `stream` is faster. Raises as `longest_suffix_match`.
+        In one generation, `stream` sends new tokens only. Raises as `longest_suffix_match`.
         """
         return self._ask(self._requests.draft(context, max_nodes, max_suffix, max_depth), timeout)
 
@@ -148,7 +148,7 @@ class DatastoreClient(ClientBase):
             timeout: seconds; None: as for other calls of this client.
 
         Returns:
-            None if the service has no evidence: then `draft_batch` is to be asked.
+            None if the service has no evidence: call `draft_batch` then.
 
         Raises:
             TreeError: `proposals` is not a draft tree.

@@ -1,4 +1,4 @@
-"""What a client knows of its service: who is asked, and how messages are made and verified. Sends nothing."""
+"""What a client knows of its service: the datastores that it queries, and how to make and verify messages."""
 
 from __future__ import annotations
 

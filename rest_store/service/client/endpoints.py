@@ -80,7 +80,7 @@ class Endpoints(Generic[C]):
         self.members = tuple(members)
         self.counters = counters
         self.retries = retries
-        self.circuits_open = f"{self}: service was not asked, because it has just failed several times in a row"
+        self.circuits_open = f"{self}: service was not called, because it has just failed several times in a row"
         self._preferred = self.members[0]
 
     def choose(self, now: float, instead_of: Endpoint[C] | None = None) -> Endpoint[C] | None:

@@ -77,11 +77,11 @@ class RetryPolicy(Generic[C]):
         """Return the seconds that the next attempt may take: half of what is left if there is another endpoint.
 
         Raises:
-            DeadlineError: none are left; not counted against the endpoint, which has not been asked.
+            DeadlineError: none are left; not counted against the endpoint, which has not been called.
         """
         left = self._ends - time.monotonic()
         if left <= 0:
-            raise DeadlineError(f"{self.endpoint.target}: the deadline passed before the service was asked")
+            raise DeadlineError(f"{self.endpoint.target}: the deadline passed before the service was called")
         return left / 2 if self._endpoints.has_other(self.endpoint) else left
 
     def succeeded(self) -> None:

@@ -107,7 +107,7 @@ class StreamBase(Generic[K]):
         if self._closed:
             raise ServiceUnavailableError("client: the stream is closed")
         step = Step()
-        # A service without evidence is asked for trees, which nobody reads, so that it knows the tokens.
+        # A service without evidence gets a request for trees, whose answer is not used, so that it has the tokens.
         if proposals is not None and evidence is not None and self._codec.max_evidence_rows:
             step = Step(self._codec.proposals(proposals), self._codec.bounded(evidence))
         self._add(new_tokens)

@@ -68,6 +68,8 @@ def _read(call: Any, answers: _Answers, target: str) -> None:
         answers.put(_ended(target))
     except grpc.RpcError as error:
         answers.put(error_of_call(target, error))
+    except Exception as error:  # a step would wait in vain
+        answers.put(ServiceInternalError(f"{target}: the stream failed ({error!r})"))
 
 
 def _end(call: Any, requests: _Requests) -> None:

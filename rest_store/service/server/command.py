@@ -42,7 +42,12 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--log-json", is_flag=True, help="Write the log as JSON, one object a line.")
 @click.option("--log-requests", is_flag=True, help="Log every request.")
 @click.option("--max-message-bytes", default=Limits.max_message_bytes, show_default=True, help="Largest message.")
-@click.option("--max-contexts", default=Limits.max_contexts, show_default=True, help="Most contexts times datastores.")
+@click.option(
+    "--max-contexts",
+    default=Limits.max_contexts,
+    show_default=True,
+    help="Most contexts of a request, times datastores and rows of evidence.",
+)
 @click.option("--max-streams", default=Limits.max_streams, show_default=True, help="Most open streams.")
 @click.option("--max-in-flight", default=Limits.max_in_flight, show_default=True, help="Most requests in flight.")
 @click.option("--max-waiting", default=Limits.max_waiting, show_default=True, help="Most requests that wait.")

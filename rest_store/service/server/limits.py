@@ -20,7 +20,7 @@ class Limits:
 
     Attributes:
         max_message_bytes: size of a request, and of an answer.
-        max_contexts: contexts of one request, times the datastores asked.
+        max_contexts: contexts of one request, times datastores and rows of evidence.
         max_streams: open streams.
         max_in_flight: requests in flight, streams not counted.
         max_waiting: requests that have arrived and are not in flight yet; at least 2.
@@ -43,7 +43,7 @@ class Limits:
 
 
 class Gate:
-    """Counts tasks and lets none in beyond its limit. For use within one event loop.
+    """Counts tasks and refuses more than its limit. For use within one event loop.
 
     Args:
         what: the tasks, for the error.
@@ -84,7 +84,7 @@ def tokens_in(path: Path) -> list[str]:
 
 
 class BearerTokens:
-    """The tokens that a service accepts; if there are none, everybody may ask.
+    """The tokens that a service accepts; without any, no token is required.
 
     Args:
         path: a file as `tokens_in` reads it, if there is one.

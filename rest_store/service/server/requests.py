@@ -80,9 +80,9 @@ def _limit(name: str, value: int, default: int, greatest: int) -> int:
 
 
 def require_work(amount: int, limits: Limits) -> None:
-    """Raise LimitError if a request's contexts, each once for every datastore, are more than the service takes."""
+    """Raise LimitError if the contexts of a request, times datastores and rows of evidence, exceed the limit."""
     if amount > limits.max_contexts:
-        what = "number of contexts times datastores"
+        what = "number of contexts, times datastores and rows of evidence,"
         raise LimitError(describe("request", what, amount, f"at most {limits.max_contexts}"))
 
 
@@ -120,7 +120,7 @@ def proposals_of(message: pb.Proposals, place: int, vocabulary_size: int) -> Pro
     what = f"proposals of context {place}"
     if len(tokens) != len(parents) or len(scores) not in (0, len(tokens)):
         found = f"{len(tokens)} tokens, {len(parents)} parents and {len(scores)} scores"
-        raise ContextTypeError(describe("request", what, found, "as many of each"))
+        raise ContextTypeError(describe("request", what, found, "equal numbers"))
     if len(tokens) > MAX_NODES:
         raise LimitError(describe("request", f"number of {what}", len(tokens), f"at most {MAX_NODES}"))
     parent_places = np.array(parents, np.int32)

@@ -125,7 +125,7 @@ class Servicer(GenericHandler):
         return next((handler for other in self._others if (handler := other.service(details)) is not None), None)
 
     def end_streams(self) -> None:
-        """End every stream between two answers, telling its client to ask another service."""
+        """End every stream with a status that tells its client to use another service."""
         self._ending_streams = True
         for task in self.streams.tasks:
             task.cancel()
@@ -175,8 +175,9 @@ class Servicer(GenericHandler):
             await self._fail("DraftStream", _shutting_down(), context)
         except Exception as error:
             await self._fail("DraftStream", error, context)
-        if self._log_requests:
-            self._log("stream", peer=context.peer(), answers=answers)
+        finally:
+            if self._log_requests:
+                self._log("stream", peer=context.peer(), answers=answers)
 
     async def _reload_datastores(self, data: bytes, context: Context) -> bytes:
         async def handle(data: bytes) -> bytes:
