@@ -25,7 +25,7 @@ from rest_store.bench.baselines import tree_of
 from rest_store.bench.environment import write_result
 from rest_store.bench.options import PATH, SHOW_DEFAULTS, datastores_option, json_option
 from rest_store.bench.recordings import Recording, read_recordings
-from rest_store.generation.cache import TreeCache
+from rest_store.generation.cache import TreeKVCache
 from rest_store.generation.graphs import FixedVerifier
 from rest_store.generation.verify import Step, Verifier, patterns_of
 
@@ -104,8 +104,8 @@ def step_times(model: Any, options: Mapping[str, Any]) -> dict[str, dict[str, fl
     model(prompt, past_key_values=filled, logits_to_keep=1)
     patterns = patterns_of(model.config, len(filled.layers))
     position: dict[str, Any] = {"seen": None, "positions": torch.full((1, 1), length)}
-    plain = Verifier(model, TreeCache(filled, patterns, length), **position)
-    fixed_cache = TreeCache(filled, patterns, length, length + 2 * max(options["widths"]))
+    plain = Verifier(model, TreeKVCache(filled, patterns, length), **position)
+    fixed_cache = TreeKVCache(filled, patterns, length, length + 2 * max(options["widths"]))
     fixed = FixedVerifier(model, fixed_cache, options["widths"], **position)
     times = {}
     for width in options["widths"]:

@@ -91,29 +91,32 @@ def info(datastore: Path, as_json: bool) -> None:
     """Show the sources, size, tokenizer and build options of DATASTORE."""
     from rest_store.datastore.datastore import Datastore
 
-    found = Datastore.open(datastore).info()
-    manifest = json.loads(found.manifest.to_json())
+    description = Datastore.open(datastore).info()
+    manifest = json.loads(description.manifest.to_json())
     facts = {
-        "path": str(found.path),
-        "built": found.built.isoformat(timespec="seconds"),
-        "kernel": found.kernel,
-        "size": found.size,
-        "bytes_per_token": round(found.size / found.token_count, 3),
+        "path": str(description.path),
+        "built": description.built.isoformat(timespec="seconds"),
+        "kernel": description.kernel,
+        "size": description.size,
+        "bytes_per_token": round(description.size / description.token_count, 3),
         **manifest,
     }
     if as_json:
         click.echo(json.dumps(facts, ensure_ascii=False))
         return
-    tokenizer = found.tokenizer
+    tokenizer = description.tokenizer
     rows = [
-        ("datastore", found.path),
-        ("built", f"{facts['built']} by {found.manifest.created_by}"),
-        ("tokens", f"{found.token_count:,} in {found.document_count:,} documents"),
-        ("size", f"{found.size:,} bytes in {found.shard_count} shards, {facts['bytes_per_token']} bytes a token"),
+        ("datastore", description.path),
+        ("built", f"{facts['built']} by {description.manifest.created_by}"),
+        ("tokens", f"{description.token_count:,} in {description.document_count:,} documents"),
+        (
+            "size",
+            f"{description.size:,} bytes in {description.shard_count} shards, {facts['bytes_per_token']} bytes a token",
+        ),
         ("tokenizer", f"{tokenizer.name}, {tokenizer.vocabulary_size:,} ids, {tokenizer.fingerprint[:23]}..."),
-        *(("corpus", _one_line(corpus)) for corpus in found.manifest.corpora),
-        ("options", _one_line(found.manifest.options) or "defaults"),
-        ("kernel", found.kernel),
+        *(("corpus", _one_line(corpus)) for corpus in description.manifest.corpora),
+        ("options", _one_line(description.manifest.options) or "defaults"),
+        ("kernel", description.kernel),
     ]
     for name, value in rows:
         click.echo(f"{name + ':':<11}{value}")

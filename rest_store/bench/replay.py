@@ -125,9 +125,11 @@ def replay(
         if recording.output.size <= skip:
             continue
         text = np.concatenate([recording.prompt, recording.output])
-        own = [RecycledLogits() if isinstance(source, RecycledLogits) else source for source in sources]
+        session_sources = [RecycledLogits() if isinstance(source, RecycledLogits) else source for source in sources]
         place = start = recording.prompt.size + skip
-        with DraftSession(own, text[:place], calibration=calibration, learn=learn, max_suffix=max_suffix) as session:
+        with DraftSession(
+            session_sources, text[:place], calibration=calibration, learn=learn, max_suffix=max_suffix
+        ) as session:
             session._native.record(record is not None)
             steps = known = 0
             while place < text.size:

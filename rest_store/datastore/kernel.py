@@ -34,13 +34,18 @@ class Kernel(Protocol):
         """Return the draft tree of a context that ends with `suffix`."""
 
 
-def native_kernel() -> type[Any] | None:
-    """Return the native kernel's class, or None if it was not built."""
+def _native_module() -> Any:
+    """Return the compiled module, or None if it was not built."""
     try:
-        from rest_store._kernel import NativeKernel
+        from rest_store import _kernel
     except ImportError:
         return None
-    return NativeKernel  # type: ignore[no-any-return]
+    return _kernel
+
+
+def native_kernel() -> type[Any] | None:
+    """Return the native kernel's class, or None if it was not built."""
+    return getattr(_native_module(), "NativeKernel", None)
 
 
 def kernel_name() -> str:
@@ -59,12 +64,11 @@ def native_session_kernel() -> Any:
     Raises:
         NativeKernelError: it was not built.
     """
-    try:
-        from rest_store import _kernel
-    except ImportError as error:
+    module = _native_module()
+    if module is None:
         expected = "installed; install a C++20 compiler and reinstall rest-store"
-        raise NativeKernelError(describe("draft session", "the native kernel", "missing", expected)) from error
-    return _kernel
+        raise NativeKernelError(describe("draft session", "the native kernel", "missing", expected))
+    return module
 
 
 _warned = False
@@ -102,24 +106,16 @@ def native_tree_fault() -> Callable[[bytes, int, int], int] | None:
     Its arguments are the packed nodes, the vocabulary size and the greatest depth. It returns 0 for a valid tree, or
     says what is wrong with the first faulty node: 1 its token, 2 its parent, 3 its depth, 4 its count.
     """
-    try:
-        from rest_store._kernel import tree_fault
-    except ImportError:
-        return None
-    return tree_fault  # type: ignore[no-any-return]
+    return getattr(_native_module(), "tree_fault", None)
 
 
 def native_evidence_fault() -> Callable[[bytes, int, int], str | None] | None:
     """Return the function that validates the rows of `Evidence`; None if the kernel was not built.
 
     Its arguments are the rows, the vocabulary size and the greatest number of rows. It returns None for valid rows, or
-    says what they are instead.
+    a description of the fault.
     """
-    try:
-        from rest_store._kernel import evidence_fault
-    except ImportError:
-        return None
-    return evidence_fault  # type: ignore[no-any-return]
+    return getattr(_native_module(), "evidence_fault", None)
 
 
 def guard_pages(files: Iterable[MappedFile[Any]]) -> PageGuard | None:
@@ -128,11 +124,8 @@ def guard_pages(files: Iterable[MappedFile[Any]]) -> PageGuard | None:
     Installs a handler of SIGBUS for the whole process, once. Returns None if the native kernel, which has the handler,
     was not built.
     """
-    try:
-        from rest_store._kernel import PageGuard as NativeGuard
-    except ImportError:
-        return None
-    return NativeGuard([file.raw for file in files])  # type: ignore[no-any-return]
+    module = _native_module()
+    return None if module is None else module.PageGuard([file.raw for file in files])
 
 
 def shard_view(shard: Shard) -> KernelShard:

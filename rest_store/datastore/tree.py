@@ -23,7 +23,7 @@ class SuffixMatch(NamedTuple):
     """
 
     length: int
-    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody asks of a match
+    count: int  # type: ignore[assignment]  # hides tuple.count, which a match does not need
 
 
 class TokenTree:
@@ -148,10 +148,6 @@ class TokenTree:
             level = np.flatnonzero(depths == depth)
             mask[level] |= mask[parents[level]]
         return mask
-
-    def positions(self, context_length: int) -> npt.NDArray[np.int64]:
-        """Return the position of each node in the sequence, int64[N], for a context of `context_length` tokens."""
-        return self.depths.astype(np.int64) + (context_length - 1)
 
     def children(self, node: int) -> npt.NDArray[np.int64]:
         """Return the indices of the children of `node`, ascending; -1 stands for the context."""

@@ -58,7 +58,7 @@ class PromptLookup:
 
 
 class RecycledLogits:
-    """Tokens that the target model itself found likely after similar contexts, as `DraftSession.accept` was told.
+    """Tokens that the target model itself found likely after similar contexts, as passed to `DraftSession.accept`.
 
     Kept by the last one, two and three tokens, at most 131,072 rows of 8 tokens (6 MB); new rows displace old ones.
     Sessions may share one: what one generation learnt then helps the next. Thread-safe. Source: Token Recycling,

@@ -52,12 +52,6 @@ def test_the_mask_shows_each_node_itself_and_its_ancestors(lists: Lists) -> None
         assert np.flatnonzero(mask[node]).tolist() == path_to(node, parents)
 
 
-@given(trees(), st.integers(0, 100_000))
-def test_positions_continue_the_context(lists: Lists, context_length: int) -> None:
-    tree = TokenTree(*lists)
-    assert tree.positions(context_length).tolist() == [context_length + depth - 1 for depth in tree.depths.tolist()]
-
-
 @given(trees())
 def test_children(lists: Lists) -> None:
     tree = TokenTree(*lists)
@@ -121,7 +115,7 @@ def test_the_empty_tree() -> None:
     assert len(tree) == 0
     assert tree.match == SuffixMatch(0, 0)
     assert tree.mask().shape == (0, 0)
-    assert tree.positions(5).tolist() == tree.children(-1).tolist() == tree.longest_path([1, 2]).tolist() == []
+    assert tree.children(-1).tolist() == tree.longest_path([1, 2]).tolist() == []
     assert tree == TokenTree.from_packed(b"", (0, 0))
     assert repr(tree) == "TokenTree(0 nodes, depth 0, match=(0, 0))"
 

@@ -116,10 +116,10 @@ class EvidenceRows {
     if (bytes.size() < kEvidenceHead) return "shorter than its head";
     const Column head(bytes, 4);
     const std::uint64_t rows = head[0], suffixes = head[1], continuations = head[2], width = head[3];
-    if (rows == 0 || rows > max_rows) return "of more rows than were asked for, or none";
+    if (rows == 0 || rows > max_rows) return "of more rows than requested, or of 0";
     if (suffixes > rows * kLevels || continuations > suffixes * kContinuations)
       return "of more parts than it has places for";
-    if (width != 2 && width != 4) return "of tokens of a strange width";
+    if (width != 2 && width != 4) return "of tokens of an unknown width";
     std::size_t from = kEvidenceHead;
     bool whole = true;
     const auto column = [&](std::size_t count, std::size_t item) {
@@ -171,7 +171,7 @@ class EvidenceRows {
         if (sum > level.next.probes) return "with impossible counts";
       }
     }
-    return suffix == suffixes && continuation == continuations ? nullptr : "with parts that belong to no row";
+    return suffix == suffixes && continuation == continuations ? nullptr : "with bytes left over";
   }
 
   std::vector<Row> rows_;

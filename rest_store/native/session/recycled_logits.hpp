@@ -1,5 +1,5 @@
 // Recycled logits (Luo et al., Turning Trash into Treasure: Token Recycling, arXiv 2408.08696): the target model's most
-// likely next tokens, kept by the last tokens of the context for the next time that these come by.
+// likely next tokens, kept by the last tokens of the context, and proposed when these recur.
 #pragma once
 
 #include <mutex>

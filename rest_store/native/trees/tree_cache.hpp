@@ -24,31 +24,33 @@ class TreeCache {
   // The tree of the match of `tokens`, in the byte order of a tokens file; null if it is not cached.
   std::shared_ptr<const PackedTree> lookup(std::string_view tokens, const Limits& limits) {
     const std::uint64_t hash = hash_of(tokens, limits);
-    Segment& segment = segments_[hash % kSegments];
-    const std::lock_guard lock(segment.mutex);
-    if (segment.entries.empty()) return nullptr;
-    for (const Entry& entry : segment.set_of(hash))
+    Stripe& stripe = stripes_[hash % kStripes];
+    const std::lock_guard lock(stripe.mutex);
+    if (stripe.entries.empty()) return nullptr;
+    for (const Entry& entry : stripe.set_of(hash))
       if (entry.tree != nullptr && entry.limits == limits && entry.tokens == tokens) return entry.tree;
     return nullptr;
   }
 
   void insert(std::string_view tokens, const Limits& limits, std::shared_ptr<const PackedTree> tree) {
     const std::uint64_t hash = hash_of(tokens, limits);
-    Segment& segment = segments_[hash % kSegments];
-    const std::lock_guard lock(segment.mutex);
-    segment.entries.resize(kSets * kWays);
-    const std::span<Entry> set = segment.set_of(hash);
+    Stripe& stripe = stripes_[hash % kStripes];
+    const std::lock_guard lock(stripe.mutex);
+    stripe.entries.resize(kSets * kWays);
+    const std::span<Entry> set = stripe.set_of(hash);
+    for (const Entry& entry : set)  // another thread may have inserted it meanwhile
+      if (entry.tree != nullptr && entry.limits == limits && entry.tokens == tokens) return;
     Entry& lightest = *std::min_element(
         set.begin(), set.end(), [](const Entry& a, const Entry& b) { return a.occurrences() < b.occurrences(); });
-    segment.replace(lightest, {limits, std::string(tokens), std::move(tree)});
-    while (segment.bytes > kBytes) segment.replace(segment.entries[segment.hand++ % segment.entries.size()], {});
+    stripe.replace(lightest, {limits, std::string(tokens), std::move(tree)});
+    while (stripe.bytes > kBytes) stripe.replace(stripe.entries[stripe.hand++ % stripe.entries.size()], {});
   }
 
  private:
-  static constexpr std::size_t kSegments = 16;                   // each with a lock of its own
-  static constexpr std::size_t kSets = 128;                      // in a segment
+  static constexpr std::size_t kStripes = 16;                    // each with a lock of its own
+  static constexpr std::size_t kSets = 128;                      // in a stripe
   static constexpr std::size_t kWays = 8;                        // entries of a set
-  static constexpr std::size_t kBytes = std::size_t{640} << 10;  // of trees in a segment; 10 MB in all
+  static constexpr std::size_t kBytes = std::size_t{640} << 10;  // of trees in a stripe; 10 MB in all
 
   struct Entry {
     Limits limits{};
@@ -59,14 +61,14 @@ class TreeCache {
     std::size_t bytes() const { return tree == nullptr ? 0 : tokens.size() + tree->nodes.size() + sizeof(PackedTree); }
   };
 
-  struct Segment {
+  struct Stripe {
     std::mutex mutex;
     std::vector<Entry> entries;  // empty until the first insert
     std::size_t bytes = 0;
     std::size_t hand = 0;  // the entry to evict next while there are too many bytes
 
     std::span<Entry> set_of(std::uint64_t hash) {
-      return std::span(entries).subspan(hash / kSegments % kSets * kWays, kWays);
+      return std::span(entries).subspan(hash / kStripes % kSets * kWays, kWays);
     }
 
     void replace(Entry& old, Entry entry) {
@@ -82,7 +84,7 @@ class TreeCache {
     return (hash ^ hash >> 29 ^ limits.max_depth) * kFactor >> 16;
   }
 
-  std::array<Segment, kSegments> segments_;
+  std::array<Stripe, kStripes> stripes_;
 };
 
 }  // namespace rest_store
