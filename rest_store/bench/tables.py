@@ -34,11 +34,6 @@ DRAFTED = {
 QUERIES = {
     "draft, 1 shards": "`draft`, one shard",
     "draft, 8 shards": "`draft`, eight shards",
-    "draft, 1 shards, first": "`draft`, contexts not asked before",
-    "draft, 1 shards, again": "the same, asked again",
-    "draft, 1 shards, nothing remembered": "the same, no answer remembered at the start",
-    "draft, 8 shards, first": "eight shards, contexts not asked before",
-    "draft, 8 shards, again": "eight shards, asked again",
     "longest_suffix_match": "`longest_suffix_match`",
 }
 _TRANSPORTS = {"TCP": "TCP", "Unix": "Unix socket"}
@@ -170,19 +165,15 @@ def sizes_table(sizes: Sequence[Mapping[str, Any]], beyond_memory: Mapping[str, 
 
 def service_table(figures: Mapping[str, Any]) -> Table:
     """Median microseconds of one client through the service, beside an echo of the same messages."""
-    callers = {"client": "`DatastoreClient`, blocking", "source": "its `source()`"}
-    measured = {who: name for who, name in callers.items() if f"{who} median us" in figures["unary, sync, TCP"]}
     rows: list[list[Cell]] = []
     for transport, name in _TRANSPORTS.items():
         for kind in ("unary", "stream"):
             both = [figures[f"{kind}, {calls}, {transport}"] for calls in ("sync", "asyncio")]
             cells = [" / ".join(f"{one[f'{who} median us']:.0f}" for one in both) for who in ("echo", "service")]
             cells.append(" / ".join(f"{one['ratio']:.2f}" for one in both))
-            for who in measured:
-                median = both[0].get(f"{who} median us")
-                cells.append("" if median is None else f"{median:.0f} ({both[0][f'{who} ratio']:.2f})")
+            cells.append(f"{both[0]['client median us']:.0f} ({both[0]['client ratio']:.2f})")
             rows.append([f"{kind}, {name}, blocking / asyncio", *cells])
-    columns = ["one client", "echo", "service", "ratio", *measured.values()]
+    columns = ["one client", "echo", "service", "ratio", "`DatastoreClient`, blocking"]
     return Table("One client, median microseconds", columns, rows)
 
 
