@@ -17,7 +17,7 @@ from rest_store.datastore.kernel import PageGuard, guard_pages, native_session_k
 from rest_store.drafting.calibration import Calibration
 
 MAX_EVIDENCE_ROWS = 1024
-_SPARE_ROWS = 8  # beyond the nodes of the tree that the evidence is for
+SPARE_ROWS = 8  # beyond the nodes of the tree that the evidence is for
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Evidence:
 
 def rows_for(max_nodes: int) -> int:
     """Return how many rows are enough for a tree of `max_nodes`, 1..1024."""
-    return min(max(1, max_nodes) + _SPARE_ROWS, MAX_EVIDENCE_ROWS)
+    return min(max(1, max_nodes) + SPARE_ROWS, MAX_EVIDENCE_ROWS)
 
 
 def collect_evidence(

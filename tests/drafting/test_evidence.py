@@ -143,7 +143,7 @@ def test_a_session_given_evidence_drafts_as_one_over_the_datastores(data: st.Dat
     text = data.draw(texts(several[0]))
     nodes, learn = data.draw(st.integers(1, 4)), data.draw(st.booleans())
     recycled = data.draw(st.booleans())
-    with tempfile.TemporaryDirectory() as folder, mock.patch.object(evidence, "_SPARE_ROWS", 1000):
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(evidence, "SPARE_ROWS", 1000):
         stores = {}
         for place, corpus in enumerate(several):
             (Path(folder) / str(place)).mkdir()
@@ -226,16 +226,16 @@ def test_damaged_evidence_is_detected(tmp_path: Path, vocabulary: int) -> None:
     packed = read(open_datastore(tmp_path, Corpus(vocabulary, [[[1, 2, 3, 4, vocabulary - 1, 2, 3]]])), [2, 3])
     rows = len(rows_of(packed))
     assert fault(packed, vocabulary, rows) is None
-    assert fault(packed, vocabulary, rows - 1) == "of more rows than were asked for, or none"
+    assert fault(packed, vocabulary, rows - 1) == "of more rows than requested, or of 0"
     assert fault(packed, 4, rows) == "with a token outside the vocabulary"
     assert fault(b"", vocabulary, rows) == "shorter than its head"
     for size in range(16, len(packed)):
         assert fault(packed[:size], vocabulary, rows) == "of another size than its head says"
     assert fault(packed + b"\0", vocabulary, rows) == "of another size than its head says"
     for place, value, expected in (
-        (0, 0, "of more rows than were asked for, or none"),
+        (0, 0, "of more rows than requested, or of 0"),
         (4, 255, "of more parts than it has places for"),
-        (12, 3, "of tokens of a strange width"),
+        (12, 3, "of tokens of an unknown width"),
     ):
         damaged = bytearray(packed)
         damaged[place] = value
@@ -257,7 +257,7 @@ def test_no_bytes_break_the_reader(tiny_evidence: bytes, data: st.DataObject) ->
         def evidence(self, context: Any, proposals: TokenTree, **bounds: int) -> list[Evidence]:
             return [Evidence("one", bytes(damaged))]
 
-    with mock.patch.object(evidence, "_SPARE_ROWS", 84), DraftSession([Damaged({})], [2, 3]) as session:
+    with mock.patch.object(evidence, "SPARE_ROWS", 84), DraftSession([Damaged({})], [2, 3]) as session:
         tree = session.draft(16)
         assert len(tree) <= 16
         assert session.statistics.dropped == ({} if fault_text is None else {(0, "error"): 1})

@@ -181,12 +181,12 @@ REFUSED: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     ),
     "t5": (t5, ("T5ForConditionalGeneration", "encoder-decoder")),
     "bart": (bart, ("BartForCausalLM", "the position of a token", "counted by the model itself")),
-    "mini_max": (mini_max, ("MiniMaxForCausalLM", "its state", "a way of its own")),
+    "mini_max": (mini_max, ("MiniMaxForCausalLM", "its state", "not in a standard key-value cache")),
     "openai": (
         lambda: transformers.OpenAIGPTLMHeadModel(
             transformers.OpenAIGPTConfig(vocab_size=VOCABULARY, n_positions=64, n_embd=32, n_layer=1, n_head=4)
         ),
-        ("OpenAIGPTLMHeadModel", "its state", "not at all"),
+        ("OpenAIGPTLMHeadModel", "its state", "not in a standard key-value cache"),
     ),
 }
 
