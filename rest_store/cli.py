@@ -163,7 +163,7 @@ def check(datastore: Path, full: bool, as_json: bool) -> None:
         click.echo(json.dumps(verified))
     else:
         what = "every suffix compared" if full else "suffixes compared on samples"
-        click.echo(f"{datastore}: in order: {len(store.shards)} shards, {store.manifest.token_count:,} tokens, {what}")
+        click.echo(f"{datastore}: valid: {len(store.shards)} shards, {store.manifest.token_count:,} tokens, {what}")
 
 
 @main.command(epilog='Example: rest-store query python.ds --text "for i "')
