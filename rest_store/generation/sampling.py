@@ -99,7 +99,7 @@ class Choice:
     def __init__(self, processors: LogitsProcessorList, *, sample: bool, rows: int, device: torch.device) -> None:
         self.plain = not sample and len(processors) == 0
         self._sample = sample
-        self._processors = [processors] if rows == 1 else [_for_row(processors, row) for row in range(rows)]
+        self._processors = [processors] if rows == 1 else [_for_row(processors, row, rows) for row in range(rows)]
         self._draws = Draws(rows, device)
 
     def choose(self, row: int, ids: torch.Tensor, logits: torch.Tensor) -> tuple[int, torch.Tensor]:
@@ -135,8 +135,10 @@ class Choice:
         self._draws.finish(row)
 
 
-def _for_row(processors: LogitsProcessorList, row: int) -> LogitsProcessorList:
+def _for_row(processors: LogitsProcessorList, row: int, rows: int) -> LogitsProcessorList:
     """Return copies that judge one row of a batch alone as the originals judge it among the others.
+
+    The prompts that processors hold are fewer than the rows where `num_return_sequences` rows continue each.
 
     Raises:
         ModeNotSupportedError: one cannot be copied.
@@ -159,10 +161,12 @@ def _for_row(processors: LogitsProcessorList, row: int) -> LogitsProcessorList:
             if isinstance(alone.prompt_ignore_length, torch.Tensor):
                 alone.prompt_ignore_length = alone.prompt_ignore_length[row : row + 1]
         elif isinstance(alone, EncoderRepetitionPenaltyLogitsProcessor):
-            alone.encoder_input_ids = alone.encoder_input_ids[row : row + 1]
+            prompt = row * alone.encoder_input_ids.shape[0] // rows
+            alone.encoder_input_ids = alone.encoder_input_ids[prompt : prompt + 1]
         elif isinstance(alone, EncoderNoRepeatNGramLogitsProcessor):
+            prompt = row * alone.batch_size // rows
             alone.batch_size = 1
-            alone.generated_ngrams = alone.generated_ngrams[row : row + 1]
+            alone.generated_ngrams = alone.generated_ngrams[prompt : prompt + 1]
         copies.append(alone)
     return copies
 

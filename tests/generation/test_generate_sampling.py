@@ -11,7 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import (
+    LogitsProcessorList,
+    SynthIDTextWatermarkingConfig,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    WatermarkingConfig,
+)
 
 import rest_store.generation.generate as entry
 from rest_store.bench.baselines import tree_of
@@ -103,6 +110,45 @@ def test_criteria_without_an_end_token_draw_on_for_rows_that_met_them(rows: int)
             )
             assert torch.equal(drafted, plain)
             assert torch.equal(torch.rand(1), after)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"encoder_repetition_penalty": 1.7},
+        {"encoder_no_repeat_ngram_size": 1},
+        {"repetition_penalty": 1.5},
+        {"no_repeat_ngram_size": 1},
+        {"prefix_allowed_tokens_fn": lambda row, ids: range(3 + 13 * row, 23 + 13 * row)},
+        {"min_new_tokens": 6, "eos_token_id": list(range(40, 55))},
+        {"bad_words_ids": [[token] for token in range(10, 40)]},
+        {"watermarking_config": WatermarkingConfig(bias=3.0)},
+        {"watermarking_config": SynthIDTextWatermarkingConfig(keys=[3, 5, 7], ngram_len=3)},
+    ],
+    ids=lambda options: "+".join(options),
+)
+def test_several_rows_of_a_prompt_are_judged_as_plain_decoding_judges_them(options: dict[str, Any]) -> None:
+    model = tiny_model("llama")
+    inputs = prompts(2)
+    fixed = {"max_new_tokens": 12, "do_sample": True, "num_return_sequences": 3, **options}
+    torch.manual_seed(2)
+    plain = model.generate(**inputs, **fixed)
+    torch.manual_seed(2)
+    without = model.generate(**inputs, **{**fixed, **dict.fromkeys(options)})
+    assert not torch.equal(plain, without), "the option has to matter"
+    likely = plain[:, 15:18].tolist()
+    torch.manual_seed(2)
+    output = model.generate(
+        **inputs,
+        **fixed,
+        custom_generate=entry.generate,
+        drafter=lambda _: Likely(likely),
+        adaptive=False,
+        max_nodes=32,
+        return_dict_in_generate=True,
+    )
+    assert torch.equal(output.sequences, plain)
+    assert output.statistics.drafts.accepted > 0
 
 
 class Likely:
