@@ -123,16 +123,18 @@ def _grouped_sdpa() -> Iterator[None]:
     Models of other threads use it too meanwhile; its results are the same.
     """
     global _steps
-    if ALL_ATTENTION_FUNCTIONS["sdpa"] not in (sdpa_attention_forward, grouped_attention):
+    with _lock:
+        replaced = ALL_ATTENTION_FUNCTIONS["sdpa"] not in (sdpa_attention_forward, grouped_attention)
+        if not replaced:
+            _steps += 1
+            ALL_ATTENTION_FUNCTIONS["sdpa"] = grouped_attention
+    if replaced:
         yield
         return
-    with _lock:
-        _steps += 1
-        ALL_ATTENTION_FUNCTIONS["sdpa"] = grouped_attention
     try:
         yield
     finally:
         with _lock:
             _steps -= 1
-            if not _steps:
+            if not _steps and ALL_ATTENTION_FUNCTIONS["sdpa"] is grouped_attention:  # not what came meanwhile
                 del ALL_ATTENTION_FUNCTIONS["sdpa"]

@@ -114,6 +114,33 @@ def test_attention_without_copies(dtype: torch.dtype, monkeypatch: pytest.Monkey
         assert ALL_ATTENTION_FUNCTIONS["sdpa"] not in (ours, theirs), "what somebody else has put there stays"
 
 
+def test_attention_that_somebody_replaces_meanwhile_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("llama")
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", attention.sdpa_attention_forward)  # put back at the end
+    switched = TreeAttention(model, model.config)
+
+    def theirs(*arguments: Any, **options: Any) -> Any:
+        return attention.sdpa_attention_forward(*arguments, **options)
+
+    class Overtaken:
+        """A lock that another thread gets first, which replaces attention."""
+
+        def __enter__(self) -> None:
+            ALL_ATTENTION_FUNCTIONS["sdpa"] = theirs
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    with monkeypatch.context() as patched:
+        patched.setattr(attention, "_lock", Overtaken())
+        with switched():
+            assert ALL_ATTENTION_FUNCTIONS["sdpa"] is theirs
+    ALL_ATTENTION_FUNCTIONS["sdpa"] = attention.sdpa_attention_forward
+    with switched():
+        ALL_ATTENTION_FUNCTIONS["sdpa"] = theirs
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is theirs, "also after a step"
+
+
 def test_verification_copies_no_shared_keys_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model("llama")
     inputs = prompts(1)
