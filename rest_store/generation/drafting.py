@@ -100,6 +100,17 @@ def tree_fault(tree: object, max_nodes: int, vocabulary_size: int) -> str | None
     return None
 
 
+def _plain(tree: TokenTree) -> TokenTree:
+    """Return of a tree of a subclass what its arrays say now; anything else as it is.
+
+    Raises:
+        TreeError: they are no tree.
+    """
+    if type(tree) is TokenTree or not isinstance(tree, TokenTree):
+        return tree
+    return TokenTree(tree.tokens, tree.parents, tree.counts, origins=tree.origins)
+
+
 class Draft:
     """The tree of one row, cut to the depth that can still be accepted.
 
@@ -122,7 +133,7 @@ class Draft:
         if not self.whole:
             places = np.full(len(tree) + 1, -1, dtype=np.int64)  # the last one stands for parent -1
             places[kept] = np.arange(kept.size)
-            self.tree = TokenTree(tree.tokens[kept], places[tree.parents[kept]], tree.counts[kept], match=tree.match)
+            self.tree = TokenTree(tree.tokens[kept], places[tree.parents[kept]], tree.counts[kept])
 
 
 class Drafting:
@@ -170,7 +181,7 @@ class Drafting:
             return EMPTY
         self.counts.asked += 1
         try:
-            tree = session.draft(max_nodes=max_nodes, costs=costs)
+            tree = _plain(session.draft(max_nodes=max_nodes, costs=costs))
             fault = tree_fault(tree, max_nodes, self._vocabulary_size)
         except Exception as error:
             self._fail(row, f"draft: {_described(error)}")

@@ -66,6 +66,58 @@ def test_malformed_answers_change_nothing_and_are_counted(name: str) -> None:
     assert counts.accepted > 5, "one bad answer does not end drafting"
 
 
+def of_a_subclass(name: str, changed: Any) -> TokenTree:
+    """A tree of a subclass whose array of that name is another one."""
+
+    class Changed(TokenTree):
+        __slots__ = ()
+
+    setattr(Changed, name, property(changed))
+    return Changed([5, 6, 7], [-1, 0, 0], [1, 1, 1])
+
+
+CHANGED: dict[str, tuple[str, Any, bool]] = {  # and whether the arrays are still a tree
+    "longer tokens": ("tokens", lambda _: np.arange(30, dtype=np.int32), False),
+    "fractions": ("tokens", lambda _: np.array([0.5, 1.5, 2.5]), False),
+    "no numbers": ("tokens", lambda _: np.array(["a", "b", "c"]), False),
+    "tokens beyond the vocabulary": ("tokens", lambda _: np.array([VOCABULARY] * 3), False),
+    "parents after their children": ("parents", lambda _: np.array([1, 2, 0]), False),
+    "other origins": ("origins", lambda _: np.array([1] * 9), False),
+    "an error": ("parents", lambda _: 1 // 0, False),
+    "other tokens": ("tokens", lambda _: np.array([9, 10, 11]), True),
+    "other depths": ("depths", lambda _: np.array([1, 50, 50]), True),
+    "another mask": ("mask", lambda _: lambda: np.ones((9, 9)), True),
+    "another packed form": ("packed", lambda _: b"abc", False),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_trees_of_a_subclass_are_what_their_arrays_say(name: str) -> None:
+    attribute, changed, valid = CHANGED[name]
+    model = tiny_model("llama")
+    inputs = prompts(1)
+    plain = model.generate(**inputs, **FIXED)
+    futures = futures_of(inputs, plain)
+    calls = []
+
+    def script(future: list[int], random: Any, max_nodes: int) -> Any:
+        calls.append(1)
+        return of_a_subclass(attribute, changed) if len(calls) == 2 else right(future, random, max_nodes)
+
+    output = model.generate(
+        **inputs,
+        **FIXED,
+        custom_generate=entry.generate,
+        drafter=lambda prompt: Scripted(prompt, futures, script),
+        adaptive=False,
+        return_dict_in_generate=True,
+    )
+    assert torch.equal(output.sequences, plain)
+    counts = output.statistics.drafts
+    assert counts.failed + counts.malformed == (not valid)
+    assert counts.accepted > 5, "one bad answer does not end drafting"
+
+
 class Faulty:
     """A session that fails in one of its calls, from the `after`-th on."""
 
@@ -240,6 +292,8 @@ def test_valid_trees_have_no_fault() -> None:
 def test_a_draft_is_cut_to_the_depth_that_can_be_accepted() -> None:
     tree = tree_of([[1, 2, 3], [1, 4], [5, 6, 7]])
     assert Draft(tree, 5).tree is tree
+    unmatched = TokenTree.from_packed(tree.packed, (None, 1.5))  # type: ignore[arg-type]
+    assert Draft(unmatched, 2).tree == Draft(tree, 2).tree, "what a tree continues is not read"
     shallow = Draft(tree, 2)
     assert shallow.tree == tree_of([[1, 2], [1, 4], [5, 6]])
     assert (Draft(tree, 5).whole, shallow.whole) == (True, False)
