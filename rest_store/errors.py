@@ -46,7 +46,10 @@
     |   |-- ModelNotSupportedError      the model cannot verify draft trees              (ValueError)
     |   |-- ModeNotSupportedError       neither greedy search nor sampling               (ValueError)
     |   |-- CacheNotSupportedError      the key-value cache cannot hold trees            (ValueError)
+    |   |-- CacheFullError              a static cache has no slot for the next token    (IndexError)
     |   |-- DrafterError                neither a list of sources nor a callable         (TypeError)
+    |   |-- PromptError                 a prompt is neither text nor token ids           (ValueError)
+    |   |-- GenerationFailedError       an earlier step failed; there is no more text    (RuntimeError)
     |   `-- ModelLoadError              a model cannot be loaded                         (OSError)
     `-- BuildError                      a datastore cannot be built
         |-- CorpusError                 a corpus cannot be read                          (ValueError)
@@ -248,8 +251,20 @@ class CacheNotSupportedError(GenerationError, ValueError):
     """The key-value cache cannot hold a draft tree (quantized, offloaded, recurrent...)."""
 
 
+class CacheFullError(GenerationError, IndexError):
+    """The caller's static cache has no slot for the next token."""
+
+
 class DrafterError(GenerationError, TypeError):
     """The drafter is neither a list of sources nor a callable that makes a session."""
+
+
+class PromptError(GenerationError, ValueError):
+    """The prompt is neither text nor token ids in rows of equal length."""
+
+
+class GenerationFailedError(GenerationError, RuntimeError):
+    """An earlier step of the generation failed, so its text is not complete."""
 
 
 class ModelLoadError(GenerationError, OSError):

@@ -7,6 +7,8 @@ the content of a cache of transformers and gives it back. Nothing here is thread
 
 from __future__ import annotations
 
+import math
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -91,9 +93,17 @@ class TreeLayer(CacheLayerMixin):
 
     def __init__(self, cache: TreeKVCache, slots: Slots, place: int) -> None:
         super().__init__()
-        self.cache, self.slots, self.place = cache, slots, place
+        self._cache = weakref.ref(cache)  # a cycle would keep its memory until the garbage collector runs
+        self.slots, self.place = slots, place
         self.is_sliding = slots.pattern.window > 0
         self.is_initialized = True
+
+    @property
+    def cache(self) -> TreeKVCache:
+        """The cache that this is a layer of."""
+        cache = self._cache()
+        assert cache is not None, "a layer is used through its cache"
+        return cache
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Do nothing: the memory is allocated."""
@@ -102,16 +112,16 @@ class TreeLayer(CacheLayerMixin):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write the keys and values of a step, [rows, heads, width, size]; return all that the step sees."""
-        keys, values = self.slots.keys[self.place], self.slots.values[self.place]
-        if self.cache.columns is not None:
-            keys.index_copy_(2, self.cache.columns, key_states)
-            values.index_copy_(2, self.cache.columns, value_states)
+        cache, keys, values = self.cache, self.slots.keys[self.place], self.slots.values[self.place]
+        if cache.columns is not None:
+            keys.index_copy_(2, cache.columns, key_states)
+            values.index_copy_(2, cache.columns, value_states)
             return keys, values
-        base, end = self.slots.base, self.cache.end
+        base, end = self.slots.base, cache.end
         stop = end + key_states.shape[2]
         keys[:, :, end - base : stop - base] = key_states
         values[:, :, end - base : stop - base] = value_states
-        seen = slice(self.cache.first_seen(self.slots.pattern) - base, stop - base)
+        seen = slice(cache.first_seen(self.slots.pattern) - base, stop - base)
         return keys[:, :, seen], values[:, :, seen]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -279,14 +289,55 @@ def _require_layer(layer: Any) -> None:
         raise CacheNotSupportedError(describe("verification", "a layer of the cache", type(layer).__name__, expected))
 
 
-def drop_contents(cache: Cache) -> None:
-    """Free the keys and values of a cache of transformers that a `TreeKVCache` has taken over.
+def capacity_of(cache: Cache) -> float:
+    """Return the most tokens of a row that `cache` of transformers can hold; infinite where it grows or slides."""
+    sizes = [cache.layers[number].max_cache_len for number in _held(cache) if type(cache.layers[number]) is StaticLayer]
+    return min(sizes, default=math.inf)
 
-    Static layers keep their memory, since others may rely on its address. `give_back` fills the cache again.
+
+def patterns_in(cache: Cache, patterns: Sequence[Pattern]) -> list[Pattern]:
+    """Return what the layers of `cache` see, of `patterns`: static windows are no wider than their memory."""
+    return [
+        Pattern(SLIDING, min(pattern.window, layer.max_cache_len))
+        if pattern.name == SLIDING and type(layer) is StaticSlidingWindowLayer
+        else pattern
+        for layer, pattern in zip(cache.layers, patterns, strict=True)
+    ]
+
+
+_latest: weakref.WeakKeyDictionary[Cache, object] = weakref.WeakKeyDictionary()  # the mark of the latest loan of each
+
+
+class Loan:
+    """A cache of transformers that is empty, and free to be used, while a `TreeKVCache` holds what was in it.
+
+    Args:
+        cache: whose keys and values a `TreeKVCache` has taken over. Static layers keep their memory, since others may
+            rely on its address.
     """
-    for layer in cache.layers:
-        if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer):
-            layer.keys, layer.values = layer.keys[:, :, :0].clone(), layer.values[:, :, :0].clone()
+
+    def __init__(self, cache: Cache) -> None:
+        self.cache = cache
+        self._mark = _latest[cache] = object()
+        for number in _held(cache):
+            _empty(cache.layers[number])
+
+    def give_back(self, held: TreeKVCache) -> None:
+        """Fill the cache as `TreeKVCache.give_back` does, unless it has been lent or filled since."""
+        if _latest.get(self.cache) is self._mark and not int(self.cache.get_seq_length()):
+            held.give_back(self.cache)
+
+
+def _empty(layer: Any) -> None:
+    """Make a layer of transformers hold no tokens."""
+    if isinstance(layer, DynamicLayer):
+        layer.keys, layer.values = layer.keys.new_empty(0), layer.values.new_empty(0)
+    else:
+        layer.cumulative_length.zero_()
+    if type(layer) is DynamicSlidingWindowLayer:
+        layer.cumulative_length = 0
+    elif type(layer) is StaticSlidingWindowLayer:
+        layer.cumulative_length_int = 0
 
 
 def _content(layer: Any, length: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -300,6 +351,7 @@ def _content(layer: Any, length: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _fill(layer: Any, keys: torch.Tensor, values: torch.Tensor, length: int) -> None:
     """Write keys and values, whose last slot is token number `length` - 1, to a layer of transformers."""
+    layer.is_initialized = True  # also where it was reset meanwhile
     if type(layer) is DynamicLayer:
         layer.keys, layer.values = keys, values
     elif type(layer) is DynamicSlidingWindowLayer:

@@ -14,12 +14,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, StopStringCriteria
 from transformers.utils import logging
 
 from rest_store.drafting.calibration import Calibration
-from rest_store.errors import DrafterError, ModelLoadError, describe
+from rest_store.errors import DrafterError, ModelLoadError, PromptError, describe
 from rest_store.generation.drafting import SessionMaker
 from rest_store.generation.generate import session_maker
 from rest_store.generation.loop import Generation
 from rest_store.generation.options import Options
 from rest_store.generation.progress import Piece
+from rest_store.generation.support import vocabulary_size
 
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # anything else can only be a path
 
@@ -98,7 +99,8 @@ class Generator:
             What `rest_store.generate` returns.
 
         Raises:
-            GenerationError: as `rest_store.generate`; DrafterError for text without a tokenizer.
+            GenerationError: as `rest_store.generate`; PromptError for a bad prompt, DrafterError for text without a
+                tokenizer.
         """
         streamer = options.pop("streamer", None)
         generation = self.begin(prompt, **options)
@@ -107,14 +109,14 @@ class Generator:
         return generation.result()
 
     def stream(self, prompt: Prompt, **options: Any) -> Iterator[Piece]:
-        """Yield what each forward pass wrote, the prompt's first; leaving the iteration ends the generation.
-
-        Arguments and errors as of `generate`.
-        """
-        yield from self.begin(prompt, **options)
+        """Return an iterator over what each forward pass wrote, the prompt's first: that of `begin`."""
+        return iter(self.begin(prompt, **options))
 
     def begin(self, prompt: Prompt, **options: Any) -> Generation:
-        """Return the generation, to iterate over to its end or until `close`; arguments and errors as of `generate`."""
+        """Return the generation, to iterate over to its end or until `close`; arguments and errors as of `generate`.
+
+        A generation that is dropped before its end is closed, but does not fill a cache of yours: close it for that.
+        """
         changed = {field.name: options.pop(field.name) for field in fields(Options) if field.name in options}
         draft_options = replace(self._options, **changed)
         strings = options.pop("stop_strings", None)
@@ -137,13 +139,31 @@ class Generator:
         if isinstance(prompt, str):
             prompt = self._needed_tokenizer()(prompt, return_token_type_ids=False, return_tensors="pt")
         if isinstance(prompt, Mapping):
-            return {name: self._rows(value) for name, value in prompt.items() if value is not None}
-        return {"input_ids": self._rows(prompt)}
+            return {name: self._rows(name, value) for name, value in prompt.items() if value is not None}
+        return {"input_ids": self._rows("input_ids", prompt)}
 
-    def _rows(self, values: Any) -> torch.Tensor:
-        """Return one row or several as a 2-D tensor on the model's device."""
-        tensor = torch.as_tensor(values).to(self.model.device)
-        return tensor if tensor.ndim > 1 else tensor[None]
+    def _rows(self, name: str, values: Any) -> torch.Tensor:
+        """Return one row or several of the input `name` on the model's device.
+
+        Raises:
+            PromptError: they are no tensor; or `input_ids`, and not token ids of the model in one row or several.
+        """
+        expected = "text, a row of token ids, several of equal length, or what a tokenizer returns"
+        try:
+            tensor = torch.as_tensor(values)
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:  # text, ragged rows, anything else
+            raise PromptError(describe("Generator", name, f"a {type(values).__name__} ({error})", expected)) from error
+        rows = tensor if tensor.ndim > 1 else tensor[None]
+        if name == "input_ids":
+            whole = not (rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool)
+            if not whole or rows.ndim != 2 or not rows.numel():
+                found = f"{rows.dtype} of shape {list(tensor.shape)}"
+                raise PromptError(describe("Generator", name, found, expected))
+            least, greatest, last = int(rows.min()), int(rows.max()), vocabulary_size(self.model) - 1
+            if least < 0 or greatest > last:
+                outside = least if least < 0 else greatest
+                raise PromptError(describe("Generator", f"a token id in {name}", outside, f"0..{last}"))
+        return rows.to(self.model.device)
 
     def _needed_tokenizer(self) -> Any:
         if self.tokenizer is None:

@@ -61,4 +61,4 @@ def _key(model: Any, prompt: Prompt, widths: Sequence[int], slots: int) -> Hasha
     modules = tuple((id(module), id(vars(module).get("forward")), module.training) for module in model.modules())
     attention = model.config.get_text_config(decoder=True)._attn_implementation
     shapes = (prompt.logits.shape[0], prompt.logits.dtype, tuple(prompt.positions.shape), slots, tuple(sorted(widths)))
-    return (*shapes, attention, repr(sorted(prompt.extras.items())), hash(weights), hash(modules))
+    return (*shapes, *prompt.patterns, attention, repr(sorted(prompt.extras.items())), hash(weights), hash(modules))

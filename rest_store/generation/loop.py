@@ -4,46 +4,37 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from rest_store.errors import ModeNotSupportedError, describe
+from rest_store.errors import GenerationFailedError, ModeNotSupportedError, describe
 from rest_store.generation import graph_pool
-from rest_store.generation.cache import TreeKVCache, drop_contents
+from rest_store.generation.cache import Loan, TreeKVCache, capacity_of
 from rest_store.generation.costs import DraftPolicy, known_costs
 from rest_store.generation.drafting import EMPTY, Draft, Drafting, SessionMaker
 from rest_store.generation.graphs import FixedVerifier
 from rest_store.generation.options import Options
-from rest_store.generation.prefill import Prompt, prefill, prompt_length, require_prompt
+from rest_store.generation.output import GenerateOutput, columns, padded
+from rest_store.generation.prefill import Prompt, prefill, prompt_length, require_prompt, require_slots, row_limits
 from rest_store.generation.progress import Piece, Row, Statistics
 from rest_store.generation.sampling import Choice, Stops
-from rest_store.generation.support import require_mode, require_model
+from rest_store.generation.support import require_mode, require_model, vocabulary_size
 from rest_store.generation.top_k import TopTokens, read_top_tokens
 from rest_store.generation.verify import Step, Verifier
 
 _TOP_K = 8  # most likely tokens passed to sessions
 
 
-@dataclass
-class GenerateOutput(GenerateDecoderOnlyOutput):
-    """What `generate` returns with `return_dict_in_generate=True`: the fields of transformers, and statistics.
-
-    Attributes:
-        statistics: forward passes, M, what the sessions did, where each token came from.
-    """
-
-    statistics: Statistics | None = None
-
-
 class Generation:
     """A generation to iterate over, once: each item is the `Piece` that one forward pass wrote.
 
     Iterating again continues where the last iteration stopped. Can be given to `model.generate` as `custom_generate`.
-    Used by one thread.
+    Used by one thread. A context manager; `close` ends it. The end of the text and an error close it too.
+
+    The caller's cache is empty meanwhile, and filled on closing. Of a generation that is dropped unclosed it stays
+    empty: when that is noticed, the cache may long be in use again.
 
     Args:
         maker: makes the drafting session of a prompt; None: plain decoding.
@@ -54,6 +45,13 @@ class Generation:
 
     All other arguments, and errors, are those of `rest_store.generate`.
     """
+
+    _drafting: Drafting | None = None
+    _verifier: Verifier | None = None  # from the prompt's pass until it is closed
+    _policy: DraftPolicy
+    _loan: Loan | None = None
+    _failure = ""
+    _closed = False
 
     def __init__(
         self,
@@ -73,53 +71,72 @@ class Generation:
         self._widths = options.widths_for(self._new_tokens)
         self._max_nodes = options.max_nodes_on(device)
         require_mode(generation_config, logits_processor)
-        require_model(model, prompt_length(input_ids, model_kwargs) + self._new_tokens, self._max_nodes)
-        require_prompt(model, model_kwargs)
+        length = prompt_length(input_ids, model_kwargs) + self._new_tokens
+        require_model(model, length, self._max_nodes, fixed=bool(self._widths))
+        require_prompt(model, input_ids, model_kwargs)
         self._model, self._config, self._model_kwargs = model, generation_config, model_kwargs
         self._input_ids, self._maker, self._options = input_ids, maker, options
         self._choice = Choice(logits_processor, sample=bool(generation_config.do_sample), rows=rows, device=device)
         capacity = self._stops.max_length or 2 * input_ids.shape[1]
         self._rows = [Row(ids, capacity) for ids in input_ids]
         self.statistics = Statistics(origins=[row.origins for row in self._rows])
-        self._cache: Any = None  # of transformers
         returns_dict = bool(generation_config.return_dict_in_generate)
+        self._returns_cache = returns_dict and generation_config.use_cache is not False
         self._keeps_scores = returns_dict and bool(generation_config.output_scores)
         self._keeps_logits = returns_dict and bool(generation_config.output_logits)
-        self._iterator = self._steps()
 
     def __iter__(self) -> Iterator[Piece]:
-        return self._iterator
+        return self
 
-    def _steps(self) -> Iterator[Piece]:
-        verifier: Verifier | None = None
-        with self.statistics.steps:
-            drafting = Drafting(self._maker, self._prompts(), int(self._model.get_input_embeddings().num_embeddings))
-        self.statistics.drafts = drafting.counts
-        try:
-            with torch.no_grad(), self.statistics.steps:
-                prompt, top_tokens = self._prefill(drafting)
-                policy = self._policy(prompt)
-                drafts = [Draft(EMPTY, 0)] * len(self._rows)
-                piece, paths = self._accept(prompt.logits, top_tokens, drafts)
-                verifier = self._verifier(prompt)
-                del prompt
-                self._inform(drafting, piece, paths, top_tokens, drafts)
-            yield piece
-            while any(map(self._continues, self._rows)):
-                with torch.no_grad(), self.statistics.steps:
-                    drafts = self._draft(drafting, policy, verifier)
-                    step, logits, top_tokens = self._verify(verifier, drafts, drafting)
-                    piece, paths = self._accept(logits, top_tokens, drafts)
-                    self._keep(verifier.cache, paths)
-                    self._inform(drafting, piece, paths, top_tokens, drafts)
-                    self._learn(policy, verifier, step, piece)
-                yield piece
-        finally:
+    def __next__(self) -> Piece:
+        """Run the next forward pass.
+
+        Raises:
+            GenerationFailedError: an earlier one failed, or a streamer.
+            CacheFullError: the caller's static cache has no slot for the next token.
+        """
+        if self._failure:
+            raise GenerationFailedError(f"the generation has failed ({self._failure}) and cannot continue")
+        if not self._closed:
             try:
-                drafting.close()
-            finally:
-                if verifier is not None:
-                    self._hand_back(verifier)
+                if self._verifier is None or self._drafting is None:
+                    return self._first_step()
+                if any(map(self._continues, self._rows)):
+                    return self._step(self._drafting, self._verifier)
+            except BaseException as error:
+                self._fail(error)
+                raise
+            self.close()
+        raise StopIteration
+
+    def _first_step(self) -> Piece:
+        """Open the sessions and run the prompt."""
+        with self.statistics.steps:
+            drafting = self._drafting = Drafting(self._maker, self._prompts(), vocabulary_size(self._model))
+        self.statistics.drafts = drafting.counts
+        with torch.no_grad(), self.statistics.steps:
+            prompt, top_tokens = self._prefill(drafting)
+            self._earlier = prompt.length - self._input_ids.shape[1]  # tokens of the cache that are not in the rows
+            self._capacity = capacity_of(prompt.cache)
+            for row, limit in zip(self._rows, row_limits(self._model, prompt, self._input_ids), strict=True):
+                row.limit = min(limit, self._stops.max_length or math.inf)
+            self._policy = self._new_policy(prompt)
+            drafts = [Draft(EMPTY, 0)] * len(self._rows)
+            piece, paths = self._accept(prompt.logits, top_tokens, drafts)
+            self._verifier = self._new_verifier(prompt)
+            self._inform(drafting, piece, paths, top_tokens, drafts)
+        return piece
+
+    def _step(self, drafting: Drafting, verifier: Verifier) -> Piece:
+        """Draft, verify, accept."""
+        with torch.no_grad(), self.statistics.steps:
+            drafts = self._draft(drafting, self._policy, verifier)
+            step, logits, top_tokens = self._verify(verifier, drafts, drafting)
+            piece, paths = self._accept(logits, top_tokens, drafts)
+            self._keep(verifier.cache, paths)
+            self._inform(drafting, piece, paths, top_tokens, drafts)
+            self._learn(self._policy, verifier, step, piece)
+        return piece
 
     # --- one step ----------------------------------------------------------------------------------------------------
 
@@ -149,7 +166,8 @@ class Generation:
     ) -> tuple[Step, torch.Tensor, TopTokens]:
         """Run the last token of each row and its tree through the model."""
         width = verifier.width_of(1 + max(len(draft.tree) for draft in drafts))
-        step = Step([row.tokens[-1] for row in self._rows], [draft.tree for draft in drafts], width)
+        last = [None if self._is_done(row) else row.tokens[-1] for row in self._rows]
+        step = Step(last, [draft.tree for draft in drafts], width)
         with self.statistics.forward:
             logits = verifier.run(step)
             return step, logits, self._read(logits, drafting)
@@ -222,7 +240,7 @@ class Generation:
         """Keep the keys and values of accepted tokens."""
         cache.keep(paths)
         for number, row in enumerate(self._rows):
-            if row.ended is not None and self._stops.pads:
+            if self._is_done(row):
                 cache.finish(number)
 
     def _inform(
@@ -246,7 +264,7 @@ class Generation:
                 after[: len(path) - 1, : top.shape[1]] = top[path[1:]]
                 nodes = len(drafts[row].tree)
                 of_nodes = top[: 1 + nodes] if nodes and drafts[row].whole else None
-            drafting.accept(row, tokens, after, of_nodes)
+            drafting.accept(row, list(tokens), after, of_nodes)  # a copy: the caller reads `piece`
 
     def _learn(self, policy: DraftPolicy, verifier: Verifier, step: Step, piece: Piece) -> None:
         """Learn what the step cost and brought, unless a graph was captured in it."""
@@ -291,13 +309,24 @@ class Generation:
             return False
         return len(row.tokens) < max(end for end in ends if end is not None)
 
+    def _is_done(self, row: Row) -> bool:
+        """Whether `row` gets no more tokens, whatever is written to the others."""
+        return row.ended is not None and (self._stops.pads or len(row.tokens) == self._stops.max_length)
+
     def _room(self, row: Row) -> int:
-        """Return how many tokens `row` may still get."""
-        return (self._stops.max_length or 2**31) - len(row.tokens) if self._continues(row) else 0
+        """Return how many tokens `row` may get in this step.
+
+        Raises:
+            CacheFullError: none, for lack of slots.
+        """
+        if not self._continues(row):
+            return 0
+        require_slots(self._earlier + len(row.tokens), self._capacity)
+        return int(min(row.limit, 2**31)) - len(row.tokens)
 
     # --- begin and end -----------------------------------------------------------------------------------------------
 
-    def _policy(self, prompt: Prompt) -> DraftPolicy:
+    def _new_policy(self, prompt: Prompt) -> DraftPolicy:
         """Return the policy of this generation, with what is known of steps at about this context length."""
         device = self._input_ids.device
         prepacked = any("forward" in vars(module) for module in self._model.modules())
@@ -308,29 +337,51 @@ class Generation:
         costs = known_costs(self._model, conditions, 0.04 if device.type == "cpu" else 0.005)
         return DraftPolicy(costs, adaptive=self._options.adaptive)
 
-    def _verifier(self, prompt: Prompt) -> Verifier:
+    def _new_verifier(self, prompt: Prompt) -> Verifier:
         """Return what verifies behind `prompt`; it takes over the keys and values."""
-        self._cache = prompt.cache
         verifier: Verifier
         if self._widths:
             slots = prompt.length + int(self._new_tokens) + max(self._widths)
             verifier = graph_pool.acquire(self._model, prompt, self._widths, slots)
         else:
-            cache = TreeKVCache(self._cache, prompt.patterns, prompt.length)
+            cache = TreeKVCache(prompt.cache, prompt.patterns, prompt.length)
             verifier = Verifier(self._model, cache, seen=prompt.seen, positions=prompt.positions, extras=prompt.extras)
-        drop_contents(self._cache)
+        self._loan = Loan(prompt.cache)
         return verifier
 
-    def _hand_back(self, verifier: Verifier) -> None:
-        """Leave the caller's cache as plain decoding leaves it."""
-        if self._config.return_dict_in_generate or getattr(self._cache, "_is_user_defined", False):
-            verifier.cache.give_back(self._cache)
-        if isinstance(verifier, FixedVerifier):
-            graph_pool.release(self._model, verifier)
-
     def close(self) -> None:
-        """End the generation here; the caller's own cache then holds what was written."""
-        self._iterator.close()  # type: ignore[attr-defined]
+        """End the generation here; a cache of the caller that is not in use again then holds what was written."""
+        self._release(hand_back=True)
+
+    def __del__(self) -> None:
+        self._release(hand_back=False)
+
+    def __enter__(self) -> Generation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _fail(self, error: BaseException) -> None:
+        """Close after an error. It is not kept: its traceback would keep this generation and its memory."""
+        self._failure = self._failure or type(error).__name__
+        self.close()
+
+    def _release(self, *, hand_back: bool) -> None:
+        """Close the sessions, leave the cache as plain decoding leaves it if asked for, and keep captured graphs."""
+        self._closed = True
+        drafting, self._drafting = self._drafting, None
+        verifier, self._verifier = self._verifier, None
+        try:
+            if drafting is not None:
+                drafting.close()
+        finally:
+            if verifier is not None and self._loan is not None:
+                is_kept = self._returns_cache or getattr(self._loan.cache, "_is_user_defined", False)
+                if hand_back and is_kept:
+                    self._loan.give_back(verifier.cache)
+                if isinstance(verifier, FixedVerifier):
+                    graph_pool.release(self._model, verifier)
 
     def stream_to(self, streamer: Any) -> None:
         """Run to the end, and give a streamer of transformers the prompt and each token.
@@ -342,41 +393,35 @@ class Generation:
             raise ModeNotSupportedError(
                 describe("generate", "a streamer", f"given for {len(self._rows)} rows", "one row")
             )
-        streamer.put(self._input_ids.cpu())
-        for piece in self:
-            for token in piece.tokens[0]:
-                streamer.put(torch.tensor([token]))
-        streamer.end()
+        try:
+            streamer.put(self._input_ids.cpu())
+            for piece in self:
+                for token in piece.tokens[0]:
+                    streamer.put(torch.tensor([token]))
+            streamer.end()
+        except BaseException as error:
+            self._fail(error)
+            raise
 
     def result(self) -> Any:
-        """Run to the end; return what `generate` returns."""
-        for _ in self:
-            pass
+        """Run to the end; return what `generate` returns. After `close` that is what was written before.
+
+        Raises:
+            GenerationFailedError: the generation has failed.
+        """
+        try:
+            for _ in self:
+                pass
+        except BaseException as error:  # an interrupt between two steps, too
+            self._fail(error)
+            raise
+        sequences = padded(self._rows, self._config, self._input_ids)
         if not self._config.return_dict_in_generate:
-            return self._sequences()
+            return sequences
         return GenerateOutput(
-            sequences=self._sequences(),
-            scores=_columns([row.scores for row in self._rows]) if self._keeps_scores else None,
-            logits=_columns([row.logits for row in self._rows]) if self._keeps_logits else None,
-            past_key_values=self._cache,
+            sequences=sequences,
+            scores=columns([row.scores for row in self._rows]) if self._keeps_scores else None,
+            logits=columns([row.logits for row in self._rows]) if self._keeps_logits else None,
+            past_key_values=self._loan.cache if self._loan is not None and self._returns_cache else None,
             statistics=self.statistics,
         )
-
-    def _sequences(self) -> torch.Tensor:
-        """Return all rows, int64[rows, length], padded behind their end."""
-        padding = self._config.pad_token_id
-        if padding is None:  # as `generate` of transformers does
-            ends = self._config.eos_token_id
-            padding = ends[0] if isinstance(ends, list) else ends if ends is not None else 0
-        length = max(len(row.tokens) for row in self._rows)
-        sequences = self._input_ids.new_full((len(self._rows), length), padding)
-        for number, row in enumerate(self._rows):
-            sequences[number, : len(row.tokens)] = torch.tensor(row.tokens)
-        return sequences
-
-
-def _columns(rows: list[list[torch.Tensor]]) -> tuple[torch.Tensor, ...]:
-    """Return [rows, vocabulary] of each generated token, 0 behind a row's end."""
-    zeros = torch.zeros_like(rows[0][0])
-    steps = range(max(len(row) for row in rows))
-    return tuple(torch.cat([row[step] if step < len(row) else zeros for row in rows]) for step in steps)

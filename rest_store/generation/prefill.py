@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,9 +10,9 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from rest_store.errors import ModelNotSupportedError, describe
-from rest_store.generation.cache import Pattern, require_cache
-from rest_store.generation.support import require_inputs
+from rest_store.errors import CacheFullError, ModelNotSupportedError, ModeNotSupportedError, describe
+from rest_store.generation.cache import Pattern, capacity_of, patterns_in, require_cache
+from rest_store.generation.support import position_count, require_inputs
 from rest_store.generation.verify import patterns_of
 
 # Arguments that a step makes itself, or that concern the prompt alone.
@@ -55,24 +56,42 @@ def prompt_length(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> i
     return held + length
 
 
-def require_prompt(model: Any, model_kwargs: dict[str, Any]) -> None:
+def require_prompt(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> None:
     """Check before the prompt's pass that trees can be verified behind it.
 
     Args:
         model: a model of `transformers`.
+        input_ids: int64[rows, length].
         model_kwargs: what `generate` prepared for the forward pass; gets a cache if it has none.
 
     Raises:
-        ModeNotSupportedError: as of `require_inputs`.
+        ModeNotSupportedError: as of `require_inputs`; or a cache, and `use_cache` is False.
         ModelNotSupportedError: as of `patterns_of`.
         CacheNotSupportedError: as of `require_cache`.
+        CacheFullError: as of `require_slots`.
     """
     require_inputs(model_kwargs)
     config = model.config.get_text_config(decoder=True)
     patterns_of(config, int(getattr(config, "num_hidden_layers", 1)))
     if model_kwargs.get("past_key_values") is None:
         model_kwargs["past_key_values"] = DynamicCache(config=config)
-    require_cache(model_kwargs["past_key_values"])
+    elif model_kwargs.get("use_cache") is False:
+        raise ModeNotSupportedError(describe("generation", "use_cache", "False beside past_key_values", "one of them"))
+    cache = model_kwargs["past_key_values"]
+    require_cache(cache)
+    if not int(cache.get_seq_length()):
+        require_slots(prompt_length(input_ids, model_kwargs), capacity_of(cache))
+
+
+def require_slots(tokens: int, capacity: float) -> None:
+    """Check that a static cache of `capacity` slots holds `tokens`.
+
+    Raises:
+        CacheFullError: it does not.
+    """
+    if tokens > capacity:
+        expected = f"at least {tokens}, one slot for each token"
+        raise CacheFullError(describe("generation", "max_cache_len of the static cache", capacity, expected))
 
 
 def prefill(model: Any, input_ids: torch.Tensor, config: Any, model_kwargs: dict[str, Any]) -> Prompt:
@@ -103,8 +122,27 @@ def prefill(model: Any, input_ids: torch.Tensor, config: Any, model_kwargs: dict
         logits=output.logits[:, -1:],
         cache=cache,
         length=length,
-        patterns=patterns_of(model.config.get_text_config(decoder=True), len(cache.layers)),
+        patterns=patterns_in(cache, patterns_of(model.config.get_text_config(decoder=True), len(cache.layers))),
         seen=mask.bool() if mask is not None and not bool((mask == 1).all()) else None,
         positions=following,
         extras={name: value for name, value in model_kwargs.items() if name not in _NOT_FORWARDED},
     )
+
+
+def row_limits(model: Any, prompt: Prompt, input_ids: torch.Tensor) -> list[float]:
+    """Return how long each row may become for the positions of the model and the slots of a static cache.
+
+    Args:
+        model: the target model.
+        prompt: what was run through it.
+        input_ids: int64[rows, length], the rows so far.
+    """
+    rows, length = input_ids.shape
+    positions = position_count(model)
+    following = [0] * rows
+    if positions < math.inf:
+        of_rows = prompt.positions[..., 0]  # one for all rows, or one for each; further axes before
+        following = of_rows.expand(*of_rows.shape[:-1], rows).reshape(-1, rows).amax(dim=0).tolist()
+    slots = capacity_of(prompt.cache) - prompt.length
+    # The last token of a text needs neither a slot nor a position.
+    return [length + 1 + min(slots, positions - position) for position in following]

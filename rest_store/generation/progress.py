@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 
@@ -96,6 +97,7 @@ class Row:
         origins: of each generated token, as in `Statistics`.
         scores: float32[1, vocabulary] of each generated token, if they are kept.
         logits: the same before processing.
+        limit: most tokens that a step may make it long.
         ended: its length when a stopping criterion was met; None before.
     """
 
@@ -104,6 +106,7 @@ class Row:
         self.origins: list[int] = []
         self.scores: list[torch.Tensor] = []
         self.logits: list[torch.Tensor] = []
+        self.limit: float = math.inf
         self.ended: int | None = None
         self._ids = ids.new_empty((1, max(capacity, ids.shape[0], 1)))
         self._ids[0, : ids.shape[0]] = ids

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,17 +19,19 @@ _GROWING_ROPE = ("dynamic", "longrope")  # frequencies depend on the length of t
 _CONTINUED = {"attention_mask", "position_ids", "inputs_embeds"}
 
 
-def require_model(model: Any, length: float, max_nodes: int) -> None:
+def require_model(model: Any, length: float, max_nodes: int, *, fixed: bool) -> None:
     """Check that draft trees can be verified with `model`.
 
     Args:
         model: a model of `transformers`.
         length: most tokens of a sequence.
         max_nodes: most draft tokens of a step.
+        fixed: whether steps have fixed widths, and so a cache of fixed size.
 
     Raises:
         ModelNotSupportedError: an encoder-decoder, a recurrent state or an unusual cache, positions that are not an
-            argument (ALiBi and others), or something that changes with the length within `length`.
+            argument (ALiBi and others), or something that changes with the length within `length`; or places in the
+            cache that stand for positions, and fixed widths.
     """
     name = type(model).__name__
     config = model.config.get_text_config(decoder=True)
@@ -44,10 +47,27 @@ def require_model(model: Any, length: float, max_nodes: int) -> None:
     if "position_ids" not in parameters or getattr(config, "alibi", False):
         position = "counted by the model itself, or left to ALiBi"
         raise ModelNotSupportedError(describe(name, "the position of a token", position, "an argument, position_ids"))
-    for what, limit in [*_growing_rope(config), *_slot_limits(config, max_nodes)]:
+    slot_limits = _slot_limits(config, max_nodes)
+    if fixed and slot_limits:
+        raise ModelNotSupportedError(describe(name, "widths", f"given, where {slot_limits[0][0]}", "no fixed widths"))
+    for what, limit in [*_growing_rope(config), *slot_limits]:
         if length > limit:
             reason = f"{length}, where {what}"
             raise ModelNotSupportedError(describe(name, "max_length", reason, f"at most {limit}"))
+
+
+def position_count(model: Any) -> float:
+    """Return how many positions the model has a table for; infinite where rotary embeddings compute any position."""
+    config = model.config.get_text_config(decoder=True)
+    if getattr(config, "rope_parameters", None):
+        return math.inf
+    return getattr(config, "max_position_embeddings", None) or math.inf
+
+
+def vocabulary_size(model: Any) -> int:
+    """Return how many token ids the model reads."""
+    size = getattr(model.get_input_embeddings(), "num_embeddings", None)  # a wrapper has none
+    return int(size if size is not None else model.config.get_text_config(decoder=True).vocab_size)
 
 
 def _slot_limits(config: Any, max_nodes: int) -> list[tuple[str, int]]:
@@ -57,8 +77,10 @@ def _slot_limits(config: Any, max_nodes: int) -> list[tuple[str, int]]:
     """
     limits = []
     layers = getattr(config, "attention_layers", None)
-    if isinstance(layers, list) and "local" in layers:
-        limits.append(("the windows of local attention are measured in places of the cache", int(config.window_size)))
+    if isinstance(layers, list):
+        limits.append(("the causal mask is a table of places in the cache", int(config.max_position_embeddings)))
+        if "local" in layers:
+            limits.append(("windows of local attention are measured in places of the cache", int(config.window_size)))
     if getattr(config, "attn_temperature_tuning", False) and hasattr(config, "floor_scale"):
         limits.append(("attn_temperature_tuning depends on places in the cache", int(config.floor_scale) - 1))
     return [(what, max(0, limit - max_nodes)) for what, limit in limits]

@@ -45,25 +45,28 @@ class Step:
     Attributes:
         width: tokens of each row.
         tokens: int64[rows, width].
-        depths: int64[rows, width], 0 for the last token.
+        depths: int64[rows, width], 0 for the last token and for padding.
         ancestors: bool[rows, width, width], True where the token of a row of the matrix sees that of a column.
 
     Args:
-        last: the last token of each row, not yet in the cache.
+        last: the last token of each row, not yet in the cache; None: the row has ended, and is all padding. It then
+            stands where its last kept token does, because the model may have no position after that.
         trees: the draft tree of each row.
         width: tokens of each row, at least 1 + the nodes of the largest tree.
     """
 
-    def __init__(self, last: Sequence[int], trees: Sequence[TokenTree], width: int) -> None:
+    def __init__(self, last: Sequence[int | None], trees: Sequence[TokenTree], width: int) -> None:
         self.width = width
         shape = (len(trees), self.width)
         self.tokens: npt.NDArray[np.int64] = np.zeros(shape, dtype=np.int64)
-        self.depths: npt.NDArray[np.int64] = np.ones(shape, dtype=np.int64)
+        self.depths: npt.NDArray[np.int64] = np.zeros(shape, dtype=np.int64)
         self.ancestors: npt.NDArray[np.bool_] = np.zeros((*shape, self.width), dtype=np.bool_)
         self.ancestors[:] = np.eye(self.width, dtype=np.bool_)
         self.ancestors[:, :, 0] = True
-        self.depths[:, 0] = 0
         for row, (token, tree) in enumerate(zip(last, trees, strict=True)):
+            if token is None:
+                self.depths[row] = -1
+                continue
             self.tokens[row] = token  # padding is never read
             nodes = slice(1, 1 + len(tree))
             self.tokens[row, nodes] = tree.tokens

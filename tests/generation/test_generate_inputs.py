@@ -92,6 +92,29 @@ def test_embeddings(rows: int, with_ids: bool, widths: tuple[int, ...]) -> None:
     assert output.statistics.drafts.accepted > 0
 
 
+class Wrapped(torch.nn.Module):
+    """Input embeddings with nothing but a forward pass."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.inner(ids)
+        return found
+
+
+def test_wrapped_input_embeddings() -> None:
+    model = tiny_model("llama")
+    inputs = prompts(2)
+    plain = model.generate(**inputs, **FIXED)
+    model.set_input_embeddings(Wrapped(model.get_input_embeddings()))
+    output = model.generate(**inputs, **FIXED, **ways(plain))
+    assert torch.equal(output.sequences, plain)
+    assert output.statistics.drafts.accepted > 0
+    assert torch.equal(rest_store.Generator(model).generate(inputs, **FIXED), plain)
+
+
 # --- Processors with a state of their own -----------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ from rest_store.errors import (
     LimitError,
     ModelNotSupportedError,
     ModeNotSupportedError,
+    PromptError,
     RestStoreError,
 )
 from rest_store.generation.attention import TreeAttention
@@ -102,6 +103,36 @@ def test_drafters_are_refused() -> None:
     model = tiny_model("llama")
     refused_early(DrafterError, model, "a str", drafter="python.ds")
     refused(DrafterError, lambda: rest_store.Generator(model).generate("text"), "tokenizer")
+
+
+PROMPTS: dict[str, tuple[Any, str]] = {
+    "texts": (["a", "b"], "a list (too many dimensions 'str')"),
+    "text and ids": (["a", 3], "a list ("),
+    "rows of unequal length": ([[1, 2], [3]], "a list (expected sequence of length 2 at dim 1 (got 1))"),
+    "such rows of a tokenizer": ({"input_ids": [[1, 2], [3]]}, "input_ids is a list ("),
+    "a mask of such rows": ({"input_ids": [1, 2], "attention_mask": [[1, 2], [3]]}, "attention_mask is a list ("),
+    "texts of a tokenizer": ({"input_ids": "text"}, "input_ids is a str ("),
+    "bytes": (b"abc", "a bytes ("),
+    "nothing": (None, "a NoneType ("),
+    "an object": (object(), "a object ("),
+    "an integer": (5, "torch.int64 of shape []"),
+    "a great integer": ([10**30], "a list ("),
+    "three dimensions": ([[[1]]], "torch.int64 of shape [1, 1, 1]"),
+    "no tokens": ([], "of shape [0]"),
+    "a row without tokens": (torch.zeros(1, 0, dtype=torch.long), "torch.int64 of shape [1, 0]"),
+    "fractions": ([0.5], "torch.float32 of shape [1]"),
+    "truth": ([True, False], "torch.bool of shape [2]"),
+    "a negative id": ([5, -1], "a token id in input_ids is -1, expected 0..95"),
+    "an id beyond the vocabulary": ([[5, 96]], "a token id in input_ids is 96, expected 0..95"),
+}
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_prompts_are_refused_by_name(name: str) -> None:
+    prompt, fragment = PROMPTS[name]
+    generator = rest_store.Generator(tiny_model("llama"))
+    for call in (generator.generate, generator.stream, generator.begin):
+        refused(PromptError, lambda call=call: call(prompt, **FIXED), "Generator", fragment)
 
 
 # --- Processors and criteria ------------------------------------------------------------------------------------------
@@ -209,12 +240,13 @@ def test_what_grows_with_the_length_is_refused_beyond_it() -> None:
     refused_early(ModelNotSupportedError, llama, "max_length is 52", **options)
 
 
-@pytest.mark.parametrize("name", ["gpt_neo", "llama4"])
+@pytest.mark.parametrize("name", ["gpt_neo", "gpt_neo with global attention", "llama4"])
 def test_models_that_take_places_in_the_cache_for_positions_are_refused_where_it_matters(name: str) -> None:
-    if name == "gpt_neo":
+    if name != "llama4":
+        window, positions, kinds = (54, 256, ["global", "local"]) if name == "gpt_neo" else (8, 54, ["global"] * 2)
         config = transformers.GPTNeoConfig(
-            vocab_size=VOCABULARY, hidden_size=32, num_layers=2, num_heads=4, intermediate_size=48, window_size=54,
-            max_position_embeddings=256, attention_types=[[["global", "local"], 1]], eos_token_id=None, pad_token_id=0,
+            vocab_size=VOCABULARY, hidden_size=32, num_layers=2, num_heads=4, intermediate_size=48, window_size=window,
+            max_position_embeddings=positions, attention_types=[[kinds, 1]], eos_token_id=None, pad_token_id=0,
         )  # fmt: skip
         model = transformers.GPTNeoForCausalLM(config).eval()
     else:
@@ -226,6 +258,7 @@ def test_models_that_take_places_in_the_cache_for_positions_are_refused_where_it
         model = transformers.Llama4ForCausalLM(text).eval()
     assert ask(model).shape == (1, 38)  # and 16 nodes of a tree
     refused_early(ModelNotSupportedError, model, "places", "at most 38", max_new_tokens=25)
+    refused_early(ModelNotSupportedError, model, "places", "widths", max_new_tokens=20, widths=(1, 17))
 
 
 def test_attention_without_masks_and_without_a_way_out_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import StaticCache
 
+import rest_store
 import rest_store.generation.generate as entry
 from rest_store.generation import costs, graph_pool, progress
 from rest_store.generation.graphs import FixedVerifier
@@ -105,6 +107,17 @@ def test_others_are_recorded_for_other_shapes_and_weights_and_the_oldest_dropped
     assert len(captured) == 5 * once, "captured with weights that are elsewhere now"
 
 
+def test_others_are_recorded_for_a_narrower_window(captured: list[int]) -> None:
+    model = tiny_model("mistral with a sliding window")
+    for size in (80, 6, 80):
+        caches = [StaticCache(config=model.config, max_cache_len=size) for _ in range(2)]
+        fixed = {"max_new_tokens": 20, "do_sample": False}
+        plain = model.generate(**prompts(1), **fixed, past_key_values=caches[0])
+        generator = rest_store.Generator(model, widths=WIDTHS)
+        assert torch.equal(generator.generate(prompts(1), **fixed, past_key_values=caches[1]), plain)
+    assert captured == [1, 1]
+
+
 def test_what_is_kept_goes_with_its_model(captured: list[int]) -> None:
     model = tiny_model("llama")
     agrees(model, prompts(1))
@@ -114,6 +127,26 @@ def test_what_is_kept_goes_with_its_model(captured: list[int]) -> None:
     gc.collect()
     assert gone() is None
     assert verifier() is None
+
+
+@pytest.mark.parametrize("way", ["dropped", "failed"])
+def test_what_a_generation_recorded_before_it_was_left_is_kept(way: str, captured: list[int]) -> None:
+    model = tiny_model("llama")
+    inputs = prompts(1)
+    generation = rest_store.Generator(model, widths=WIDTHS).begin(inputs, max_new_tokens=40, do_sample=False)
+    for place, _ in enumerate(generation):
+        if place == 3:
+            break
+    assert len(captured) == 1
+    assert not graph_pool._verifiers.get(model)
+    if way == "failed":
+        with pytest.raises(AttributeError):
+            generation.stream_to(None)
+        assert graph_pool._verifiers[model], "at once"
+    del generation
+    assert graph_pool._verifiers[model]
+    agrees(model, inputs)
+    assert sorted(captured) == sorted(set(captured))
 
 
 def test_a_step_that_was_recorded_is_no_measure_of_later_ones(

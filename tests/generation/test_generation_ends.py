@@ -1,0 +1,310 @@
+"""Generations that are closed, fail or are dropped: they end at once, and touch no cache that is in use again."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache, StaticCache
+
+import rest_store
+from rest_store.errors import GenerationFailedError
+from rest_store.generation.loop import Generation
+from tests.shared.tiny import Scripted, bushy, futures_of, prompts, right, tiny_model
+
+FIXED = {"max_new_tokens": 24, "do_sample": False}
+KINDS = ["llama", "mistral with a sliding window"]
+
+
+def cache_of(model: Any, static: bool) -> Any:
+    return StaticCache(config=model.config, max_cache_len=80) if static else DynamicCache(config=model.config)
+
+
+class Raising:
+    """A streamer that raises at its third token."""
+
+    def __init__(self) -> None:
+        self.left = 4
+
+    def put(self, value: torch.Tensor) -> None:
+        self.left -= 1
+        if not self.left:
+            raise ConnectionError("the reader went away")
+
+    def end(self) -> None:
+        raise AssertionError("not the end")
+
+
+class Closing(Scripted):
+    """A session that notes when it is closed."""
+
+    closed = 0
+
+    def close(self) -> None:
+        type(self).closed += 1
+
+
+@pytest.fixture
+def closing() -> type[Closing]:
+    Closing.closed = 0
+    return Closing
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """Without the garbage collector: what is freed is freed by its last reference."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def begun(model: Any, inputs: Any, session: Any = Scripted, **options: Any) -> tuple[Any, torch.Tensor]:
+    """A generation and the plain text."""
+    plain = model.generate(**inputs, **FIXED)
+    futures = futures_of(inputs, plain)
+    generator = rest_store.Generator(model, None, lambda prompt: session(prompt, futures, bushy), adaptive=False)
+    return generator.begin(inputs, **FIXED, **options), plain
+
+
+def answers_twice(model: Any, cache: Any, between: Any) -> None:
+    """Two turns with one cache, with something else between them, as of two turns with another cache."""
+    other = prompts(1, 9, seed=7)["input_ids"]
+    new = prompts(1, 6, seed=8)["input_ids"]
+    texts = []
+    for used, interlude in ((cache_of(model, isinstance(cache, StaticCache)), None), (cache, between)):
+        first = model.generate(other, past_key_values=used, max_new_tokens=8, do_sample=False)
+        if interlude is not None:
+            interlude()
+        more = torch.cat([first, new], dim=1)
+        texts.append(model.generate(more, past_key_values=used, max_new_tokens=8, do_sample=False))
+    assert torch.equal(*texts)
+
+
+# --- A cache that is in use again -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize("architecture", KINDS)
+@pytest.mark.parametrize("way", ["function", "generator"])
+def test_an_error_that_is_held_changes_no_cache(way: str, architecture: str, static: bool) -> None:
+    model = tiny_model(architecture)
+    cache = cache_of(model, static)
+    held: list[BaseException] = []
+
+    def ask() -> None:
+        options = {**FIXED, "past_key_values": cache}
+        if way == "generator":
+            rest_store.Generator(model).generate(prompts(1), **options, streamer=Raising())
+        else:
+            model.generate(**prompts(1), **options, custom_generate=rest_store.generate, stream_to=Raising())
+
+    try:
+        ask()
+    except ConnectionError as error:
+        held.append(error)
+    assert int(cache.get_seq_length()) == 16, "what was written, at once"
+    cache.reset()
+
+    def drop() -> None:
+        held.clear()
+        gc.collect()
+
+    answers_twice(model, cache, drop)
+
+
+@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize("architecture", KINDS)
+def test_a_reader_that_raises_and_is_held_changes_no_cache(architecture: str, static: bool) -> None:
+    model = tiny_model(architecture)
+    cache = cache_of(model, static)
+    held: list[BaseException] = []
+
+    def read() -> None:
+        stream = rest_store.Generator(model).stream(prompts(1), **FIXED, past_key_values=cache)
+        for _ in stream:
+            raise ConnectionError("the reader went away")
+
+    try:
+        read()
+    except ConnectionError as error:
+        held.append(error)
+    cache.reset()
+
+    def drop() -> None:
+        held.clear()
+        gc.collect()
+
+    answers_twice(model, cache, drop)
+
+
+@pytest.mark.parametrize("drafted", [True, False])
+@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize("architecture", KINDS)
+def test_a_cache_that_is_in_use_again_is_not_filled_on_closing(architecture: str, static: bool, drafted: bool) -> None:
+    model = tiny_model(architecture)
+    cache = cache_of(model, static)
+    first, plain = begun(model, prompts(1), past_key_values=cache)
+    next(first)
+    other = prompts(1, 9, seed=7)
+    if drafted:
+        second, text = begun(model, other, past_key_values=cache)
+        next(second)
+        first.close()
+        assert torch.equal(second.result(), text)
+    else:
+        text = model.generate(**other, **FIXED, past_key_values=cache)
+        assert torch.equal(first.result(), plain)
+    assert int(cache.get_seq_length()) == 9 + 23
+    more = torch.cat([text, other["input_ids"]], dim=1)
+    assert torch.equal(model.generate(more, **FIXED, past_key_values=cache), model.generate(more, **FIXED))
+
+
+@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize("architecture", KINDS)
+def test_the_cache_of_a_generation_that_was_dropped_is_empty(architecture: str, static: bool) -> None:
+    model = tiny_model(architecture)
+    cache = cache_of(model, static)
+    for _ in begun(model, prompts(1), past_key_values=cache)[0]:
+        break
+    assert int(cache.get_seq_length()) == 0
+    inputs = prompts(1 if static else 3, 20, seed=3)
+    assert torch.equal(model.generate(**inputs, **FIXED, past_key_values=cache), model.generate(**inputs, **FIXED))
+
+
+@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize("architecture", KINDS)
+def test_a_cache_that_was_reset_meanwhile_is_filled_on_closing(architecture: str, static: bool) -> None:
+    model = tiny_model(architecture)
+    cache = cache_of(model, static)
+    generation, plain = begun(model, prompts(1), past_key_values=cache)
+    next(generation)
+    cache.reset()
+    assert torch.equal(generation.result(), plain)
+    more = torch.cat([plain, prompts(1)["input_ids"]], dim=1)
+    assert int(cache.get_seq_length()) == 14 + 23
+    assert torch.equal(model.generate(more, **FIXED, past_key_values=cache), model.generate(more, **FIXED))
+
+
+# --- Dropped and closed -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("uncollected")
+@pytest.mark.parametrize("place", [0, 1, 5, 99])
+def test_what_is_dropped_is_freed_at_once(place: int, closing: type[Closing]) -> None:
+    model = tiny_model("llama")
+    generation, _ = begun(model, prompts(2), closing)
+    for number, _ in enumerate(generation):
+        if number == place:
+            break
+    held = [weakref.ref(generation)]
+    if generation._verifier is not None:
+        held += [weakref.ref(generation._verifier.cache), weakref.ref(generation._verifier.cache.groups[0])]
+    del generation
+    assert [reference() for reference in held] == [None] * len(held)
+    assert closing.closed == 2
+
+
+@pytest.mark.usefixtures("uncollected")
+def test_what_was_never_begun_is_freed_at_once(closing: type[Closing]) -> None:
+    generation, _ = begun(tiny_model("llama"), prompts(1), closing)
+    held = weakref.ref(generation)
+    del generation
+    assert held() is None
+    assert closing.closed == 0
+
+
+def test_leaving_the_block_closes(closing: type[Closing]) -> None:
+    model = tiny_model("llama")
+    cache = DynamicCache(config=model.config)
+    generation, plain = begun(model, prompts(1), closing, past_key_values=cache)
+    with generation as pieces:
+        written = [token for _ in range(3) for token in next(pieces).tokens[0]]
+    assert closing.closed == 1
+    assert list(generation) == []
+    assert int(cache.get_seq_length()) == 14 + len(written) - 1
+    assert torch.equal(generation.result(), plain[:, : 14 + len(written)]), "what was written until then"
+    generation.close()
+    assert closing.closed == 1
+
+
+# --- Failed -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("uncollected")
+@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("length", [15, 20])
+def test_a_generation_that_has_failed_has_no_result(
+    length: int, kind: type[BaseException], closing: type[Closing]
+) -> None:
+    model = tiny_model("llama")
+
+    def fails(ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        if ids.shape[1] >= length:
+            raise kind("no")
+        return torch.tensor([False])
+
+    cache = DynamicCache(config=model.config)
+    generation, _ = begun(model, prompts(1), closing, past_key_values=cache, stopping_criteria=[fails])
+    with pytest.raises(kind):
+        list(generation)
+    assert closing.closed == 1, "at once"
+    for going_on in (type(generation).result, next, list):
+        with pytest.raises(GenerationFailedError, match=rf"has failed \({kind.__name__}\)"):
+            going_on(generation)
+    held = weakref.ref(generation)
+    del generation
+    assert held() is None
+
+
+def test_a_streamer_that_has_failed_leaves_no_result() -> None:
+    generation, _ = begun(tiny_model("llama"), prompts(1))
+    with pytest.raises(ConnectionError):
+        generation.stream_to(Raising())
+    with pytest.raises(GenerationFailedError, match="ConnectionError"):
+        generation.result()
+
+
+def test_what_is_refused_leaves_nothing_to_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[Any] = []
+    monkeypatch.setattr("sys.unraisablehook", raised.append)
+    with pytest.raises(TypeError):
+        Generation()  # type: ignore[call-arg]
+    with pytest.raises(rest_store.RestStoreError):
+        begun(tiny_model("llama"), prompts(1), num_beams=2)
+    gc.collect()
+    assert not raised
+
+
+# --- What sessions are given ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_what_a_session_does_to_its_tokens_changes_no_piece(rows: int) -> None:
+    model = tiny_model("llama")
+    inputs = prompts(rows)
+
+    class Clearing(Scripted):
+        def accept(self, tokens: Any, top_k: Any = None, node_top_k: Any = None) -> None:
+            super().accept(tokens)
+            tokens.clear()
+            top_k[:] = -1
+            if node_top_k is not None:
+                node_top_k[:] = -1
+
+    plain = model.generate(**inputs, **FIXED)
+    futures = futures_of(inputs, plain)
+    generator = rest_store.Generator(model, None, lambda prompt: Clearing(prompt, futures, right), adaptive=False)
+    pieces = generator.begin(inputs, **FIXED)
+    written: list[list[int]] = [[] for _ in range(rows)]
+    for piece in pieces:
+        for row, tokens in enumerate(piece.tokens):
+            written[row] += tokens
+            tokens.clear()
+    assert written == plain[:, 14:].tolist()
+    assert torch.equal(pieces.result(), plain)
+    assert not pieces.statistics.drafts.errors
