@@ -44,6 +44,8 @@ def padded(rows: Sequence[Row], config: Any, input_ids: torch.Tensor) -> torch.T
 
 def columns(rows: Sequence[list[torch.Tensor]]) -> tuple[torch.Tensor, ...]:
     """Return [rows, vocabulary] of each generated token, 0 behind a row's end."""
+    if not rows[0]:  # closed before the first token
+        return ()
     zeros = torch.zeros_like(rows[0][0])
     steps = range(max(len(row) for row in rows))
     return tuple(torch.cat([row[step] if step < len(row) else zeros for row in rows]) for step in steps)
