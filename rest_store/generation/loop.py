@@ -14,7 +14,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from rest_store.errors import ModeNotSupportedError, describe
 from rest_store.generation import graph_pool
 from rest_store.generation.cache import TreeKVCache, drop_contents
-from rest_store.generation.costs import DraftPolicy, known_costs
+from rest_store.generation.costs import DraftPolicy, known_policy
 from rest_store.generation.drafting import EMPTY, Draft, Drafting, SessionMaker
 from rest_store.generation.graphs import FixedVerifier
 from rest_store.generation.options import Options
@@ -134,12 +134,11 @@ class Generation:
         rooms = [self._room(row) for row in self._rows]
         trees = [EMPTY] * len(rooms)
         with self.statistics.drafting:
-            if drafting.active and max(rooms) > 1 and policy.drafts():
-                padded = [verifier.width_of(1 + nodes) - 1 for nodes in range(self._max_nodes + 1)]
-                costs = policy.table(padded)
-                trees = [
-                    drafting.draft(row, self._max_nodes, costs) if room > 1 else EMPTY for row, room in enumerate(rooms)
-                ]
+            padded = [verifier.width_of(1 + nodes) - 1 for nodes in range(self._max_nodes + 1)]
+            nodes = policy.budget(padded) if drafting.active and max(rooms) > 1 else 0
+            if nodes:
+                costs = policy.table(padded[: nodes + 1])
+                trees = [drafting.draft(row, nodes, costs) if room > 1 else EMPTY for row, room in enumerate(rooms)]
         drafts = [Draft(tree, room - 1) for tree, room in zip(trees, rooms, strict=True)]
         self.statistics.drafts.nodes += sum(len(draft.tree) for draft in drafts)
         return drafts
@@ -305,8 +304,8 @@ class Generation:
         context = max(prompt.length, 256).bit_length()
         machine = (str(device), torch.get_num_threads(), prompt.logits.dtype, prepacked)
         conditions = (len(self._rows), context, self._widths, patterns, *machine)
-        costs = known_costs(self._model, conditions, 0.04 if device.type == "cpu" else 0.005)
-        return DraftPolicy(costs, adaptive=self._options.adaptive)
+        slope = 0.04 if device.type == "cpu" else 0.005
+        return known_policy(self._model, conditions, slope=slope, adaptive=self._options.adaptive)
 
     def _verifier(self, prompt: Prompt) -> Verifier:
         """Return what verifies behind `prompt`; it takes over the keys and values."""
