@@ -58,10 +58,11 @@ class ForwardCosts:
     def observe(self, nodes: int, seconds: float) -> None:
         """Learn that a forward pass which verified `nodes` draft tokens took `seconds`."""
         self._steps += 1
-        before = [time.seconds for time in self._times.get(nodes, ()) if time.step <= self._began]
-        if before:
+        times = self._times.setdefault(nodes, deque(maxlen=_RECENT))
+        if times and times[0].step <= self._began:
+            before = [time.seconds for time in times if time.step <= self._began]
             self._surprises.append(seconds / statistics.median(before))
-        self._times.setdefault(nodes, deque(maxlen=_RECENT)).append(Time(self._steps, seconds))
+        times.append(Time(self._steps, seconds))
         if nodes == 0:
             self._plain_seen = self._steps
         contradicted = len(self._surprises) == self._surprises.maxlen and not self._confirmed

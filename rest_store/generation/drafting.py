@@ -125,6 +125,9 @@ class Draft:
             self.tree = TokenTree(tree.tokens[kept], places[tree.parents[kept]], tree.counts[kept], match=tree.match)
 
 
+NO_DRAFT = Draft(EMPTY, 0)
+
+
 class Drafting:
     """The sessions of all rows of a generation.
 

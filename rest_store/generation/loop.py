@@ -15,7 +15,7 @@ from rest_store.errors import ModeNotSupportedError, describe
 from rest_store.generation import graph_pool
 from rest_store.generation.cache import TreeKVCache, drop_contents
 from rest_store.generation.costs import DraftPolicy, known_policy
-from rest_store.generation.drafting import EMPTY, Draft, Drafting, SessionMaker
+from rest_store.generation.drafting import NO_DRAFT, Draft, Drafting, SessionMaker
 from rest_store.generation.graphs import FixedVerifier
 from rest_store.generation.options import Options
 from rest_store.generation.prefill import Prompt, prefill, prompt_length, require_prompt
@@ -99,7 +99,7 @@ class Generation:
             with torch.no_grad(), self.statistics.steps:
                 prompt, top_tokens = self._prefill(drafting)
                 policy = self._policy(prompt)
-                drafts = [Draft(EMPTY, 0)] * len(self._rows)
+                drafts = [NO_DRAFT] * len(self._rows)
                 piece, paths = self._accept(prompt.logits, top_tokens, drafts)
                 verifier = self._verifier(prompt)
                 del prompt
@@ -131,15 +131,18 @@ class Generation:
 
     def _draft(self, drafting: Drafting, policy: DraftPolicy, verifier: Verifier) -> list[Draft]:
         """Return the tree of each row, empty where there is none."""
-        rooms = [self._room(row) for row in self._rows]
-        trees = [EMPTY] * len(rooms)
+        drafts = [NO_DRAFT] * len(self._rows)
         with self.statistics.drafting:
+            rooms = [self._room(row) for row in self._rows]
+            if not drafting.active or max(rooms) <= 1:
+                return drafts
             padded = [verifier.width_of(1 + nodes) - 1 for nodes in range(self._max_nodes + 1)]
-            nodes = policy.budget(padded) if drafting.active and max(rooms) > 1 else 0
+            nodes = policy.budget(padded)
             if nodes:
                 costs = policy.table(padded[: nodes + 1])
-                trees = [drafting.draft(row, nodes, costs) if room > 1 else EMPTY for row, room in enumerate(rooms)]
-        drafts = [Draft(tree, room - 1) for tree, room in zip(trees, rooms, strict=True)]
+                for row, room in enumerate(rooms):
+                    if room > 1:
+                        drafts[row] = Draft(drafting.draft(row, nodes, costs), room - 1)
         self.statistics.drafts.nodes += sum(len(draft.tree) for draft in drafts)
         return drafts
 
