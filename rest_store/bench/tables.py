@@ -92,6 +92,17 @@ def speed_table(figures: Mapping[str, Any]) -> Table:
     )
 
 
+def short_answers_table(figures: Mapping[str, Any]) -> Table:
+    """Speed against plain generation of short answers, by number of tokens; of prompts the median and the least."""
+    lengths = figures["lengths"]
+    parts = list(next(iter(lengths.values())))
+    rows: list[list[Cell]] = [
+        [int(length), *(f"{of[part]['median']:.2f} ({of[part]['least']:.2f})" for part in parts)]
+        for length, of in lengths.items()
+    ]
+    return Table("Speed of short answers relative to plain generation", ["new tokens", *parts], rows)
+
+
 def decodings_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
     """Speed against plain generation and M by family and decoding, as Table 1 of REST's paper has them.
 

@@ -18,9 +18,9 @@ _RECENT = 9  # times kept of each width
 _AGE = 128  # steps after which a time is forgotten
 _STALE = 64  # steps after which a plain step is measured again
 _BAND = 1.25  # ratio up to which a time confirms the times of earlier generations
-_FIRST_TRIAL = 6  # drafted steps; later trials are half as long
-_FIRST_PAUSE, _LONGEST_PAUSE = 16, 256  # steps
-_FADING = 0.9  # of what a step counts in the next one
+# In plain steps: what drafting may lose at first, at the beginning of later generations, and at any time.
+_FIRST_CREDIT, _LEAST_CREDIT, _GREATEST_CREDIT, _LARGEST_CREDIT = 0.3, 0.15, 0.6, 4.0
+_SHARE = 0.015  # of a plain step, added to the credit with each token
 
 
 class Time(NamedTuple):
@@ -58,10 +58,11 @@ class ForwardCosts:
     def observe(self, nodes: int, seconds: float) -> None:
         """Learn that a forward pass which verified `nodes` draft tokens took `seconds`."""
         self._steps += 1
-        before = [time.seconds for time in self._times.get(nodes, ()) if time.step <= self._began]
-        if before:
+        times = self._times.setdefault(nodes, deque(maxlen=_RECENT))
+        if times and times[0].step <= self._began:
+            before = [time.seconds for time in times if time.step <= self._began]
             self._surprises.append(seconds / statistics.median(before))
-        self._times.setdefault(nodes, deque(maxlen=_RECENT)).append(Time(self._steps, seconds))
+        times.append(Time(self._steps, seconds))
         if nodes == 0:
             self._plain_seen = self._steps
         contradicted = len(self._surprises) == self._surprises.maxlen and not self._confirmed
@@ -129,41 +130,64 @@ class ForwardCosts:
 
 
 class DraftPolicy:
-    """Decides before each step whether to draft, from what steps brought and took.
+    """Decides before each step how many draft tokens it may verify, so that no generation loses more than a little.
 
-    A trial of a few drafted steps comes first. While drafted steps bring fewer tokens a second than plain steps would,
-    drafting pauses. Each failed trial doubles the pause, so drafts that never pay cost little. Only drafting and the
-    forward pass are compared: choosing and writing tokens takes its time in plain steps too.
+    Drafted steps spend a credit, counted in plain steps. Each token written adds a little to it. A drafted step adds
+    what it saved against plain steps that write as many tokens, or takes what it lost, drafting included. A step may
+    verify as many draft tokens as the credit would pay for if none of them were accepted. So a generation begins with
+    narrow trees, they grow with the first success, and drafts that never pay cost about the share that is added.
+    The next generation begins with what the last one left, within narrow bounds. Choosing and writing tokens is not
+    compared: it takes its time in plain steps too.
 
     Args:
         costs: of forward passes like those to come.
         adaptive: draft only while it pays; False: always, and pass no costs to sessions.
 
     Attributes:
-        pauses: how often drafting paused.
+        pauses: how often drafting paused in this generation because the credit was spent.
     """
 
     def __init__(self, costs: ForwardCosts, *, adaptive: bool = True) -> None:
         self._costs = costs
         self._adaptive = adaptive
-        self._drafted = False
-        self._trial = _FIRST_TRIAL
-        self._pause = _FIRST_PAUSE  # steps of the next one
-        self._pausing = 0  # steps left
-        self._steps = self._tokens = self._seconds = 0.0  # of drafted steps, fading
+        self._credit = _FIRST_CREDIT
+        self._drafts = False  # in this step
+        self._pausing = False
         self.pauses = 0
 
-    def drafts(self) -> bool:
-        """Return whether to draft in the next step; called once for each step in which a draft could be accepted."""
-        self._drafted = not self._adaptive or not (self._pausing or self._costs.wants_plain)
-        self._pausing = max(0, self._pausing - 1)
-        return self._drafted
+    def begin(self) -> None:
+        """Start another generation."""
+        self._costs.begin()
+        self._credit = min(max(self._credit, _LEAST_CREDIT), _GREATEST_CREDIT)
+        self._drafts = self._pausing = False
+        self.pauses = 0
+
+    def budget(self, padded: Sequence[int]) -> int:
+        """Return the most draft tokens of the next step, 0: none; called once for each step that could accept any.
+
+        Args:
+            padded: for 0, 1, ... draft tokens the number that a step is padded to, ascending.
+        """
+        nodes = len(padded) - 1
+        if self._adaptive:
+            nodes = 0 if self._costs.wants_plain else self._affordable(padded)
+        self._drafts = nodes > 0
+        return nodes
+
+    def _affordable(self, padded: Sequence[int]) -> int:
+        """Return the most draft tokens whose verification the credit pays for."""
+        table = self.table(padded)
+        assert table is not None, "a plain step comes first"
+        nodes = int(np.flatnonzero(table <= table[0] * (1 + max(0.0, self._credit)))[-1])
+        self.pauses += not nodes and not self._pausing
+        self._pausing = not nodes
+        return nodes
 
     def table(self, padded: Sequence[int]) -> npt.NDArray[np.float64] | None:
         """Return the estimated seconds of a forward pass for each of `padded`, float64[len(padded)]; None if unknown.
 
         Args:
-            padded: for 0, 1, ... draft tokens the number that a step is padded to, ascending.
+            padded: as of `budget`.
         """
         table = self._costs.table(padded[-1]) if self._adaptive else None
         return table[list(padded)] if table is not None else None
@@ -178,35 +202,29 @@ class DraftPolicy:
             drafting: seconds of drafting.
         """
         self._costs.observe(nodes, forward)
-        drafted, self._drafted = self._drafted, False
         plain = self._costs.plain()
-        if not drafted or not self._adaptive or plain is None:
+        drafted, self._drafts = self._drafts, False
+        if plain is None:
             return
-        self._steps = _FADING * self._steps + 1
-        self._tokens = _FADING * self._tokens + tokens
-        self._seconds = _FADING * self._seconds + forward + drafting
-        if self._steps < (1 - _FADING**self._trial) / (1 - _FADING) - 1e-9:
-            return
-        if self._tokens * plain >= 0.98 * self._seconds:
-            self._pause = _FIRST_PAUSE
-            return
-        self._pausing, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE)
-        self._trial = max(2, self._trial // 2)
-        self._steps = self._tokens = self._seconds = 0.0
-        self.pauses += 1
+        saved = tokens - (forward + drafting) / plain if drafted else 0.0
+        self._credit = min(max(self._credit + _SHARE * tokens + saved, -_LARGEST_CREDIT), _LARGEST_CREDIT)
 
 
-_known_costs: weakref.WeakKeyDictionary[Any, dict[Hashable, ForwardCosts]] = weakref.WeakKeyDictionary()
+_known_policies: weakref.WeakKeyDictionary[Any, dict[Hashable, DraftPolicy]] = weakref.WeakKeyDictionary()
 
 
-def known_costs(model: Any, conditions: Hashable, slope: float) -> ForwardCosts:
-    """Return what generations of `model` have learned under these conditions, ready for another one.
+def known_policy(model: Any, conditions: Hashable, *, slope: float, adaptive: bool) -> DraftPolicy:
+    """Return the policy with all that generations of `model` have learned under these conditions, for another one.
 
     Args:
         model: the target model, which is not kept alive.
         conditions: all that the time of a step depends on besides its width.
-        slope: as of `ForwardCosts`, if there are none yet.
+        slope: as of `ForwardCosts`, if there is no policy yet.
+        adaptive: as of `DraftPolicy`.
     """
-    costs = _known_costs.setdefault(model, {}).setdefault(conditions, ForwardCosts(slope))
-    costs.begin()
-    return costs
+    policies = _known_policies.setdefault(model, {})
+    policy = policies.get((conditions, adaptive))
+    if policy is None:
+        policy = policies[conditions, adaptive] = DraftPolicy(ForwardCosts(slope), adaptive=adaptive)
+    policy.begin()
+    return policy

@@ -136,6 +136,9 @@ class Draft:
             self.tree = TokenTree(tree.tokens[kept], places[tree.parents[kept]], tree.counts[kept])
 
 
+NO_DRAFT = Draft(EMPTY, 0)
+
+
 class Drafting:
     """The sessions of all rows of a generation.
 

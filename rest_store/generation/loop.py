@@ -12,8 +12,8 @@ import torch
 from rest_store.errors import GenerationFailedError, ModeNotSupportedError, describe
 from rest_store.generation import graph_pool
 from rest_store.generation.cache import Loan, TreeKVCache, capacity_of
-from rest_store.generation.costs import DraftPolicy, known_costs
-from rest_store.generation.drafting import EMPTY, Draft, Drafting, SessionMaker
+from rest_store.generation.costs import DraftPolicy, known_policy
+from rest_store.generation.drafting import NO_DRAFT, Draft, Drafting, SessionMaker
 from rest_store.generation.graphs import FixedVerifier
 from rest_store.generation.options import Options
 from rest_store.generation.output import GenerateOutput, columns, padded
@@ -121,7 +121,7 @@ class Generation:
             for row, limit in zip(self._rows, row_limits(self._model, prompt, self._input_ids), strict=True):
                 row.limit = min(limit, self._stops.max_length or math.inf)
             self._policy = self._new_policy(prompt)
-            drafts = [Draft(EMPTY, 0)] * len(self._rows)
+            drafts = [NO_DRAFT] * len(self._rows)
             piece, paths = self._accept(prompt.logits, top_tokens, drafts)
             self._verifier = self._new_verifier(prompt)
             self._inform(drafting, piece, paths, top_tokens, drafts)
@@ -148,16 +148,18 @@ class Generation:
 
     def _draft(self, drafting: Drafting, policy: DraftPolicy, verifier: Verifier) -> list[Draft]:
         """Return the tree of each row, empty where there is none."""
-        rooms = [self._room(row) for row in self._rows]
-        trees = [EMPTY] * len(rooms)
+        drafts = [NO_DRAFT] * len(self._rows)
         with self.statistics.drafting:
-            if drafting.active and max(rooms) > 1 and policy.drafts():
-                padded = [verifier.width_of(1 + nodes) - 1 for nodes in range(self._max_nodes + 1)]
-                costs = policy.table(padded)
-                trees = [
-                    drafting.draft(row, self._max_nodes, costs) if room > 1 else EMPTY for row, room in enumerate(rooms)
-                ]
-        drafts = [Draft(tree, room - 1) for tree, room in zip(trees, rooms, strict=True)]
+            rooms = [self._room(row) for row in self._rows]
+            if not drafting.active or max(rooms) <= 1:
+                return drafts
+            padded = [verifier.width_of(1 + nodes) - 1 for nodes in range(self._max_nodes + 1)]
+            nodes = policy.budget(padded)
+            if nodes:
+                costs = policy.table(padded[: nodes + 1])
+                for row, room in enumerate(rooms):
+                    if room > 1:
+                        drafts[row] = Draft(drafting.draft(row, nodes, costs), room - 1)
         self.statistics.drafts.nodes += sum(len(draft.tree) for draft in drafts)
         return drafts
 
@@ -334,8 +336,8 @@ class Generation:
         context = max(prompt.length, 256).bit_length()
         machine = (str(device), torch.get_num_threads(), prompt.logits.dtype, prepacked)
         conditions = (len(self._rows), context, self._widths, patterns, *machine)
-        costs = known_costs(self._model, conditions, 0.04 if device.type == "cpu" else 0.005)
-        return DraftPolicy(costs, adaptive=self._options.adaptive)
+        slope = 0.04 if device.type == "cpu" else 0.005
+        return known_policy(self._model, conditions, slope=slope, adaptive=self._options.adaptive)
 
     def _new_verifier(self, prompt: Prompt) -> Verifier:
         """Return what verifies behind `prompt`; it takes over the keys and values."""

@@ -7,6 +7,7 @@ those of decoding its path token by token, up to rounding. Nothing here is threa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -68,10 +69,11 @@ class Step:
                 self.depths[row] = -1
                 continue
             self.tokens[row] = token  # padding is never read
-            nodes = slice(1, 1 + len(tree))
-            self.tokens[row, nodes] = tree.tokens
-            self.depths[row, nodes] = tree.depths
-            self.ancestors[row, nodes, nodes] = tree.mask()
+            if len(tree):
+                nodes = slice(1, 1 + len(tree))
+                self.tokens[row, nodes] = tree.tokens
+                self.depths[row, nodes] = tree.depths
+                self.ancestors[row, nodes, nodes] = tree.mask()
 
 
 class Verifier:
@@ -109,6 +111,8 @@ class Verifier:
         self.attention = TreeAttention(model, self.config)
         self.patterns = sorted({group.pattern for group in cache.groups}, key=lambda pattern: pattern.name)
         self._keyed = hasattr(self.config, "layer_types")
+        sdpa = self.config._attn_implementation == "sdpa"
+        self._may_go_unmasked = sdpa and all(pattern.name != CHUNKED for pattern in self.patterns)
         self._device = cache.groups[0].keys.device
         self._origin = self._origin_of(positions)
         self._seen = seen.to(self._device) if seen is not None else None
@@ -136,8 +140,9 @@ class Verifier:
     ) -> torch.Tensor:
         """Return the logits of a step; arguments as in `Step`, and int64[rows, 1], the length of each row."""
         slots = lengths + depths
-        with self.attention():
-            if self._all_seen(tokens.shape[1]):
+        all_seen = self._all_seen(tokens.shape[1])
+        with nullcontext() if all_seen else self.attention():
+            if all_seen:
                 masks: dict[str, Any] = dict.fromkeys(pattern.name for pattern in self.patterns)
             else:
                 masks = {pattern.name: self._mask(pattern, ancestors, lengths, slots) for pattern in self.patterns}
@@ -155,8 +160,7 @@ class Verifier:
 
     def _all_seen(self, width: int) -> bool:
         """Whether a step needs no mask: one token for each row, which sees all slots, and no chunk begins there."""
-        plain = self.config._attn_implementation == "sdpa" and all(p.name != CHUNKED for p in self.patterns)
-        return width == 1 and plain and self._seen is None and len(set(self.cache.lengths)) == 1
+        return width == 1 and self._may_go_unmasked and self._seen is None and len(set(self.cache.lengths)) == 1
 
     def _slots_seen(self, pattern: Pattern, width: int) -> torch.Tensor:
         """Return the slots whose keys layers of `pattern` get in a step of `width` tokens, ascending."""

@@ -10,13 +10,14 @@ import pytest
 import torch
 
 import rest_store.generation.generate as entry
+from rest_store.bench.baselines import tree_of
 from rest_store.generation import costs as costs_module
 from rest_store.generation import progress
 from rest_store.generation.costs import DraftPolicy, ForwardCosts
 from rest_store.generation.generator import Generator
 from rest_store.generation.graphs import FixedVerifier
 from rest_store.generation.verify import Step, Verifier
-from tests.shared.tiny import Scripted, futures_of, prompts, right, tiny_model, wrong
+from tests.shared.tiny import Scripted, futures_of, prompts, right, tiny_model
 
 
 def test_costs_are_unknown_before_the_first_step_and_then_a_guess() -> None:
@@ -117,76 +118,104 @@ def test_what_earlier_generations_took_is_forgotten_when_steps_contradict_it(nod
     assert abs(table[nodes] - 4.0) < 0.4
 
 
-class Known(ForwardCosts):
-    """Costs that are known: of a plain step `seconds`, or unknown if that is None."""
-
-    def __init__(self, seconds: float | None = 1.0) -> None:
-        super().__init__()
-        self.seconds = seconds
-
-    @property
-    def wants_plain(self) -> bool:
-        return False
-
-    def plain(self) -> float | None:
-        return self.seconds
+WIDTHS = range(17)  # steps are as wide as their trees
 
 
-def simulate(tokens: float, cost: float, steps: int) -> tuple[int, int, DraftPolicy]:
-    """Steps drafted for, and not, if a drafted step brings `tokens` and costs `cost` times a plain one."""
-    policy = DraftPolicy(Known())
-    drafted = 0
+def known(slope: float = 0.1) -> ForwardCosts:
+    """Return costs that are known: 1 for a plain step and `slope` more for each draft token."""
+    costs = ForwardCosts(slope)
+    for _ in range(9):
+        for nodes in (0, 8, 16):
+            costs.observe(nodes, 1 + slope * nodes)
+    return costs
+
+
+def simulate(policy: DraftPolicy, steps: int, tokens: float, *, slope: float = 0.1, drafting: float = 0.0) -> list[int]:
+    """Let whole budgets be verified, each bringing `tokens`; return the budgets."""
+    budgets = []
     for _ in range(steps):
-        if policy.drafts():
-            drafted += 1
-            policy.observe(8, tokens, cost - 0.1, 0.1)
-        else:
-            policy.observe(0, 1.0, 1.0, 0.0)
-    return drafted, steps - drafted, policy
+        nodes = policy.budget(WIDTHS)
+        budgets.append(nodes)
+        policy.observe(nodes, tokens if nodes else 1.0, 1 + slope * nodes, drafting if nodes else 0.0)
+    return budgets
 
 
-def test_drafting_that_pays_goes_on() -> None:
-    assert simulate(2.0, 1.7, 300)[0] == 300
+def test_trees_are_narrow_until_drafts_are_accepted() -> None:
+    policy = DraftPolicy(known())
+    assert simulate(policy, 1, 1.5)[0] in range(1, 5)
+    budgets = simulate(policy, 20, 3.0)
+    assert budgets == sorted(budgets)
+    assert budgets[-1] == 16
+    assert policy.pauses == 0
 
 
-def test_drafting_that_does_not_pay_pauses_longer_and_longer() -> None:
-    drafted, plain, policy = simulate(1.0, 1.7, 256)
-    assert policy.pauses >= 3
-    assert 0.7 * drafted < 0.05 * (drafted + plain), "less than a twentieth lost"
+@pytest.mark.parametrize("slope", [0.005, 0.1, 1.0])
+@pytest.mark.parametrize("drafting", [0.0, 0.02, 0.5])
+@pytest.mark.parametrize("steps", [8, 64, 512])
+def test_drafts_that_are_never_accepted_cost_little(slope: float, drafting: float, steps: int) -> None:
+    policy = DraftPolicy(known(slope))
+    budgets = simulate(policy, steps, 1.0, slope=slope, drafting=drafting)
+    lost = sum(slope * nodes + drafting * (nodes > 0) for nodes in budgets)
+    assert lost < 0.3 + drafting + 0.02 * steps, "what is risked at first, one slow draft, and a small share"
 
 
 def test_slow_drafts_do_not_pay_although_forward_passes_would() -> None:
-    policy = DraftPolicy(Known())
-    for _ in range(6):
-        assert policy.drafts()
-        policy.observe(8, 2.0, 1.2, 1.0)
-    assert policy.pauses == 1
-    assert not policy.drafts()
+    policy = DraftPolicy(known(0.02))
+    budgets = simulate(policy, 100, 2.0, slope=0.02, drafting=2.0)
+    assert sum(map(bool, budgets)) <= 5
+    assert policy.pauses >= 1
+
+
+def test_a_long_success_is_no_licence_for_a_long_failure() -> None:
+    policy = DraftPolicy(known())
+    simulate(policy, 300, 4.0)
+    budgets = simulate(policy, 100, 1.0)
+    assert 0.1 * sum(budgets) < 6
 
 
 def test_drafting_is_tried_again() -> None:
-    policy = DraftPolicy(Known())
-    drafted = []
-    for step in range(400):
-        drafted.append(policy.drafts())
-        policy.observe(8, 1.0 if step < 40 else 3.0, 1.5, 0.0)
-    assert not all(drafted[:40])
-    assert all(drafted[-200:])
+    policy = DraftPolicy(known())
+    simulate(policy, 100, 1.0)
+    assert policy.budget(WIDTHS) < 8
+    assert simulate(policy, 200, 3.0)[-50:].count(16) >= 49
 
 
-def test_nothing_is_decided_before_the_cost_of_a_plain_step_is_known() -> None:
-    policy = DraftPolicy(Known(None))
-    for _ in range(50):
-        assert policy.drafts()
-        policy.observe(8, 1.0, 9.0, 0.0)
+def test_a_delay_of_one_draft_does_not_end_drafting() -> None:
+    policy = DraftPolicy(known())
+    assert policy.budget(WIDTHS)
+    policy.observe(4, 1.0, 1.4, 1000.0)
+    assert any(simulate(policy, 300, 3.0))
+
+
+def test_a_generation_begins_with_what_the_last_one_left() -> None:
+    policy = DraftPolicy(known())
+    first = policy.budget(WIDTHS)
+    simulate(policy, 50, 4.0)
+    policy.begin()
+    policy.observe(0, 1.0, 1.0, 0.0)  # confirms the costs
+    after_success = policy.budget(WIDTHS)
+    simulate(policy, 50, 1.0)
+    policy.begin()
+    policy.observe(0, 1.0, 1.0, 0.0)
+    assert 0 < policy.budget(WIDTHS) < first < after_success < 16
+
+
+def test_the_budget_knows_what_steps_are_padded_to() -> None:
+    policy = DraftPolicy(known())
+    assert policy.budget([0, *[2] * 2, *[16] * 14]) == 2
+
+
+def test_the_first_step_is_plain_while_its_cost_is_unknown() -> None:
+    policy = DraftPolicy(ForwardCosts())
+    assert policy.budget(WIDTHS) == 0
+    policy.observe(0, 1.0, 1.0, 0.0)
+    assert policy.budget(WIDTHS) > 0
 
 
 def test_a_policy_that_is_not_adaptive_always_drafts() -> None:
-    policy = DraftPolicy(Known(), adaptive=False)
-    for _ in range(50):
-        assert policy.drafts()
-        policy.observe(8, 1.0, 9.0, 0.0)
-    assert policy.table([0, 8]) is None
+    policy = DraftPolicy(known(), adaptive=False)
+    assert simulate(policy, 50, 1.0, drafting=9.0) == [16] * 50
+    assert policy.table(WIDTHS) is None
 
 
 def test_a_generation_measures_and_hands_costs_to_its_session() -> None:
@@ -211,10 +240,8 @@ def test_a_generation_measures_and_hands_costs_to_its_session() -> None:
         return_dict_in_generate=True,
     )
     assert torch.equal(output.sequences, plain)
-    assert {nodes for nodes, _ in given} == {9}
-    tables = [costs for _, costs in given if costs is not None]
-    assert tables
-    assert all(table.shape == (10,) and (table > 0).all() for table in tables)
+    assert all(1 <= nodes <= 9 and costs.shape == (nodes + 1,) and (costs > 0).all() for nodes, costs in given)
+    assert given[-1][0] == 9
 
 
 # --- Generations by a clock of their own ------------------------------------------------------------------------------
@@ -253,7 +280,7 @@ class Always:
         pass
 
     def draft(self, *, max_nodes: int, costs: Any) -> Any:
-        return wrong([2] * 4, np.random.default_rng(0), max_nodes)
+        return tree_of([[3] * min(4, max_nodes)])
 
     def accept(self, tokens: Any) -> None:
         pass
@@ -285,7 +312,7 @@ def test_drafting_pauses_although_plain_steps_used_to_cost_more(clock: Clock) ->
     clock.cost = lambda nodes, held: 0.01 * (1 + 0.03 * nodes)
     took, output = timed(model, clock, Always, 200)
     assert output.statistics.pauses >= 3
-    assert took < 1.02 * 199 * 0.01
+    assert took < 1.03 * 199 * 0.01
 
 
 def test_measuring_costs_little_and_nothing_where_it_is_known(clock: Clock) -> None:
@@ -310,9 +337,9 @@ def test_costs_are_kept_apart_by_what_they_depend_on(clock: Clock) -> None:
     model = tiny_model("llama")
     for options in ({}, {}, {"widths": (1, 17)}):
         timed(model, clock, Always, 5, **options)
-    assert len(costs_module._known_costs[model]) == 2
+    assert len(costs_module._known_policies[model]) == 2
     timed(model.to(torch.float64), clock, Always, 5)
-    assert len(costs_module._known_costs[model]) == 3
+    assert len(costs_module._known_policies[model]) == 3
 
 
 def test_the_reader_of_a_stream_may_take_its_time(clock: Clock) -> None:
@@ -337,14 +364,17 @@ def test_the_reader_of_a_stream_may_take_its_time(clock: Clock) -> None:
 
 
 def test_a_padded_step_costs_what_its_width_costs(clock: Clock) -> None:
+    model = tiny_model("llama")
+    inputs = prompts(1)
+    futures = futures_of(inputs, model.generate(**inputs, max_new_tokens=30, do_sample=False))
     given = []
 
-    class Asking(Always):
+    class Asking(Scripted):
         def draft(self, *, max_nodes: int, costs: Any) -> Any:
             given.append(costs)
             return super().draft(max_nodes=max_nodes, costs=costs)
 
-    timed(tiny_model("llama"), clock, Asking, 30, widths=(1, 5, 17))
+    timed(model, clock, lambda prompt: Asking(prompt, futures, right), 30, widths=(1, 5, 17))
     table = given[-1]
     assert table.shape == (17,)
     assert len(set(table[1:5].tolist())) == 1

@@ -173,8 +173,8 @@ def test_a_step_that_was_recorded_is_no_measure_of_later_ones(
     monkeypatch.setattr(progress, "time", clock)
     output = agrees(model, prompts(1), adaptive=True)
     assert len(captured) > 1
-    (known,) = costs._known_costs[model].values()
-    assert {round(time.seconds, 6) for times in known._times.values() for time in times} == {0.01}
+    (policy,) = costs._known_policies[model].values()
+    assert {round(time.seconds, 6) for times in policy._costs._times.values() for time in times} == {0.01}
     assert output.statistics.pauses == 0
 
 
