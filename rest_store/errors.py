@@ -63,6 +63,8 @@ Each error also subclasses the builtin in brackets. Validation errors read
 
 from __future__ import annotations
 
+from traceback import format_exception_only
+
 
 class RestStoreError(Exception):
     """Base class of all errors that rest-store raises."""
@@ -291,3 +293,8 @@ class ResumeError(BuildError, ValueError):
 def describe(where: object, what: str, found: object, expected: object) -> str:
     """Return the message of a validation error: ``{where}: {what} is {found}, expected {expected}``."""
     return f"{where}: {what} is {found}, expected {expected}"
+
+
+def error_text(error: BaseException) -> str:
+    """Return the type and the words of `error`, also where its `str()` fails."""
+    return "".join(format_exception_only(error)).strip()
