@@ -58,7 +58,8 @@
         `-- ResumeError                 there is no build to resume, or it differs       (ValueError)
 
 Each error also subclasses the builtin in brackets. Validation errors read
-``{where}: {what} is {found}, expected {expected}``, see `describe`. Other messages say what failed.
+``{where}: {what} is {found}, expected {expected}``, see `describe`. Other messages say what failed. What is survived is
+said by a `DraftingWarning`.
 """
 
 from __future__ import annotations
@@ -252,6 +253,10 @@ class CacheNotSupportedError(GenerationError, ValueError):
 
 class DrafterError(GenerationError, TypeError):
     """The drafter is neither a list of sources nor a callable that makes a session."""
+
+
+class DraftingWarning(RuntimeWarning):
+    """A session or source stopped during a generation, or nothing was drafted; the text is as without drafts."""
 
 
 class ModelLoadError(GenerationError, OSError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,10 +18,13 @@ from rest_store.errors import (
     LimitError,
     ModelNotSupportedError,
     ModeNotSupportedError,
+    NativeKernelError,
     RestStoreError,
+    SourceError,
 )
 from rest_store.generation.attention import TreeAttention
 from rest_store.generation.cache import Pattern, TreeKVCache
+from rest_store.generation.generate import default_session
 from tests.shared.strategies import refused
 from tests.shared.tiny import VOCABULARY, prompts, tiny_model
 
@@ -80,11 +84,19 @@ def test_inputs_beside_text_are_refused() -> None:
     "options",
     [
         {"max_nodes": -1},
+        {"max_nodes": 1025},
+        {"max_nodes": "4"},
+        {"max_nodes": 1.5},
         {"source_timeout": -0.1},
+        {"source_timeout": "1"},
+        {"source_timeout": True},
         {"source_timeout": float("nan")},
         {"source_timeout": float("inf")},
         {"widths": (0,)},
         {"widths": (4, -1)},
+        {"widths": (1026,)},
+        {"widths": (4.5,)},
+        {"widths": 4},
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
@@ -100,8 +112,48 @@ def test_options_that_there_are_not_are_refused() -> None:
 
 def test_drafters_are_refused() -> None:
     model = tiny_model("llama")
-    refused_early(DrafterError, model, "a str", drafter="python.ds")
+    for drafter, fragment in (
+        ("python.ds", "a str"),
+        (3, "a int"),
+        (rest_store.PromptLookup(), "a PromptLookup"),
+        (rest_store.PromptLookup, "the class PromptLookup"),
+        (rest_store.Datastore, "the class Datastore"),
+        (lambda: None, "a callable that does not take a prompt"),
+        (rest_store.DraftSession([]), "a DraftSession"),
+    ):
+        refused_early(DrafterError, model, f"drafter is {fragment}", drafter=drafter)
+        refused(DrafterError, lambda drafter=drafter: rest_store.Generator(model, None, drafter))  # type: ignore[misc]
+    for returned in (None, rest_store.PromptLookup()):
+        refused_early(DrafterError, model, "what the drafter returned is", drafter=lambda prompt: returned)  # noqa: B023
     refused(DrafterError, lambda: rest_store.Generator(model).generate("text"), "tokenizer")
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [
+        ["np.ds"],
+        [rest_store.PromptLookup],
+        [None],
+        [3],
+        [rest_store.PromptLookup(), rest_store.PromptLookup()],
+        [rest_store.RecycledLogits() for _ in range(9)],
+        (object(),),
+    ],
+    ids=repr,
+)
+def test_wrong_sources_are_refused(sources: Any) -> None:
+    model = tiny_model("llama")
+    refused_early(SourceError, model, "generate: ", drafter=sources)
+    refused(SourceError, lambda: rest_store.Generator(model, None, sources))
+    refused(SourceError, lambda: default_session(sources))
+
+
+def test_sources_without_the_kernel_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("llama")
+    monkeypatch.setitem(sys.modules, "rest_store._kernel", None)
+    monkeypatch.delattr(rest_store, "_kernel")
+    refused_early(NativeKernelError, model, drafter=[rest_store.PromptLookup()])
+    assert ask(model).shape == (1, 38)
 
 
 # --- Processors and criteria ------------------------------------------------------------------------------------------
