@@ -3,7 +3,8 @@
     model.generate(**inputs, custom_generate=rest_store.generate, drafter=[store, rest_store.PromptLookup()])
 
 transformers prepares everything as for its own decoding (cache, mask, processors, criteria), then calls this. It
-forwards the arguments of this signature that it does not use itself: `stream_to=` is forwarded, `streamer=` is not.
+forwards the arguments of this signature that it does not take itself. Of those that it takes, `streamer` is read by
+`rest_store.generation.caller`.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ from rest_store.drafting.sources import (
     require_source_timeout,
     require_sources,
 )
-from rest_store.errors import DrafterError, describe
+from rest_store.errors import DrafterError, ModeNotSupportedError, describe
+from rest_store.generation.caller import withheld_arguments
 from rest_store.generation.drafting import SessionMaker
 from rest_store.generation.loop import Generation
 from rest_store.generation.options import Options
+from rest_store.generation.support import warn_ignored
 
 
 def generate(
@@ -44,6 +47,7 @@ def generate(
     widths: Sequence[int] = (),
     stream_to: Any = None,
     streamer: Any = None,
+    stop_strings: Any = None,
     **model_kwargs: Any,
 ) -> Any:
     """Generate as `model.generate` does, token for token, with fewer forward passes (REST, arXiv 2311.08252).
@@ -67,7 +71,8 @@ def generate(
             shapes are fixed, and on a CUDA device each width is a captured graph, kept for later generations. Empty:
             steps are as wide as their trees.
         stream_to: a streamer of transformers, given the prompt and each token (one row only).
-        streamer: the same, for `functools.partial` and direct calls: `model.generate` does not pass its own on.
+        streamer: the same, as `model.generate` takes it.
+        stop_strings: refused: `model.generate` keeps their `tokenizer` to itself.
         model_kwargs: prepared by `model.generate`.
 
     Returns:
@@ -76,7 +81,7 @@ def generate(
     Raises:
         ModelNotSupportedError: not a decoder-only model whose keys and values can be kept for one path of a tree.
         ModeNotSupportedError: not greedy search or sampling, inputs other than text, a processor or criterion that
-            does not judge rows one by one, or a streamer for several rows.
+            does not judge rows one by one, `stop_strings`, or a streamer for several rows.
         CacheNotSupportedError: a quantized, offloaded or recurrent cache.
         DrafterError: `drafter` is neither a list of sources nor a callable that takes a prompt and returns a session.
         SourceError: one of `drafter` is not a source, is given twice, or there are too many.
@@ -87,6 +92,14 @@ def generate(
     `DraftingWarning` at the end of the generation says that it stopped, or that nothing was drafted, and why.
     One generation at a time for each model.
     """
+    if stop_strings is not None:
+        expected = (
+            "stopping_criteria=[StopStringCriteria(tokenizer, stop_strings)], or Generator(model, tokenizer, ...)"
+        )
+        raise ModeNotSupportedError(describe("generate", "stop_strings", repr(stop_strings), expected))
+    withheld = withheld_arguments(model)
+    if withheld.assistant_model is not None:
+        warn_ignored(["assistant_model"])
     options = Options(max_nodes, source_timeout, adaptive, widths)
     generation = Generation(
         model,
@@ -101,6 +114,8 @@ def generate(
     streamer = stream_to if stream_to is not None else streamer
     if streamer is not None:
         generation.stream_to(streamer)
+    elif withheld.streamer is not None:
+        generation.stream_to(withheld.streamer, prompt=False)
     return generation.result()
 
 

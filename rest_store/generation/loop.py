@@ -332,8 +332,8 @@ class Generation:
         """End the generation here; the caller's own cache then holds what was written."""
         self._iterator.close()  # type: ignore[attr-defined]
 
-    def stream_to(self, streamer: Any) -> None:
-        """Run to the end, and give a streamer of transformers the prompt and each token.
+    def stream_to(self, streamer: Any, *, prompt: bool = True) -> None:
+        """Run to the end, and give a streamer of transformers each token, and before them the prompt if asked for.
 
         Raises:
             ModeNotSupportedError: there are several rows, which do not get their tokens in step.
@@ -342,7 +342,8 @@ class Generation:
             raise ModeNotSupportedError(
                 describe("generate", "a streamer", f"given for {len(self._rows)} rows", "one row")
             )
-        streamer.put(self._input_ids.cpu())
+        if prompt:
+            streamer.put(self._input_ids.cpu())
         for piece in self:
             for token in piece.tokens[0]:
                 streamer.put(torch.tensor([token]))

@@ -52,7 +52,7 @@ def refused_early(error: type[RestStoreError], model: Any, *fragments: str, **op
 def test_modes_are_refused_by_name() -> None:
     model = tiny_model("llama")
     refused_early(ModeNotSupportedError, model, "beam search", "greedy search or sampling", num_beams=3)
-    refused_early(ModeNotSupportedError, model, "assisted generation", prompt_lookup_num_tokens=3)
+    refused_early(ModeNotSupportedError, model, "contrastive search", penalty_alpha=0.6, top_k=4)
     refused_early(ModeNotSupportedError, model, "guidance_scale", guidance_scale=1.5)
     eager = tiny_model("llama", attention="eager")
     for name in ("output_attentions", "output_hidden_states"):
@@ -71,6 +71,18 @@ def test_streamers_of_several_rows_are_refused() -> None:
     refused_early(ModeNotSupportedError, model, "a streamer", "3 rows", inputs=prompts(3), stream_to=Silent())
     generator = rest_store.Generator(model)
     refused(ModeNotSupportedError, lambda: generator.generate(prompts(2), **FIXED, streamer=Silent()), "2 rows")
+
+
+def test_a_streamer_that_nobody_would_call_is_refused() -> None:
+    generator = rest_store.Generator(tiny_model("llama"))
+    for call in (generator.begin, lambda *arguments, **options: next(generator.stream(*arguments, **options))):
+        refused(ModeNotSupportedError, lambda call=call: call(prompts(1), streamer=object()), "Generator.generate")  # type: ignore[misc]
+
+
+def test_stop_strings_without_their_tokenizer_are_refused_with_what_to_do() -> None:
+    """`model.generate` does not pass its `tokenizer` on."""
+    options = {"stop_strings": ["x"], "tokenizer": object()}
+    refused_early(ModeNotSupportedError, tiny_model("llama"), "StopStringCriteria", "Generator", **options)
 
 
 def test_inputs_beside_text_are_refused() -> None:
