@@ -178,7 +178,7 @@ class ExternalSources:
         max_suffix: int,
     ) -> None:
         self.tokenizer: TokenizerIdentity | None = None
-        self.timeout = timeout
+        self.timeout = None if timeout is None else float(timeout)
         self._native = native
         self._sources = [_External(*source) for source in sources]
         self._max_suffix = max_suffix

@@ -107,7 +107,8 @@ def require_sources(where: str, sources: object) -> None:
         if any(source is other for other in sources[:place]):
             raise SourceError(describe(where, f"source {place}", "one of the others", "another one"))
         if isinstance(source, PromptLookup | RecycledLogits):
-            if any(type(source) is type(other) for other in sources[:place]):
+            kind = PromptLookup if isinstance(source, PromptLookup) else RecycledLogits
+            if any(isinstance(other, kind) for other in sources[:place]):
                 raise SourceError(describe(where, f"source {place}", f"a second {source}", "one of each"))
             continue
         counted += 1

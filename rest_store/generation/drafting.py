@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.session import DraftSession
-from rest_store.errors import DrafterError, DraftingWarning, describe, error_text
+from rest_store.errors import DrafterError, DraftingWarning, LimitError, SessionError, describe, error_text
 
 EMPTY = TokenTree([], [], [])
 _MAX_FAILURES = 3  # in a row; then the session is closed
@@ -145,6 +145,7 @@ class Drafting:
 
     Raises:
         DrafterError: `maker` returns something else than a session.
+        SessionError, LimitError: `maker` makes a `DraftSession` of wrong sources, or with a limit out of range.
     """
 
     def __init__(self, maker: SessionMaker | None, prompts: Sequence[list[int]], vocabulary_size: int) -> None:
@@ -164,7 +165,7 @@ class Drafting:
     def _open(self, row: int, maker: SessionMaker, prompt: list[int]) -> None:
         try:
             session = maker(prompt)
-        except _INTERRUPTS:
+        except (*_INTERRUPTS, SessionError, LimitError):
             raise
         except BaseException as error:
             self._fail(row, f"opening: {error_text(error)}", give_up=True)

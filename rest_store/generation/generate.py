@@ -87,6 +87,7 @@ def generate(
         SourceError: one of `drafter` is not a source, is given twice, or there are too many.
         LimitError: `max_nodes`, `source_timeout` or `widths` out of range.
         NativeKernelError: the kernel was not compiled, and `drafter` is a list of sources.
+        SessionError: a `DraftSession` that `drafter` makes refuses its sources.
 
     A session or source that fails later changes nothing but speed. It is counted in `statistics.drafts`; one
     `DraftingWarning` at the end of the generation says that it stopped, or that nothing was drafted, and why.

@@ -71,7 +71,7 @@ class Generator:
         options: how to draft, as of `rest_store.generate`: `max_nodes`, `source_timeout`, `adaptive`, `widths`.
 
     Raises:
-        DrafterError: `sources` is neither a list nor a callable.
+        DrafterError, SourceError, NativeKernelError: `sources` cannot draft, as of `rest_store.generate`.
         LimitError: an option out of range.
         TypeError: an unknown option.
 

@@ -19,6 +19,10 @@ from rest_store.errors import LimitError, NativeKernelError, SourceError
 from tests.shared.strategies import ONE_TO_NINE, open_datastore, refused
 
 
+class MyLookup(PromptLookup):
+    pass
+
+
 class Own:
     """A source as CONTRIBUTING.md describes it."""
 
@@ -60,6 +64,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "a list in the list": ([[ONE]], "source 0 is a list"),
     "twice the same": ([ONE, ONE], "source 1 is one of the others"),
     "two prompt lookups": ([PromptLookup(), PromptLookup()], "source 1 is a second PromptLookup()"),
+    "prompt lookup and one of its kind": ([MyLookup(), PromptLookup()], "source 1 is a second PromptLookup()"),
     "two of recycled logits": ([RecycledLogits(), RecycledLogits()], "source 1 is a second RecycledLogits"),
     "nine": ([Own() for _ in range(9)], "number of sources is 9"),
     "seven with counts": ([PromptLookup(), *(Own() for _ in range(7))], "number of sources with counts is 7"),
@@ -101,6 +106,9 @@ def test_without_the_kernel_sources_are_refused(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("timeout", [None, 0, 0.5, np.float32(0.5), np.int64(1)])
 def test_timeouts_are_numbers_of_seconds(timeout: Any) -> None:
     require_source_timeout("here", timeout)
+    with DraftSession([Own()], [1], source_timeout=timeout) as session:
+        session.draft()
+        assert (0, "error") not in session.statistics.dropped
 
 
 @pytest.mark.parametrize("timeout", ["1", True, float("nan"), -1, float("inf"), 1e30, [1], np.float32(-1), 1j])

@@ -158,6 +158,7 @@ def test_wrong_sources_are_refused(sources: Any) -> None:
     refused_early(SourceError, model, "generate: ", drafter=sources)
     refused(SourceError, lambda: rest_store.Generator(model, None, sources))
     refused(SourceError, lambda: default_session(sources))
+    refused_early(SourceError, model, drafter=lambda prompt: rest_store.DraftSession(sources, prompt))
 
 
 def test_sources_without_the_kernel_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
