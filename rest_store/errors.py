@@ -61,10 +61,13 @@
         `-- ResumeError                 there is no build to resume, or it differs       (ValueError)
 
 Each error also subclasses the builtin in brackets. Validation errors read
-``{where}: {what} is {found}, expected {expected}``, see `describe`. Other messages say what failed.
+``{where}: {what} is {found}, expected {expected}``, see `describe`. Other messages say what failed. What is survived is
+said by a `DraftingWarning`.
 """
 
 from __future__ import annotations
+
+from traceback import format_exception_only
 
 
 class RestStoreError(Exception):
@@ -267,6 +270,10 @@ class GenerationFailedError(GenerationError, RuntimeError):
     """An earlier step of the generation failed, so its text is not complete."""
 
 
+class DraftingWarning(RuntimeWarning):
+    """A session or source stopped during a generation, or nothing was drafted; the text is as without drafts."""
+
+
 class ModelLoadError(GenerationError, OSError):
     """A model cannot be loaded from this name or path."""
 
@@ -306,3 +313,8 @@ class ResumeError(BuildError, ValueError):
 def describe(where: object, what: str, found: object, expected: object) -> str:
     """Return the message of a validation error: ``{where}: {what} is {found}, expected {expected}``."""
     return f"{where}: {what} is {found}, expected {expected}"
+
+
+def error_text(error: BaseException) -> str:
+    """Return the type and the words of `error`, also where its `str()` fails."""
+    return "".join(format_exception_only(error)).strip()

@@ -19,7 +19,7 @@ from rest_store.bench.options import (
 from rest_store.bench.recordings import FIT_PARTS, read_all, split
 from rest_store.bench.replay import fit_calibration, replay
 from rest_store.drafting.calibration import Calibration
-from rest_store.drafting.sources import PromptLookup, RecycledLogits
+from rest_store.drafting.sources import PromptLookup, RecycledLogits, require_sources
 
 
 @click.command(
@@ -45,6 +45,7 @@ def calibrate(
     Seven tenths of the prompts, by a fixed hash, are fitted to. The figures are those of the others.
     """
     stores = open_datastores(datastores)
+    require_sources("--datastore", list(stores.values()))
     fitting, held_out = split(read_all(recordings, stores, tokenizer), "calibrate")
     require_folder(out)
     sources = [PromptLookup(), RecycledLogits(), *stores.values()]

@@ -10,6 +10,7 @@ import torch
 
 import rest_store
 from rest_store.bench.baselines import LongestMatch, PromptLookupRule, RestRule
+from rest_store.drafting.sources import require_sources
 from rest_store.errors import LimitError, ModelNotSupportedError, RecordingError, describe
 from rest_store.generation.generator import load_model
 
@@ -62,7 +63,10 @@ def make_methods(
 
     Raises:
         RecordingError: `only` has the name of an unknown method.
+        SourceError: more datastores than a session can hold.
     """
+    sources = [*stores, rest_store.PromptLookup(), rest_store.RecycledLogits()]
+    require_sources("--datastore", sources)
 
     def drafted(drafter: Any) -> Method:
         options = {"custom_generate": rest_store.generate, "drafter": drafter, "max_nodes": max_nodes}
@@ -78,7 +82,7 @@ def make_methods(
         methods["transformers assisted generation"] = {"assistant_model": assistant}
     if stores:
         methods["REST's rule"] = drafted(RestRule.of(LongestMatch(stores)))
-    methods["DraftSession"] = drafted([*stores, rest_store.PromptLookup(), rest_store.RecycledLogits()])
+    methods["DraftSession"] = drafted(sources)
     for name in only:
         if name not in methods:
             expected = "one of " + ", ".join(map(repr, methods))

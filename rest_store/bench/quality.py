@@ -29,7 +29,7 @@ from rest_store.bench.replay import Draft, Outcome, fit_calibration, replay, wal
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.calibration import Calibration
-from rest_store.drafting.sources import PromptLookup, RecycledLogits
+from rest_store.drafting.sources import PromptLookup, RecycledLogits, require_sources
 from rest_store.errors import RecordingError, ServeError, describe
 
 _SHARES = (0.01, 0.1)  # of the datastores, for the curve against their size
@@ -81,6 +81,7 @@ def quality(
     if through_service and not datastores:
         raise RecordingError(describe("--through-service", "number of datastores", 0, "at least one --datastore"))
     stores = open_datastores(datastores)
+    require_sources("--datastore", list(stores.values()))
     start = Calibration.default() if calibration in ("fit", "default") else Calibration.load(calibration)
     chosen = read_all(recordings, stores, tokenizer)[::every]
     fitting, held_out = split(chosen, "bench quality", fit=calibration == "fit")

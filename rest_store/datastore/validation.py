@@ -63,14 +63,14 @@ def batch(contexts: Contexts) -> list[IntSequence]:
         raise ContextTypeError(describe("query", "contexts", found, expected)) from None
 
 
-def limit(name: str, value: Any, greatest: int) -> int:
-    """Return the limit `value` as an int; raise LimitError unless it is one of 1 .. greatest."""
+def limit(name: str, value: Any, greatest: int, *, least: int = 1, where: str = "query") -> int:
+    """Return the limit `value` as an int; raise LimitError unless it is one of least .. greatest."""
     try:
         number = operator.index(value)
     except TypeError:
-        number = 0
-    if not 1 <= number <= greatest:
-        raise LimitError(describe("query", name, repr(value), f"1..{greatest}"))
+        number = least - 1
+    if not least <= number <= greatest:
+        raise LimitError(describe(where, name, repr(value), f"{least}..{greatest}"))
     return number
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
@@ -30,10 +31,10 @@ class Calibration:
         gbdt: the trees, as `fit` returns them.
         weights: float[5], learnt online: a bias, and one weight each for candidates of prompt lookup, recycled logits,
             datastores, and of several sources.
-        provenance: the data that it was fitted to; kept in the file.
+        provenance: the data that it was fitted to, as JSON can hold it; kept in the file.
 
     Raises:
-        CalibrationError: `gbdt` is not what `fit` returns, or a number is not finite.
+        CalibrationError: `gbdt` is not what `fit` returns, a number is not finite, or JSON cannot hold `provenance`.
         NativeKernelError: the kernel was not compiled.
     """
 
@@ -51,7 +52,7 @@ class Calibration:
         except (TypeError, ValueError) as error:
             fault = _fault(error, f"a {type(weights).__name__}")
             raise CalibrationError(describe("calibration", "weights", fault, "five finite numbers")) from error
-        self.provenance = dict(provenance or {})
+        self.provenance = _json_object("calibration", {} if provenance is None else provenance)
 
     @classmethod
     def default(cls) -> Calibration:
@@ -86,33 +87,33 @@ class Calibration:
             raise CalibrationError(describe(where, "version", version, _VERSION))
         if hashlib.sha256(packed).hexdigest() != digest:
             raise CalibrationError(describe(where, "checksum of the trees", "wrong", digest))
-        if not isinstance(provenance, dict):
-            kind = f"a {type(provenance).__name__}"
-            raise CalibrationError(describe(where, "provenance", kind, "a JSON object"))
         try:
             gbdt = zlib.decompress(packed)
         except zlib.error as error:
             raise CalibrationError(describe(where, "trees", f"damaged ({error})", "compressed by zlib")) from error
-        return cls(gbdt, [] if weights is None else weights, provenance)
+        return cls(gbdt, [] if weights is None else weights, _json_object(where, provenance))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write this calibration with what it has learnt; `path` holds the old file or the whole new one.
 
         Raises:
-            CalibrationError: the file cannot be written.
+            CalibrationError: the file cannot be written, or JSON cannot hold `provenance`.
         """
         packed = zlib.compress(self.native.gbdt, 9)
         head = {
             "version": _VERSION,
             "weights": self.weights,
-            "provenance": self.provenance,
+            "provenance": _json_object(path, self.provenance),
             "sha256": hashlib.sha256(packed).hexdigest(),
         }
         target = Path(path)
-        temporary = target.with_name(f".{target.name}.{os.getpid()}")
+        temporary = target.with_name(f".{target.name}.{uuid4().hex}")  # threads may save at the same time, too
         try:
-            temporary.write_bytes(_MAGIC + json.dumps(head, sort_keys=True).encode() + b"\n" + packed)
-            temporary.replace(target)
+            try:
+                temporary.write_bytes(_MAGIC + json.dumps(head, sort_keys=True).encode() + b"\n" + packed)
+                temporary.replace(target)
+            finally:
+                temporary.unlink(missing_ok=True)
         except OSError as error:
             raise CalibrationError(describe(path, "calibration", error.strerror, "a writable place")) from error
 
@@ -148,8 +149,9 @@ class Calibration:
 
         Raises:
             CalibrationError: the arrays do not belong together (`ends` that do not ascend, several right rows of one
-                place, features that are not finite), or an option is out of range.
+                place, features that are not finite), an option is out of range, or JSON cannot hold `provenance`.
         """
+        provenance = _json_object("fit", {} if provenance is None else provenance)
         kernel = native_session_kernel()
         try:
             gbdt = kernel.fit_gbdt(
@@ -169,6 +171,17 @@ class Calibration:
 
     def __repr__(self) -> str:
         return f"Calibration(weights={[round(weight, 3) for weight in self.weights]}, provenance={self.provenance})"
+
+
+def _json_object(where: object, value: object) -> dict[str, Any]:
+    """Return a copy of the provenance `value` as JSON holds it; raise CalibrationError if it cannot."""
+    try:
+        if isinstance(value, Mapping):
+            return json.loads(json.dumps(dict(value)))  # type: ignore[no-any-return]
+        fault = f"a {type(value).__name__}"
+    except (TypeError, ValueError, RecursionError) as error:
+        fault = f"something else ({error})"
+    raise CalibrationError(describe(where, "provenance", fault, "a JSON object"))
 
 
 def _fault(error: Exception, otherwise: str) -> str:

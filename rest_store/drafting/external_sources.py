@@ -2,6 +2,7 @@
 
 A source that raises, is late or answers wrongly is left out of the step, and the reason is counted. With a timeout,
 each source runs on a daemon thread of its own, so that none can hold up a step, a session or the end of the process.
+A source that was late goes on being asked, but no step waits for it until it has answered within the timeout.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
-from traceback import format_exception_only
+from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -22,7 +23,7 @@ from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.evidence import Evidence, rows_for
 from rest_store.drafting.sources import EvidenceSource, Source
-from rest_store.errors import LimitError, TokenizerMismatchError, describe
+from rest_store.errors import TokenizerMismatchError, error_text
 
 _MAX_SUFFIX = 16  # of the contexts of trees, in tokens, unless the session reads more
 _BACKOFF_SUFFIXES = (4, 3, 2, 1)  # shorter suffixes of the context that trees are requested for
@@ -34,7 +35,20 @@ _LAST_TOKEN = 2**31 - 1
 
 _Tokens = npt.NDArray[np.int32]
 _Result = TypeVar("_Result")
-_Calls = SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]  # None ends the thread
+
+
+class Drop(NamedTuple):
+    """A source that a step goes on without.
+
+    Attributes:
+        place: among the session's sources.
+        why: "error", "late", "tokenizer", or "full" where only some of its datastores are left out.
+        text: of the error.
+    """
+
+    place: int
+    why: str
+    text: str
 
 
 class _Request(NamedTuple):
@@ -57,14 +71,36 @@ class _Answer(NamedTuple):
     tokenizer: TokenizerIdentity | None
 
 
-def _run(calls: _Calls) -> None:
-    while (item := calls.get()) is not None:
-        call, future = item
+class _Call(Future[_Result]):
+    """A call of a source on its thread; `seconds` says how long it took, once it is done."""
+
+    def __init__(self, function: Callable[[], _Result]) -> None:
+        super().__init__()
+        self.seconds = 0.0
+        self._function: Callable[[], _Result] | None = function
+
+    def run(self) -> None:
+        """Make the call."""
+        function, self._function = self._function, None
+        assert function is not None
+        began = monotonic()
         try:
-            future.set_result(call())
+            result = function()
         except BaseException as error:
-            future.set_exception(error)
-        del item, call, future  # an idle thread keeps nothing alive
+            self.seconds = monotonic() - began
+            self.set_exception(error)
+        else:
+            self.seconds = monotonic() - began
+            self.set_result(result)
+
+
+_Calls = SimpleQueue[_Call[Any] | None]  # None ends the thread
+
+
+def _run(calls: _Calls) -> None:
+    while (call := calls.get()) is not None:
+        call.run()
+        del call  # an idle thread keeps nothing alive
 
 
 @dataclass(eq=False)
@@ -78,6 +114,7 @@ class _External:
         gives_evidence: whether its last answer was evidence.
         calls: to its thread, if there is a timeout.
         pending: the last of them.
+        late: whether its latest answer took longer than the timeout; then no step waits for the next one.
     """
 
     store: int
@@ -86,18 +123,26 @@ class _External:
     stores: dict[str, int] = field(default_factory=dict)
     gives_evidence: bool = False
     calls: _Calls | None = None
-    pending: Future[Any] | None = None
+    pending: _Call[Any] | None = None
+    late: bool = False
 
-    def submit(self, call: Callable[[], _Result]) -> Future[_Result] | None:
+    def submit(self, function: Callable[[], _Result], timeout: float) -> _Call[_Result] | None:
         """Start a call on the thread; return None while the last one still runs."""
-        if self.pending is not None and not self.pending.done():
-            return None
-        if self.calls is None:
-            self.calls = SimpleQueue()
-            threading.Thread(target=_run, args=(self.calls,), name="rest-store-source", daemon=True).start()
-        self.pending = future = Future[_Result]()
-        self.calls.put((call, future))
-        return future
+        if self.pending is not None:
+            if not self.pending.done():
+                self.late = True
+                return None
+            self.late = self.pending.seconds > timeout
+        self.pending = call = _Call(function)
+        try:
+            if self.calls is None:
+                calls: _Calls = SimpleQueue()
+                threading.Thread(target=_run, args=(calls,), name="rest-store-source", daemon=True).start()
+                self.calls = calls
+            self.calls.put(call)
+        except RuntimeError as error:  # no more threads; the next step tries again
+            call.set_exception(error)
+        return call
 
     def close(self) -> None:
         """End the thread once its call returns; may be called again."""
@@ -113,16 +158,13 @@ class ExternalSources:
     Args:
         native: the kernel's side of the session.
         sources: (place among the kernel's stores, place among the session's sources, source) of each.
-        timeout: seconds that a step waits for all of them together; None: no limit.
+        timeout: seconds that a step waits for all of them together, as `require_source_timeout` takes them; None: no
+            limit.
         max_suffix: longest suffix of the context that they are asked for, in tokens.
-        drop: called with the place of a source, why a step goes on without it, and the error's text.
 
     Attributes:
         tokenizer: of the session: requests and answers hold tokens of its vocabulary only, and sources that report
             another tokenizer are left out. None: that of the first source that reports one.
-
-    Raises:
-        LimitError: `timeout` is neither None nor a time that a thread can wait.
 
     Not thread-safe.
     """
@@ -134,17 +176,13 @@ class ExternalSources:
         *,
         timeout: float | None,
         max_suffix: int,
-        drop: Callable[[int, str, str], None],
     ) -> None:
-        number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
-        if timeout is not None and not (number and 0 <= timeout <= threading.TIMEOUT_MAX):
-            raise LimitError(describe("draft session", "source_timeout", repr(timeout), "None or seconds from 0 on"))
         self.tokenizer: TokenizerIdentity | None = None
-        self.timeout = timeout
+        self.timeout = None if timeout is None else float(timeout)
         self._native = native
         self._sources = [_External(*source) for source in sources]
         self._max_suffix = max_suffix
-        self._drop = drop
+        self._reads_evidence = any(isinstance(source.source, EvidenceSource) for source in self._sources)
 
     def __len__(self) -> int:
         """Return the number of sources that are still asked."""
@@ -155,6 +193,7 @@ class ExternalSources:
         for source in [source for source in self._sources if source.place == place]:
             self._skip(source)
             self._sources.remove(source)
+            source.close()
 
     def close(self) -> None:
         """End the threads once their calls return."""
@@ -164,36 +203,51 @@ class ExternalSources:
     def tokenizers(self) -> dict[int, TokenizerIdentity]:
         """Return the tokenizers of the sources that report one in time, by place."""
         calls = {source.place: partial(_tokenizer_of, source.source) for source in self._sources}
-        reported = {place: get() for place, get in self._started(calls).items() if get is not None}
-        return {place: tokenizer for place, tokenizer in reported.items() if tokenizer is not None}
+        reported = self._outcomes(calls)
+        return {place: value for place, value in reported.items() if isinstance(value, TokenizerIdentity)}
 
-    def ask(self, max_nodes: int) -> None:
-        """Ask about this step's context, for a tree of `max_nodes`; sources that fail are left out of the step."""
+    def ask(self, max_nodes: int) -> list[Drop]:
+        """Ask about this step's context, for a tree of `max_nodes`; return what the step goes on without.
+
+        A source that reports another tokenizer is to be removed.
+        """
         for source in self._sources:
             self._skip(source)
         request = self._request(max(1, max_nodes))
         if request is None:
-            return
-        results = self._started({source.place: partial(_answer, source.source, request) for source in self._sources})
+            return []
+        outcomes = self._outcomes({source.place: partial(_answer, source.source, request) for source in self._sources})
+        drops = []
         for source in self._sources:
-            result = results[source.place]
-            if result is None:
-                self._drop(source.place, "late", f"no answer within {self.timeout} s")
-                continue
-            try:
-                self._use(source, request, result())
-            except Exception as error:
-                self._skip(source)
-                why = "tokenizer" if isinstance(error, TokenizerMismatchError) else "error"
-                self._drop(source.place, why, "".join(format_exception_only(error)).strip())
+            outcome = outcomes[source.place]
+            drop = self._use(source, request, outcome) if isinstance(outcome, _Answer) else self._drop(source, outcome)
+            if drop is not None:
+                drops.append(drop)
+        return drops
 
-    def _started(self, calls: Mapping[int, Callable[[], _Result]]) -> dict[int, Callable[[], _Result] | None]:
-        """Return, by place, functions that return or raise what the source's call did; None: not done in time."""
+    def _drop(self, source: _External, error: BaseException | None) -> Drop:
+        """Leave `source` out of this step because of `error`; None: it is late."""
+        self._skip(source)
+        if error is None:
+            return Drop(source.place, "late", f"no answer within {self.timeout} s")
+        why = "tokenizer" if isinstance(error, TokenizerMismatchError) else "error"
+        return Drop(source.place, why, error_text(error))
+
+    def _outcomes(self, calls: Mapping[int, Callable[[], _Result]]) -> dict[int, _Result | BaseException | None]:
+        """Return, by place, what each source's call returned or raised; None: it was not done in time.
+
+        KeyboardInterrupt passes through. So does SystemExit without a timeout, when it may come from a handler of
+        signals; on a thread of the source it would end that thread alone.
+        """
         if self.timeout is None:
-            return dict(calls)
-        futures = {source.place: source.submit(calls[source.place]) for source in self._sources}
-        done, _ = wait([future for future in futures.values() if future is not None], self.timeout)
-        return {place: future.result if future and future in done else None for place, future in futures.items()}
+            return {place: _outcome(call, KeyboardInterrupt, SystemExit) for place, call in calls.items()}
+        started = {source.place: source.submit(calls[source.place], self.timeout) for source in self._sources}
+        late = {source.place for source in self._sources if source.late}
+        wait([call for place, call in started.items() if call is not None and place not in late], self.timeout)
+        outcomes: dict[int, _Result | BaseException | None] = {}
+        for place, call in started.items():
+            outcomes[place] = _outcome(call.result, KeyboardInterrupt) if call is not None and call.done() else None
+        return outcomes
 
     def _skip(self, source: _External) -> None:
         """Leave `source` out of this step, whatever it has answered."""
@@ -214,8 +268,7 @@ class ExternalSources:
         paths: list[_Tokens] = []
         if not all(source.gives_evidence for source in self._sources):
             contexts, paths = self._contexts(tail, longest)
-        reads_evidence = any(isinstance(source.source, EvidenceSource) for source in self._sources)
-        proposals = self._proposals(max_nodes if reads_evidence else 0)
+        proposals = self._proposals(max_nodes if self._reads_evidence else 0)
         own_tail = tail[-self._max_suffix :]
         return _Request(own_tail, proposals, max_nodes, self._max_suffix, rows_for(max_nodes), contexts, paths)
 
@@ -256,22 +309,44 @@ class ExternalSources:
         outside = np.flatnonzero(tokens >= self._vocabulary_size)
         return tokens[outside[-1] + 1 :] if outside.size else tokens
 
-    def _use(self, source: _External, request: _Request, answer: _Answer) -> None:
-        """Hand an answer to the kernel; raise if it is not a valid answer to `request`."""
-        if (answer.evidence or answer.trees) and answer.tokenizer is not None:
-            self.tokenizer = self.tokenizer or answer.tokenizer
-            self.tokenizer.require_same(answer.tokenizer, "draft session")
-        source.gives_evidence = answer.evidence is not None
-        if answer.evidence is None:
+    def _use(self, source: _External, request: _Request, answer: _Answer) -> Drop | None:
+        """Hand an answer to the kernel; return what it lacks or what is wrong with it as an answer to `request`."""
+        gave_evidence, source.gives_evidence = source.gives_evidence, answer.evidence is not None
+        try:
+            if (answer.evidence or answer.trees) and answer.tokenizer is not None:
+                self.tokenizer = self.tokenizer or answer.tokenizer
+                self.tokenizer.require_same(answer.tokenizer, "draft session")
+            if answer.evidence is not None:
+                return self._use_evidence(source, request, answer.evidence)
             if request.contexts:
                 self._native.set_trees(source.store, self._checked(request, answer.trees))
-            return
-        for evidence in answer.evidence:
-            if evidence.datastore not in source.stores:
-                store = self._native.add_store(source.place, None) if source.stores else source.store
-                source.stores[evidence.datastore] = store
-            store = source.stores[evidence.datastore]
-            self._native.set_evidence(store, evidence.rows, self._vocabulary_size, request.max_rows)
+            elif gave_evidence:
+                raise ValueError("it has no evidence any more; the next step asks it for trees")
+        except Exception as error:
+            return self._drop(source, error)
+        return None
+
+    def _use_evidence(self, source: _External, request: _Request, answer: list[Evidence]) -> Drop | None:
+        """Hand evidence to the kernel; return the datastores that the session has no room for."""
+        left_out = []
+        for evidence in answer:
+            store = self._store_of(source, evidence.datastore)
+            if store is None:
+                left_out.append(evidence.datastore)
+            else:
+                self._native.set_evidence(store, evidence.rows, self._vocabulary_size, request.max_rows)
+        if not left_out:
+            return None
+        return Drop(source.place, "full", f"the session has no room for its datastores {', '.join(left_out)}")
+
+    def _store_of(self, source: _External, datastore: str) -> int | None:
+        """Return where the evidence of a datastore goes; None if the session holds as many as it can."""
+        if datastore not in source.stores:
+            try:
+                source.stores[datastore] = self._native.add_store(source.place, None) if source.stores else source.store
+            except ValueError:
+                return None
+        return source.stores[datastore]
 
     def _checked(self, request: _Request, trees: list[TokenTree]) -> list[tuple[Any, ...]]:
         """Return `trees` as the kernel takes them; raise if they do not answer `request`."""
@@ -284,6 +359,16 @@ class ExternalSources:
                 raise ValueError("tree has a token outside the vocabulary")
             checked.append((path, match.length, match.count, tree.counts, tokens, tree.parents))
         return checked
+
+
+def _outcome(call: Callable[[], _Result], *interrupts: type[BaseException]) -> _Result | BaseException:
+    """Return what `call` returns or raises; only `interrupts` pass through."""
+    try:
+        return call()
+    except interrupts:
+        raise
+    except BaseException as error:
+        return error
 
 
 def _tokenizer_of(source: object) -> TokenizerIdentity | None:

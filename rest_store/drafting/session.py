@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,28 +14,33 @@ from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.kernel import MAX_NODES, MAX_SUFFIX, PageGuard, native_session_kernel
 from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
 from rest_store.datastore.tree import TokenTree
-from rest_store.datastore.validation import IntSequence
+from rest_store.datastore.validation import IntSequence, limit
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.evidence import reader_of
-from rest_store.drafting.external_sources import ExternalSources
-from rest_store.drafting.sources import PromptLookup, RecycledLogits, Source
+from rest_store.drafting.external_sources import Drop, ExternalSources
+from rest_store.drafting.sources import PromptLookup, RecycledLogits, Source, require_source_timeout, require_sources
 from rest_store.errors import (
     ContextTypeError,
     EmptyContextError,
     LimitError,
     SessionClosedError,
-    SourceError,
     TokenizerMismatchError,
     TokenRangeError,
     describe,
 )
 
 _LAST_TOKEN = 2**31 - 1
-_MAX_SOURCES = 8
 _MAX_ERRORS, _MAX_ERROR_LENGTH = 4, 300  # texts kept of each source, and characters of one
 _NO_COSTS = np.zeros(0)
 
 Costs = npt.ArrayLike | Callable[[int], float]
+
+
+class Absence(NamedTuple):
+    """For how many steps in a row a session has gone on without a source, and why, as text."""
+
+    steps: int
+    reason: str
 
 
 @dataclass
@@ -49,8 +53,10 @@ class SessionStatistics:
         accepted: draft tokens that the target model also produced.
         tokens: tokens given to `accept`.
         dropped: steps that went on without a source, by its place among the sources and the reason: "error", "late" or
-            "tokenizer". An invalid answer, such as a token outside the vocabulary, is an "error".
+            "tokenizer". An invalid answer, such as a token outside the vocabulary, is an "error". "full" counts steps
+            without some datastores of a service, because a session can hold only six.
         errors: what went wrong, as text: the first few different errors of each source.
+        absent: the sources that the latest step went on without, by place.
     """
 
     steps: int = 0
@@ -59,14 +65,25 @@ class SessionStatistics:
     tokens: int = 0
     dropped: dict[tuple[int, str], int] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
+    absent: dict[int, Absence] = field(default_factory=dict)
 
-    def drop(self, place: int, why: str, error: str) -> None:
-        """Count a step that goes on without the source at `place`; keep the text of the error."""
-        self.dropped[place, why] = self.dropped.get((place, why), 0) + 1
-        source = f"source {place}: "
-        text = source + error[:_MAX_ERROR_LENGTH]
-        if text not in self.errors and sum(known.startswith(source) for known in self.errors) < _MAX_ERRORS:
-            self.errors.append(text)
+    def add_step(self, drafted: int, drops: Iterable[Drop]) -> None:
+        """Count a step.
+
+        Args:
+            drafted: draft tokens of its tree.
+            drops: the sources that it went on without.
+        """
+        self.steps += 1
+        self.drafted += drafted
+        before, self.absent = self.absent, {}
+        for place, why, error in drops:
+            source = f"source {place}: "
+            text = source + error[:_MAX_ERROR_LENGTH]
+            self.dropped[place, why] = self.dropped.get((place, why), 0) + 1
+            self.absent[place] = Absence(before[place].steps + 1 if place in before else 1, text)
+            if text not in self.errors and sum(known.startswith(source) for known in self.errors) < _MAX_ERRORS:
+                self.errors.append(text)
 
 
 class DraftSession:
@@ -116,9 +133,10 @@ class DraftSession:
         tokenizer: object = None,
         source_timeout: float | None = None,
     ) -> None:
+        require_sources("draft session", sources)
+        require_source_timeout("draft session", source_timeout)
+        max_suffix = limit("max_suffix", max_suffix, MAX_SUFFIX, where="draft session")
         kernel = native_session_kernel()
-        _require_sources(sources, int(kernel.MAX_STORES))
-        max_suffix = _limit("max_suffix", max_suffix, 1, MAX_SUFFIX)
         self.calibration = Calibration.default() if calibration is None else calibration
         self.statistics = SessionStatistics()
         self._closed = False
@@ -126,7 +144,7 @@ class DraftSession:
         self._native.learn_online(learn)
         self._native.limit_suffix(max_suffix)
         self._datastores: dict[int, tuple[int, PageGuard | None]] = {}  # by place: the kernel's store, its guard
-        self._left_out: list[tuple[int, str, str]] = []  # from all steps: place, why, text
+        self._left_out: list[Drop] = []  # from all steps
         tokenizers: dict[int, TokenizerIdentity] = {}
         external: list[tuple[int, int, Source]] = []
         for place, source in enumerate(sources):
@@ -140,9 +158,7 @@ class DraftSession:
                 tokenizers[place] = source.manifest.tokenizer
             elif isinstance(source, Source):
                 external.append((self._native.add_store(place, None), place, source))
-        self._external = ExternalSources(
-            self._native, external, timeout=source_timeout, max_suffix=max_suffix, drop=self.statistics.drop
-        )
+        self._external = ExternalSources(self._native, external, timeout=source_timeout, max_suffix=max_suffix)
         tokenizers |= self._external.tokenizers()
         self._leave_out_other_tokenizers(tokenizers, None if tokenizer is None else identity_of(tokenizer))
         tokens = _tokens("prompt", prompt)
@@ -164,6 +180,14 @@ class DraftSession:
             except TokenizerMismatchError as error:
                 self._leave_out(place, "tokenizer", str(error))
 
+    def _ask(self, nodes: int) -> list[Drop]:
+        """Ask the external sources; return what this step goes on without, besides what all steps do."""
+        drops = self._external.ask(nodes)
+        for drop in drops:
+            if drop.why == "tokenizer":
+                self._leave_out(*drop)
+        return [drop for drop in drops if drop.why != "tokenizer"]
+
     def _leave_out_unreadable(self) -> bool:
         """Leave out datastores that have lost a page; return whether there are new ones."""
         lost = [place for place, (_, guard) in self._datastores.items() if guard is not None and guard.lost]
@@ -173,7 +197,7 @@ class DraftSession:
 
     def _leave_out(self, place: int, why: str, text: str) -> None:
         """Draft without the source at `place` from now on; every step counts that."""
-        self._left_out.append((place, why, text))
+        self._left_out.append(Drop(place, why, text))
         if place in self._datastores:
             self._native.set_trees(self._datastores.pop(place)[0], None)
         else:
@@ -202,28 +226,26 @@ class DraftSession:
             LimitError: `max_nodes` out of range, or `costs` that are not 1-D positive numbers or a function of one.
             SessionClosedError: after `close`.
 
-        What an external source raises is counted in `statistics`, except an interrupt such as KeyboardInterrupt: that
-        passes through, and the session is as it was before the call.
+        What an external source raises is counted in `statistics`, except an interrupt: KeyboardInterrupt, and without
+        `source_timeout` also SystemExit. That passes through, and the session is as it was before the call.
         """
         self._require_open("draft")
-        nodes = _limit("max_nodes", max_nodes, 0, MAX_NODES)
+        nodes = limit("max_nodes", max_nodes, MAX_NODES, least=0, where="draft session")
         times = _NO_COSTS if costs is None else _times(costs, nodes)
         if times.size:
             nodes = min(nodes, times.size - 1)
+        drops: list[Drop] = []
         try:
             if self._external:
-                self._external.ask(nodes)
+                drops = self._ask(nodes)
             packed, scores, origins = self._native.draft(nodes, times)
             if self._leave_out_unreadable():
                 packed, scores, origins = self._native.draft(nodes, times)
         except BaseException:
             self._native.forget()
             raise
-        for place, why, text in self._left_out:
-            self.statistics.drop(place, why, text)
         tree = TokenTree.from_packed(packed, (0, 0), scores, origins)
-        self.statistics.steps += 1
-        self.statistics.drafted += len(tree)
+        self.statistics.add_step(len(tree), [*drops, *self._left_out])
         return tree
 
     def accept(
@@ -275,36 +297,6 @@ class DraftSession:
     def __repr__(self) -> str:
         done = self.statistics
         return f"DraftSession({len(self)} tokens, {done.steps} steps, {done.accepted} of {done.drafted} accepted)"
-
-
-def _require_sources(sources: Sequence[object], max_stores: int) -> None:
-    """Raise SourceError unless `sources` are sources, each given once, and not too many of a kind."""
-    if len(sources) > _MAX_SOURCES:
-        raise SourceError(describe("draft session", "number of sources", len(sources), f"at most {_MAX_SOURCES}"))
-    counted = 0
-    for place, source in enumerate(sources):
-        if any(source is other for other in sources[:place]):
-            raise SourceError(describe("draft session", f"source {place}", "one of the others", "another one"))
-        if isinstance(source, PromptLookup | RecycledLogits):
-            if any(type(source) is type(other) for other in sources[:place]):
-                raise SourceError(describe("draft session", f"source {place}", f"a second {source}", "one of each"))
-        elif isinstance(source, Datastore | Source):
-            counted += 1
-        else:
-            kind = type(source).__name__
-            raise SourceError(describe("draft session", f"source {place}", kind, "a source with draft_batch"))
-    if counted > max_stores:
-        raise SourceError(describe("draft session", "number of sources with counts", counted, f"at most {max_stores}"))
-
-
-def _limit(name: str, value: Any, least: int, greatest: int) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = least - 1
-    if not least <= number <= greatest:
-        raise LimitError(describe("draft session", name, repr(value), f"{least}..{greatest}"))
-    return number
 
 
 def _tokens(what: str, values: IntSequence) -> npt.NDArray[np.int32]:

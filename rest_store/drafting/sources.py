@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from numbers import Real
+from threading import TIMEOUT_MAX
+from typing import Any, Protocol, runtime_checkable
 
+from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.kernel import native_session_kernel
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.evidence import Evidence
+from rest_store.errors import LimitError, SourceError, describe
+
+_MAX_SOURCES = 8
+# What a source may be called with: for each method the positional arguments, and the keywords.
+_DRAFT_BATCH = (1, ("max_nodes", "max_suffix", "max_depth"))
+_EVIDENCE = (2, ("max_nodes", "max_suffix", "max_rows"))
 
 
 @runtime_checkable
@@ -74,3 +84,81 @@ class RecycledLogits:
 
     def __repr__(self) -> str:
         return f"RecycledLogits({len(self)} rows)"
+
+
+def require_sources(where: str, sources: object) -> None:
+    """Check the sources of a session as they are handed over, without asking them anything.
+
+    Args:
+        where: how messages begin.
+        sources: at most 8, each of them once: at most one `PromptLookup`, one `RecycledLogits` and 6 others.
+
+    Raises:
+        SourceError: not a sequence of sources, an object is not a source, is given twice, or there are too many.
+        NativeKernelError: the kernel was not compiled.
+    """
+    most_counted = int(native_session_kernel().MAX_STORES)
+    if not isinstance(sources, Sequence) or isinstance(sources, str | bytes):
+        raise SourceError(describe(where, "sources", _kind(sources), "a list of sources"))
+    if len(sources) > _MAX_SOURCES:
+        raise SourceError(describe(where, "number of sources", len(sources), f"at most {_MAX_SOURCES}"))
+    counted = 0
+    for place, source in enumerate(sources):
+        if any(source is other for other in sources[:place]):
+            raise SourceError(describe(where, f"source {place}", "one of the others", "another one"))
+        if isinstance(source, PromptLookup | RecycledLogits):
+            kind = PromptLookup if isinstance(source, PromptLookup) else RecycledLogits
+            if any(isinstance(other, kind) for other in sources[:place]):
+                raise SourceError(describe(where, f"source {place}", f"a second {source}", "one of each"))
+            continue
+        counted += 1
+        if (fault := _source_fault(source)) is not None:
+            expected = "a source: an object with draft_batch(contexts, *, max_nodes, max_suffix, max_depth)"
+            raise SourceError(describe(where, f"source {place}", fault, expected))
+    if counted > most_counted:
+        raise SourceError(describe(where, "number of sources with counts", counted, f"at most {most_counted}"))
+
+
+def require_source_timeout(where: str, timeout: object) -> None:
+    """Check the seconds that a step waits for external sources.
+
+    Raises:
+        LimitError: `timeout` is neither None nor a time that a thread can wait.
+    """
+    number = isinstance(timeout, Real) and not isinstance(timeout, bool)
+    if timeout is not None and not (number and 0 <= timeout <= TIMEOUT_MAX):  # type: ignore[operator]
+        raise LimitError(describe(where, "source_timeout", repr(timeout), "None or seconds from 0 on"))
+
+
+def _source_fault(source: object) -> str | None:
+    """Return what is wrong with `source`; None if a session can ask it."""
+    if isinstance(source, Datastore):
+        return None
+    if isinstance(source, type) or not isinstance(source, Source):
+        return _kind(source)
+    methods = {"draft_batch": _DRAFT_BATCH} | ({"evidence": _EVIDENCE} if isinstance(source, EvidenceSource) else {})
+    for name, arguments in methods.items():
+        if (fault := _method_fault(getattr(source, name), *arguments)) is not None:
+            return f"{_kind(source)}, whose {name} {fault}"
+    return None
+
+
+def _method_fault(method: Any, positional: int, keywords: Sequence[str]) -> str | None:
+    """Return why a session cannot call `method`; None if it can, or if its signature is not known."""
+    if not callable(method):
+        return "is not a method"
+    if inspect.iscoroutinefunction(method):
+        return "is a coroutine"
+    try:
+        signature = inspect.signature(method)
+    except (TypeError, ValueError):  # some built-in functions
+        return None
+    try:
+        signature.bind(*range(positional), **dict.fromkeys(keywords))
+    except TypeError as error:
+        return f"does not take these arguments ({error})"
+    return None
+
+
+def _kind(value: object) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"

@@ -1,14 +1,19 @@
 """The drafting side of a generation: sessions whose failures never fail or change it.
 
 A session may be anybody's code. What it raises is caught, its trees are checked before they are verified, and failures
-are counted. Slow sources are bounded inside the session (`DraftSession(source_timeout=...)`).
+are counted; one warning says so if drafting stopped. Slow sources are bounded inside the session
+(`DraftSession(source_timeout=...)`).
+
+A session runs on the thread of its generation, where KeyboardInterrupt and SystemExit may be those of a handler of
+signals: they pass through. Everything else is a failure of the session.
 """
 
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -17,10 +22,12 @@ import numpy.typing as npt
 
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.session import DraftSession
+from rest_store.errors import DrafterError, DraftingWarning, LimitError, SessionError, describe, error_text
 
 EMPTY = TokenTree([], [], [])
 _MAX_FAILURES = 3  # in a row; then the session is closed
-_MAX_REASONS = 4
+_MAX_REASONS, _MAX_REASON_LENGTH = 4, 200
+_INTERRUPTS = (KeyboardInterrupt, SystemExit)
 
 
 class Session(Protocol):
@@ -76,7 +83,7 @@ class DraftCounts:
     def note(self, reason: str) -> None:
         """Keep one of the first few reasons."""
         if len(self.errors) < _MAX_REASONS:
-            self.errors.append(reason)
+            self.errors.append(reason[:_MAX_REASON_LENGTH])
 
 
 def tree_fault(tree: object, max_nodes: int, vocabulary_size: int) -> str | None:
@@ -149,6 +156,10 @@ class Drafting:
 
     Attributes:
         counts: what the sessions did.
+
+    Raises:
+        DrafterError: `maker` returns something else than a session.
+        SessionError, LimitError: `maker` makes a `DraftSession` of wrong sources, or with a limit out of range.
     """
 
     def __init__(self, maker: SessionMaker | None, prompts: Sequence[list[int]], vocabulary_size: int) -> None:
@@ -157,15 +168,29 @@ class Drafting:
         self._sessions: list[Session | None] = [None] * len(prompts)
         self._top_k_arguments: list[set[str]] = [set() for _ in prompts]
         self._failures = [0] * len(prompts)
-        for row, prompt in enumerate(prompts if maker is not None else ()):
-            try:
-                session = self._sessions[row] = maker(prompt)  # type: ignore[misc]
-                self._top_k_arguments[row] = {"top_k", "node_top_k"} & set(inspect.signature(session.accept).parameters)
-            except Exception as error:
-                self._fail(row, f"opening: {_described(error)}", give_up=True)
-            except BaseException:
-                self.close()
-                raise
+        self._stopped: dict[str, None] = {}  # why sessions were given up and sources left out, each reason once
+        try:
+            for row, prompt in enumerate(prompts if maker is not None else ()):
+                self._open(row, maker, prompt)  # type: ignore[arg-type]
+        except BaseException:
+            self._close_all()
+            raise
+
+    def _open(self, row: int, maker: SessionMaker, prompt: list[int]) -> None:
+        try:
+            session = maker(prompt)
+        except (*_INTERRUPTS, SessionError, LimitError):
+            raise
+        except BaseException as error:
+            self._fail(row, f"opening: {error_text(error)}", give_up=True)
+            return
+        methods = [getattr(session, name, None) for name in ("draft", "accept", "close")]
+        if isinstance(session, type) or not all(map(callable, methods)):
+            found, expected = f"a {type(session).__name__}", "a session with draft, accept and close"
+            raise DrafterError(describe("generate", "what the drafter returned", found, expected))
+        self._sessions[row] = session
+        with suppress(TypeError, ValueError):  # some built-in functions have no signature
+            self._top_k_arguments[row] = {"top_k", "node_top_k"} & set(inspect.signature(session.accept).parameters)
 
     @property
     def active(self) -> bool:
@@ -186,8 +211,10 @@ class Drafting:
         try:
             tree = _plain(session.draft(max_nodes=max_nodes, costs=costs))
             fault = tree_fault(tree, max_nodes, self._vocabulary_size)
-        except Exception as error:
-            self._fail(row, f"draft: {_described(error)}")
+        except _INTERRUPTS:
+            raise
+        except BaseException as error:
+            self._fail(row, f"draft: {error_text(error)}")
             return EMPTY
         if fault is not None:
             self._fail(row, f"draft: {fault}", malformed=True)
@@ -205,10 +232,22 @@ class Drafting:
         arguments: dict[str, Any] = {"top_k": top_k, "node_top_k": node_top_k}
         try:
             session.accept(tokens, **{name: arguments[name] for name in self._top_k_arguments[row]})
-        except Exception as error:  # it no longer knows the context
-            self._fail(row, f"accept: {_described(error)}", give_up=True)
+        except _INTERRUPTS:
+            raise
+        except BaseException as error:  # it no longer knows the context
+            self._fail(row, f"accept: {error_text(error)}", give_up=True)
 
     def close(self) -> None:
+        """Close all sessions; say once if one or a source stopped, or if failures left nothing drafted."""
+        failures = list(self.counts.errors) if not self.counts.nodes else []
+        self._close_all()
+        reasons = list(self._stopped) or failures
+        if reasons:
+            what = "drafting went on without a session or source" if self.counts.nodes else "nothing was drafted"
+            more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+            warnings.warn(f"rest-store: {what}: {reasons[0]}{more}", DraftingWarning, stacklevel=2)
+
+    def _close_all(self) -> None:
         """Close all sessions, even if an interrupt comes in between."""
         with ExitStack() as stack:
             for row in reversed(range(len(self._sessions))):
@@ -223,6 +262,7 @@ class Drafting:
             self.counts.failed += 1
         self.counts.note(reason)
         if give_up or self._failures[row] >= _MAX_FAILURES:
+            self._stopped[reason[:_MAX_REASON_LENGTH]] = None
             self._close(row)
 
     def _close(self, row: int) -> None:
@@ -233,11 +273,12 @@ class Drafting:
             for source, steps in session.statistics.dropped.items():
                 self.counts.dropped[source] = self.counts.dropped.get(source, 0) + steps
             self.counts.source_errors += session.statistics.errors
+            for absence in session.statistics.absent.values():
+                if absence.steps >= min(_MAX_FAILURES, session.statistics.steps):
+                    self._stopped[absence.reason] = None
         try:
             session.close()
-        except Exception as error:
-            self.counts.note(f"close: {_described(error)}")
-
-
-def _described(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:200]
+        except _INTERRUPTS:
+            raise
+        except BaseException as error:
+            self.counts.note(f"close: {error_text(error)}")

@@ -3,12 +3,14 @@
     model.generate(**inputs, custom_generate=rest_store.generate, drafter=[store, rest_store.PromptLookup()])
 
 transformers prepares everything as for its own decoding (cache, mask, processors, criteria), then calls this. It
-forwards the arguments of this signature that it does not use itself: `stream_to=` is forwarded, `streamer=` is not.
+forwards the arguments of this signature that it does not take itself. Of those that it takes, `streamer` is read by
+`rest_store.generation.caller`.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,10 +18,19 @@ import torch
 
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession
-from rest_store.errors import DrafterError, describe
+from rest_store.drafting.sources import (
+    PromptLookup,
+    RecycledLogits,
+    Source,
+    require_source_timeout,
+    require_sources,
+)
+from rest_store.errors import DrafterError, ModeNotSupportedError, describe
+from rest_store.generation.caller import withheld_arguments
 from rest_store.generation.drafting import SessionMaker
 from rest_store.generation.loop import Generation
 from rest_store.generation.options import Options
+from rest_store.generation.support import warn_ignored
 
 
 def generate(
@@ -36,6 +47,7 @@ def generate(
     widths: Sequence[int] = (),
     stream_to: Any = None,
     streamer: Any = None,
+    stop_strings: Any = None,
     **model_kwargs: Any,
 ) -> Any:
     """Generate as `model.generate` does, token for token, with fewer forward passes (REST, arXiv 2311.08252).
@@ -51,7 +63,7 @@ def generate(
         generation_config: prepared by `model.generate`.
         drafter: sources for a `DraftSession` of each row (a list), or a callable that makes the session of a prompt
             (a list of token ids); None: plain decoding.
-        max_nodes: most draft tokens of a step; None: 16, on an accelerator 64.
+        max_nodes: most draft tokens of a step, 0..1024; None: 16, on an accelerator 64.
         source_timeout: seconds that a step waits for external sources; None: as long as they take. Sessions of a
             callable `drafter` set their own.
         adaptive: measure what steps cost, and draft only while that pays.
@@ -59,7 +71,8 @@ def generate(
             shapes are fixed, and on a CUDA device each width is a captured graph, kept for later generations. Empty:
             steps are as wide as their trees.
         stream_to: a streamer of transformers, given the prompt and each token (one row only).
-        streamer: the same, for `functools.partial` and direct calls: `model.generate` does not pass its own on.
+        streamer: the same, as `model.generate` takes it.
+        stop_strings: refused: `model.generate` keeps their `tokenizer` to itself.
         model_kwargs: prepared by `model.generate`.
 
     Returns:
@@ -68,15 +81,27 @@ def generate(
     Raises:
         ModelNotSupportedError: not a decoder-only model whose keys and values can be kept for one path of a tree.
         ModeNotSupportedError: not greedy search or sampling, inputs other than text, a processor or criterion that
-            does not judge rows one by one, or a streamer for several rows.
+            does not judge rows one by one, `stop_strings`, or a streamer for several rows.
         CacheNotSupportedError: a quantized, offloaded or recurrent cache.
-        DrafterError: `drafter` is neither a list of sources nor a callable.
+        DrafterError: `drafter` is neither a list of sources nor a callable that takes a prompt and returns a session.
+        SourceError: one of `drafter` is not a source, is given twice, or there are too many.
         LimitError: `max_nodes`, `source_timeout` or `widths` out of range.
+        NativeKernelError: the kernel was not compiled, and `drafter` is a list of sources.
+        SessionError: a `DraftSession` that `drafter` makes refuses its sources.
 
-    A session that raises or returns an invalid tree changes nothing but speed; it is counted in `statistics.drafts`.
+    A session or source that fails later changes nothing but speed. It is counted in `statistics.drafts`; one
+    `DraftingWarning` at the end of the generation says that it stopped, or that nothing was drafted, and why.
     One generation at a time for each model.
     """
-    options = Options(max_nodes, source_timeout, adaptive, tuple(widths))
+    if stop_strings is not None:
+        expected = (
+            "stopping_criteria=[StopStringCriteria(tokenizer, stop_strings)], or Generator(model, tokenizer, ...)"
+        )
+        raise ModeNotSupportedError(describe("generate", "stop_strings", repr(stop_strings), expected))
+    withheld = withheld_arguments(model)
+    if withheld.assistant_model is not None:
+        warn_ignored(["assistant_model"])
+    options = Options(max_nodes, source_timeout, adaptive, widths)
     generation = Generation(
         model,
         input_ids,
@@ -90,6 +115,8 @@ def generate(
     streamer = stream_to if stream_to is not None else streamer
     if streamer is not None:
         generation.stream_to(streamer)
+    elif withheld.streamer is not None:
+        generation.stream_to(withheld.streamer, prompt=False)
     return generation.result()
 
 
@@ -104,14 +131,18 @@ def session_maker(
         calibration: as of `default_session`.
 
     Raises:
-        DrafterError: `drafter` is neither None, a callable, nor a list or tuple of sources.
+        DrafterError: `drafter` is neither None, a callable that takes a prompt, nor a list or tuple of sources.
+        SourceError, NativeKernelError: as of `default_session`.
     """
-    if drafter is None or callable(drafter):
-        return drafter  # type: ignore[no-any-return]
-    if not isinstance(drafter, list | tuple):
+    if drafter is None:
+        return None
+    if isinstance(drafter, list | tuple):
+        return default_session(drafter, source_timeout, calibration) if drafter else None
+    fault = _drafter_fault(drafter)
+    if fault is not None:
         expected = "a list of sources, or a callable that makes the session of a prompt"
-        raise DrafterError(describe("generate", "drafter", f"a {type(drafter).__name__}", expected))
-    return default_session(drafter, source_timeout, calibration) if drafter else None
+        raise DrafterError(describe("generate", "drafter", fault, expected))
+    return drafter  # type: ignore[no-any-return]
 
 
 def default_session(
@@ -128,10 +159,30 @@ def default_session(
         sources: as of `DraftSession`.
         source_timeout: as of `DraftSession`.
         calibration: returns what they share; None: a copy of the calibration that comes with the package.
+
+    Raises:
+        SourceError, NativeKernelError: as `require_sources`.
+        LimitError: `source_timeout` out of range.
     """
-    shared = calibration or functools.cache(Calibration.default)
+    require_sources("generate", sources)
+    require_source_timeout("generate", source_timeout)
+    kept, shared = list(sources), calibration or functools.cache(Calibration.default)
 
     def make(prompt: list[int]) -> DraftSession:
-        return DraftSession(list(sources), prompt, calibration=shared(), source_timeout=source_timeout)
+        return DraftSession(kept, prompt, calibration=shared(), source_timeout=source_timeout)
 
     return make
+
+
+def _drafter_fault(drafter: Any) -> str | None:
+    """Return what is wrong with `drafter`; None if it can be called with a prompt."""
+    source_class = isinstance(drafter, type) and issubclass(drafter, PromptLookup | RecycledLogits)
+    if source_class or isinstance(drafter, Source) or not callable(drafter):
+        return f"the class {drafter.__name__}" if isinstance(drafter, type) else f"a {type(drafter).__name__}"
+    try:
+        inspect.signature(drafter).bind([])
+    except TypeError as error:
+        return f"a callable that does not take a prompt ({error})"
+    except ValueError:  # some built-in functions have no signature
+        pass
+    return None

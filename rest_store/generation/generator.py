@@ -14,13 +14,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, StopStringCriteria
 from transformers.utils import logging
 
 from rest_store.drafting.calibration import Calibration
-from rest_store.errors import DrafterError, ModelLoadError, PromptError, describe
+from rest_store.errors import DrafterError, ModelLoadError, ModeNotSupportedError, PromptError, describe
 from rest_store.generation.drafting import SessionMaker
 from rest_store.generation.generate import session_maker
 from rest_store.generation.loop import Generation
 from rest_store.generation.options import Options
 from rest_store.generation.progress import Piece
-from rest_store.generation.support import vocabulary_size
+from rest_store.generation.support import vocabulary_size, warn_ignored
 
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # anything else can only be a path
 
@@ -71,7 +71,7 @@ class Generator:
         options: how to draft, as of `rest_store.generate`: `max_nodes`, `source_timeout`, `adaptive`, `widths`.
 
     Raises:
-        DrafterError: `sources` is neither a list nor a callable.
+        DrafterError, SourceError, NativeKernelError: `sources` cannot draft, as of `rest_store.generate`.
         LimitError: an option out of range.
         TypeError: an unknown option.
 
@@ -92,8 +92,8 @@ class Generator:
         Args:
             prompt: text, 1-D or 2-D token ids, or a mapping such as a tokenizer returns, all of which goes into the
                 model.
-            options: of `model.generate`, `streamer` and `stop_strings` included; and options of this generator, for
-                this generation alone.
+            options: of `model.generate`, `streamer` and `stop_strings` (by default with this generator's tokenizer)
+                included; and options of this generator, for this generation alone.
 
         Returns:
             What `rest_store.generate` returns.
@@ -113,15 +113,22 @@ class Generator:
         return iter(self.begin(prompt, **options))
 
     def begin(self, prompt: Prompt, **options: Any) -> Generation:
-        """Return the generation, to iterate over to its end or until `close`; arguments and errors as of `generate`.
+        """Return the generation, to iterate over to its end or until `close`.
 
+        Arguments and errors as of `generate`, but a `streamer` raises ModeNotSupportedError: nobody would call it.
         A generation that is dropped before its end is closed, but does not fill a cache of yours: close it for that.
         """
+        if options.pop("streamer", None) is not None:
+            expected = "none: iterate over the pieces, or pass it to Generator.generate"
+            raise ModeNotSupportedError(describe("Generator", "streamer", "given to begin or stream", expected))
+        warn_ignored([name for name in ("assistant_model",) if options.pop(name, None) is not None])
+        tokenizer = options.pop("tokenizer", None)
         changed = {field.name: options.pop(field.name) for field in fields(Options) if field.name in options}
         draft_options = replace(self._options, **changed)
         strings = options.pop("stop_strings", None)
         if strings is not None:  # transformers gives its own loop the tokenizer for them, but no custom one
-            criterion = StopStringCriteria(tokenizer=self._needed_tokenizer(), stop_strings=strings)
+            tokenizer = self._needed_tokenizer() if tokenizer is None else tokenizer
+            criterion = StopStringCriteria(tokenizer=tokenizer, stop_strings=strings)
             options["stopping_criteria"] = [*(options.get("stopping_criteria") or []), criterion]
         generation: Generation = self.model.generate(
             **self._inputs(prompt),
@@ -167,5 +174,5 @@ class Generator:
 
     def _needed_tokenizer(self) -> Any:
         if self.tokenizer is None:
-            raise DrafterError(describe("Generator", "tokenizer", "None", "a tokenizer, for a prompt that is text"))
+            raise DrafterError(describe("Generator", "tokenizer", "None", "a tokenizer, for a prompt or stop strings"))
         return self.tokenizer

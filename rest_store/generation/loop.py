@@ -385,8 +385,8 @@ class Generation:
                 if isinstance(verifier, FixedVerifier):
                     graph_pool.release(self._model, verifier)
 
-    def stream_to(self, streamer: Any) -> None:
-        """Run to the end, and give a streamer of transformers the prompt and each token.
+    def stream_to(self, streamer: Any, *, prompt: bool = True) -> None:
+        """Run to the end, and give a streamer of transformers each token, and before them the prompt if asked for.
 
         Raises:
             ModeNotSupportedError: there are several rows, which do not get their tokens in step.
@@ -396,7 +396,8 @@ class Generation:
                 describe("generate", "a streamer", f"given for {len(self._rows)} rows", "one row")
             )
         try:
-            streamer.put(self._input_ids.cpu())
+            if prompt:
+                streamer.put(self._input_ids.cpu())
             for piece in self:
                 for token in piece.tokens[0]:
                     streamer.put(torch.tensor([token]))

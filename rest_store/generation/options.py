@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from threading import TIMEOUT_MAX
 
 import torch
 
+from rest_store.datastore.kernel import MAX_NODES
+from rest_store.datastore.validation import limit
+from rest_store.drafting.sources import require_source_timeout
 from rest_store.errors import LimitError, describe
 
+_MAX_WIDTH = 1 + MAX_NODES  # a token and its tree
 WIDTHS = (1, 9, 17, 33, 65)  # of steps, by default where graphs are asked for
 
 
@@ -18,21 +22,25 @@ class Options:
     """How to draft; the fields are arguments of `rest_store.generate`, which describes them.
 
     Raises:
-        LimitError: a number out of range.
+        LimitError: something else than a number, or one that is out of range.
     """
 
     max_nodes: int | None = None
     source_timeout: float | None = 0.5
     adaptive: bool = True
-    widths: tuple[int, ...] = ()
+    widths: Sequence[int] = ()
 
     def __post_init__(self) -> None:
-        if self.max_nodes is not None and self.max_nodes < 0:
-            raise LimitError(describe("generate", "max_nodes", self.max_nodes, "0 or more"))
-        if self.source_timeout is not None and not 0 <= self.source_timeout <= TIMEOUT_MAX:
-            raise LimitError(describe("generate", "source_timeout", self.source_timeout, "None or seconds from 0 on"))
-        if self.widths and min(self.widths) < 1:
-            raise LimitError(describe("generate", "the least of widths", min(self.widths), "1 or more"))
+        if self.max_nodes is not None:
+            limit("max_nodes", self.max_nodes, MAX_NODES, least=0, where="generate")
+        require_source_timeout("generate", self.source_timeout)
+        try:
+            widths = list(self.widths)
+        except TypeError:
+            expected = "a sequence of widths in tokens"
+            raise LimitError(describe("generate", "widths", repr(self.widths), expected)) from None
+        checked = tuple(limit("one of widths", width, _MAX_WIDTH, where="generate") for width in widths)
+        object.__setattr__(self, "widths", checked)
 
     def max_nodes_on(self, device: torch.device) -> int:
         """Return the most draft tokens of a step."""

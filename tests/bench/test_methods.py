@@ -1,13 +1,16 @@
-"""A model's own first layers as its assistant."""
+"""The methods that `bench speed` compares, and a model's own first layers as its assistant."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 import torch
 
-from rest_store.bench.methods import early_exit
-from rest_store.errors import LimitError, ModelNotSupportedError
-from tests.shared.strategies import refused
+from rest_store.bench.methods import early_exit, make_methods
+from rest_store.datastore.datastore import Datastore
+from rest_store.errors import LimitError, ModelNotSupportedError, SourceError
+from tests.shared.strategies import ONE_TO_NINE, refused, write_datastore
 from tests.shared.tiny import prompts, tiny_model
 
 FIXED = {"max_new_tokens": 20, "do_sample": False}
@@ -46,3 +49,9 @@ def test_early_exits_that_cannot_be_are_refused() -> None:
         refused(LimitError, lambda layers=layers: early_exit(model, layers), f"layers is {layers}", "1..2")
     model.model.layers = torch.nn.ModuleList(model.model.layers[:2])
     refused(ModelNotSupportedError, lambda: early_exit(model, 1), "LlamaForCausalLM", "no torch.nn.ModuleList of 3")
+
+
+def test_more_datastores_than_a_session_holds_are_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    store = write_datastore(tmp_path, ONE_TO_NINE)
+    stores = [Datastore.open(store) for _ in range(7)]
+    refused(SourceError, lambda: make_methods(stores, None, max_nodes=16), "number of sources")

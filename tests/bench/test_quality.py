@@ -109,6 +109,15 @@ def test_bad_options_are_refused_before_anything_is_fitted(folder: Path, monkeyp
         done = bench(folder, *store, *options)
         assert done.exit_code == 1, done.output
         assert fragment in done.output
+    for number in range(7):
+        (folder / f"many/{number}").mkdir(parents=True)
+        write_datastore(folder / f"many/{number}", Corpus(VOCABULARY, [[LINE]]))
+    many = [option for number in range(7) for option in ("--datastore", str(folder / f"many/{number}"))]
+    recordings = ["--recordings", str(folder / "recordings.jsonl")]
+    for command in (["bench", "quality"], ["calibrate", "--out", str(folder / "out")]):
+        done = CliRunner().invoke(main, [*command, *recordings, *many])
+        assert done.exit_code == 1
+        assert "number of sources with counts is 7" in done.output
     common = ["--recordings", str(folder / "recordings.jsonl"), "--datastore", str(folder / "a")]
     done = CliRunner().invoke(main, ["calibrate", *common, "--out", str(folder / "no/where")])
     assert done.exit_code == 1

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -133,6 +136,40 @@ def test_a_saved_calibration_is_read_back_whole(tmp_path: Path) -> None:
     assert read.provenance == {"recordings": "made up"}
     assert read.weights == fitted.weights
     assert [path.name for path in tmp_path.iterdir()] == ["one"]
+
+
+def test_threads_may_save_to_the_same_place_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both have written their temporary file before either replaces the target."""
+    both = threading.Barrier(2)
+    replace = Path.replace
+
+    def together(self: Path, target: Path) -> Path:
+        both.wait()
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", together)
+    calibration = Calibration(gbdt())
+    with ThreadPoolExecutor(2) as pool:
+        for saving in [pool.submit(calibration.save, tmp_path / "one") for _ in range(2)]:
+            saving.result()
+    assert [path.name for path in tmp_path.iterdir()] == ["one"]
+    assert Calibration.load(tmp_path / "one").native.gbdt == gbdt()
+
+
+def test_a_failed_save_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    refused(CalibrationError, lambda: Calibration(gbdt()).save(tmp_path / "folder"), "writable")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+@pytest.mark.parametrize("provenance", [{"made": object()}, {("a", "b"): 1}, [1], "made up"])
+def test_a_provenance_that_json_cannot_hold_is_refused(tmp_path: Path, provenance: Any) -> None:
+    refused(CalibrationError, lambda: Calibration(gbdt(), provenance=provenance), "provenance")
+    refused(CalibrationError, lambda: Calibration.fit(*places(7, 50), trees=1, provenance=provenance), "provenance")
+    calibration = Calibration(gbdt())
+    calibration.provenance = provenance
+    refused(CalibrationError, lambda: calibration.save(tmp_path / "one"), "provenance")
+    assert list(tmp_path.iterdir()) == []
 
 
 def recompressed(content: bytes) -> bytes:

@@ -270,12 +270,27 @@ def tiny_evidence(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return read(open_datastore(tmp_path_factory.mktemp("tiny"), corpus), [1, 2, 3])
 
 
-def test_more_datastores_than_a_session_holds_are_an_error(tmp_path: Path) -> None:
+def test_a_session_reads_as_many_datastores_of_a_service_as_it_can_hold(tmp_path: Path) -> None:
+    """The first ones that there is room for; the others are named, and every step without them is counted."""
     store = open_datastore(tmp_path, Corpus(300, [[[1, 2, 3, 4]]]))
-    for count, dropped in ((6, {}), (7, {(0, "error"): 1})):
-        with DraftSession([Behind({str(place): store for place in range(count)})], [1, 2]) as session:
-            session.draft(8)
-            assert session.statistics.dropped == dropped
+
+    def behind(*names: str) -> Behind:
+        return Behind(dict.fromkeys(names, store))
+
+    with (
+        DraftSession([behind(*"abcdef")], [1, 2]) as six,
+        DraftSession([behind(*"abcdefgh")], [1, 2]) as eight,
+        DraftSession([behind(*"abcd"), PromptLookup(), behind(*"efgh")], [1, 2]) as two,
+    ):
+        trees = [session.draft(8) for session in (six, eight, six, eight)]
+        assert len(trees[0])
+        assert trees[0] == trees[1]
+        assert trees[2] == trees[3]
+        assert six.statistics.dropped == {}
+        assert eight.statistics.dropped == {(0, "full"): 2}
+        assert eight.statistics.errors == ["source 0: the session has no room for its datastores g, h"]
+        two.draft(8)
+        assert two.statistics.errors == ["source 2: the session has no room for its datastores g, h"]
 
 
 def test_a_source_may_turn_out_to_have_no_evidence_and_to_have_it_again(tmp_path: Path) -> None:
@@ -297,8 +312,9 @@ def test_a_source_may_turn_out_to_have_no_evidence_and_to_have_it_again(tmp_path
         for token, source.has in ((2, True), (3, False), (4, False), (5, True), (6, True)):
             drafted.append(session.draft(2).tokens.tolist())
             session.accept([token])
-        assert session.statistics.dropped == {}
-    # The step at which evidence ends is drafted without the source: trees were not asked for in the same question.
+        # The step at which evidence ends is drafted without the source: trees were not asked for in the same question.
+        assert session.statistics.dropped == {(0, "error"): 1}
+        assert "no evidence any more" in session.statistics.errors[0]
     assert drafted == [[2, 3], [], [4, 5], [5, 6], [6, 7]]
 
 

@@ -25,7 +25,6 @@ from rest_store.errors import (
     LimitError,
     NativeKernelError,
     SessionClosedError,
-    SourceError,
     TokenRangeError,
 )
 from tests.shared.strategies import (
@@ -360,11 +359,6 @@ def test_bad_input_is_refused_by_name(store: Datastore, calibration: Calibration
     def opened(*sources: object, prompt: Any = (1, 2), **options: Any) -> DraftSession:
         return DraftSession(sources, prompt, calibration=calibration, **options)
 
-    refused(SourceError, lambda: opened(object()), "source 0 is object")
-    refused(SourceError, lambda: opened(store, store), "source 1")
-    refused(SourceError, lambda: opened(PromptLookup(), PromptLookup()), "second PromptLookup()")
-    refused(SourceError, lambda: opened(*(PythonSource(store) for _ in range(9))), "9")
-    refused(SourceError, lambda: opened(*(PythonSource(store) for _ in range(7))), "7")
     refused(LimitError, lambda: opened(store, max_suffix=0), "max_suffix")
     refused(ContextTypeError, lambda: opened(store, prompt=[[1], [2]]), "prompt")
     refused(ContextTypeError, lambda: opened(store, prompt=[1.5]), "prompt")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -13,7 +16,9 @@ import rest_store
 import rest_store.generation.generate as entry
 from rest_store.bench.baselines import tree_of
 from rest_store.datastore.tree import SuffixMatch, TokenTree
+from rest_store.errors import DrafterError, DraftingWarning
 from rest_store.generation.drafting import EMPTY, Draft, DraftCounts, Drafting, tree_fault
+from tests.shared.strategies import refused
 from tests.shared.tiny import VOCABULARY, Scripted, futures_of, prompts, right, tiny_model
 
 FIXED = {"max_new_tokens": 24, "do_sample": False}
@@ -121,15 +126,16 @@ def test_trees_of_a_subclass_are_what_their_arrays_say(name: str) -> None:
 class Faulty:
     """A session that fails in one of its calls, from the `after`-th on."""
 
-    def __init__(self, prompt: list[int], where: str, after: int = 0) -> None:
+    def __init__(self, prompt: list[int], where: str, after: int = 0, error: BaseException | None = None) -> None:
         self.where, self.left = where, after
+        self.error = error or ConnectionError("the service went away")
         self._do("opening")
 
     def _do(self, what: str) -> None:
         if what == self.where:
             self.left -= 1
             if self.left < 0:
-                raise ConnectionError("the service went away")
+                raise self.error
 
     def draft(self, *, max_nodes: int, costs: Any) -> TokenTree:
         self._do("draft")
@@ -142,6 +148,16 @@ class Faulty:
         self._do("close")
 
 
+@contextmanager
+def warning_of(*fragments: str) -> Iterator[None]:
+    """The block issues one warning, with these words in it."""
+    with pytest.warns(DraftingWarning) as issued:
+        yield
+    assert len(issued) == 1
+    for fragment in fragments:
+        assert fragment in str(issued[0].message)
+
+
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("after", [0, 4])
 @pytest.mark.parametrize("where", ["opening", "draft", "accept", "close"])
@@ -149,14 +165,16 @@ def test_a_drafter_that_raises_changes_nothing(where: str, after: int, rows: int
     model = tiny_model("llama")
     inputs = prompts(rows)
     plain = model.generate(**inputs, **FIXED)
-    output = model.generate(
-        **inputs,
-        **FIXED,
-        custom_generate=entry.generate,
-        drafter=lambda prompt: Faulty(prompt, where, 0 if where in ("opening", "close") else after),
-        adaptive=False,
-        return_dict_in_generate=True,
-    )
+    what = "nothing was drafted" if where == "opening" or after == 0 else "went on without"
+    with warning_of(what, "ConnectionError: the service went away") if where != "close" else nullcontext():
+        output = model.generate(
+            **inputs,
+            **FIXED,
+            custom_generate=entry.generate,
+            drafter=lambda prompt: Faulty(prompt, where, 0 if where in ("opening", "close") else after),
+            adaptive=False,
+            return_dict_in_generate=True,
+        )
     assert torch.equal(output.sequences, plain)
     counts = output.statistics.drafts
     if where != "close":
@@ -181,15 +199,16 @@ def test_a_source_that_hangs_delays_a_generation_by_its_timeout_once(rows: int) 
             return [EMPTY] * len(contexts)
 
     source = Hanging()
-    output = model.generate(
-        **inputs,
-        **FIXED,
-        custom_generate=entry.generate,
-        drafter=[rest_store.PromptLookup(), rest_store.RecycledLogits(), source],
-        source_timeout=0.01,
-        adaptive=False,
-        return_dict_in_generate=True,
-    )
+    with warning_of("went on without", "source 2: no answer within 0.01 s"):
+        output = model.generate(
+            **inputs,
+            **FIXED,
+            custom_generate=entry.generate,
+            drafter=[rest_store.PromptLookup(), rest_store.RecycledLogits(), source],
+            source_timeout=0.01,
+            adaptive=False,
+            return_dict_in_generate=True,
+        )
     assert torch.equal(output.sequences, plain)
     counts = output.statistics.drafts
     assert counts.dropped == {(2, "late"): counts.asked}
@@ -208,16 +227,87 @@ def test_sources_that_fail_are_counted_and_change_nothing() -> None:
         def draft_batch(self, contexts: Any, **_: Any) -> list[TokenTree]:
             raise ConnectionError("the service went away")
 
+    with warning_of("nothing was drafted: source 0: ConnectionError: the service went away"):
+        output = model.generate(
+            **inputs,
+            **FIXED,
+            custom_generate=entry.generate,
+            drafter=[Failing()],
+            adaptive=False,
+            return_dict_in_generate=True,
+        )
+    assert torch.equal(output.sequences, plain)
+    assert output.statistics.drafts.dropped == {(0, "error"): output.statistics.drafts.asked}
+
+
+def test_a_source_that_fails_now_and_then_is_counted_without_a_warning() -> None:
+    model = tiny_model("llama")
+    inputs = prompts(1)
+    calls = []
+
+    class Moody:
+        def draft_batch(self, contexts: Any, **_: Any) -> list[TokenTree]:
+            calls.append(1)
+            if len(calls) % 3:
+                raise ConnectionError("the service went away")
+            return [EMPTY] * len(contexts)
+
     output = model.generate(
         **inputs,
         **FIXED,
         custom_generate=entry.generate,
-        drafter=[Failing(), rest_store.RecycledLogits()],
+        drafter=[Moody()],
         adaptive=False,
         return_dict_in_generate=True,
     )
-    assert torch.equal(output.sequences, plain)
-    assert output.statistics.drafts.dropped == {(0, "error"): output.statistics.drafts.asked}
+    asked = output.statistics.drafts.asked
+    assert output.statistics.drafts.dropped == {(0, "error"): asked - asked // 3}
+
+
+class UnspeakableError(Exception):
+    def __str__(self) -> str:
+        raise SystemExit("nothing can be said about this")
+
+
+@pytest.mark.parametrize("where", ["opening", "draft", "accept", "close"])
+@pytest.mark.parametrize("error", [GeneratorExit(), asyncio.CancelledError(), UnspeakableError()], ids=repr)
+def test_whatever_a_session_raises_changes_nothing(where: str, error: BaseException) -> None:
+    counts, written = drafted_with(where, error, warns=where != "close")
+    assert written == [4, 5, 6]
+    assert type(error).__name__ in counts.errors[0]
+
+
+@pytest.mark.parametrize("where", ["opening", "draft", "accept", "close"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_interrupts_pass_through_sessions(where: str, error: type[BaseException]) -> None:
+    """Both may come from a handler of signals, at any place."""
+    with pytest.raises(error):
+        drafted_with(where, error())
+
+
+def drafted_with(where: str, error: BaseException, *, warns: bool = False) -> tuple[DraftCounts, list[int]]:
+    """Draft with a session that raises `error`; return the counts and what was passed to `accept`."""
+    with warning_of(type(error).__name__) if warns else nullcontext():
+        drafting = Drafting(lambda prompt: Faulty(prompt, where, error=error), [[1]], VOCABULARY)
+        tokens = [4, 5, 6]
+        for token in tokens:
+            drafting.draft(0, 8, None)
+            drafting.accept(0, [token], np.zeros((1, 8), np.int64), None)
+        drafting.close()
+    return drafting.counts, tokens
+
+
+@pytest.mark.parametrize("session", [None, 3, rest_store.PromptLookup(), Scripted], ids=repr)
+def test_what_is_not_a_session_is_refused(session: Any) -> None:
+    closed = []
+
+    class Closing(Faulty):
+        def close(self) -> None:
+            closed.append(1)
+
+    makers = iter([Closing([1], ""), session])
+    refused(DrafterError, lambda: Drafting(lambda prompt: next(makers), [[1], [2]], 10), "what the drafter returned is")
+    assert closed == [1]
 
 
 def test_sessions_are_told_what_was_written_with_the_top_k_after_each_token() -> None:

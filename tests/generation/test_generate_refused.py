@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,11 +18,14 @@ from rest_store.errors import (
     LimitError,
     ModelNotSupportedError,
     ModeNotSupportedError,
+    NativeKernelError,
     PromptError,
     RestStoreError,
+    SourceError,
 )
 from rest_store.generation.attention import TreeAttention
 from rest_store.generation.cache import Pattern, TreeKVCache
+from rest_store.generation.generate import default_session
 from tests.shared.strategies import refused
 from tests.shared.tiny import VOCABULARY, prompts, tiny_model
 
@@ -49,7 +53,7 @@ def refused_early(error: type[RestStoreError], model: Any, *fragments: str, **op
 def test_modes_are_refused_by_name() -> None:
     model = tiny_model("llama")
     refused_early(ModeNotSupportedError, model, "beam search", "greedy search or sampling", num_beams=3)
-    refused_early(ModeNotSupportedError, model, "assisted generation", prompt_lookup_num_tokens=3)
+    refused_early(ModeNotSupportedError, model, "contrastive search", penalty_alpha=0.6, top_k=4)
     refused_early(ModeNotSupportedError, model, "guidance_scale", guidance_scale=1.5)
     eager = tiny_model("llama", attention="eager")
     for name in ("output_attentions", "output_hidden_states"):
@@ -70,6 +74,18 @@ def test_streamers_of_several_rows_are_refused() -> None:
     refused(ModeNotSupportedError, lambda: generator.generate(prompts(2), **FIXED, streamer=Silent()), "2 rows")
 
 
+def test_a_streamer_that_nobody_would_call_is_refused() -> None:
+    generator = rest_store.Generator(tiny_model("llama"))
+    for call in (generator.begin, lambda *arguments, **options: next(generator.stream(*arguments, **options))):
+        refused(ModeNotSupportedError, lambda call=call: call(prompts(1), streamer=object()), "Generator.generate")  # type: ignore[misc]
+
+
+def test_stop_strings_without_their_tokenizer_are_refused_with_what_to_do() -> None:
+    """`model.generate` does not pass its `tokenizer` on."""
+    options = {"stop_strings": ["x"], "tokenizer": object()}
+    refused_early(ModeNotSupportedError, tiny_model("llama"), "StopStringCriteria", "Generator", **options)
+
+
 def test_inputs_beside_text_are_refused() -> None:
     model = tiny_model("gpt2")
     ids = prompts(2)["input_ids"]
@@ -81,11 +97,19 @@ def test_inputs_beside_text_are_refused() -> None:
     "options",
     [
         {"max_nodes": -1},
+        {"max_nodes": 1025},
+        {"max_nodes": "4"},
+        {"max_nodes": 1.5},
         {"source_timeout": -0.1},
+        {"source_timeout": "1"},
+        {"source_timeout": True},
         {"source_timeout": float("nan")},
         {"source_timeout": float("inf")},
         {"widths": (0,)},
         {"widths": (4, -1)},
+        {"widths": (1026,)},
+        {"widths": (4.5,)},
+        {"widths": 4},
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
@@ -101,7 +125,19 @@ def test_options_that_there_are_not_are_refused() -> None:
 
 def test_drafters_are_refused() -> None:
     model = tiny_model("llama")
-    refused_early(DrafterError, model, "a str", drafter="python.ds")
+    for drafter, fragment in (
+        ("python.ds", "a str"),
+        (3, "a int"),
+        (rest_store.PromptLookup(), "a PromptLookup"),
+        (rest_store.PromptLookup, "the class PromptLookup"),
+        (rest_store.Datastore, "the class Datastore"),
+        (lambda: None, "a callable that does not take a prompt"),
+        (rest_store.DraftSession([]), "a DraftSession"),
+    ):
+        refused_early(DrafterError, model, f"drafter is {fragment}", drafter=drafter)
+        refused(DrafterError, lambda drafter=drafter: rest_store.Generator(model, None, drafter))  # type: ignore[misc]
+    for returned in (None, rest_store.PromptLookup()):
+        refused_early(DrafterError, model, "what the drafter returned is", drafter=lambda prompt: returned)  # noqa: B023
     refused(DrafterError, lambda: rest_store.Generator(model).generate("text"), "tokenizer")
 
 
@@ -133,6 +169,35 @@ def test_prompts_are_refused_by_name(name: str) -> None:
     generator = rest_store.Generator(tiny_model("llama"))
     for call in (generator.generate, generator.stream, generator.begin):
         refused(PromptError, lambda call=call: call(prompt, **FIXED), "Generator", fragment)
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [
+        ["np.ds"],
+        [rest_store.PromptLookup],
+        [None],
+        [3],
+        [rest_store.PromptLookup(), rest_store.PromptLookup()],
+        [rest_store.RecycledLogits() for _ in range(9)],
+        (object(),),
+    ],
+    ids=repr,
+)
+def test_wrong_sources_are_refused(sources: Any) -> None:
+    model = tiny_model("llama")
+    refused_early(SourceError, model, "generate: ", drafter=sources)
+    refused(SourceError, lambda: rest_store.Generator(model, None, sources))
+    refused(SourceError, lambda: default_session(sources))
+    refused_early(SourceError, model, drafter=lambda prompt: rest_store.DraftSession(sources, prompt))
+
+
+def test_sources_without_the_kernel_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("llama")
+    monkeypatch.setitem(sys.modules, "rest_store._kernel", None)
+    monkeypatch.delattr(rest_store, "_kernel")
+    refused_early(NativeKernelError, model, drafter=[rest_store.PromptLookup()])
+    assert ask(model).shape == (1, 38)
 
 
 # --- Processors and criteria ------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import rest_store
+from rest_store.errors import DraftingWarning
 from tests.shared.services import running
 from tests.shared.strategies import Corpus, write_datastore
 from tests.shared.tiny import VOCABULARY, prompts, tiny_model
@@ -100,7 +101,9 @@ def test_a_service_that_dies_half_way_changes_nothing(
             else:
                 assert service.stop() == 0
 
-        output = drafted(model, inputs, client, OnTokens(NEW_TOKENS // 2, end))
+        with pytest.warns(DraftingWarning, match="went on without a session or source: source 0: ") as issued:
+            output = drafted(model, inputs, client, OnTokens(NEW_TOKENS // 2, end))
+        assert len(issued) == 1
         assert output.sequences[0].tolist() == plain
         assert sum(output.statistics.drafts.dropped.values()) > 0
         assert output.statistics.drafts.errors == [], "the session goes on without the source"

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 import rest_store
+from rest_store.errors import DrafterError
 from rest_store.generation.generator import load_model
 from rest_store.generation.render import Detokenizer, coloured, origin_name, page
+from tests.shared.strategies import refused
 from tests.shared.tiny import Scripted, bushy, futures_of, prompts, right, text_tokenizer, tiny_model, write_model
 
 FIXED = {"max_new_tokens": 24, "do_sample": False}
@@ -38,7 +41,7 @@ def scripted(model: Any, inputs: Any, script: Any = right, **options: Any) -> tu
     return plain, lambda prompt: Scripted(prompt, futures, script)
 
 
-@pytest.mark.parametrize("way", ["named", "partial", "generator"])
+@pytest.mark.parametrize("way", ["plain", "wrapped", "named", "partial", "generator"])
 def test_a_streamer_gets_what_plain_decoding_gives_it(way: str) -> None:
     model = tiny_model("llama")
     inputs = prompts(1)
@@ -48,6 +51,12 @@ def test_a_streamer_gets_what_plain_decoding_gives_it(way: str) -> None:
     streamer = Collected()
     if way == "generator":
         rest_store.Generator(model, None, drafter).generate(inputs, **FIXED, streamer=streamer)
+    elif way in ("plain", "wrapped"):  # as for transformers' own decoding
+        custom: Any = rest_store.generate
+        if way == "wrapped":
+            custom = lambda *arguments, **options: rest_store.generate(*arguments, **options, drafter=drafter)  # noqa: E731
+        options = {"drafter": drafter} if way == "plain" else {}
+        model.generate(**inputs, **FIXED, custom_generate=custom, **options, streamer=streamer)
     elif way == "named":
         model.generate(
             **inputs, **FIXED, custom_generate=rest_store.generate, drafter=drafter, stream_to=streamer, max_nodes=3
@@ -57,6 +66,45 @@ def test_a_streamer_gets_what_plain_decoding_gives_it(way: str) -> None:
         model.generate(**inputs, **FIXED, custom_generate=custom, drafter=drafter)
     assert streamer.given == expected.given
     assert streamer.ended == expected.ended == 1
+
+
+def test_a_streamer_of_another_generation_is_left_alone() -> None:
+    """A call from within plain decoding is nothing that its streamer waits for."""
+    model = tiny_model("llama")
+    other = tiny_model("llama")
+    inputs = prompts(1)
+    expected = model.generate(**inputs, **FIXED)[0, 14:].tolist()
+    streamer = Collected()
+
+    def asking(ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        other.generate(**inputs, **FIXED, custom_generate=rest_store.generate, drafter=[rest_store.PromptLookup()])
+        return torch.tensor([False])
+
+    model.generate(**inputs, **FIXED, streamer=streamer, stopping_criteria=[asking])
+    assert [token for tokens in streamer.given[1:] for token in tokens] == expected
+
+
+@pytest.mark.parametrize("sample", [False, True])
+@pytest.mark.parametrize("name", ["prompt_lookup_num_tokens", "assistant_early_exit", "assistant_model"])
+def test_another_way_to_draft_is_said_to_be_ignored(name: str, sample: bool) -> None:
+    model = tiny_model("llama")
+    inputs = prompts(1)
+    options: dict[str, Any] = {"max_new_tokens": 24, "do_sample": sample}
+    torch.manual_seed(1)
+    plain, drafter = scripted(model, inputs, **options)
+    options[name] = tiny_model("llama") if name == "assistant_model" else 1
+
+    def direct() -> Any:
+        return model.generate(**inputs, **options, custom_generate=rest_store.generate, drafter=drafter)
+
+    def generator() -> Any:
+        return rest_store.Generator(model, None, drafter).generate(inputs, **options)
+
+    for call in (direct, generator):
+        torch.manual_seed(1)
+        with pytest.warns(UserWarning, match=f"ignored: {name}") as issued:
+            assert torch.equal(call(), plain)
+        assert len(issued) == 1
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -122,6 +170,13 @@ def test_text_in_and_stop_strings(model_directory: Path) -> None:
     plain = model.generate(**words(prompt, return_tensors="pt"), **FIXED, stop_strings=[stop], tokenizer=words)
     assert plain.shape[1] < whole.shape[1]
     assert torch.equal(generator.generate(prompt, **FIXED, stop_strings=[stop]), plain)
+    without = rest_store.Generator(model, None, [rest_store.PromptLookup()])
+    assert torch.equal(without.generate(ids, **FIXED, stop_strings=[stop], tokenizer=words), plain)
+    refused(DrafterError, lambda: without.generate(ids, **FIXED, stop_strings=[stop]), "stop strings")
+    options = {"custom_generate": rest_store.generate, "drafter": [rest_store.PromptLookup()]}
+    criteria = [transformers.StopStringCriteria(words, [stop])]  # what the error of `rest_store.generate` says to pass
+    inputs = words(prompt, return_tensors="pt")
+    assert torch.equal(model.generate(**inputs, **FIXED, **options, stopping_criteria=criteria), plain)
 
 
 # --- Without drafts ---------------------------------------------------------------------------------------------------
