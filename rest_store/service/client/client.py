@@ -154,10 +154,11 @@ class DatastoreClient(ClientBase):
             TreeError: `proposals` is not a draft tree.
             QueryError, ServiceError: as `draft`.
         """
+        began = time.monotonic()
         if not self._codec.is_known:
             self._ask(self._requests.describe, timeout)
         request = self._requests.evidence(context, proposals, max_nodes, max_suffix, max_rows)
-        return self._ask(request, timeout) if self._codec.max_evidence_rows else None
+        return self._ask(request, timeout, began) if self._codec.max_evidence_rows else None
 
     def stream(
         self, *, max_nodes: int = 64, max_suffix: int = 16, max_depth: int = 10, timeout: float | None = None
@@ -184,9 +185,12 @@ class DatastoreClient(ClientBase):
             endpoint.require_usable()
             raise
 
-    def _ask(self, request: Request[T], timeout: float | None) -> T:
-        """Ask until there is an answer or the deadline has come, and count it; ask first what the service is."""
-        began = time.monotonic()
+    def _ask(self, request: Request[T], timeout: float | None, began: float | None = None) -> T:
+        """Ask until there is an answer or the deadline has come, and count it; ask first what the service is.
+
+        The deadline is `timeout` after the call `began` (`time.monotonic`); None: now.
+        """
+        began = time.monotonic() if began is None else began
         if self._needs_description(request):
             self._ask(self._requests.describe, timeout)
         with self._counters.failures():

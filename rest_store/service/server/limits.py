@@ -9,9 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rest_store.datastore.kernel import MAX_NODES
 from rest_store.errors import AuthenticationError, OverloadedError, ServeError, describe
 
 _GREATEST = 1 << 30  # of each limit
+# What a request takes: for each context 64 tokens of at most 5 bytes and a share of the proposals; and names, and the
+# proposals of a single context.
+_CONTEXT_BYTES, _OTHER_BYTES = 512, 64 << 10
 
 
 @dataclass(frozen=True)
@@ -19,7 +23,7 @@ class Limits:
     """Limits of a service, of all clients together; published by Describe.
 
     Attributes:
-        max_message_bytes: size of a request, and of an answer.
+        max_message_bytes: size of an answer, and at most of a request.
         max_contexts: contexts of one request, times datastores and rows of evidence.
         max_streams: open streams.
         max_in_flight: requests in flight, streams not counted.
@@ -40,6 +44,16 @@ class Limits:
         for name, value in vars(self).items():
             if not least.get(name, 1) <= value <= _GREATEST:
                 raise ServeError(describe("service", name, value, f"{least.get(name, 1)}..{_GREATEST}"))
+
+    @property
+    def max_request_bytes(self) -> int:
+        """Size of a request: what `max_contexts` take, so that reading any message costs little."""
+        return min(self.max_message_bytes, _OTHER_BYTES + _CONTEXT_BYTES * self.max_contexts)
+
+    @property
+    def max_proposals(self) -> int:
+        """Proposals of all contexts of a request together."""
+        return max(MAX_NODES, self.max_contexts)
 
 
 class Gate:

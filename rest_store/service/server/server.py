@@ -233,7 +233,7 @@ def _require_secure(options: Options, has_tokens: bool) -> None:
 def _channel_options(limits: Limits) -> list[tuple[str, int]]:
     return [
         # gRPC refuses larger messages unread; those between the two limits get our own error.
-        ("grpc.max_receive_message_length", limits.max_message_bytes + (4 << 20)),
+        ("grpc.max_receive_message_length", limits.max_request_bytes + (4 << 20)),
         ("grpc.max_send_message_length", -1),
         ("grpc.so_reuseport", 0),  # a second service on the same port is a mistake
         ("grpc.max_concurrent_streams", limits.max_in_flight + limits.max_streams),  # of one connection

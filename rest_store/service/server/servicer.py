@@ -77,7 +77,7 @@ class Servicer(GenericHandler):
     ) -> None:
         self._handlers = handlers
         self._reload = reload
-        self._max_bytes = limits.max_message_bytes
+        self._limits = limits
         self._tokens = tokens
         self._metrics = metrics
         self._log = log
@@ -133,15 +133,11 @@ class Servicer(GenericHandler):
     async def _answer(self, method: str, handle: Callable[[bytes], Awaitable[bytes]], data: bytes) -> bytes:
         """Return the response to one message, after checks of both sizes, and count it."""
         start = perf_counter()
-        self._require_size("request", data)
+        _require_size("request", data, self._limits.max_request_bytes)
         response = await handle(data)
-        self._require_size("response", response)
+        _require_size("response", response, self._limits.max_message_bytes)
         self._metrics.methods[method].answered(perf_counter() - start, len(data), len(response))
         return response
-
-    def _require_size(self, what: str, message: bytes) -> None:
-        if len(message) > self._max_bytes:
-            raise MessageSizeError(describe(what, "size", f"{len(message)} bytes", f"at most {self._max_bytes}"))
 
     def _unary(self, name: str, handle: Callable[[bytes], Awaitable[bytes]]) -> Unary:
         async def answer(data: bytes, context: Context) -> bytes:
@@ -201,6 +197,7 @@ class Servicer(GenericHandler):
             message = f"service failed internally ({type(error).__name__}); its log says more"
         elif self._log_requests:
             self._log("refused", method=name, peer=context.peer(), reason=status.reason, message=message)
+        traceback.clear_frames(error.__traceback__)  # else they hold the request until the next garbage collection
         if name in self._metrics.methods:
             self._metrics.methods[name].ended(status.code)
         if len(message) > _LONGEST_MESSAGE:
@@ -210,6 +207,11 @@ class Servicer(GenericHandler):
         details = status_pb2.Status(code=code_pb2.Code.Value(status.code), message=message, details=[detail])
         trailing = ((DETAILS_KEY, details.SerializeToString()),)
         await context.abort(getattr(grpc.StatusCode, status.code), message, trailing)
+
+
+def _require_size(what: str, message: bytes, most: int) -> None:
+    if len(message) > most:
+        raise MessageSizeError(describe(what, "size", f"{len(message)} bytes", f"at most {most}"))
 
 
 def _shutting_down() -> ServiceUnavailableError:
