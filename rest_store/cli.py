@@ -17,7 +17,9 @@ import rest_store
 from rest_store.errors import RestStoreError, describe
 
 _EXTRAS = {  # the extra that installs each optional package
-    **dict.fromkeys(("grpc", "grpc_status", "grpc_health", "grpc_reflection", "google", "prometheus_client"), "server"),
+    **dict.fromkeys(
+        ("grpc", "grpc_status", "grpc_health", "grpc_reflection", "google", "prometheus_client", "h11"), "server"
+    ),
     **dict.fromkeys(("torch", "transformers"), "hf"),
     **dict.fromkeys(("tokenizers", "pydivsufsort", "pyarrow", "zstandard", "datasets", "jinja2", "gguf"), "build"),
     "matplotlib": "plots",

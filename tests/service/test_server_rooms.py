@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import logging
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -162,53 +161,21 @@ def test_a_gate_counts_tasks_until_they_are_done() -> None:
 def test_watchers_of_health_hear_of_changes_and_are_few() -> None:
     serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
-    class Context:
-        async def abort(self, code: grpc.StatusCode, message: str) -> None:
-            raise ConnectionRefusedError(message)
+    async def requests() -> AsyncIterator[health_pb2.HealthCheckRequest]:
+        yield health_pb2.HealthCheckRequest(service="x")
 
     async def run() -> None:
         health = Health()
-        request = health_pb2.HealthCheckRequest(service="x")
-        watchers = [health.Watch(request, Context()) for _ in range(64)]
+        watchers = [health.watch(requests()) for _ in range(64)]
         for status in (health_pb2.HealthCheckResponse.SERVICE_UNKNOWN, serving, not_serving):
             if status != health_pb2.HealthCheckResponse.SERVICE_UNKNOWN:
                 health.set({"x": status == serving})
             assert {(await anext(watcher)).status for watcher in watchers} == {status}
-        with pytest.raises(ConnectionRefusedError):
-            await anext(health.Watch(request, Context()))
+        with pytest.raises(OverloadedError, match="64 watchers"):
+            await anext(health.watch(requests()))
         await watchers[0].aclose()
         health.set({"x": True})
         assert (await anext(watchers[1])).status == serving  # not disturbed by the one that left
-        assert (await anext(health.Watch(request, Context()))).status == serving
+        assert (await anext(health.watch(requests()))).status == serving
 
     asyncio.run(run())
-
-
-def test_events_are_lines_of_text_or_json() -> None:
-    text, as_json = io.StringIO(), io.StringIO()
-    for file, flag in ((text, False), (as_json, True)):
-        EventLog(flag, file)("start", name="a b", number=3, nothing=None)
-    assert text.getvalue().split(" ", 1)[1] == 'start name="a b" number=3 nothing=None\n'
-    assert json.loads(as_json.getvalue()).items() >= {"event": "start", "name": "a b", "number": 3}.items()
-
-
-def test_what_others_log_becomes_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    root = logging.getLogger()
-    monkeypatch.setattr(root, "handlers", [])
-    monkeypatch.setattr(root, "level", root.level)
-    written = io.StringIO()
-    EventLog(True, written).take_over()
-    logging.getLogger("asyncio").error("a task of %s", "nobody", exc_info=ValueError("x"))
-    logging.getLogger("asyncio").info("not this")
-    (line,) = written.getvalue().splitlines()
-    event = json.loads(line)
-    assert (event["event"], event["logger"], event["message"]) == ("error", "asyncio", "a task of nobody")
-    assert "ValueError: x" in event["traceback"]
-
-
-def test_a_log_that_nobody_reads_stops_nothing() -> None:
-    class Gone(io.StringIO):
-        def write(self, text: str) -> int:
-            raise BrokenPipeError
-
-    EventLog(file=Gone())("start")

@@ -14,12 +14,13 @@ import click
 import rest_store
 from rest_store.errors import ServeError, describe
 from rest_store.service.address import Address
-from rest_store.service.server.limits import Limits, tokens_in
+from rest_store.service.server.connections import Connections
+from rest_store.service.server.limits import Limits
+from rest_store.service.tokens import TOKEN_VARIABLE, tokens_in
 
 if TYPE_CHECKING:
     from rest_store.service.channel import Tls
 
-TOKEN_VARIABLE = "REST_STORE_TOKEN"
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
 
@@ -37,7 +38,9 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--tls-key", type=_FILE, help="PEM file of the certificate's key.")
 @click.option("--tls-client-ca", type=_FILE, help="PEM file of the authority of clients' certificates; requires them.")
 @click.option("--token-file", type=_FILE, help=f"Accepted bearer tokens, one a line; also that in {TOKEN_VARIABLE}.")
-@click.option("--insecure", is_flag=True, help="Allow public addresses without TLS or authentication.")
+@click.option(
+    "--insecure", is_flag=True, help="Allow public addresses without TLS or authentication, also for metrics."
+)
 @click.option("--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics over HTTP at this address.")
 @click.option("--log-json", is_flag=True, help="Write the log as JSON, one object a line.")
 @click.option("--log-requests", is_flag=True, help="Log every request.")
@@ -49,6 +52,12 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     help="Most contexts of a request, times datastores and rows of evidence.",
 )
 @click.option("--max-streams", default=Limits.max_streams, show_default=True, help="Most open streams.")
+@click.option(
+    "--max-connections",
+    default=Connections.most,
+    show_default=True,
+    help="Most connections of each address; silent ones end by themselves.",
+)
 @click.option("--max-in-flight", default=Limits.max_in_flight, show_default=True, help="Most requests in flight.")
 @click.option("--max-waiting", default=Limits.max_waiting, show_default=True, help="Most requests that wait.")
 @click.option(
@@ -72,6 +81,7 @@ def serve(
     max_message_bytes: int,
     max_contexts: int,
     max_streams: int,
+    max_connections: int,
     max_in_flight: int,
     max_waiting: int,
     drain_seconds: float,
@@ -83,8 +93,7 @@ def serve(
     """
     if (tls_cert is None) != (tls_key is None) or (tls_client_ca is not None and tls_cert is None):
         raise click.UsageError("--tls-cert and --tls-key need each other, and --tls-client-ca needs both")
-    if log_json:
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # lines of its own are not JSON
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # lines that any peer can cause, and that are not JSON
     from rest_store.service.server.credentials import CertificateFiles
     from rest_store.service.server.logs import EventLog
     from rest_store.service.server.server import Options
@@ -105,6 +114,7 @@ def serve(
         insecure=insecure,
         metrics=metrics_address,
         limits=Limits(max_message_bytes, max_contexts, max_streams, max_in_flight, max_waiting),
+        connections=Connections(max_connections),
         drain_seconds=drain_seconds,
         log_requests=log_requests,
     )
