@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +15,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
+from rest_store.datastore.datastore import Datastore
 from rest_store.errors import OverloadedError
 from rest_store.service.address import Address
 from rest_store.service.server import executor
@@ -24,6 +26,7 @@ from rest_store.service.server.health import Health
 from rest_store.service.server.limits import Gate, Limits
 from rest_store.service.server.logs import EventLog
 from rest_store.service.server.metrics import Metrics
+from rest_store.service.server.reloads import Reloads
 from rest_store.service.server.server import Options, Server
 from rest_store.v1 import datastore_pb2 as pb
 from rest_store.v1 import datastore_pb2_grpc
@@ -96,6 +99,85 @@ def test_trees_travel_little_endian_from_any_machine(handlers: Handlers, monkeyp
     expected = asyncio.run(handlers.draft(ASKED.SerializeToString()))
     monkeypatch.setattr("sys.byteorder", "big")
     assert asyncio.run(handlers.draft(ASKED.SerializeToString())) == expected
+
+
+def test_a_reload_answers_for_what_it_read_after_it_was_asked_for() -> None:
+    async def run() -> None:
+        begun: list[asyncio.Event] = []
+
+        async def read() -> int:
+            end = asyncio.Event()
+            begun.append(end)
+            number = len(begun)
+            await end.wait()
+            if number == 2:
+                raise OSError("lost")
+            return number
+
+        reloads = Reloads(read)
+        first = reloads.start()
+        assert reloads.start() is first  # it has not begun
+        await asyncio.sleep(0)
+        assert len(begun) == 1
+        second = reloads.start()
+        assert second is not first
+        assert reloads.start() is second
+        await asyncio.sleep(0)
+        assert len(begun) == 1  # one at a time
+        begun[0].set()
+        assert await first == 1
+        await asyncio.sleep(0)
+        third = reloads.start()
+        assert third is not second
+        begun[1].set()
+        with pytest.raises(OSError, match="lost"):
+            await second
+        await asyncio.sleep(0)
+        begun[2].set()
+        assert await third == 3
+
+    asyncio.run(run())
+
+
+def test_a_reload_during_another_reads_the_newer_datastore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    for place, last in ((old, 3), (new, 4)):
+        place.mkdir()
+        write_datastore(place, Corpus(300, [[[1, 2, last]]]))
+    opened, go_on = threading.Event(), threading.Event()
+    reopen = Catalog.reopen
+
+    def slowly(self: Catalog) -> Any:
+        reopened = reopen(self)
+        opened.set()
+        assert go_on.wait(PATIENCE)
+        return reopened
+
+    monkeypatch.setattr(Catalog, "reopen", slowly)
+
+    async def run() -> None:
+        options = Options([("served", old)], [Address.parse("127.0.0.1:0")])
+        server = Server(options, "1", EventLog(file=io.StringIO()))
+        (target,) = await server.start()
+        async with grpc.aio.insecure_channel(target) as channel:
+            stub: Any = datastore_pb2_grpc.DatastoreServiceStub(channel)
+            first = server.start_reload()
+            assert await asyncio.to_thread(opened.wait, PATIENCE)
+            old.rename(tmp_path / "gone")
+            new.rename(old)
+            asking = [stub.Reload(pb.ReloadRequest(), timeout=PATIENCE) for _ in range(2)]
+            while len(server._servicer.requests.tasks) < 2:
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0)
+            go_on.set()
+            assert [one.generation for one in (await first).outcomes] == [2]
+            for call in asking:
+                assert [one.generation for one in (await call).outcomes] == [3]
+            answer = await stub.Draft(ASKED, timeout=PATIENCE)
+            assert answer.trees[0].nodes == Datastore.open(old).draft([1, 2]).packed
+        await server.drain()
+
+    asyncio.run(run())
 
 
 def test_an_internal_failure_is_reported_as_such_and_logged(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,6 +92,7 @@ def serve(
     Clients select a datastore by the name of its directory, or by NAME. After SIGTERM the service ends once running
     calls are done. SIGHUP or `rest-store reload` makes it read datastores, tokens and certificates again.
     """
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the service handles it; nothing has been read yet
     if (tls_cert is None) != (tls_key is None) or (tls_client_ca is not None and tls_cert is None):
         raise click.UsageError("--tls-cert and --tls-key need each other, and --tls-client-ca needs both")
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # lines that any peer can cause, and that are not JSON
@@ -200,8 +202,9 @@ def reload(
 ) -> None:
     """Make the service at ADDRESS, on this machine, read its datastores, tokens and certificates again.
 
-    Waits for the outcome. What is not valid is refused, and what was there before stays in use; the exit status is 1
-    then.
+    Waits for the outcome. Datastores that do not open or have another tokenizer are refused, as are tokens and
+    certificates that are not valid; what was there before stays in use then, and the exit status is 1. Opening verifies
+    the manifest, headers and file sizes, not the content: run `rest-store check` before.
     """
     from rest_store.service.channel import Tls
 

@@ -30,6 +30,7 @@ from rest_store.service.server.limits import BearerTokens, Limits
 from rest_store.service.server.logs import EventLog
 from rest_store.service.server.metrics import Metrics
 from rest_store.service.server.metrics_endpoint import MetricsEndpoint
+from rest_store.service.server.reloads import Reloads
 from rest_store.service.server.servicer import METHODS, SERVICE, Answer, Servicer
 from rest_store.v1 import datastore_pb2 as pb
 
@@ -87,7 +88,7 @@ class Server:
         self._metrics = Metrics(METHODS, version, kernel_name())
         self._workers = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="draft")
         self._health = Health()
-        self._reloading: asyncio.Task[pb.ReloadResponse] | None = None
+        self._reloads = Reloads(self._reload)
         self._tasks: list[asyncio.Task[None]] = []
         self._metrics_endpoint: MetricsEndpoint | None = None
         self.metrics_address: str | None = None
@@ -200,13 +201,8 @@ class Server:
         self._health.set({**serving, "": any_serving, SERVICE: any_serving})
 
     def start_reload(self) -> asyncio.Task[pb.ReloadResponse]:
-        """Read datastores, tokens and certificates again, as the returned task; those not valid stay as they were.
-
-        During a reload it returns the task of that reload.
-        """
-        if self._reloading is None or self._reloading.done():
-            self._reloading = asyncio.create_task(self._reload())
-        return self._reloading
+        """Read datastores, tokens and certificates again, as the returned task; those not valid stay as they were."""
+        return self._reloads.start()
 
     async def _reload(self) -> pb.ReloadResponse:
         reopened = await asyncio.get_running_loop().run_in_executor(None, self._catalog.reopen)
@@ -286,16 +282,21 @@ async def serve(
 ) -> None:
     """Run a service until SIGTERM or SIGINT; SIGHUP reloads. Calls `ready` with its addresses once it answers.
 
+    A SIGHUP that comes before is kept until then: what it asks for may have been read already.
+
     Raises:
         ServeError: it cannot start with these options.
         DatastoreError: a datastore cannot be opened.
     """
-    server = Server(options, version, log)
-    ended = asyncio.Event()
+    ended, reload_asked = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, reload_asked.set)
+    server = Server(options, version, log)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
-    loop.add_signal_handler(signal.SIGHUP, server.start_reload)
     ready(await server.start(), server.metrics_address)
+    loop.add_signal_handler(signal.SIGHUP, server.start_reload)
+    if reload_asked.is_set():
+        server.start_reload()
     await ended.wait()
     await server.drain()

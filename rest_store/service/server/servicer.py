@@ -56,7 +56,7 @@ class Servicer(GenericHandler):
 
     Args:
         handlers: answer the requests.
-        reload: starts a reload, or joins one that runs.
+        reload: starts a reload, after one that runs.
         limits: of message sizes and of calls in flight.
         tokens: required by all methods except those in `public`.
         metrics: count requests and answers.
