@@ -222,6 +222,38 @@ def test_a_bad_new_datastore_is_refused_and_the_old_one_stays(service: Service, 
         assert metrics_of(service)["rest_store_reloads_total", "refused"] == 1
 
 
+UNIT = Path(rest_store.__file__).parents[1] / "deploy/rest-store.service"
+
+
+@pytest.mark.skipif(not UNIT.exists(), reason="an installed package without its deployment")
+def test_the_reload_of_the_systemd_unit_passes_its_token(directory: Path, tmp_path: Path) -> None:
+    lines = UNIT.read_text(encoding="utf-8").replace("\\\n", "").splitlines()
+    settings = dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
+    assert settings["EnvironmentFile"].startswith("-/")  # read for both commands; it need not exist
+    here = {
+        "/var/lib/rest-store/code.ds": str(directory),
+        "unix:/run/rest-store/rest-store.sock": f"unix:{tmp_path}/socket",
+        "127.0.0.1:50051": "127.0.0.1:0",
+        "127.0.0.1:9464": "127.0.0.1:0",
+    }
+    program = "/opt/rest-store/bin/rest-store"
+    started, reloaded = (
+        [here.get(word, word) for word in settings[key].split()] for key in ("ExecStart", "ExecReload")
+    )
+    assert started[:2] == [program, "serve"]
+    assert reloaded[:2] == [program, "reload"]
+    token = {"REST_STORE_TOKEN": "secret"}
+    service = Service(started[2:], token)
+    try:
+        command = [sys.executable, "-m", "rest_store", *reloaded[1:]]
+        done = subprocess.run(
+            command, env={**os.environ, **token}, capture_output=True, text=True, check=False, timeout=PATIENCE
+        )
+        assert (done.returncode, done.stdout) == (0, "served: generation 2: reloaded\n")
+    finally:
+        assert service.stop() == 0
+
+
 def test_the_content_of_a_datastore_is_left_to_check(service: Service, directory: Path) -> None:
     """As the documentation says: a reload does not read it."""
     new = datastore(directory.parent, "new", REBUILT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -32,6 +33,7 @@ from rest_store.service.server.metrics import Metrics
 from rest_store.service.server.metrics_endpoint import MetricsEndpoint
 from rest_store.service.server.reloads import Reloads
 from rest_store.service.server.servicer import METHODS, SERVICE, Answer, Servicer
+from rest_store.service.server.unix_socket import SocketPermissions
 from rest_store.v1 import datastore_pb2 as pb
 
 if TYPE_CHECKING:
@@ -58,6 +60,7 @@ class Options:
     metrics: Address | None = None
     limits: Limits = field(default_factory=Limits)
     connections: Connections = field(default_factory=Connections)
+    sockets: SocketPermissions = field(default_factory=SocketPermissions)
     drain_seconds: float = 10.0
     log_requests: bool = False
 
@@ -160,14 +163,16 @@ class Server:
 
     def _bind(self, address: Address) -> str:
         address.require_unanswered()
-        try:
-            if self._certificates is not None and address.path is None:
-                port = self._server.add_secure_port(address.text, self._certificates.credentials())
-            else:
-                port = self._server.add_insecure_port(address.text)
-        except (RuntimeError, OSError):
-            message = f"service: address {address.text} cannot be bound (in use, unknown or not permitted)"
-            raise ServeError(message) from None
+        sockets = self._options.sockets
+        with contextlib.nullcontext() if address.path is None else sockets.given_to(address.path):
+            try:
+                if self._certificates is not None and address.path is None:
+                    port = self._server.add_secure_port(address.text, self._certificates.credentials())
+                else:
+                    port = self._server.add_insecure_port(address.text)
+            except (RuntimeError, OSError):
+                message = f"service: address {address.text} cannot be bound (in use, unknown or not permitted)"
+                raise ServeError(message) from None
         return address.text if address.path is not None else address.with_port(port).text
 
     async def _serve_metrics(self, address: Address) -> str:
