@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
+import multiprocessing
+import pickle
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -177,6 +180,75 @@ def test_the_first_call_for_evidence_takes_no_longer_than_its_timeout(
     asking = Slow("127.0.0.1:1", timeout=10.0).evidence([1], TokenTree([], [], []), max_nodes=4)
     assert (asyncio.run(asking) if asyncio.iscoroutine(asking) else asking) is None
     assert seconds_of == {"Describe": 10.0, "Draft": 4.0}
+
+
+FORKED_LOCKED = """
+import os, signal, sys, threading
+from rest_store import DatastoreClient
+from rest_store.errors import ServiceUnavailableError
+used, fresh = (DatastoreClient(sys.argv[1], timeout=60) for _ in range(2))
+stream = used.stream()
+stream.draft([1])
+held, done = threading.Event(), threading.Event()
+
+def hold():
+    locks = [lock for client in (used, fresh) for lock in (client._counters._lock, client._endpoints.members[0]._lock)]
+    with locks[0], locks[1], locks[2], locks[3]:
+        held.set()
+        done.wait()
+
+threading.Thread(target=hold, daemon=True).start()
+held.wait()
+if os.fork() == 0:
+    signal.alarm(20)  # a lock that is never released would keep it for ever
+    try:
+        used.draft([1])
+    except ServiceUnavailableError as error:
+        stream.close()
+        used.close()
+        counted = used.statistics.unavailable == 1 and fresh.statistics.calls == 0
+        os._exit(7 if "fork" in str(error) and counted else 8)
+    os._exit(9)
+status = os.waitstatus_to_exitcode(os.wait()[1])
+done.set()
+print(status, stream.draft([2]) == used.draft([1, 2]))
+"""
+
+
+def test_a_lock_that_was_held_during_a_fork_stops_no_call_of_the_new_process(service: Service) -> None:
+    command = [sys.executable, "-c", FORKED_LOCKED, service.target]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE)
+    assert done.stdout.split() == ["7", "True"]
+
+
+@KINDS
+def test_a_pickled_client_reaches_the_same_service(kind: type[Any], service: Service, store: Datastore) -> None:
+    name = store.path.name
+    with connected(kind, service.target, datastore=name, retries=7) as client:
+        expected = client.draft([1, 2])
+        inner = client.inner if kind is Waiting else client
+        for copied in (pickle.loads(pickle.dumps(inner)), copy.copy(inner), copy.deepcopy(inner)):
+            assert (type(copied), repr(copied)) == (type(inner), repr(inner))
+            assert copied._endpoints.retries == 7
+            assert copied.statistics.calls == 0  # its own
+            assert copied._codec.tokenizer == inner._codec.tokenizer == store.manifest.tokenizer
+        if kind is DatastoreClient:
+            with copied:
+                client.close()
+                assert copied.draft([1, 2]) == expected
+        with pytest.raises(TypeError, match="pickle its client"):
+            pickle.dumps(inner.stream())
+
+
+def spawned(client: DatastoreClient) -> TokenTree:
+    return client.draft([1, 2])
+
+
+def test_a_worker_process_gets_a_client_of_its_own(service: Service, store: Datastore) -> None:
+    spawning = multiprocessing.get_context("spawn")
+    with DatastoreClient(service.target, timeout=PATIENCE) as client, ProcessPoolExecutor(1, spawning) as pool:
+        client.draft([1])
+        assert pool.submit(spawned, client).result(PATIENCE) == store.draft([1, 2])
 
 
 @pytest.fixture

@@ -27,8 +27,9 @@ class DatastoreClient(ClientBase):
     one, and never beyond its deadline; all calls only read. After five failures in a row an endpoint is left alone for
     a while, and calls that would need it fail in microseconds.
 
-    Thread-safe. Not usable in a process forked after its first call: there it raises ServiceUnavailableError; make
-    another.
+    Thread-safe. A pickled or copied client reaches the same service through connections of its own; a pickle holds the
+    token. gRPC does not survive a fork: in a process forked after the first call, calls raise ServiceUnavailableError.
+    Make the client there, or send it to the process pickled.
 
     Args:
         targets: `HOST:PORT` or `unix:/path`, or several that serve the same.

@@ -82,6 +82,9 @@ class StreamBase(Generic[K]):
         self._sequence = 0
         self._unanswered: dict[int, Step] = {}  # by sequence number
 
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        raise TypeError(f"a {type(self).__name__} belongs to one process: pickle its client, and make a stream there")
+
     @property
     def _needs_description(self) -> bool:
         return not self._codec.is_known and not self._closed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
 import threading
 import time
@@ -35,7 +36,7 @@ class StreamCall:
         threading.Thread(
             target=_read, args=(call, self._answers, self._due, target), name="rest-store stream", daemon=True
         ).start()
-        self._end = weakref.finalize(self, _end, call, self._requests, self._due)
+        self._end = weakref.finalize(self, _end, call, self._requests, self._due, os.getpid())
 
     def send(self, message: bytes) -> None:
         """Send a message; raise ServiceError if the stream is known to have ended."""
@@ -79,7 +80,9 @@ def _read(call: Any, answers: _Answers, due: threading.Semaphore, target: str) -
         answers.put(ServiceInternalError(f"{target}: the stream failed ({error!r})"))
 
 
-def _end(call: Any, requests: _Requests, due: threading.Semaphore) -> None:
+def _end(call: Any, requests: _Requests, due: threading.Semaphore, process: int) -> None:
+    if os.getpid() != process:
+        return  # forked: to cancel the call would wait for gRPC's threads, which are not here
     requests.put(None)
     call.cancel()
     due.release()
