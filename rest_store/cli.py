@@ -15,9 +15,13 @@ import click
 
 import rest_store
 from rest_store.errors import RestStoreError, describe
+from rest_store.service.address import is_service
+from rest_store.service.options import Access, access_options
 
 _EXTRAS = {  # the extra that installs each optional package
-    **dict.fromkeys(("grpc", "grpc_status", "grpc_health", "grpc_reflection", "google", "prometheus_client"), "server"),
+    **dict.fromkeys(
+        ("grpc", "grpc_status", "grpc_health", "grpc_reflection", "google", "prometheus_client", "h11"), "server"
+    ),
     **dict.fromkeys(("torch", "transformers"), "hf"),
     **dict.fromkeys(("tokenizers", "pydivsufsort", "pyarrow", "zstandard", "datasets", "jinja2", "gguf"), "build"),
     "matplotlib": "plots",
@@ -177,10 +181,7 @@ def check(datastore: Path, full: bool, as_json: bool) -> None:
 @click.option(
     "--name", "names", multiple=True, help="Service only: the datastore to query. May be repeated. Default: all."
 )
-@click.option("--token", envvar="REST_STORE_TOKEN", show_envvar=True, help="Service only: bearer token.")
-@click.option("--tls-ca", help="Service only: PEM file of the certificate authority; enables TLS.")
-@click.option("--tls-cert", help="Service only: PEM file of a client certificate.")
-@click.option("--tls-key", help="Service only: PEM file of the client certificate's key.")
+@access_options
 @click.option("--timeout", default=10.0, show_default=True, help="Service only: seconds to wait for the answer.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def query(
@@ -192,10 +193,7 @@ def query(
     max_suffix: int,
     max_depth: int,
     names: tuple[str, ...],
-    token: str | None,
-    tls_ca: str | None,
-    tls_cert: str | None,
-    tls_key: str | None,
+    access: Access,
     timeout: float,
     as_json: bool,
 ) -> None:
@@ -208,16 +206,14 @@ def query(
 
     if (text is None) == (tokens is None):
         raise click.UsageError("pass the context as either --text or --tokens")
-    if _is_service(datastore):
-        from rest_store.service.channel import Tls
+    if is_service(datastore):
         from rest_store.service.client.client import DatastoreClient
 
         if tokenizer is None and text is not None:
             raise click.UsageError("a service has no tokenizer: pass --tokenizer, or --tokens instead of --text")
         target = _load_tokenizer(tokenizer) if tokenizer is not None else None
-        tls = Tls(tls_ca, tls_cert, tls_key) if tls_ca or tls_cert or tls_key else None
         store: Any = DatastoreClient(
-            datastore, datastore=names or None, tokenizer=target, token=token, tls=tls, timeout=timeout
+            datastore, datastore=names or None, tokenizer=target, timeout=timeout, **access.arguments()
         )
     else:
         from rest_store.datastore.datastore import Datastore
@@ -225,7 +221,7 @@ def query(
         store = Datastore.open(datastore)
         target = _tokenizer(store, tokenizer, needed=text is not None)
     context = _context(text, tokens, target)
-    with contextlib.closing(store) if _is_service(datastore) else contextlib.nullcontext():
+    with contextlib.closing(store) if is_service(datastore) else contextlib.nullcontext():
         tree = store.draft(context, max_nodes=max_nodes, max_suffix=max_suffix, max_depth=max_depth)
     if as_json:
         text_of = target.token_text if target is not None else None
@@ -233,12 +229,6 @@ def query(
     else:
         label = str if target is None else lambda token: repr(target.token_text(token))
         click.echo(draw_draft(tree, context, label))
-
-
-def _is_service(text: str) -> bool:
-    """Return whether `text` is the address of a service and not an existing directory."""
-    host, _, port = text.rpartition(":")
-    return not Path(text).exists() and (text.startswith("unix:") or bool(host and port.isdecimal()))
 
 
 def _context(text: str | None, tokens: str | None, target: Any) -> list[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import time
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,8 @@ import click
 import rest_store
 from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
 from rest_store.errors import DeadlineError, ServiceUnavailableError
-
-_SERVICE = re.compile(r"unix:.+|[\w.\-\[\]:]+:\d+")
+from rest_store.service.address import is_service
+from rest_store.service.options import Access, access_options
 
 
 def _writable(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
@@ -28,6 +27,7 @@ def _writable(context: click.Context, parameter: click.Parameter, path: Path | N
 @click.command(epilog='Example: rest-store generate --model SmolLM2.gguf --datastore python.ds --prompt "def add("')
 @click.option("--model", "model_name", required=True, help="Hugging Face name, directory or GGUF file.")
 @click.option("--datastore", "datastores", multiple=True, help="Directory, or HOST:PORT of a service; repeatable.")
+@access_options
 @click.option("--prompt", required=True, help="What to continue.")
 @click.option("--chat", is_flag=True, help="Render the prompt as a user's turn with the model's chat template.")
 @click.option("--max-new-tokens", type=click.IntRange(1), default=256, show_default=True, help="Most new tokens.")
@@ -54,6 +54,7 @@ def _writable(context: click.Context, parameter: click.Parameter, path: Path | N
 def generate(
     model_name: str,
     datastores: tuple[str, ...],
+    access: Access,
     prompt: str,
     chat: bool,
     max_new_tokens: int,
@@ -73,14 +74,15 @@ def generate(
     from rest_store.generation.options import WIDTHS
     from rest_store.generation.render import Detokenizer, coloured, origin_name, page
 
-    opened = {place: rest_store.Datastore.open(place) for place in datastores if not _is_service(place)}
+    reach = access.arguments()
+    opened = {place: rest_store.Datastore.open(place) for place in datastores if not is_service(place)}
     model, tokenizer = load_model(model_name, dtype=dtype, device=device)
     if prepacked_weights:
         click.get_current_context().with_resource(rest_store.prepacked_weights(model))
     identity = identity_of(tokenizer, model_name)
     for place, store in opened.items():
         store.manifest.tokenizer.require_same(identity, place)
-    stores = [opened[place] if place in opened else _client(place, identity) for place in datastores]
+    stores = [opened[place] if place in opened else _client(place, identity, reach) for place in datastores]
     text, inputs = _prompt(tokenizer, prompt, chat)
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": temperature is not None}
     if temperature is not None:
@@ -127,17 +129,13 @@ def generate(
         page_path.write_text(page(model_name, text, parts, summary), encoding="utf-8")
 
 
-def _is_service(place: str) -> bool:
-    return _SERVICE.fullmatch(place) is not None and not Path(place).exists()
-
-
-def _client(target: str, tokenizer: TokenizerIdentity) -> rest_store.DatastoreClient:
+def _client(target: str, tokenizer: TokenizerIdentity, reach: dict[str, Any]) -> rest_store.DatastoreClient:
     """Return the client of a service, closed when the command ends; warn if the service does not answer.
 
     Raises:
         TokenizerMismatchError: its datastores were built with another tokenizer.
     """
-    client = rest_store.DatastoreClient(target, tokenizer=tokenizer)
+    client = rest_store.DatastoreClient(target, tokenizer=tokenizer, **reach)
     click.get_current_context().with_resource(client)
     try:
         client.connect(timeout=2.0)

@@ -83,6 +83,12 @@ def _is_loopback(host: str) -> bool:
     return all(ipaddress.ip_address(str(entry[4][0]).partition("%")[0]).is_loopback for entry in entries)
 
 
+def is_service(text: str) -> bool:
+    """Return whether a command takes `text` for an address: it looks like one, and no such file exists."""
+    host, _, port = text.rpartition(":")
+    return not Path(text).exists() and (text.startswith("unix:") or bool(host and port.isdecimal()))
+
+
 def is_local_peer(peer: str) -> bool:
     """Whether `peer`, as gRPC names the other side of a call, is on this machine."""
     kind, _, rest = peer.partition(":")

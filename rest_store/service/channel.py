@@ -12,6 +12,7 @@ import grpc.aio
 
 from rest_store.errors import LimitError, ServeError, ServiceError, TargetError, describe
 from rest_store.service.address import Address
+from rest_store.service.tokens import TOKEN_EXPECTED, is_token
 
 # Each client has its own connection, which comes back soon after a restart and notices silent peers.
 _OPTIONS: list[tuple[str, Any]] = [
@@ -60,12 +61,12 @@ class Dialer:
         tls: certificates, True for those of gRPC, or None for no TLS.
 
     Raises:
-        TargetError: `tls` is of another type, a file of it cannot be read, or the token is not printable ASCII.
+        TargetError: `tls` is of another type, a file of it cannot be read, or the token is none.
     """
 
     def __init__(self, token: str | None, tls: Tls | bool | None) -> None:
-        if token is not None and not _is_token(token):
-            raise TargetError(describe("client", "token", "not printable ASCII", "a token without spaces around it"))
+        if token is not None and not is_token(token):
+            raise TargetError(describe("client", "token", "not a token", TOKEN_EXPECTED))
         if not isinstance(tls, Tls | bool | None):
             raise TargetError(describe("client", "tls", type(tls).__name__, "a Tls, True or None"))
         self.metadata = (("authorization", f"Bearer {token}"),) if token is not None else ()
@@ -99,10 +100,6 @@ def seconds_of(timeout: float) -> float:
     if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not 0 < timeout < 1e6:
         raise LimitError(describe("client", "timeout", repr(timeout), "seconds, more than 0 and less than 1000000"))
     return float(timeout)
-
-
-def _is_token(token: object) -> bool:
-    return isinstance(token, str) and token.isascii() and token.isprintable() and token.strip() == token and token != ""
 
 
 def read_pem(path: str | Path | None, error: type[ServiceError]) -> bytes | None:

@@ -235,7 +235,7 @@ class TokenizerDescription(_message.Message):
     def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., special_tokens: _Optional[_Mapping[str, int]] = ..., added_tokens: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class ServiceLimits(_message.Message):
-    __slots__ = ("max_message_bytes", "max_contexts", "max_nodes", "max_suffix", "max_depth", "max_streams", "max_in_flight", "max_evidence_rows", "max_waiting")
+    __slots__ = ("max_message_bytes", "max_contexts", "max_nodes", "max_suffix", "max_depth", "max_streams", "max_in_flight", "max_evidence_rows", "max_waiting", "max_request_bytes")
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXTS_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
@@ -245,6 +245,7 @@ class ServiceLimits(_message.Message):
     MAX_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     MAX_EVIDENCE_ROWS_FIELD_NUMBER: _ClassVar[int]
     MAX_WAITING_FIELD_NUMBER: _ClassVar[int]
+    MAX_REQUEST_BYTES_FIELD_NUMBER: _ClassVar[int]
     max_message_bytes: int
     max_contexts: int
     max_nodes: int
@@ -254,7 +255,8 @@ class ServiceLimits(_message.Message):
     max_in_flight: int
     max_evidence_rows: int
     max_waiting: int
-    def __init__(self, max_message_bytes: _Optional[int] = ..., max_contexts: _Optional[int] = ..., max_nodes: _Optional[int] = ..., max_suffix: _Optional[int] = ..., max_depth: _Optional[int] = ..., max_streams: _Optional[int] = ..., max_in_flight: _Optional[int] = ..., max_evidence_rows: _Optional[int] = ..., max_waiting: _Optional[int] = ...) -> None: ...
+    max_request_bytes: int
+    def __init__(self, max_message_bytes: _Optional[int] = ..., max_contexts: _Optional[int] = ..., max_nodes: _Optional[int] = ..., max_suffix: _Optional[int] = ..., max_depth: _Optional[int] = ..., max_streams: _Optional[int] = ..., max_in_flight: _Optional[int] = ..., max_evidence_rows: _Optional[int] = ..., max_waiting: _Optional[int] = ..., max_request_bytes: _Optional[int] = ...) -> None: ...
 
 class ReloadRequest(_message.Message):
     __slots__ = ()

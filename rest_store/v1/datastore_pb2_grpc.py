@@ -106,8 +106,8 @@ class DatastoreServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Reload(self, request, context):
-        """Opens every datastore again and swaps in those that are valid; the others stay as they are. For operators: answered
-        on loopback addresses and Unix sockets only, UNAUTHENTICATED elsewhere.
+        """Opens every datastore again, after this was asked, and swaps in those whose manifest, headers and file sizes are
+        valid; the others stay as they are. For operators: answered on loopback addresses and Unix sockets only, UNAUTHENTICATED elsewhere.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -337,3 +339,34 @@ def test_proposals_outside_the_vocabulary_stay_with_the_session(tmp_path: Path) 
     (proposals,) = seen
     assert len(proposals) > 0
     assert int(proposals.tokens.max()) < 300
+
+
+MANY_TOKENS = """
+import random, resource, sys, tempfile
+from pathlib import Path
+import numpy as np
+from rest_store.drafting.evidence import collect_evidence
+from tests.shared.strategies import Corpus, open_datastore
+
+chance = random.Random(0)
+documents = [[0, *range(first, first + 30)] for first in range(1, 40_000, 30)]
+store = open_datastore(Path(tempfile.mkdtemp()), Corpus(65_000, [documents]))
+tokens = np.arange(1, 513, dtype=np.int32) * 70
+parents = np.full(512, -1, np.int32)
+ask = lambda rows: collect_evidence(
+    {"one": store}, np.arange(64, dtype=np.int32), tokens, parents, np.zeros(512, np.float32),
+    max_nodes=1024, max_suffix=16, max_rows=rows,
+)
+ask(20)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+(found,) = ask(1024)
+print(found.row_count, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_paths_that_nothing_ranks_cost_no_more_than_the_rows_that_are_left() -> None:
+    """Every known token after every path would be half a million of them here."""
+    done = subprocess.run([sys.executable, "-c", MANY_TOKENS], capture_output=True, text=True, check=True)
+    rows, kilobytes = map(int, done.stdout.split())
+    assert rows == 1024
+    assert kilobytes < 8 << 10

@@ -15,6 +15,9 @@ from rest_store.datastore.tree import TokenTree
 from rest_store.errors import ProtocolError
 from rest_store.service.client import answers
 from rest_store.service.client.answers import native_order, parse, read_tree, served_by, tree_fault
+from rest_store.service.client.codec import Codec
+from rest_store.service.client.counters import ClientCounters
+from rest_store.service.client.requests import Requests
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.strategies import refused
 
@@ -129,9 +132,71 @@ def test_malformed_messages_are_refused(data: bytes) -> None:
     try:
         pb.DraftResponse.FromString(data)
     except DecodeError:
-        refused(ProtocolError, lambda: parse(pb.DraftResponse, data, "peer"), "peer: DraftResponse")
+        refused(ProtocolError, lambda: parse(pb.DraftResponse, data, "peer", 60), "peer: DraftResponse")
     else:
-        assert isinstance(parse(pb.DraftResponse, data, "peer"), pb.DraftResponse)
+        assert isinstance(parse(pb.DraftResponse, data, "peer", 60), pb.DraftResponse)
+
+
+def test_a_message_larger_than_an_answer_can_be_is_refused_unread() -> None:
+    """Empty parts take two bytes in a message and dozens in memory."""
+    codec = Codec([], None)
+    codec.vocabulary_size = VOCABULARY
+    requests = Requests(codec, ClientCounters())
+    drafts = requests.draft_batch([[1], [2]], 64, 16, 10)
+    assert drafts is not None
+    asked: list[Any] = [
+        requests.describe,
+        requests.match([1], 16),
+        requests.count([1]),
+        requests.draft([1], 64, 16, 10),
+        drafts,
+        requests.evidence([1], TokenTree([], [], []), 64, 16, None),
+    ]
+    for request in asked:
+        message = refused(ProtocolError, lambda: request.decode(b"\x0a\x00" * 2_200_000, "peer"), "peer: size of a ")  # noqa: B023
+        assert "4400000 bytes, expected at most " in message
+
+
+def test_the_largest_answers_are_taken() -> None:
+    """Of as many datastores as may answer, with long names and full trees and evidence."""
+    codec = Codec([], None)
+    codec.vocabulary_size = VOCABULARY
+    requests = Requests(codec, ClientCounters())
+    names = [f"{place:01000}" for place in range(codec.max_datastores)]
+    tree = message(TokenTree([1] * 32, range(-1, 31), range(32, 0, -1), match=(16, 2**62)))  # type: ignore[arg-type]
+    drafts = requests.draft_batch([[1], [2]], 32, 16, 32)
+    assert drafts is not None
+    trees = pb.DraftResponse(trees=[tree] * (2 * len(names)), datastores=names)
+    assert len(drafts.decode(trees.SerializeToString(), "peer")) == 2
+    counts = pb.CountResponse(counts=[2**62] * len(names), datastores=names)
+    assert requests.count([1]).decode(counts.SerializeToString(), "peer") == 2**62 * len(names)
+    match = pb.LongestSuffixMatchResponse.Match(length=16, count=2**62)
+    matches = [pb.LongestSuffixMatchResponse.Match(datastore=name, length=16, count=2**62) for name in names]
+    best = requests.match([1], 16).decode(pb.LongestSuffixMatchResponse(matches=matches).SerializeToString(), "peer")
+    assert best == (match.length, match.count)
+    rows = 16 + 1023 * 6 + 1024 * (1 + 6 * (11 + 16 * 5))
+    packed_rows = [pb.Evidence(rows=bytes(rows))] * len(names)
+    evidence = requests.evidence([1], TokenTree([], [], []), 1024, 16, 1024)
+    largest = pb.DraftResponse(evidence=packed_rows, datastores=names)
+    refused(ProtocolError, lambda: evidence.decode(largest.SerializeToString(), "peer"), "evidence", "of 0")
+
+
+def test_more_datastores_than_may_answer_are_refused() -> None:
+    codec = Codec([], None)
+    refused(ProtocolError, lambda: codec.require_names((str(place) for place in range(65)), "peer"), "at most 64")
+    described = [description(name=str(place)) for place in range(1025)]
+    refused(ProtocolError, lambda: served_by(pb.DescribeResponse(datastores=described), "peer"), "1025", "at most 1024")
+    codec.learn(pb.DescribeResponse(datastores=described[:100]), "peer")
+    assert len(codec.require_names((str(place) for place in range(100)), "peer")) == 100
+
+
+@pytest.mark.parametrize(("datastores", "max_contexts", "rows"), [(1, 1024, 72), (2, 100, 50), (3, 100, 33), (3, 2, 1)])
+def test_rows_are_no_more_than_the_contexts_of_a_request_allow(datastores: int, max_contexts: int, rows: int) -> None:
+    codec = Codec([], None)
+    described = [description(name=str(place)) for place in range(datastores)]
+    limits = pb.ServiceLimits(max_evidence_rows=1024, max_contexts=max_contexts)
+    codec.learn(pb.DescribeResponse(datastores=described, limits=limits), "peer")
+    assert codec.bounded(pb.EvidenceLimits(max_nodes=64, max_rows=72)).max_rows == rows
 
 
 def description(**changes: Any) -> pb.DatastoreDescription:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
+import multiprocessing
+import pickle
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,9 +22,11 @@ import pytest
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.tree import TokenTree
 from rest_store.errors import DeadlineError, ServiceUnavailableError
+from rest_store.service.client import async_client, client, client_base, retry
 from rest_store.service.client.async_client import AsyncDatastoreClient
 from rest_store.service.client.client import DatastoreClient
 from rest_store.service.client.stream_call import StreamCall
+from rest_store.v1 import datastore_pb2 as pb
 from tests.service.test_client import SHARD, VOCABULARY
 from tests.shared.clients import KINDS, LATE, Impostor, Waiting, connected
 from tests.shared.services import PATIENCE, Service, failed, running
@@ -103,6 +110,145 @@ def test_a_forked_process_is_told_to_make_its_own_client(service: Service) -> No
         [sys.executable, "-c", FORKED, service.target], capture_output=True, text=True, check=True, timeout=PATIENCE
     )
     assert done.stdout.split() == ["7", "True"]
+
+
+def test_a_stream_takes_no_more_answers_than_it_has_asked_for() -> None:
+    """A service that sends without being asked fills its own memory, not that of the client."""
+    taken = 0
+
+    class Flood:
+        cancelled = False
+
+        def __iter__(self) -> Flood:
+            return self
+
+        def __next__(self) -> bytes:
+            nonlocal taken
+            taken += 1
+            if self.cancelled or taken > 10_000:
+                raise StopIteration
+            return b"x"
+
+        def cancel(self) -> None:
+            self.cancelled = True
+
+    class Channel:
+        def stream_stream(self, *_: object) -> Any:
+            return lambda *_, **__: Flood()
+
+    call = StreamCall(Channel(), (), "peer")  # type: ignore[arg-type]
+    end = time.monotonic() + PATIENCE
+    for step in range(1, 4):
+        call.send(b"")
+        assert call.receive(end) == b"x"
+        assert taken == step
+    call.close()
+
+
+CLIENTS = [(DatastoreClient, client), (AsyncDatastoreClient, async_client)]
+
+
+@pytest.mark.parametrize(("kind", "module"), CLIENTS, ids=["blocking", "asyncio"])
+def test_the_first_call_for_evidence_takes_no_longer_than_its_timeout(
+    kind: Any, module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the service takes to describe itself counts."""
+    now = 1000.0
+    clock = SimpleNamespace(monotonic=lambda: now)
+    for one in (module, client_base, retry):
+        monkeypatch.setattr(one, "time", clock)
+    seconds_of: dict[str, float] = {}
+    tokenizer = pb.TokenizerDescription(name="t", fingerprint="sha256:" + "0" * 64, vocabulary_size=9)
+    described = pb.DescribeResponse(
+        datastores=[pb.DatastoreDescription(name="a", tokenizer=tokenizer)],
+        limits=pb.ServiceLimits(max_evidence_rows=1024, max_contexts=1024),
+    )
+
+    class Slow(kind):  # type: ignore[misc]
+        def _attempt(self, endpoint: Any, request: Any, message: bytes, seconds: float) -> Any:
+            nonlocal now
+            seconds_of[request.method] = seconds
+            now += 6.0
+            answer = (
+                described if request.method == "Describe" else pb.DraftResponse(datastores=["a"], trees=[pb.Tree()])
+            )
+            decoded = request.decode(answer.SerializeToString(), "peer")
+            if kind is DatastoreClient:
+                return decoded
+            return asyncio.sleep(0, decoded)
+
+    asking = Slow("127.0.0.1:1", timeout=10.0).evidence([1], TokenTree([], [], []), max_nodes=4)
+    assert (asyncio.run(asking) if asyncio.iscoroutine(asking) else asking) is None
+    assert seconds_of == {"Describe": 10.0, "Draft": 4.0}
+
+
+FORKED_LOCKED = """
+import os, signal, sys, threading
+from rest_store import DatastoreClient
+from rest_store.errors import ServiceUnavailableError
+used, fresh = (DatastoreClient(sys.argv[1], timeout=60) for _ in range(2))
+stream = used.stream()
+stream.draft([1])
+held, done = threading.Event(), threading.Event()
+
+def hold():
+    locks = [lock for client in (used, fresh) for lock in (client._counters._lock, client._endpoints.members[0]._lock)]
+    with locks[0], locks[1], locks[2], locks[3]:
+        held.set()
+        done.wait()
+
+threading.Thread(target=hold, daemon=True).start()
+held.wait()
+if os.fork() == 0:
+    signal.alarm(20)  # a lock that is never released would keep it for ever
+    try:
+        used.draft([1])
+    except ServiceUnavailableError as error:
+        stream.close()
+        used.close()
+        counted = used.statistics.unavailable == 1 and fresh.statistics.calls == 0
+        os._exit(7 if "fork" in str(error) and counted else 8)
+    os._exit(9)
+status = os.waitstatus_to_exitcode(os.wait()[1])
+done.set()
+print(status, stream.draft([2]) == used.draft([1, 2]))
+"""
+
+
+def test_a_lock_that_was_held_during_a_fork_stops_no_call_of_the_new_process(service: Service) -> None:
+    command = [sys.executable, "-c", FORKED_LOCKED, service.target]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE)
+    assert done.stdout.split() == ["7", "True"]
+
+
+@KINDS
+def test_a_pickled_client_reaches_the_same_service(kind: type[Any], service: Service, store: Datastore) -> None:
+    name = store.path.name
+    with connected(kind, service.target, datastore=name, retries=7) as client:
+        expected = client.draft([1, 2])
+        inner = client.inner if kind is Waiting else client
+        for copied in (pickle.loads(pickle.dumps(inner)), copy.copy(inner), copy.deepcopy(inner)):
+            assert (type(copied), repr(copied)) == (type(inner), repr(inner))
+            assert copied._endpoints.retries == 7
+            assert copied.statistics.calls == 0  # its own
+            assert copied._codec.tokenizer == inner._codec.tokenizer == store.manifest.tokenizer
+        if kind is DatastoreClient:
+            with copied:
+                client.close()
+                assert copied.draft([1, 2]) == expected
+        with pytest.raises(TypeError, match="pickle its client"):
+            pickle.dumps(inner.stream())
+
+
+def spawned(client: DatastoreClient) -> TokenTree:
+    return client.draft([1, 2])
+
+
+def test_a_worker_process_gets_a_client_of_its_own(service: Service, store: Datastore) -> None:
+    spawning = multiprocessing.get_context("spawn")
+    with DatastoreClient(service.target, timeout=PATIENCE) as client, ProcessPoolExecutor(1, spawning) as pool:
+        client.draft([1])
+        assert pool.submit(spawned, client).result(PATIENCE) == store.draft([1, 2])
 
 
 @pytest.fixture

@@ -128,6 +128,16 @@ def test_streams_and_both_clients_give_the_same_evidence(client: DatastoreClient
     asyncio.run(ask())
 
 
+def test_evidence_for_the_largest_tree_is_within_the_limits_of_the_service(client: DatastoreClient) -> None:
+    """Two datastores are asked, so half of the rows are left for each."""
+    assert (client.info().limits["max_contexts"], client.info().limits["max_evidence_rows"]) == (1024, 1024)
+    found = client.evidence([1, 2], NO_TREE, max_nodes=1024)
+    with client.stream() as stream:
+        assert stream.evidence([1, 2], NO_TREE, max_nodes=1024) == found
+    assert found is not None
+    assert all(200 < one.row_count <= 512 for one in found)
+
+
 def test_bad_requests_are_refused_before_they_are_sent(client: DatastoreClient) -> None:
     before = client.statistics
     refused(LimitError, lambda: client.evidence([1], NO_TREE, max_nodes=0), "max_nodes", "1..1024")

@@ -21,6 +21,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 import rest_store
 from rest_store.datastore.datastore import Datastore
+from rest_store.datastore.header import HEADER_SIZE
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.services import PATIENCE, Service, Talk, metrics_of, reason_of, running
 from tests.shared.strategies import Corpus, edit_file, write_datastore
@@ -197,15 +198,19 @@ def test_a_rebuilt_datastore_is_taken_without_one_failed_request(service: Servic
     assert len(set(seen)) == 2
 
 
-@pytest.mark.parametrize("bad", ["absent", "damaged", "other tokenizer"])
+@pytest.mark.parametrize("bad", ["absent", "damaged header", "too short", "no manifest", "other tokenizer"])
 def test_a_bad_new_datastore_is_refused_and_the_old_one_stays(service: Service, directory: Path, bad: str) -> None:
     with service.stub() as stub:
         before = stub.Draft(ASKED).trees[0]
         new = datastore(directory.parent, "new", Corpus(301, REBUILT.shards) if bad == "other tokenizer" else REBUILT)
         if bad == "absent":
             (new / "shard-00000.tokens").unlink()
-        elif bad == "damaged":
+        elif bad == "damaged header":
             edit_file(new / "shard-00000.suffixes", lambda data: data.__setitem__(20, data[20] ^ 1))
+        elif bad == "too short":
+            edit_file(new / "shard-00000.tokens", lambda data: data.pop())
+        elif bad == "no manifest":
+            (new / "manifest.json").unlink()
         replace(directory, new)
         done = reload(service)
         assert done.returncode == 1
@@ -215,6 +220,79 @@ def test_a_bad_new_datastore_is_refused_and_the_old_one_stays(service: Service, 
         assert stub.Describe(pb.DescribeRequest()).datastores[0].generation == 1
         assert health_of(service, "served") == "SERVING"
         assert metrics_of(service)["rest_store_reloads_total", "refused"] == 1
+
+
+UNIT = Path(rest_store.__file__).parents[1] / "deploy/rest-store.service"
+
+
+@pytest.mark.skipif(not UNIT.exists(), reason="an installed package without its deployment")
+def test_the_reload_of_the_systemd_unit_passes_its_token(directory: Path, tmp_path: Path) -> None:
+    lines = UNIT.read_text(encoding="utf-8").replace("\\\n", "").splitlines()
+    settings = dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
+    assert settings["EnvironmentFile"].startswith("-/")  # read for both commands; it need not exist
+    here = {
+        "/var/lib/rest-store/code.ds": str(directory),
+        "unix:/run/rest-store/rest-store.sock": f"unix:{tmp_path}/socket",
+        "127.0.0.1:50051": "127.0.0.1:0",
+        "127.0.0.1:9464": "127.0.0.1:0",
+    }
+    program = "/opt/rest-store/bin/rest-store"
+    started, reloaded = (
+        [here.get(word, word) for word in settings[key].split()] for key in ("ExecStart", "ExecReload")
+    )
+    assert started[:2] == [program, "serve"]
+    assert reloaded[:2] == [program, "reload"]
+    token = {"REST_STORE_TOKEN": "secret"}
+    service = Service(started[2:], token)
+    try:
+        command = [sys.executable, "-m", "rest_store", *reloaded[1:]]
+        done = subprocess.run(
+            command, env={**os.environ, **token}, capture_output=True, text=True, check=False, timeout=PATIENCE
+        )
+        assert (done.returncode, done.stdout) == (0, "served: generation 2: reloaded\n")
+    finally:
+        assert service.stop() == 0
+
+
+def test_the_content_of_a_datastore_is_left_to_check(service: Service, directory: Path) -> None:
+    """As the documentation says: a reload does not read it."""
+    new = datastore(directory.parent, "new", REBUILT)
+    edit_file(new / "shard-00000.tokens", lambda data: data.__setitem__(HEADER_SIZE, data[HEADER_SIZE] ^ 1))
+    replace(directory, new)
+    assert reload(service).returncode == 0
+    command = [sys.executable, "-m", "rest_store", "check", str(directory)]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    assert (checked.returncode, "shard-00000.tokens" in checked.stderr) == (1, True)
+
+
+EARLY = """
+import os, signal, sys
+from rest_store.cli import main
+from rest_store.service.server import command, server
+
+def hang_up_first(call):
+    def hanging_up(*arguments):
+        os.kill(os.getpid(), signal.SIGHUP)
+        return call(*arguments)
+    return hanging_up
+
+command.Address.parse = hang_up_first(command.Address.parse)
+server.Catalog = hang_up_first(server.Catalog)
+main(["serve", sys.argv[1], "--listen", "127.0.0.1:0"])
+"""
+
+
+def test_sighup_before_a_service_is_ready_is_a_reload_once_it_is(directory: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", EARLY, str(directory)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        events = iter(process.stderr.readline, "")
+        assert any(" reload datastore=served generation=2" in line for line in events)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0
+        assert "ready" in process.stdout.read()
 
 
 def test_sighup_reloads(service: Service, directory: Path) -> None:

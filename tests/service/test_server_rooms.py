@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import logging
-from collections.abc import Callable, Coroutine, Iterator
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
+from rest_store.datastore.datastore import Datastore
 from rest_store.errors import OverloadedError
 from rest_store.service.address import Address
 from rest_store.service.server import executor
@@ -25,6 +26,7 @@ from rest_store.service.server.health import Health
 from rest_store.service.server.limits import Gate, Limits
 from rest_store.service.server.logs import EventLog
 from rest_store.service.server.metrics import Metrics
+from rest_store.service.server.reloads import Reloads
 from rest_store.service.server.server import Options, Server
 from rest_store.v1 import datastore_pb2 as pb
 from rest_store.v1 import datastore_pb2_grpc
@@ -99,6 +101,85 @@ def test_trees_travel_little_endian_from_any_machine(handlers: Handlers, monkeyp
     assert asyncio.run(handlers.draft(ASKED.SerializeToString())) == expected
 
 
+def test_a_reload_answers_for_what_it_read_after_it_was_asked_for() -> None:
+    async def run() -> None:
+        begun: list[asyncio.Event] = []
+
+        async def read() -> int:
+            end = asyncio.Event()
+            begun.append(end)
+            number = len(begun)
+            await end.wait()
+            if number == 2:
+                raise OSError("lost")
+            return number
+
+        reloads = Reloads(read)
+        first = reloads.start()
+        assert reloads.start() is first  # it has not begun
+        await asyncio.sleep(0)
+        assert len(begun) == 1
+        second = reloads.start()
+        assert second is not first
+        assert reloads.start() is second
+        await asyncio.sleep(0)
+        assert len(begun) == 1  # one at a time
+        begun[0].set()
+        assert await first == 1
+        await asyncio.sleep(0)
+        third = reloads.start()
+        assert third is not second
+        begun[1].set()
+        with pytest.raises(OSError, match="lost"):
+            await second
+        await asyncio.sleep(0)
+        begun[2].set()
+        assert await third == 3
+
+    asyncio.run(run())
+
+
+def test_a_reload_during_another_reads_the_newer_datastore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    for place, last in ((old, 3), (new, 4)):
+        place.mkdir()
+        write_datastore(place, Corpus(300, [[[1, 2, last]]]))
+    opened, go_on = threading.Event(), threading.Event()
+    reopen = Catalog.reopen
+
+    def slowly(self: Catalog) -> Any:
+        reopened = reopen(self)
+        opened.set()
+        assert go_on.wait(PATIENCE)
+        return reopened
+
+    monkeypatch.setattr(Catalog, "reopen", slowly)
+
+    async def run() -> None:
+        options = Options([("served", old)], [Address.parse("127.0.0.1:0")])
+        server = Server(options, "1", EventLog(file=io.StringIO()))
+        (target,) = await server.start()
+        async with grpc.aio.insecure_channel(target) as channel:
+            stub: Any = datastore_pb2_grpc.DatastoreServiceStub(channel)
+            first = server.start_reload()
+            assert await asyncio.to_thread(opened.wait, PATIENCE)
+            old.rename(tmp_path / "gone")
+            new.rename(old)
+            asking = [stub.Reload(pb.ReloadRequest(), timeout=PATIENCE) for _ in range(2)]
+            while len(server._servicer.requests.tasks) < 2:
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0)
+            go_on.set()
+            assert [one.generation for one in (await first).outcomes] == [2]
+            for call in asking:
+                assert [one.generation for one in (await call).outcomes] == [3]
+            answer = await stub.Draft(ASKED, timeout=PATIENCE)
+            assert answer.trees[0].nodes == Datastore.open(old).draft([1, 2]).packed
+        await server.drain()
+
+    asyncio.run(run())
+
+
 def test_an_internal_failure_is_reported_as_such_and_logged(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Handlers, "draft", lambda self, data: 1 // 0)
     monkeypatch.setattr(Handlers, "draft_step", lambda self, state, data: 1 // 0)
@@ -162,53 +243,21 @@ def test_a_gate_counts_tasks_until_they_are_done() -> None:
 def test_watchers_of_health_hear_of_changes_and_are_few() -> None:
     serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
-    class Context:
-        async def abort(self, code: grpc.StatusCode, message: str) -> None:
-            raise ConnectionRefusedError(message)
+    async def requests() -> AsyncIterator[health_pb2.HealthCheckRequest]:
+        yield health_pb2.HealthCheckRequest(service="x")
 
     async def run() -> None:
         health = Health()
-        request = health_pb2.HealthCheckRequest(service="x")
-        watchers = [health.Watch(request, Context()) for _ in range(64)]
+        watchers = [health.watch(requests()) for _ in range(64)]
         for status in (health_pb2.HealthCheckResponse.SERVICE_UNKNOWN, serving, not_serving):
             if status != health_pb2.HealthCheckResponse.SERVICE_UNKNOWN:
                 health.set({"x": status == serving})
             assert {(await anext(watcher)).status for watcher in watchers} == {status}
-        with pytest.raises(ConnectionRefusedError):
-            await anext(health.Watch(request, Context()))
+        with pytest.raises(OverloadedError, match="64 watchers"):
+            await anext(health.watch(requests()))
         await watchers[0].aclose()
         health.set({"x": True})
         assert (await anext(watchers[1])).status == serving  # not disturbed by the one that left
-        assert (await anext(health.Watch(request, Context()))).status == serving
+        assert (await anext(health.watch(requests()))).status == serving
 
     asyncio.run(run())
-
-
-def test_events_are_lines_of_text_or_json() -> None:
-    text, as_json = io.StringIO(), io.StringIO()
-    for file, flag in ((text, False), (as_json, True)):
-        EventLog(flag, file)("start", name="a b", number=3, nothing=None)
-    assert text.getvalue().split(" ", 1)[1] == 'start name="a b" number=3 nothing=None\n'
-    assert json.loads(as_json.getvalue()).items() >= {"event": "start", "name": "a b", "number": 3}.items()
-
-
-def test_what_others_log_becomes_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    root = logging.getLogger()
-    monkeypatch.setattr(root, "handlers", [])
-    monkeypatch.setattr(root, "level", root.level)
-    written = io.StringIO()
-    EventLog(True, written).take_over()
-    logging.getLogger("asyncio").error("a task of %s", "nobody", exc_info=ValueError("x"))
-    logging.getLogger("asyncio").info("not this")
-    (line,) = written.getvalue().splitlines()
-    event = json.loads(line)
-    assert (event["event"], event["logger"], event["message"]) == ("error", "asyncio", "a task of nobody")
-    assert "ValueError: x" in event["traceback"]
-
-
-def test_a_log_that_nobody_reads_stops_nothing() -> None:
-    class Gone(io.StringIO):
-        def write(self, text: str) -> int:
-            raise BrokenPipeError
-
-    EventLog(file=Gone())("start")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,13 +15,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from rest_store.cli import main
-from rest_store.errors import AuthenticationError, ServeError
+from rest_store.errors import AuthenticationError, ServeError, TargetError
 from rest_store.service.address import Address, is_local_peer
+from rest_store.service.channel import Dialer
 from rest_store.service.server.catalog import Catalog
 from rest_store.service.server.limits import BearerTokens, Limits
 from rest_store.v1 import datastore_pb2 as pb
 from rest_store.v1 import datastore_pb2_grpc
-from tests.shared.services import PATIENCE, Certificates, Service, reason_of, running
+from tests.shared.services import PATIENCE, Certificates, Service, Talk, reason_of, running
 from tests.shared.strategies import Corpus, refused, write_datastore
 
 ASKED = pb.DraftRequest(contexts=[pb.Context(tokens=[1, 2])])
@@ -197,6 +199,8 @@ def test_a_service_that_cannot_start_says_why(directory: Path, certificates: Cer
         (["--listen", "nowhere"], {}, "'nowhere', expected HOST:PORT"),
         (["--listen", f"unix:{empty}"], {}, "not a socket, expected"),
         (["--metrics", "unix:/x"], {}, "--metrics is unix:/x, expected HOST:PORT"),
+        (["--metrics", "0.0.0.0:0", *certificates.server], token, "0.0.0.0:0 is public, without TLS and a token"),
+        (["--max-connections", "0"], {}, "max_connections is 0, expected 1.."),
         (["--max-streams", "0"], {}, "max_streams is 0, expected 1.."),
         ([str(directory)], {}, "expected distinct ones"),
         ([str(absent)], {}, "absent (no such directory)"),
@@ -219,7 +223,8 @@ def test_public_addresses_are_served_with_tls_and_a_token_or_when_asked_to(
         assert len(service.targets) == 2
     with running(directory, options=[*secured, "--tls-client-ca", str(certificates.authority)]) as service:
         assert len(service.targets) == 2
-    with running(directory, listen=["0.0.0.0:0"], options=["--insecure"]) as service:
+    with running(directory, listen=["0.0.0.0:0"], options=["--insecure", "--metrics", "0.0.0.0:0"]) as service:
+        assert service.metrics is not None
         target = service.target.replace("0.0.0.0", "127.0.0.1")
         with service.stub(target) as stub:
             assert len(stub.Draft(ASKED).trees) == 1
@@ -291,24 +296,112 @@ def test_limits_and_names_are_checked(directory: Path) -> None:
     refused(ServeError, lambda: Catalog([("", directory)]), "name of a datastore")
 
 
-def test_tokens_need_not_be_text_that_humans_read() -> None:
-    tokens = BearerTokens(token="geheim-\u00e4")
-    tokens.require([("x", "y"), ("authorization", b"bearer geheim-\xe4")])
-    refused(AuthenticationError, lambda: tokens.require([("authorization", "bearer geheim")]), "not accepted")
-    assert not BearerTokens()
-    BearerTokens().require(None)
+BAD_TOKENS = {
+    "newline": "secret\n",
+    "blank before": " secret",
+    "blank inside": "one two",
+    "blanks": "  ",
+    "tab": "a\tb",
+    "NUL": "a\0b",
+    "escape": "a\x1b[31m",
+    "not ASCII": "geheim-\u00e4",
+    "not UTF-8": "a\udcff",
+    "empty": "",
+    "too long": "x" * 4097,
+}
 
 
-@pytest.mark.parametrize(
-    ("content", "found"),
-    [(None, "unreadable"), (b"p\xc3\xa4ss\n", "unreadable"), (b"# none\n", "without a token")],
-    ids=["absent", "not ASCII", "empty"],
-)
-def test_a_token_file_of_reload_that_is_none(tmp_path: Path, content: bytes | None, found: str) -> None:
+@pytest.mark.parametrize("token", BAD_TOKENS.values(), ids=BAD_TOKENS)
+def test_what_no_client_can_send_is_no_token(token: str) -> None:
+    """A service that took it would refuse everyone."""
+    refused(ServeError, lambda: BearerTokens(token=token), "service: REST_STORE_TOKEN is not a token")
+    refused(TargetError, lambda: Dialer(token, None), "client: token is not a token")
+
+
+@pytest.mark.parametrize("token", ["geheim~!", "x" * 4096])
+def test_what_clients_can_send_is_a_token(token: str) -> None:
+    tokens = BearerTokens(token=token)
+    digest = tokens.require([("x", "y"), *Dialer(token, None).metadata])
+    assert tokens.accepts(digest)
+    assert not tokens.accepts(b"")
+    for wrong in ([("authorization", "bearer geheim")], [("authorization", b"bearer \xff")], [("authorization", "")]):
+        refused(AuthenticationError, lambda wrong=wrong: tokens.require(wrong), "not accepted")
+
+
+def test_without_tokens_everyone_is_accepted() -> None:
+    tokens = BearerTokens()
+    assert not tokens
+    assert tokens.accepts(tokens.require(None))
+
+
+@pytest.mark.parametrize("token", [BAD_TOKENS["newline"], BAD_TOKENS["not UTF-8"]], ids=["newline", "not UTF-8"])
+def test_a_bad_token_of_the_environment_is_one_line_at_the_start(directory: Path, token: str) -> None:
+    with (
+        pytest.raises(
+            RuntimeError, match=r"(?s)status 1:\nError: service: REST_STORE_TOKEN is [^\n]+, expected [^\n]+\n$"
+        ),
+        running(directory, environment={"REST_STORE_TOKEN": token}),
+    ):
+        pass
+
+
+BAD_TOKEN_FILES = {
+    "absent": (None, "token file is unreadable"),
+    "not ASCII": (b"p\xc3\xa4ss\n", "token file is unreadable"),
+    "not UTF-8": (b"\xff\xfe", "token file is unreadable"),
+    "empty": (b"", "token file is without a token"),
+    "comments": (b"# none\n\n \t\r\n", "token file is without a token"),
+    "NUL": (b"good\nsec\0ret\n", "line 2 is not a token"),
+    "only NUL": (b"\0", "line 1 is not a token"),
+    "blank inside": (b"secret # of the first fleet\n", "line 1 is not a token"),
+    "other ends of lines": (b"one\x0btwo", "line 1 is not a token"),
+    "carriage return": (b"one\rtwo\r", "line 1 is not a token"),
+    "too long": (b"x" * 4097, "line 1 is not a token"),
+}
+
+
+@pytest.mark.parametrize(("content", "found"), BAD_TOKEN_FILES.values(), ids=BAD_TOKEN_FILES)
+def test_a_bad_token_file_is_refused_and_the_old_tokens_stay(tmp_path: Path, content: bytes | None, found: str) -> None:
     file = tmp_path / "tokens"
+    file.write_bytes(b" old\t\r\n# comment\n")
+    tokens = BearerTokens(file)
+    file.unlink()
     if content is not None:
         file.write_bytes(content)
+    refused(ServeError, tokens.reload, f"{file}: {found}")
+    refused(ServeError, lambda: BearerTokens(file), f"{file}: {found}")
+    tokens.require(bearer("old"))
     outcome = CliRunner().invoke(main, ["reload", "127.0.0.1:1", "--token-file", str(file)])
     assert outcome.exit_code == 1
-    assert outcome.output.startswith(f"Error: {file}: token file is {found}")
+    assert outcome.output.startswith(f"Error: {file}: {found}")
     assert outcome.output.count("\n") == 1
+
+
+def test_a_reload_ends_the_streams_of_revoked_tokens_and_no_others(directory: Path, tmp_path: Path) -> None:
+    file, step = tmp_path / "tokens", pb.DraftStreamRequest(tokens=[1, 2])
+    file.write_text("first\nsecond\n")
+    asked = reflection_pb2.ServerReflectionRequest(list_services="")
+    options = ["--token-file", str(file)]
+    with running(directory, options=options) as service, service.stub() as stub, service.channel() as channel:
+        first, second = (Talk(stub, bearer(token)) for token in ("first", "second"))
+        questions: queue.SimpleQueue[reflection_pb2.ServerReflectionRequest | None] = queue.SimpleQueue()
+        mirror = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo
+        reflection = mirror(iter(questions.get, None), metadata=bearer("first"), timeout=PATIENCE)
+        questions.put(asked)
+        next(reflection)
+        assert first.ask(step).trees == second.ask(step).trees
+        file.write_bytes(b"\0")
+        (_, refusal) = stub.Reload(pb.ReloadRequest(), metadata=bearer("first")).outcomes
+        assert refusal.refused.startswith(f"{file}: line 1 is not a token")
+        assert first.ask(step).trees  # nothing was revoked
+        file.write_text("second\n")
+        stub.Reload(pb.ReloadRequest(), metadata=bearer("first"))
+        for call in (first.call, reflection):
+            with pytest.raises(grpc.RpcError) as caught:
+                next(call)
+            assert reason_of(caught.value) == "UNAUTHENTICATED"
+            assert caught.value.details().startswith("stream: authorization is not accepted any more, expected")
+        assert second.ask(step).trees
+        second.close()
+        first.leave()
+        questions.put(None)

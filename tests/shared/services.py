@@ -211,9 +211,9 @@ class Certificates:
 class Talk:
     """One stream of drafts, asked step by step."""
 
-    def __init__(self, stub: Any, timeout: float = PATIENCE) -> None:
+    def __init__(self, stub: Any, metadata: Sequence[tuple[str, str]] = ()) -> None:
         self._requests: queue.SimpleQueue[pb.DraftStreamRequest | None] = queue.SimpleQueue()
-        self.call = stub.DraftStream(iter(self._requests.get, None), timeout=timeout)
+        self.call = stub.DraftStream(iter(self._requests.get, None), timeout=PATIENCE, metadata=metadata)
 
     def ask(self, request: pb.DraftStreamRequest) -> pb.DraftStreamResponse:
         """Send a request and wait for its answer."""

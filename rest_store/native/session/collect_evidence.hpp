@@ -38,6 +38,9 @@ class EvidenceCollector {
     frontier_.clear();
     pushed_ = 0;
     readings_ = 0;
+    known_rows_ = 0;
+    tokens_.assign(text_.begin(), text_.end());
+    for (const ProposedNode& proposal : proposals_) tokens_.push_back(proposal.token);
     take({1, 0, 0, -1, -1, 1, read_root()});
     while (paths_.size() < limits.max_rows) {
       if (frontier_.empty() && !push_all_tokens()) return;
@@ -162,25 +165,26 @@ class EvidenceCollector {
       frontier_.push({score, pushed_++, token, static_cast<std::int32_t>(row), proposal, probability});
   }
 
-  // When no path is open but rows are left: push, after every path, all tokens that are known from anywhere. Whether
-  // there were any.
+  // When no path is open but rows are left: push, after every path, all tokens that are known from anywhere, until
+  // there are enough for these rows: all score 0, so they are taken in this order. Whether there were any.
   bool push_all_tokens() {
-    tokens_.clear();
-    for (const ProposedNode& proposal : proposals_) tokens_.push_back(proposal.token);
-    tokens_.insert(tokens_.end(), text_.begin(), text_.end());
-    for (std::size_t row = 0; row < paths_.size(); ++row)
-      for (const Evidence& evidence : evidence_of(row).stores)
+    if (frontier_.cutoff() > 0) return false;
+    for (; known_rows_ < paths_.size(); ++known_rows_)
+      for (const Evidence& evidence : evidence_of(known_rows_).stores)
         for (const BackoffLevel& level : evidence.levels)
           for (const Continuation& next : level.next) tokens_.push_back(next.token);
     std::sort(tokens_.begin(), tokens_.end());
     tokens_.erase(std::unique(tokens_.begin(), tokens_.end()), tokens_.end());
+    ends_.clear();
+    for (std::size_t row = 1; row < paths_.size(); ++row) ends_.emplace_back(paths_[row].parent, paths_[row].token);
+    std::sort(ends_.begin(), ends_.end());
+    const std::size_t enough = limits_.max_rows - paths_.size();
     for (std::size_t row = 0; row < paths_.size(); ++row) {
       if (nodes_[row].depth == limits_.max_depth) continue;
       for (const Token token : tokens_) {
-        const auto same = [&](const PathEnd& path) {
-          return path.parent == static_cast<std::int32_t>(row) && path.token == token;
-        };
-        if (std::none_of(paths_.begin() + 1, paths_.end(), same)) push(row, token, -1, 0);
+        if (std::binary_search(ends_.begin(), ends_.end(), std::pair(static_cast<std::int32_t>(row), token))) continue;
+        push(row, token, -1, 0);
+        if (frontier_.size() == enough) return true;
       }
     }
     return !frontier_.empty();
@@ -203,7 +207,9 @@ class EvidenceCollector {
   std::vector<std::vector<Token>> tails_;
   std::vector<EvidenceReader::Child> children_;
   CandidateTable candidates_;
-  std::vector<Token> tokens_;
+  std::vector<Token> tokens_;                         // known from anywhere, once they are needed
+  std::size_t known_rows_ = 0;                        // whose continuations are among them
+  std::vector<std::pair<std::int32_t, Token>> ends_;  // of all paths, sorted
 };
 
 }  // namespace rest_store

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 import sys
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -10,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 from google.protobuf.message import DecodeError, Message
 
-from rest_store.datastore.kernel import native_tree_fault
+from rest_store.datastore.kernel import MAX_NODES, native_tree_fault
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import TokenTree
 from rest_store.errors import ManifestError, ProtocolError, describe
@@ -18,7 +19,12 @@ from rest_store.v1 import datastore_pb2 as pb
 
 M = TypeVar("M", bound=Message)
 
-_NODE_SIZE = 20  # bytes of a node in a message
+# The largest that answers and their parts can be, in bytes.
+DESCRIPTION_BYTES = 4 << 20
+NUMBER_BYTES = 64  # a few numbers, and heads of messages
+_NODE_SIZE = 20
+_ROW_SIZE = 4 + 2 + 1 + 6 * (11 + 16 * 5)  # token, parent, and six suffixes of sixteen continuations
+_MOST_DATASTORES = 1024  # of a service
 
 
 @dataclass(frozen=True)
@@ -85,8 +91,20 @@ class ServiceInfo:
         return max(datastore.built for datastore in self.datastores)
 
 
-def parse(kind: type[M], data: bytes, where: str) -> M:
-    """Return the message that `data` holds; raise ProtocolError if it is not of type `kind`."""
+def tree_bytes(max_nodes: int) -> int:
+    """Return the size of the largest tree of `max_nodes` in an answer."""
+    return _NODE_SIZE * max_nodes + NUMBER_BYTES
+
+
+def evidence_bytes(limits: pb.EvidenceLimits) -> int:
+    """Return the size of the largest evidence within `limits` in an answer; an old service answers with a tree."""
+    return max(_ROW_SIZE * limits.max_rows + NUMBER_BYTES, tree_bytes(MAX_NODES))
+
+
+def parse(kind: type[M], data: bytes, where: str, most: int) -> M:
+    """Return the message that `data` holds; raise ProtocolError if it is not of type `kind`, or not of `most` bytes."""
+    if len(data) > most:  # before it is parsed: its parts may take many times its size
+        raise ProtocolError(describe(where, f"size of a {kind.__name__}", f"{len(data)} bytes", f"at most {most}"))
     try:
         return kind.FromString(data)
     except DecodeError as error:
@@ -96,6 +114,9 @@ def parse(kind: type[M], data: bytes, where: str) -> M:
 
 def served_by(response: pb.DescribeResponse, where: str) -> tuple[ServedDatastore, ...]:
     """Return the datastores that a service describes; raise ProtocolError if it is not valid."""
+    if len(response.datastores) > _MOST_DATASTORES:
+        expected = f"at most {_MOST_DATASTORES}"
+        raise ProtocolError(describe(where, "number of datastores", len(response.datastores), expected))
     served = []
     for one in response.datastores:
         fields = one.tokenizer
@@ -114,7 +135,7 @@ def served_by(response: pb.DescribeResponse, where: str) -> tuple[ServedDatastor
         sizes = (one.token_count, one.document_count, one.shard_count, one.size)
         served.append(ServedDatastore(one.name, tokenizer, *sizes, built, one.format_version, one.generation))
     if not served or len({one.name for one in served}) != len(served):
-        names = ", ".join(repr(one.name) for one in served) or "absent"
+        names = reprlib.repr([one.name for one in served]) if served else "absent"
         raise ProtocolError(describe(where, "datastores", names, "one or more, with distinct names"))
     return tuple(served)
 

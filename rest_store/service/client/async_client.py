@@ -82,10 +82,11 @@ class AsyncDatastoreClient(ClientBase):
         timeout: float | None = None,
     ) -> list[Evidence] | None:
         """See `DatastoreClient.evidence`."""
+        began = time.monotonic()
         if not self._codec.is_known:
             await self._ask(self._requests.describe, timeout)
         request = self._requests.evidence(context, proposals, max_nodes, max_suffix, max_rows)
-        return await self._ask(request, timeout) if self._codec.max_evidence_rows else None
+        return await self._ask(request, timeout, began) if self._codec.max_evidence_rows else None
 
     def stream(
         self, *, max_nodes: int = 64, max_suffix: int = 16, max_depth: int = 10, timeout: float | None = None
@@ -99,8 +100,8 @@ class AsyncDatastoreClient(ClientBase):
     def _open(self, endpoint: Endpoint[Connection]) -> AsyncStreamCall:
         return AsyncStreamCall(endpoint.connection.channel, self._dialer.metadata, endpoint.target)
 
-    async def _ask(self, request: Request[T], timeout: float | None) -> T:
-        began = time.monotonic()
+    async def _ask(self, request: Request[T], timeout: float | None, began: float | None = None) -> T:
+        began = time.monotonic() if began is None else began
         if self._needs_description(request):
             await self._ask(self._requests.describe, timeout)
         with self._counters.failures():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-import threading
+
+from rest_store.service.client.process_lock import ProcessLock
 
 
 class Circuit:
@@ -25,7 +26,7 @@ class Circuit:
         self.threshold = threshold
         self.first_pause = pause
         self.longest_pause = max(pause, longest_pause)
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
         self._failures = 0
         self._pause = pause
         self._until = 0.0

@@ -27,8 +27,9 @@ class DatastoreClient(ClientBase):
     one, and never beyond its deadline; all calls only read. After five failures in a row an endpoint is left alone for
     a while, and calls that would need it fail in microseconds.
 
-    Thread-safe. Not usable in a process forked after its first call: there it raises ServiceUnavailableError; make
-    another.
+    Thread-safe. A pickled or copied client reaches the same service through connections of its own; a pickle holds the
+    token. gRPC does not survive a fork: in a process forked after the first call, calls raise ServiceUnavailableError.
+    Make the client there, or send it to the process pickled.
 
     Args:
         targets: `HOST:PORT` or `unix:/path`, or several that serve the same.
@@ -154,10 +155,11 @@ class DatastoreClient(ClientBase):
             TreeError: `proposals` is not a draft tree.
             QueryError, ServiceError: as `draft`.
         """
+        began = time.monotonic()
         if not self._codec.is_known:
             self._ask(self._requests.describe, timeout)
         request = self._requests.evidence(context, proposals, max_nodes, max_suffix, max_rows)
-        return self._ask(request, timeout) if self._codec.max_evidence_rows else None
+        return self._ask(request, timeout, began) if self._codec.max_evidence_rows else None
 
     def stream(
         self, *, max_nodes: int = 64, max_suffix: int = 16, max_depth: int = 10, timeout: float | None = None
@@ -184,9 +186,12 @@ class DatastoreClient(ClientBase):
             endpoint.require_usable()
             raise
 
-    def _ask(self, request: Request[T], timeout: float | None) -> T:
-        """Ask until there is an answer or the deadline has come, and count it; ask first what the service is."""
-        began = time.monotonic()
+    def _ask(self, request: Request[T], timeout: float | None, began: float | None = None) -> T:
+        """Ask until there is an answer or the deadline has come, and count it; ask first what the service is.
+
+        The deadline is `timeout` after the call `began` (`time.monotonic`); None: now.
+        """
+        began = time.monotonic() if began is None else began
         if self._needs_description(request):
             self._ask(self._requests.describe, timeout)
         with self._counters.failures():

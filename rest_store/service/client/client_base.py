@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import time
 from abc import ABC, abstractmethod
@@ -48,6 +49,16 @@ class ClientBase(ABC):
         pause: float = 1.0,
     ) -> None:
         addresses, names = _targets(targets), _names(datastore)
+        self._targets = addresses
+        self._options: dict[str, Any] = {
+            "datastore": names or None,
+            "token": token,
+            "tls": tls,
+            "timeout": timeout,
+            "retries": retries,
+            "failure_threshold": failure_threshold,
+            "pause": pause,
+        }
         threshold, first_pause = _at_least(1, "failure_threshold", failure_threshold), _pause(pause)
         self._timeout = seconds_of(timeout)
         self._dialer = Dialer(token, tls)
@@ -59,6 +70,11 @@ class ClientBase(ABC):
         )
         self._codec = Codec(names, None if tokenizer is None else identity_of(tokenizer))
         self._requests = Requests(self._codec, self._counters)
+
+    def __reduce__(self) -> tuple[Callable[[], Any], tuple[()]]:
+        """Pickle what the client was made with, with the token, and the tokenizer of its requests; not connections."""
+        tokenizer = self._codec.tokenizer
+        return functools.partial(type(self), self._targets, tokenizer=tokenizer, **self._options), ()
 
     @abstractmethod
     def _connect(self, target: str) -> Connection:

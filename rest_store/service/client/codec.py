@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from rest_store.datastore.kernel import native_evidence_fault
 from rest_store.datastore.tokenizer import TokenizerIdentity
@@ -10,11 +12,14 @@ from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import tail
 from rest_store.drafting.evidence import Evidence
 from rest_store.errors import ProtocolError, TokenizerMismatchError, TreeError, UnknownDatastoreError, describe
-from rest_store.service.client.answers import ServedDatastore, ServiceInfo, read_tree, served_by
+from rest_store.service.client.answers import NUMBER_BYTES, ServedDatastore, ServiceInfo, read_tree, served_by
 from rest_store.v1 import datastore_pb2 as pb
 
 TreeLimits = tuple[int, int, int]  # max_nodes, max_suffix, max_depth
 _evidence_fault = native_evidence_fault()
+
+_NAME_BYTES = 1024  # of a datastore, or as many more as one described has
+_SOME_DATASTORES = 64  # may answer, or as many more as the service has described
 
 
 class Codec:
@@ -30,7 +35,9 @@ class Codec:
     Attributes:
         tokenizer: the settled one; None while it is unknown.
         vocabulary_size: of that tokenizer; 0 until the service has been described.
-        max_evidence_rows: of the service; 0 until it has been described, and where it has no evidence.
+        max_evidence_rows: most that the service gives for one context; 0 until it has been described, and where it has
+            no evidence.
+        max_datastores: most datastores that may answer.
         selection: part of every request.
     """
 
@@ -39,6 +46,8 @@ class Codec:
         self.tokenizer = tokenizer
         self.vocabulary_size = 0
         self.max_evidence_rows = 0
+        self.max_datastores = len(self._names) or _SOME_DATASTORES
+        self._name_bytes = _NAME_BYTES
         self.selection = pb.Selection()
 
     @property
@@ -59,7 +68,12 @@ class Codec:
         info = ServiceInfo(target, response.version, response.kernel, chosen, limits)
         self.tokenizer = self.tokenizer or info.tokenizer
         self.selection = pb.Selection(datastores=self._names, tokenizer_fingerprint=self.tokenizer.fingerprint)
-        self.max_evidence_rows = limits["max_evidence_rows"] if _evidence_fault is not None else 0
+        self.max_evidence_rows = 0
+        if _evidence_fault is not None and limits["max_evidence_rows"]:
+            of_each = (limits["max_contexts"] or limits["max_evidence_rows"]) // len(chosen)
+            self.max_evidence_rows = max(1, min(limits["max_evidence_rows"], of_each))
+        self.max_datastores = max(self.max_datastores, len(chosen))
+        self._name_bytes = max(self._name_bytes, *(len(one.name.encode()) for one in chosen))
         self.vocabulary_size = info.tokenizer.vocabulary_size
         return info
 
@@ -98,12 +112,19 @@ class Codec:
         rows = min(limits.max_rows, self.max_evidence_rows)
         return pb.EvidenceLimits(max_nodes=limits.max_nodes, max_suffix=limits.max_suffix, max_rows=rows)
 
+    def largest(self, of_datastore: int, number: int = 1) -> int:
+        """Return the size of the largest answer with `number` parts of `of_datastore` bytes from each datastore."""
+        return self.max_datastores * (number * of_datastore + self._name_bytes) + NUMBER_BYTES
+
     def require_names(self, names: Iterable[str], target: str) -> tuple[str, ...]:
         """Return the names of the datastores that answered; raise ProtocolError unless they are those asked."""
-        answering = tuple(names)
+        answering = tuple(islice(names, self.max_datastores + 1))
+        if len(answering) > self.max_datastores:
+            most = self.max_datastores
+            raise ProtocolError(describe(target, "number of datastores that answer", f"over {most}", f"at most {most}"))
         if not answering or len(set(answering)) != len(answering) or (self._names and answering != self._names):
             expected = self._names or "one or more, each once"
-            raise ProtocolError(describe(target, "datastores that answer", answering, expected))
+            raise ProtocolError(describe(target, "datastores that answer", reprlib.repr(answering), expected))
         return answering
 
     def trees(self, messages: Sequence[pb.Tree], number: int, limits: TreeLimits, target: str) -> list[TokenTree]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -16,6 +15,7 @@ from rest_store.errors import (
     ServiceInternalError,
     ServiceUnavailableError,
 )
+from rest_store.service.client.process_lock import ProcessLock
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class ClientCounters:
     """The counters behind `ClientStatistics`. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
         self._counts = {field.name: 0 for field in fields(ClientStatistics)}
 
     def add(self, *names: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
@@ -11,6 +10,7 @@ from typing import Generic, TypeVar
 from rest_store.errors import CircuitOpenError, ServiceUnavailableError
 from rest_store.service.client.circuit import Circuit
 from rest_store.service.client.counters import ClientCounters
+from rest_store.service.client.process_lock import ProcessLock
 
 C = TypeVar("C")  # a connection
 
@@ -31,12 +31,11 @@ class Endpoint(Generic[C]):
         self._connection: C | None = None
         self._process: int | None = None  # the one that connected
         self._closed = False
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
 
     @property
     def connection(self) -> C:
         """The connection, which reconnects by itself; raises as `require_usable`."""
-        self.require_usable()  # before the lock, which another thread may have held during a fork
         with self._lock:
             self.require_usable()
             if self._connection is None:
@@ -54,12 +53,14 @@ class Endpoint(Generic[C]):
         if self._closed:
             raise ServiceUnavailableError("client: the client is closed")
         if self._process not in (None, os.getpid()):  # gRPC's threads do not survive a fork
-            raise ServiceUnavailableError("client: the process was forked after the client connected; make another")
+            raise ServiceUnavailableError("client: the process was forked after the client connected; make it anew")
 
     def close(self) -> C | None:
-        """Connect no more; return the connection, for the caller to close, if there was one."""
+        """Connect no more; return the connection, for the caller to close, if this process has made one."""
         with self._lock:
             self._closed = True
+            if self._process not in (None, os.getpid()):
+                return None  # closing it would wait for gRPC's threads; it is kept, because so would freeing it
             connection, self._connection = self._connection, None
         return connection
 

@@ -12,7 +12,14 @@ from rest_store.datastore.tree import SuffixMatch, TokenTree
 from rest_store.datastore.validation import Contexts, IntSequence, batch, limit, limits, tail, too_many_tokens
 from rest_store.drafting.evidence import MAX_EVIDENCE_ROWS, Evidence, rows_for
 from rest_store.errors import ProtocolError, describe
-from rest_store.service.client.answers import ServiceInfo, parse
+from rest_store.service.client.answers import (
+    DESCRIPTION_BYTES,
+    NUMBER_BYTES,
+    ServiceInfo,
+    evidence_bytes,
+    parse,
+    tree_bytes,
+)
 from rest_store.service.client.codec import Codec, TreeLimits, longest
 from rest_store.service.client.counters import ClientCounters
 from rest_store.v1 import datastore_pb2 as pb
@@ -71,7 +78,7 @@ class Requests:
         self.describe = Request("Describe", bytes, self._learn)
 
     def _learn(self, answer: bytes, target: str) -> ServiceInfo:
-        return self.codec.learn(parse(pb.DescribeResponse, answer, target), target)
+        return self.codec.learn(parse(pb.DescribeResponse, answer, target, DESCRIPTION_BYTES), target)
 
     @_counted
     def match(self, context: IntSequence, max_suffix: int) -> Request[SuffixMatch]:
@@ -85,7 +92,7 @@ class Requests:
             ).SerializeToString()
 
         def decode(answer: bytes, target: str) -> SuffixMatch:
-            matches = parse(pb.LongestSuffixMatchResponse, answer, target).matches
+            matches = parse(pb.LongestSuffixMatchResponse, answer, target, codec.largest(NUMBER_BYTES)).matches
             codec.require_names((one.datastore for one in matches), target)
             for one in matches:
                 if one.length > longest_suffix or (one.length == 0) != (one.count == 0):
@@ -110,7 +117,7 @@ class Requests:
             ).SerializeToString()
 
         def decode(answer: bytes, target: str) -> int:
-            response = parse(pb.CountResponse, answer, target)
+            response = parse(pb.CountResponse, answer, target, codec.largest(NUMBER_BYTES))
             names = codec.require_names(response.datastores, target)
             if len(response.counts) != len(names):
                 raise ProtocolError(describe(target, "number of counts", len(response.counts), len(names)))
@@ -151,7 +158,8 @@ class Requests:
             ).SerializeToString()
 
         def decode(answer: bytes, target: str) -> list[TokenTree]:
-            response = parse(pb.DraftResponse, answer, target)
+            most = codec.largest(tree_bytes(max_nodes), len(contexts))
+            response = parse(pb.DraftResponse, answer, target, most)
             step = len(codec.require_names(response.datastores, target))
             trees = codec.trees(response.trees, len(contexts) * step, bounds, target)
             return [longest(trees[start : start + step]) for start in range(0, len(trees), step)]
@@ -174,7 +182,7 @@ class Requests:
             ).SerializeToString()
 
         def decode(answer: bytes, target: str) -> list[Evidence] | None:
-            response = parse(pb.DraftResponse, answer, target)
+            response = parse(pb.DraftResponse, answer, target, codec.largest(evidence_bytes(bounds)))
             names = codec.require_names(response.datastores, target)
             return None if response.trees else codec.evidence(response.evidence, names, bounds, target)
 

@@ -17,7 +17,7 @@ from rest_store.errors import (
     ServiceUnavailableError,
     describe,
 )
-from rest_store.service.client.answers import parse
+from rest_store.service.client.answers import evidence_bytes, parse, tree_bytes
 from rest_store.service.client.codec import Codec, TreeLimits
 from rest_store.service.client.endpoints import Endpoint, Endpoints
 from rest_store.service.client.retry import RetryPolicy
@@ -81,6 +81,9 @@ class StreamBase(Generic[K]):
         self._names: tuple[str, ...] = ()  # of the datastores that answer it
         self._sequence = 0
         self._unanswered: dict[int, Step] = {}  # by sequence number
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        raise TypeError(f"a {type(self).__name__} belongs to one process: pickle its client, and make a stream there")
 
     @property
     def _needs_description(self) -> bool:
@@ -149,7 +152,7 @@ class StreamBase(Generic[K]):
         """
         if message is None:
             raise DeadlineError(f"{target}: service did not answer before the deadline")
-        response = parse(pb.DraftStreamResponse, message, target)
+        response = parse(pb.DraftStreamResponse, message, target, self._codec.largest(self._bytes_of_datastore()))
         step = self._unanswered.pop(response.sequence, None)
         if step is None:
             expected = f"one of {list(self._unanswered)}"
@@ -164,6 +167,14 @@ class StreamBase(Generic[K]):
         if response.trees:
             return Answer([], None)
         return Answer([], self._codec.evidence(response.evidence, self._names, step.evidence, target))
+
+    def _bytes_of_datastore(self) -> int:
+        """Return the size of the largest part of a datastore in an answer that is still to come."""
+        most = tree_bytes(self._limits[0])
+        for step in self._unanswered.values():
+            if step.evidence is not None:
+                most = max(most, evidence_bytes(step.evidence))
+        return most
 
     def _drop_after(self, error: RestStoreError) -> None:
         """End the call after a failed attempt, unless it was only late and its answer may still come."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
 import threading
 import time
@@ -28,19 +29,21 @@ class StreamCall:
     def __init__(self, channel: grpc.Channel, metadata: Sequence[tuple[str, str]], target: str) -> None:
         self._requests: _Requests = queue.SimpleQueue()
         self._answers: _Answers = queue.SimpleQueue()
+        self._due = threading.Semaphore(0)  # answers that are still to be read; one for each message
         self._error: RestStoreError | None = None
         method: Any = channel.stream_stream(_STREAM, None, None)
         call = method(iter(self._requests.get, None), metadata=tuple(metadata))
         threading.Thread(
-            target=_read, args=(call, self._answers, target), name="rest-store stream", daemon=True
+            target=_read, args=(call, self._answers, self._due, target), name="rest-store stream", daemon=True
         ).start()
-        self._end = weakref.finalize(self, _end, call, self._requests)
+        self._end = weakref.finalize(self, _end, call, self._requests, self._due, os.getpid())
 
     def send(self, message: bytes) -> None:
         """Send a message; raise ServiceError if the stream is known to have ended."""
         if self._error is not None:
             raise self._error
         self._requests.put(message)
+        self._due.release()
 
     def receive(self, ends: float) -> bytes | None:
         """Return the next message, or None at `ends` (`time.monotonic`); raise ServiceError if the stream has ended."""
@@ -60,11 +63,16 @@ class StreamCall:
         self._end()
 
 
-def _read(call: Any, answers: _Answers, target: str) -> None:
-    """Put every answer of `call` into `answers`, and last why the call has ended."""
+def _read(call: Any, answers: _Answers, due: threading.Semaphore, target: str) -> None:
+    """Put every answer of `call` that is `due` into `answers`, and last why the call has ended.
+
+    What nobody has asked for stays with gRPC, whose flow control then stops the service.
+    """
     try:
-        for message in call:
-            answers.put(message)
+        while True:
+            due.acquire()
+            answers.put(next(call))
+    except StopIteration:
         answers.put(_ended(target))
     except grpc.RpcError as error:
         answers.put(error_of_call(target, error))
@@ -72,9 +80,12 @@ def _read(call: Any, answers: _Answers, target: str) -> None:
         answers.put(ServiceInternalError(f"{target}: the stream failed ({error!r})"))
 
 
-def _end(call: Any, requests: _Requests) -> None:
+def _end(call: Any, requests: _Requests, due: threading.Semaphore, process: int) -> None:
+    if os.getpid() != process:
+        return  # forked: to cancel the call would wait for gRPC's threads, which are not here
     requests.put(None)
     call.cancel()
+    due.release()
 
 
 def _ended(target: str) -> ServiceUnavailableError:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
+import signal
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,13 +16,26 @@ import click
 import rest_store
 from rest_store.errors import ServeError, describe
 from rest_store.service.address import Address
-from rest_store.service.server.limits import Limits, tokens_in
+from rest_store.service.options import Access, access_options
+from rest_store.service.server.connections import Connections
+from rest_store.service.server.limits import Limits
+from rest_store.service.tokens import TOKEN_VARIABLE
 
 if TYPE_CHECKING:
     from rest_store.service.channel import Tls
 
-TOKEN_VARIABLE = "REST_STORE_TOKEN"
 _FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+class _Mode(click.ParamType[int]):
+    """Permission bits in octal."""
+
+    name = "octal"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> int:
+        if not re.fullmatch("0?[0-7]{3}", value):
+            self.fail(f"{value!r} is not three octal digits, such as 660", parameter, context)
+        return int(value, 8)
 
 
 @click.command(epilog="Example: rest-store serve python.ds --listen 127.0.0.1:50051 --listen unix:/run/rest-store.sock")
@@ -33,11 +48,15 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     metavar="ADDRESS",
     help="HOST:PORT (port 0: any free one) or unix:/path. May be repeated.",
 )
+@click.option("--socket-mode", type=_Mode(), help="Permissions of Unix sockets. Default: 660 with --socket-group.")
+@click.option("--socket-group", metavar="GROUP", help="Group of Unix sockets, whose members may connect.")
 @click.option("--tls-cert", type=_FILE, help="PEM file of the service's certificate, with its chain.")
 @click.option("--tls-key", type=_FILE, help="PEM file of the certificate's key.")
 @click.option("--tls-client-ca", type=_FILE, help="PEM file of the authority of clients' certificates; requires them.")
 @click.option("--token-file", type=_FILE, help=f"Accepted bearer tokens, one a line; also that in {TOKEN_VARIABLE}.")
-@click.option("--insecure", is_flag=True, help="Allow public addresses without TLS or authentication.")
+@click.option(
+    "--insecure", is_flag=True, help="Allow public addresses without TLS or authentication, also for metrics."
+)
 @click.option("--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics over HTTP at this address.")
 @click.option("--log-json", is_flag=True, help="Write the log as JSON, one object a line.")
 @click.option("--log-requests", is_flag=True, help="Log every request.")
@@ -49,6 +68,12 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     help="Most contexts of a request, times datastores and rows of evidence.",
 )
 @click.option("--max-streams", default=Limits.max_streams, show_default=True, help="Most open streams.")
+@click.option(
+    "--max-connections",
+    default=Connections.most,
+    show_default=True,
+    help="Most connections of each address; silent ones end by themselves.",
+)
 @click.option("--max-in-flight", default=Limits.max_in_flight, show_default=True, help="Most requests in flight.")
 @click.option("--max-waiting", default=Limits.max_waiting, show_default=True, help="Most requests that wait.")
 @click.option(
@@ -61,6 +86,8 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 def serve(
     datastores: tuple[str, ...],
     listen: tuple[str, ...],
+    socket_mode: int | None,
+    socket_group: str | None,
     tls_cert: Path | None,
     tls_key: Path | None,
     tls_client_ca: Path | None,
@@ -72,6 +99,7 @@ def serve(
     max_message_bytes: int,
     max_contexts: int,
     max_streams: int,
+    max_connections: int,
     max_in_flight: int,
     max_waiting: int,
     drain_seconds: float,
@@ -81,14 +109,17 @@ def serve(
     Clients select a datastore by the name of its directory, or by NAME. After SIGTERM the service ends once running
     calls are done. SIGHUP or `rest-store reload` makes it read datastores, tokens and certificates again.
     """
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the service handles it; nothing has been read yet
     if (tls_cert is None) != (tls_key is None) or (tls_client_ca is not None and tls_cert is None):
         raise click.UsageError("--tls-cert and --tls-key need each other, and --tls-client-ca needs both")
-    if log_json:
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # lines of its own are not JSON
+    if (socket_mode is not None or socket_group is not None) and not any(text.startswith("unix:") for text in listen):
+        raise click.UsageError("--socket-mode and --socket-group need --listen unix:/path")
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # lines that any peer can cause, and that are not JSON
     from rest_store.service.server.credentials import CertificateFiles
     from rest_store.service.server.logs import EventLog
     from rest_store.service.server.server import Options
     from rest_store.service.server.server import serve as run
+    from rest_store.service.server.unix_socket import SocketPermissions
 
     certificates = None
     if tls_cert is not None and tls_key is not None:
@@ -105,6 +136,8 @@ def serve(
         insecure=insecure,
         metrics=metrics_address,
         limits=Limits(max_message_bytes, max_contexts, max_streams, max_in_flight, max_waiting),
+        connections=Connections(max_connections),
+        sockets=SocketPermissions(socket_mode, socket_group),
         drain_seconds=drain_seconds,
         log_requests=log_requests,
     )
@@ -139,7 +172,9 @@ def _name_and_directory(text: str) -> tuple[str, Path]:
     return (path.name or path.resolve().name), path
 
 
-def request_reload(address: Address, token: str | None, tls: Tls | None, timeout: float) -> list[dict[str, Any]]:
+def request_reload(
+    address: Address, *, token: str | None, tls: Tls | bool | None, timeout: float
+) -> list[dict[str, Any]]:
     """Make the service at `address` reload; return name, generation and reason of refusal for each datastore.
 
     Raises:
@@ -169,38 +204,22 @@ def request_reload(address: Address, token: str | None, tls: Tls | None, timeout
 
 @click.command(epilog="Example: rest-store reload 127.0.0.1:50051")
 @click.argument("address")
-@click.option("--token-file", type=_FILE, help=f"File with the bearer token in its first line; else {TOKEN_VARIABLE}.")
-@click.option("--tls-ca", type=_FILE, help="PEM file of the authority of the service's certificate; enables TLS.")
-@click.option("--tls-cert", type=_FILE, help="PEM file of a client certificate, where the service requires one.")
-@click.option("--tls-key", type=_FILE, help="PEM file of the client certificate's key.")
-@click.option(
-    "--tls-server-name", metavar="NAME", help="Name in the service's certificate, if not the host of ADDRESS."
-)
+@access_options
 @click.option("--timeout", default=60.0, show_default=True, help="Seconds to wait for the service.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def reload(
     address: str,
-    token_file: Path | None,
-    tls_ca: Path | None,
-    tls_cert: Path | None,
-    tls_key: Path | None,
-    tls_server_name: str | None,
+    access: Access,
     timeout: float,
     as_json: bool,
 ) -> None:
     """Make the service at ADDRESS, on this machine, read its datastores, tokens and certificates again.
 
-    Waits for the outcome. What is not valid is refused, and what was there before stays in use; the exit status is 1
-    then.
+    Waits for the outcome. Datastores that do not open or have another tokenizer are refused, as are tokens and
+    certificates that are not valid; what was there before stays in use then, and the exit status is 1. Opening verifies
+    the manifest, headers and file sizes, not the content: run `rest-store check` before.
     """
-    from rest_store.service.channel import Tls
-
-    has_tls = tls_ca or tls_cert or tls_key or tls_server_name
-    tls = Tls(tls_ca, tls_cert, tls_key, tls_server_name) if has_tls else None
-    token = os.environ.get(TOKEN_VARIABLE) or None
-    if token_file is not None:
-        token = tokens_in(token_file)[0]
-    outcomes = request_reload(Address.parse(address), token, tls, timeout)
+    outcomes = request_reload(Address.parse(address), timeout=timeout, **access.arguments())
     if as_json:
         click.echo(json.dumps({"outcomes": outcomes}))
     else:

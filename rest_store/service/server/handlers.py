@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rest_store.datastore.kernel import MAX_DEPTH, MAX_NODES, MAX_SUFFIX
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.evidence import MAX_EVIDENCE_ROWS, Evidence, collect_evidence
-from rest_store.errors import LimitError, QueryError, describe
+from rest_store.errors import LimitError, MessageSizeError, QueryError, describe
 from rest_store.service.server.catalog import Catalog, Served
 from rest_store.service.server.executor import Executor
 from rest_store.service.server.limits import Limits
@@ -24,11 +24,15 @@ from rest_store.service.server.requests import (
     evidence_limits,
     parse,
     proposals_of,
+    require_few_proposals,
     require_no_proposals,
     require_not_empty,
     require_tokens,
     require_work,
+    selection_of,
+    sequences_of,
     suffix_limit,
+    tails_of,
     tree_limits,
 )
 from rest_store.v1 import datastore_pb2 as pb
@@ -43,10 +47,17 @@ _SMALL_ROWS = 64
 class StreamState:
     """What a stream chose with its first message, and the end of its context."""
 
-    selection: pb.Selection = field(default_factory=pb.Selection)
+    selection: tuple[tuple[str, ...], str] = ((), "")  # names and fingerprint; not the message, which holds its request
     limits: TreeLimits | None = None
     context: list[int] = field(default_factory=list)
     names_sent: tuple[str, ...] | None = None  # of the datastores that answered last
+
+
+class _Reading(NamedTuple):
+    """The work of a request for evidence, without the message that asked for it."""
+
+    tasks: Sequence[Callable[[], list[Evidence]]]  # of each context
+    small: bool  # as `Executor.run` takes it
 
 
 class Handlers:
@@ -66,17 +77,18 @@ class Handlers:
     async def draft(self, data: bytes) -> bytes:
         """Answer a DraftRequest."""
         request = parse(pb.DraftRequest, data)
-        served = self._selected(request.selection)
+        served = self._catalog.select(*selection_of(request.selection, self._limits))
+        require_work(len(request.contexts) * len(served), self._limits)
         response = pb.DraftResponse(datastores=[one.name for one in served])
         if request.HasField("evidence"):
-            contexts = [(list(context.tokens), context.proposals) for context in request.contexts]
-            await self._add_evidence(response.evidence, served, request.evidence, contexts)
+            contexts = [(context.tokens, context.proposals) for context in request.contexts]
+            reading = self._reading(served, request.evidence, contexts)
+            del request, contexts  # here and below: the memory of a message is given back while its work waits
+            await self._add_evidence(response.evidence, reading)
         else:
             limits = tree_limits(request.limits)
-            for place, context in enumerate(request.contexts):
-                require_not_empty(context.tokens, f"context {place}")
-                require_no_proposals(context, place)
-            tails = [context.tokens[-limits.max_suffix :] for context in request.contexts]
+            tails = tails_of(request.contexts, limits.max_suffix)
+            del request
             await self._add_trees(response.trees, served, limits, tails)
         return response.SerializeToString()
 
@@ -84,8 +96,9 @@ class Handlers:
         """Answer the next DraftStreamRequest of a stream."""
         request = parse(pb.DraftStreamRequest, data)
         if request.HasField("selection"):
-            state.selection = request.selection
-        served = self._selected(state.selection)
+            state.selection = selection_of(request.selection, self._limits)
+        served = self._catalog.select(*state.selection)
+        require_work(len(served), self._limits)
         if state.limits is None or request.HasField("limits"):
             state.limits = tree_limits(request.limits)
         state.context = (state.context + request.tokens[-MAX_SUFFIX:])[-MAX_SUFFIX:]
@@ -95,21 +108,24 @@ class Handlers:
             response.datastores.extend(names)
             state.names_sent = names
         if request.HasField("evidence"):
-            contexts = [(state.context, request.proposals)]
-            await self._add_evidence(response.evidence, served, request.evidence, contexts)
+            reading = self._reading(served, request.evidence, [(state.context, request.proposals)])
+            del request
+            await self._add_evidence(response.evidence, reading)
         else:
             require_not_empty(state.context, "context 0")
             require_no_proposals(request, 0)
+            del request
             await self._add_trees(response.trees, served, state.limits, [state.context[-state.limits.max_suffix :]])
         return response.SerializeToString()
 
     async def longest_suffix_match(self, data: bytes) -> bytes:
         """Answer a LongestSuffixMatchRequest."""
         request = parse(pb.LongestSuffixMatchRequest, data)
-        served = self._selected(request.selection)
+        served = self._catalog.select(*selection_of(request.selection, self._limits))
         require_work(len(served), self._limits)
         max_suffix = suffix_limit(request.max_suffix)
         tail = request.tokens[-max_suffix:]
+        del request
         require_not_empty(tail, "context 0")
 
         def match(one: Served) -> tuple[int, int]:
@@ -127,14 +143,11 @@ class Handlers:
     async def count(self, data: bytes) -> bytes:
         """Answer a CountRequest."""
         request = parse(pb.CountRequest, data)
-        served = self._selected(request.selection)
+        served = self._catalog.select(*selection_of(request.selection, self._limits))
         amount = len(request.sequences) * len(served)
         require_work(amount, self._limits)
-        sequences = [list(sequence.tokens) for sequence in request.sequences]
-        for place, tokens in enumerate(sequences):
-            require_not_empty(tokens, f"sequence {place}")
-            if len(tokens) > MAX_SUFFIX:
-                raise LimitError(describe("request", f"length of sequence {place}", len(tokens), f"1..{MAX_SUFFIX}"))
+        sequences = sequences_of(request.sequences)
+        del request
         for one in served:
             require_tokens(sequences, one.store.vocabulary_size, "sequence")
 
@@ -163,21 +176,19 @@ class Handlers:
                 max_suffix=MAX_SUFFIX,
                 max_depth=MAX_DEPTH,
                 max_evidence_rows=self._max_evidence_rows,
+                max_request_bytes=self._limits.max_request_bytes,
                 **vars(self._limits),
             ),
         ).SerializeToString()
-
-    def _selected(self, selection: pb.Selection) -> tuple[Served, ...]:
-        return self._catalog.select(tuple(selection.datastores), selection.tokenizer_fingerprint)
 
     async def _add_trees(
         self, messages: Any, served: tuple[Served, ...], limits: TreeLimits, contexts: Sequence[list[int]]
     ) -> None:
         """Append the tree of each context from each datastore, context by context, to `messages`, and count them."""
-        amount = len(contexts) * len(served)
-        require_work(amount, self._limits)
+        amount, size, most = len(contexts) * len(served), 0, self._limits.max_message_bytes
 
         def draft(one: Served, first: int) -> list[TokenTree]:
+            nonlocal size
             piece = contexts[first : first + step]
             try:
                 trees = one.store.draft_batch(piece, **limits._asdict())
@@ -185,6 +196,9 @@ class Handlers:
                 require_tokens(piece, one.store.vocabulary_size, "context", first)  # says which
                 raise
             one.require_readable()
+            size += sum(len(tree.packed) for tree in trees)
+            if size > most:  # no more of an answer that will not be sent
+                raise MessageSizeError(describe("response", "size", f"more than {size} bytes", f"at most {most}"))
             return trees
 
         step = max(1, _PIECE_NODES // limits.max_nodes)
@@ -201,22 +215,22 @@ class Handlers:
                     metrics.nodes += len(tree)
         metrics.trees += amount
 
-    async def _add_evidence(
+    def _reading(
         self,
-        messages: Any,
         served: tuple[Served, ...],
         message: pb.EvidenceLimits,
-        contexts: Sequence[tuple[list[int], pb.Proposals]],
-    ) -> None:
-        """Append the evidence of each datastore for each context and its proposals to `messages`, and count it."""
+        contexts: Sequence[tuple[Sequence[int], pb.Proposals]],
+    ) -> _Reading:
+        """Return the work of reading the evidence for each context, given its tokens and its proposals."""
         limits = evidence_limits(message)
         amount = len(contexts) * len(served) * limits.max_rows
         require_work(amount, self._limits)
         if not self._max_evidence_rows:
             expected = "only trees: this service has no native kernel to read evidence with"
             raise LimitError(describe("request", "evidence", "asked for", expected))
+        require_few_proposals((proposals for _, proposals in contexts), self._limits)
         vocabulary_size = min(one.store.vocabulary_size for one in served)
-        tails = [tokens[-limits.max_suffix :] for tokens, _ in contexts]
+        tails = [list(tokens[-limits.max_suffix :]) for tokens, _ in contexts]
         require_tokens(tails, vocabulary_size, "context")
         trees = [proposals_of(proposals, place, vocabulary_size) for place, (_, proposals) in enumerate(contexts)]
         stores = {one.name: one.store for one in served}
@@ -228,7 +242,11 @@ class Handlers:
             return evidence
 
         tasks = [partial(read, tail, proposals) for tail, proposals in zip(tails, trees, strict=True)]
-        for of_context in await self._executor.run(tasks, small=amount <= _SMALL_ROWS):
+        return _Reading(tasks, small=amount <= _SMALL_ROWS)
+
+    async def _add_evidence(self, messages: Any, reading: _Reading) -> None:
+        """Append the evidence of each datastore, context by context, to `messages`, and count it."""
+        for of_context in await self._executor.run(reading.tasks, small=reading.small):
             for evidence in of_context:
                 messages.add(rows=evidence.rows)
                 self._metrics.evidence_rows += evidence.row_count

@@ -6,14 +6,15 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
+
+from rest_store.errors import OverloadedError, UnknownDatastoreError, describe
 
 _MOST_WATCHERS = 64
 
 
-class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # generated, without types
-    """Answers Check and Watch. For use within one event loop.
+class Health:
+    """Answers Check and Watch, whose methods take requests and yield responses. For use within one event loop.
 
     The servicer that comes with gRPC is not used: there a watcher that does not read blocks whoever sets a status, and
     one that leaves makes the others miss changes.
@@ -36,30 +37,30 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # generated
         serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
         return int(serving if self._serving[name] else not_serving)
 
-    async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802  the name in the definition
-        """Return the status of one name; NOT_FOUND if it is unknown."""
-        status = self._status(request.service)
-        if status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN:
-            await context.abort(
-                grpc.StatusCode.NOT_FOUND, "health: the name is unknown: neither the service nor a datastore has it"
-            )
-        return health_pb2.HealthCheckResponse(status=status)
+    async def check(self, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        """Yield the status of one name; raise UnknownDatastoreError if neither the service nor a datastore has it."""
+        async for request in requests:
+            status = self._status(request.service)
+            if status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN:
+                expected = "empty, the service's or that of a datastore"
+                raise UnknownDatastoreError(describe("health", "name", "unknown", expected))
+            yield health_pb2.HealthCheckResponse(status=status)
 
-    async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802  the name in the definition
-        """Yield the status of one name, now and whenever it changes."""
+    async def watch(self, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        """Yield the status of one name, now and whenever it changes; raise OverloadedError for too many watchers."""
         if len(self._watchers) >= _MOST_WATCHERS:
-            message = f"health: there are {_MOST_WATCHERS} watchers already; try again later"
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
+            raise OverloadedError(f"health: there are {_MOST_WATCHERS} watchers already; try again later")
         changed = asyncio.Event()
         self._watchers.add(changed)
         try:
-            shown = None
-            while True:
-                changed.clear()
-                status = self._status(request.service)
-                if status != shown:
-                    shown = status
-                    yield health_pb2.HealthCheckResponse(status=status)
-                await changed.wait()
+            async for request in requests:
+                shown = None
+                while True:
+                    changed.clear()
+                    status = self._status(request.service)
+                    if status != shown:
+                        shown = status
+                        yield health_pb2.HealthCheckResponse(status=status)
+                    await changed.wait()
         finally:
             self._watchers.discard(changed)

@@ -9,9 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rest_store.datastore.kernel import MAX_NODES
 from rest_store.errors import AuthenticationError, OverloadedError, ServeError, describe
+from rest_store.service.tokens import TOKEN_EXPECTED, TOKEN_VARIABLE, is_token, tokens_in
 
 _GREATEST = 1 << 30  # of each limit
+# What a request takes: for each context 64 tokens of at most 5 bytes and a share of the proposals; and names, and the
+# proposals of a single context.
+_CONTEXT_BYTES, _OTHER_BYTES = 512, 64 << 10
 
 
 @dataclass(frozen=True)
@@ -19,7 +24,7 @@ class Limits:
     """Limits of a service, of all clients together; published by Describe.
 
     Attributes:
-        max_message_bytes: size of a request, and of an answer.
+        max_message_bytes: size of an answer, and at most of a request.
         max_contexts: contexts of one request, times datastores and rows of evidence.
         max_streams: open streams.
         max_in_flight: requests in flight, streams not counted.
@@ -40,6 +45,16 @@ class Limits:
         for name, value in vars(self).items():
             if not least.get(name, 1) <= value <= _GREATEST:
                 raise ServeError(describe("service", name, value, f"{least.get(name, 1)}..{_GREATEST}"))
+
+    @property
+    def max_request_bytes(self) -> int:
+        """Size of a request: what `max_contexts` take, so that reading any message costs little."""
+        return min(self.max_message_bytes, _OTHER_BYTES + _CONTEXT_BYTES * self.max_contexts)
+
+    @property
+    def max_proposals(self) -> int:
+        """Proposals of all contexts of a request together."""
+        return max(MAX_NODES, self.max_contexts)
 
 
 class Gate:
@@ -66,23 +81,6 @@ class Gate:
         task.add_done_callback(self.tasks.discard)
 
 
-def tokens_in(path: Path) -> list[str]:
-    """Return the bearer tokens of a file, one a line, without empty lines and those that start with #.
-
-    Raises:
-        ServeError: the file cannot be read, holds no token, or is not ASCII.
-    """
-    try:
-        lines = [line.strip() for line in path.read_text(encoding="ascii").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        found = f"unreadable ({getattr(error, 'strerror', None) or error})"
-        raise ServeError(describe(path, "token file", found, "a file with one token a line, in ASCII")) from None
-    tokens = [line for line in lines if line and not line.startswith("#")]
-    if not tokens:
-        raise ServeError(describe(path, "token file", "without a token", "one token a line"))
-    return tokens
-
-
 class BearerTokens:
     """The tokens that a service accepts; without any, no token is required.
 
@@ -91,12 +89,14 @@ class BearerTokens:
         token: a further token, from the environment.
 
     Raises:
-        ServeError: as `tokens_in`.
+        ServeError: as `tokens_in`, or `token` is none.
 
     Thread-safe.
     """
 
     def __init__(self, path: Path | None = None, token: str | None = None) -> None:
+        if token is not None and not is_token(token):
+            raise ServeError(describe("service", TOKEN_VARIABLE, "not a token", TOKEN_EXPECTED))
         self._path = path
         self._token = token
         self._digests: tuple[bytes, ...] = ()
@@ -112,10 +112,20 @@ class BearerTokens:
     def __bool__(self) -> bool:
         return bool(self._digests)
 
-    def require(self, metadata: Any) -> None:
-        """Raise AuthenticationError unless a call has an accepted bearer token; the time taken does not leak them."""
+    def accepts(self, digest: bytes) -> bool:
+        """Whether a token that `require` accepted once is accepted still."""
+        return not self._digests or digest in self._digests
+
+    def require(self, metadata: Any) -> bytes:
+        """Return the digest of the bearer token of a call, empty where none is required.
+
+        The time taken does not leak tokens.
+
+        Raises:
+            AuthenticationError: the call has no accepted token.
+        """
         if not self._digests:
-            return
+            return b""
         value = next((value for key, value in metadata or () if key == "authorization"), None)
         if value is None:
             raise AuthenticationError(describe("request", "authorization", "absent", "a bearer token"))
@@ -126,3 +136,4 @@ class BearerTokens:
             accepted |= hmac.compare_digest(digest, known)
         if not accepted or scheme.lower() != "bearer":
             raise AuthenticationError(describe("request", "authorization", "not accepted", "a bearer token known here"))
+        return digest

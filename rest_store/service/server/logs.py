@@ -5,8 +5,21 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime, timezone
+from time import monotonic
 from typing import TextIO
+
+LIMIT = 10  # lines of one kind in _WINDOW_SECONDS
+_WINDOW_SECONDS = 60.0
+
+
+@dataclass
+class _Window:
+    end: float  # on the log's clock
+    count: int = 0
 
 
 class EventLog:
@@ -15,11 +28,17 @@ class EventLog:
     Args:
         as_json: one JSON object a line; otherwise text.
         file: destination; None: standard error.
+        clock: returns seconds.
     """
 
-    def __init__(self, as_json: bool = False, file: TextIO | None = None) -> None:
+    def __init__(
+        self, as_json: bool = False, file: TextIO | None = None, clock: Callable[[], float] = monotonic
+    ) -> None:
         self._as_json = as_json
         self._file = file
+        self._clock = clock
+        self._windows: dict[tuple[object, ...], _Window] = {}
+        self._lock = threading.Lock()
 
     def __call__(self, event: str, **fields: object) -> None:
         """Write one event with its fields, which must be JSON values."""
@@ -35,8 +54,34 @@ class EventLog:
         except OSError:  # the reader has gone, which is no reason to stop serving
             pass
 
+    def limited(self, event: str, *kind: object, **fields: object) -> None:
+        """Write an event that peers can cause as often as they like: ten of a `kind` a minute, the rest as a count.
+
+        Args:
+            event: its name.
+            kind: what else tells kinds apart; nothing that a peer chooses freely.
+            fields: as of any event.
+        """
+        self.summarize()
+        with self._lock:
+            window = self._windows.setdefault((event, *kind), _Window(self._clock() + _WINDOW_SECONDS))
+            window.count += 1
+            if window.count > LIMIT:
+                return
+        self(event, **fields)
+
+    def summarize(self, *, now: bool = False) -> None:
+        """Write how many events were left out, for each kind whose minute is over; with `now`, for all."""
+        time = self._clock()
+        with self._lock:
+            over = [kind for kind, window in self._windows.items() if now or window.end <= time]
+            left_out = {kind: self._windows.pop(kind).count - LIMIT for kind in over}
+        for (event, *kind), count in left_out.items():
+            if count > 0:
+                self("left_out", of=event, kind=" ".join(map(str, kind)), count=count)
+
     def take_over(self) -> None:
-        """Write as events what other packages log at level WARNING and above."""
+        """Write as events what other packages log at level WARNING and above, `limited`."""
         root = logging.getLogger()
         root.handlers = [_Handler(self)]
         root.setLevel(logging.WARNING)
@@ -51,9 +96,10 @@ class _Handler(logging.Handler):
         fields: dict[str, object] = {"logger": record.name, "message": record.getMessage()}
         if record.exc_info:
             fields["traceback"] = logging.Formatter().formatException(record.exc_info)
-        self._log(record.levelname.lower(), **fields)
+        self._log.limited(record.levelname.lower(), record.name, record.lineno, **fields)
 
 
 def _shown(value: object) -> str:
     text = str(value)
-    return text if text and not any(character.isspace() or character == '"' for character in text) else json.dumps(text)
+    plain = text.isprintable() and not any(character in ' "' for character in text)
+    return text if text and plain else json.dumps(text)

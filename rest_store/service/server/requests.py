@@ -1,8 +1,11 @@
-"""Validation of requests: what a service reads from a message before any work is done for it."""
+"""Validation of requests: what a service reads from a message before any work is done for it.
+
+A message is weighed first: the numbers of its parts are known once it is parsed, before anything is made of the parts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -86,6 +89,21 @@ def require_work(amount: int, limits: Limits) -> None:
         raise LimitError(describe("request", what, amount, f"at most {limits.max_contexts}"))
 
 
+def selection_of(message: pb.Selection, limits: Limits) -> tuple[tuple[str, ...], str]:
+    """Return the names and the fingerprint of a selection; raise LimitError for more names than work is allowed for."""
+    if len(message.datastores) > limits.max_contexts:
+        expected = f"at most {limits.max_contexts}"
+        raise LimitError(describe("request", "number of datastores named", len(message.datastores), expected))
+    return tuple(message.datastores), message.tokenizer_fingerprint
+
+
+def require_few_proposals(messages: Iterable[pb.Proposals], limits: Limits) -> None:
+    """Raise LimitError if all proposals of a request together exceed the limit."""
+    amount = sum(len(message.tokens) for message in messages)
+    if amount > limits.max_proposals:
+        raise LimitError(describe("request", "number of all proposals", amount, f"at most {limits.max_proposals}"))
+
+
 def require_not_empty(tokens: Sequence[int], what: str) -> None:
     """Raise EmptyContextError if there are no `tokens`."""
     if not tokens:
@@ -106,6 +124,37 @@ def require_no_proposals(message: pb.Context | pb.DraftStreamRequest, place: int
     if message.HasField("proposals"):
         where = f"proposals of context {place}"
         raise ContextTypeError(describe("request", where, "present without evidence limits", "none"))
+
+
+def tails_of(contexts: Iterable[pb.Context], max_suffix: int) -> list[list[int]]:
+    """Return the ends of the contexts of a request for trees.
+
+    Raises:
+        EmptyContextError: a context has no tokens.
+        ContextTypeError: as `require_no_proposals`.
+    """
+    tails = []
+    for place, context in enumerate(contexts):
+        require_not_empty(context.tokens, f"context {place}")
+        require_no_proposals(context, place)
+        tails.append(context.tokens[-max_suffix:])
+    return tails
+
+
+def sequences_of(messages: Iterable[pb.TokenSequence]) -> list[list[int]]:
+    """Return the sequences of a request for counts.
+
+    Raises:
+        EmptyContextError: a sequence has no tokens.
+        LimitError: a sequence is longer than any suffix may be.
+    """
+    sequences = []
+    for place, message in enumerate(messages):
+        require_not_empty(message.tokens, f"sequence {place}")
+        if (length := len(message.tokens)) > MAX_SUFFIX:
+            raise LimitError(describe("request", f"length of sequence {place}", length, f"1..{MAX_SUFFIX}"))
+        sequences.append(list(message.tokens))
+    return sequences
 
 
 def proposals_of(message: pb.Proposals, place: int, vocabulary_size: int) -> Proposals:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 
 from rest_store.datastore.kernel import kernel_name
 from rest_store.errors import ServeError, describe
 from rest_store.service.address import Address
 from rest_store.service.server.catalog import Catalog
+from rest_store.service.server.connections import Connections
 from rest_store.service.server.credentials import CertificateFiles, Certificates
 from rest_store.service.server.executor import Executor
 from rest_store.service.server.handlers import Handlers
@@ -26,7 +30,10 @@ from rest_store.service.server.health import Health
 from rest_store.service.server.limits import BearerTokens, Limits
 from rest_store.service.server.logs import EventLog
 from rest_store.service.server.metrics import Metrics
-from rest_store.service.server.servicer import METHODS, SERVICE, Servicer
+from rest_store.service.server.metrics_endpoint import MetricsEndpoint
+from rest_store.service.server.reloads import Reloads
+from rest_store.service.server.servicer import METHODS, SERVICE, Answer, Servicer
+from rest_store.service.server.unix_socket import SocketPermissions
 from rest_store.v1 import datastore_pb2 as pb
 
 if TYPE_CHECKING:
@@ -36,6 +43,8 @@ if TYPE_CHECKING:
 
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 _WATCH_SECONDS = 1.0  # between two checks of the files
+_LISTEN_SECONDS = 0.1  # between two looks whether gRPC's server has failed
+_UNTIL_CALLS_END = 1e9  # seconds
 
 
 @dataclass(frozen=True)
@@ -50,21 +59,10 @@ class Options:
     insecure: bool = False
     metrics: Address | None = None
     limits: Limits = field(default_factory=Limits)
+    connections: Connections = field(default_factory=Connections)
+    sockets: SocketPermissions = field(default_factory=SocketPermissions)
     drain_seconds: float = 10.0
     log_requests: bool = False
-
-
-class _Registry:
-    """Collects the handlers that generated code adds to a server, so that our servicer controls access to them."""
-
-    def __init__(self) -> None:
-        self.handlers: list[Any] = []
-
-    def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
-        self.handlers += handlers
-
-    def add_registered_method_handlers(self, service: str, handlers: object) -> None:
-        """Do nothing: they are the same handlers."""
 
 
 class Server:
@@ -93,15 +91,18 @@ class Server:
         self._metrics = Metrics(METHODS, version, kernel_name())
         self._workers = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="draft")
         self._health = Health()
-        self._reloading: asyncio.Task[pb.ReloadResponse] | None = None
-        self._watching: asyncio.Task[None] | None = None
-        self._stop_metrics: Callable[[], None] = lambda: None
+        self._reloads = Reloads(self._reload)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._metrics_endpoint: MetricsEndpoint | None = None
         self.metrics_address: str | None = None
-        registry: Any = _Registry()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, registry)
         names = (SERVICE, _HEALTH, reflection.SERVICE_NAME)
         reflector = reflection.aio.ReflectionServicer(names)  # type: ignore[attr-defined]  # missing in the stubs
-        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflector, registry)
+        reflect: Answer = partial(reflector.ServerReflectionInfo, unused_context=None)
+        others = {
+            f"/{_HEALTH}/Check": (health_pb2.HealthCheckRequest, self._health.check),
+            f"/{_HEALTH}/Watch": (health_pb2.HealthCheckRequest, self._health.watch),
+            f"/{reflection.SERVICE_NAME}/ServerReflectionInfo": (reflection_pb2.ServerReflectionRequest, reflect),
+        }
         self._servicer = Servicer(
             Handlers(self._catalog, options.limits, self._metrics, Executor(self._workers)),
             self.start_reload,
@@ -109,51 +110,78 @@ class Server:
             tokens=self._tokens,
             metrics=self._metrics,
             log=log,
-            others=tuple(registry.handlers),
+            others=others,
             public=frozenset({f"/{_HEALTH}/Check", f"/{_HEALTH}/Watch"}),
             log_requests=options.log_requests,
         )
-        self._server = grpc.aio.server(handlers=[self._servicer], options=_channel_options(options.limits))
+        options.connections.allow_files(len(options.addresses))
+        self._server = self._grpc_server()
+        self._ended: dict[grpc.aio.Server, asyncio.Task[None]] = {}  # those replaced, whose calls go on
 
     async def start(self) -> list[str]:
         """Listen and answer; return the addresses as they were bound."""
         bound = [self._bind(address) for address in self._options.addresses]
         if self._options.metrics is not None:
-            self._serve_metrics(self._options.metrics)
+            self.metrics_address = await self._serve_metrics(self._options.metrics)
         self._update_health()
         await self._server.start()
-        self._watching = asyncio.create_task(self._watch())
+        listening = self._keep_listening([Address.parse(text) for text in bound])
+        self._tasks = [asyncio.create_task(self._watch()), asyncio.create_task(listening)]
         self._log("start", addresses=bound, datastores=[served.name for served in self._catalog.served])
         return bound
 
+    def _grpc_server(self) -> grpc.aio.Server:
+        options = [*_channel_options(self._options.limits), *self._options.connections.channel_options()]
+        return grpc.aio.server(handlers=[self._servicer], options=options)
+
+    async def _keep_listening(self, addresses: list[Address]) -> None:
+        """Replace gRPC's server whenever it has failed; calls that were running go on.
+
+        Since 1.84 a method's name that is not UTF-8 makes it fail, which any peer can send.
+        """
+        while True:
+            try:
+                while await self._server.wait_for_termination(_LISTEN_SECONDS):
+                    pass
+            except Exception as failure:
+                self._log.limited("defect", "listen", error=f"gRPC's server has failed and is replaced: {failure!r}")
+            self._ended[self._server] = asyncio.create_task(self._server.stop(grace=_UNTIL_CALLS_END))
+            self._ended = {server: task for server, task in self._ended.items() if not task.done()}
+            while not await self._listen_again(addresses):
+                await asyncio.sleep(_WATCH_SECONDS)
+
+    async def _listen_again(self, addresses: list[Address]) -> bool:
+        self._server = self._grpc_server()
+        try:
+            for address in addresses:
+                self._bind(address)
+        except ServeError as error:
+            self._log.limited("defect", "bind", error=str(error))
+            return False
+        await self._server.start()
+        return True
+
     def _bind(self, address: Address) -> str:
         address.require_unanswered()
-        try:
-            if self._certificates is not None and address.path is None:
-                port = self._server.add_secure_port(address.text, self._certificates.credentials())
-            else:
-                port = self._server.add_insecure_port(address.text)
-        except (RuntimeError, OSError):
-            message = f"service: address {address.text} cannot be bound (in use, unknown or not permitted)"
-            raise ServeError(message) from None
+        sockets = self._options.sockets
+        with contextlib.nullcontext() if address.path is None else sockets.given_to(address.path):
+            try:
+                if self._certificates is not None and address.path is None:
+                    port = self._server.add_secure_port(address.text, self._certificates.credentials())
+                else:
+                    port = self._server.add_insecure_port(address.text)
+            except (RuntimeError, OSError):
+                message = f"service: address {address.text} cannot be bound (in use, unknown or not permitted)"
+                raise ServeError(message) from None
         return address.text if address.path is not None else address.with_port(port).text
 
-    def _serve_metrics(self, address: Address) -> None:
-        from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, start_http_server
-
+    async def _serve_metrics(self, address: Address) -> str:
         registry = CollectorRegistry()
         registry.register(self)
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
-        assert address.host is not None
-        assert address.port is not None
-        try:
-            http, _ = start_http_server(address.port, address.host, registry)
-        except OSError as error:
-            message = f"service: address {address.text} of metrics cannot be bound ({error.strerror})"
-            raise ServeError(message) from None
-        self._stop_metrics = http.shutdown
-        self.metrics_address = f"http://{address.with_port(http.server_port).text}/metrics"
+        self._metrics_endpoint = MetricsEndpoint(registry, self._workers)
+        return await self._metrics_endpoint.start(address)
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics; the thread that serves them calls this."""
@@ -162,11 +190,15 @@ class Server:
         yield from self._metrics.collect(len(requests), len(streams), draining, served)
 
     async def _watch(self) -> None:
-        """Check the files once a second, so that health and metrics show a change before a request meets it."""
+        """Check the files once a second, so that health and metrics show a change before a request meets it.
+
+        What the log left out is summarized as often.
+        """
         while True:
             await asyncio.sleep(_WATCH_SECONDS)
             await asyncio.get_running_loop().run_in_executor(self._workers, self._catalog.watch)
             self._update_health()
+            self._log.summarize()
 
     def _update_health(self) -> None:
         serving = {served.name: served.readable and not self._servicer.draining for served in self._catalog.served}
@@ -174,13 +206,8 @@ class Server:
         self._health.set({**serving, "": any_serving, SERVICE: any_serving})
 
     def start_reload(self) -> asyncio.Task[pb.ReloadResponse]:
-        """Read datastores, tokens and certificates again, as the returned task; those not valid stay as they were.
-
-        During a reload it returns the task of that reload.
-        """
-        if self._reloading is None or self._reloading.done():
-            self._reloading = asyncio.create_task(self._reload())
-        return self._reloading
+        """Read datastores, tokens and certificates again, as the returned task; those not valid stay as they were."""
+        return self._reloads.start()
 
     async def _reload(self) -> pb.ReloadResponse:
         reopened = await asyncio.get_running_loop().run_in_executor(None, self._catalog.reopen)
@@ -197,6 +224,7 @@ class Server:
             except ServeError as error:
                 self._log("reload", refused=str(error))
                 response.outcomes.add(refused=str(error))
+        self._servicer.end_revoked_streams()
         self._update_health()
         return response
 
@@ -208,12 +236,14 @@ class Server:
         self._log("drain", in_flight=len(requests), streams=len(streams))
         if running := requests | streams:
             await asyncio.wait(running, timeout=self._options.drain_seconds)
+        for task in self._tasks:
+            task.cancel()
         self._servicer.end_streams()
-        await self._server.stop(grace=0.5)
-        if self._watching is not None:
-            self._watching.cancel()
-        self._stop_metrics()
+        await asyncio.gather(*(server.stop(grace=0.5) for server in (self._server, *self._ended)))
+        if self._metrics_endpoint is not None:
+            await self._metrics_endpoint.stop()
         self._workers.shutdown(wait=False, cancel_futures=True)
+        self._log.summarize(now=True)
         self._log("stop")
 
 
@@ -221,19 +251,24 @@ def _require_secure(options: Options, has_tokens: bool) -> None:
     """Raise ServeError if a public address lacks TLS or authentication, unless that is asked for."""
     files = options.certificates
     authenticates = has_tokens or (files is not None and files.client_authority is not None)
-    for address in options.addresses:
-        if address.is_local or options.insecure or (files is not None and authenticates):
-            continue
-        missing = [*(["TLS"] if files is None else []), *([] if authenticates else ["a token"])]
-        found = f"public, without {' and '.join(missing)}"
-        expected = "a loopback address or Unix socket, or TLS and a token (or client certificates), or --insecure"
-        raise ServeError(describe("service", f"address {address.text}", found, expected))
+    missing = [*(["TLS"] if files is None else []), *([] if authenticates else ["a token"])]
+    private = "a loopback address"
+    addresses = [
+        (address, missing, f"{private} or Unix socket, or TLS and a token (or client certificates)")
+        for address in options.addresses
+    ]
+    if options.metrics is not None:
+        addresses.append((options.metrics, ["TLS", "a token"], private))
+    for address, lacks, expected in addresses:
+        if lacks and not address.is_local and not options.insecure:
+            found = f"public, without {' and '.join(lacks)}"
+            raise ServeError(describe("service", f"address {address.text}", found, f"{expected}, or --insecure"))
 
 
 def _channel_options(limits: Limits) -> list[tuple[str, int]]:
     return [
         # gRPC refuses larger messages unread; those between the two limits get our own error.
-        ("grpc.max_receive_message_length", limits.max_message_bytes + (4 << 20)),
+        ("grpc.max_receive_message_length", limits.max_request_bytes + (4 << 20)),
         ("grpc.max_send_message_length", -1),
         ("grpc.so_reuseport", 0),  # a second service on the same port is a mistake
         ("grpc.max_concurrent_streams", limits.max_in_flight + limits.max_streams),  # of one connection
@@ -242,9 +277,6 @@ def _channel_options(limits: Limits) -> list[tuple[str, int]]:
         ("grpc.server.max_pending_requests", limits.max_waiting // 2),
         ("grpc.server.max_pending_requests_hard_limit", limits.max_waiting),
         ("grpc.server_max_unrequested_time_in_server", 3600),  # deadlines end what waits too long
-        ("grpc.keepalive_time_ms", 30_000),  # notices peers that vanished
-        ("grpc.keepalive_timeout_ms", 10_000),
-        ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ]
@@ -255,16 +287,21 @@ async def serve(
 ) -> None:
     """Run a service until SIGTERM or SIGINT; SIGHUP reloads. Calls `ready` with its addresses once it answers.
 
+    A SIGHUP that comes before is kept until then: what it asks for may have been read already.
+
     Raises:
         ServeError: it cannot start with these options.
         DatastoreError: a datastore cannot be opened.
     """
-    server = Server(options, version, log)
-    ended = asyncio.Event()
+    ended, reload_asked = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, reload_asked.set)
+    server = Server(options, version, log)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
-    loop.add_signal_handler(signal.SIGHUP, server.start_reload)
     ready(await server.start(), server.metrics_address)
+    loop.add_signal_handler(signal.SIGHUP, server.start_reload)
+    if reload_asked.is_set():
+        server.start_reload()
     await ended.wait()
     await server.drain()

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeAlias
+from weakref import WeakKeyDictionary
 
 import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.message import Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from rest_store.errors import (
@@ -34,7 +36,8 @@ from rest_store.v1 import datastore_pb2 as pb
 
 SERVICE = pb.DESCRIPTOR.services_by_name["DatastoreService"].full_name
 METHODS = tuple(method.name for method in pb.DESCRIPTOR.services_by_name["DatastoreService"].methods)
-_LONGEST_MESSAGE = 1000  # characters of an error that travel; trailing metadata is limited to 8 KiB
+_LONGEST_MESSAGE = 1000  # characters of an error that travel or are logged; trailing metadata is limited to 8 KiB
+_LONGEST_NAME = 100  # characters of a method's name in the log; callers choose it
 
 if TYPE_CHECKING:  # generic in their stubs alone
     MethodHandler: TypeAlias = grpc.RpcMethodHandler[Any, Any]
@@ -45,6 +48,7 @@ else:
 EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the stubs
 Context = Any  # grpc.aio.ServicerContext, which takes the types of its messages
 Unary = Callable[[bytes, Context], Awaitable[bytes]]
+Answer = Callable[[AsyncIterator[Any]], AsyncIterator[Message]]  # from requests to responses
 
 
 class Servicer(GenericHandler):
@@ -52,12 +56,12 @@ class Servicer(GenericHandler):
 
     Args:
         handlers: answer the requests.
-        reload: starts a reload, or joins one that runs.
+        reload: starts a reload, after one that runs.
         limits: of message sizes and of calls in flight.
         tokens: required by all methods except those in `public`.
         metrics: count requests and answers.
         log: receives events, with `log_requests` one for every request.
-        others: further services.
+        others: methods of further services by full name: the type of their requests, and what answers them.
         public: full names of methods that need no token.
         log_requests: see `log`.
     """
@@ -71,23 +75,23 @@ class Servicer(GenericHandler):
         tokens: BearerTokens,
         metrics: Metrics,
         log: EventLog,
-        others: tuple[GenericHandler, ...] = (),
+        others: Mapping[str, tuple[type[Message], Answer]],
         public: frozenset[str] = frozenset(),
         log_requests: bool = False,
     ) -> None:
         self._handlers = handlers
         self._reload = reload
-        self._max_bytes = limits.max_message_bytes
+        self._limits = limits
         self._tokens = tokens
         self._metrics = metrics
         self._log = log
-        self._others = others
         self._public = public
         self._log_requests = log_requests
         self.requests = Gate("requests in flight", limits.max_in_flight)
         self.streams = Gate("open streams", limits.max_streams)
         self.draining = False
-        self._ending_streams = False
+        self._digests: WeakKeyDictionary[asyncio.Task[Any], bytes] = WeakKeyDictionary()  # of the tokens of streams
+        self._endings: WeakKeyDictionary[asyncio.Task[Any], RestStoreError] = WeakKeyDictionary()  # of streams
         unary = grpc.unary_unary_rpc_method_handler
         methods = {
             "Draft": unary(self._unary("Draft", handlers.draft)),
@@ -95,53 +99,74 @@ class Servicer(GenericHandler):
             "Count": unary(self._unary("Count", handlers.count)),
             "Describe": unary(self._unary("Describe", handlers.describe)),
             "Reload": unary(self._reload_datastores),
-            "DraftStream": grpc.stream_stream_rpc_method_handler(self._draft_stream),
+            "DraftStream": grpc.stream_stream_rpc_method_handler(
+                partial(self._stream, "DraftStream", self._draft_stream)
+            ),
         }
         assert set(methods) == set(METHODS)
         self._methods = {f"/{SERVICE}/{name}": handler for name, handler in methods.items()}
+        for name, (kind, answer) in others.items():
+            self._methods[name] = self._other(name.rpartition("/")[2], kind, answer)
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> MethodHandler | None:
         """Return the handler of a call, or one that refuses it unread; gRPC calls this in the task of the call."""
         method = handler_call_details.method
+        handler = self._methods.get(method)
+        if method in self._public:
+            return handler
         task = asyncio.current_task()
         assert task is not None
         try:
-            if method in self._public:
-                return self._other(handler_call_details)
-            self._tokens.require(handler_call_details.invocation_metadata)
+            digest = self._tokens.require(handler_call_details.invocation_metadata)
             if self.draining:
                 raise _shutting_down()
-            handler = self._methods.get(method)
-            if handler is None:
-                handler = self._other(handler_call_details)
-            if handler is not None:
-                (self.streams if handler.response_streaming else self.requests).enter(task)
+            if handler is not None and handler.response_streaming:
+                self.streams.enter(task)
+                self._digests[task] = digest
+            elif handler is not None:
+                self.requests.enter(task)
         except RestStoreError as error:
             self._metrics.reject(status_of(error).reason)
             return grpc.stream_stream_rpc_method_handler(partial(self._refuse, method.rpartition("/")[2], error))
         return handler
 
-    def _other(self, details: grpc.HandlerCallDetails) -> MethodHandler | None:
-        return next((handler for other in self._others if (handler := other.service(details)) is not None), None)
+    def _other(self, name: str, kind: type[Message], answer: Answer) -> MethodHandler:
+        """Return a handler of a method of another service. Its messages pass as bytes, too, so its errors are ours."""
+
+        async def run(context: Context) -> None:
+            async def requests() -> AsyncIterator[Message]:
+                while (data := await context.read()) is not EOF:
+                    yield parse(kind, data)
+
+            async for response in answer(requests()):
+                await context.write(response.SerializeToString())
+
+        return grpc.stream_stream_rpc_method_handler(partial(self._stream, name, run))
 
     def end_streams(self) -> None:
         """End every stream with a status that tells its client to use another service."""
-        self._ending_streams = True
         for task in self.streams.tasks:
-            task.cancel()
+            self._end(task, _shutting_down())
+
+    def end_revoked_streams(self) -> None:
+        """End the streams whose token is not accepted any more."""
+        for task in self.streams.tasks:
+            if not self._tokens.accepts(self._digests[task]):
+                found, expected = "not accepted any more", "a bearer token known here"
+                self._end(task, AuthenticationError(describe("stream", "authorization", found, expected)))
+
+    def _end(self, task: asyncio.Task[Any], error: RestStoreError) -> None:
+        self._endings[task] = error
+        task.cancel()
 
     async def _answer(self, method: str, handle: Callable[[bytes], Awaitable[bytes]], data: bytes) -> bytes:
         """Return the response to one message, after checks of both sizes, and count it."""
         start = perf_counter()
-        self._require_size("request", data)
+        _require_size("request", data, self._limits.max_request_bytes)
         response = await handle(data)
-        self._require_size("response", response)
+        _require_size("response", response, self._limits.max_message_bytes)
         self._metrics.methods[method].answered(perf_counter() - start, len(data), len(response))
         return response
-
-    def _require_size(self, what: str, message: bytes) -> None:
-        if len(message) > self._max_bytes:
-            raise MessageSizeError(describe(what, "size", f"{len(message)} bytes", f"at most {self._max_bytes}"))
 
     def _unary(self, name: str, handle: Callable[[bytes], Awaitable[bytes]]) -> Unary:
         async def answer(data: bytes, context: Context) -> bytes:
@@ -161,20 +186,28 @@ class Servicer(GenericHandler):
 
         return answer
 
-    async def _draft_stream(self, _: object, context: Context) -> None:
+    async def _stream(self, name: str, run: Callable[[Context], Awaitable[None]], _: object, context: Context) -> None:
+        """Run a stream until its client, an error or this service ends it."""
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            await run(context)
+        except asyncio.CancelledError:
+            if task not in self._endings:
+                if name in self._metrics.methods:
+                    self._metrics.methods[name].ended("CANCELLED")
+                raise
+            await self._fail(name, self._endings[task], context)
+        except Exception as error:
+            await self._fail(name, error, context)
+
+    async def _draft_stream(self, context: Context) -> None:
         handle = partial(self._handlers.draft_step, StreamState())
         answers = 0
         try:
             while (data := await context.read()) is not EOF:
                 await context.write(await self._answer("DraftStream", handle, data))
                 answers += 1
-        except asyncio.CancelledError:
-            self._metrics.methods["DraftStream"].ended("CANCELLED")
-            if not self._ending_streams:
-                raise
-            await self._fail("DraftStream", _shutting_down(), context)
-        except Exception as error:
-            await self._fail("DraftStream", error, context)
         finally:
             if self._log_requests:
                 self._log("stream", peer=context.peer(), answers=answers)
@@ -196,20 +229,28 @@ class Servicer(GenericHandler):
         """End a call with the status of `error`; raises what ends the call within gRPC."""
         status = status_of(error)
         message = str(error)
-        if status.reason == "INTERNAL":
-            self._log("defect", method=name, error=repr(error), traceback="".join(traceback.format_exception(error)))
-            message = f"service failed internally ({type(error).__name__}); its log says more"
-        elif self._log_requests:
-            self._log("refused", method=name, peer=context.peer(), reason=status.reason, message=message)
-        if name in self._metrics.methods:
-            self._metrics.methods[name].ended(status.code)
         if len(message) > _LONGEST_MESSAGE:
             message = message[:_LONGEST_MESSAGE] + "..."
+        if status.reason == "INTERNAL":
+            kind, text = type(error).__name__, "".join(traceback.format_exception(error))
+            self._log.limited("defect", name, kind, method=name, error=repr(error), traceback=text)
+            message = f"service failed internally ({kind}); its log says more"
+        elif self._log_requests:
+            fields = {"method": name[:_LONGEST_NAME], "peer": context.peer(), "reason": status.reason}
+            self._log.limited("refused", status.reason, **fields, message=message)
+        traceback.clear_frames(error.__traceback__)  # else they hold the request until the next garbage collection
+        if name in self._metrics.methods:
+            self._metrics.methods[name].ended(status.code)
         detail = AnyMessage()
         detail.Pack(error_details_pb2.ErrorInfo(reason=status.reason, domain=DOMAIN))
         details = status_pb2.Status(code=code_pb2.Code.Value(status.code), message=message, details=[detail])
         trailing = ((DETAILS_KEY, details.SerializeToString()),)
         await context.abort(getattr(grpc.StatusCode, status.code), message, trailing)
+
+
+def _require_size(what: str, message: bytes, most: int) -> None:
+    if len(message) > most:
+        raise MessageSizeError(describe(what, "size", f"{len(message)} bytes", f"at most {most}"))
 
 
 def _shutting_down() -> ServiceUnavailableError:

@@ -1,0 +1,73 @@
+"""The options with which a command reaches a service: its bearer token and its certificates."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rest_store.service.tokens import TOKEN_VARIABLE, tokens_in
+
+if TYPE_CHECKING:
+    from rest_store.service.channel import Tls
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
+_OPTIONS = (
+    click.option(
+        "--token-file",
+        type=_FILE,
+        help=f"File with a bearer token in its first line; else {TOKEN_VARIABLE}.",
+    ),
+    click.option("--tls", is_flag=True, help="Reach the service through TLS; the other TLS options imply it."),
+    click.option("--tls-ca", type=_FILE, help="PEM file of the authority of the service's certificate."),
+    click.option("--tls-cert", type=_FILE, help="PEM file of a client certificate, where the service requires one."),
+    click.option("--tls-key", type=_FILE, help="PEM file of the client certificate's key."),
+    click.option("--tls-server-name", metavar="NAME", help="Name in the service's certificate, if not the host."),
+)
+
+
+@dataclass(frozen=True)
+class Access:
+    """What a command was given to reach a service with.
+
+    A token is not an option: every user of a machine can read the command lines of the others.
+    """
+
+    token_file: Path | None
+    tls: bool
+    tls_ca: Path | None
+    tls_cert: Path | None
+    tls_key: Path | None
+    tls_server_name: str | None
+
+    def arguments(self) -> dict[str, Any]:
+        """Return `token` and `tls` as clients take them; raise ServeError for a file that holds no token."""
+        token = tokens_in(self.token_file)[0] if self.token_file is not None else os.environ.get(TOKEN_VARIABLE)
+        return {"token": token or None, "tls": self._tls()}
+
+    def _tls(self) -> Tls | bool | None:
+        files = (self.tls_ca, self.tls_cert, self.tls_key, self.tls_server_name)
+        if all(part is None for part in files):
+            return self.tls or None
+        from rest_store.service.channel import Tls
+
+        return Tls(*files)
+
+
+def access_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add these options to a command, which gets them as one argument `access`."""
+
+    @functools.wraps(command)
+    def with_access(*arguments: Any, **options: Any) -> None:
+        access = Access(**{name: options.pop(name) for name in Access.__dataclass_fields__})
+        command(*arguments, access=access, **options)
+
+    wrapped: Callable[..., None] = with_access
+    for option in reversed(_OPTIONS):
+        wrapped = option(wrapped)
+    return wrapped

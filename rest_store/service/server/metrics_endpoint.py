@@ -1,0 +1,110 @@
+"""The page of metrics, over HTTP from the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from concurrent.futures import Executor
+from contextlib import suppress
+
+import h11
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from rest_store.errors import ServeError
+from rest_store.service.address import Address
+
+_PATH = b"/metrics"
+_LONGEST_HEAD = 16 << 10  # bytes of a request's line and headers
+
+
+class MetricsEndpoint:
+    """Answers `GET /metrics`, one request a connection. For use within one event loop.
+
+    A connection ends after `seconds`, whether its peer is silent, sends slowly or reads slowly; while there are
+    `most_connections`, a new one ends the oldest. So peers that only hold connections cost a few descriptors, and
+    keep nobody from the page.
+
+    Args:
+        metrics: what the page shows.
+        workers: a thread of these writes the page.
+        most_connections: at once.
+        seconds: that a connection lasts at most.
+    """
+
+    def __init__(
+        self, metrics: Collector, workers: Executor, *, most_connections: int = 32, seconds: float = 10.0
+    ) -> None:
+        self._metrics = metrics
+        self._workers = workers
+        self._most_connections = most_connections
+        self._seconds = seconds
+        self._connections: dict[asyncio.Task[None], None] = {}  # the oldest first
+        self._server: asyncio.Server | None = None
+        self._page = asyncio.Lock()  # one page is written at a time
+
+    async def start(self, address: Address) -> str:
+        """Listen at a TCP address; return the URL of the page. Raises ServeError if it cannot be bound."""
+        try:
+            loop = asyncio.get_running_loop()
+            found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+            self._server = await asyncio.start_server(self._serve, str(found[0][4][0]), address.port)
+        except OSError as error:
+            message = f"service: address {address.text} of metrics cannot be bound ({error.strerror})"
+            raise ServeError(message) from None
+        port = self._server.sockets[0].getsockname()[1]
+        return f"http://{address.with_port(port).text}{_PATH.decode()}"
+
+    async def stop(self) -> None:
+        """Stop listening and end all connections."""
+        if self._server is not None:
+            self._server.close()
+        connections = list(self._connections)
+        for task in connections:
+            task.cancel()
+        await asyncio.gather(*connections, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        if len(self._connections) >= self._most_connections:
+            oldest = next(iter(self._connections))
+            del self._connections[oldest]
+            oldest.cancel()
+        self._connections[task] = None
+        try:
+            with suppress(asyncio.TimeoutError, asyncio.CancelledError, OSError):
+                await asyncio.wait_for(self._answer(reader, writer), self._seconds)
+        finally:
+            writer.transport.abort()  # nothing is left to send, or nobody reads it
+            self._connections.pop(task, None)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Read one request, send its answer, and close."""
+        http = h11.Connection(h11.SERVER, max_incomplete_event_size=_LONGEST_HEAD)
+        headers, body = [], b""
+        try:
+            while (event := http.next_event()) is h11.NEED_DATA:
+                http.receive_data(await reader.read(_LONGEST_HEAD))
+            if not isinstance(event, h11.Request):
+                return  # it has gone
+            if event.target.partition(b"?")[0] != _PATH:
+                status = 404
+            elif event.method not in (b"GET", b"HEAD"):
+                status = 405
+            else:
+                accepted = dict(event.headers).get(b"accept", b"").decode("latin-1")
+                encode, content_type = choose_encoder(accepted)
+                async with self._page:
+                    loop = asyncio.get_running_loop()
+                    body = await loop.run_in_executor(self._workers, encode, self._metrics)
+                status, headers = 200, [("content-type", content_type)]
+        except h11.RemoteProtocolError as error:
+            event, status = None, error.error_status_hint
+        headers += [("content-length", str(len(body))), ("connection", "close")]
+        writer.write(http.send(h11.Response(status_code=status, headers=headers)) or b"")
+        if event is None or event.method != b"HEAD":
+            writer.write(http.send(h11.Data(data=body)) or b"")
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()

@@ -1,0 +1,112 @@
+"""The options of commands that call a service: the same everywhere, and no token on a command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from rest_store.cli import main
+from rest_store.generation import command as generation_command
+from rest_store.service.address import is_service
+from rest_store.service.options import Access
+from tests.shared.services import Certificates, running
+from tests.shared.strategies import Corpus, identity, write_datastore
+
+ACCESS = {"token_file", "tls", "tls_ca", "tls_cert", "tls_key", "tls_server_name"}
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_datastore(tmp_path_factory.mktemp("served"), Corpus(300, [[[1, 2, 3]]]))
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates.make(tmp_path_factory.mktemp("certificates"))
+
+
+def run(*words: object, environment: dict[str, str] | None = None) -> tuple[int, str]:
+    done = CliRunner().invoke(
+        main, [str(word) for word in words], env={"REST_STORE_TOKEN": None, **(environment or {})}
+    )
+    return done.exit_code, done.output
+
+
+@pytest.mark.parametrize("name", ["query", "generate", "reload"])
+def test_every_command_that_calls_a_service_has_the_same_options(name: str) -> None:
+    context = click.Context(main)
+    command = main.get_command(context, name)
+    assert command is not None
+    names = {str(parameter.name) for parameter in command.params}
+    assert names >= ACCESS
+    assert "token" not in names
+    texts = [parameter.get_help_record(context) for parameter in command.params if parameter.name in ACCESS]
+    reload = main.get_command(context, "reload")
+    assert reload is not None
+    assert texts == [one.get_help_record(context) for one in reload.params if one.name in ACCESS]
+
+
+def test_a_secured_service_is_asked_by_query_and_reload(
+    directory: Path, certificates: Certificates, tmp_path: Path
+) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("# for all\nsecret\n")
+    options = [*certificates.server, "--tls-client-ca", str(certificates.authority), "--token-file", str(tokens)]
+    certificate, key = certificates.client
+    tls = ["--tls-ca", certificates.authority, "--tls-cert", certificate, "--tls-key", key]
+    with running(directory, options=options, listen=["127.0.0.2:0"]) as service:
+        for words in (["query", service.target, "--tokens", "1"], ["reload", service.target]):
+            named = [*words, *tls, "--tls-server-name", "localhost"]
+            assert run(*named, "--token-file", tokens)[0] == 0
+            assert run(*named, environment={"REST_STORE_TOKEN": "secret"})[0] == 0
+            status, said = run(*named)
+            assert (status, "authorization is absent" in said) == (1, True)
+            status, said = run(*named, "--token-file", tmp_path / "none")
+            assert (status, "token file is unreadable" in said) == (1, True)
+            status, said = run(*words, *tls, "--token-file", tokens, "--timeout", "5")
+            assert (status, "unreachable" in said) == (1, True)  # the certificate is not for 127.0.0.2
+
+
+def test_generate_reaches_services_with_its_options(
+    directory: Path, certificates: Certificates, tmp_path: Path
+) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("secret\n")
+    options = [*certificates.server, "--token-file", str(tokens)]
+    with running(directory, options=options) as service, click.Context(main):
+        reach = Access(tokens, False, certificates.authority, None, None, None).arguments()
+        client = generation_command._client(service.target, identity(300), reach)
+        assert client.info(timeout=10).tokenizer == identity(300)
+
+
+def test_generate_names_a_wrong_token_file_before_it_loads_a_model(tmp_path: Path) -> None:
+    words = ["generate", "--model", tmp_path / "none", "--prompt", "x", "--datastore", "127.0.0.1:1"]
+    status, said = run(*words, "--token-file", tmp_path / "tokens")
+    assert (status, "token file is unreadable" in said) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("given", "tls"),
+    [((False, None, None, None, None), None), ((True, None, None, None, None), True)],
+)
+def test_tls_is_as_it_was_asked_for(given: Any, tls: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REST_STORE_TOKEN", raising=False)
+    assert Access(None, *given).arguments() == {"token": None, "tls": tls}
+
+
+@pytest.mark.parametrize(
+    ("text", "service"),
+    [("127.0.0.1:5", True), ("[::1]:5", True), ("unix:/x", True), ("unix:x", True), ("a.ds", False), ("a:b", False)],
+)
+def test_addresses_are_told_from_directories(text: str, service: bool) -> None:
+    assert is_service(text) is service
+
+
+def test_a_directory_named_as_an_address_is_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("code:5").mkdir()
+    assert not is_service("code:5")
