@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import io
 import resource
+import selectors
 import socket
 import struct
 from collections.abc import AsyncIterator, Callable
@@ -53,6 +54,22 @@ def is_closed(connection: socket.socket) -> bool:
         return True
 
 
+def until_closed_are(connections: list[socket.socket], number: int) -> None:
+    """Wait until the other side has closed so many."""
+    with selectors.DefaultSelector() as selector:
+        for connection in connections:
+            selector.register(connection, selectors.EVENT_READ)
+        while number > 0:
+            ready = selector.select(PATIENCE)
+            assert ready, f"{number} are open still"
+            for key, _ in ready:
+                with contextlib.suppress(ConnectionError):
+                    if key.fileobj.recv(4096):  # type: ignore[union-attr]  # a socket
+                        continue  # a greeting
+                selector.unregister(key.fileobj)
+                number -= 1
+
+
 def test_silent_connections_beyond_the_limit_are_closed_and_the_others_answered(directory: Path) -> None:
     options = ["--max-connections", "20", "--metrics", "127.0.0.1:0"]
     with running(directory, options=options, unix=True) as service, contextlib.ExitStack() as stack:
@@ -61,8 +78,7 @@ def test_silent_connections_beyond_the_limit_are_closed_and_the_others_answered(
         talk.ask(STEP)
         before = service.open_descriptors()
         silent = connected(stack, service.target, 300)
-        for connection in silent[19:]:  # the limit is that of an address, and one was taken
-            assert is_closed(connection)
+        until_closed_are(silent, 300 - 19)  # the limit is that of an address, and one was taken
         assert first.Draft(ASKED, timeout=PATIENCE).trees
         assert talk.ask(STEP).trees
         with service.stub(service.unix) as local:
@@ -252,6 +268,7 @@ def answers_to(*requests: bytes) -> list[bytes]:
         (b"HEAD /metrics HTTP/1.1", 200, False),
         (b"GET / HTTP/1.1", 404, False),
         (b"POST /metrics HTTP/1.1", 405, False),
+        (b"GET /metrics HTTP/1.1\r\nAccept: application/openmetrics-text;version=x", 406, False),
         (b"nonsense", 400, False),
     ],
 )
@@ -290,7 +307,8 @@ def test_a_client_that_writes_a_byte_at_a_time_has_no_longer() -> None:
                     writer.write(b"x")
                     await writer.drain()
                     await asyncio.sleep(0.01)
-            assert await ended in (b"", b"HTTP/1.1 400 \r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+            answer = await ended
+            assert answer == b"" or answer.startswith(b"HTTP/1.1 400 ")
             writer.close()
 
     asyncio.run(run())
