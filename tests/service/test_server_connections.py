@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import io
 import resource
+import selectors
 import socket
 import struct
 from collections.abc import AsyncIterator, Callable
@@ -19,6 +20,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from rest_store.errors import ServeError
 from rest_store.service.address import Address
+from rest_store.service.channel import Dialer
 from rest_store.service.server.connections import Connections
 from rest_store.service.server.logs import EventLog
 from rest_store.service.server.metrics_endpoint import MetricsEndpoint
@@ -31,7 +33,7 @@ from tests.shared.strategies import Corpus, refused, write_datastore
 ASKED = pb.DraftRequest(contexts=[pb.Context(tokens=[1, 2])])
 STEP = pb.DraftStreamRequest(tokens=[1, 2])
 ANY = Address.parse("127.0.0.1:0")
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + struct.pack(">IBI", 0, 4, 0)  # and empty SETTINGS
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex("000000040000000000")  # and empty SETTINGS
 
 
 @pytest.fixture
@@ -52,6 +54,22 @@ def is_closed(connection: socket.socket) -> bool:
         return True
 
 
+def until_closed_are(connections: list[socket.socket], number: int) -> None:
+    """Wait until the other side has closed so many."""
+    with selectors.DefaultSelector() as selector:
+        for connection in connections:
+            selector.register(connection, selectors.EVENT_READ)
+        while number > 0:
+            ready = selector.select(PATIENCE)
+            assert ready, f"{number} are open still"
+            for key, _ in ready:
+                with contextlib.suppress(ConnectionError):
+                    if key.fileobj.recv(4096):  # type: ignore[union-attr]  # a socket
+                        continue  # a greeting
+                selector.unregister(key.fileobj)
+                number -= 1
+
+
 def test_silent_connections_beyond_the_limit_are_closed_and_the_others_answered(directory: Path) -> None:
     options = ["--max-connections", "20", "--metrics", "127.0.0.1:0"]
     with running(directory, options=options, unix=True) as service, contextlib.ExitStack() as stack:
@@ -60,8 +78,7 @@ def test_silent_connections_beyond_the_limit_are_closed_and_the_others_answered(
         talk.ask(STEP)
         before = service.open_descriptors()
         silent = connected(stack, service.target, 300)
-        for connection in silent[19:]:  # the limit is that of an address, and one was taken
-            assert is_closed(connection)
+        until_closed_are(silent, 300 - 19)  # the limit is that of an address, and one was taken
         assert first.Draft(ASKED, timeout=PATIENCE).trees
         assert talk.ask(STEP).trees
         with service.stub(service.unix) as local:
@@ -168,13 +185,23 @@ def call_of(path: bytes) -> bytes:
     return PREFACE + struct.pack(">I", len(block))[1:] + struct.pack(">BBI", 1, 4, 1) + block
 
 
+async def eventually(call: Callable[[], Any]) -> Any:
+    """The answer to a call, made again while the service listens anew."""
+    while True:
+        try:
+            return await call()
+        except grpc.RpcError as error:
+            if error.code() not in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE):
+                raise
+
+
 def test_a_method_whose_name_is_not_utf8_stops_nothing(directory: Path) -> None:
     """The asyncio server of gRPC 1.84 ends when it cannot decode a method's name."""
 
     async def run() -> None:
         async with (
             served(directory, Connections(), io.StringIO()) as target,
-            grpc.aio.insecure_channel(target) as channel,
+            Dialer(None, None).connect_async(target) as channel,
         ):
             stub = datastore_pb2_grpc.DatastoreServiceStub(channel)
             talk = stub.DraftStream(timeout=PATIENCE)
@@ -188,7 +215,7 @@ def test_a_method_whose_name_is_not_utf8_stops_nothing(directory: Path) -> None:
                 writer.close()
                 await talk.write(STEP)
                 assert (await talk.read()).trees == answer.trees
-                assert (await stub.Draft(ASKED, timeout=PATIENCE, wait_for_ready=True)).trees
+                assert len((await eventually(lambda: stub.Draft(ASKED, timeout=PATIENCE))).trees) == 1
             await talk.done_writing()
             assert await talk.read() is grpc.aio.EOF
 
@@ -241,6 +268,7 @@ def answers_to(*requests: bytes) -> list[bytes]:
         (b"HEAD /metrics HTTP/1.1", 200, False),
         (b"GET / HTTP/1.1", 404, False),
         (b"POST /metrics HTTP/1.1", 405, False),
+        (b"GET /metrics HTTP/1.1\r\nAccept: application/openmetrics-text;version=x", 406, False),
         (b"nonsense", 400, False),
     ],
 )
@@ -279,7 +307,8 @@ def test_a_client_that_writes_a_byte_at_a_time_has_no_longer() -> None:
                     writer.write(b"x")
                     await writer.drain()
                     await asyncio.sleep(0.01)
-            assert await ended in (b"", b"HTTP/1.1 400 \r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+            answer = await ended
+            assert answer == b"" or answer.startswith(b"HTTP/1.1 400 ")
             writer.close()
 
     asyncio.run(run())

@@ -42,6 +42,7 @@ class Connections:
             ("grpc.server_handshake_timeout_ms", round(self.handshake_seconds * 1000)),
             ("grpc.keepalive_time_ms", round(self.ping_seconds * 1000)),
             ("grpc.keepalive_timeout_ms", round(self.pong_seconds * 1000)),
+            ("grpc.http2.ping_timeout_ms", round(self.pong_seconds * 1000)),  # counts, too: a minute by default
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.max_connection_idle_ms", round(self.idle_seconds * 1000)),
         ]

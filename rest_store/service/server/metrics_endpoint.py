@@ -82,29 +82,34 @@ class MetricsEndpoint:
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Read one request, send its answer, and close."""
         http = h11.Connection(h11.SERVER, max_incomplete_event_size=_LONGEST_HEAD)
-        headers, body = [], b""
+        request, status, content_type, body = None, 400, "text/plain", b""
         try:
             while (event := http.next_event()) is h11.NEED_DATA:
                 http.receive_data(await reader.read(_LONGEST_HEAD))
             if not isinstance(event, h11.Request):
                 return  # it has gone
-            if event.target.partition(b"?")[0] != _PATH:
-                status = 404
-            elif event.method not in (b"GET", b"HEAD"):
-                status = 405
-            else:
-                accepted = dict(event.headers).get(b"accept", b"").decode("latin-1")
-                encode, content_type = choose_encoder(accepted)
-                async with self._page:
-                    loop = asyncio.get_running_loop()
-                    body = await loop.run_in_executor(self._workers, encode, self._metrics)
-                status, headers = 200, [("content-type", content_type)]
+            request = event
+            status, content_type, body = await self._respond(request)
         except h11.RemoteProtocolError as error:
-            event, status = None, error.error_status_hint
-        headers += [("content-length", str(len(body))), ("connection", "close")]
+            status = error.error_status_hint
+        headers = [("content-type", content_type), ("content-length", str(len(body))), ("connection", "close")]
         writer.write(http.send(h11.Response(status_code=status, headers=headers)) or b"")
-        if event is None or event.method != b"HEAD":
+        if request is not None and request.method != b"HEAD":
             writer.write(http.send(h11.Data(data=body)) or b"")
         await writer.drain()
         writer.close()
         await writer.wait_closed()
+
+    async def _respond(self, request: h11.Request) -> tuple[int, str, bytes]:
+        """Return status, type and content of the answer."""
+        if request.target.partition(b"?")[0] != _PATH:
+            return 404, "text/plain", b"metrics are at /metrics\n"
+        if request.method not in (b"GET", b"HEAD"):
+            return 405, "text/plain", b""
+        try:
+            encode, content_type = choose_encoder(dict(request.headers).get(b"accept", b"").decode("latin-1"))
+        except (TypeError, ValueError):  # what it raises for a version that is none
+            return 406, "text/plain", b""
+        async with self._page:
+            page = await asyncio.get_running_loop().run_in_executor(self._workers, encode, self._metrics)
+        return 200, content_type, page
