@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -27,7 +28,9 @@ _ROWS = 64  # held at once
 _PAGE_BUFFER_BYTES = 1 << 20  # read ahead in each column; without it pyarrow holds a whole row group
 
 
-def read_parquet(path: Path, where: str, records: RecordReader, count: Callable[[int], None]) -> Iterator[Document]:
+def read_parquet(
+    path: Path, where: str, records: RecordReader, count: Callable[[int], None], largest_window: int
+) -> Iterator[Document]:
     """Yield the documents of a parquet file.
 
     Args:
@@ -35,6 +38,7 @@ def read_parquet(path: Path, where: str, records: RecordReader, count: Callable[
         where: its name in messages.
         records: extracts the document of each row.
         count: called with bytes read: the file's size, in proportion to the rows.
+        largest_window: see `open_stream`.
 
     Yields:
         Documents, with the file, the row and the path column (if there is one) as `origin`.
@@ -46,8 +50,8 @@ def read_parquet(path: Path, where: str, records: RecordReader, count: Callable[
     with build_packages(where, CorpusError):
         import pyarrow.parquet as parquet
     with ExitStack() as stack:
-        file = stack.enter_context(_seekable(path, where))
-        size = path.stat().st_size
+        file = stack.enter_context(_seekable(path, where, largest_window))
+        size = os.fstat(file.fileno()).st_size
         counted = row = 0
         try:
             table = stack.enter_context(
@@ -146,7 +150,7 @@ def _row_documents(record: dict[str, Any], origin: str, records: RecordReader) -
     yield from records.documents(decoded, origin)
 
 
-def _seekable(path: Path, where: str) -> BinaryIO:
+def _seekable(path: Path, where: str, largest_window: int) -> BinaryIO:
     """Open a file; if it is compressed, a temporary file with its content."""
     file = open_file(path, where)
     with ExitStack() as stack:
@@ -156,9 +160,16 @@ def _seekable(path: Path, where: str) -> BinaryIO:
             stack.pop_all()
             return file
     with ExitStack() as stack:
-        temporary = stack.enter_context(tempfile.TemporaryFile())
-        with open_stream(path, where) as stream:
+        stream = stack.enter_context(open_stream(path, where, largest_window=largest_window))
+        try:
+            temporary = stack.enter_context(tempfile.TemporaryFile())
             shutil.copyfileobj(stream, temporary)
-        temporary.seek(0)
+            temporary.seek(0)
+        except OSError as error:
+            if isinstance(error, CorpusError):
+                raise
+            problem = f"the corpus cannot be decompressed to a temporary file ({error.strerror or error})"
+            raise CorpusError(f"{where}: {problem}") from error
+        stream.close()
         stack.pop_all()
     return temporary

@@ -151,7 +151,7 @@ def test_a_split_document_continues_where_it_was_split(out, tmp_path, monkeypatc
 
 
 def test_the_size_of_shards_stays_when_the_memory_does_not(corpus, tokenizer, out, tmp_path, monkeypatch):
-    monkeypatch.setattr(builder, "plan_memory", lambda *_: builder.MemoryPlan(1, 1, 1, 500))
+    monkeypatch.setattr(builder, "plan_memory", lambda *_: builder.MemoryPlan(1, 1, 1, 500, 1))
     build_quick(corpus, tokenizer, tmp_path / "whole")
     interrupt(monkeypatch, shard_tokens.ShardTokens, "complete_shard", 3)
     with pytest.raises(KilledError):

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import threading
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -237,8 +238,7 @@ def test_digests_on_disk_change_no_byte(corpus, tokenizer, out, tmp_path, monkey
     plan = builder.plan_memory
 
     def little(*arguments):
-        whole = plan(*arguments)
-        return builder.MemoryPlan(whole.budget, whole.process, 64, whole.shard_positions)
+        return replace(plan(*arguments), digests=64)
 
     monkeypatch.setattr(builder, "plan_memory", little)
     assert build_quick(doubled, tokenizer, out).duplicates == len(TEXTS)

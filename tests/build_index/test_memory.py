@@ -11,12 +11,11 @@ from build_index.memory import (
     SMALLEST_SHARD,
     WORK_BYTES,
     available_budget,
-    parse_size,
     plan_memory,
     resident_bytes,
     shard_bytes,
-    size_text,
 )
+from build_index.size import parse_size, size_text
 from build_index.suffix_array import max_positions, peak_bytes
 from rest_store.datastore.memory import available_bytes
 from rest_store.errors import BuildError, MemoryBudgetError
