@@ -94,6 +94,24 @@ def test_a_bad_json_file_is_named_with_its_line(tmp_path, content, message, chun
         documents(path, reader="json")
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_numbers_of_any_kind_may_stand_beside_a_document(tmp_path, name):
+    path = tmp_path / name
+    for number in ("9" * 5000, "-" + "9" * 5000, "NaN", "-Infinity", "1e999"):
+        record = f'{{"n": {number}, "text": "x"}}'
+        path.write_text(record if name == "a.jsonl" else f"[{record}]")
+        assert documents(path) == [Document(text="x")]
+        with pytest.raises(CorpusFormatError, match="field 'n' is a number, expected a text"):
+            documents(path, field="n")
+
+
+def test_records_may_be_nested_as_deeply_as_they_can_be_decoded(tmp_path):
+    path = tmp_path / "a.jsonl"
+    record = '{"a":' * 400 + '"x"' + "}" * 400
+    path.write_text(record)
+    assert documents(path, field=".".join("a" * 400)) == [Document(text="x")]
+
+
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
 @pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
 def test_a_truncated_compressed_file_is_an_error_wherever_it_ends(tmp_path, suffix, name):

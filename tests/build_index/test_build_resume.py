@@ -191,6 +191,17 @@ def test_nothing_to_resume(corpus, tokenizer, out):
     assert leftovers(out) == []
 
 
+@pytest.mark.parametrize("journal", [b"", b"\n", b"\0" * 4096, b'{"plan": {"program"', b'["plan"]\n', b'{"plan": 1}\n'])
+def test_a_journal_that_a_kill_left_empty_or_damaged(interrupted, corpus, tokenizer, expected, journal):
+    out = interrupted.out
+    (out.parent / ".ds.building" / "journal.jsonl").write_bytes(journal)
+    with pytest.raises(ResumeError, match="ds: unfinished build is absent, expected one that was interrupted"):
+        build(interrupted)
+    assert leftovers(out) == []
+    build_quick(corpus, tokenizer, out, shard_tokens=500)
+    assert contents(out) == expected
+
+
 def test_other_options_are_refused_by_name(interrupted, tmp_path, expected):
     refuse(replace(interrupted, shard_tokens=600), "ds: shard_tokens is 600, expected 500, as in the unfinished build")
     refuse(replace(interrupted, shard_tokens=None), "ds: shard_tokens is not set, expected 500")
