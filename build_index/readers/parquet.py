@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from build_index.documents import Document
+from build_index.documents import LARGEST_DOCUMENT_BYTES, Document
 from build_index.errors import build_packages, first_line
 from build_index.readers.compression import compression_of, open_file, open_stream
 from build_index.readers.records import (
@@ -24,7 +24,8 @@ from build_index.readers.records import (
 from rest_store.errors import CorpusError, CorpusFormatError, describe
 
 PARQUET_MAGIC = b"PAR1"
-_ROWS = 64  # held at once
+_ROWS = 64  # held at once, fewer if they are large
+_NAME_CHARACTERS = 200  # of the path of a row, for messages
 _PAGE_BUFFER_BYTES = 1 << 20  # read ahead in each column; without it pyarrow holds a whole row group
 
 
@@ -48,6 +49,7 @@ def read_parquet(
         CorpusError: not readable, or pyarrow is not installed.
     """
     with build_packages(where, CorpusError):
+        import pyarrow
         import pyarrow.parquet as parquet
     with ExitStack() as stack:
         file = stack.enter_context(_seekable(path, where, largest_window))
@@ -58,16 +60,16 @@ def read_parquet(
                 parquet.ParquetFile(file, buffer_size=_PAGE_BUFFER_BYTES, pre_buffer=False, memory_map=False)
             )
             columns, path_column = _columns(table.schema_arrow.names, where, records)
-            for batch in table.iter_batches(batch_size=_ROWS, columns=columns, use_threads=False):
+            for batch in _batches(table, columns):
                 for record in _rows(batch, records):
                     name = record.get(path_column) if path_column else None
-                    origin = f"{where}:row {row}" + (f" ({name})" if name else "")
+                    origin = f"{where}:row {row}" + (f" ({str(name)[:_NAME_CHARACTERS]})" if name else "")
                     row += 1
                     yield from _row_documents(record, origin, records)
                 share = size * row // max(table.metadata.num_rows, 1)
                 count(share - counted)
                 counted = share
-        except (OSError, ValueError) as error:  # pyarrow.ArrowInvalid is a ValueError
+        except (OSError, ValueError, pyarrow.ArrowException) as error:
             if isinstance(error, CorpusError):
                 raise
             raise _damaged(where, error) from error
@@ -81,11 +83,12 @@ def column_names(path: Path, where: str) -> list[str]:
         CorpusError: not readable, or pyarrow is not installed.
     """
     with build_packages(where, CorpusError):
+        import pyarrow
         import pyarrow.parquet as parquet
     with open_file(path, where) as file:
         try:
             return [str(name) for name in parquet.read_schema(file).names]
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, pyarrow.ArrowException) as error:
             raise _damaged(where, error) from error
 
 
@@ -121,6 +124,15 @@ def _columns(names: list[str], where: str, records: RecordReader) -> tuple[list[
         columns.append(language)
     path_column = next((name for name in PATH_FIELDS if name in names and name not in columns), None)
     return [*columns, path_column] if path_column else columns, path_column
+
+
+def _batches(table: Any, columns: list[str]) -> Iterator[Any]:
+    """Yield the record batches of a `pyarrow.parquet.ParquetFile`, each of about LARGEST_DOCUMENT_BYTES at most."""
+    for number in range(table.num_row_groups):
+        group = table.metadata.row_group(number)
+        # The size of all columns, not only of those that are read: `column()` of a damaged file ends the process.
+        rows = max(1, min(_ROWS, LARGEST_DOCUMENT_BYTES * group.num_rows // max(group.total_byte_size, 1)))
+        yield from table.iter_batches(batch_size=rows, row_groups=[number], columns=columns, use_threads=False)
 
 
 def _rows(batch: Any, records: RecordReader) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from build_index.corpus import CorpusSpec, open_corpus
 from build_index.document_stream import DocumentStream
 from build_index.documents import Document
 from build_index.journal import CHAIN_START, Cursor
-from build_index.readers import json_values, records
+from build_index.readers import json_values, parquet, records
 from build_index.readers.compression import open_stream
 from rest_store.errors import DocumentSizeError, MemoryBudgetError
 from tests.shared.models import conversation
@@ -150,6 +150,17 @@ def test_a_row_that_is_too_large_is_an_error_or_counted_in_a_directory(tmp_path,
     corpus = open_corpus(CorpusSpec(str(tmp_path)))
     assert list(corpus) == SMALL
     assert corpus.provenance()["skipped"] == {"too large": 1}
+
+
+def test_few_large_rows_are_held_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(parquet, "LARGEST_DOCUMENT_BYTES", 1 << 20)
+    path = tmp_path / "a.parquet"
+    rows = [f"{number} " + "x" * (1 << 20) for number in range(20)]
+    pq.write_table(pa.table({"text": rows}), path, use_dictionary=False, write_batch_size=1)  # a row a page
+    before, largest = pa.total_allocated_bytes(), 0
+    for _ in open_corpus(CorpusSpec(str(path))):
+        largest = max(largest, pa.total_allocated_bytes() - before)
+    assert 0 < largest < 8 << 20
 
 
 def test_a_line_that_is_too_large_is_not_held(tmp_path, monkeypatch):
