@@ -59,6 +59,7 @@ def read_json_lines(stream: io.BufferedReader, where: str, records: RecordReader
             problem = f"not JSON ({_reason(error)})"
             raise CorpusFormatError(describe(origin, "line", problem, "one JSON object a line")) from error
         yield from records.documents(record, origin)
+        del record  # before the next one is decoded: either may be large
 
 
 def _lines(stream: io.BufferedReader) -> Iterator[bytes | None]:
@@ -91,6 +92,7 @@ def read_json_values(stream: io.BufferedReader, where: str, records: RecordReade
             records.too_large(f"{where}:{line}")
             continue
         yield from records.documents(value, f"{where}:{line}")
+        del value  # before the next one is decoded: either may be large
 
 
 @dataclass(frozen=True, slots=True)
