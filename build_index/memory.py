@@ -3,8 +3,8 @@
 Resident at the peak are: the process with its packages and tokenizer; documents being read and tokenized; digests of
 documents already read; and one shard being sorted, with the pages of its tokens file. The bytes of a shard are bounded
 for any tokens (`suffix_array.peak_bytes`), so real text leaves some of the budget unused. A document is held whole;
-larger ones than `LARGEST_DOCUMENT_BYTES` are refused, and text files are read in pieces. Only the pages of a parquet file
-have no bound: they are as large as their writer made them, and pyarrow does not say how large before it reads them.
+larger ones than `LARGEST_DOCUMENT_BYTES` are refused, and text files are read in pieces. Only the pages of a parquet
+file have no bound: their writer chose the size, and pyarrow does not tell it before it reads them.
 """
 
 from __future__ import annotations
