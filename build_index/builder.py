@@ -72,6 +72,9 @@ def build(options: BuildOptions, progress: ProgressListener | None = None) -> Bu
         import pydivsufsort  # noqa: F401 - before the memory is divided
     limit_arenas()
     corpora = [open_corpus(spec) for spec in options.corpora]
+    if not options.resume:  # then the shards are those of the unfinished build
+        # The tokenizer, which may have to be downloaded, is not loaded if even the smallest vocabulary does not fit.
+        plan_memory(_budget(options), resident_bytes(), 1, options.shard_tokens)
     with _tokenizer_threads(options.workers):
         tokenizer = load_tokenizer(options.tokenizer, chat_template=options.chat_template)
         for corpus in corpora:
@@ -86,6 +89,10 @@ def build(options: BuildOptions, progress: ProgressListener | None = None) -> Bu
                 raise
     seconds, stages = time.perf_counter() - start, {"load": load_seconds, **summary.stage_seconds}
     return replace(summary, seconds=seconds, stage_seconds=stages, peak_memory=resident_bytes("VmHWM"))
+
+
+def _budget(options: BuildOptions) -> int:
+    return available_budget() // 2 if options.memory is None else options.memory
 
 
 @contextmanager
@@ -166,6 +173,8 @@ class Build:
             self._require_intact()
         else:
             self._staging.start()
+        for corpus in self._corpora:
+            corpus.largest_window = memory.largest_window
         with ExitStack() as stack:
             journal = stack.enter_context(closing(self._staging.open_journal()))
             if not self._is_resumed:
@@ -193,9 +202,10 @@ class Build:
         }
 
     def _memory(self) -> MemoryPlan:
-        budget = self._options.memory if self._options.memory is not None else available_budget() // 2
         positions = self._state.plan["shard_positions"] if self._is_resumed else self._options.shard_tokens
-        return plan_memory(budget, resident_bytes(), self._tokenizer.identity.vocabulary_size, positions)
+        return plan_memory(
+            _budget(self._options), resident_bytes(), self._tokenizer.identity.vocabulary_size, positions
+        )
 
     def _require_intact(self) -> None:
         """Check the headers of the files in the journal, and remove all other files."""

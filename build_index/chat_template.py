@@ -10,10 +10,10 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from build_index.errors import build_packages, first_line
+from build_index.path import local_path
 from rest_store.errors import CorpusError, TokenizerLoadError, describe
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def read_template(template: str) -> str:
     if "{" in template:
         return template
     try:
-        return Path(template).expanduser().read_text(encoding="utf-8")
+        return local_path(template).read_text(encoding="utf-8")
     except OSError as error:
         problem = f"not readable ({error.strerror})"
         raise TokenizerLoadError(describe(template, "chat template", problem, "a file or a Jinja template")) from error

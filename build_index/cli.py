@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +13,12 @@ from typing import Any
 
 import click
 
-from build_index.corpus import READERS, CorpusSpec
+from build_index.corpus_spec import READERS, CorpusSpec
+from build_index.documents import well_formed
+from build_index.interrupt import Interrupted, interrupts
 from build_index.options import BuildOptions, BuildSummary
+from build_index.path import is_directory
+from build_index.size import parse_size, size_text
 from rest_store.errors import MemoryBudgetError, RestStoreError
 
 _HELP = """Build a datastore from corpora.
@@ -25,7 +30,7 @@ Example:
   rest-build --corpus src/ --include '*.py' --corpus chats.jsonl \\
              --tokenizer HuggingFaceTB/SmolLM2-135M-Instruct --out datastore/
 """
-_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+_SIGNAL_STATUS = 128  # and the number of the signal, as shells report it
 
 
 class MemorySize(click.ParamType[int]):
@@ -35,8 +40,6 @@ class MemorySize(click.ParamType[int]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Return bytes, or fail with a usage error."""
-        from build_index.memory import parse_size
-
         try:
             return parse_size(str(value))
         except MemoryBudgetError as error:
@@ -126,7 +129,7 @@ def build(
 
         def spec(path: str) -> CorpusSpec:
             # Globs apply to directories. Without a directory they are a mistake, which `open_corpus` reports.
-            has_globs = Path(path).is_dir() or not any(Path(other).is_dir() for other in corpora)
+            has_globs = is_directory(path) or not any(map(is_directory, corpora))
             return CorpusSpec(
                 path, reader, field, langs, include if has_globs else (), exclude if has_globs else (), max_documents
             )
@@ -152,19 +155,21 @@ def build(
 
 @contextmanager
 def _one_line_errors(context: click.Context, out: Path) -> Iterator[None]:
-    """Report an error in one line and exit with status 1, or 130 after an interrupt."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        message, status = "interrupted", _INTERRUPTED
-    except RestStoreError as error:
-        message, status = str(error), 1
-    except OSError as error:
-        message, status = f"{error.filename or out}: the datastore cannot be written ({error.strerror or error})", 1
-    else:
-        return
-    click.echo(f"Error: {' '.join(message.split())}{_resume_hint(out)}", err=True)
-    context.exit(status)
+    """Report an error in one line and exit with status 1, or that of a signal."""
+    with interrupts():
+        try:
+            yield
+        except Interrupted as error:
+            message = "terminated" if error.signal == signal.SIGTERM else "interrupted"
+            status = _SIGNAL_STATUS + error.signal
+        except RestStoreError as error:
+            message, status = str(error), 1
+        except OSError as error:
+            message, status = f"{error.filename or out}: the datastore cannot be written ({error.strerror or error})", 1
+        else:
+            return
+        click.echo(f"Error: {' '.join(message.split())}{_resume_hint(out)}", err=True)
+        context.exit(status)
 
 
 def _resume_hint(out: Path) -> str:
@@ -179,7 +184,6 @@ def _resume_hint(out: Path) -> str:
 
 def summary_text(summary: BuildSummary) -> str:
     """Return the summary for people: a few lines."""
-    from build_index.memory import size_text
     from build_index.progress import clock
 
     notes = [f"{summary.duplicates:,} exact duplicates dropped"]
@@ -187,7 +191,7 @@ def summary_text(summary: BuildSummary) -> str:
     notes += [f"{summary.split_documents:,} split"] if summary.split_documents else []
     stages = ", ".join(f"{stage} {clock(seconds)}" for stage, seconds in summary.stage_seconds.items())
     rows = {
-        "datastore": summary.out,
+        "datastore": well_formed(summary.out),
         "documents": f"{summary.documents:,} ({', '.join(notes)})",
         "tokens": f"{summary.tokens:,}",
         "shards": f"{summary.shards:,}" + (f" ({summary.resumed_shards:,} resumed)" if summary.resumed_shards else ""),

@@ -5,8 +5,8 @@
         ...
     corpus.provenance()                       # what was read and what was skipped
 
-The order of documents is fixed, and memory is bounded by the largest document. Malformed input is an error that names
-the file and the line or row. In a directory, files that are clearly not documents (binary files, text that is not
+The order of documents is fixed, and memory is bounded (`LARGEST_DOCUMENT_BYTES`). Malformed input is an error that
+names the file and the line or row. In a directory, files that are clearly not documents (binary files, text that is not
 UTF-8, tables without a known column) are skipped and counted.
 """
 
@@ -15,14 +15,15 @@ from __future__ import annotations
 import stat
 from collections.abc import Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from build_index.documents import CorpusCounts, Document
+from build_index.corpus_spec import READERS, CorpusSpec
+from build_index.documents import CorpusCounts, Document, well_formed
 from build_index.errors import read_error
-from build_index.readers.compression import compression_of, is_decodable, open_file, open_stream
+from build_index.path import local_path
+from build_index.readers.compression import LARGEST_ZSTD_WINDOW, compression_of, is_decodable, open_file, open_stream
 from build_index.readers.detection import Detection, detect, is_named_jsonl
 from build_index.readers.hub import HUB_PREFIX, HubAddress, read_hub
 from build_index.readers.json_values import read_json_lines, read_json_values
@@ -30,38 +31,12 @@ from build_index.readers.parquet import read_parquet
 from build_index.readers.records import KNOWN_FIELDS, RecordReader
 from build_index.readers.source_tree import TreeFile, walk
 from build_index.readers.text import read_text
-from rest_store.errors import CorpusError, CorpusFormatError, describe
+from build_index.staging import is_datastore
+from rest_store.errors import CorpusError, CorpusFormatError, CorpusNotFoundError, describe
 
 __all__ = ["READERS", "Corpus", "CorpusSpec", "Document", "open_corpus"]
 
-READERS = ("parquet", "jsonl", "json", "chat", "text", "tree")
-"""Readers to choose from. `chat` reads JSON or JSONL whose records are conversations, `tree` a directory."""
 _HEAD_BYTES = 4096
-
-
-@dataclass(frozen=True)
-class CorpusSpec:
-    """What to read.
-
-    Attributes:
-        path: a file, a directory, or `hf://owner/name[/config][@split]`.
-        reader: one of `READERS`; None: by content, for each file of a directory separately.
-        field: the field of each record that holds the document, or a dotted path to it; None: that of a known layout.
-        langs: languages to read, in any case, compared with the field `lang` or `language`; empty: all.
-        include: globs of the files to read in a directory; empty: all.
-        exclude: globs of files and directories to leave out, besides `source_tree.DEFAULT_EXCLUDES`.
-        max_documents: most documents to read; None: all.
-
-    With `field` or `langs`, files of a directory that hold no records are skipped.
-    """
-
-    path: str
-    reader: str | None = None
-    field: str | None = None
-    langs: tuple[str, ...] = ()
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    max_documents: int | None = None
 
 
 def open_corpus(spec: CorpusSpec) -> Corpus:
@@ -82,9 +57,11 @@ def open_corpus(spec: CorpusSpec) -> Corpus:
         if spec.reader not in (None, "chat"):
             raise CorpusError(describe(where, "reader", f"'{spec.reader}'", "'chat' or no reader for a data set"))
         return Corpus(spec, "hub")
-    path = Path(where).expanduser()
+    path = local_path(where)
     try:
         mode = path.stat().st_mode
+        if stat.S_ISDIR(mode) and is_datastore(path):
+            raise CorpusError(describe(where, "corpus", "a datastore", "documents"))
     except OSError as error:
         raise read_error(where, error) from error
     if stat.S_ISDIR(mode):
@@ -104,18 +81,21 @@ class Corpus:
     Attributes:
         spec: what to read.
         reader: the reader in use: one of `READERS`, or `"hub"`.
+        largest_window: most bytes that the decoder of a compressed file may keep.
 
     Iterating yields the documents in a fixed order, each time from the beginning and with new counts. One iteration at
     a time; other threads may read `bytes_read` meanwhile.
 
     Iterating raises CorpusFormatError for malformed content (the message names file and line or row),
+    DocumentSizeError for a record that is too large and MemoryBudgetError for a file that needs a larger window,
     CorpusNotFoundError and CorpusError for what has become unreadable or cannot be reached.
     """
 
     def __init__(self, spec: CorpusSpec, reader: str) -> None:
         self.spec = spec
         self.reader = reader
-        self._path = Path(spec.path).expanduser()
+        self.largest_window = LARGEST_ZSTD_WINDOW
+        self._path = local_path(spec.path)
         self._counts = CorpusCounts()
 
     def __iter__(self) -> Iterator[Document]:
@@ -148,19 +128,20 @@ class Corpus:
 
         Returns:
             An object for JSON: `corpus` (the path of the spec), `reader`, the fields of `CorpusCounts` (`bytes_read` as
-            `bytes`), and the options that were set. Equal for equal content and options.
+            `bytes`), and the options that were set. Equal for equal content and options. What is not UTF-8 in a path
+            or an option is U+FFFD.
         """
         counts, spec = self._counts, self.spec
         options: dict[str, Any] = {
             "forced_reader": spec.reader,
-            "field": spec.field,
-            "langs": list(spec.langs),
-            "include": list(spec.include),
-            "exclude": list(spec.exclude),
+            "field": None if spec.field is None else well_formed(spec.field),
+            "langs": [well_formed(language) for language in spec.langs],
+            "include": [well_formed(glob) for glob in spec.include],
+            "exclude": [well_formed(glob) for glob in spec.exclude],
             "max_documents": spec.max_documents,
         }
         return {
-            "corpus": spec.path,
+            "corpus": well_formed(spec.path),
             "reader": self.reader,
             "documents": counts.documents,
             "conversations": counts.conversations,
@@ -173,16 +154,22 @@ class Corpus:
 
     def _documents(self, counts: CorpusCounts) -> Generator[Document, None, None]:
         langs = frozenset(language.lower() for language in self.spec.langs)
-        records = RecordReader(counts, self.spec.field, langs, conversations_only=self.spec.reader == "chat")
+        strict = not self._path.is_dir()
+        chats = self.spec.reader == "chat"
+        records = RecordReader(counts, self.spec.field, langs, conversations_only=chats, strict=strict)
         if self.reader == "hub":
             counts.files += 1
             yield from read_hub(self.spec.path, records)
             return
-        strict = not self._path.is_dir()
         for file in self._files(counts):
             where = self.spec.path if strict else f"{self.spec.path.rstrip('/')}/{file.relative}"
             before = counts.bytes_read
-            yield from self._file_documents(file.path, where, records, strict=strict)
+            try:
+                yield from self._file_documents(file.path, where, records)
+            except CorpusNotFoundError:
+                if strict:
+                    raise
+                counts.skip("vanished")
             counts.bytes_read = before + file.size
 
     def _files(self, counts: CorpusCounts) -> Iterator[TreeFile]:
@@ -194,8 +181,8 @@ class Corpus:
         except OSError as error:
             raise read_error(self.spec.path, error) from error
 
-    def _file_documents(self, path: Path, where: str, records: RecordReader, *, strict: bool) -> Iterator[Document]:
-        """Yield the documents of one file; with `strict`, skipping it is an error, as the user named it."""
+    def _file_documents(self, path: Path, where: str, records: RecordReader) -> Iterator[Document]:
+        """Yield the documents of one file."""
         reader: str | None = self.reader
         counts = records.counts
         if reader == "tree":
@@ -204,13 +191,14 @@ class Corpus:
             reader = "json" if detect(path, where, self.spec.field).in_list else "jsonl"
         if reader is None:
             return
-        counts.files += 1
         if reader == "parquet":
-            yield from read_parquet(path, where, records, counts.advance)
+            counts.files += 1
+            yield from read_parquet(path, where, records, counts.advance, self.largest_window)
             return
-        with open_stream(path, where, counts.advance) as stream:
+        with open_stream(path, where, counts.advance, self.largest_window) as stream:
+            counts.files += 1
             if reader == "text":
-                yield from read_text(stream, where, counts, strict=strict)
+                yield from read_text(stream, where, counts, strict=records.strict)
             else:
                 read_json = read_json_lines if reader == "jsonl" else read_json_values
                 yield from read_json(stream, where, records)

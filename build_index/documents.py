@@ -6,6 +6,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+LARGEST_DOCUMENT_BYTES = 16 << 20
+"""Larger records and documents are not read. It does not depend on the memory, since it decides what is stored."""
+
 Message: TypeAlias = tuple[str, str]
 """Role and content, for instance `("user", "What is a suffix array?")`."""
 
@@ -36,8 +39,8 @@ class Document:
 
     @property
     def size(self) -> int:
-        """Length in characters, over all turns."""
-        return len(self.text) + sum(len(content) for _, content in self.messages)
+        """Length in characters, over all turns, roles included."""
+        return len(self.text) + sum(len(role) + len(content) for role, content in self.messages)
 
 
 @dataclass
@@ -75,7 +78,7 @@ class CorpusCounts:
 def well_formed(text: str) -> str:
     r"""Return the text with surrogate pairs joined and lone surrogates replaced by U+FFFD.
 
-    JSON can hold lone surrogates (`"\ud83d"`), and no tokenizer accepts them.
+    JSON can hold lone surrogates (`"\ud83d"`), and so can paths that are not UTF-8. Tokenizers and files refuse them.
     """
     try:
         text.encode("utf-8")

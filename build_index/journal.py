@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from build_index.errors import output_errors
 from rest_store.datastore.manifest import ShardRecord
 
 FILE_NAME = "journal.jsonl"
@@ -110,14 +111,15 @@ class Journal:
     Args:
         path: the file; created if absent, otherwise continued after its last whole line.
 
-    Thread-safe. Raises OSError if the file cannot be written.
+    Thread-safe. `append` raises OutputError if the file cannot be written, making a journal OSError.
     """
 
     def __init__(self, path: Path) -> None:
         self._lock = threading.Lock()
+        self._path = path
         self._file = path.open("ab", buffering=0)
         try:
-            self._end = sum(map(len, _whole_lines(path)))
+            self._end = sum(len(line) for line, _ in _whole_lines(path))
             self._file.truncate(self._end)
         except BaseException:
             self._file.close()
@@ -127,7 +129,7 @@ class Journal:
         """Append a record, a dictionary or dataclass, and sync it to disk."""
         fields = record if isinstance(record, dict) else asdict(record)
         line = json.dumps({kind: fields}, sort_keys=True).encode() + b"\n"
-        with self._lock:
+        with self._lock, output_errors(self._path):
             self._file.truncate(self._end)  # removes the rest of a failed append
             if self._file.write(line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -146,36 +148,48 @@ def read_journal(path: Path) -> BuildState | None:
         OSError: the file exists and cannot be read.
     """
     state: BuildState | None = None
-    for line in _whole_lines(path):
-        ((kind, fields),) = json.loads(line).items()
-        if kind == "plan":
-            state = BuildState(fields)
+    for _, record in _whole_lines(path):
+        if isinstance(record, BuildState):
+            state = record
         elif state is None:
             return None
-        elif kind == "tokens":
-            end = fields.pop("end")
-            counts = tuple(TokenizedCounts(**corpus) for corpus in end.pop("counts"))
-            state.tokens.append(TokensRecord(**fields, end=Cursor(**end, counts=counts)))
-        elif kind == "suffixes":
-            record = ShardRecord(**fields)
+        elif isinstance(record, TokensRecord):
+            state.tokens.append(record)
+        elif isinstance(record, ShardRecord):
             state.suffixes[record.name] = record
-        elif kind == "complete":
-            state.completion = Completion(**fields)
+        else:
+            state.completion = record
     return state
 
 
-def _whole_lines(path: Path) -> list[bytes]:
-    """Return the lines up to the first that is cut short or damaged."""
+def _whole_lines(path: Path) -> list[tuple[bytes, BuildState | TokensRecord | ShardRecord | Completion]]:
+    """Return the lines up to the first that is cut short or damaged, and what each records."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         return []
     whole = []
     for line in data.splitlines(keepends=True):
-        try:
-            if not line.endswith(b"\n") or len(json.loads(line)) != 1:
-                break
-        except (ValueError, TypeError):
+        if not line.endswith(b"\n"):
             break
-        whole.append(line)
+        try:
+            whole.append((line, _record(line)))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            break
     return whole
+
+
+def _record(line: bytes) -> BuildState | TokensRecord | ShardRecord | Completion:
+    """Return what a line records; a damaged one raises ValueError, TypeError, KeyError or AttributeError."""
+    ((kind, fields),) = json.loads(line).items()
+    if kind == "plan":
+        return BuildState(dict(fields))
+    if kind == "tokens":
+        end = fields.pop("end")
+        counts = tuple(TokenizedCounts(**corpus) for corpus in end.pop("counts"))
+        return TokensRecord(**fields, end=Cursor(**end, counts=counts))
+    if kind == "suffixes":
+        return ShardRecord(**fields)
+    if kind == "complete":
+        return Completion(**fields)
+    raise KeyError(kind)

@@ -2,31 +2,31 @@
 
 Resident at the peak are: the process with its packages and tokenizer; documents being read and tokenized; digests of
 documents already read; and one shard being sorted, with the pages of its tokens file. The bytes of a shard are bounded
-for any tokens (`suffix_array.peak_bytes`), so real text leaves some of the budget unused. A document is held whole: in
-JSON or parquet, one of more than about 16 MB takes memory beyond the budget (text files are read in pieces).
+for any tokens (`suffix_array.peak_bytes`), so real text leaves some of the budget unused. A document is held whole;
+larger ones than `LARGEST_DOCUMENT_BYTES` are refused, and text files are read in pieces. Only the pages of a parquet
+file have no bound: their writer chose the size, and pyarrow does not tell it before it reads them.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from build_index.size import MIB, size_text
 from build_index.suffix_array import max_positions, peak_bytes
 from rest_store.datastore.header import MAX_POSITIONS, token_width
 from rest_store.datastore.memory import available_bytes
 from rest_store.errors import BuildError, MemoryBudgetError, describe
 
-MIB = 1 << 20
 SMALLEST_SHARD = 1 << 20  # positions, unless the user sets the size
 WORK_BYTES = 320 * MIB  # reading, tokenizing a batch, and what the allocator keeps of it
+_WINDOW_BYTES = 128 * MIB  # of these, for a compressed file: the default limit of zstd
 _PROCESS_STEP = 64 * MIB  # the process is rounded up to such steps, so that a few pages do not change the shards
 _DIGESTS_SHARE = 32
 _M_ARENA_MAX = -8  # malloc.h
 _ARENAS = 8
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -38,17 +38,24 @@ class MemoryPlan:
         process: packages and tokenizer, before the first document.
         digests: digests of documents already read; further ones go to disk.
         shard_positions: tokens and separators of a shard.
+        shard: bytes that sorting the shard takes.
     """
 
     budget: int
     process: int
     digests: int
     shard_positions: int
+    shard: int
 
     @property
-    def for_shards(self) -> int:
-        """The rest, for the shard being sorted."""
-        return self.budget - self.process - self.digests - WORK_BYTES
+    def spare(self) -> int:
+        """What is left; negative: the budget is too small."""
+        return self.budget - self.process - self.digests - WORK_BYTES - self.shard
+
+    @property
+    def largest_window(self) -> int:
+        """Bytes that the decoder of a compressed file may keep: those of `WORK_BYTES` for it, and what is left."""
+        return _WINDOW_BYTES + self.spare
 
 
 def plan_memory(
@@ -76,8 +83,8 @@ def plan_memory(
         min(1 << bits, limit) for bits in range(MAX_POSITIONS.bit_length() - 1, SMALLEST_SHARD.bit_length() - 2, -1)
     ]
     for positions in sizes if shard_positions is None else [shard_positions]:
-        plan = MemoryPlan(budget, process, digests, positions)
-        if shard_bytes(positions, vocabulary_size) <= plan.for_shards:
+        plan = MemoryPlan(budget, process, digests, positions, shard_bytes(positions, vocabulary_size))
+        if plan.spare >= 0:
             return plan
     smallest = sizes[-1] if shard_positions is None else shard_positions
     needed = process + WORK_BYTES + shard_bytes(smallest, vocabulary_size)
@@ -97,28 +104,6 @@ def shard_bytes(positions: int, vocabulary_size: int) -> int:
     # Writing: the suffix array, blocks of at most 2^20 entries, and keys of at most 2^26, measured.
     written = 4 * positions + 16 * min(positions, 1 << 20) + 5 * min(positions, 1 << 26) // 4 + MIB
     return mapped + max(peak_bytes(positions, vocabulary_size), written)
-
-
-def parse_size(text: str) -> int:
-    """Return the bytes of a size such as `8G`, `512M`, `1.5GiB` or `1000`; K, M, G and T are powers of 1,024.
-
-    Raises:
-        MemoryBudgetError: the text is not a size, or the size is zero.
-    """
-    match = _SIZE.fullmatch(text.strip())
-    size = 0 if match is None else int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
-    if size < 1:
-        raise MemoryBudgetError(describe("--memory", "size", f"'{text}'", "a size such as 8G or 512M"))
-    return size
-
-
-def size_text(size: float) -> str:
-    """Return a size in bytes for people: `"1.5 GiB"`."""
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
 
 
 def limit_arenas() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from build_index.corpus import CorpusSpec
+from build_index.corpus_spec import CorpusSpec
 from rest_store.errors import BuildError, describe
 
 

@@ -9,7 +9,6 @@ from typing import Any
 from build_index.corpus import Corpus
 from build_index.document_stream import DocumentStream
 from build_index.duplicates import SeenDocuments
-from build_index.errors import output_errors
 from build_index.journal import BuildState, Journal, TokensRecord
 from build_index.memory import MemoryPlan
 from build_index.progress import ProgressListener, StageProgress
@@ -123,8 +122,7 @@ class Pipeline:
     def sort(self, record: TokensRecord) -> None:
         """Record a complete tokens file, and sort it as soon as the previous one is done."""
         if record not in self._state.tokens:
-            with output_errors(self._staging.journal_path):
-                self._journal.append("tokens", record)
+            self._journal.append("tokens", record)
             self._state.tokens.append(record)
         self._sorter.wait(self._report)
         self._sorter.submit(record.name, record.position_count)

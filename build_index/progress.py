@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TextIO
 
-from build_index.memory import size_text
+from build_index.size import size_text
 
 _BAR = 28
 

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from build_index.errors import output_errors
-from build_index.memory import shard_bytes, size_text
+from build_index.memory import shard_bytes
+from build_index.size import size_text
 from build_index.suffix_array import suffix_array
 from rest_store.datastore.manifest import ShardRecord
 from rest_store.datastore.shard import Shard, TokensFile, write_suffixes

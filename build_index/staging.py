@@ -26,6 +26,7 @@ from types import TracebackType
 from build_index.errors import output_errors
 from build_index.journal import FILE_NAME as JOURNAL_NAME
 from build_index.journal import BuildState, Journal, read_journal
+from build_index.path import local_path
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 from rest_store.errors import OutputError, ResumeError, describe
@@ -34,6 +35,8 @@ _OLD_FILE_NAME = "prepared.drafts"  # in datastores of older builds
 _OUR_FILES = re.compile(
     "|".join(map(re.escape, (MANIFEST_NAME, TOKENIZER_FILE_NAME, _OLD_FILE_NAME))) + r"|shard-\d+\.(tokens|suffixes)"
 )
+_BUILDING_NAME = re.compile(r"\..*\.building", re.DOTALL)
+_LARGEST_MANIFEST_BYTES = 64 << 20
 _AT_FDCWD = -100
 RENAME_EXCHANGE = 2
 
@@ -188,13 +191,13 @@ def kept_shards(out: Path) -> int:
     Raises:
         OSError: its journal cannot be read.
     """
-    state = read_journal(_building(Path(os.path.realpath(out.expanduser()))) / JOURNAL_NAME)
+    state = read_journal(_building(_resolved(out)) / JOURNAL_NAME)
     return 0 if state is None else len(state.tokens)
 
 
 def final_place(out: Path) -> Path:
     """Return the path of a new datastore with links resolved, or raise OutputError if it cannot be put there."""
-    place = Path(os.path.realpath(out.expanduser()))
+    place = _resolved(out)
     with output_errors(place):
         require_replaceable(place)
     return place
@@ -215,23 +218,35 @@ def require_replaceable(place: Path) -> None:
     names = sorted(entry.name for entry in place.iterdir())
     if not names:
         return
-    if not _is_manifest(place / MANIFEST_NAME):
+    if not is_datastore(place):
         refuse(f"one with other content ('{names[0]}')")
     foreign = [name for name in names if not _OUR_FILES.fullmatch(name)]
     if foreign:
         refuse(f"a datastore with other files in it ('{foreign[0]}')", "one without, since it will be replaced")
 
 
-def _building(place: Path) -> Path:
-    return place.with_name(f".{place.name}.building")
-
-
-def _is_manifest(path: Path) -> bool:
+def is_datastore(directory: Path) -> bool:
+    """Whether a directory has the manifest of a datastore, of whatever release."""
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError, RecursionError):
+        with (directory / MANIFEST_NAME).open("rb") as file:
+            text = file.read(_LARGEST_MANIFEST_BYTES + 1)
+        fields = json.loads(text) if len(text) <= _LARGEST_MANIFEST_BYTES else None
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(fields, dict) and fields.get("format") == "rest-store"
+
+
+def is_staging(directory: Path) -> bool:
+    """Whether a directory is that of an unfinished build."""
+    return _BUILDING_NAME.fullmatch(directory.name) is not None and (directory / JOURNAL_NAME).is_file()
+
+
+def _resolved(out: Path) -> Path:
+    return Path(os.path.realpath(local_path(out)))
+
+
+def _building(place: Path) -> Path:
+    return place.parent / f".{place.name}.building"
 
 
 def exchange_directories(first: Path, second: Path) -> bool:

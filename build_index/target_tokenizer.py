@@ -91,15 +91,13 @@ class TargetTokenizer:
         A text of more than 2^17 characters is encoded in pieces split at line ends, to bound the memory: at these
         places the tokens may differ from those of the whole.
         """
-        pieces = [list(split_text(well_formed(text))) for text in texts]
-        arrays = iter(self._encode(self._documents, [piece for parts in pieces for piece in parts]))
-        encoded = [list(islice(arrays, len(parts))) for parts in pieces]
-        return [parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in encoded]
+        return self._encode(self._documents, [well_formed(text) for text in texts])
 
     def encode_conversations(self, conversations: Sequence[Document]) -> list[Tokens]:
         """Tokenize conversations, rendered by the chat template.
 
-        The template's control tokens become control tokens; their text inside a message stays text.
+        The template's control tokens become control tokens; their text inside a message stays text. A long conversation
+        is encoded in pieces, as a long text is.
 
         Raises:
             CorpusError: there is no chat template, or it refuses a conversation.
@@ -187,11 +185,14 @@ class TargetTokenizer:
         return re.sub(f"{TEXT_MARK}(\\d+){TEXT_MARK}", lambda match: plain_texts[int(match[1])], rendered)
 
     def _encode(self, tokenizer: Tokenizer, texts: Sequence[str]) -> list[Tokens]:
+        pieces = [list(split_text(text)) for text in texts]
         arrays: list[Tokens] = []
-        for batch in _batches(texts):
+        for batch in _batches([piece for parts in pieces for piece in parts]):
             encodings = tokenizer.encode_batch_fast(batch, add_special_tokens=False)
             arrays.extend(np.array(encoding.ids, dtype=self._dtype) for encoding in encodings)
-        return arrays
+        in_order = iter(arrays)
+        encoded = [list(islice(in_order, len(parts))) for parts in pieces]
+        return [parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in encoded]
 
     def _valid(self, token: int) -> int:
         size = self.identity.vocabulary_size
@@ -248,12 +249,17 @@ def _with_marked_controls(tokenizer: dict[str, Any], places: dict[str, int]) -> 
 
 
 def split_text(text: str) -> Iterator[str]:
-    """Yield the text in pieces of at most PIECE_CHARACTERS, cut after a line end where there is one."""
+    """Yield the text in pieces of at most PIECE_CHARACTERS, cut after a line end where there is one.
+
+    No piece ends within a marked text (`marked_text`), which holds no line end.
+    """
     start = 0
     while len(text) - start > PIECE_CHARACTERS:
         cut = text.rfind("\n", start, start + PIECE_CHARACTERS) + 1
         if cut <= start:
             cut = start + PIECE_CHARACTERS
+            if text.count(CONTROL_MARK, start, cut) % 2:
+                cut = max(text.rfind(CONTROL_MARK, start, cut), start + 1)
         yield text[start:cut]
         start = cut
     yield text[start:] if start else text

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from build_index.chat_template import ChatTemplate, read_template
+from build_index.documents import well_formed
 from build_index.errors import build_packages, first_line
+from build_index.path import local_path
 from build_index.target_tokenizer import TargetTokenizer
 from rest_store.errors import TokenizerLoadError, describe
 
@@ -38,7 +40,7 @@ def load_tokenizer(name_or_path: str | os.PathLike[str], *, chat_template: str |
     """
     name = os.fspath(name_or_path)
     override = None if chat_template is None else read_template(chat_template)
-    path = Path(name).expanduser()
+    path = local_path(name)
     try:
         if path.is_file():
             with path.open("rb") as file:
@@ -99,7 +101,7 @@ def _from_transformers(source: str, name: str, override: str | None, **options: 
 
 def _assemble(tokenizer_json: str, name: str, template: str | None, special: Mapping[str, str]) -> TargetTokenizer:
     compiled = None if template is None else ChatTemplate(template, special, name)
-    return TargetTokenizer(tokenizer_json, name, compiled)
+    return TargetTokenizer(tokenizer_json, well_formed(name), compiled)
 
 
 def _neighbouring_config(path: Path) -> dict[str, Any]:
@@ -109,7 +111,7 @@ def _neighbouring_config(path: Path) -> dict[str, Any]:
         return {}
     try:
         config = json.loads(config_path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TokenizerLoadError(describe(config_path, "content", f"not JSON ({error})", "a JSON object")) from error
     if not isinstance(config, dict):
         raise TokenizerLoadError(describe(config_path, "content", f"a {type(config).__name__}", "a JSON object"))

@@ -55,6 +55,7 @@
         |-- CorpusError                 a corpus cannot be read                          (ValueError)
         |   |-- CorpusNotFoundError     no such file, directory or data set              (FileNotFoundError)
         |   |-- CorpusFormatError       the content has another format
+        |   |-- DocumentSizeError       a document is too large to be held in memory
         |   `-- EmptyCorpusError        there are no documents, or only empty ones
         |-- OutputError                 the datastore cannot be written                  (OSError)
         |-- MemoryBudgetError           the memory budget is too small                   (ValueError)
@@ -292,6 +293,10 @@ class CorpusNotFoundError(CorpusError, FileNotFoundError):
 
 class CorpusFormatError(CorpusError):
     """The content of a corpus does not have the expected format."""
+
+
+class DocumentSizeError(CorpusError):
+    """A document or record is larger than what a build holds in memory at once."""
 
 
 class EmptyCorpusError(CorpusError):

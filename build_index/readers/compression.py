@@ -1,7 +1,7 @@
 """Files opened for reading, decompressed where their content is gzip (RFC 1952) or zstd (RFC 8878).
 
 A compressed file may consist of several members (frames), as `cat a.gz b.gz` makes them. A truncated or damaged file
-is an error that names the file.
+is an error that names the file. Decompression takes bounded memory, however far the content expands.
 """
 
 from __future__ import annotations
@@ -14,16 +14,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from build_index.errors import build_packages, read_error
-from rest_store.errors import CorpusError, CorpusFormatError, describe
+from build_index.size import size_text
+from rest_store.errors import CorpusError, CorpusFormatError, MemoryBudgetError, describe
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-_CHUNK_BYTES = 1 << 16  # read from disk at once; limits what a decoder yields in one step
+LARGEST_ZSTD_WINDOW = 1 << 31
+_CHUNK_BYTES = 1 << 16  # read from disk at once
 _BUFFER_BYTES = 1 << 20
-_LARGEST_ZSTD_WINDOW = 1 << 31
+_ZSTD_HEADER_BYTES = 18  # at most
+# A decoder is fed so little at once that it yields about 8 MiB at most: deflate makes 1,032 bytes of one, zstd a block
+# of 128 KiB of four (RFC 8878, section 3.1.1.2).
+_STEP_BYTES = {"gzip": 1 << 11, "zstd": 1 << 8}
 
 
 def compression_of(head: bytes) -> str | None:
@@ -41,7 +46,7 @@ def is_decodable(head: bytes, where: str) -> bool:
     """
     kind = compression_of(head)
     try:
-        return kind is not None and _decoders(kind, where)().decompress(head) is not None
+        return kind is not None and _decoders(kind, where, LARGEST_ZSTD_WINDOW)().decompress(head) is not None
     except CorpusError:
         raise
     except Exception:  # zlib.error and ZstdError have no common base
@@ -65,17 +70,23 @@ def open_file(path: Path, where: str) -> BinaryIO:
         raise read_error(where, error) from error
 
 
-def open_stream(path: Path, where: str, count: Callable[[int], None] = lambda number: None) -> io.BufferedReader:
+def open_stream(
+    path: Path,
+    where: str,
+    count: Callable[[int], None] = lambda number: None,
+    largest_window: int = LARGEST_ZSTD_WINDOW,
+) -> io.BufferedReader:
     """Open a file for reading its content, decompressed.
 
     Args:
         path: the file.
         where: its name in messages.
         count: called with the number of bytes of each read from disk.
+        largest_window: most bytes that a zstd decoder may keep; as much memory is taken if a file needs it.
 
     Returns:
-        A binary stream. Reading it may raise CorpusFormatError (truncated or damaged) and CorpusError (not readable).
-        Not thread-safe.
+        A binary stream. Reading it may raise CorpusFormatError (truncated or damaged), CorpusError (not readable) and
+        MemoryBudgetError (it needs a larger window). Not thread-safe.
 
     Raises:
         CorpusNotFoundError: the file does not exist.
@@ -88,7 +99,7 @@ def open_stream(path: Path, where: str, count: Callable[[int], None] = lambda nu
         kind = compression_of(head)
         chunks = chain([head], chunks)
         if kind is not None:
-            chunks = _decompressed(chunks, _decoders(kind, where), kind, where)
+            chunks = _decompressed(chunks, kind, where, largest_window)
     except BaseException:
         file.close()
         raise
@@ -135,32 +146,52 @@ def _chunks(file: BinaryIO, where: str, count: Callable[[int], None]) -> Iterato
         yield data
 
 
-def _decompressed(chunks: Iterator[bytes], new_decoder: Callable[[], Any], kind: str, where: str) -> Iterator[bytes]:
+def _decompressed(chunks: Iterator[bytes], kind: str, where: str, largest_window: int) -> Iterator[bytes]:
+    new_decoder = _decoders(kind, where, largest_window)
     decoder: Any = None  # None: between members
-    for data in chunks:
-        while data:
+    for chunk in chunks:
+        place = 0
+        while place < len(chunk):
             if decoder is None:
-                if kind == "gzip" and not (data := data.lstrip(b"\0")):
-                    break  # padding after the last member, as tape archives have it
+                if kind == "gzip" and chunk[place] == 0:
+                    place += 1  # padding after the last member, as tape archives have it
+                    continue
+                if kind == "zstd":
+                    _require_window(chunk[place : place + _ZSTD_HEADER_BYTES], where, largest_window)
                 decoder = new_decoder()
+            step = chunk[place : place + _STEP_BYTES[kind]]
             try:
-                output = decoder.decompress(data)
+                output = decoder.decompress(step)
             except Exception as error:  # zlib.error and ZstdError have no common base
                 problem = f"damaged ({error})"
                 raise CorpusFormatError(describe(where, f"{kind} file", problem, "an intact one")) from error
-            data = b""
+            place += len(step)
             if decoder.eof:
-                data, decoder = decoder.unused_data, None
+                place -= len(decoder.unused_data)
+                decoder = None
             yield output
     if decoder is not None:
         raise CorpusFormatError(describe(where, f"{kind} file", "truncated", "a complete one"))
 
 
-def _decoders(kind: str, where: str) -> Callable[[], Any]:
+def _require_window(head: bytes, where: str, largest: int) -> None:
+    """Refuse a zstd frame that needs a larger window, by its header."""
+    import zstandard
+
+    try:
+        window = zstandard.get_frame_parameters(head).window_size
+    except zstandard.ZstdError:
+        return  # cut by the end of a chunk, or damaged: left to the decoder, which has the same limit
+    if window > largest:
+        expected = f"at most {size_text(largest)}, as --memory allows beside the shards (--memory, --shard-tokens)"
+        raise MemoryBudgetError(describe(where, "the window of the zstd file", size_text(window), expected))
+
+
+def _decoders(kind: str, where: str, largest_window: int) -> Callable[[], Any]:
     """Return what makes a decoder for one member: an object with `decompress`, `eof` and `unused_data`, as of zlib."""
     if kind == "gzip":
         return lambda: zlib.decompressobj(wbits=31)
     with build_packages(where, CorpusError):
         import zstandard
-    decompressor = zstandard.ZstdDecompressor(max_window_size=_LARGEST_ZSTD_WINDOW)
+    decompressor = zstandard.ZstdDecompressor(max_window_size=largest_window)
     return lambda: decompressor.decompressobj()

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from build_index.readers.compression import compression_of, open_file, open_stream
-from build_index.readers.json_values import first_value
+from build_index.readers.json_values import TOO_LARGE, first_value
 from build_index.readers.parquet import PARQUET_MAGIC, column_names, document_column
 from build_index.readers.records import has_field
 from rest_store.errors import CorpusFormatError, describe
 
 HEAD_BYTES = 1 << 16
-_LARGEST_RECORD_BYTES = 64 << 20  # a file with a longer first record is read as text
 _UTF8_MARK = b"\xef\xbb\xbf"
 
 
@@ -70,7 +69,9 @@ def _detect_content(
     if b"\0" in head:
         return Detection("binary")
     named_jsonl = is_named_jsonl(path)
-    first = first_value(stream, where, _LARGEST_RECORD_BYTES) if _is_json_like(head) else None
+    first = first_value(stream, where) if _is_json_like(head) else None
+    if first is not None and first.value is TOO_LARGE:
+        return Detection("jsonl" if named_jsonl and not first.in_list else "json", in_list=first.in_list)
     if first is None or not isinstance(first.value, dict):
         if named_jsonl and head.strip():
             raise CorpusFormatError(describe(f"{where}:1", "line", "not a JSON object", "one JSON object a line"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from build_index.documents import Document
+from build_index.documents import LARGEST_DOCUMENT_BYTES, Document
 from build_index.errors import build_packages, first_line
 from build_index.readers.compression import compression_of, open_file, open_stream
 from build_index.readers.records import (
@@ -23,11 +24,14 @@ from build_index.readers.records import (
 from rest_store.errors import CorpusError, CorpusFormatError, describe
 
 PARQUET_MAGIC = b"PAR1"
-_ROWS = 64  # held at once
+_ROWS = 64  # held at once, fewer if they are large
+_NAME_CHARACTERS = 200  # of the path of a row, for messages
 _PAGE_BUFFER_BYTES = 1 << 20  # read ahead in each column; without it pyarrow holds a whole row group
 
 
-def read_parquet(path: Path, where: str, records: RecordReader, count: Callable[[int], None]) -> Iterator[Document]:
+def read_parquet(
+    path: Path, where: str, records: RecordReader, count: Callable[[int], None], largest_window: int
+) -> Iterator[Document]:
     """Yield the documents of a parquet file.
 
     Args:
@@ -35,6 +39,7 @@ def read_parquet(path: Path, where: str, records: RecordReader, count: Callable[
         where: its name in messages.
         records: extracts the document of each row.
         count: called with bytes read: the file's size, in proportion to the rows.
+        largest_window: see `open_stream`.
 
     Yields:
         Documents, with the file, the row and the path column (if there is one) as `origin`.
@@ -44,26 +49,27 @@ def read_parquet(path: Path, where: str, records: RecordReader, count: Callable[
         CorpusError: not readable, or pyarrow is not installed.
     """
     with build_packages(where, CorpusError):
+        import pyarrow
         import pyarrow.parquet as parquet
     with ExitStack() as stack:
-        file = stack.enter_context(_seekable(path, where))
-        size = path.stat().st_size
+        file = stack.enter_context(_seekable(path, where, largest_window))
+        size = os.fstat(file.fileno()).st_size
         counted = row = 0
         try:
             table = stack.enter_context(
                 parquet.ParquetFile(file, buffer_size=_PAGE_BUFFER_BYTES, pre_buffer=False, memory_map=False)
             )
             columns, path_column = _columns(table.schema_arrow.names, where, records)
-            for batch in table.iter_batches(batch_size=_ROWS, columns=columns, use_threads=False):
+            for batch in _batches(table, columns):
                 for record in _rows(batch, records):
                     name = record.get(path_column) if path_column else None
-                    origin = f"{where}:row {row}" + (f" ({name})" if name else "")
+                    origin = f"{where}:row {row}" + (f" ({str(name)[:_NAME_CHARACTERS]})" if name else "")
                     row += 1
                     yield from _row_documents(record, origin, records)
                 share = size * row // max(table.metadata.num_rows, 1)
                 count(share - counted)
                 counted = share
-        except (OSError, ValueError) as error:  # pyarrow.ArrowInvalid is a ValueError
+        except (OSError, ValueError, pyarrow.ArrowException) as error:
             if isinstance(error, CorpusError):
                 raise
             raise _damaged(where, error) from error
@@ -77,11 +83,12 @@ def column_names(path: Path, where: str) -> list[str]:
         CorpusError: not readable, or pyarrow is not installed.
     """
     with build_packages(where, CorpusError):
+        import pyarrow
         import pyarrow.parquet as parquet
     with open_file(path, where) as file:
         try:
             return [str(name) for name in parquet.read_schema(file).names]
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, pyarrow.ArrowException) as error:
             raise _damaged(where, error) from error
 
 
@@ -119,6 +126,15 @@ def _columns(names: list[str], where: str, records: RecordReader) -> tuple[list[
     return [*columns, path_column] if path_column else columns, path_column
 
 
+def _batches(table: Any, columns: list[str]) -> Iterator[Any]:
+    """Yield the record batches of a `pyarrow.parquet.ParquetFile`, each of about LARGEST_DOCUMENT_BYTES at most."""
+    for number in range(table.num_row_groups):
+        group = table.metadata.row_group(number)
+        # The size of all columns, not only of those that are read: `column()` of a damaged file ends the process.
+        rows = max(1, min(_ROWS, LARGEST_DOCUMENT_BYTES * group.num_rows // max(group.total_byte_size, 1)))
+        yield from table.iter_batches(batch_size=rows, row_groups=[number], columns=columns, use_threads=False)
+
+
 def _rows(batch: Any, records: RecordReader) -> list[dict[str, Any]]:
     """Return the rows of a batch as dictionaries; a text that is not UTF-8 stays bytes."""
     try:
@@ -146,7 +162,7 @@ def _row_documents(record: dict[str, Any], origin: str, records: RecordReader) -
     yield from records.documents(decoded, origin)
 
 
-def _seekable(path: Path, where: str) -> BinaryIO:
+def _seekable(path: Path, where: str, largest_window: int) -> BinaryIO:
     """Open a file; if it is compressed, a temporary file with its content."""
     file = open_file(path, where)
     with ExitStack() as stack:
@@ -156,9 +172,16 @@ def _seekable(path: Path, where: str) -> BinaryIO:
             stack.pop_all()
             return file
     with ExitStack() as stack:
-        temporary = stack.enter_context(tempfile.TemporaryFile())
-        with open_stream(path, where) as stream:
+        stream = stack.enter_context(open_stream(path, where, largest_window=largest_window))
+        try:
+            temporary = stack.enter_context(tempfile.TemporaryFile())
             shutil.copyfileobj(stream, temporary)
-        temporary.seek(0)
+            temporary.seek(0)
+        except OSError as error:
+            if isinstance(error, CorpusError):
+                raise
+            problem = f"the corpus cannot be decompressed to a temporary file ({error.strerror or error})"
+            raise CorpusError(f"{where}: {problem}") from error
+        stream.close()
         stack.pop_all()
     return temporary

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from build_index.documents import CorpusCounts, Document, Message, well_formed
-from rest_store.errors import CorpusFormatError, describe
+from build_index.documents import LARGEST_DOCUMENT_BYTES, CorpusCounts, Document, Message, well_formed
+from build_index.size import size_text
+from rest_store.errors import CorpusFormatError, DocumentSizeError, describe
 
 CONVERSATION_FIELDS = ("messages", "conversations", "conversation", "data")
 TEXT_FIELDS = ("content", "text")
@@ -32,12 +33,14 @@ class RecordReader:
         field: name of the field, or a dotted path; None: the first known field of the record.
         langs: languages to read, in lower case; empty: all.
         conversations_only: whether a text is an error.
+        strict: whether a document that is too large is an error, as its file was named. Otherwise it is skipped.
     """
 
     counts: CorpusCounts
     field: str | None = None
     langs: frozenset[str] = frozenset()
     conversations_only: bool = False
+    strict: bool = True
 
     def documents(self, record: object, origin: str) -> Iterator[Document]:
         """Yield the document of a record, unless it is empty or in another language.
@@ -48,6 +51,7 @@ class RecordReader:
 
         Raises:
             CorpusFormatError: the record is not an object, or its field is absent or of a wrong type.
+            DocumentSizeError: see `too_large`.
         """
         if not isinstance(record, Mapping):
             raise CorpusFormatError(describe(origin, "record", f"a {_kind(record)}", "an object"))
@@ -66,8 +70,21 @@ class RecordReader:
             raise CorpusFormatError(describe(origin, f"field '{field}'", "a text", "a conversation"))
         if document.is_empty:
             self.counts.skip("empty")
+        elif document.size > LARGEST_DOCUMENT_BYTES:
+            self.too_large(origin)
         else:
             yield document
+
+    def too_large(self, origin: str) -> None:
+        """Count a record that is too large to be held in memory.
+
+        Raises:
+            DocumentSizeError: `strict`.
+        """
+        if self.strict:
+            limit = size_text(LARGEST_DOCUMENT_BYTES)
+            raise DocumentSizeError(describe(origin, "the size of the record", f"above {limit}", f"at most {limit}"))
+        self.counts.skip("too large")
 
     def _has_language(self, record: Mapping[str, object], origin: str) -> bool:
         for name in LANGUAGE_FIELDS:

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from build_index.documents import CorpusCounts
 from build_index.errors import read_error
+from build_index.staging import is_datastore, is_staging
+from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 
 # What tools keep in a source tree and nobody wrote.
 DEFAULT_EXCLUDES = (
@@ -45,8 +47,9 @@ def walk(
 ) -> Iterator[TreeFile]:
     """Yield the regular files below a directory, sorted by name in each directory.
 
-    Links to files are followed. Links to directories are not, so there are no loops. They and what is not a regular
-    file (sockets, pipes, broken links) are skipped and counted.
+    Links to files are followed. Links to directories are not, so there are no loops. They, what is not a regular file
+    (sockets, pipes, broken links), datastores, and files that vanish meanwhile are skipped and counted. The directories
+    of unfinished builds are left out like `DEFAULT_EXCLUDES`: the output may be below the corpus.
 
     Args:
         root: the directory.
@@ -61,31 +64,47 @@ def walk(
     included = compile_globs(include)
     excluded = compile_globs((*DEFAULT_EXCLUDES, *exclude))
 
-    def below(directory: str, prefix: str) -> Iterator[TreeFile]:
+    def listing(directory: str, prefix: str) -> Iterator[tuple[os.DirEntry[str], str]]:
+        """Return the entries of a directory, each with its path from the top."""
         try:
             with os.scandir(directory) as scan:
                 entries = sorted(scan, key=lambda entry: entry.name)
+        except FileNotFoundError as error:
+            if not prefix:
+                raise read_error(where, error) from error
+            counts.skip("vanished")
+            return iter(())
         except OSError as error:
             raise read_error(f"{where}/{prefix}".rstrip("/"), error) from error
-        for entry in entries:
-            relative = prefix + os.fsencode(entry.name).decode("utf-8", "replace")
-            if excluded.fullmatch(relative):
-                continue
-            try:
-                if entry.is_dir(follow_symlinks=False):
-                    yield from below(entry.path, f"{relative}/")
-                elif include and not included.fullmatch(relative):
-                    continue
-                elif entry.is_file():
-                    yield TreeFile(Path(entry.path), relative, entry.stat().st_size)
-                else:
-                    counts.skip("linked directory" if entry.is_dir() else "not a regular file")
-            except OSError as error:
-                if not entry.is_symlink():
-                    raise read_error(f"{where}/{relative}", error) from error
-                counts.skip("not a regular file")  # a link to itself, or into a directory that may not be entered
+        if any(entry.name == MANIFEST_NAME for entry in entries) and is_datastore(Path(directory)):
+            counts.skip("datastore")
+            return iter(())
+        return ((entry, prefix + os.fsencode(entry.name).decode("utf-8", "replace")) for entry in entries)
 
-    return below(os.fspath(root), "")
+    levels = [listing(os.fspath(root), "")]  # a stack of our own: directories may be nested deeper than calls
+    while levels:
+        entry, relative = next(levels[-1], (None, ""))
+        if entry is None:
+            levels.pop()
+            continue
+        if excluded.fullmatch(relative):
+            continue
+        try:
+            if entry.is_dir(follow_symlinks=False):
+                if not is_staging(Path(entry.path)):
+                    levels.append(listing(entry.path, f"{relative}/"))
+            elif include and not included.fullmatch(relative):
+                continue
+            elif entry.is_file():
+                yield TreeFile(Path(entry.path), relative, entry.stat().st_size)
+            else:
+                counts.skip("linked directory" if entry.is_dir() else "not a regular file")
+        except FileNotFoundError:
+            counts.skip("vanished")
+        except OSError as error:
+            if not entry.is_symlink():
+                raise read_error(f"{where}/{relative}", error) from error
+            counts.skip("not a regular file")  # a link to itself, or into a directory that may not be entered
 
 
 def compile_globs(globs: Iterable[str]) -> re.Pattern[str]:

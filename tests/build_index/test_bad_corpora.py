@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import json
@@ -14,7 +15,7 @@ import zstandard
 
 from build_index.corpus import CorpusSpec, open_corpus
 from build_index.documents import Document
-from build_index.readers import compression, json_values
+from build_index.readers import compression, json_values, parquet
 from rest_store.errors import CorpusError, CorpusFormatError, CorpusNotFoundError
 
 
@@ -94,6 +95,24 @@ def test_a_bad_json_file_is_named_with_its_line(tmp_path, content, message, chun
         documents(path, reader="json")
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_numbers_of_any_kind_may_stand_beside_a_document(tmp_path, name):
+    path = tmp_path / name
+    for number in ("9" * 5000, "-" + "9" * 5000, "NaN", "-Infinity", "1e999"):
+        record = f'{{"n": {number}, "text": "x"}}'
+        path.write_text(record if name == "a.jsonl" else f"[{record}]")
+        assert documents(path) == [Document(text="x")]
+        with pytest.raises(CorpusFormatError, match="field 'n' is a number, expected a text"):
+            documents(path, field="n")
+
+
+def test_records_may_be_nested_as_deeply_as_they_can_be_decoded(tmp_path):
+    path = tmp_path / "a.jsonl"
+    record = '{"a":' * 400 + '"x"' + "}" * 400
+    path.write_text(record)
+    assert documents(path, field=".".join("a" * 400)) == [Document(text="x")]
+
+
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
 @pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
 def test_a_truncated_compressed_file_is_an_error_wherever_it_ends(tmp_path, suffix, name):
@@ -135,6 +154,35 @@ def test_a_truncated_or_damaged_parquet_file_is_an_error(tmp_path):
         with pytest.raises(CorpusFormatError, match=f"^{path}: parquet file is damaged or truncated") as error:
             documents(path)
         assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("error", [pa.ArrowNotImplementedError, pa.ArrowMemoryError, pa.ArrowKeyError])
+def test_every_error_of_pyarrow_names_the_file(tmp_path, monkeypatch, error):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"content": ["x"]}), path)
+
+    def failing(*_):
+        raise error("what is wrong")
+
+    for owner, name in ((parquet, "_batches"), (pq, "read_schema")):
+        monkeypatch.setattr(owner, name, failing)
+        with pytest.raises(CorpusFormatError, match=rf"^{path}: parquet file is damaged .*what is wrong"):
+            documents(path)
+        monkeypatch.undo()
+
+
+def test_a_full_disk_while_a_parquet_file_is_decompressed_names_the_file(tmp_path, monkeypatch):
+    path = tmp_path / "a.parquet.zst"
+    pq.write_table(pa.table({"content": ["x"]}), tmp_path / "a.parquet")
+    path.write_bytes(compressed((tmp_path / "a.parquet").read_bytes(), ".zst"))
+    assert documents(path) == [Document(text="x")]
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(parquet.shutil, "copyfileobj", full)
+    with pytest.raises(CorpusError, match=rf"^{path}: .* decompressed to a temporary file \(No space left on device\)"):
+        documents(path)
 
 
 def test_a_parquet_file_without_a_known_column_is_refused_unless_one_is_named(tmp_path):

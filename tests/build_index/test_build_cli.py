@@ -185,6 +185,26 @@ def test_failures_are_status_1_and_one_line(corpus, tokenizer, out, tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"--out": "/"}, "/: directory is "),
+        ({"--corpus": "~no-such-user"}, "~no-such-user: corpus is absent"),
+        ({"--tokenizer": "~no-such-user"}, "~no-such-user: tokenizer is absent"),
+        ({"--chat-template": "~no-such-user"}, "~no-such-user: chat template is not readable"),
+        ({"--corpus": "x" * 300}, "x: the corpus cannot be read (File name too long)"),
+        ({"--out": "x" * 300}, ": the datastore cannot be written (File name too long)"),
+    ],
+)
+def test_paths_that_the_system_refuses_are_one_line(corpus, tokenizer, out, changed, message):
+    valid = {"--corpus": corpus, "--tokenizer": tokenizer, "--out": out}
+    result = run(*(part for pair in {**valid, **changed}.items() for part in pair))
+    assert result.exit_code == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("Error: ")
+    assert message in line
+
+
 def test_an_error_of_the_system_is_one_line_too(corpus, tokenizer, out, monkeypatch):
     def failing(*arguments, **others):
         raise PermissionError(13, "Permission denied", "/some/file")
@@ -249,6 +269,71 @@ def test_an_interrupted_process_ends_while_its_thread_is_sorting(tokenizer, out,
     corpus = write_jsonl(tmp_path / "corpus.jsonl", documents(3000))
     process = run_build("--corpus", corpus, "--tokenizer", tokenizer, "--out", out, before=script)
     require_one_line(process, 130, "interrupted (1 finished shard kept: continue with --resume)")
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_signals_at_any_time_after_the_first_add_no_line(corpus, tokenizer, out, tmp_path, name):
+    """A second one while cleaning up, a third one while Python ends."""
+    script = (
+        "import atexit, os, signal, build_index.builder as builder, build_index.pipeline as pipeline\n"
+        f"def kill(): os.kill(os.getpid(), signal.{name})\n"
+        "submit, keep = pipeline.Pipeline.sort, builder._keep_resumable\n"
+        "def interrupted(self, record):\n"
+        "    submit(self, record)\n"
+        "    if record.name == 'shard-00001': kill()\n"
+        "def keeping(staging):\n"
+        "    kill()\n"
+        "    keep(staging)\n"
+        "    kill()\n"
+        "pipeline.Pipeline.sort, builder._keep_resumable = interrupted, keeping\n"
+        "atexit.register(kill)"
+    )
+    arguments = ("--corpus", corpus, "--tokenizer", tokenizer, "--shard-tokens", 500)
+    process = run_build(*arguments, "--out", out, before=script)
+    message = {"SIGINT": "interrupted", "SIGTERM": "terminated"}[name]
+    require_one_line(process, -getattr(signal, name), f"{message} (2 finished shards kept: continue with --resume)")
+    assert run(*arguments, "--out", out, "--resume").exit_code == 0
+    assert run(*arguments, "--out", tmp_path / "whole").exit_code == 0
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+def test_termination_is_status_143(corpus, tokenizer, out):
+    script = (
+        "import os, signal, build_index.builder as builder\n"
+        "builder.load_tokenizer = lambda *a, **o: os.kill(os.getpid(), signal.SIGTERM)"
+    )
+    process = run_build("--corpus", corpus, "--tokenizer", tokenizer, "--out", out, before=script)
+    require_one_line(process, 143, "terminated")
+    assert leftovers(out) == []
+
+
+def test_signals_are_handled_as_before_after_a_build(corpus, tokenizer, out):
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    assert run("--corpus", corpus, "--tokenizer", tokenizer, "--out", out).exit_code == 0
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_names_that_are_not_utf8_are_built_printed_and_resumed(tokenizer, tmp_path):
+    """In a locale of UTF-8, where the standard output takes nothing else."""
+    place = tmp_path / os.fsdecode(b"\xff")
+    place.mkdir()
+    (place / "a.txt").write_text("some text")
+    (place / "tokenizer.json").write_bytes(tokenizer.read_bytes())
+    arguments = ("--corpus", place, "--include", place.name, "--include", "*.txt", "--tokenizer")
+    arguments = (*arguments, place / "tokenizer.json", "--out", place / "ds")
+    strict = "import sys; sys.stdout.reconfigure(encoding='utf-8', errors='strict')\n"
+    killed = "import os, build_index.builder as builder\nbuilder.Build.complete = lambda *_: os.kill(os.getpid(), 9)"
+    assert run_build(*arguments, before=killed).returncode == -9
+    process = run_build(*arguments, "--resume", before=strict)
+    assert process.returncode == 0, process.stderr
+    assert f"datastore  {tmp_path}/\ufffd/ds\n" in process.stdout
+    manifest = Manifest.read(place / "ds")
+    assert manifest.corpora[0]["corpus"] == f"{tmp_path}/\ufffd"
+    assert manifest.corpora[0]["include"] == ["\ufffd", "*.txt"]
+    assert manifest.tokenizer.name == f"{tmp_path}/\ufffd/tokenizer.json"
+    resumed = contents(place / "ds")
+    assert run_build(*arguments, "--exclude", "ds").returncode == 0
+    assert resumed["shard-00000.suffixes"] == contents(place / "ds")["shard-00000.suffixes"]
 
 
 # --- Bars ------------------------------------------------------------------------------------------------------------

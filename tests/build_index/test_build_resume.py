@@ -151,7 +151,7 @@ def test_a_split_document_continues_where_it_was_split(out, tmp_path, monkeypatc
 
 
 def test_the_size_of_shards_stays_when_the_memory_does_not(corpus, tokenizer, out, tmp_path, monkeypatch):
-    monkeypatch.setattr(builder, "plan_memory", lambda *_: builder.MemoryPlan(1, 1, 1, 500))
+    monkeypatch.setattr(builder, "plan_memory", lambda *_: builder.MemoryPlan(1, 1, 1, 500, 1))
     build_quick(corpus, tokenizer, tmp_path / "whole")
     interrupt(monkeypatch, shard_tokens.ShardTokens, "complete_shard", 3)
     with pytest.raises(KilledError):
@@ -189,6 +189,17 @@ def test_nothing_to_resume(corpus, tokenizer, out):
     with pytest.raises(ResumeError, match="ds: unfinished build is absent, expected one that was interrupted"):
         build_quick(corpus, tokenizer, out, resume=True)
     assert leftovers(out) == []
+
+
+@pytest.mark.parametrize("journal", [b"", b"\n", b"\0" * 4096, b'{"plan": {"program"', b'["plan"]\n', b'{"plan": 1}\n'])
+def test_a_journal_that_a_kill_left_empty_or_damaged(interrupted, corpus, tokenizer, expected, journal):
+    out = interrupted.out
+    (out.parent / ".ds.building" / "journal.jsonl").write_bytes(journal)
+    with pytest.raises(ResumeError, match="ds: unfinished build is absent, expected one that was interrupted"):
+        build(interrupted)
+    assert leftovers(out) == []
+    build_quick(corpus, tokenizer, out, shard_tokens=500)
+    assert contents(out) == expected
 
 
 def test_other_options_are_refused_by_name(interrupted, tmp_path, expected):

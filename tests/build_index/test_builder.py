@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import threading
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -237,8 +238,7 @@ def test_digests_on_disk_change_no_byte(corpus, tokenizer, out, tmp_path, monkey
     plan = builder.plan_memory
 
     def little(*arguments):
-        whole = plan(*arguments)
-        return builder.MemoryPlan(whole.budget, whole.process, 64, whole.shard_positions)
+        return replace(plan(*arguments), digests=64)
 
     monkeypatch.setattr(builder, "plan_memory", little)
     assert build_quick(doubled, tokenizer, out).duplicates == len(TEXTS)
@@ -342,6 +342,27 @@ def test_a_package_that_is_not_installed_is_named(corpus, tokenizer, out, monkey
         BuildError, match=r"the package 'pydivsufsort' cannot be imported .* pip install 'rest-store\[build\]'"
     ):
         build_quick(corpus, tokenizer, out)
+
+
+def test_too_little_memory_is_refused_before_the_tokenizer_is_loaded(corpus, tmp_path, out):
+    with pytest.raises(MemoryBudgetError, match=r"the memory budget is 100.0 MiB, expected at least \d+\.\d MiB for"):
+        build_quick(corpus, tmp_path / "absent.json", out, memory=100 << 20)
+    assert leftovers(out) == []
+
+
+def test_the_output_and_other_datastores_inside_a_corpus_are_no_part_of_it(tokenizer, tmp_path):
+    """Neither the datastore of the last build nor the new one is read, so that each build stores the same."""
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "a.txt").write_text("some text")
+    first = build_quick(tree, tokenizer, tree / "ds")
+    files = {name: data for name, data in contents(tree / "ds").items() if name != "manifest.json"}
+    build_quick(tree, tokenizer, tree / "other" / "ds")
+    second = build_quick(tree, tokenizer, tree / "ds")
+    assert (first.documents, first.skipped) == (1, {})
+    assert (second.documents, second.skipped) == (1, {"datastore": 2})
+    assert {name: data for name, data in contents(tree / "ds").items() if name != "manifest.json"} == files
+    assert leftovers(tree / "ds") == ["a.txt", "other"]
 
 
 def test_a_place_that_is_taken_is_refused_before_anything_is_read(corpus, tmp_path):

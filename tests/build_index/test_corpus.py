@@ -5,12 +5,16 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from build_index import corpus as corpus_module
 from build_index.corpus import CorpusSpec, Document, open_corpus
 from build_index.readers import detection, text
 from build_index.readers.source_tree import compile_globs
@@ -191,6 +195,96 @@ def test_links_make_no_loops_and_special_files_are_counted(tmp_path):
     assert names(tmp_path, documents) == ["a/link.py", "a/x.py", "other/y.py"]
     assert documents[0].text == "y"
     assert corpus.provenance()["skipped"] == {"linked directory": 1, "not a regular file": 3}
+
+
+MANIFEST = '{"format": "rest-store", "format_version": 1}'
+
+
+def test_datastores_and_unfinished_builds_in_a_tree_are_left_out(tmp_path):
+    write(tmp_path, dict.fromkeys(["a.txt", "web/app.js", "z.txt", ".y.building/notes.txt"], "text"))
+    write(tmp_path, {"web/manifest.json": '{"name": "an app"}', "big/manifest.json": "[" * 5000})
+    write(tmp_path, {"ds/manifest.json": MANIFEST, "ds/tokenizer.json": "{}", "ds/deep/x.txt": "x"})
+    write(tmp_path, {".ds.building/journal.jsonl": "", ".ds.building/datastore/tokenizer.json": "{}"})
+    corpus, documents = read(tmp_path)
+    expected = [".y.building/notes.txt", "a.txt", "big/manifest.json", "web/app.js", "web/manifest.json", "z.txt"]
+    assert names(tmp_path, documents) == expected
+    assert corpus.provenance()["skipped"] == {"datastore": 1}
+    assert corpus.size_hint == corpus.bytes_read
+
+
+def test_a_datastore_is_no_corpus(tmp_path):
+    write(tmp_path, {"manifest.json": MANIFEST})
+    with pytest.raises(CorpusError, match=f"^{tmp_path}: corpus is a datastore, expected documents"):
+        read(tmp_path)
+
+
+def test_directories_may_be_nested_deeper_than_python_calls(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # each is made from the one above: a path may be too long for one call
+    for _ in range(sys.getrecursionlimit() - 10):
+        os.mkdir("d")  # noqa: PTH102
+        os.chdir("d")
+    Path("x.txt").write_text("x")
+    monkeypatch.undo()
+    try:
+        assert [document.text for document in read(tmp_path)[1]] == ["x"]
+    finally:
+        subprocess.run(["rm", "-r", tmp_path / "d"], check=True)  # shutil.rmtree calls itself
+
+
+def test_what_vanishes_from_a_tree_meanwhile_is_counted_and_passed_over(tmp_path):
+    lines = '{"text": "x"}\n{"text": "y"}\n'
+    write(tmp_path, {"a.jsonl": lines, "b.txt": "b", "c/d.txt": "d", "e.txt": "e"})
+    corpus = open_corpus(CorpusSpec(str(tmp_path)))
+    documents = iter(corpus)
+    assert next(documents).text == "x"
+    (tmp_path / "b.txt").unlink()
+    shutil.rmtree(tmp_path / "c")
+    assert [document.text for document in documents] == ["y", "e"]
+    provenance = corpus.provenance()
+    assert (provenance["skipped"], provenance["files"]) == ({"vanished": 2}, 2)
+
+
+def test_a_file_that_vanishes_after_it_was_looked_at_is_counted(tmp_path, monkeypatch):
+    write(tmp_path, {"a.txt": "a", "b.txt": "b"})
+    detect = corpus_module.detect
+
+    def detect_and_remove(path, *arguments):
+        detection = detect(path, *arguments)
+        if path.name == "a.txt":
+            path.unlink()
+        return detection
+
+    monkeypatch.setattr(corpus_module, "detect", detect_and_remove)
+    corpus, documents = read(tmp_path)
+    assert names(tmp_path, documents) == ["b.txt"]
+    assert (corpus.provenance()["skipped"], corpus.provenance()["files"]) == ({"vanished": 1}, 1)
+
+
+def test_names_may_hold_line_ends(tmp_path):
+    write(tmp_path, {"a\nb.txt": "x", "c\nd/e.jsonl": "no JSON"})
+    with pytest.raises(CorpusFormatError, match=r"c\nd/e.jsonl:1: line is not a JSON object"):
+        read(tmp_path)
+    assert names(tmp_path, read(tmp_path, exclude=("c*",))[1]) == ["a\nb.txt"]
+
+
+def test_a_sparse_file_is_binary(tmp_path):
+    for name in ("a.txt", "b.jsonl"):
+        with (tmp_path / name).open("wb") as file:
+            file.write(b'{"text": "x"}\n' if name == "b.jsonl" else b"")
+            file.truncate(1 << 40)
+    corpus, documents = read(tmp_path, exclude=("*.jsonl",))
+    assert documents == []
+    assert corpus.provenance()["skipped"] == {"binary": 1}
+    with pytest.raises(CorpusError, match=r"b.jsonl: content is binary"):
+        read(tmp_path / "b.jsonl")
+
+
+@pytest.mark.parametrize("path", ["~no-such-user/x", "x" * 300])
+def test_a_path_that_the_system_refuses_is_an_error(path):
+    with pytest.raises(
+        CorpusError, match=rf"^{path}: (corpus is absent|the corpus cannot be read \(File name too long)"
+    ):
+        read(path)
 
 
 def test_a_name_that_is_not_utf8_is_readable_in_messages(tmp_path):

@@ -11,12 +11,11 @@ from build_index.memory import (
     SMALLEST_SHARD,
     WORK_BYTES,
     available_budget,
-    parse_size,
     plan_memory,
     resident_bytes,
     shard_bytes,
-    size_text,
 )
+from build_index.size import parse_size, size_text
 from build_index.suffix_array import max_positions, peak_bytes
 from rest_store.datastore.memory import available_bytes
 from rest_store.errors import BuildError, MemoryBudgetError
@@ -66,6 +65,12 @@ def test_too_small_a_budget_says_what_suffices():
     assert plan_memory(enough + MIB, 90 * MIB, 49_152).shard_positions == SMALLEST_SHARD
 
 
+def test_a_compressed_file_may_take_what_is_left():
+    plan = plan_memory(2 << 30, 0, 49_152, 1 << 20)
+    assert plan.largest_window == 128 * MIB + plan.spare
+    assert plan.spare == plan.budget - plan.digests - WORK_BYTES - shard_bytes(1 << 20, 49_152)
+
+
 def test_a_shard_that_is_asked_for_must_fit():
     assert plan_memory(2 << 30, 0, 49_152, 1 << 20).shard_positions == 1 << 20
     assert plan_memory(2 << 30, 0, 49_152, 12_345).shard_positions == 12_345
@@ -81,7 +86,7 @@ def test_sizes_are_parsed(text, size):
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "8X", "-1G", "0", "G", "1e9", "8 G G", "0.1"])
+@pytest.mark.parametrize("text", ["", "8X", "-1G", "0", "G", "1e9", "8 G G", "0.1", "9" * 400])
 def test_text_that_is_not_a_size_is_refused(text):
     with pytest.raises(MemoryBudgetError, match=r"--memory: size is '.*', expected a size such as 8G or 512M"):
         parse_size(text)

@@ -95,6 +95,35 @@ def test_a_journal_without_a_plan_is_none(tmp_path):
     assert read_journal(path) is None
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "",
+        "[1]",
+        "5",
+        '{"plan": 5}',
+        '{"a": {}}',
+        '{"tokens": {}}',
+        '{"tokens": 3}',
+        '{"suffixes": {"a": 1}}',
+        "\0" * 99,
+    ],
+)
+def test_a_damaged_line_ends_the_journal(tmp_path, damage):
+    path = tmp_path / "journal.jsonl"
+    path.write_text(damage + "\n")
+    assert read_journal(path) is None
+    Journal(path).close()
+    write_journal(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole + damage.encode() + b"\n" + whole)
+    state = read_journal(path)
+    assert state is not None
+    assert len(state.tokens) == 1
+    Journal(path).close()
+    assert path.read_bytes() == whole
+
+
 def test_a_line_that_was_only_written_in_part_is_removed(tmp_path):
     path = tmp_path / "journal.jsonl"
     journal = Journal(path)
@@ -103,7 +132,7 @@ def test_a_line_that_was_only_written_in_part_is_removed(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, limits[1]))  # stands for a full disk
     try:
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(OutputError, match=r"journal.jsonl: the datastore cannot be written \(No space left"):
             journal.append("tokens", TOKENS)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -153,6 +182,12 @@ def test_a_file_and_a_mount_point_are_refused(tmp_path):
         final_place(Path("/"))
     with pytest.raises(OutputError, match=r"the datastore cannot be written \(Not a directory\)"):
         Staging(tmp_path / "file" / "below")
+
+
+def test_the_root_directory_is_refused():
+    assert kept_shards(Path("/")) == 0
+    with pytest.raises(OutputError, match=r"^/: directory is (a mount point|one with other content)"):
+        final_place(Path("/"))
 
 
 def test_a_link_is_followed(tmp_path):

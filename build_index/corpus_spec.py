@@ -1,0 +1,33 @@
+"""What to read: the options of one corpus."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+READERS = ("parquet", "jsonl", "json", "chat", "text", "tree")
+"""Readers to choose from. `chat` reads JSON or JSONL whose records are conversations, `tree` a directory."""
+
+
+@dataclass(frozen=True)
+class CorpusSpec:
+    """What to read.
+
+    Attributes:
+        path: a file, a directory, or `hf://owner/name[/config][@split]`.
+        reader: one of `READERS`; None: by content, for each file of a directory separately.
+        field: the field of each record that holds the document, or a dotted path to it; None: that of a known layout.
+        langs: languages to read, in any case, compared with the field `lang` or `language`; empty: all.
+        include: globs of the files to read in a directory; empty: all.
+        exclude: globs of files and directories to leave out, besides `source_tree.DEFAULT_EXCLUDES`.
+        max_documents: most documents to read; None: all.
+
+    With `field` or `langs`, files of a directory that hold no records are skipped.
+    """
+
+    path: str
+    reader: str | None = None
+    field: str | None = None
+    langs: tuple[str, ...] = ()
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    max_documents: int | None = None

@@ -1,0 +1,19 @@
+"""Paths as the user writes them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def local_path(path: str | os.PathLike[str]) -> Path:
+    """Return a path with `~` expanded; unlike `Path.expanduser`, leave `~name` as it is if there is no such user."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111
+
+
+def is_directory(path: str) -> bool:
+    """Whether there is a directory; False for a path that the system refuses, such as one that is too long."""
+    try:
+        return local_path(path).is_dir()
+    except OSError:
+        return False
