@@ -6,13 +6,13 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.datastore import Datastore
-from rest_store.datastore.kernel import MAX_NODES, MAX_SUFFIX, PageGuard, native_session_kernel
+from rest_store.datastore.kernel import MAX_NODES, MAX_SUFFIX, native_session_kernel
 from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence
@@ -22,6 +22,9 @@ from rest_store.drafting.external_sources import ExternalSources
 from rest_store.drafting.sources import PromptLookup, RecycledLogits, Source
 from rest_store.errors import (
     ContextTypeError,
+    CopyError,
+    DatastoreClosedError,
+    DatastoreUnavailableError,
     EmptyContextError,
     LimitError,
     SessionClosedError,
@@ -91,6 +94,7 @@ class DraftSession:
 
     Raises:
         SourceError: an object is not a source, is given twice, or there are too many.
+        DatastoreClosedError, DatastoreUnavailableError: a datastore is closed, or a page of it could not be read.
         LimitError: `max_suffix` or `source_timeout` out of range.
         ContextTypeError, TokenRangeError: `prompt` is not 1-D integers of 0 .. 2^31 - 1.
         NativeKernelError: the kernel was not compiled.
@@ -98,8 +102,7 @@ class DraftSession:
     Learning keeps scores true on new text: as many tokens are accepted as they promise, which `costs` are weighed
     against. It does not make trees of a fixed size accept more.
 
-    A datastore whose files are truncated while it is open is left out from then on. For that, a handler of SIGBUS is
-    installed once in a process.
+    A datastore that is closed, or whose files are truncated while it is open, is left out from then on.
 
     Not thread-safe: one thread at a time. A context manager; `close` ends it.
     """
@@ -125,7 +128,7 @@ class DraftSession:
         self._native = kernel.NativeSession(self.calibration.native)
         self._native.learn_online(learn)
         self._native.limit_suffix(max_suffix)
-        self._datastores: dict[int, tuple[int, PageGuard | None]] = {}  # by place: the kernel's store, its guard
+        self._datastores: dict[int, tuple[int, Datastore]] = {}  # by place: the kernel's store, and the datastore
         self._left_out: list[tuple[int, str, str]] = []  # from all steps: place, why, text
         tokenizers: dict[int, TokenizerIdentity] = {}
         external: list[tuple[int, int, Source]] = []
@@ -135,8 +138,7 @@ class DraftSession:
             elif isinstance(source, RecycledLogits):
                 self._native.use_recycled_logits(place, source.native)
             elif isinstance(source, Datastore):
-                reader = reader_of(source)
-                self._datastores[place] = self._native.add_store(place, reader.native), reader.guard
+                self._datastores[place] = self._native.add_store(place, reader_of(source)), source
                 tokenizers[place] = source.manifest.tokenizer
             elif isinstance(source, Source):
                 external.append((self._native.add_store(place, None), place, source))
@@ -165,11 +167,14 @@ class DraftSession:
                 self._leave_out(place, "tokenizer", str(error))
 
     def _leave_out_unreadable(self) -> bool:
-        """Leave out datastores that have lost a page; return whether there are new ones."""
-        lost = [place for place, (_, guard) in self._datastores.items() if guard is not None and guard.lost]
-        for place in lost:
-            self._leave_out(place, "error", "a page of its files could not be read")
-        return bool(lost)
+        """Leave out datastores that have lost a page or were closed; return whether there are new ones."""
+        readable = len(self._datastores)
+        for place, (_, store) in list(self._datastores.items()):
+            try:
+                store.require_readable()
+            except (DatastoreUnavailableError, DatastoreClosedError) as error:
+                self._leave_out(place, "error", str(error))
+        return len(self._datastores) < readable
 
     def _leave_out(self, place: int, why: str, text: str) -> None:
         """Draft without the source at `place` from now on; every step counts that."""
@@ -271,6 +276,9 @@ class DraftSession:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise CopyError(describe("draft session", "a copy", "impossible", "a new session of its sources and its text"))
 
     def __repr__(self) -> str:
         done = self.statistics

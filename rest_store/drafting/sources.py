@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import NoReturn, Protocol, runtime_checkable
 
 from rest_store.datastore.kernel import native_session_kernel
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.evidence import Evidence
+from rest_store.errors import CopyError, describe
 
 
 @runtime_checkable
@@ -71,6 +72,9 @@ class RecycledLogits:
     def __len__(self) -> int:
         """Return the number of rows held."""
         return len(self.native)
+
+    def __reduce__(self) -> NoReturn:
+        raise CopyError(describe("recycled logits", "a copy", "impossible", "new ones, which learn anew"))
 
     def __repr__(self) -> str:
         return f"RecycledLogits({len(self)} rows)"

@@ -14,7 +14,7 @@ from rest_store.datastore.kernel import MAX_DEPTH, MAX_NODES, MAX_SUFFIX
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.evidence import MAX_EVIDENCE_ROWS, Evidence, collect_evidence
 from rest_store.errors import LimitError, QueryError, describe
-from rest_store.service.server.catalog import Catalog, Served
+from rest_store.service.server.catalog import Catalog, Served, reading
 from rest_store.service.server.executor import Executor
 from rest_store.service.server.limits import Limits
 from rest_store.service.server.metrics import Metrics
@@ -113,9 +113,8 @@ class Handlers:
         require_not_empty(tail, "context 0")
 
         def match(one: Served) -> tuple[int, int]:
-            longest = one.store.longest_suffix_match(tail, max_suffix=max_suffix)
-            one.require_readable()
-            return longest
+            with reading([one]):
+                return one.store.longest_suffix_match(tail, max_suffix=max_suffix)
 
         small = len(served) <= _SMALL_COUNTS
         matches = await self._executor.run([partial(match, one) for one in served], small=small)
@@ -139,10 +138,8 @@ class Handlers:
             require_tokens(sequences, one.store.vocabulary_size, "sequence")
 
         def count(piece: Sequence[list[int]]) -> list[int]:
-            counts = [one.store.count(tokens) for tokens in piece for one in served]
-            for one in served:
-                one.require_readable()
-            return counts
+            with reading(served):
+                return [one.store.count(tokens) for tokens in piece for one in served]
 
         pieces = [sequences[start : start + _PIECE_COUNTS] for start in range(0, len(sequences), _PIECE_COUNTS)]
         counts = await self._executor.run([partial(count, piece) for piece in pieces], small=amount <= _SMALL_COUNTS)
@@ -180,12 +177,11 @@ class Handlers:
         def draft(one: Served, first: int) -> list[TokenTree]:
             piece = contexts[first : first + step]
             try:
-                trees = one.store.draft_batch(piece, **limits._asdict())
+                with reading([one]):
+                    return one.store.draft_batch(piece, **limits._asdict())
             except QueryError:
                 require_tokens(piece, one.store.vocabulary_size, "context", first)  # says which
                 raise
-            one.require_readable()
-            return trees
 
         step = max(1, _PIECE_NODES // limits.max_nodes)
         starts = range(0, len(contexts), step)
@@ -222,10 +218,8 @@ class Handlers:
         stores = {one.name: one.store for one in served}
 
         def read(tail: list[int], proposals: Proposals) -> list[Evidence]:
-            evidence = collect_evidence(stores, np.array(tail, np.int32), *proposals, **limits._asdict())
-            for one in served:
-                one.require_readable()
-            return evidence
+            with reading(served):
+                return collect_evidence(stores, np.array(tail, np.int32), *proposals, **limits._asdict())
 
         tasks = [partial(read, tail, proposals) for tail, proposals in zip(tails, trees, strict=True)]
         for of_context in await self._executor.run(tasks, small=amount <= _SMALL_ROWS):
