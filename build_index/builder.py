@@ -237,8 +237,9 @@ class Build:
             options["shard_tokens"] = self._options.shard_tokens
         if any(corpus["conversations"] for corpus in corpora):
             options["chat_template"] = _template_digest(self._tokenizer)
-        manifest = Manifest(_program(), self._tokenizer.identity, shards, corpora, options)
-        self._staging.write(TOKENIZER_FILE_NAME, self._tokenizer.to_json())
+        tokenizer = self._tokenizer.to_json()
+        manifest = Manifest(_program(), self._tokenizer.identity, shards, corpora, options, _sha256(tokenizer))
+        self._staging.write(TOKENIZER_FILE_NAME, tokenizer)
         self._staging.write(MANIFEST_NAME, manifest.to_json())
         self._staging.sync()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import io
 import json
 import os
 import sys
@@ -50,6 +51,8 @@ class _Group(click.Group):
         return _imported(self.elsewhere[name]) if name in self.elsewhere else super().get_command(context, name)
 
     def invoke(self, context: click.Context) -> Any:
+        if isinstance(sys.stdout, io.TextIOWrapper):  # a path may hold bytes that are not UTF-8; JSON knows \udc80 too
+            sys.stdout.reconfigure(errors="backslashreplace")
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: click.echo(f"Warning: {message}", err=True)
             try:
@@ -145,7 +148,7 @@ def _short(value: object) -> str:
 @click.option("--full", is_flag=True, help="Compare all neighbouring suffixes, not a sample.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def check(datastore: Path, full: bool, as_json: bool) -> None:
-    """Read DATASTORE through and verify it: checksums, symbols, keys, order of suffix arrays."""
+    """Read DATASTORE through and verify it: checksums, tokenizer, symbols, keys, order of suffix arrays."""
     from rest_store.datastore.check import check_datastore
 
     show = sys.stderr.isatty() and not as_json

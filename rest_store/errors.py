@@ -12,7 +12,8 @@
     |   |-- ShardSizeError              a file is shorter or longer than its header says (ValueError)
     |   |-- MixedBuildError             files of different builds side by side           (ValueError)
     |   |-- ChecksumError               content differs from its checksum        (ValueError)
-    |   `-- SuffixOrderError            suffix array unsorted or not one entry per token (ValueError)
+    |   |-- SuffixOrderError            suffix array unsorted or not one entry per token (ValueError)
+    |   `-- DatastoreClosedError        the datastore is closed                          (ValueError)
     |-- TokenizerError
     |   |-- TokenizerLoadError          a tokenizer cannot be loaded                     (OSError)
     |   `-- TokenizerMismatchError      the datastore has another tokenizer              (ValueError)
@@ -25,7 +26,8 @@
     |-- SessionError                    a draft session cannot do this
     |   |-- NativeKernelError           the compiled kernel is missing                   (RuntimeError)
     |   |-- SourceError                 a source is invalid, or there are too many       (TypeError)
-    |   `-- SessionClosedError          the session is closed                            (ValueError)
+    |   |-- SessionClosedError          the session is closed                            (ValueError)
+    |   `-- CopyError                   a session or its memory cannot be copied         (TypeError)
     |-- CalibrationError                a calibration is unreadable or of another release (ValueError)
     |-- RecordingError                  recordings are unreadable or insufficient        (ValueError)
     |-- ResultsError                    benchmark results are unreadable or incomplete   (ValueError)
@@ -34,7 +36,7 @@
     |   |-- TargetError                 a client's address, token or certificate is invalid (ValueError)
     |   |-- ServiceUnavailableError     unreachable, or shutting down                    (ConnectionError)
     |   |   |-- CircuitOpenError        not called after repeated failures
-    |   |   `-- DatastoreUnavailableError the service can no longer read its datastore
+    |   |   `-- DatastoreUnavailableError a page of a datastore can no longer be read
     |   |-- DeadlineError               no answer before the deadline                    (TimeoutError)
     |   |-- OverloadedError             the service has too much work
     |   |-- AuthenticationError         a token is missing or wrong                      (PermissionError)
@@ -123,6 +125,10 @@ class SuffixOrderError(DatastoreError, ValueError):
     """A suffix array is not sorted, or does not hold the position of every token exactly once."""
 
 
+class DatastoreClosedError(DatastoreError, ValueError):
+    """The datastore is closed."""
+
+
 class TokenizerError(RestStoreError):
     """A tokenizer is unusable."""
 
@@ -180,7 +186,7 @@ class CircuitOpenError(ServiceUnavailableError):
 
 
 class DatastoreUnavailableError(ServiceUnavailableError):
-    """The service is running, but can no longer read the files of the datastore."""
+    """The files of an open datastore can no longer be read, in this process or in the service that answers."""
 
 
 class DeadlineError(ServiceError, TimeoutError):
@@ -225,6 +231,10 @@ class SourceError(SessionError, TypeError):
 
 class SessionClosedError(SessionError, ValueError):
     """The draft session is closed."""
+
+
+class CopyError(SessionError, TypeError):
+    """A draft session, or recycled logits, can neither be copied nor pickled: they belong to one process."""
 
 
 class CalibrationError(RestStoreError, ValueError):

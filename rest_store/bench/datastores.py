@@ -103,7 +103,8 @@ def write_datastore(like: Datastore, out: Path, documents: Iterable[Document], s
             writer = None
     if writer is not None:
         finish_shard(writer)
-    manifest = Manifest("rest-store bench", like.manifest.tokenizer, tuple(records), like.manifest.corpora, {})
+    of = like.manifest
+    manifest = Manifest("rest-store bench", of.tokenizer, tuple(records), of.corpora, {}, of.tokenizer_sha256)
     kept_tokenizer = like.path / TOKENIZER_FILE_NAME
     if kept_tokenizer.exists():
         shutil.copy(kept_tokenizer, building)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, NoReturn
 
-from rest_store.datastore.kernel import MAX_SUFFIX, kernel_name, open_kernel
+from rest_store.datastore.kernel import MAX_SUFFIX, Kernel, kernel_name, open_kernel
 from rest_store.datastore.manifest import FILE_NAME, Manifest, ShardRecord
 from rest_store.datastore.mapped_file import MappedFile
 from rest_store.datastore.memory import available_bytes
@@ -15,6 +16,7 @@ from rest_store.datastore.shard import Shard
 from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
 from rest_store.datastore.tree import SuffixMatch, TokenTree
 from rest_store.datastore.validation import Contexts, IntSequence, limit, limits, tail, tails, too_many_tokens
+from rest_store.errors import DatastoreClosedError, MixedBuildError, describe
 
 
 @dataclass(frozen=True)
@@ -47,15 +49,23 @@ class DatastoreInfo:
 class Datastore:
     """The shards of one directory, mapped into memory. Open one with `Datastore.open`.
 
+    A context manager; `close` ends it. Pickling keeps the path: the receiver opens the directory again, and fails if it
+    then holds another datastore. A copy is the datastore itself. After a fork, both processes may go on using it.
+
+    If its files are truncated while it is open, or their disk fails, queries raise DatastoreUnavailableError from then
+    on. For that, a handler of SIGBUS is installed once in a process.
+
     Thread-safe; the native kernel releases the GIL.
     """
 
     def __init__(self, path: Path, manifest: Manifest, shards: list[Shard]) -> None:
         self.path = path
         self.manifest = manifest
-        self.shards = shards
         self.vocabulary_size = manifest.tokenizer.vocabulary_size
-        self._kernel = open_kernel(shards, self.vocabulary_size)
+        self._location = path.absolute()
+        self._shards = shards
+        self._size = sum(file.raw.size for file in self.files)
+        self._kernel: Kernel = open_kernel(shards, self.vocabulary_size)
         self._kernel_name = kernel_name()
         self._built = datetime.fromtimestamp((path / FILE_NAME).stat().st_mtime, timezone.utc)
 
@@ -87,14 +97,48 @@ class Datastore:
             shards.append(shard)
         store = cls(directory, manifest, shards)
         available = available_bytes()
-        if available is not None and store.info().size > available:
+        if available is not None and store._size > available:
             for shard in shards:
                 shard.expect_scattered_reads()
         return store
 
+    def close(self) -> None:
+        """Close the datastore; every later query raises DatastoreClosedError. May be called again.
+
+        Its files are unmapped once the queries in progress and the sessions that draft from it have let go of them.
+        """
+        self._kernel, self._shards = _ClosedKernel(self.path), []
+
+    def __enter__(self) -> Datastore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def require_readable(self) -> None:
+        """Raise an error if queries would raise it whatever they ask.
+
+        Raises:
+            DatastoreClosedError: after `close`.
+            DatastoreUnavailableError: a page of the files could not be read.
+        """
+        self._kernel.require_readable()
+
+    @property
+    def kernel(self) -> Kernel:
+        """What answers the queries; another object after `close`."""
+        return self._kernel
+
+    @property
+    def shards(self) -> list[Shard]:
+        """The shards, in the order of the manifest; empty after `close`."""
+        return self._shards
+
     @property
     def files(self) -> list[MappedFile[Any]]:
-        """The mapped files that queries read."""
+        """The mapped files that queries read; empty after `close`."""
         return [file for shard in self.shards for file in (shard.tokens, shard.suffixes)]
 
     def info(self) -> DatastoreInfo:
@@ -104,8 +148,8 @@ class Datastore:
             tokenizer=self.manifest.tokenizer,
             token_count=self.manifest.token_count,
             document_count=self.manifest.document_count,
-            shard_count=len(self.shards),
-            size=sum(file.raw.size for file in self.files),
+            shard_count=len(self.manifest.shards),
+            size=self._size,
             built=self._built,
             kernel=self._kernel_name,
             manifest=self.manifest,
@@ -124,6 +168,8 @@ class Datastore:
         Raises:
             QueryError: `context` is not 1-D integers, is empty, or holds an id outside the vocabulary, or a limit is
                 out of range.
+            DatastoreClosedError: after `close`.
+            DatastoreUnavailableError: a page of the files could not be read.
 
         Thread-safe; releases the GIL.
         """
@@ -151,6 +197,8 @@ class Datastore:
         Raises:
             QueryError: `context` is not 1-D integers, is empty, or holds an id outside the vocabulary, or a limit is
                 out of range.
+            DatastoreClosedError: after `close`.
+            DatastoreUnavailableError: a page of the files could not be read.
 
         Thread-safe; releases the GIL.
         """
@@ -174,12 +222,14 @@ class Datastore:
 
         Raises:
             QueryError: as in `draft`; the message names the place of the context.
+            DatastoreClosedError, DatastoreUnavailableError: as in `draft`.
 
         Thread-safe; releases the GIL.
         """
         max_nodes, max_suffix, max_depth = limits(max_nodes, max_suffix, max_depth)
         suffixes = tails(contexts, max_suffix, self.vocabulary_size)
-        return [TokenTree.from_packed(*self._kernel.draft(suffix, max_nodes, max_depth)) for suffix in suffixes]
+        kernel = self._kernel
+        return [TokenTree.from_packed(*kernel.draft(suffix, max_nodes, max_depth)) for suffix in suffixes]
 
     def count(self, tokens: IntSequence) -> int:
         """Return how often the sequence `tokens` occurs within documents of this datastore.
@@ -189,6 +239,7 @@ class Datastore:
 
         Raises:
             QueryError: `tokens` is not 1-D integers, is empty or too long, or holds an id outside the vocabulary.
+            DatastoreClosedError, DatastoreUnavailableError: as in `draft`.
 
         Thread-safe; releases the GIL.
         """
@@ -197,5 +248,35 @@ class Datastore:
             raise too_many_tokens(len(tokens))
         return self._kernel.count(sequence)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        self.require_readable()
+        return _open_same, (self._location, self.manifest)
+
+    def __copy__(self) -> Datastore:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Datastore:
+        return self
+
     def __repr__(self) -> str:
-        return f"Datastore({str(self.path)!r}, {self.manifest.token_count} tokens, {len(self.shards)} shards)"
+        return f"Datastore({str(self.path)!r}, {self.manifest.token_count} tokens, {len(self.manifest.shards)} shards)"
+
+
+def _open_same(path: Path, manifest: Manifest) -> Datastore:
+    """Open the datastore at `path`; raise MixedBuildError unless it is still the one of `manifest`."""
+    store = Datastore.open(path)
+    if store.manifest != manifest:
+        raise MixedBuildError(describe(path, "datastore", "another one", "that which was pickled"))
+    return store
+
+
+class _ClosedKernel:
+    """Stands for the kernel of a closed datastore."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise DatastoreClosedError(describe(self._path, "the datastore", "closed", "open"))
+
+    longest_suffix_match = count = draft = require_readable = _refuse

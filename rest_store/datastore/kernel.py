@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from rest_store.datastore.mapped_file import MappedFile
+from rest_store.datastore.native import native_module
 from rest_store.datastore.reference import KernelShard, PackedTree, ReferenceKernel
 from rest_store.datastore.shard import Shard
 from rest_store.errors import NativeKernelError, describe
@@ -21,7 +21,8 @@ class Kernel(Protocol):
     """Exact queries over shards. A suffix is the end of a context: 1 to 64 tokens of the vocabulary.
 
     Methods raise ValueError for a number of tokens, a token or a limit out of range; `Datastore` checks them before and
-    words the errors. Thread-safe; the native kernel releases the GIL.
+    words the errors. They raise DatastoreUnavailableError if a page of the files could not be read. Thread-safe; the
+    native kernel releases the GIL.
     """
 
     def longest_suffix_match(self, suffix: list[int], /) -> tuple[int, int]:
@@ -33,19 +34,13 @@ class Kernel(Protocol):
     def draft(self, suffix: list[int], max_nodes: int, max_depth: int, /) -> PackedTree:
         """Return the draft tree of a context that ends with `suffix`."""
 
-
-def _native_module() -> Any:
-    """Return the compiled module, or None if it was not built."""
-    try:
-        from rest_store import _kernel
-    except ImportError:
-        return None
-    return _kernel
+    def require_readable(self) -> None:
+        """Raise DatastoreUnavailableError if a page of the files could not be read."""
 
 
 def native_kernel() -> type[Any] | None:
     """Return the native kernel's class, or None if it was not built."""
-    return getattr(_native_module(), "NativeKernel", None)
+    return getattr(native_module(), "NativeKernel", None)
 
 
 def kernel_name() -> str:
@@ -64,7 +59,7 @@ def native_session_kernel() -> Any:
     Raises:
         NativeKernelError: it was not built.
     """
-    module = _native_module()
+    module = native_module()
     if module is None:
         expected = "installed; install a C++20 compiler and reinstall rest-store"
         raise NativeKernelError(describe("draft session", "the native kernel", "missing", expected))
@@ -92,21 +87,13 @@ def open_kernel(shards: Sequence[Shard], vocabulary_size: int) -> Kernel:
     return ReferenceKernel(views, vocabulary_size)
 
 
-class PageGuard(Protocol):
-    """Watches mapped pages for as long as it lives."""
-
-    @property
-    def lost(self) -> bool:
-        """Whether a page could not be read. It and the rest of its file now read as zeros."""
-
-
 def native_tree_fault() -> Callable[[bytes, int, int], int] | None:
     """Return the function that validates a packed tree; None if the kernel was not built.
 
     Its arguments are the packed nodes, the vocabulary size and the greatest depth. It returns 0 for a valid tree, or
     says what is wrong with the first faulty node: 1 its token, 2 its parent, 3 its depth, 4 its count.
     """
-    return getattr(_native_module(), "tree_fault", None)
+    return getattr(native_module(), "tree_fault", None)
 
 
 def native_evidence_fault() -> Callable[[bytes, int, int], str | None] | None:
@@ -115,21 +102,11 @@ def native_evidence_fault() -> Callable[[bytes, int, int], str | None] | None:
     Its arguments are the rows, the vocabulary size and the greatest number of rows. It returns None for valid rows, or
     a description of the fault.
     """
-    return getattr(_native_module(), "evidence_fault", None)
-
-
-def guard_pages(files: Iterable[MappedFile[Any]]) -> PageGuard | None:
-    """Keep this process alive if `files` are truncated while they are mapped, or their disk fails (SIGBUS).
-
-    Installs a handler of SIGBUS for the whole process, once. Returns None if the native kernel, which has the handler,
-    was not built.
-    """
-    module = _native_module()
-    return None if module is None else module.PageGuard([file.raw for file in files])
+    return getattr(native_module(), "evidence_fault", None)
 
 
 def shard_view(shard: Shard) -> KernelShard:
-    """Return the arrays of `shard` as kernels read them, without a copy."""
+    """Return `shard` as kernels read it, without a copy."""
     tokens, suffixes = shard.tokens, shard.suffixes
     return KernelShard(
         symbols=tokens.payload_and_tail,
@@ -140,4 +117,5 @@ def shard_view(shard: Shard) -> KernelShard:
         key_count=suffixes.header.key_count,
         width=tokens.header.width,
         bits=suffixes.header.bits,
+        files=(tokens, suffixes),
     )

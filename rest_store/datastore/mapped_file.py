@@ -4,37 +4,65 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.header import HEADER_SIZE, TAIL_SIZE
-from rest_store.errors import MissingShardError, ShardHeaderError, ShardSizeError, describe
+from rest_store.datastore.native import native_module
+from rest_store.datastore.regular_file import open_regular
+from rest_store.errors import (
+    DatastoreUnavailableError,
+    MissingShardError,
+    ShardHeaderError,
+    ShardSizeError,
+    describe,
+)
 
 Header = TypeVar("Header")
 File = TypeVar("File", bound="MappedFile[Any]")
 
 
+class Mapping(Protocol):
+    """All bytes of a file, mapped for reading until neither this object nor its bytes are referred to."""
+
+    @property
+    def bytes(self) -> npt.NDArray[np.uint8]:
+        """The bytes, uint8, read-only, without a copy."""
+
+    @property
+    def lost(self) -> bool:
+        """Whether a page could not be read. It and the rest of the file now read as zeros."""
+
+    def expect_scattered_reads(self) -> None:
+        """Advise the system not to read ahead."""
+
+
 class MappedFile(Generic[Header]):
-    """A memory-mapped binary file of a datastore. Thread-safe: nothing changes after opening.
+    """A memory-mapped binary file of a datastore. Keeps no descriptor open. Thread-safe: nothing changes after opening.
 
     Attributes:
         path: of the file.
         header: its header, parsed.
-        mapped: the mapping.
+        mapping: the mapping.
         raw: all its bytes, uint8.
         header_type: class of the header.
+
+    If the file is truncated while it is mapped, or its disk fails, `require_readable` raises an error. For that, a
+    handler of SIGBUS is installed once in a process; other signals and faults go on to the handler before it. Without
+    the native kernel, which has the handler, the process ends.
     """
 
     header_type: ClassVar[Any]
 
-    def __init__(self, path: Path, header: Header, mapped: mmap.mmap) -> None:
+    def __init__(self, path: Path, header: Header, mapping: Mapping) -> None:
         self.path = path
         self.header = header
-        self.mapped = mapped
-        self.raw: npt.NDArray[np.uint8] = np.frombuffer(mapped, dtype=np.uint8)
+        self.mapping = mapping
+        self.raw = mapping.bytes
 
     @classmethod
     def open(cls: type[File], path: Path) -> File:
@@ -43,15 +71,21 @@ class MappedFile(Generic[Header]):
         Raises:
             DatastoreError: the subclass that names what is wrong.
         """
-        mapped = _map(path)
-        header = cls.header_type.unpack(mapped[:HEADER_SIZE], path)
-        _require_size(mapped, header.file_size, path)
-        file = cls(path, header, mapped)
+        mapping = _map(path)
+        header = cls.header_type.unpack(mapping.bytes[:HEADER_SIZE].tobytes(), path)
+        file = cls(path, header, mapping)
+        _require_size(file.raw, header.file_size, path)
         file.require_end()
         return file
 
     def require_end(self) -> None:
         """Raise an error if the end of the payload is not valid for this kind of file."""
+
+    def require_readable(self) -> None:
+        """Raise DatastoreUnavailableError if a page could not be read: zeros may have been read in its place."""
+        if self.mapping.lost:
+            found = "unreadable (it was truncated, or its disk fails)"
+            raise DatastoreUnavailableError(describe(self.path, "a page of the file", found, "as it was opened"))
 
     @property
     def payload(self) -> npt.NDArray[np.uint8]:
@@ -64,12 +98,29 @@ class MappedFile(Generic[Header]):
         return self.raw[HEADER_SIZE:]
 
 
-def _map(path: Path) -> mmap.mmap:
+class _PythonMapping:
+    """A mapping by the standard library, which ends the process where a page cannot be read."""
+
+    lost = False
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        options: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+        self._mapped = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ, **options)
+        self.bytes: npt.NDArray[np.uint8] = np.frombuffer(self._mapped, dtype=np.uint8)
+
+    def expect_scattered_reads(self) -> None:
+        self._mapped.madvise(mmap.MADV_RANDOM)
+
+
+def _map(path: Path) -> Mapping:
+    kernel = native_module()
+    map_file = _PythonMapping if kernel is None else kernel.FileMapping
     try:
-        with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size == 0:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size == 0:
                 raise ShardSizeError(describe(path, "size", "0 bytes", f"at least {HEADER_SIZE}"))
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            return map_file(file.fileno(), size)
     except FileNotFoundError:
         raise MissingShardError(describe(path, "file", "absent", "a file that the manifest names")) from None
     except OSError as error:
@@ -77,8 +128,9 @@ def _map(path: Path) -> mmap.mmap:
         raise MissingShardError(describe(path, "file", found, "a file that the manifest names")) from None
 
 
-def _require_size(mapped: mmap.mmap, expected: int, where: Path) -> None:
-    if len(mapped) != expected:
-        raise ShardSizeError(describe(where, "size", f"{len(mapped)} bytes", f"{expected} bytes"))
-    if any(mapped[-TAIL_SIZE:]):
-        raise ShardHeaderError(describe(where, "tail", mapped[-TAIL_SIZE:].hex(), "zero bytes"))
+def _require_size(raw: npt.NDArray[np.uint8], expected: int, where: Path) -> None:
+    if raw.size != expected:
+        raise ShardSizeError(describe(where, "size", f"{raw.size} bytes", f"{expected} bytes"))
+    tail = raw[-TAIL_SIZE:].tobytes()
+    if any(tail):
+        raise ShardHeaderError(describe(where, "tail", tail.hex(), "zero bytes"))

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rest_store.datastore.mapped_file import MappedFile
 from rest_store.datastore.shard import decode_symbols, gather_entries
 
 PackedTree = tuple[bytes, tuple[int, int]]  # the packed nodes (see TokenTree), and length and count of the match
@@ -33,6 +34,7 @@ class KernelShard:
         key_count: keys K.
         width: bytes of one symbol w, 2 or 3.
         bits: bits of one entry b.
+        files: what is mapped.
     """
 
     symbols: npt.NDArray[np.uint8]
@@ -43,6 +45,12 @@ class KernelShard:
     key_count: int
     width: int
     bits: int
+    files: tuple[MappedFile[Any], ...] = ()
+
+    def require_readable(self) -> None:
+        """Raise DatastoreUnavailableError if a page of the files could not be read."""
+        for file in self.files:
+            file.require_readable()
 
     def positions(self, begin: int, end: int) -> npt.NDArray[np.int64]:
         """Return the suffix array at ranks `begin .. end - 1`, clamped to the shard."""
@@ -116,11 +124,14 @@ class ReferenceKernel:
     def longest_suffix_match(self, suffix: list[int]) -> tuple[int, int]:
         """Return (length, count) of the longest suffix of `suffix` that occurs."""
         length, intervals = self._match(suffix)
+        self.require_readable()
         return length, _total(intervals)
 
     def count(self, tokens: list[int]) -> int:
         """Return the occurrences of `tokens`."""
-        return _total(self._occurrences(np.array(tokens)))
+        count = _total(self._occurrences(np.array(tokens)))
+        self.require_readable()
+        return count
 
     def draft(self, suffix: list[int], max_nodes: int, max_depth: int) -> PackedTree:
         """Return the draft tree of a context that ends with `suffix`."""
@@ -141,8 +152,14 @@ class ReferenceKernel:
             ([places.get(node.path[:-1], -1) for node in chosen], np.int32),
             ([node.depth for node in chosen], np.int32),
         ]
+        self.require_readable()
         packed = b"".join(np.array(values, dtype).tobytes() for values, dtype in columns)
         return packed, (length, _total(intervals))
+
+    def require_readable(self) -> None:
+        """Raise DatastoreUnavailableError if a page of the files could not be read."""
+        for shard in self.shards:
+            shard.require_readable()
 
     def _children(self, path: tuple[int, ...], intervals: Intervals, length: int) -> list[_Node]:
         """Split the occurrences of the match and `path` by their next token."""

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -169,7 +168,7 @@ class TokensFile(MappedFile[TokensHeader]):
 
     def require_end(self) -> None:
         """Raise ShardHeaderError if the last symbol is not a separator."""
-        last = self.mapped[-TAIL_SIZE - self.header.width : -TAIL_SIZE]
+        last = self.payload[-self.header.width :].tobytes()
         if last != b"\xff" * self.header.width:
             raise ShardHeaderError(describe(self.path, "last symbol", last.hex(), "a separator"))
 
@@ -246,7 +245,7 @@ class Shard:
     def expect_scattered_reads(self) -> None:
         """Advise the system not to read ahead, which would evict useful pages if the shard does not fit into memory."""
         for file in (self.tokens, self.suffixes):
-            file.mapped.madvise(mmap.MADV_RANDOM)
+            file.mapping.expect_scattered_reads()
 
     def require_vocabulary(self, vocabulary_size: int) -> None:
         """Raise MixedBuildError if the shard was not written for `vocabulary_size` ids."""

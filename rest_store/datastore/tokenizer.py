@@ -57,7 +57,7 @@ class TokenizerIdentity:
         if isinstance(tokenizer, str):
             try:
                 tokenizer = json.loads(tokenizer)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise TokenizerLoadError(
                     describe(name, "tokenizer", f"not JSON ({error})", "a tokenizer.json")
                 ) from None
@@ -106,7 +106,7 @@ class TokenizerIdentity:
         require(isinstance(name, str), "name", "a string")
         valid = isinstance(fingerprint, str) and _FINGERPRINT.fullmatch(fingerprint) is not None
         require(valid, "fingerprint", "'sha256:' and 64 hexadecimal digits")
-        require(_is_int(size) and size > 0, "vocabulary_size", "a positive integer")
+        require(_is_int(size) and 0 < size < 1 << 63, "vocabulary_size", "a positive integer below 2^63")
         for what in ("special_tokens", "added_tokens"):
             tokens = fields.get(what)
             valid = isinstance(tokens, Mapping) and all(
@@ -197,19 +197,25 @@ def fingerprint_of(tokenizer: Mapping[str, Any], name: str = "tokenizer") -> str
     Raises:
         TokenizerLoadError: `tokenizer` is not such an object.
     """
+    try:
+        canonical = json.dumps(_meaning(tokenizer, name), sort_keys=True, separators=(",", ":"))
+    except RecursionError:
+        raise TokenizerLoadError(describe(name, "normalizer", "nested too deep", "that of a tokenizer.json")) from None
+    return "sha256:" + hashlib.sha256(canonical.encode("ascii")).hexdigest()
+
+
+def _meaning(tokenizer: Mapping[str, Any], name: str) -> dict[str, Any]:
     model = _model(tokenizer, name)
     vocabulary = _vocabulary(model, name)
     added = _added_tokens(tokenizer, name)
-    described = {
+    return {
         "model": _model_type(model),
         "vocabulary": sorted({entry[:2] for entry in vocabulary} | {(id_, text) for id_, text, _ in added}),
         "scores": sorted((entry[0], entry[2]) for entry in vocabulary if len(entry) > 2),
         "merges": _merges(model, name),
         "added_tokens": [(id_, text) for id_, text, _ in added],
-        "normalizer": _normalizer(tokenizer.get("normalizer")),
+        "normalizer": _normalizer(tokenizer.get("normalizer"), name),
     }
-    canonical = json.dumps(described, sort_keys=True, separators=(",", ":"))
-    return "sha256:" + hashlib.sha256(canonical.encode("ascii")).hexdigest()
 
 
 def _model(tokenizer: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -236,48 +242,59 @@ def _vocabulary(model: Mapping[str, Any], name: str) -> list[tuple[Any, ...]]:
     vocabulary = model["vocab"]
     if isinstance(vocabulary, Mapping) and all(_is_id(id_) for id_ in vocabulary.values()):
         return [(id_, str(text)) for text, id_ in vocabulary.items()]
-    if isinstance(vocabulary, list) and all(
-        isinstance(entry, list | tuple) and len(entry) == 2 for entry in vocabulary
-    ):
+    if isinstance(vocabulary, list) and all(_is_scored(entry) for entry in vocabulary):
         return [(id_, str(text), float(score)) for id_, (text, score) in enumerate(vocabulary)]
     expected = "an object of texts and ids, or a list of [text, score]"
     raise TokenizerLoadError(describe(name, "model.vocab", _shown(vocabulary), expected))
 
 
 def _merges(model: Mapping[str, Any], name: str) -> list[list[str]]:
-    merges = model.get("merges") or []
-    pairs = [merge.split(" ") if isinstance(merge, str) else list(merge) for merge in merges]
-    for number, pair in enumerate(pairs):
-        if len(pair) != 2:
-            found = _shown(merges[number])
-            raise TokenizerLoadError(describe(name, f"model.merges[{number}]", found, "two tokens"))
+    pairs = []
+    for number, merge in enumerate(_list(model, "merges", name)):
+        pair = merge.split(" ") if isinstance(merge, str) else merge
+        if not (isinstance(pair, list | tuple) and len(pair) == 2 and all(isinstance(token, str) for token in pair)):
+            raise TokenizerLoadError(describe(name, f"model.merges[{number}]", _shown(merge), "two tokens"))
+        pairs.append(list(pair))
     return pairs
 
 
 def _added_tokens(tokenizer: Mapping[str, Any], name: str) -> list[tuple[int, str, bool]]:
     """Return (id, text, whether it is a control token), by id."""
     added = []
-    for token in tokenizer.get("added_tokens") or []:
+    for token in _list(tokenizer, "added_tokens", name):
         if not (isinstance(token, Mapping) and _is_id(token.get("id")) and isinstance(token.get("content"), str)):
             raise TokenizerLoadError(describe(name, "an added token", _shown(token), "an object with id and content"))
         added.append((int(token["id"]), str(token["content"]), bool(token.get("special"))))
     return sorted(added)
 
 
-def _normalizer(normalizer: object) -> object:
+def _normalizer(normalizer: object, name: str) -> object:
     """Return the normalizer with nested sequences flattened; None if it is absent or an empty sequence."""
-    steps = list(_normalizer_steps(normalizer))
+    steps = list(_normalizer_steps(normalizer, name))
     return steps or None
 
 
-def _normalizer_steps(normalizer: object) -> Iterable[object]:
+def _normalizer_steps(normalizer: object, name: str) -> Iterable[object]:
     if normalizer is None:
         return
     if isinstance(normalizer, Mapping) and normalizer.get("type") == "Sequence":
-        for step in normalizer.get("normalizers") or []:
-            yield from _normalizer_steps(step)
+        for step in _list(normalizer, "normalizers", name):
+            yield from _normalizer_steps(step, name)
     else:
         yield normalizer
+
+
+def _list(fields: Mapping[str, Any], what: str, name: str) -> list[Any]:
+    """Return an optional field that is a list."""
+    values = fields.get(what)
+    if values is not None and not isinstance(values, list | tuple):
+        raise TokenizerLoadError(describe(name, what, _shown(values), "a list"))
+    return list(values or ())
+
+
+def _is_scored(entry: object) -> bool:
+    """Return whether `entry` is [text, score]."""
+    return isinstance(entry, list | tuple) and len(entry) == 2 and isinstance(entry[1], int | float)
 
 
 def _is_int(value: object) -> bool:
@@ -285,7 +302,7 @@ def _is_int(value: object) -> bool:
 
 
 def _is_id(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 32
 
 
 def _listed(tokens: Iterable[tuple[str, int]]) -> str:

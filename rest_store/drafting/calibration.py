@@ -93,6 +93,9 @@ class Calibration:
             raise CalibrationError(describe(where, "trees", f"damaged ({error})", "compressed by zlib")) from error
         return cls(gbdt, [] if weights is None else weights, _json_object(where, provenance))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Calibration, (self.native.gbdt, self.weights, self.provenance)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write this calibration with what it has learnt; `path` holds the old file or the whole new one.
 

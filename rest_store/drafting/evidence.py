@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import functools
-import threading
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.datastore import Datastore
-from rest_store.datastore.kernel import PageGuard, guard_pages, native_session_kernel, shard_view
+from rest_store.datastore.kernel import Kernel, native_session_kernel, shard_view
 from rest_store.drafting.calibration import Calibration
 
 MAX_EVIDENCE_ROWS = 1024
@@ -73,12 +72,13 @@ def collect_evidence(
 
     Raises:
         ValueError: the arrays do not form a tree.
+        DatastoreClosedError, DatastoreUnavailableError: a store is closed, or a page of it could not be read.
         NativeKernelError: the kernel was not compiled.
 
     Thread-safe; releases the GIL.
     """
     packed = native_session_kernel().collect_evidence(
-        [reader_of(store).native for store in stores.values()],
+        [reader_of(store) for store in stores.values()],
         _calibration().native,
         context,
         tokens,
@@ -88,33 +88,30 @@ def collect_evidence(
         max_suffix=max_suffix,
         max_depth=max_nodes - 1,
     )
+    for store in stores.values():
+        store.require_readable()
     return [Evidence(name, rows) for name, rows in zip(stores, packed, strict=True)]
 
 
-class DatastoreReader(NamedTuple):
-    """What the kernel reads of a datastore in this process.
+# By kernel, which a closed datastore drops: its reader goes with it.
+_readers: weakref.WeakKeyDictionary[Kernel, Any] = weakref.WeakKeyDictionary()
 
-    Attributes:
-        native: the kernel's reader, which caches the evidence of short suffixes.
-        guard: tells whether a page could not be read; None where the kernel cannot watch pages.
+
+def reader_of(store: Datastore) -> Any:
+    """Return the native reader of `store`, which caches the evidence of short suffixes: the same one for all sessions.
+
+    Raises:
+        DatastoreClosedError: `store` is closed.
+
+    Thread-safe.
     """
-
-    native: Any
-    guard: PageGuard | None
-
-
-_lock = threading.Lock()
-_readers: weakref.WeakKeyDictionary[Datastore, DatastoreReader] = weakref.WeakKeyDictionary()
-
-
-def reader_of(store: Datastore) -> DatastoreReader:
-    """Return the reader of `store`, the same one for all sessions. Thread-safe."""
-    with _lock:
-        if store not in _readers:
-            views = [shard_view(shard) for shard in store.shards]
-            native = native_session_kernel().NativeEvidenceReader(views, store.vocabulary_size)
-            _readers[store] = DatastoreReader(native, guard_pages(store.files))
-        return _readers[store]
+    kernel, shards = store.kernel, store.shards
+    store.require_readable()
+    if (reader := _readers.get(kernel)) is None:
+        views = [shard_view(shard) for shard in shards]
+        native = native_session_kernel().NativeEvidenceReader(views, store.vocabulary_size)
+        reader = _readers.setdefault(kernel, native)
+    return reader
 
 
 @functools.cache

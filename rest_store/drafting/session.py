@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.datastore import Datastore
-from rest_store.datastore.kernel import MAX_NODES, MAX_SUFFIX, PageGuard, native_session_kernel
+from rest_store.datastore.kernel import MAX_NODES, MAX_SUFFIX, native_session_kernel
 from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence, limit
@@ -21,6 +21,9 @@ from rest_store.drafting.external_sources import Drop, ExternalSources
 from rest_store.drafting.sources import PromptLookup, RecycledLogits, Source, require_source_timeout, require_sources
 from rest_store.errors import (
     ContextTypeError,
+    CopyError,
+    DatastoreClosedError,
+    DatastoreUnavailableError,
     EmptyContextError,
     LimitError,
     SessionClosedError,
@@ -108,6 +111,7 @@ class DraftSession:
 
     Raises:
         SourceError: an object is not a source, is given twice, or there are too many.
+        DatastoreClosedError, DatastoreUnavailableError: a datastore is closed, or a page of it could not be read.
         LimitError: `max_suffix` or `source_timeout` out of range.
         ContextTypeError, TokenRangeError: `prompt` is not 1-D integers of 0 .. 2^31 - 1.
         NativeKernelError: the kernel was not compiled.
@@ -115,8 +119,7 @@ class DraftSession:
     Learning keeps scores true on new text: as many tokens are accepted as they promise, which `costs` are weighed
     against. It does not make trees of a fixed size accept more.
 
-    A datastore whose files are truncated while it is open is left out from then on. For that, a handler of SIGBUS is
-    installed once in a process.
+    A datastore that is closed, or whose files are truncated while it is open, is left out from then on.
 
     Not thread-safe: one thread at a time. A context manager; `close` ends it.
     """
@@ -143,7 +146,7 @@ class DraftSession:
         self._native = kernel.NativeSession(self.calibration.native)
         self._native.learn_online(learn)
         self._native.limit_suffix(max_suffix)
-        self._datastores: dict[int, tuple[int, PageGuard | None]] = {}  # by place: the kernel's store, its guard
+        self._datastores: dict[int, tuple[int, Datastore]] = {}  # by place: the kernel's store, and the datastore
         self._left_out: list[Drop] = []  # from all steps
         tokenizers: dict[int, TokenizerIdentity] = {}
         external: list[tuple[int, int, Source]] = []
@@ -153,8 +156,7 @@ class DraftSession:
             elif isinstance(source, RecycledLogits):
                 self._native.use_recycled_logits(place, source.native)
             elif isinstance(source, Datastore):
-                reader = reader_of(source)
-                self._datastores[place] = self._native.add_store(place, reader.native), reader.guard
+                self._datastores[place] = self._native.add_store(place, reader_of(source)), source
                 tokenizers[place] = source.manifest.tokenizer
             elif isinstance(source, Source):
                 external.append((self._native.add_store(place, None), place, source))
@@ -189,11 +191,14 @@ class DraftSession:
         return [drop for drop in drops if drop.why != "tokenizer"]
 
     def _leave_out_unreadable(self) -> bool:
-        """Leave out datastores that have lost a page; return whether there are new ones."""
-        lost = [place for place, (_, guard) in self._datastores.items() if guard is not None and guard.lost]
-        for place in lost:
-            self._leave_out(place, "error", "a page of its files could not be read")
-        return bool(lost)
+        """Leave out datastores that have lost a page or were closed; return whether there are new ones."""
+        readable = len(self._datastores)
+        for place, (_, store) in list(self._datastores.items()):
+            try:
+                store.require_readable()
+            except (DatastoreUnavailableError, DatastoreClosedError) as error:
+                self._leave_out(place, "error", str(error))
+        return len(self._datastores) < readable
 
     def _leave_out(self, place: int, why: str, text: str) -> None:
         """Draft without the source at `place` from now on; every step counts that."""
@@ -293,6 +298,9 @@ class DraftSession:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise CopyError(describe("draft session", "a copy", "impossible", "a new session of its sources and its text"))
 
     def __repr__(self) -> str:
         done = self.statistics

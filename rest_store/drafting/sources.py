@@ -6,14 +6,14 @@ import inspect
 from collections.abc import Sequence
 from numbers import Real
 from threading import TIMEOUT_MAX
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.kernel import native_session_kernel
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.evidence import Evidence
-from rest_store.errors import LimitError, SourceError, describe
+from rest_store.errors import CopyError, LimitError, SourceError, describe
 
 _MAX_SOURCES = 8
 # What a source may be called with: for each method the positional arguments, and the keywords.
@@ -81,6 +81,9 @@ class RecycledLogits:
     def __len__(self) -> int:
         """Return the number of rows held."""
         return len(self.native)
+
+    def __reduce__(self) -> NoReturn:
+        raise CopyError(describe("recycled logits", "a copy", "impossible", "new ones, which learn anew"))
 
     def __repr__(self) -> str:
         return f"RecycledLogits({len(self)} rows)"

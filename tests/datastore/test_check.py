@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import struct
 import tempfile
+import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +21,19 @@ from rest_store.datastore import check
 from rest_store.datastore.check import check_datastore
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.header import separator_id, token_width
+from rest_store.datastore.manifest import FILE_NAME, TOKENIZER_FILE_NAME, Manifest
 from rest_store.datastore.shard import Shard, pack_entries
-from rest_store.errors import ChecksumError, DatastoreError, ShardHeaderError, SuffixOrderError
-from tests.shared.strategies import Corpus, corpora, edit_file, refused, seal_datastore, write_datastore
+from rest_store.datastore.tokenizer import TokenizerIdentity
+from rest_store.errors import (
+    ChecksumError,
+    DatastoreError,
+    ManifestError,
+    MissingShardError,
+    ShardHeaderError,
+    SuffixOrderError,
+)
+from tests.shared.models import serialized, word_level
+from tests.shared.strategies import Corpus, corpora, edit_file, edit_manifest, refused, seal_datastore, write_datastore
 
 WIDTHS = pytest.mark.parametrize("vocabulary_size", [300, 70_000])
 FULL = pytest.mark.parametrize("full", [False, True], ids=["sampled", "full"])
@@ -74,6 +89,116 @@ def test_large_shards_are_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 # Faults that checksums reveal.
+
+
+def with_tokenizer(directory: Path, tokenizer: str, *, checksum: bool = True) -> TokenizerIdentity:
+    """Add `tokenizer.json` to a datastore, and its identity to the manifest."""
+    identity = TokenizerIdentity.from_tokenizer_json(tokenizer, "test")
+    (directory / TOKENIZER_FILE_NAME).write_text(tokenizer, encoding="utf-8")
+    digest = hashlib.sha256(tokenizer.encode("utf-8")).hexdigest() if checksum else None
+    manifest = replace(Manifest.read(directory), tokenizer=identity, tokenizer_sha256=digest)
+    (directory / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
+    return identity
+
+
+def tiny(directory: Path, *, checksum: bool = True) -> Path:
+    """A datastore of all kinds of files, each smaller than two kilobytes."""
+    tokenizer = json.dumps(serialized(word_level(9)), indent=1)
+    size = TokenizerIdentity.from_tokenizer_json(tokenizer, "test").vocabulary_size
+    write_datastore(directory, Corpus(size, [[[1, 2, 3, 1, 2], [4]], [[5, 6]]]))
+    with_tokenizer(directory, tokenizer, checksum=checksum)
+    return directory
+
+
+def test_every_changed_byte_of_every_file_is_found(tmp_path: Path) -> None:
+    """Each byte of the small files, which is quick, and a sample of each part of the others."""
+    check_datastore(tiny(tmp_path))
+    files = sorted(path for path in tmp_path.iterdir())
+    assert len(files) == 6
+    for path in files:
+        content = path.read_bytes()
+        small = path.name in (FILE_NAME, TOKENIZER_FILE_NAME)
+        for place in range(0, len(content), 5 if small else 13):
+            changed = bytearray(content)
+            changed[place] ^= 1 << place % 8
+            path.write_bytes(changed)
+            with pytest.raises(DatastoreError) as caught:
+                check_datastore(tmp_path)
+            assert str(caught.value).startswith(f"{path}: "), (place, caught.value)
+        path.write_bytes(content)
+    check_datastore(tmp_path)
+
+
+def test_every_changed_byte_of_the_checksum_of_a_manifest_is_found(tmp_path: Path) -> None:
+    """Also in its name, without which the manifest would look like one of an older builder."""
+    path = tiny(tmp_path) / FILE_NAME
+    content = path.read_bytes()
+    start = content.index(b'  "manifest_sha256"')
+    for place in range(start, content.index(b"\n", start)):
+        for changed in (content[place] ^ 1 << place % 8, 0x20 if content[place] != 0x20 else 0x0A):
+            path.write_bytes(content[:place] + bytes([changed]) + content[place + 1 :])
+            with pytest.raises(DatastoreError, match=FILE_NAME):
+                check_datastore(tmp_path)
+
+
+TOKENIZER_FAULTS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "another pre-tokenizer": (lambda content: content.replace(b"Whitespace", b"Whitespacf"), "sha256:"),
+    "a token": (lambda content: content.replace(b'"w1"', b'"w_"'), "fingerprint is sha256:"),
+    "no tokenizer": (lambda content: b"{}", "fingerprint is absent"),
+    "no JSON": (lambda content: content[:-20], "fingerprint is absent"),
+    "no text": (lambda content: b"\xff" + content, "fingerprint is absent"),
+    "nothing": (lambda content: b"", "fingerprint is absent"),
+}
+
+
+@pytest.mark.parametrize("checksum", [True, False], ids=["checksum", "older builder"])
+@pytest.mark.parametrize("fault", TOKENIZER_FAULTS)
+def test_a_damaged_tokenizer(tmp_path: Path, fault: str, checksum: bool) -> None:
+    """Older builders recorded no checksum of the file: then what gives ids their meaning is compared."""
+    path = tiny(tmp_path, checksum=checksum) / TOKENIZER_FILE_NAME
+    change, found = TOKENIZER_FAULTS[fault]
+    before = path.read_bytes()
+    path.write_bytes(change(before))
+    assert path.read_bytes() != before
+    assert Datastore.open(tmp_path)
+    if checksum:
+        refused(ChecksumError, lambda: check_datastore(tmp_path), f"{path}: SHA-256 of the content is ")
+    elif fault == "another pre-tokenizer":
+        check_datastore(tmp_path)
+    else:
+        refused(ChecksumError, lambda: check_datastore(tmp_path), f"{path}: {found}")
+
+
+def test_a_missing_tokenizer(tmp_path: Path) -> None:
+    """A datastore needs none, unless the manifest has its checksum."""
+    path = tiny(tmp_path) / TOKENIZER_FILE_NAME
+    path.unlink()
+    assert Datastore.open(tmp_path)
+    refused(MissingShardError, lambda: check_datastore(tmp_path), f"{path}: file is unreadable (No such file")
+    edit_manifest(tmp_path, lambda fields: fields.pop("tokenizer_sha256"))
+    check_datastore(tmp_path)
+
+
+@pytest.mark.parametrize("checksum", [True, False], ids=["checksum", "older builder"])
+def test_a_huge_tokenizer_is_refused_without_reading_it_into_memory(tmp_path: Path, checksum: bool) -> None:
+    path = tiny(tmp_path, checksum=checksum) / TOKENIZER_FILE_NAME
+    os.truncate(path, 1 << (27 if checksum else 30))  # sparse
+    tracemalloc.start()
+    try:
+        refused(ChecksumError, lambda: check_datastore(tmp_path), f"{path}: {'SHA-256' if checksum else 'size'}")
+        assert tracemalloc.get_traced_memory()[1] < 1 << 23
+    finally:
+        tracemalloc.stop()
+
+
+def test_unknown_fields_of_a_manifest_without_checksum(tmp_path: Path) -> None:
+    """No builder wrote such a manifest. Its checksum was lost."""
+    tiny(tmp_path)
+    fields = json.loads((tmp_path / FILE_NAME).read_text(encoding="utf-8"))
+    fields["manifest_sha25v"] = fields.pop("manifest_sha256")
+    (tmp_path / FILE_NAME).write_text(json.dumps(fields), encoding="utf-8")
+    assert Datastore.open(tmp_path)
+    refused(ManifestError, lambda: check_datastore(tmp_path), "a field is 'manifest_sha25v'")
 
 
 @FULL

@@ -146,7 +146,9 @@ def datastore_files(case: Case) -> dict[str, bytes]:
         "corpora": [],
         "options": {},
     }
-    files["manifest.json"] = (json.dumps(manifest, indent=2, sort_keys=True) + "\n").encode()
+    manifest["manifest_sha256"] = "0" * 64
+    content = (json.dumps(manifest, indent=2, sort_keys=True) + "\n").encode()
+    files["manifest.json"] = content.replace(b"0" * 64, hashlib.sha256(content).hexdigest().encode())
     return files
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -185,3 +186,16 @@ def test_prepared_drafts_of_older_builds_are_ignored(tmp_path: Path) -> None:
     assert store.info().size == sum(path.stat().st_size for path in tmp_path.glob("shard-*"))
     (tmp_path / "prepared.drafts").unlink()
     assert Datastore.open(tmp_path).draft([1, 2, 3]) == expected
+
+
+@pytest.mark.parametrize("command", [["info"], ["info", "--json"], ["check"], ["check", "--json"]])
+def test_a_path_that_is_not_utf_8(tmp_path: Path, command: list[str]) -> None:
+    directory = tmp_path / os.fsdecode(b"\xff.ds")
+    directory.mkdir()
+    write_datastore(directory, CORPUS)
+    code = "import sys; sys.argv[1:2] = sys.argv[1].split(); from rest_store.cli import main; main()"
+    out = run_python(code, " ".join(command), directory, PYTHONIOENCODING="utf-8:strict")
+    assert r"\udcff.ds" in out
+    if "--json" in command:
+        facts = json.loads(out)
+        assert facts.get("path", facts.get("datastore")) == str(directory)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import random
@@ -141,13 +142,32 @@ def test_padding_and_truncation_do_not_change_the_fingerprint():
         ('{"model": {"vocab": [1]}}', "model.vocab is [1]"),
         ('{"model": {"vocab": {"a": 0}, "merges": ["a"]}}', "model.merges[0] is 'a'"),
         ('{"model": {"vocab": {"a": 0}}, "added_tokens": [{"id": 1}]}', "an added token is {'id': 1}"),
+        ("[" * 100_000, "not JSON"),
+        ('{"model": {"vocab": ' + "9" * 5_000 + "}}", "not JSON"),
+        ('{"model": {"vocab": {"a": ' + "9" * 4_000 + "}}}", "model.vocab is {'a': 999"),
+        ('{"model": {"vocab": [["a", "b"]]}}', "model.vocab is [['a', 'b']]"),
+        ('{"model": {"vocab": {"a": 0}, "merges": 5}}', "merges is 5, expected a list"),
+        ('{"model": {"vocab": {"a": 0}, "merges": [5]}}', "model.merges[0] is 5"),
+        ('{"model": {"vocab": {"a": 0}, "merges": [[1, 2]]}}', "model.merges[0] is [1, 2]"),
+        ('{"model": {"vocab": {"a": 0}}, "added_tokens": 5}', "added_tokens is 5, expected a list"),
+        ('{"model": {"vocab": {"a": 0}}, "normalizer": {"type": "Sequence", "normalizers": 5}}', "normalizers is 5"),
     ],
+    ids=lambda value: value[:40],
 )
 def test_what_is_not_a_tokenizer_json_is_refused(text, found):
     with pytest.raises(TokenizerLoadError) as error:
         TokenizerIdentity.from_tokenizer_json(text, "some.json")
     assert str(error.value).startswith("some.json: ")
     assert found in str(error.value)
+
+
+def test_deep_nesting_is_accepted_or_refused_by_name():
+    """Whichever step reaches the limit of recursion first."""
+    for depth in [*range(900, 1_000, 3), 5_000]:
+        for head, tail in (("[", "]"), ('{"type": "Sequence", "normalizers": [', "]}")):
+            text = '{"model": {"vocab": {"a": 0}}, "normalizer": ' + head * depth + tail * depth + "}"
+            with contextlib.suppress(TokenizerLoadError):
+                TokenizerIdentity.from_tokenizer_json(text, "deep.json")
 
 
 def test_the_manifest_gives_the_identity_back(identity):

@@ -162,7 +162,15 @@ def edit_manifest(directory: Path, change: Callable[[dict[str, Any]], object]) -
     path = directory / FILE_NAME
     fields = json.loads(path.read_text(encoding="utf-8"))
     change(fields)
-    path.write_text(json.dumps(fields), encoding="utf-8")
+    seal_manifest(directory, fields)
+
+
+def seal_manifest(directory: Path, fields: dict[str, Any]) -> None:
+    """Write `manifest.json` with a correct checksum of its own; characters that UTF-8 lacks as escapes."""
+    blank = "0" * 64
+    content = json.dumps({**fields, "manifest_sha256": blank}).encode("ascii")
+    digest = hashlib.sha256(content).hexdigest()
+    (directory / FILE_NAME).write_bytes(content.replace(blank.encode("ascii"), digest.encode("ascii")))
 
 
 def edit_file(path: Path, change: Callable[[bytearray], object]) -> None:
@@ -192,7 +200,7 @@ def seal_datastore(directory: Path) -> None:
             seal_header(data)
             path.write_bytes(data)
             record[f"{kind}_sha256"], record[f"{kind}_size"] = digest.hex(), len(data)
-    (directory / FILE_NAME).write_text(json.dumps(fields), encoding="utf-8")
+    seal_manifest(directory, fields)
 
 
 def refused(error: type[RestStoreError], call: Callable[[], object], *fragments: str) -> str:

@@ -6,7 +6,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/vector.h>
 
-#include "search/page_guard.hpp"
+#include "search/file_mapping.hpp"
 #include "trees/kernel.hpp"
 
 namespace nb = nanobind;
@@ -30,14 +30,20 @@ std::vector<ShardView> shard_views(const nb::list& shards) {
 
 namespace {
 
+// Raise the error of a shard with a page that could not be read.
+void require_readable(const nb::list& shards) {
+  if (!FileMapping::any_lost()) return;
+  for (nb::handle shard : shards) shard.attr("require_readable")();
+}
+
 using Tokens = std::vector<Token>;
 using TreePointer = std::shared_ptr<const PackedTree>;
 
-// A kernel and the arrays that keep its mappings open.
+// A kernel and the shards that keep its mappings open. Answers that were read from lost pages are not returned.
 class NativeKernel {
  public:
   NativeKernel(const nb::list& shards, std::uint32_t vocabulary)
-      : arrays_(shards), kernel_(shard_views(shards), vocabulary) {}
+      : shards_(shards), kernel_(shard_views(shards), vocabulary) {}
 
   nb::tuple longest_suffix_match(const Tokens& context) {
     const Suffix suffix = suffix_of(context);
@@ -49,6 +55,7 @@ class NativeKernel {
       length = match.length;
       count = match.count;
     }
+    require_readable();
     return nb::make_tuple(length, count);
   }
 
@@ -60,14 +67,22 @@ class NativeKernel {
       const nb::gil_scoped_release released;
       tree = kernel_.draft(suffix, limits);
     }
+    require_readable();
     return as_tuple(*tree);
   }
 
   std::uint64_t count(const Tokens& tokens) {
     const Suffix sequence = suffix_of(tokens);
-    const nb::gil_scoped_release released;
-    return kernel_.count(sequence);
+    std::uint64_t count = 0;
+    {
+      const nb::gil_scoped_release released;
+      count = kernel_.count(sequence);
+    }
+    require_readable();
+    return count;
   }
+
+  void require_readable() const { ::require_readable(shards_); }
 
  private:
   Suffix suffix_of(const Tokens& tokens) const {
@@ -88,26 +103,20 @@ class NativeKernel {
                           nb::make_tuple(tree.match_length, tree.match_count));
   }
 
-  nb::list arrays_;
+  nb::list shards_;
   Kernel kernel_;
 };
 
-// A page guard and the arrays whose pages it watches.
-class GuardedArrays {
- public:
-  explicit GuardedArrays(const nb::list& arrays) : arrays_(arrays) {
-    for (nb::handle array : arrays) {
-      const auto bytes = nb::cast<Bytes>(array);
-      guard_.watch(bytes.data(), bytes.size());
-    }
+// A mapping of an open file.
+FileMapping* mapped(int descriptor, std::size_t size) {
+  try {
+    return new FileMapping(descriptor, size);
+  } catch (const std::system_error& error) {
+    errno = error.code().value();
+    PyErr_SetFromErrno(PyExc_OSError);
+    throw nb::python_error();
   }
-
-  bool lost() const { return guard_.lost(); }
-
- private:
-  nb::list arrays_;  // declared first, so that it is destroyed after the guard
-  PageGuard guard_;
-};
+}
 
 }  // namespace
 
@@ -119,12 +128,20 @@ NB_MODULE(_kernel, module) {
     return static_cast<int>(tree_fault(packed.c_str(), packed.size() / kNodeSize, vocabulary, max_depth));
   });
   bind_sessions(module);
-  nb::class_<NativeKernel>(module, "NativeKernel")
+  nb::class_<NativeKernel>(module, "NativeKernel", nb::is_weak_referenceable())
       .def(nb::init<const nb::list&, std::uint32_t>(), "shards"_a, "vocabulary_size"_a)
       .def("longest_suffix_match", &NativeKernel::longest_suffix_match)
       .def("draft", &NativeKernel::draft)
-      .def("count", &NativeKernel::count);
-  nb::class_<GuardedArrays>(module, "PageGuard")
-      .def(nb::init<const nb::list&>(), "arrays"_a)
-      .def_prop_ro("lost", &GuardedArrays::lost);
+      .def("count", &NativeKernel::count)
+      .def("require_readable", &NativeKernel::require_readable);
+  nb::class_<FileMapping>(module, "FileMapping")
+      .def(nb::new_(&mapped), "descriptor"_a, "size"_a)
+      .def_prop_ro("bytes",
+                   [](nb::handle_t<FileMapping> self) {
+                     const auto& mapping = nb::cast<const FileMapping&>(self);
+                     return nb::ndarray<nb::numpy, const std::uint8_t, nb::ndim<1>>(mapping.data(), {mapping.size()},
+                                                                                    self);
+                   })
+      .def_prop_ro("lost", &FileMapping::lost)
+      .def("expect_scattered_reads", &FileMapping::expect_scattered_reads);
 }

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "python/bindings.hpp"
+#include "search/fork_mutex.hpp"
 #include "session/collect_evidence.hpp"
 #include "session/gbdt_fit.hpp"
 #include "session/tree_builder.hpp"
@@ -107,7 +108,7 @@ struct NativeCalibration {
 
   Gbdt gbdt;
   OnlineCalibration online;
-  mutable std::mutex mutex;
+  mutable ForkMutex mutex;
 };
 
 // One generation. Sources are identified by their places among the session's sources, of which there are at most 8.

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "search/fork_mutex.hpp"
 #include "session/continuations.hpp"
 
 namespace rest_store {
@@ -344,7 +345,7 @@ class EvidenceReader {
   const std::uint32_t vocabulary_;
   KeyTree key_tree_;
   std::vector<Slot> slots_;
-  std::array<std::mutex, kLocks> locks_;
+  std::array<ForkMutex, kLocks> locks_;
 };
 
 }  // namespace rest_store

@@ -4,6 +4,7 @@
 
 #include <mutex>
 
+#include "search/fork_mutex.hpp"
 #include "session/continuations.hpp"
 
 namespace rest_store {
@@ -97,7 +98,7 @@ class RecycledLogits {
       if (row.top.size > 0) put(row);
   }
 
-  mutable std::mutex mutex_;
+  mutable ForkMutex mutex_;
   std::vector<Row> rows_;
   std::size_t used_ = 0, next_way_ = 0;
 };

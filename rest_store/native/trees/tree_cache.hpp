@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "search/fork_mutex.hpp"
 #include "trees/packed_tree.hpp"
 
 namespace rest_store {
@@ -62,7 +63,7 @@ class TreeCache {
   };
 
   struct Stripe {
-    std::mutex mutex;
+    ForkMutex mutex;
     std::vector<Entry> entries;  // empty until the first insert
     std::size_t bytes = 0;
     std::size_t hand = 0;  // the entry to evict next while there are too many bytes

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,6 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.header import FORMAT_VERSION
-from rest_store.datastore.kernel import guard_pages
 from rest_store.errors import (
     DatastoreUnavailableError,
     RestStoreError,
@@ -33,7 +33,6 @@ class Served:
         self.path = path
         self.generation = generation
         self.store = Datastore.open(path)
-        self._guard = guard_pages(self.store.files)
         self._changed: str | None = None
         self._stamps = {file.path: _stamp(file.path) for file in self.store.files}
 
@@ -45,7 +44,13 @@ class Served:
     @property
     def readable(self) -> bool:
         """Whether its files are still as they were opened, as far as `watch` and reading them has shown."""
-        return self._changed is None and (self._guard is None or not self._guard.lost)
+        if self._changed is not None:
+            return False
+        try:
+            self.store.require_readable()
+        except DatastoreUnavailableError:
+            return False
+        return True
 
     def require_readable(self) -> None:
         """Raise DatastoreUnavailableError unless `readable`; to be called after reading, before the answer is used."""
@@ -55,8 +60,8 @@ class Served:
 
     def try_out(self) -> None:
         """Draft once, so that a datastore that cannot be read is refused before it is served."""
-        self.store.draft([0], max_nodes=1)
-        self.require_readable()
+        with reading([self]):
+            self.store.draft([0], max_nodes=1)
 
     def watch(self) -> None:
         """Check whether a file was changed in place. A replaced file does no harm: the old one stays open."""
@@ -88,6 +93,16 @@ class Served:
             format_version=FORMAT_VERSION,
             generation=self.generation,
         )
+
+
+@contextmanager
+def reading(served: Iterable[Served]) -> Iterator[None]:
+    """Require that all of `served` are readable after the block; the error names them as clients do, not by path."""
+    try:
+        yield
+    finally:
+        for one in served:
+            one.require_readable()
 
 
 def _stamp(file: Path) -> _Stamp | None:

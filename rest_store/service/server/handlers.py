@@ -14,7 +14,7 @@ from rest_store.datastore.kernel import MAX_DEPTH, MAX_NODES, MAX_SUFFIX
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.evidence import MAX_EVIDENCE_ROWS, Evidence, collect_evidence
 from rest_store.errors import LimitError, MessageSizeError, QueryError, describe
-from rest_store.service.server.catalog import Catalog, Served
+from rest_store.service.server.catalog import Catalog, Served, reading
 from rest_store.service.server.executor import Executor
 from rest_store.service.server.limits import Limits
 from rest_store.service.server.metrics import Metrics
@@ -82,9 +82,9 @@ class Handlers:
         response = pb.DraftResponse(datastores=[one.name for one in served])
         if request.HasField("evidence"):
             contexts = [(context.tokens, context.proposals) for context in request.contexts]
-            reading = self._reading(served, request.evidence, contexts)
+            work = self._reading(served, request.evidence, contexts)
             del request, contexts  # here and below: the memory of a message is given back while its work waits
-            await self._add_evidence(response.evidence, reading)
+            await self._add_evidence(response.evidence, work)
         else:
             limits = tree_limits(request.limits)
             tails = tails_of(request.contexts, limits.max_suffix)
@@ -108,9 +108,9 @@ class Handlers:
             response.datastores.extend(names)
             state.names_sent = names
         if request.HasField("evidence"):
-            reading = self._reading(served, request.evidence, [(state.context, request.proposals)])
+            work = self._reading(served, request.evidence, [(state.context, request.proposals)])
             del request
-            await self._add_evidence(response.evidence, reading)
+            await self._add_evidence(response.evidence, work)
         else:
             require_not_empty(state.context, "context 0")
             require_no_proposals(request, 0)
@@ -129,9 +129,8 @@ class Handlers:
         require_not_empty(tail, "context 0")
 
         def match(one: Served) -> tuple[int, int]:
-            longest = one.store.longest_suffix_match(tail, max_suffix=max_suffix)
-            one.require_readable()
-            return longest
+            with reading([one]):
+                return one.store.longest_suffix_match(tail, max_suffix=max_suffix)
 
         small = len(served) <= _SMALL_COUNTS
         matches = await self._executor.run([partial(match, one) for one in served], small=small)
@@ -152,10 +151,8 @@ class Handlers:
             require_tokens(sequences, one.store.vocabulary_size, "sequence")
 
         def count(piece: Sequence[list[int]]) -> list[int]:
-            counts = [one.store.count(tokens) for tokens in piece for one in served]
-            for one in served:
-                one.require_readable()
-            return counts
+            with reading(served):
+                return [one.store.count(tokens) for tokens in piece for one in served]
 
         pieces = [sequences[start : start + _PIECE_COUNTS] for start in range(0, len(sequences), _PIECE_COUNTS)]
         counts = await self._executor.run([partial(count, piece) for piece in pieces], small=amount <= _SMALL_COUNTS)
@@ -191,11 +188,11 @@ class Handlers:
             nonlocal size
             piece = contexts[first : first + step]
             try:
-                trees = one.store.draft_batch(piece, **limits._asdict())
+                with reading([one]):
+                    trees = one.store.draft_batch(piece, **limits._asdict())
             except QueryError:
                 require_tokens(piece, one.store.vocabulary_size, "context", first)  # says which
                 raise
-            one.require_readable()
             size += sum(len(tree.packed) for tree in trees)
             if size > most:  # no more of an answer that will not be sent
                 raise MessageSizeError(describe("response", "size", f"more than {size} bytes", f"at most {most}"))
@@ -236,17 +233,15 @@ class Handlers:
         stores = {one.name: one.store for one in served}
 
         def read(tail: list[int], proposals: Proposals) -> list[Evidence]:
-            evidence = collect_evidence(stores, np.array(tail, np.int32), *proposals, **limits._asdict())
-            for one in served:
-                one.require_readable()
-            return evidence
+            with reading(served):
+                return collect_evidence(stores, np.array(tail, np.int32), *proposals, **limits._asdict())
 
         tasks = [partial(read, tail, proposals) for tail, proposals in zip(tails, trees, strict=True)]
         return _Reading(tasks, small=amount <= _SMALL_ROWS)
 
-    async def _add_evidence(self, messages: Any, reading: _Reading) -> None:
+    async def _add_evidence(self, messages: Any, work: _Reading) -> None:
         """Append the evidence of each datastore, context by context, to `messages`, and count it."""
-        for of_context in await self._executor.run(reading.tasks, small=reading.small):
+        for of_context in await self._executor.run(work.tasks, small=work.small):
             for evidence in of_context:
                 messages.add(rows=evidence.rows)
                 self._metrics.evidence_rows += evidence.row_count

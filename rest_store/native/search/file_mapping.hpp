@@ -1,0 +1,156 @@
+// A file mapped for reading that survives pages which can no longer be read, because the file was truncated or its disk
+// failed.
+//
+// Reading such a page raises SIGBUS, which ends the process. Here the rest of the mapping is replaced by zeros instead,
+// and the mapping records the loss: the kernel stays within bounds whatever it reads, and the caller can see that the
+// answer is invalid.
+#pragma once
+
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <system_error>
+
+#include "search/fork_mutex.hpp"
+
+namespace rest_store {
+
+// Immutable but for `lost`. Keeps no descriptor.
+class FileMapping {
+ public:
+  // Map the first `size` bytes, at least 1, of the open file `descriptor`. Throws std::system_error.
+  FileMapping(int descriptor, std::size_t size) : size_(size) {
+    install();
+    void* start = mmap(nullptr, size, PROT_READ, MAP_SHARED, descriptor, 0);
+    if (start == MAP_FAILED) throw std::system_error(errno, std::generic_category());
+    data_ = static_cast<const std::uint8_t*>(start);
+    const std::uintptr_t page = page_size(), begin = reinterpret_cast<std::uintptr_t>(start);
+    range_ = free_range();
+    range_->lost.store(false);
+    range_->begin.store(begin);
+    range_->end.store((begin + size + page - 1) / page * page);
+  }
+  FileMapping(const FileMapping&) = delete;
+  FileMapping& operator=(const FileMapping&) = delete;
+
+  ~FileMapping() {
+    range_->end.store(0);  // before others may get these addresses
+    munmap(const_cast<std::uint8_t*>(data_), size_);
+    range_->used.store(false);
+  }
+
+  const std::uint8_t* data() const { return data_; }
+  std::size_t size() const { return size_; }
+
+  // Whether a page could not be read. It and the rest of the file now read as zeros.
+  bool lost() const { return any_lost() && range_->lost.load(std::memory_order_acquire); }
+
+  // Whether any mapping of this process has ever lost a page: false spares looking at each.
+  static bool any_lost() { return losses().load(std::memory_order_acquire); }
+
+  // Advise the system not to read ahead.
+  void expect_scattered_reads() const { madvise(const_cast<std::uint8_t*>(data_), size_, MADV_RANDOM); }
+
+ private:
+  struct Range {  // of addresses; end 0: none
+    std::atomic<bool> used{true}, lost{false};
+    std::atomic<std::uintptr_t> begin{0}, end{0};
+    Range* next = nullptr;
+  };
+
+  // Ranges are used again, never freed: the signal handler walks them without a lock.
+  static Range* free_range() {
+    static ForkMutex mutex;
+    const std::lock_guard lock(mutex);
+    for (Range* range = first().load(); range != nullptr; range = range->next)
+      if (!range->used.exchange(true)) return range;
+    Range* range = new Range;
+    range->next = first().load();
+    first().store(range);
+    return range;
+  }
+
+  static std::atomic<Range*>& first() {
+    static std::atomic<Range*> value{nullptr};
+    return value;
+  }
+
+  static std::atomic<bool>& losses() {
+    static std::atomic<bool> value{false};
+    return value;
+  }
+
+  static struct sigaction& previous() {
+    static struct sigaction value = {};
+    return value;
+  }
+
+  static std::uintptr_t page_size() {
+    static const auto value = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
+    return value;
+  }
+
+  static void install() {
+    static const bool once = [] {
+      first();  // what the handler uses must exist before it can be called
+      losses();
+      page_size();
+      struct sigaction action = {};
+      action.sa_sigaction = on_bus_error;
+      action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+      sigemptyset(&action.sa_mask);
+      if (sigaction(SIGBUS, &action, &previous()) != 0) throw std::system_error(errno, std::generic_category());
+      return true;
+    }();
+    static_cast<void>(once);
+  }
+
+  // Async-signal-safe: atomics and system calls only.
+  static void on_bus_error(int signal, siginfo_t* info, void* context) {
+    const bool sent = info->si_code <= 0;  // by a process, not caused by a page
+    if (sent || !replace(reinterpret_cast<std::uintptr_t>(info->si_addr))) forward(signal, info, context, sent);
+  }
+
+  // Replace the page at `address` and those after it in its mapping; false if it belongs to none.
+  static bool replace(std::uintptr_t address) {
+    for (Range* range = first().load(); range != nullptr; range = range->next) {
+      const std::uintptr_t begin = range->begin.load(), end = range->end.load();
+      if (address < begin || address >= end) continue;
+      range->lost.store(true, std::memory_order_release);  // before a zero can be read
+      losses().store(true, std::memory_order_release);
+      const std::uintptr_t page = address / page_size() * page_size();
+      return mmap(reinterpret_cast<void*>(page), end - page, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,
+                  0) != MAP_FAILED;
+    }
+    return false;
+  }
+
+  // A signal that is not ours belongs to the handler that was there before.
+  static void forward(int signal, siginfo_t* info, void* context, bool sent) {
+    const struct sigaction& before = previous();
+    if ((before.sa_flags & SA_SIGINFO) != 0) return before.sa_sigaction(signal, info, context);
+    if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) return before.sa_handler(signal);
+    if (sent) {
+      if (before.sa_handler == SIG_IGN) return;
+      // Handlers that were set later and gave up, as Python's faulthandler, send the signal to their own process. The
+      // instruction that failed runs again then, and is ours or not.
+      if (info->si_pid == getpid()) return;
+    }
+    struct sigaction end = {};
+    end.sa_handler = SIG_DFL;
+    sigaction(signal, &end, nullptr);
+    if (sent) raise(signal);  // pending until this handler returns; otherwise the instruction runs again
+  }
+
+  const std::uint8_t* data_ = nullptr;
+  std::size_t size_;
+  Range* range_ = nullptr;
+};
+
+}  // namespace rest_store

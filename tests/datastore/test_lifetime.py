@@ -1,0 +1,251 @@
+"""Closing, pickling, copying and forking of an open datastore, and what it holds of the system meanwhile."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rest_store.datastore.check import check_datastore
+from rest_store.datastore.datastore import Datastore
+from rest_store.datastore.kernel import native_kernel
+from rest_store.drafting.calibration import Calibration
+from rest_store.drafting.session import DraftSession
+from rest_store.drafting.sources import PromptLookup, RecycledLogits
+from rest_store.errors import CopyError, DatastoreClosedError, DatastoreNotFoundError, MixedBuildError
+from tests.datastore.test_lost_pages import QUERIES
+from tests.datastore.test_opening import run_python
+from tests.shared.strategies import Corpus, refused, write_datastore, zipf_corpus
+
+CORPUS = Corpus(300, [[[1, 2, 3, 4, 5, 1, 2, 3, 9]], [[7, 8]]])
+ON_LINUX = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads Linux's /proc")
+NATIVE = pytest.mark.skipif(native_kernel() is None, reason="the native kernel was not built")
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    path = tmp_path / "ds"
+    path.mkdir()
+    return write_datastore(path, CORPUS)
+
+
+def mapped(directory: Path) -> int:
+    """Files in `directory` that this process has mapped."""
+    return Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").count(f"{directory}/shard-")
+
+
+@ON_LINUX
+@pytest.mark.parametrize("kernel", ["native", "reference"])
+def test_a_closed_datastore_refuses_queries_and_holds_nothing(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, kernel: str
+) -> None:
+    monkeypatch.setenv("REST_STORE_KERNEL", "" if kernel == "native" else kernel)
+    with Datastore.open(directory) as store:
+        assert store.draft([1, 2]).match == (2, 2)
+        assert mapped(directory) == 4
+    assert mapped(directory) == 0
+    queries: list[Callable[[Datastore], object]] = [*QUERIES.values(), Datastore.require_readable, pickle.dumps]
+    for query in queries:
+        message = refused(DatastoreClosedError, lambda query=query: query(store))  # type: ignore[misc]
+        assert message == f"{directory}: the datastore is closed, expected open"
+    store.close()
+    assert (store.info().token_count, store.info().shard_count, store.shards, store.files) == (11, 2, [], [])
+    assert store.info().size == Datastore.open(directory).info().size
+    assert repr(store) == repr(Datastore.open(directory))
+
+
+def test_closing_while_threads_query(directory: Path) -> None:
+    store = Datastore.open(directory)
+    expected, ready = store.draft([1, 2]), threading.Barrier(5)
+    wrong: list[object] = []
+
+    def query() -> None:
+        ready.wait()
+        while True:
+            try:
+                trees = [store.draft([1, 2]), *store.draft_batch([[1, 2]] * 3)]
+            except DatastoreClosedError:
+                return
+            wrong.extend(tree for tree in trees if tree != expected)
+
+    threads = [threading.Thread(target=query) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    ready.wait()
+    store.close()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+@ON_LINUX
+@NATIVE
+def test_a_session_goes_on_without_a_datastore_that_was_closed(directory: Path) -> None:
+    store, other = Datastore.open(directory), Datastore.open(directory)
+    with DraftSession([store, other], prompt=[1, 2]) as session:
+        drafted = session.draft(4).tokens.tolist()
+        assert drafted[0] == 3
+        store.close()
+        assert session.draft(4).tokens.tolist()[0] == 3
+        assert session.statistics.dropped == {(0, "error"): 1}
+        assert session.statistics.errors == [f"source 0: {directory}: the datastore is closed, expected open"]
+        other.close()
+        assert session.draft(4).tokens.size == 0
+        session.accept([3])
+    refused(DatastoreClosedError, lambda: DraftSession([store]))
+    del session
+    assert mapped(directory) == 0
+
+
+@ON_LINUX
+@NATIVE
+def test_an_open_datastore_needs_no_descriptors(tmp_path: Path) -> None:
+    """Neither do eight shards, nor a check, nor a session."""
+    write_datastore(tmp_path, Corpus(300, [[[place, 1, 2]] for place in range(8)]))
+    code = """
+import os, sys
+from rest_store.datastore.check import check_datastore
+from rest_store.datastore.datastore import Datastore
+from rest_store.drafting.session import DraftSession
+DraftSession([])
+before = len(os.listdir("/proc/self/fd"))
+stores = [Datastore.open(sys.argv[1]), check_datastore(sys.argv[1], full=True)]
+session = DraftSession(stores, prompt=[1])
+session.draft(4)
+print(len(os.listdir("/proc/self/fd")) - before)
+"""
+    assert run_python(code, tmp_path, REST_STORE_KERNEL="") == "0\n"
+
+
+def test_a_pickled_datastore_is_opened_again(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(directory.parent)
+    store = Datastore.open("ds")
+    monkeypatch.chdir("/")
+    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+        received = pickle.loads(pickle.dumps(store, protocol))
+        assert received is not store
+        assert received.path == directory
+        assert received.draft([1, 2]) == store.draft([1, 2])
+        store.draft([1, 2])
+        received.close()
+    assert store.draft([1, 2]).match == (2, 2)
+
+
+def test_a_pickled_datastore_that_was_rebuilt_or_removed_is_refused(directory: Path) -> None:
+    pickled = pickle.dumps(Datastore.open(directory))
+    write_datastore(directory, Corpus(300, [[[1, 2, 3, 4, 5, 1, 2, 3, 8]], [[7, 8]]]))
+    message = refused(MixedBuildError, lambda: pickle.loads(pickled))
+    assert message == f"{directory}: datastore is another one, expected that which was pickled"
+    shutil.rmtree(directory)
+    refused(DatastoreNotFoundError, lambda: pickle.loads(pickled))
+
+
+def test_copies_are_the_datastore_itself(directory: Path) -> None:
+    store = Datastore.open(directory)
+    assert copy.copy(store) is store
+    assert copy.deepcopy({"store": store})["store"] is store
+
+
+@NATIVE
+@pytest.mark.parametrize("duplicate", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_sessions_and_recycled_logits_cannot_be_copied(directory: Path, duplicate: Callable[[object], object]) -> None:
+    with DraftSession([Datastore.open(directory), PromptLookup()], prompt=[1, 2]) as session:
+        refused(CopyError, lambda: duplicate(session), "draft session: a copy is impossible")
+        session.draft(4)
+    refused(CopyError, lambda: duplicate(RecycledLogits()), "recycled logits: a copy is impossible")
+    duplicate(PromptLookup())
+
+
+@NATIVE
+def test_a_pickled_calibration_has_learnt_the_same() -> None:
+    calibration = Calibration.default()
+    calibration.native.weights = [0.5, -0.25, 0.0, 1.0, -1.0]
+    received = pickle.loads(pickle.dumps(calibration))
+    assert (received.weights, received.native.gbdt) == (calibration.weights, calibration.native.gbdt)
+    assert received.provenance == calibration.provenance
+    received.native.weights = [0.0] * 5
+    assert calibration.weights[0] == 0.5
+
+
+FORK = """
+import os, sys, threading
+from rest_store.datastore.datastore import Datastore
+from rest_store.drafting.session import DraftSession
+from rest_store.drafting.sources import RecycledLogits
+
+store, recycled = Datastore.open(sys.argv[1]), RecycledLogits()
+expected = store.draft([0, 1])
+stop = False
+
+def work():
+    for token in range(8):
+        store.draft([token], max_nodes=1, max_depth=1)  # cached: little time is spent outside of the lock
+    with DraftSession([store, recycled], prompt=[0, 1]) as session:
+        session.draft(4)
+        session.accept([1, 2], [[1], [2]])
+
+def go_on():
+    while not stop:
+        work()
+
+work()  # Python's own locks of imports are not ours
+threads = [threading.Thread(target=go_on) for _ in range(4)]
+for thread in threads:
+    thread.start()
+statuses = set()
+for _ in range(25):
+    child = os.fork()
+    if child == 0:
+        work()
+        same = store.draft([0, 1]) == expected and Datastore.open(sys.argv[1]).draft([0, 1]) == expected
+        store.close()
+        os._exit(0 if same else 1)
+    statuses.add(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+stop = True
+for thread in threads:
+    thread.join()
+print(statuses, store.draft([0, 1]) == expected)
+"""
+
+
+@NATIVE
+def test_a_child_of_a_process_whose_threads_query_goes_on_querying(tmp_path: Path) -> None:
+    """It does not wait for the locks of threads that it does not have."""
+    write_datastore(tmp_path, zipf_corpus(1, 1_500, 8, 300, 1))
+    assert run_python("import warnings\nwarnings.simplefilter('ignore')\n" + FORK, tmp_path, REST_STORE_KERNEL="") == (
+        "{0} True\n"
+    )
+
+
+LOST_IN_A_CHILD = """
+import os, sys
+from pathlib import Path
+from rest_store.datastore.datastore import Datastore
+from rest_store.errors import DatastoreUnavailableError
+store = Datastore.open(sys.argv[1])
+child = os.fork()
+if child == 0:
+    for path in Path(sys.argv[1]).glob("shard-*"):
+        os.truncate(path, 0)
+try:
+    if child:
+        os.waitpid(child, 0)
+    store.draft([1, 2])
+except DatastoreUnavailableError:
+    print("refused", flush=True)
+"""
+
+
+@NATIVE
+def test_pages_are_lost_by_each_process_for_itself(directory: Path) -> None:
+    assert run_python(LOST_IN_A_CHILD, directory, REST_STORE_KERNEL="") == "refused\nrefused\n"
+
+
+def test_a_check_gives_back_an_open_datastore(directory: Path) -> None:
+    with check_datastore(directory) as store:
+        assert store.draft([1, 2]).match == (2, 2)

@@ -1,0 +1,215 @@
+"""Files that are truncated while they are mapped: a named error, never SIGBUS, and other handlers stay right."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rest_store.datastore import check
+from rest_store.datastore.check import check_datastore
+from rest_store.datastore.datastore import Datastore
+from rest_store.datastore.kernel import native_kernel
+from rest_store.errors import DatastoreUnavailableError
+from tests.shared.strategies import Corpus, refused, write_datastore
+
+pytestmark = pytest.mark.skipif(native_kernel() is None, reason="the numpy reference cannot keep a process alive")
+
+CORPUS = Corpus(300, [[[1, 2, 3, 4, 5, 1, 2, 3, 9]], [[7, 8]]])
+QUERIES: dict[str, Callable[[Datastore], object]] = {
+    "longest_suffix_match": lambda store: store.longest_suffix_match([1, 2]),
+    "draft": lambda store: store.draft([1, 2]),
+    "draft_batch": lambda store: store.draft_batch([[1, 2], [7]]),
+    "count": lambda store: store.count([1]),
+}
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return write_datastore(tmp_path, CORPUS)
+
+
+def truncate(directory: Path, pattern: str = "shard-*") -> None:
+    for path in directory.glob(pattern):
+        os.truncate(path, 0)
+
+
+@pytest.mark.parametrize("kernel", ["native", "reference"])
+@pytest.mark.parametrize("query", QUERIES)
+def test_a_query_of_truncated_files_is_refused(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, kernel: str, query: str
+) -> None:
+    monkeypatch.setenv("REST_STORE_KERNEL", "" if kernel == "native" else kernel)
+    store = Datastore.open(directory)
+    assert store.info().kernel == kernel
+    truncate(directory)
+    message = refused(DatastoreUnavailableError, lambda: QUERIES[query](store), str(directory / "shard-0000"))
+    assert message.endswith("unreadable (it was truncated, or its disk fails), expected as it was opened")
+    for later in QUERIES.values():
+        refused(DatastoreUnavailableError, lambda later=later: later(store))  # type: ignore[misc]
+    refused(DatastoreUnavailableError, store.require_readable)
+    assert store.info().token_count == 11
+    refused(DatastoreUnavailableError, lambda: store.__reduce__())
+
+
+@pytest.mark.parametrize("file", ["shard-00000.tokens", "shard-00001.suffixes"])
+def test_the_error_names_the_file(directory: Path, file: str) -> None:
+    store = Datastore.open(directory)
+    truncate(directory, file)
+    refused(DatastoreUnavailableError, lambda: store.draft([7]), f"{directory / file}: a page of the file is ")
+
+
+def test_other_datastores_are_not_affected(directory: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    stores = [Datastore.open(directory), Datastore.open(write_datastore(other, CORPUS))]
+    expected = stores[1].draft([1, 2])
+    truncate(directory)
+    refused(DatastoreUnavailableError, lambda: stores[0].draft([1, 2]))
+    assert stores[1].draft([1, 2]) == expected
+    del stores[0]
+    assert Datastore.open(other).draft([1, 2]) == expected  # in place of the one that was lost
+
+
+def test_threads_that_query_while_files_are_truncated_get_right_answers_or_the_error(directory: Path) -> None:
+    store = Datastore.open(directory)
+    expected, ready = store.draft([1, 2]), threading.Barrier(5)
+    wrong: list[object] = []
+
+    def query() -> None:
+        ready.wait()
+        while True:
+            try:
+                tree = store.draft([1, 2])
+            except DatastoreUnavailableError:
+                return
+            if tree != expected:
+                wrong.append(tree)
+
+    threads = [threading.Thread(target=query) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    ready.wait()
+    truncate(directory)
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+@pytest.mark.parametrize("stage", ["symbols", "keys", "order", "set"])
+def test_a_check_of_files_that_are_truncated_meanwhile(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    """The loss is named, not the zeros in place of the content."""
+    then = getattr(check, f"_check_{stage}")
+
+    def run(*arguments: object) -> None:
+        truncate(directory)
+        then(*arguments)
+
+    monkeypatch.setattr(check, f"_check_{stage}", run)
+    refused(DatastoreUnavailableError, lambda: check_datastore(directory, full=True), "shard-00000.")
+
+
+# What else SIGBUS means to a process.
+
+SETUP = """
+import faulthandler, mmap, os, signal, sys
+from pathlib import Path
+from rest_store.datastore.datastore import Datastore
+from rest_store.errors import DatastoreUnavailableError
+
+def lose_pages():
+    for path in Path(sys.argv[1]).glob("shard-*"):
+        os.truncate(path, 0)
+    try:
+        store.draft([1, 2])
+    except DatastoreUnavailableError:
+        print("refused", flush=True)
+
+def lose_own_page():
+    path = Path(sys.argv[1]) / "own"
+    path.write_bytes(bytes(5_000))
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    os.truncate(path, 0)
+    mapped[0]
+"""
+OPEN = "store = Datastore.open(sys.argv[1])\n"
+
+
+def run(code: str, directory: Path) -> tuple[int, str, str]:
+    """Return the exit status of a new process that runs `code`, and what it wrote."""
+    done = subprocess.run(
+        [sys.executable, *(["-S"] if sys.flags.no_site else []), "-c", SETUP + code, str(directory)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "REST_STORE_KERNEL": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("order", ["faulthandler.enable()\n" + OPEN, OPEN + "faulthandler.enable()\n"])
+def test_lost_pages_beside_a_fault_handler(directory: Path, order: str) -> None:
+    status, out, _ = run(order + "lose_pages()", directory)
+    assert (status, out) == (0, "refused\n")
+
+
+@pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer handles SIGBUS itself")
+@pytest.mark.parametrize("order", ["faulthandler.enable()\n" + OPEN, OPEN + "faulthandler.enable()\n"])
+def test_pages_of_others_end_the_process_and_the_fault_handler_reports_them(directory: Path, order: str) -> None:
+    status, _, error = run(order + "lose_own_page()", directory)
+    assert status == -signal.SIGBUS
+    assert "Fatal Python error: Bus error" in error
+    assert "lose_own_page" in error
+
+
+@pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer handles SIGBUS itself")
+def test_pages_of_others_end_the_process(directory: Path) -> None:
+    assert run(OPEN + "lose_own_page()", directory) == (-signal.SIGBUS, "", "")
+
+
+def test_a_handler_that_was_there_before_gets_the_signals_that_are_sent(directory: Path) -> None:
+    code = """
+signal.signal(signal.SIGBUS, lambda *_: print("handled", flush=True))
+store = Datastore.open(sys.argv[1])
+os.kill(os.getpid(), signal.SIGBUS)
+lose_pages()
+os.kill(os.getpid(), signal.SIGBUS)
+"""
+    assert run(code, directory) == (0, "handled\nrefused\nhandled\n", "")
+
+
+@pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer handles SIGBUS itself")
+def test_the_signal_of_another_process_ends_this_one(directory: Path) -> None:
+    code = """
+store = Datastore.open(sys.argv[1])
+lose_pages()
+if os.fork() == 0:
+    os.kill(os.getppid(), signal.SIGBUS)
+    os._exit(0)
+while True:
+    signal.pause()
+"""
+    assert run(code, directory) == (-signal.SIGBUS, "refused\n", "")
+
+
+def test_pages_that_another_thread_than_the_main_one_loses(directory: Path) -> None:
+    code = """
+import threading
+def work():
+    global store
+    store = Datastore.open(sys.argv[1])
+    lose_pages()
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+"""
+    assert run(code, directory) == (0, "refused\n", "")
