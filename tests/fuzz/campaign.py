@@ -21,7 +21,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 NAMES = ("generations", "messages", "damage", "kills")
-HANGS_AFTER = 300.0  # seconds; a case takes a few at most
+CASE = "case.txt"
+HANGS_AFTER = 120.0  # seconds; a case takes a few at most
 
 
 class Fuzzer(ABC):
@@ -32,13 +33,23 @@ class Fuzzer(ABC):
         stack: closes what cases share, such as a service.
 
     Attributes:
-        case: the case that runs, in words, for the report of a failure.
+        directory: as given.
+        stack: as given.
     """
 
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         self.directory = directory
         self.stack = stack
-        self.case = ""
+
+    @property
+    def case(self) -> str:
+        """The case that runs, in words: kept in a file, which tells what ran also after a crash."""
+        path = self.directory / CASE
+        return path.read_text(encoding="utf-8") if path.exists() else ""
+
+    @case.setter
+    def case(self, words: str) -> None:
+        (self.directory / CASE).write_text(words, encoding="utf-8", errors="replace")
 
     @abstractmethod
     def run(self, chance: random.Random) -> Counter[str]:
@@ -112,6 +123,7 @@ class Worker:
         if self._process is None:
             self._start()
         assert self._process is not None
+        (self._directory / CASE).unlink(missing_ok=True)
         try:
             self._connection.send(number)
             if self._connection.poll(HANGS_AFTER):
@@ -121,13 +133,11 @@ class Worker:
             self._process.join()
             status = self._process.exitcode or 0
             how = signal.Signals(-status).name if status < 0 else f"status {status}"
-            self._end()
-            return Result(failure=f"the process ended with {how}")
+            return Result(failure=f"the process ended with {how}", detail=self._end())
         with suppress(ProcessLookupError):
             os.kill(self._process.pid or 0, signal.SIGUSR1)  # where it hangs, on standard error
             time.sleep(1)
-        self._end()
-        return Result(failure=f"no end within {HANGS_AFTER:g} s")
+        return Result(failure=f"no end within {HANGS_AFTER:g} s", detail=self._end())
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
@@ -146,7 +156,8 @@ class Worker:
             self._process.join(60)
             self._end()
 
-    def _end(self) -> None:
+    def _end(self) -> str:
+        """End the process and all its children; return what it ran, in words."""
         assert self._process is not None
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid or 0, signal.SIGKILL)
@@ -154,7 +165,10 @@ class Worker:
         self._process.join()
         self._connection.close()
         self._process = None
+        words = self._directory / CASE
+        ran = words.read_text(encoding="utf-8") if words.exists() else ""
         shutil.rmtree(self._directory, ignore_errors=True)
+        return ran
 
 
 class Campaign:

@@ -263,6 +263,8 @@ def judge(plan: Plan, plain: Text | BaseException, ours: Text | BaseException) -
             return name
         same = type(ours) is type(plain) and (not plan.refused or str(ours) == str(plain))
         return f"{name} of plain generation, too" if same else "!"
+    if plan.way == "left" and isinstance(plain, BaseException) and not plan.refused:
+        return "left before plain generation fails"
     if plan.refused:
         return "!a text for what must be refused"
     if isinstance(plain, BaseException):
@@ -291,9 +293,10 @@ class Fuzzer(campaign.Fuzzer):
         attention = model.config._attn_implementation
         plain = plain_text(plan, model)
         texts = plain.sequences.tolist() if isinstance(plain, Text) else [[5, 9, 5, 9, 5]]
-        self.directory.mkdir(exist_ok=True)
+        datastores = self.directory / "datastores"
+        datastores.mkdir()
         try:
-            drafter = some_drafter(chance, texts, self.directory)
+            drafter = some_drafter(chance, texts, datastores)
             self.case += f"\ndrafter {drafter.name}"
             plan.refusals |= drafter.refusals
             plan.refused |= drafter.refused
@@ -306,11 +309,11 @@ class Fuzzer(campaign.Fuzzer):
                 outcome = "decided by rounding"
             assert not outcome.startswith("!"), outcome[1:]
             assert model.config._attn_implementation == attention
-            if plan.way == "left" or chance.random() < 0.2:
+            if outcome == "answered" and (plan.way == "left" or chance.random() < 0.2):
                 again = plain_text(plan, model)
                 if isinstance(plain, Text):
                     assert isinstance(again, Text), again
                     assert torch.equal(plain.sequences, again.sequences), "plain generation differs afterwards"
         finally:
-            shutil.rmtree(self.directory)
+            shutil.rmtree(datastores)
         return Counter([outcome])
