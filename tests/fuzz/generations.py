@@ -278,7 +278,9 @@ class Fuzzer(campaign.Fuzzer):
 
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         super().__init__(directory, stack)
+        stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
+        stack.callback(transformers.utils.logging.set_verbosity, transformers.utils.logging.get_verbosity())
         transformers.utils.logging.set_verbosity_error()
 
     def run(self, chance: random.Random) -> Counter[str]:
