@@ -7,6 +7,7 @@ import importlib
 import multiprocessing
 import os
 import random
+import re
 import shutil
 import signal
 import tempfile
@@ -67,6 +68,11 @@ class Result:
     outcomes: Counter[str] = field(default_factory=Counter)
     failure: str = ""
     detail: str = ""
+
+    @property
+    def kind(self) -> str:
+        """The beginning of the failure's line, without numbers."""
+        return re.sub(r"\d+", "#", self.failure)[:60]
 
 
 @dataclass
@@ -197,7 +203,7 @@ class Campaign:
                 tally.outcomes += result.outcomes
                 if result.failure:
                     self._report(name, number, result)
-                    tally.failed[result.failure[:60]] += 1
+                    tally.failed[result.kind] += 1
                 if time.monotonic() > end:
                     break
         finally:
@@ -208,7 +214,7 @@ class Campaign:
         print(
             f"\n{result.failure}\n  python -m tests.fuzz --only {name} --seed {self.seed} --case {number}", flush=True
         )
-        if result.failure[:60] not in self.tallies[name].failed:
+        if result.kind not in self.tallies[name].failed:
             print(result.detail, flush=True)
 
     @property

@@ -54,8 +54,8 @@ PROBE = pb.DraftRequest(contexts=[pb.Context(tokens=[2, 3, 4])], selection=pb.Se
 
 
 def some_heavy_message(chance: random.Random) -> tuple[str, bytes]:
-    """A method and a message that is small for what is in it."""
-    number = int(10 ** chance.uniform(2, 6))
+    """A method and a message of up to 4 MiB that is small for what is in it."""
+    number = int(10 ** chance.uniform(2, 6.3))
     selection = chance.choice([b""] + [pb.Selection(datastores=["one"]).SerializeToString()] * 5)
     context = chance.choice(
         [
@@ -71,20 +71,27 @@ def some_heavy_message(chance: random.Random) -> tuple[str, bytes]:
         rows = chance.choice([0, 1, 1024])
         begin += pb.DraftRequest(evidence=pb.EvidenceLimits(max_rows=rows, max_nodes=rows)).SerializeToString()
     names = pb.Selection(datastores=[chance.choice(["one", "two", "", "none"])]).SerializeToString()
-    sequence = pb.TokenSequence(tokens=[1] * chance.choice([0, 1, 64]))
+    one = pb.DraftRequest(contexts=[context]).SerializeToString()
+    sequences = pb.CountRequest(sequences=[pb.TokenSequence(tokens=[1] * chance.choice([0, 1, 64]))])
+    long = pb.LongestSuffixMatchRequest(tokens=[chance.randrange(300)] * number)
     asked: dict[str, bytes] = {
-        "contexts": begin + field(1, selection) + pb.DraftRequest(contexts=[context]).SerializeToString() * number,
-        "names": begin + field(1, names * number) + pb.DraftRequest(contexts=[context]).SerializeToString(),
-        "selections": field(1, names) * number,
-        "sequences": pb.CountRequest(sequences=[sequence]).SerializeToString() * number,
-        "tokens": pb.LongestSuffixMatchRequest(tokens=[chance.randrange(300)] * number).SerializeToString(),
-        "unknown": field(chance.choice([99, 2**20]), b"") * number,
+        "contexts": begin + field(1, selection) + times(one, number),
+        "names": begin + field(1, times(names, number)) + one,
+        "selections": times(field(1, names), number),
+        "sequences": times(sequences.SerializeToString(), number),
+        "tokens": long.SerializeToString()[: 4 << 20],
+        "unknown": times(field(chance.choice([99, 2**20]), b""), number),
         "nested": nested(chance.randrange(1, 5000)),
     }
-    kind = chance.choice(list(asked))
+    kind = chance.choices(list(asked), weights=[6, 3, 1, 3, 1, 1, 1])[0]
     methods = {"sequences": "Count", "tokens": "LongestSuffixMatch", "contexts": "Draft"}
     method = methods.get(kind) or chance.choice([name for name in METHODS if name != "Reload"])
-    return method, asked[kind][: 4 << 20]
+    return method, asked[kind]
+
+
+def times(data: bytes, number: int) -> bytes:
+    """The same so often, within what a service takes."""
+    return data * min(number, 4_190_000 // max(1, len(data)))
 
 
 def field(number: int, content: bytes) -> bytes:
@@ -289,7 +296,7 @@ class Fuzzer(campaign.Fuzzer):
                 _, code, _ = ending(call, stream=True)
             else:
                 _, code, _ = ending(victim.channel.unary_unary(method).future(data, timeout=PATIENCE), stream=False)
-            assert code not in ("UNKNOWN", "INTERNAL"), f"{method} {data!r}: {code}"
+            assert code not in ("UNKNOWN", "INTERNAL"), f"{code} of {method} for {data!r}"
             found[code] += 1
         return found
 
