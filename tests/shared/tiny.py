@@ -70,10 +70,25 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def tiny_model(architecture: str, *, attention: str | None = None, dtype: torch.dtype = torch.float32) -> Any:
-    """A model with weights that depend on `architecture` alone, large enough that logits differ clearly."""
+def tiny_model(
+    architecture: str,
+    *,
+    attention: str | None = None,
+    dtype: torch.dtype = torch.float32,
+    positions: int | None = None,
+) -> Any:
+    """A model with weights that depend on `architecture` alone, large enough that logits differ clearly.
+
+    Args:
+        architecture: a key of `ARCHITECTURES`.
+        attention: its implementation; None: the usual one.
+        dtype: of its weights.
+        positions: that it has; None: 256.
+    """
     prefix, arguments = ARCHITECTURES[architecture]
     arguments = dict(arguments)
+    if positions is not None:
+        arguments["n_positions" if "n_positions" in arguments else "max_position_embeddings"] = positions
     kind = arguments.pop("class", f"{prefix}ForCausalLM")
     config = getattr(transformers, arguments.pop("config", f"{prefix}Config"))(**arguments)
     config.initializer_range = config.init_std = 0.5 if prefix == "GPTNeoX" else 0.3

@@ -1,0 +1,332 @@
+"""Random damage to all files of a datastore, before it is opened and while it is open.
+
+What must hold: no process crashes or waits for ever; what opens answers within bounds, or raises an error of ours; it
+answers exactly where only files that queries do not read are damaged; a check finds all that answers depend on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from click.testing import CliRunner
+
+import rest_store
+from rest_store.cli import main
+from rest_store.datastore.check import check_datastore
+from rest_store.datastore.datastore import Datastore
+from rest_store.datastore.manifest import FILE_NAME, TOKENIZER_FILE_NAME, Manifest
+from rest_store.datastore.tokenizer import TokenizerIdentity
+from rest_store.errors import RestStoreError
+from rest_store.generation.drafting import tree_fault
+from tests.fuzz import campaign
+from tests.shared.builds import build_quick, documents, write_jsonl, write_tokenizer
+from tests.shared.damage import damage, require_bounds, require_match_bounds, write_pristine
+
+Contents = dict[str, bytes]
+LARGE = 1 << 24  # bytes, more than any file has unless it was made to grow
+
+
+# --- What is done to files --------------------------------------------------------------------------------------------
+
+
+def damage_bytes(chance: random.Random, path: Path, spare: Path) -> None:
+    """Change some bytes, in place as somebody with write access would: a mapping of the file sees it."""
+    data = bytearray(path.read_bytes())
+    damage(chance, data)
+    with path.open("r+b") as stream:
+        stream.write(data)
+        stream.truncate()
+
+
+def flip_one_bit(chance: random.Random, path: Path, spare: Path) -> None:
+    data = bytearray(path.read_bytes() or b"\x00")
+    place = chance.randrange(len(data))
+    data[place] ^= 1 << chance.randrange(8)
+    path.write_bytes(data)
+
+
+def cut(chance: random.Random, path: Path, spare: Path) -> None:
+    size = path.stat().st_size
+    os.truncate(path, chance.choice([0, size - 1, chance.randrange(size), 256, 8]) if size else 0)
+
+
+def grow(chance: random.Random, path: Path, spare: Path) -> None:
+    greatest = 1 << (22 if path.suffix == ".json" else 30)  # sparse
+    os.truncate(path, path.stat().st_size + chance.choice([1, 8, 4096, greatest]))
+
+
+def swap(chance: random.Random, path: Path, spare: Path) -> None:
+    """With another file of the datastore."""
+    other = chance.choice(sorted(path.parent.iterdir()))
+    if other != path:
+        path.rename(spare)
+        other.rename(path)
+        spare.rename(other)
+
+
+def replace(chance: random.Random, path: Path, spare: Path) -> None:
+    """With something that is no regular file, or elsewhere."""
+    path.unlink()
+    match chance.randrange(6):
+        case 0:
+            pass
+        case 1:
+            path.mkdir()
+        case 2:
+            os.mkfifo(path)
+        case 3:
+            path.symlink_to(path)
+        case 4:
+            path.symlink_to("/dev/null")
+        case _:
+            path.symlink_to("/nowhere/at/all")
+
+
+def change_json(chance: random.Random, path: Path, spare: Path) -> None:
+    """Replace a value somewhere in the object."""
+    values = [
+        None,
+        -1,
+        0,
+        1,
+        2**63,
+        10**30,
+        1.5,
+        True,
+        "",
+        "x",
+        "../../x",
+        "\x00",
+        "\ud800",
+        [],
+        {},
+        [[]],
+        float("nan"),
+    ]
+    try:
+        fields = json.loads(path.read_bytes())
+    except ValueError:
+        return damage_bytes(chance, path, spare)
+    place: Any = fields
+    while True:
+        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+        if not keys:
+            return None
+        key = chance.choice(keys)
+        if not isinstance(place[key], dict | list) or not place[key] or chance.random() < 0.1:
+            break
+        place = place[key]
+    if chance.random() < 0.2:
+        del place[key]
+    else:
+        place[key] = chance.choice(values)
+    text = json.dumps(fields)
+    if chance.random() < 0.05:
+        text = text.replace(": 1", ": " + "1" * 5000, 1)
+    if chance.random() < 0.05:
+        text = "[" * 100_000
+    path.write_text(text, encoding="utf-8")
+    return None
+
+
+WAYS: list[Callable[[random.Random, Path, Path], None]] = [
+    *(damage_bytes, damage_bytes, damage_bytes, flip_one_bit, flip_one_bit, cut, cut, grow, swap, replace, change_json)
+]
+ON_OPEN = [damage_bytes, damage_bytes, cut, replace]
+
+
+def require(holds: bool, otherwise: str) -> None:
+    """Raise AssertionError unless `holds`."""
+    assert holds, otherwise
+
+
+def contents(directory: Path) -> Contents:
+    """The bytes of all regular files, what else there is by its kind."""
+    found = {}
+    for path in directory.iterdir():
+        if path.is_symlink() or not path.is_file():
+            found[path.name] = b"no regular file"
+        else:
+            found[path.name] = path.read_bytes() if path.stat().st_size < LARGE else b"large"
+    return found
+
+
+# --- What is asked ----------------------------------------------------------------------------------------------------
+
+
+class Fuzzer(campaign.Fuzzer):
+    """Damages copies of a few datastores."""
+
+    def __init__(self, directory: Path, stack: ExitStack) -> None:
+        super().__init__(directory, stack)
+        pristine = directory / "pristine"
+        pristine.mkdir()
+        write_pristine(pristine)
+        tokenizer = write_tokenizer(directory / "tokenizer.json")
+        corpus = write_jsonl(directory / "corpus.jsonl", documents(60))
+        for shard_tokens in (500, 5000):
+            build_quick(corpus, tokenizer, pristine / f"built-{shard_tokens}", shard_tokens=shard_tokens)
+        self._pristine = sorted(pristine.iterdir())
+        self._contents = {path.name: contents(path) for path in self._pristine}
+        self._copies = 0
+
+    def run(self, chance: random.Random) -> Counter[str]:
+        """Run one case."""
+        source = chance.choice(self._pristine + self._pristine[-2:] * 2)
+        self._copies += 1
+        work = self.directory / f"work-{self._copies}"  # what was open before may still be mapped
+        shutil.copytree(source, work)
+        try:
+            return self._run(chance, source, work)
+        finally:
+            shutil.rmtree(work)
+
+    def _run(self, chance: random.Random, source: Path, work: Path) -> Counter[str]:
+        found: Counter[str] = Counter()
+        opened = Datastore.open(work) if chance.random() < 0.3 else None
+        done = []
+        for _ in range(chance.choice([0, 1, 1, 1, 2, 3])):
+            way = chance.choice(ON_OPEN if opened is not None else WAYS)
+            paths = sorted(path for path in work.iterdir() if path.is_file() and not path.is_symlink())
+            if not paths:
+                break
+            path = chance.choice(paths)
+            if path.suffix == ".json" and chance.random() < 0.6 and opened is None:
+                way = change_json
+            done.append(f"{way.__name__} {path.name}")
+            self.case = f"{source.name}, {'open' if opened else 'closed'}: {', '.join(done)}"
+            if path.stat().st_size < LARGE:
+                way(chance, path, self.directory / "spare")
+        sound = contents_are(work, self._contents[source.name], (".tokens", ".suffixes", FILE_NAME))
+        try:
+            store = opened or Datastore.open(work)
+        except RestStoreError as error:
+            found[f"open: {type(error).__name__}"] += 1
+            require(not sound, f"refused, though only other files are damaged: {error}")
+        else:
+            for kind, ask in QUERIES.items():
+                found[f"{kind}: {self._asked(ask, chance, source, store, sound)}"] += 1
+        found[f"check: {self._checked(chance, source, work)}"] += 1
+        if chance.random() < 0.15:
+            found[f"command: {command(chance, work)}"] += 1
+        return found
+
+    def _asked(self, ask: Any, chance: random.Random, source: Path, store: Datastore, sound: bool) -> str:
+        pristine = Datastore.open(source)
+        context = some_context(chance, pristine)
+        try:
+            answer = ask(store, context)
+        except RestStoreError as error:
+            require(not sound, f"{error}, though only other files are damaged")
+            return type(error).__name__
+        if sound:
+            assert answer == ask(pristine, context), "another answer, though only other files are damaged"
+        return "answered"
+
+    def _checked(self, chance: random.Random, source: Path, work: Path) -> str:
+        try:
+            check_datastore(work, full=chance.random() < 0.3)
+        except RestStoreError as error:
+            require(contents(work) != self._contents[source.name], f"nothing is damaged: {error}")
+            return type(error).__name__
+        changed = harm(source, work, self._contents[source.name])
+        assert not changed, f"not found by a check: {changed}"
+        return "valid"
+
+
+def contents_are(directory: Path, expected: Contents, names: tuple[str, ...]) -> bool:
+    """Whether the files whose names end so are those that there were."""
+    found = contents(directory)
+    return all(found.get(name) == data for name, data in expected.items() if name.endswith(names))
+
+
+def harm(source: Path, work: Path, expected: Contents) -> str:
+    """Return what differs of all that answers depend on; empty: nothing."""
+    if not contents_are(work, expected, (".tokens", ".suffixes")):
+        return "a file of a shard"
+    before, after = Manifest.read(source), Manifest.read(work)
+    if before.shards != after.shards or before.tokenizer.vocabulary_size != after.tokenizer.vocabulary_size:
+        return "the manifest's record of the files"
+    kept = work / TOKENIZER_FILE_NAME
+    if kept.name in expected and os.path.lexists(kept):
+        if not kept.is_file():
+            return f"{kept.name} is no file"
+        try:
+            identity = TokenizerIdentity.from_tokenizer_json(kept.read_text(encoding="utf-8"), "")
+        except (RestStoreError, ValueError) as error:
+            return f"{kept.name} is unreadable: {error}"
+        for name in ("fingerprint", "special_tokens", "added_tokens"):
+            if getattr(identity, name) != getattr(after.tokenizer, name):
+                return f"{name} of {kept.name}"
+    return ""
+
+
+def some_context(chance: random.Random, store: Datastore) -> list[int]:
+    """A piece of the undamaged tokens, or any tokens."""
+    symbols = [int(symbol) for symbol in chance.choice(store.shards).tokens.symbols()]
+    place = chance.randrange(len(symbols))
+    piece = [
+        symbol for symbol in symbols[place : place + chance.choice([1, 2, 5, 70])] if symbol < store.vocabulary_size
+    ]
+    return piece or [chance.randrange(store.vocabulary_size)]
+
+
+def match(store: Datastore, context: list[int]) -> Any:
+    found = store.longest_suffix_match(context)
+    require_match_bounds(store, found, 16)
+    return found
+
+
+def count(store: Datastore, context: list[int]) -> int:
+    found = store.count(context[:64])
+    assert 0 <= found <= store.manifest.token_count
+    return found
+
+
+def draft(store: Datastore, context: list[int]) -> Any:
+    limits = {"max_nodes": 64, "max_suffix": 16, "max_depth": 10}
+    tree = store.draft(context, **limits)
+    require_bounds(store, tree, limits)
+    return tree
+
+
+def session_draft(store: Datastore, context: list[int]) -> list[int]:
+    """Three steps of a session: it drafts without the datastore where that cannot be read."""
+    with rest_store.DraftSession([store], prompt=context) as session:
+        tokens: list[int] = []
+        for _ in range(3):
+            tree = session.draft(max_nodes=16)
+            fault = tree_fault(tree, 16, store.vocabulary_size)
+            assert fault is None, fault
+            tokens += np.asarray(tree.tokens).tolist()
+            session.accept(tokens[-1:] or context[:1])
+        return tokens
+
+
+QUERIES: dict[str, Callable[[Datastore, list[int]], Any]] = {
+    "match": match,
+    "count": count,
+    "draft": draft,
+    "session": session_draft,
+}
+
+
+def command(chance: random.Random, work: Path) -> str:
+    """Run a command on the datastore: one line, and the status of a failure."""
+    arguments = chance.choice([["info"], ["info", "--json"], ["check"], ["query", "--tokens", "1,2"]])
+    result = CliRunner().invoke(main, [arguments[0], str(work), *arguments[1:]])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code in (0, 1), f"{arguments}: {result.output}"
+    if result.exit_code:
+        assert len(result.stderr.strip().splitlines()) == 1, f"{arguments}: {result.stderr}"
+    return f"{arguments[0]} {result.exit_code}"

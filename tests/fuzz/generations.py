@@ -1,0 +1,321 @@
+"""Generations with drafts against plain `generate` of transformers, over tiny models of many architectures.
+
+What must hold (docs/generation.md): the same tokens, greedy or sampled from the same seed, after as many random draws.
+Where there is no text, an error of ours, or the very one of plain generation.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import shutil
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import DynamicCache, StaticCache
+
+import rest_store
+from rest_store.errors import RestStoreError
+from tests.fuzz import campaign
+from tests.fuzz.drafters import Drafter, some_drafter
+from tests.fuzz.plans import Plan, plainly, some_plan
+
+ROUNDING = 1e-3  # of scores, relative to the greatest
+
+# --- Both ways --------------------------------------------------------------------------------------------------------
+
+
+class Collector:
+    """A streamer that keeps all that it is given; `fails` after so many calls."""
+
+    def __init__(self, fails: int | None = None) -> None:
+        self.tokens: list[int] = []
+        self.calls, self.fails, self.ended = 0, fails, False
+
+    def put(self, value: torch.Tensor) -> None:
+        self.tokens += value.flatten().tolist()
+        self.calls += 1
+        if self.calls == self.fails:
+            raise BrokenStreamError
+
+    def end(self) -> None:
+        self.ended = True
+
+
+class BrokenStreamError(Exception):
+    """The reader of a stream went away."""
+
+
+@dataclass
+class Text:
+    """What a generation wrote.
+
+    Attributes:
+        sequences: int64[rows, length].
+        begin: where the prompt ends in `sequences`.
+        output: what `generate` returned.
+        draw: the next random number.
+        streamed: what a streamer was given.
+        pieces: the new tokens of each row as they came, whether or not to the end.
+    """
+
+    sequences: torch.Tensor
+    begin: int = 0
+    output: Any = None
+    draw: float = 0.0
+    streamed: list[int] | None = None
+    pieces: list[list[int]] | None = None
+
+
+def write(call: Callable[[], Any]) -> Text | BaseException:
+    """Return what `call` writes, or what it raises."""
+    try:
+        output = call()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return error
+    sequences = output if isinstance(output, torch.Tensor) else output.sequences
+    return Text(sequences, output=output, draw=float(torch.rand(1)))
+
+
+def plain_text(plan: Plan, model: Any) -> Text | BaseException:
+    streamer = Collector() if plan.way == "streamed" else None
+    begin = 0
+
+    def call() -> Any:
+        nonlocal begin
+        asked = {**plan.prepare(model), **plainly(plan.options, model)}
+        begin = asked["input_ids"].shape[1] if "input_ids" in asked else 0
+        torch.manual_seed(plan.seed)
+        return model.generate(**asked, streamer=streamer)
+
+    text = write(call)
+    if isinstance(text, Text):
+        text.begin, text.streamed = begin, streamer and streamer.tokens
+    return text
+
+
+def drafted_text(plan: Plan, model: Any, drafter: Drafter, chance: random.Random) -> Text | BaseException:
+    try:
+        asked = {**plan.prepare(model), **plainly(plan.options, model)}
+    except Exception as error:  # of plain generation, which filled a cache
+        return error
+    kept = {name: value.clone() for name, value in asked.items() if isinstance(value, torch.Tensor)}
+    text = _drafted(plan, model, dict(asked), drafter, chance)
+    for name, value in kept.items():
+        assert torch.equal(asked[name], value), f"{name} was changed"
+    return text
+
+
+def _drafted(
+    plan: Plan, model: Any, asked: dict[str, Any], drafter: Drafter, chance: random.Random
+) -> Text | BaseException:
+    made = drafter.make()
+    torch.manual_seed(plan.seed)
+    if plan.way in ("generate", "streamed", "broken stream"):
+        fails = chance.randrange(2, 8) if plan.way == "broken stream" else None
+        streamer = Collector(fails) if plan.way != "generate" else None
+        ours = {**plan.drafting, **({"stream_to": streamer} if streamer else {})}
+        held = [write(lambda: model.generate(**asked, custom_generate=rest_store.generate, drafter=made, **ours))]
+        if isinstance(held[0], Text) and streamer is not None:
+            assert streamer.ended
+            held[0].streamed = streamer.tokens
+        cache = asked.get("past_key_values")
+        if isinstance(held[0], BrokenStreamError) and isinstance(cache, StaticCache) and places_of(cache) > 12:
+            after_a_broken_stream(model, cache, held)
+            return BrokenStreamError()
+        return held[0]
+    names = ("input_ids", "attention_mask", "inputs_embeds")
+    prompt = {name: asked.pop(name) for name in names if name in asked}
+    tokenizer = asked.pop("tokenizer", None)
+    try:
+        generator = rest_store.Generator(model, tokenizer, made, **plan.drafting)
+        if plan.way == "generator":
+            return write(lambda: generator.generate(prompt, **asked))
+        generation = generator.begin(prompt, **asked)
+        steps = chance.randrange(1, 8) if plan.way == "left" else 10**9
+        pieces: list[list[int]] = []
+        for step, piece in enumerate(generation, start=1):
+            pieces = pieces or [[] for _ in piece.tokens]
+            for row, tokens in zip(pieces, piece.tokens, strict=True):
+                row += tokens
+            if step == steps:
+                break
+        if plan.way == "left":
+            generation.close()
+            return Text(torch.zeros(0), pieces=pieces)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return error
+    text = write(generation.result)
+    if isinstance(text, Text):
+        text.pieces = pieces
+    return text
+
+
+def places_of(cache: StaticCache) -> int:
+    """Return the tokens that a cache has memory for."""
+    return min(int(layer.max_cache_len) for layer in cache.layers)
+
+
+def after_a_broken_stream(model: Any, cache: Any, held: list[Any]) -> None:
+    """The caller answers another prompt with the same cache, and drops the error half-way: that text is unharmed."""
+    cache.reset()
+    prompt = torch.tensor([[5, 9, 11, 30]])
+    fresh = DynamicCache(config=model.config)
+    expected = model.generate(prompt, past_key_values=fresh, max_new_tokens=8, do_sample=False)
+    first = model.generate(prompt, past_key_values=cache, max_new_tokens=4, do_sample=False)
+    held.clear()
+    gc.collect()
+    rest = model.generate(first, past_key_values=cache, max_new_tokens=4, do_sample=False)
+    assert torch.equal(rest, expected), f"with a cache that was used before: {rest.tolist()} for {expected.tolist()}"
+
+
+# --- The judgement ----------------------------------------------------------------------------------------------------
+
+
+def difference(plan: Plan, plain: Text, ours: Text) -> str:
+    """Return in what ours differs from what plain generation wrote; empty: in nothing."""
+    if ours.pieces is not None:
+        texts = plain.sequences[:, plain.begin :].tolist()
+        for row, (tokens, whole) in enumerate(zip(ours.pieces, texts, strict=True)):
+            if whole[: len(tokens)] != tokens:
+                return f"pieces of row {row}: {tokens} for {whole}"
+            if plan.way == "pieces" and len(set(whole[len(tokens) :])) > 1:
+                return f"pieces of row {row} end early: {tokens} for {whole}"
+    if plan.way == "left":
+        return ""
+    if not torch.equal(ours.sequences, plain.sequences):
+        return f"{ours.sequences.tolist()} for {plain.sequences.tolist()}"
+    if ours.draw != plain.draw:
+        return "another number of random draws"
+    if plan.way == "streamed" and ours.streamed != plain.streamed:
+        return f"streamed: {ours.streamed} for {plain.streamed}"
+    if not isinstance(plain.output, torch.Tensor):
+        if type(ours.output).__name__ != type(plain.output).__name__ and not hasattr(ours.output, "statistics"):
+            return f"a {type(ours.output).__name__} for a {type(plain.output).__name__}"
+        if (ours.output.past_key_values is None) != (plain.output.past_key_values is None):
+            return f"past_key_values: {ours.output.past_key_values} for {plain.output.past_key_values}"
+        if not {"eos_token_id", "stopping_criteria", "stop_strings"} & set(plan.options):
+            for name in ("scores", "logits"):
+                if not near(getattr(ours.output, name), getattr(plain.output, name)):
+                    return f"other {name}"
+    return ""
+
+
+def near(ours: Any, plain: Any) -> bool:
+    """Whether two tuples of scores differ by rounding only."""
+    if ours is None or plain is None:
+        return ours is plain
+    for own, theirs in zip(ours, plain, strict=True):
+        finite = theirs.isfinite()
+        scale = theirs[finite].abs().max() if finite.any() else torch.ones(())
+        if not torch.equal(own.isfinite(), finite) or ((own - theirs)[finite].abs() > ROUNDING * (1 + scale)).any():
+            return False
+    return True
+
+
+def decided_by_rounding(plan: Plan, drafter: Drafter, chance: random.Random, plain: Text, ours: Text) -> bool:
+    """Whether two nearly equal scores decided: then texts differ in float32, and do not with more digits.
+
+    Where the first tokens differ, greedy search must have had to choose between such scores.
+    """
+    if ours.sequences.numel() == 0 or plan.refused:
+        return False
+    if not plan.options["do_sample"]:
+        options = {**plan.options, "return_dict_in_generate": True, "output_scores": True}
+        model = plan.model()
+        output = model.generate(**plan.prepare(model), **plainly(options, model))
+        begin = plain.sequences.shape[1] - len(output.scores)
+        for row, (own, theirs) in enumerate(zip(ours.sequences.tolist(), plain.sequences.tolist(), strict=True)):
+            places = [place for place, pair in enumerate(zip(own, theirs, strict=False)) if pair[0] != pair[1]]
+            if places:
+                scores = output.scores[places[0] - begin][row]
+                if not scores[theirs[places[0]]] - scores[own[places[0]]] < ROUNDING * 0.1:
+                    return False
+    precise = plan.model().to(torch.float64)
+    plan.drafting["adaptive"] = False
+    expected, again = plain_text(plan, precise), drafted_text(plan, precise, drafter, chance)
+    if not isinstance(expected, Text) or not isinstance(again, Text):
+        return False
+    return not difference(plan, expected, again)
+
+
+def judge(plan: Plan, plain: Text | BaseException, ours: Text | BaseException) -> str:
+    """Return how it ended: "answered", the name of an error, or what is wrong, after a "!"."""
+    if isinstance(ours, BaseException):
+        name = type(ours).__name__
+        if isinstance(ours, BrokenStreamError) and plan.way == "broken stream":
+            return name
+        if isinstance(plain, Text):
+            expected = isinstance(ours, RestStoreError) and (plan.refused or name in plan.refusals)
+            return name if expected else "!"
+        if isinstance(ours, RestStoreError):
+            return name
+        same = type(ours) is type(plain) and (not plan.refused or str(ours) == str(plain))
+        return f"{name} of plain generation, too" if same else "!"
+    if plan.way == "left" and isinstance(plain, BaseException) and not plan.refused:
+        return "left before plain generation fails"
+    if plan.refused:
+        return "!a text for what must be refused"
+    if isinstance(plain, BaseException):
+        return f"!a text, where plain generation raises {type(plain).__name__}: {plain}"
+    differs = difference(plan, plain, ours)
+    return f"!{differs}" if differs else "answered"
+
+
+class Fuzzer(campaign.Fuzzer):
+    """Generates in both ways, and compares."""
+
+    def __init__(self, directory: Path, stack: ExitStack) -> None:
+        super().__init__(directory, stack)
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        stack.callback(transformers.utils.logging.set_verbosity, transformers.utils.logging.get_verbosity())
+        transformers.utils.logging.set_verbosity_error()
+
+    def run(self, chance: random.Random) -> Counter[str]:
+        """Run one case."""
+        plan = some_plan(chance)
+        options = {name: value for name, value in plan.options.items() if name != "tokenizer"}
+        self.case = f"{', '.join(plan.words)}\n{options}\n{plan.drafting}"
+        try:
+            model = plan.model()
+        except ValueError:  # an attention that it does not have
+            return Counter(["no such model"])
+        attention = model.config._attn_implementation
+        plain = plain_text(plan, model)
+        texts = plain.sequences.tolist() if isinstance(plain, Text) else [[5, 9, 5, 9, 5]]
+        datastores = self.directory / "datastores"
+        datastores.mkdir()
+        try:
+            drafter = some_drafter(chance, texts, datastores)
+            self.case += f"\ndrafter {drafter.name}"
+            plan.refusals |= drafter.refusals
+            plan.refused |= drafter.refused
+            ours = drafted_text(plan, model, drafter, chance)
+            outcome = judge(plan, plain, ours)
+            if isinstance(ours, BaseException) and outcome == "!":
+                raise ours
+            texts_differ = outcome.startswith("!") and isinstance(plain, Text) and isinstance(ours, Text)
+            if texts_differ and decided_by_rounding(plan, drafter, chance, plain, ours):
+                outcome = "decided by rounding"
+            assert not outcome.startswith("!"), outcome[1:]
+            assert model.config._attn_implementation == attention
+            if outcome == "answered" and (plan.way == "left" or chance.random() < 0.2):
+                again = plain_text(plan, model)
+                if isinstance(plain, Text):
+                    assert isinstance(again, Text), again
+                    assert torch.equal(plain.sequences, again.sequences), "plain generation differs afterwards"
+        finally:
+            shutil.rmtree(datastores)
+        return Counter([outcome])

@@ -1,0 +1,398 @@
+"""Random messages to a real service, and random answers to its clients.
+
+What must hold: the service lives, answers a request of ours as before, and needs memory and time for a message in
+proportion to its size; each refusal has a status of the table in `rest_store.service.errors`, none of them UNKNOWN or
+INTERNAL. Whatever a service answers, clients return something valid or raise an error of ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+
+import rest_store
+from rest_store.datastore.tree import SuffixMatch, TokenTree
+from rest_store.drafting.evidence import Evidence
+from rest_store.errors import RestStoreError
+from rest_store.generation.drafting import tree_fault
+from rest_store.service.client.client import DatastoreClient
+from rest_store.service.errors import STATUSES
+from rest_store.v1 import datastore_pb2 as pb
+from tests.fuzz import campaign
+from tests.fuzz.impostors import PREFIX, Impostor
+from tests.shared.clients import Waiting
+from tests.shared.messages import METHODS, damaged, fuzzed
+from tests.shared.services import PATIENCE, Service, reason_of, running
+from tests.shared.strategies import Corpus, write_datastore
+
+CODES = {status.reason: status.code for status in STATUSES}
+OTHERS = (
+    "/grpc.health.v1.Health/Check",
+    "/grpc.health.v1.Health/Watch",
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+    "/rest_store.v1.DatastoreService/None",
+    "/rest_store.v2.DatastoreService/Draft",
+    "/",
+)
+MEMORY = 256 << 20  # bytes that a service may have grown by after any messages
+SECONDS, SECONDS_PER_BYTE = 1.0, 1.5e-6  # of processors, that a message may cost
+PROBE = pb.DraftRequest(contexts=[pb.Context(tokens=[2, 3, 4])], selection=pb.Selection(datastores=["one"]))
+
+
+# --- What is sent -----------------------------------------------------------------------------------------------------
+
+
+def some_heavy_message(chance: random.Random) -> tuple[str, bytes]:
+    """A method and a message of up to 4 MiB that is small for what is in it."""
+    number = int(10 ** chance.uniform(2, 6.3))
+    selection = chance.choice([b""] + [pb.Selection(datastores=["one"]).SerializeToString()] * 5)
+    context = chance.choice(
+        [
+            pb.Context(),
+            pb.Context(tokens=[1]),
+            pb.Context(tokens=[1, 2] * 32),
+            pb.Context(tokens=[2], proposals=pb.Proposals(tokens=[1] * 1023, parents=range(-1, 1022))),
+        ]
+    )
+    limits = pb.DraftRequest(limits=pb.DraftLimits(max_nodes=chance.choice([0, 1024]), max_depth=32))
+    begin = chance.choice([b"", limits.SerializeToString()])
+    if chance.random() < 0.5:
+        rows = chance.choice([0, 1, 1024])
+        begin += pb.DraftRequest(evidence=pb.EvidenceLimits(max_rows=rows, max_nodes=rows)).SerializeToString()
+    names = pb.Selection(datastores=[chance.choice(["one", "two", "", "none"])]).SerializeToString()
+    one = pb.DraftRequest(contexts=[context]).SerializeToString()
+    sequences = pb.CountRequest(sequences=[pb.TokenSequence(tokens=[1] * chance.choice([0, 1, 64]))])
+    long = pb.LongestSuffixMatchRequest(tokens=[chance.randrange(300)] * number)
+    asked: dict[str, bytes] = {
+        "contexts": begin + field(1, selection) + times(one, number),
+        "names": begin + field(1, times(names, number)) + one,
+        "selections": times(field(1, names), number),
+        "sequences": times(sequences.SerializeToString(), number),
+        "tokens": long.SerializeToString()[: 4 << 20],
+        "unknown": times(field(chance.choice([99, 2**20]), b""), number),
+        "nested": nested(chance.randrange(1, 5000)),
+    }
+    kind = chance.choices(list(asked), weights=[6, 3, 1, 3, 1, 1, 1])[0]
+    methods = {"sequences": "Count", "tokens": "LongestSuffixMatch", "contexts": "Draft"}
+    method = methods.get(kind) or chance.choice([name for name in METHODS if name != "Reload"])
+    return method, asked[kind]
+
+
+def times(data: bytes, number: int) -> bytes:
+    """The same so often, within what a service takes."""
+    return data * min(number, 4_190_000 // max(1, len(data)))
+
+
+def field(number: int, content: bytes) -> bytes:
+    """A length-delimited field on the wire."""
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+def varint(value: int) -> bytes:
+    data = bytearray()
+    while value > 127:
+        data.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*data, value])
+
+
+def nested(depth: int) -> bytes:
+    """Messages in messages, in fields that there are and that there are not."""
+    data = b""
+    for level in range(depth):
+        data = field(3 if level % 2 else 2, data)
+    return data
+
+
+def some_bytes(chance: random.Random) -> bytes:
+    """What a stranger says on a port of ours."""
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    frames = b"".join(
+        len(content).to_bytes(3, "big") + bytes([chance.randrange(12), chance.randrange(256)])
+        + chance.choice([0, 1, 3, 2**31 - 1]).to_bytes(4, "big") + content
+        for content in [chance.randbytes(chance.randrange(60)) for _ in range(chance.randrange(1, 30))]
+    )  # fmt: skip
+    settings = b"\0\0\0\4\0\0\0\0\0"
+    lines = b"GET /metrics HTTP/1.1\r\nHost: a\r\n" + b"X: " + b"y" * chance.choice([1, 70_000]) + b"\r\n\r\n"
+    return chance.choice(
+        [b"", preface, preface + settings + frames, preface + frames, lines, lines[:20], chance.randbytes(500)]
+    )
+
+
+# --- The service ------------------------------------------------------------------------------------------------------
+
+
+def ending(call: Any, *, stream: bool) -> tuple[list[bytes], str, str | None]:
+    """How a call ends: answers, status, and the reason of an error of ours."""
+    answers: list[bytes] = []
+    try:
+        if stream:
+            answers += call
+        else:
+            answers.append(call.result())
+    except grpc.RpcError as error:
+        return answers, error.code().name, reason_of(error)
+    except grpc.FutureCancelledError:
+        return answers, "CANCELLED", None
+    return answers, "OK", None
+
+
+def outcome_of(code: str, reason: str | None, where: str) -> str:
+    """Return "answered" or the name of a refusal, which is one of the table."""
+    if code == "OK":
+        return "answered"
+    if reason is None and code == "RESOURCE_EXHAUSTED":
+        return "too large or too many for gRPC"
+    if reason is None and code == "CANCELLED":
+        return "dropped unread"
+    assert reason in CODES, f"{where}: {code} without a reason"
+    assert CODES[reason] == code, f"{where}: {code} for {reason}"
+    assert reason != "INTERNAL", where
+    return reason
+
+
+class Victim:
+    """The service that is written to, and what it answered when nothing had been."""
+
+    def __init__(self, datastores: list[Path], stack: ExitStack) -> None:
+        options = ["--metrics", "127.0.0.1:0"]
+        self.service: Service = stack.enter_context(running(*datastores, options=options))
+        self.channel = stack.enter_context(self.service.channel())
+        self.read = 0
+        with DatastoreClient(self.service.target, datastore="one", timeout=PATIENCE) as client:
+            assert client.draft([2, 3, 4]) == rest_store.Datastore.open(datastores[0]).draft([2, 3, 4])
+        self.expected = self._probe()
+        self.memory = self.service.resident_bytes()
+
+    def _probe(self) -> bytes:
+        call = self.channel.unary_unary(PREFIX + "Draft")
+        until = time.monotonic() + PATIENCE
+        while True:
+            answers, code, reason = ending(call.future(PROBE.SerializeToString(), timeout=PATIENCE), stream=False)
+            if code == "OK":
+                return answers[0]
+            assert code in ("RESOURCE_EXHAUSTED", "CANCELLED"), f"a valid request: {code} {reason}"
+            assert time.monotonic() < until, "still overloaded"
+            time.sleep(0.1)
+
+    def seconds(self) -> float:
+        """Return the processor time that the service has used."""
+        fields = Path(f"/proc/{self.service.process.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def require_sound(self) -> None:
+        """Raise AssertionError unless the service answers as it did, in the memory that it had, without a defect."""
+        assert self.service.process.poll() is None, "the service ended: " + "".join(self.service.log[-30:])
+        assert self._probe() == self.expected
+        grown = self.service.resident_bytes() - self.memory
+        assert grown < MEMORY, f"the service holds {grown >> 20} MiB more than at first"
+        new, self.read = self.service.log[self.read :], len(self.service.log)
+        defects = [line for line in new if "Traceback" in line or "internal" in line.lower()]
+        assert not defects, "in the log: " + "".join(new[:40])
+
+
+class Fuzzer(campaign.Fuzzer):
+    """Writes to a service, and answers its clients."""
+
+    def __init__(self, directory: Path, stack: ExitStack) -> None:
+        super().__init__(directory, stack)
+        self._datastores = []
+        for name, vocabulary_size in (("one", 300), ("two", 301)):
+            (directory / name).mkdir()
+            documents = [[place % 7, *range(place % 5, 30)] for place in range(20)]
+            self._datastores.append(write_datastore(directory / name, Corpus(vocabulary_size, [documents])))
+        self._victim: Victim | None = None
+        self._impostor: Impostor | None = None
+
+    @property
+    def victim(self) -> Victim:
+        """The service, another one if it has ended."""
+        if self._victim is None or self._victim.service.process.poll() is not None:
+            self._victim = Victim(self._datastores, self.stack)
+        return self._victim
+
+    def run(self, chance: random.Random) -> Counter[str]:
+        """Run one case."""
+        kinds = [self._requests, self._heavy, self._streams, self._others, self._strangers, self._clients]
+        kind = chance.choices(kinds, weights=[5, 3, 2, 1, 1, 6])[0]
+        self.case = kind.__name__.strip("_")
+        victim = self.victim
+        try:
+            found = kind(chance)
+            victim.require_sound()
+        except BaseException:  # what follows has a service without this behind it
+            self._victim = self._impostor = None
+            raise
+        return Counter({f"{self.case}: {outcome}": number for outcome, number in found.items()})
+
+    def _requests(self, chance: random.Random) -> Counter[str]:
+        victim = self.victim
+        asked = [fuzzed(chance) for _ in range(40)]
+        calls = []
+        for method, data in asked:
+            if method == "DraftStream":
+                calls.append(victim.channel.stream_stream(PREFIX + method)(iter([data, data]), timeout=PATIENCE))
+            else:
+                calls.append(victim.channel.unary_unary(PREFIX + method).future(data, timeout=PATIENCE))
+        found: Counter[str] = Counter()
+        for (method, data), call in zip(asked, calls, strict=True):
+            _, code, reason = ending(call, stream=method == "DraftStream")
+            found[outcome_of(code, reason, f"{method} {data!r}")] += 1
+        return found
+
+    def _heavy(self, chance: random.Random) -> Counter[str]:
+        victim = self.victim
+        method, data = some_heavy_message(chance)
+        began = victim.seconds()
+        if method == "DraftStream":
+            call = victim.channel.stream_stream(PREFIX + method)(iter([data]), timeout=PATIENCE)
+        else:
+            call = victim.channel.unary_unary(PREFIX + method).future(data, timeout=PATIENCE)
+        _, code, reason = ending(call, stream=method == "DraftStream")
+        spent = victim.seconds() - began
+        where = f"{method}, {len(data)} bytes that begin {data[:60]!r}"
+        assert spent < SECONDS + SECONDS_PER_BYTE * len(data), f"{where}: {spent:.1f} s of processors ({code} {reason})"
+        return Counter([outcome_of(code, reason, where)])
+
+    def _streams(self, chance: random.Random) -> Counter[str]:
+        victim = self.victim
+        found: Counter[str] = Counter()
+        calls = []
+        for _ in range(chance.randrange(1, 30)):
+            ask = pb.DraftStreamRequest(tokens=[2, 3], sequence=1).SerializeToString()
+            sent = [ask if chance.random() < 0.6 else damaged(chance, ask) for _ in range(chance.randrange(12))]
+            calls.append(victim.channel.stream_stream(PREFIX + "DraftStream")(iter(sent), timeout=PATIENCE))
+        for call in calls:
+            if chance.random() < 0.3:
+                for _ in range(chance.randrange(3)):
+                    with contextlib.suppress(grpc.RpcError, StopIteration):
+                        next(call)
+                call.cancel()
+                found["left"] += 1
+            else:
+                _, code, reason = ending(call, stream=True)
+                found[outcome_of(code, reason, "a stream")] += 1
+        return found
+
+    def _others(self, chance: random.Random) -> Counter[str]:
+        victim = self.victim
+        found: Counter[str] = Counter()
+        for _ in range(10):
+            method = chance.choice(OTHERS)
+            data = chance.choice([b"", b"\x0a\x03one", chance.randbytes(9), b"\xff" * 3])
+            if method.endswith(("Watch", "Info")):
+                call = victim.channel.stream_stream(method)(iter([data]), timeout=0.2)
+                _, code, _ = ending(call, stream=True)
+            else:
+                _, code, _ = ending(victim.channel.unary_unary(method).future(data, timeout=PATIENCE), stream=False)
+            assert code not in ("UNKNOWN", "INTERNAL"), f"{code} of {method} for {data!r}"
+            found[code] += 1
+        return found
+
+    def _strangers(self, chance: random.Random) -> Counter[str]:
+        service = self.victim.service
+        ports = [service.target]
+        if service.metrics is not None:
+            ports.append(service.metrics.removeprefix("http://").partition("/")[0])
+        for _ in range(chance.randrange(1, 20)):
+            host, _, port = chance.choice(ports).rpartition(":")
+            with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=5) as peer:
+                peer.sendall(some_bytes(chance))
+                if chance.random() < 0.5:
+                    peer.settimeout(0.05)
+                    peer.recv(100)
+        return Counter(["survived"])
+
+    # --- Its clients --------------------------------------------------------------------------------------------------
+
+    def _clients(self, chance: random.Random) -> Counter[str]:
+        if self._impostor is None:
+            self._impostor = Impostor(self.victim.service.target)
+            self.stack.callback(self._impostor.close)
+        self._impostor.chance = chance
+        self._impostor.honesty = chance.choice([0.2, 0.5, 0.9])
+        found: Counter[str] = Counter()
+        kind: Any = chance.choice([DatastoreClient, Waiting])
+        own = random.Random(chance.random())
+        datastore = own.choice(["one", "one", "one", "two", None, ["one", "two"]])
+        client = kind(self._impostor.target, datastore=datastore, timeout=0.3, retries=own.randrange(3), pause=0.0)
+        try:
+            stream = client.stream()
+            for _ in range(12):
+                found[asked_of(own, client, stream)] += 1
+            with contextlib.suppress(RestStoreError):
+                stream.close()
+        finally:
+            client.close()
+            if isinstance(client, Waiting):
+                client.loop.close()
+        if kind is DatastoreClient and own.random() < 0.3:
+            found += drafted_through(own, self._impostor.target)
+        return found
+
+
+def asked_of(chance: random.Random, client: Any, stream: Any) -> str:
+    """Ask a client something, check what it returns, and return how that ended."""
+    context = [chance.randrange(9) for _ in range(chance.randrange(1, 9))]
+    proposals = TokenTree([3, 4], [-1, 0], [1, 1], scores=[0.5, 0.25])
+    sizes = {"max_nodes": 8, "max_suffix": 4, "max_rows": 9}
+    calls: dict[str, Callable[[], Any]] = {
+        "draft": lambda: client.draft(context, max_nodes=8),
+        "draft_batch": lambda: client.draft_batch([context, [1]], max_nodes=8),
+        "match": lambda: client.longest_suffix_match(context),
+        "count": lambda: client.count(context),
+        "evidence": lambda: client.evidence(context, proposals, **sizes),
+        "info": client.info,
+        "connect": client.connect,
+        "stream": lambda: stream.draft(context),
+        "stream evidence": lambda: stream.evidence(context, proposals, **sizes),
+        "tokenizer": lambda: client.tokenizer if isinstance(client, DatastoreClient) else None,
+    }
+    name = chance.choice(list(calls))
+    try:
+        answer = calls[name]()
+    except RestStoreError as error:
+        return type(error).__name__
+    require_valid(answer, name)
+    return "answered"
+
+
+def require_valid(answer: Any, where: str) -> None:
+    """Raise AssertionError unless `answer` is something that a datastore could have said."""
+    for item in answer if isinstance(answer, list) else [answer]:
+        if isinstance(item, TokenTree):
+            assert tree_fault(item, 64, 2**31) is None, f"{where}: {tree_fault(item, 64, 2**31)}"
+            assert not len(item) or int(np.min(item.counts)) > 0, where
+        elif isinstance(item, SuffixMatch):
+            assert (item.length > 0) == (item.count > 0), f"{where}: {item}"
+        elif isinstance(item, Evidence):
+            assert isinstance(item.rows, bytes), where
+        elif isinstance(item, int):
+            assert item >= 0, f"{where}: {item}"
+
+
+def drafted_through(chance: random.Random, target: str) -> Counter[str]:
+    """Draft in a session from a client: it never raises."""
+    found: Counter[str] = Counter()
+    with (
+        DatastoreClient(target, timeout=0.3, retries=0) as client,
+        rest_store.DraftSession([client, rest_store.PromptLookup()], prompt=[1, 2, 3], source_timeout=2.0) as session,
+    ):
+        for _ in range(10):
+            tree = session.draft(max_nodes=8)
+            assert tree_fault(tree, 8, 2**31) is None, tree_fault(tree, 8, 2**31)
+            session.accept([chance.randrange(9)])
+        found["session drafts"] += 10
+        found["session goes on without"] += sum(session.statistics.dropped.values())
+    return found

@@ -1,0 +1,265 @@
+"""What generations are asked: a model, a prompt, a cache, the options of plain generation and those of ours."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import DynamicCache, LogitsProcessor, StaticCache
+
+from tests.shared.families import family_model
+from tests.shared.tiny import ARCHITECTURES, VOCABULARY, text_tokenizer, tiny_model
+
+# Besides those of `ARCHITECTURES`, all of which are supported; of these some are refused.
+FAMILIES = (
+    *("arcee", "biogpt", "bloom", "codegen", "dots1", "ernie4_5", "exaone4", "gemma", "glm", "glm4", "gpt_bigcode"),
+    *(
+        "gpt_neo",
+        "gpt_oss",
+        "gptj",
+        "granitemoe",
+        "helium",
+        "hunyuan_v1_dense",
+        "lfm2",
+        "llama4_text",
+        "mamba",
+        "minimax",
+    ),
+    *("mpt", "nemotron", "olmo", "olmo3", "olmoe", "openai-gpt", "persimmon", "phi", "phimoe", "recurrent_gemma"),
+    *("seed_oss", "smollm3", "xglm"),
+)
+MODEL_REFUSALS = frozenset({"ModelNotSupportedError", "CacheNotSupportedError"})
+
+
+class Fresh(partial):
+    """A value that each generation needs a new one of: called with the model."""
+
+
+def plainly(values: dict[str, Any], model: Any) -> dict[str, Any]:
+    return {name: value(model) if isinstance(value, Fresh) else value for name, value in values.items()}
+
+
+@dataclass
+class Plan:
+    """One case.
+
+    Attributes:
+        model: makes the model, of a type of floating-point numbers.
+        prepare: makes what the model is asked with: inputs, and options with them such as a filled cache.
+        options: of plain generation.
+        drafting: options of ours.
+        way: how ours is called.
+        words: the case, for people.
+        refusals: names of errors that ours may raise though plain generation works.
+        refused: whether it must raise one of ours.
+    """
+
+    model: Callable[..., Any]
+    prepare: Callable[[Any], dict[str, Any]]
+    seed: int
+    options: dict[str, Any] = field(default_factory=dict)
+    drafting: dict[str, Any] = field(default_factory=dict)
+    way: str = "generate"
+    words: list[str] = field(default_factory=list)
+    refusals: set[str] = field(default_factory=set)
+    refused: bool = False
+
+
+class Drifting(LogitsProcessor):
+    """Bans another token at each of its calls, which it counts."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.banned = torch.zeros(VOCABULARY)
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.banned[self.calls * 7 % VOCABULARY] += 3
+        self.calls += 1
+        return scores - self.banned[: scores.shape[-1]].to(scores)
+
+
+def by_last_token(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """Favours tokens near the last one of each row."""
+    distance = (torch.arange(scores.shape[-1]) - input_ids[:, -1:]).abs()
+    return scores - distance.to(scores) / 50
+
+
+def few_small(limit: int, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+    """A criterion: enough tokens of a small number."""
+    return torch.stack([(row < VOCABULARY // 3).sum() >= limit for row in input_ids])
+
+
+def some_tokens(chance: random.Random, most: int) -> list[int]:
+    return [chance.randrange(3, VOCABULARY) for _ in range(chance.randrange(1, most))]
+
+
+# Options that change what is written; each is given a source of randomness.
+SETTINGS: dict[str, Callable[[random.Random], Any]] = {
+    "repetition_penalty": lambda chance: chance.choice([0.7, 1.2, 3.0]),
+    "encoder_repetition_penalty": lambda chance: chance.choice([0.7, 1.5]),
+    "no_repeat_ngram_size": lambda chance: chance.randrange(1, 4),
+    "encoder_no_repeat_ngram_size": lambda chance: chance.randrange(1, 4),
+    "bad_words_ids": lambda chance: [some_tokens(chance, 4) for _ in range(chance.randrange(1, 9))],
+    "sequence_bias": lambda chance: {tuple(some_tokens(chance, 3)): chance.uniform(-9, 9) for _ in range(4)},
+    "suppress_tokens": lambda chance: some_tokens(chance, 40),
+    "begin_suppress_tokens": lambda chance: some_tokens(chance, 40),
+    "forced_bos_token_id": lambda chance: chance.randrange(VOCABULARY),
+    "forced_eos_token_id": lambda chance: chance.randrange(VOCABULARY),
+    "min_new_tokens": lambda chance: chance.randrange(12),
+    "exponential_decay_length_penalty": lambda chance: (chance.randrange(6), chance.uniform(1, 1.5)),
+    "renormalize_logits": lambda chance: True,
+    "remove_invalid_values": lambda chance: True,
+    "logits_processor": lambda chance: Fresh(lambda _: [Drifting()]) if chance.random() < 0.5 else [by_last_token],
+    "stopping_criteria": lambda chance: [partial(few_small, chance.randrange(1, 20))],
+}
+SAMPLING: dict[str, Callable[[random.Random], Any]] = {
+    "temperature": lambda chance: chance.choice([0.2, 0.9, 2.5]),
+    "top_k": lambda chance: chance.choice([0, 1, 5, 200]),
+    "top_p": lambda chance: chance.choice([0.01, 0.5, 0.95]),
+    "min_p": lambda chance: chance.choice([0.01, 0.3]),
+    "typical_p": lambda chance: chance.choice([0.3, 0.9]),
+    "epsilon_cutoff": lambda chance: 0.01,
+    "eta_cutoff": lambda chance: 0.02,
+}
+MODES: dict[str, dict[str, Any]] = {
+    "beams": {"num_beams": 2},
+    "guidance": {"guidance_scale": 1.5},
+    "attentions": {"output_attentions": True, "return_dict_in_generate": True},
+    "lookup": {"prompt_lookup_num_tokens": 3},
+    "contrast": {"penalty_alpha": 0.6, "top_k": 4},
+}
+
+
+def some_inputs(chance: random.Random) -> dict[str, torch.Tensor]:
+    """Token ids of some rows, padded on the left; texts that repeat themselves among them."""
+    rows, length = chance.choice([1, 1, 2, 3, 5]), chance.randrange(1, 20)
+    few = chance.choice([3, 10, VOCABULARY])
+    ids = torch.tensor([[chance.randrange(3, 3 + few) % VOCABULARY for _ in range(length)] for _ in range(rows)])
+    mask = torch.ones_like(ids)
+    for row in range(rows):
+        padding = chance.randrange(length) if chance.random() < 0.5 else 0
+        mask[row, :padding] = 0
+        ids[row, :padding] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def some_cache(chance: random.Random, plan: Plan, inputs: dict[str, torch.Tensor], length: int) -> None:
+    """Decide what keeps keys and values, and what is in it already. `length`: of the finished text, in tokens."""
+    kind = chance.choice(["usual"] * 4 + ["named", "own", "own static", "filled", "filled static", "none"])
+    plan.words.append(f"cache {kind}")
+    if kind == "named":
+        name = chance.choice(["dynamic", "static", "static", "offloaded", "offloaded_static", "quantized"])
+        plan.words.append(name)
+        plan.options["cache_implementation"] = name
+        if name not in ("dynamic", "static"):
+            plan.refusals.add("CacheNotSupportedError")
+    elif kind == "none":
+        plan.options["use_cache"] = False
+    elif kind != "usual":
+        most = length + chance.choice([0, 0, 7, 100, -1, -9]) + 30 * kind.startswith("filled")
+        static = kind.endswith("static")
+        fill = chance.randrange(1, 12) if kind.startswith("filled") else 0
+        turn = torch.tensor([some_tokens(chance, 6)[:1] * 2] * len(inputs["input_ids"]))
+        plan.words.append(f"{most} places, {fill} filled" if static else f"{fill} filled")
+
+        def prepare(model: Any) -> dict[str, Any]:
+            config = model.config
+            cache = StaticCache(config=config, max_cache_len=max(1, most)) if static else DynamicCache(config=config)
+            if not fill:
+                return {**inputs, "past_key_values": cache}
+            first = model.generate(**inputs, past_key_values=cache, max_new_tokens=fill, do_sample=False)
+            ids = torch.cat([first, turn], dim=1)
+            mask = torch.cat([inputs["attention_mask"], torch.ones_like(ids[:, inputs["input_ids"].shape[1] :])], dim=1)
+            return {"input_ids": ids, "attention_mask": mask, "past_key_values": cache}
+
+        plan.prepare = prepare
+
+
+def some_plan(chance: random.Random) -> Plan:
+    """A case, all but its drafter."""
+    architecture = chance.choice([*ARCHITECTURES] * 2 + [*FAMILIES])
+    attention = chance.choice([None, None, "eager", "sdpa"])
+    positions = chance.choice([None, None, 24, 32])
+    inputs = some_inputs(chance)
+    rows, length = inputs["input_ids"].shape
+    new = chance.choice([1, 2, chance.randrange(1, 16), chance.randrange(16, 45)])
+    if positions is not None and chance.random() < 0.8:
+        new = max(1, positions - length + chance.choice([0, 0, 0, -1, 1]))
+    if architecture in ARCHITECTURES:
+        make = partial(tiny_model, architecture, attention=attention, positions=positions)
+    else:
+        sizes = dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx"), positions) if positions else {}
+        make = partial(family_model, architecture, **sizes)
+    plan = Plan(make, lambda _: dict(inputs), chance.randrange(2**31))
+    plan.words += [f"{architecture}, {attention}, {positions} positions, {rows} rows of {length} and {new} new"]
+    if architecture not in ARCHITECTURES:
+        plan.refusals |= MODEL_REFUSALS
+    options = plan.options
+    options.update({"max_length": length + new} if chance.random() < 0.3 else {"max_new_tokens": new})
+    options["do_sample"] = chance.random() < 0.4
+    for name in chance.sample(list(SETTINGS), chance.choice([0, 0, 1, 2, 4])):
+        options[name] = SETTINGS[name](chance)
+    if options["do_sample"]:
+        for name in chance.sample(list(SAMPLING), chance.choice([0, 1, 2])):
+            options[name] = SAMPLING[name](chance)
+        if chance.random() < 0.3:
+            options["num_return_sequences"] = chance.randrange(2, 4)
+    if chance.random() < 0.5 or "exponential_decay_length_penalty" in options:
+        options["eos_token_id"] = chance.sample(range(3, VOCABULARY), chance.choice([1, 6, 20]))
+    if chance.random() < 0.3:
+        options.update(return_dict_in_generate=True, output_scores=True, output_logits=chance.random() < 0.5)
+    if chance.random() < 0.04:
+        name = chance.choice(list(MODES))
+        plan.words.append(name)
+        options.update(MODES[name])
+        plan.refusals.add("ModeNotSupportedError")
+    if chance.random() < 0.1:
+        both, masked = chance.random() < 0.5, chance.random() < 0.8
+
+        def embedded(model: Any) -> dict[str, Any]:
+            asked = {"inputs_embeds": model.get_input_embeddings()(inputs["input_ids"]).detach()}
+            asked |= {"input_ids": inputs["input_ids"]} if both else {}
+            return asked | ({"attention_mask": inputs["attention_mask"]} if masked else {})
+
+        plan.words.append("embeddings" + " and ids" * both)
+        plan.prepare = embedded
+    elif chance.random() < 0.1:
+        plan.words.append("no mask")
+        plan.prepare = lambda _: {"input_ids": inputs["input_ids"]}
+    else:
+        some_cache(chance, plan, inputs, length + new)
+    some_way(chance, plan, rows * options.get("num_return_sequences", 1))
+    return plan
+
+
+def some_way(chance: random.Random, plan: Plan, rows: int) -> None:
+    """Decide how ours is called, and with which options."""
+    drafting = plan.drafting
+    plan.way = chance.choice(["generate"] * 4 + ["generator", "pieces", "left", "streamed", "broken stream"])
+    drafting["adaptive"] = chance.random() < 0.3
+    if chance.random() < 0.6:
+        drafting["max_nodes"] = chance.choice([0, 1, 3, 16, 64, 200])
+    if chance.random() < 0.3:
+        drafting["widths"] = chance.choice([(1, 4, 17), (1,), (9,), (70, 1)])
+    if chance.random() < 0.5:
+        drafting["source_timeout"] = chance.choice([None, 0, 0.005, 20])
+    if chance.random() < 0.03:
+        drafting.update(
+            chance.choice([{"max_nodes": -1}, {"max_nodes": 2000}, {"widths": (0,)}, {"source_timeout": -1}])
+        )
+        plan.refused = drafting.get("max_nodes") in (-1, 2000) or 0 in drafting.get("widths", ())
+        plan.refused = plan.refused or drafting.get("source_timeout") == -1
+    if plan.way == "generator" and chance.random() < 0.3:
+        tokenizer = text_tokenizer()
+        tokens = [chance.randrange(30, VOCABULARY) for _ in range(chance.randrange(1, 5))]
+        plan.options["stop_strings"] = [tokenizer.decode([token]) or "a" for token in tokens]
+        plan.options["tokenizer"] = tokenizer
+    if plan.way in ("streamed", "broken stream") and rows > 1:
+        if chance.random() < 0.8:
+            plan.way = "generate"
+        plan.refusals.add("ModeNotSupportedError")
+    plan.words.append(plan.way)

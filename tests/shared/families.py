@@ -1,0 +1,61 @@
+"""A tiny model of any family of causal language models that transformers has."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+import transformers
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from tests.shared.tiny import VOCABULARY
+
+# What configurations call their sizes; each takes those that it knows.
+SIZES: dict[str, Any] = {
+    **dict.fromkeys(("num_attention_heads", "n_head", "num_heads", "decoder_attention_heads"), 4),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers", "decoder_layers"), 3),
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "embed_dim"), 32),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "decoder_ffn_dim", "ffn_hidden_size", "d_ff", "n_inner"), 48),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx"), 256),
+    **dict.fromkeys(("sliding_window", "attention_window", "window_size", "attention_chunk_size"), 8),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
+    **dict.fromkeys(("n_shared_experts", "n_group", "topk_group", "first_k_dense_replace"), 1),
+    **dict.fromkeys(("head_dim", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "query_pre_attn_scalar"), 8),
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank"), 16),
+    **{"vocab_size": VOCABULARY, "vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 8},
+    **{"num_key_value_heads": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "intermediate_size_mlp": 48},
+    **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None, "is_decoder": True, "rotary_dim": 4, "d_kv": 8},
+    **{"attention_types": [[["global", "local", "global"], 1]], "num_nextn_predict_layers": 0},
+}
+
+
+def family_model(family: str, **changed: Any) -> Any:
+    """Return a model with weights that make logits differ, and no end token.
+
+    Args:
+        family: its `model_type`.
+        changed: other sizes than usual, by the names of `SIZES`.
+
+    Raises:
+        ValueError: the family's configuration takes no small sizes.
+        Exception: whatever the family raises because of these sizes.
+    """
+    kind = CONFIG_MAPPING[family]
+    annotated = {name for base in kind.__mro__ for name in getattr(base, "__annotations__", {})}
+    known = annotated | set(inspect.signature(kind.__init__).parameters)
+    sizes = {name: value for name, value in {**SIZES, **changed}.items() if name in known}
+    if "kv_lora_rank" in sizes:
+        sizes["num_key_value_heads"] = 4
+    config = kind(**sizes)
+    if config.get_text_config(decoder=True).hidden_size > 64:
+        raise ValueError("its configuration takes no small sizes")
+    torch.manual_seed(1)
+    name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family]
+    model = getattr(transformers, name if isinstance(name, str) else name[0])(config).eval()
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.3)
+    model.generation_config.eos_token_id = None
+    return model
