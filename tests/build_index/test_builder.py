@@ -345,7 +345,9 @@ def test_a_package_that_is_not_installed_is_named(corpus, tokenizer, out, monkey
 
 
 def test_too_little_memory_is_refused_before_the_tokenizer_is_loaded(corpus, tmp_path, out):
-    with pytest.raises(MemoryBudgetError, match=r"the memory budget is 100.0 MiB, expected at least \d+\.\d MiB for"):
+    with pytest.raises(
+        MemoryBudgetError, match=r"the memory budget is 100.0 MiB, expected at least \d+\.\d [MG]iB for"
+    ):
         build_quick(corpus, tmp_path / "absent.json", out, memory=100 << 20)
     assert leftovers(out) == []
 

@@ -114,7 +114,7 @@ def change_json(chance: random.Random, path: Path, spare: Path) -> None:
     ]
     try:
         fields = json.loads(path.read_bytes())
-    except ValueError:
+    except (ValueError, RecursionError):
         return damage_bytes(chance, path, spare)
     place: Any = fields
     while True:

@@ -235,8 +235,9 @@ def some_sources(chance: random.Random, texts: Texts, directory: Path) -> Drafte
             names[-1] += str(sorted(faults))
             kind_of = Source if kind == "own" else EvidenceSource
             makers.append(lambda k=kind_of, f=faults, s=seed: k(texts, random.Random(s), f))
-    refusals = frozenset({"TokenizerMismatchError"} if len(sizes) > 1 else ())
-    return Drafter(f"{names}", lambda: [make() for make in makers], refusals)
+    refusals = {"TokenizerMismatchError"} if len(sizes) > 1 else set()
+    refusals |= {"SystemExit"} if any("raises" in name for name in names) else set()  # without a timeout: no thread
+    return Drafter(f"{names}", lambda: [make() for make in makers], frozenset(refusals))
 
 
 def some_callable(chance: random.Random, texts: Texts) -> Drafter:
@@ -257,7 +258,9 @@ def some_callable(chance: random.Random, texts: Texts) -> Drafter:
 
         return session
 
-    return Drafter(f"sessions{sorted(faults)}", make)
+    refusals = {"DrafterError"} if "nonsense" in faults else set()
+    refusals |= {"SystemExit"} if "raises" in faults else set()  # passes through, as every interrupt does
+    return Drafter(f"sessions{sorted(faults)}", make, frozenset(refusals))
 
 
 def some_wrong_drafter(chance: random.Random, texts: Texts) -> Drafter:

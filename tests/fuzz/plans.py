@@ -217,6 +217,8 @@ def some_plan(chance: random.Random) -> Plan:
         plan.words.append(name)
         options.update(MODES[name])
         plan.refusals.add("ModeNotSupportedError")
+        if name == "lookup":  # transformers refuses some options beside it, before it calls ours
+            plan.refusals.add("ValueError")
     if chance.random() < 0.1:
         both, masked = chance.random() < 0.5, chance.random() < 0.8
 
