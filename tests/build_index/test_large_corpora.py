@@ -82,6 +82,8 @@ def test_a_window_beyond_the_memory_is_refused_with_its_size(tmp_path):
         list(corpus)
     frame(tmp_path / "a.txt.zst", 27, b"some text")
     assert list(corpus) == [Document(text="some text")]
+    corpus.largest_window = 1 << 36  # more than a decoder takes as a limit
+    assert list(corpus) == [Document(text="some text")]
 
 
 # --- Records ---------------------------------------------------------------------------------------------------------
