@@ -212,6 +212,15 @@ def test_datastores_and_unfinished_builds_in_a_tree_are_left_out(tmp_path):
     assert corpus.size_hint == corpus.bytes_read
 
 
+def test_a_pipe_named_as_a_manifest_is_not_waited_for(tmp_path):
+    write(tmp_path, {"a.txt": "text", "b/c.txt": "text"})
+    for directory in (tmp_path, tmp_path / "b"):
+        os.mkfifo(directory / "manifest.json")
+    corpus, documents = read(tmp_path)
+    assert names(tmp_path, documents) == ["a.txt", "b/c.txt"]
+    assert corpus.provenance()["skipped"] == {"not a regular file": 2}
+
+
 def test_a_datastore_is_no_corpus(tmp_path):
     write(tmp_path, {"manifest.json": MANIFEST})
     with pytest.raises(CorpusError, match=f"^{tmp_path}: corpus is a datastore, expected documents"):
