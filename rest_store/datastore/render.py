@@ -42,7 +42,7 @@ def draw_draft(tree: TokenTree, context: Sequence[int], label: Callable[[int], s
 
 
 def one_line(text: str) -> str:
-    """Return `text` on one line, with escapes for what a terminal would obey or hide: manifests and names hold anything."""
+    """Return `text` on one line, with escapes for what a terminal would obey or hide."""
     joined = " ".join(line.strip() for line in text.splitlines())
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
