@@ -257,7 +257,8 @@ def some_callable(chance: random.Random, texts: Texts) -> Drafter:
 
         return session
 
-    return Drafter(f"sessions{sorted(faults)}", make)
+    refusals = frozenset({"DrafterError"} if "nonsense" in faults else ())  # for a first session that is none
+    return Drafter(f"sessions{sorted(faults)}", make, refusals)
 
 
 def some_wrong_drafter(chance: random.Random, texts: Texts) -> Drafter:
