@@ -28,7 +28,8 @@ from build_index.journal import FILE_NAME as JOURNAL_NAME
 from build_index.journal import BuildState, Journal, read_journal
 from build_index.path import local_path
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
-from rest_store.datastore.manifest import MAX_SIZE, TOKENIZER_FILE_NAME
+from rest_store.datastore.manifest import MAX_SIZE as MAX_MANIFEST_SIZE
+from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 from rest_store.datastore.regular_file import open_regular
 from rest_store.errors import OutputError, ResumeError, describe
 
@@ -229,8 +230,8 @@ def is_datastore(directory: Path) -> bool:
     """Whether a directory has the manifest of a datastore, of whatever release."""
     try:
         with open_regular(directory / MANIFEST_NAME) as file:
-            text = file.read(MAX_SIZE + 1)
-        fields = json.loads(text) if len(text) <= MAX_SIZE else None
+            text = file.read(MAX_MANIFEST_SIZE + 1)
+        fields = json.loads(text) if len(text) <= MAX_MANIFEST_SIZE else None
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(fields, dict) and fields.get("format") == "rest-store"

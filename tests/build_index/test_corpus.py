@@ -15,7 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from build_index import corpus as corpus_module
-from build_index.corpus import CorpusSpec, Document, open_corpus
+from build_index.corpus import open_corpus
+from build_index.corpus_spec import CorpusSpec
+from build_index.documents import Document
 from build_index.readers import detection, text
 from build_index.readers.source_tree import compile_globs
 from rest_store.errors import CorpusError, CorpusFormatError, CorpusNotFoundError

@@ -12,7 +12,8 @@ import pytest
 import zstandard
 
 from build_index import target_tokenizer
-from build_index.corpus import CorpusSpec, open_corpus
+from build_index.corpus import open_corpus
+from build_index.corpus_spec import CorpusSpec
 from build_index.document_stream import DocumentStream
 from build_index.documents import Document
 from build_index.journal import CHAIN_START, Cursor
