@@ -168,7 +168,9 @@ def _one_line_errors(context: click.Context, out: Path) -> Iterator[None]:
             message, status = f"{error.filename or out}: the datastore cannot be written ({error.strerror or error})", 1
         else:
             return
-        click.echo(f"Error: {' '.join(message.split())}{_resume_hint(out)}", err=True)
+        from rest_store.datastore.render import one_line
+
+        click.echo(f"Error: {one_line(message)}{_resume_hint(out)}", err=True)
         context.exit(status)
 
 

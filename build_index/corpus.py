@@ -34,8 +34,6 @@ from build_index.readers.text import read_text
 from build_index.staging import is_datastore
 from rest_store.errors import CorpusError, CorpusFormatError, CorpusNotFoundError, describe
 
-__all__ = ["READERS", "Corpus", "CorpusSpec", "Document", "open_corpus"]
-
 _HEAD_BYTES = 4096
 
 

@@ -28,7 +28,9 @@ from build_index.journal import FILE_NAME as JOURNAL_NAME
 from build_index.journal import BuildState, Journal, read_journal
 from build_index.path import local_path
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
+from rest_store.datastore.manifest import MAX_SIZE as MAX_MANIFEST_SIZE
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
+from rest_store.datastore.regular_file import open_regular
 from rest_store.errors import OutputError, ResumeError, describe
 
 _OLD_FILE_NAME = "prepared.drafts"  # in datastores of older builds
@@ -36,7 +38,6 @@ _OUR_FILES = re.compile(
     "|".join(map(re.escape, (MANIFEST_NAME, TOKENIZER_FILE_NAME, _OLD_FILE_NAME))) + r"|shard-\d+\.(tokens|suffixes)"
 )
 _BUILDING_NAME = re.compile(r"\..*\.building", re.DOTALL)
-_LARGEST_MANIFEST_BYTES = 64 << 20
 _AT_FDCWD = -100
 RENAME_EXCHANGE = 2
 
@@ -228,9 +229,9 @@ def require_replaceable(place: Path) -> None:
 def is_datastore(directory: Path) -> bool:
     """Whether a directory has the manifest of a datastore, of whatever release."""
     try:
-        with (directory / MANIFEST_NAME).open("rb") as file:
-            text = file.read(_LARGEST_MANIFEST_BYTES + 1)
-        fields = json.loads(text) if len(text) <= _LARGEST_MANIFEST_BYTES else None
+        with open_regular(directory / MANIFEST_NAME) as file:
+            text = file.read(MAX_MANIFEST_SIZE + 1)
+        fields = json.loads(text) if len(text) <= MAX_MANIFEST_SIZE else None
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(fields, dict) and fields.get("format") == "rest-store"

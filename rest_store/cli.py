@@ -58,7 +58,9 @@ class _Group(click.Group):
             try:
                 return super().invoke(context)
             except RestStoreError as error:
-                raise _Failure(str(error)) from error
+                from rest_store.datastore.render import one_line
+
+                raise _Failure(one_line(str(error))) from error
             except ModuleNotFoundError as error:
                 package = (error.name or "").partition(".")[0]
                 if package not in _EXTRAS:
@@ -97,6 +99,7 @@ def build_main() -> None:
 def info(datastore: Path, as_json: bool) -> None:
     """Show the sources, size, tokenizer and build options of DATASTORE."""
     from rest_store.datastore.datastore import Datastore
+    from rest_store.datastore.render import one_line
 
     description = Datastore.open(datastore).info()
     manifest = json.loads(description.manifest.to_json())
@@ -121,15 +124,15 @@ def info(datastore: Path, as_json: bool) -> None:
             f"{description.size:,} bytes in {description.shard_count} shards, {facts['bytes_per_token']} bytes a token",
         ),
         ("tokenizer", f"{tokenizer.name}, {tokenizer.vocabulary_size:,} ids, {tokenizer.fingerprint[:23]}..."),
-        *(("corpus", _one_line(corpus)) for corpus in description.manifest.corpora),
-        ("options", _one_line(description.manifest.options) or "defaults"),
+        *(("corpus", _named(corpus)) for corpus in description.manifest.corpora),
+        ("options", _named(description.manifest.options) or "defaults"),
         ("kernel", description.kernel),
     ]
     for name, value in rows:
-        click.echo(f"{name + ':':<11}{value}")
+        click.echo(f"{name + ':':<11}{one_line(str(value))}")
 
 
-def _one_line(fields: dict[str, Any]) -> str:
+def _named(fields: dict[str, Any]) -> str:
     """Return JSON fields as `name value, name value`, without empty ones and checksums."""
     shown = {name: value for name, value in fields.items() if value and not name.endswith("sha256")}
     return ", ".join(f"{name} {_short(value)}" for name, value in shown.items())
@@ -137,7 +140,7 @@ def _one_line(fields: dict[str, Any]) -> str:
 
 def _short(value: object) -> str:
     if isinstance(value, dict):
-        return "(" + _one_line(value) + ")"
+        return "(" + _named(value) + ")"
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return str(value)

@@ -6,13 +6,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 import rest_store
 from rest_store.cli import main
-from tests.shared.strategies import Corpus, write_datastore
+from tests.shared.models import byte_level_bpe
+from tests.shared.strategies import Corpus, edit_manifest, write_datastore
 
 CORPUS = Corpus(300, [[[1, 2, 3, 4, 9], [1, 2, 3, 5]], [[7, 1, 2, 3, 4, 8]]])
 
@@ -67,6 +69,26 @@ def test_info_shows_what_how_big_and_which_kernel(datastore: Path) -> None:
     facts = json.loads(run("info", datastore, "--json")[1])
     assert facts["token_count"] == 15
     assert facts["size"] == sum(path.stat().st_size for path in datastore.glob("shard-*"))
+
+
+HOSTILE = "a\x1b]0;b\x07\r\nc\x7f\x9b2J\u202ed \u00e9"
+
+
+def test_what_a_terminal_would_obey_is_shown_as_escapes(datastore: Path) -> None:
+    def change(fields: dict[str, Any]) -> None:
+        fields["created_by"] = fields["tokenizer"]["name"] = HOSTILE
+        fields["corpora"] = [{HOSTILE: HOSTILE}]
+        fields["options"] = {"a": {HOSTILE: [HOSTILE]}}
+
+    edit_manifest(datastore, change)
+    status, out, _ = run("info", datastore)
+    assert status == 0
+    assert r"a\x1b]0;b\x07 c\x7f\x9b2J\u202ed é, 300 ids" in out
+    (datastore / "tokenizer.json").write_bytes(byte_level_bpe(301).to_str().encode())
+    failure = run("query", datastore, "--text", "a")[2]
+    assert r"a\x1b]0;b\x07 c" in failure
+    assert all(line.isprintable() for said in (out, failure) for line in said.split("\n"))
+    assert len(out.splitlines()) == 8
 
 
 @pytest.mark.parametrize("full", [[], ["--full"]])

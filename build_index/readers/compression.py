@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-LARGEST_ZSTD_WINDOW = 1 << 31
+LARGEST_ZSTD_WINDOW = 1 << 31  # more is no valid limit of a decoder
 _CHUNK_BYTES = 1 << 16  # read from disk at once
 _BUFFER_BYTES = 1 << 20
 _ZSTD_HEADER_BYTES = 18  # at most
@@ -193,5 +193,5 @@ def _decoders(kind: str, where: str, largest_window: int) -> Callable[[], Any]:
         return lambda: zlib.decompressobj(wbits=31)
     with build_packages(where, CorpusError):
         import zstandard
-    decompressor = zstandard.ZstdDecompressor(max_window_size=largest_window)
+    decompressor = zstandard.ZstdDecompressor(max_window_size=min(largest_window, LARGEST_ZSTD_WINDOW))
     return lambda: decompressor.decompressobj()

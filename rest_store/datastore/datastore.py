@@ -16,7 +16,7 @@ from rest_store.datastore.shard import Shard
 from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
 from rest_store.datastore.tree import SuffixMatch, TokenTree
 from rest_store.datastore.validation import Contexts, IntSequence, limit, limits, tail, tails, too_many_tokens
-from rest_store.errors import DatastoreClosedError, MixedBuildError, describe
+from rest_store.errors import DatastoreClosedError, ManifestError, MixedBuildError, describe
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Datastore:
         self._size = sum(file.raw.size for file in self.files)
         self._kernel: Kernel = open_kernel(shards, self.vocabulary_size)
         self._kernel_name = kernel_name()
-        self._built = datetime.fromtimestamp((path / FILE_NAME).stat().st_mtime, timezone.utc)
+        self._built = _time_of(path / FILE_NAME)
 
     @classmethod
     def open(cls, path: str | Path, *, tokenizer: object = None) -> Datastore:
@@ -260,6 +260,14 @@ class Datastore:
 
     def __repr__(self) -> str:
         return f"Datastore({str(self.path)!r}, {self.manifest.token_count} tokens, {len(self.manifest.shards)} shards)"
+
+
+def _time_of(manifest: Path) -> datetime:
+    """Return when `manifest` was written; raise ManifestError if that is no date, or the file has vanished."""
+    try:
+        return datetime.fromtimestamp(manifest.stat().st_mtime, timezone.utc)
+    except (OSError, ValueError, OverflowError) as error:
+        raise ManifestError(describe(manifest, "modification time", f"unreadable ({error})", "a date")) from None
 
 
 def _open_same(path: Path, manifest: Manifest) -> Datastore:

@@ -1,4 +1,4 @@
-"""A draft tree as text for a terminal, with decoded tokens and counts, and as JSON."""
+"""What a terminal shows: a draft tree, with decoded tokens and counts, also as JSON; any text on one safe line."""
 
 from __future__ import annotations
 
@@ -39,6 +39,15 @@ def draw_draft(tree: TokenTree, context: Sequence[int], label: Callable[[int], s
 
     draw(-1, "")
     return "\n".join(lines)
+
+
+def one_line(text: str) -> str:
+    """Return `text` on one line, with escapes for what a terminal would obey or hide."""
+    joined = " ".join(line.strip() for line in text.splitlines())
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
+        for character in joined
+    )
 
 
 def draft_as_json(

@@ -12,7 +12,7 @@ import pytest
 
 from build_index import builder, document_stream, pipeline, shard_sorter, shard_tokens
 from build_index.builder import build
-from build_index.corpus import CorpusSpec
+from build_index.corpus_spec import CorpusSpec
 from build_index.staging import kept_shards
 from rest_store.datastore.shard import TokensWriter
 from rest_store.errors import CorpusError, MemoryBudgetError, OutputError, ResumeError

@@ -16,7 +16,7 @@ import pytest
 import rest_store
 from build_index import builder, document_stream, pipeline, shard_sorter
 from build_index.builder import BuildOptions, build
-from build_index.corpus import CorpusSpec
+from build_index.corpus_spec import CorpusSpec
 from build_index.tokenization import load_tokenizer
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.manifest import Manifest

@@ -15,7 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from build_index import corpus as corpus_module
-from build_index.corpus import CorpusSpec, Document, open_corpus
+from build_index.corpus import open_corpus
+from build_index.corpus_spec import CorpusSpec
+from build_index.documents import Document
 from build_index.readers import detection, text
 from build_index.readers.source_tree import compile_globs
 from rest_store.errors import CorpusError, CorpusFormatError, CorpusNotFoundError
@@ -210,6 +212,15 @@ def test_datastores_and_unfinished_builds_in_a_tree_are_left_out(tmp_path):
     assert names(tmp_path, documents) == expected
     assert corpus.provenance()["skipped"] == {"datastore": 1}
     assert corpus.size_hint == corpus.bytes_read
+
+
+def test_a_pipe_named_as_a_manifest_is_not_waited_for(tmp_path):
+    write(tmp_path, {"a.txt": "text", "b/c.txt": "text"})
+    for directory in (tmp_path, tmp_path / "b"):
+        os.mkfifo(directory / "manifest.json")
+    corpus, documents = read(tmp_path)
+    assert names(tmp_path, documents) == ["a.txt", "b/c.txt"]
+    assert corpus.provenance()["skipped"] == {"not a regular file": 2}
 
 
 def test_a_datastore_is_no_corpus(tmp_path):

@@ -9,7 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from build_index.corpus import CorpusSpec, Document, open_corpus
+from build_index.corpus import open_corpus
+from build_index.corpus_spec import CorpusSpec
+from build_index.documents import Document
 from build_index.readers import hub
 from build_index.readers.hub import HubAddress
 from rest_store.errors import CorpusError, CorpusFormatError, CorpusNotFoundError

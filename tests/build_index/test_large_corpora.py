@@ -12,7 +12,8 @@ import pytest
 import zstandard
 
 from build_index import target_tokenizer
-from build_index.corpus import CorpusSpec, open_corpus
+from build_index.corpus import open_corpus
+from build_index.corpus_spec import CorpusSpec
 from build_index.document_stream import DocumentStream
 from build_index.documents import Document
 from build_index.journal import CHAIN_START, Cursor
@@ -81,6 +82,8 @@ def test_a_window_beyond_the_memory_is_refused_with_its_size(tmp_path):
     with pytest.raises(MemoryBudgetError, match=expected):
         list(corpus)
     frame(tmp_path / "a.txt.zst", 27, b"some text")
+    assert list(corpus) == [Document(text="some text")]
+    corpus.largest_window = 1 << 36  # more than a decoder takes as a limit
     assert list(corpus) == [Document(text="some text")]
 
 

@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from build_index.corpus import CorpusSpec, open_corpus
+from build_index.corpus import open_corpus
+from build_index.corpus_spec import CorpusSpec
 from build_index.documents import Document
 from build_index.readers import json_values
 from build_index.readers import text as text_reader

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rest_store.datastore import datastore
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.manifest import FILE_NAME, Manifest
 from rest_store.datastore.tokenizer import TokenizerIdentity
@@ -19,6 +20,7 @@ from rest_store.errors import (
     ContextTypeError,
     EmptyContextError,
     LimitError,
+    ManifestError,
     QueryError,
     TokenizerLoadError,
     TokenizerMismatchError,
@@ -272,6 +274,24 @@ def test_info_says_what_the_datastore_is(store: Datastore) -> None:
     assert info.built == datetime.fromtimestamp(1_700_000_000, timezone.utc)
     assert info.manifest == Manifest.read(store.path)
     assert repr(store) == f"Datastore({str(store.path)!r}, 11 tokens, 2 shards)"
+
+
+@pytest.mark.parametrize("seconds", [10**12, -(10**12)])
+def test_a_time_of_building_that_is_no_date(store: Datastore, monkeypatch: pytest.MonkeyPatch, seconds: int) -> None:
+    """Some file systems can hold it."""
+    monkeypatch.setattr(Path, "stat", lambda path: os.stat_result([0] * 8 + [seconds, 0]))
+    refused(ManifestError, lambda: Datastore.open(store.path), "manifest.json: modification time is unreadable (")
+
+
+def test_a_manifest_that_vanishes_while_it_is_opened(store: Datastore, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_kernel = datastore.open_kernel
+
+    def remove(*arguments: Any) -> Any:
+        (store.path / FILE_NAME).unlink()
+        return open_kernel(*arguments)
+
+    monkeypatch.setattr(datastore, "open_kernel", remove)
+    refused(ManifestError, lambda: Datastore.open(store.path), "manifest.json: modification time is unreadable (")
 
 
 TOKENIZER = TokenizerIdentity("mine", "sha256:" + f"{300:064x}", 300, {}, {})

@@ -188,16 +188,20 @@ os.kill(os.getpid(), signal.SIGBUS)
 
 
 @pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer handles SIGBUS itself")
-def test_the_signal_of_another_process_ends_this_one(directory: Path) -> None:
+@pytest.mark.parametrize("sender", ["another process", "the process itself"])
+def test_a_signal_that_is_sent_ends_the_process(directory: Path, sender: str) -> None:
     code = """
 store = Datastore.open(sys.argv[1])
 lose_pages()
+"""
+    another = """
 if os.fork() == 0:
     os.kill(os.getppid(), signal.SIGBUS)
     os._exit(0)
 while True:
     signal.pause()
 """
+    code += another if sender == "another process" else "os.kill(os.getpid(), signal.SIGBUS)"
     assert run(code, directory) == (-signal.SIGBUS, "refused\n", "")
 
 

@@ -23,10 +23,8 @@ from rest_store.datastore.header import SuffixesHeader, TokensHeader, entry_bits
 from rest_store.datastore.kernel import kernel_name, native_kernel, shard_view
 from rest_store.datastore.manifest import FILE_NAME, Manifest, ShardRecord
 from rest_store.datastore.tree import TokenTree
-from rest_store.errors import (
-    DatastoreError,
-)
-from tests.shared.damage import damage, require_bounds, require_match_bounds, write_pristine
+from rest_store.errors import DatastoreError
+from tests.shared.damage import damage, require_bounds, require_match_bounds, some_context, write_pristine
 from tests.shared.strategies import seal_header
 
 FILES = int(os.environ.get("REST_STORE_DAMAGED_FILES", "10000"))
@@ -121,12 +119,7 @@ class DamagedDatastore:
         (self.work / name).write_bytes(content)
 
     def context(self, rng: random.Random) -> list[int]:
-        """A piece of the undamaged tokens, or any tokens."""
-        size = self.manifest.tokenizer.vocabulary_size
-        symbols = rng.choice(self.contexts)
-        at = rng.randrange(len(symbols))
-        piece = [symbol for symbol in symbols[at : at + rng.choice([1, 1, 2, 5, 70])] if symbol < size]
-        return piece or [rng.randrange(size)]
+        return some_context(rng, rng.choice(self.contexts), self.manifest.tokenizer.vocabulary_size)
 
 
 def on_exact_copies(store: Datastore) -> None:

@@ -12,10 +12,9 @@ import grpc
 from google.protobuf.message import Message
 
 from rest_store.v1 import datastore_pb2 as pb
-from tests.shared.messages import METHODS, damaged, some_message
+from tests.shared.messages import METHODS, PREFIX, damaged, some_message
 from tests.shared.services import PATIENCE
 
-PREFIX = "/rest_store.v1.DatastoreService/"
 RESPONSES: dict[str, type[Message]] = {
     "Draft": pb.DraftResponse,
     "DraftStream": pb.DraftStreamResponse,

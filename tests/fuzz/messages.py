@@ -27,16 +27,22 @@ from rest_store.drafting.evidence import Evidence
 from rest_store.errors import RestStoreError
 from rest_store.generation.drafting import tree_fault
 from rest_store.service.client.client import DatastoreClient
-from rest_store.service.errors import STATUSES
 from rest_store.v1 import datastore_pb2 as pb
 from tests.fuzz import campaign
-from tests.fuzz.impostors import PREFIX, Impostor
+from tests.fuzz.impostors import Impostor
 from tests.shared.clients import Waiting
-from tests.shared.messages import METHODS, damaged, fuzzed
-from tests.shared.services import PATIENCE, Service, reason_of, running
-from tests.shared.strategies import Corpus, write_datastore
+from tests.shared.messages import (
+    METHODS,
+    begin,
+    damaged,
+    ending,
+    fuzzed,
+    outcome_of,
+    outcomes,
+    write_two_datastores,
+)
+from tests.shared.services import PATIENCE, Service, running
 
-CODES = {status.reason: status.code for status in STATUSES}
 OTHERS = (
     "/grpc.health.v1.Health/Check",
     "/grpc.health.v1.Health/Watch",
@@ -47,7 +53,9 @@ OTHERS = (
 )
 MEMORY = 256 << 20  # bytes that a service may have grown by after any messages
 SECONDS, SECONDS_PER_BYTE = 1.0, 1.5e-6  # of processors, that a message may cost
-PROBE = pb.DraftRequest(contexts=[pb.Context(tokens=[2, 3, 4])], selection=pb.Selection(datastores=["one"]))
+PROBE = pb.DraftRequest(
+    contexts=[pb.Context(tokens=[2, 3, 4])], selection=pb.Selection(datastores=["one"])
+).SerializeToString()
 
 
 # --- What is sent -----------------------------------------------------------------------------------------------------
@@ -133,35 +141,6 @@ def some_bytes(chance: random.Random) -> bytes:
 # --- The service ------------------------------------------------------------------------------------------------------
 
 
-def ending(call: Any, *, stream: bool) -> tuple[list[bytes], str, str | None]:
-    """How a call ends: answers, status, and the reason of an error of ours."""
-    answers: list[bytes] = []
-    try:
-        if stream:
-            answers += call
-        else:
-            answers.append(call.result())
-    except grpc.RpcError as error:
-        return answers, error.code().name, reason_of(error)
-    except grpc.FutureCancelledError:
-        return answers, "CANCELLED", None
-    return answers, "OK", None
-
-
-def outcome_of(code: str, reason: str | None, where: str) -> str:
-    """Return "answered" or the name of a refusal, which is one of the table."""
-    if code == "OK":
-        return "answered"
-    if reason is None and code == "RESOURCE_EXHAUSTED":
-        return "too large or too many for gRPC"
-    if reason is None and code == "CANCELLED":
-        return "dropped unread"
-    assert reason in CODES, f"{where}: {code} without a reason"
-    assert CODES[reason] == code, f"{where}: {code} for {reason}"
-    assert reason != "INTERNAL", where
-    return reason
-
-
 class Victim:
     """The service that is written to, and what it answered when nothing had been."""
 
@@ -176,10 +155,9 @@ class Victim:
         self.memory = self.service.resident_bytes()
 
     def _probe(self) -> bytes:
-        call = self.channel.unary_unary(PREFIX + "Draft")
         until = time.monotonic() + PATIENCE
         while True:
-            answers, code, reason = ending(call.future(PROBE.SerializeToString(), timeout=PATIENCE), stream=False)
+            answers, code, reason = ending(begin(self.channel, "Draft", PROBE), stream=False)
             if code == "OK":
                 return answers[0]
             assert code in ("RESOURCE_EXHAUSTED", "CANCELLED"), f"a valid request: {code} {reason}"
@@ -207,11 +185,7 @@ class Fuzzer(campaign.Fuzzer):
 
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         super().__init__(directory, stack)
-        self._datastores = []
-        for name, vocabulary_size in (("one", 300), ("two", 301)):
-            (directory / name).mkdir()
-            documents = [[place % 7, *range(place % 5, 30)] for place in range(20)]
-            self._datastores.append(write_datastore(directory / name, Corpus(vocabulary_size, [documents])))
+        self._datastores = write_two_datastores(directory)
         self._victim: Victim | None = None
         self._impostor: Impostor | None = None
 
@@ -237,29 +211,13 @@ class Fuzzer(campaign.Fuzzer):
         return Counter({f"{self.case}: {outcome}": number for outcome, number in found.items()})
 
     def _requests(self, chance: random.Random) -> Counter[str]:
-        victim = self.victim
-        asked = [fuzzed(chance) for _ in range(40)]
-        calls = []
-        for method, data in asked:
-            if method == "DraftStream":
-                calls.append(victim.channel.stream_stream(PREFIX + method)(iter([data, data]), timeout=PATIENCE))
-            else:
-                calls.append(victim.channel.unary_unary(PREFIX + method).future(data, timeout=PATIENCE))
-        found: Counter[str] = Counter()
-        for (method, data), call in zip(asked, calls, strict=True):
-            _, code, reason = ending(call, stream=method == "DraftStream")
-            found[outcome_of(code, reason, f"{method} {data!r}")] += 1
-        return found
+        return Counter(outcomes(self.victim.channel, [fuzzed(chance) for _ in range(40)]))
 
     def _heavy(self, chance: random.Random) -> Counter[str]:
         victim = self.victim
         method, data = some_heavy_message(chance)
         began = victim.seconds()
-        if method == "DraftStream":
-            call = victim.channel.stream_stream(PREFIX + method)(iter([data]), timeout=PATIENCE)
-        else:
-            call = victim.channel.unary_unary(PREFIX + method).future(data, timeout=PATIENCE)
-        _, code, reason = ending(call, stream=method == "DraftStream")
+        _, code, reason = ending(begin(victim.channel, method, data), stream=method == "DraftStream")
         spent = victim.seconds() - began
         where = f"{method}, {len(data)} bytes that begin {data[:60]!r}"
         assert spent < SECONDS + SECONDS_PER_BYTE * len(data), f"{where}: {spent:.1f} s of processors ({code} {reason})"
@@ -272,7 +230,7 @@ class Fuzzer(campaign.Fuzzer):
         for _ in range(chance.randrange(1, 30)):
             ask = pb.DraftStreamRequest(tokens=[2, 3], sequence=1).SerializeToString()
             sent = [ask if chance.random() < 0.6 else damaged(chance, ask) for _ in range(chance.randrange(12))]
-            calls.append(victim.channel.stream_stream(PREFIX + "DraftStream")(iter(sent), timeout=PATIENCE))
+            calls.append(begin(victim.channel, "DraftStream", *sent))
         for call in calls:
             if chance.random() < 0.3:
                 for _ in range(chance.randrange(3)):
@@ -320,25 +278,24 @@ class Fuzzer(campaign.Fuzzer):
         if self._impostor is None:
             self._impostor = Impostor(self.victim.service.target)
             self.stack.callback(self._impostor.close)
-        self._impostor.chance = chance
+        self._impostor.chance = random.Random(chance.random())  # its threads draw from it
         self._impostor.honesty = chance.choice([0.2, 0.5, 0.9])
         found: Counter[str] = Counter()
         kind: Any = chance.choice([DatastoreClient, Waiting])
-        own = random.Random(chance.random())
-        datastore = own.choice(["one", "one", "one", "two", None, ["one", "two"]])
-        client = kind(self._impostor.target, datastore=datastore, timeout=0.3, retries=own.randrange(3), pause=0.0)
+        datastore = chance.choice(["one", "one", "one", "two", None, ["one", "two"]])
+        client = kind(self._impostor.target, datastore=datastore, timeout=0.3, retries=chance.randrange(3), pause=0.0)
         try:
             stream = client.stream()
             for _ in range(12):
-                found[asked_of(own, client, stream)] += 1
+                found[asked_of(chance, client, stream)] += 1
             with contextlib.suppress(RestStoreError):
                 stream.close()
         finally:
             client.close()
             if isinstance(client, Waiting):
                 client.loop.close()
-        if kind is DatastoreClient and own.random() < 0.3:
-            found += drafted_through(own, self._impostor.target)
+        if kind is DatastoreClient and chance.random() < 0.3:
+            found += drafted_through(chance, self._impostor.target)
         return found
 
 

@@ -17,20 +17,9 @@ from tests.shared.tiny import ARCHITECTURES, VOCABULARY, text_tokenizer, tiny_mo
 # Besides those of `ARCHITECTURES`, all of which are supported; of these some are refused.
 FAMILIES = (
     *("arcee", "biogpt", "bloom", "codegen", "dots1", "ernie4_5", "exaone4", "gemma", "glm", "glm4", "gpt_bigcode"),
-    *(
-        "gpt_neo",
-        "gpt_oss",
-        "gptj",
-        "granitemoe",
-        "helium",
-        "hunyuan_v1_dense",
-        "lfm2",
-        "llama4_text",
-        "mamba",
-        "minimax",
-    ),
-    *("mpt", "nemotron", "olmo", "olmo3", "olmoe", "openai-gpt", "persimmon", "phi", "phimoe", "recurrent_gemma"),
-    *("seed_oss", "smollm3", "xglm"),
+    *("gpt_neo", "gpt_oss", "gptj", "granitemoe", "helium", "hunyuan_v1_dense", "lfm2", "llama4_text", "mamba"),
+    *("minimax", "mpt", "nemotron", "olmo", "olmo3", "olmoe", "openai-gpt", "persimmon", "phi", "phimoe"),
+    *("recurrent_gemma", "seed_oss", "smollm3", "xglm"),
 )
 MODEL_REFUSALS = frozenset({"ModelNotSupportedError", "CacheNotSupportedError"})
 

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from build_index.builder import BuildOptions, BuildSummary, build
-from build_index.corpus import CorpusSpec
+from build_index.corpus_spec import CorpusSpec
 from build_index.staging import kept_shards
 from rest_store.datastore.header import separator_id
 from rest_store.datastore.manifest import Manifest

@@ -69,6 +69,13 @@ def damage(rng: random.Random, data: bytearray) -> None:
             data[offset : offset + size] = (new % 2 ** (8 * size)).to_bytes(size, "little")
 
 
+def some_context(rng: random.Random, symbols: list[int], vocabulary_size: int) -> list[int]:
+    """A piece of the undamaged `symbols`, or any token."""
+    at = rng.randrange(len(symbols))
+    piece = [symbol for symbol in symbols[at : at + rng.choice([1, 1, 2, 5, 70])] if symbol < vocabulary_size]
+    return piece or [rng.randrange(vocabulary_size)]
+
+
 def require_match_bounds(store: Datastore, match: SuffixMatch, max_suffix: int) -> None:
     assert 0 <= match.length <= max_suffix
     assert 0 <= match.count <= store.manifest.token_count

@@ -1,14 +1,22 @@
-"""Random requests to a service: messages with all kinds of values, and bytes that are hardly messages."""
+"""Random requests to a service, of which some are hardly messages, and how they end."""
 
 from __future__ import annotations
 
 import random
+from pathlib import Path
+from typing import Any
 
+import grpc
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
+from rest_store.service.errors import STATUSES
 from rest_store.v1 import datastore_pb2 as pb
+from tests.shared.services import PATIENCE, reason_of
+from tests.shared.strategies import Corpus, write_datastore
 
+PREFIX = "/rest_store.v1.DatastoreService/"
+CODES = {status.reason: status.code for status in STATUSES}
 NUMBERS = [0, 1, 2, 5, 16, 63, 64, 65, 299, 300, 1024, 1025, 2**31 - 1, 2**31, 2**32 - 1]
 NAMES = ["one", "two", "", "none", "\x00", "\u00fc\U0001f600", "x" * 3000]
 FINGERPRINTS = ["", "sha256:" + f"{300:064x}", "sha256:" + f"{301:064x}", "sha256:", "\n" * 50]
@@ -79,3 +87,61 @@ def fuzzed(chance: random.Random) -> tuple[str, bytes]:
     kind = METHODS[method] if chance.random() < 0.9 else chance.choice(list(METHODS.values()))
     data = some_message(chance, kind).SerializeToString()
     return method, damaged(chance, data) if chance.random() < 0.5 else data
+
+
+def write_two_datastores(directory: Path) -> list[Path]:
+    """Write the datastores "one" and "two", which have different tokenizers."""
+    places = [directory / "one", directory / "two"]
+    for place, vocabulary_size in zip(places, (300, 301), strict=True):
+        place.mkdir()
+        documents = [[number % 7, *range(number % 5, 30)] for number in range(20)]
+        write_datastore(place, Corpus(vocabulary_size, [documents]))
+    return places
+
+
+def begin(channel: grpc.Channel, method: str, *messages: bytes) -> Any:
+    """Send one message, or several to the method that takes a stream; return the call."""
+    if method == "DraftStream":
+        return channel.stream_stream(PREFIX + method)(iter(messages), timeout=PATIENCE)
+    return channel.unary_unary(PREFIX + method).future(messages[0], timeout=PATIENCE)
+
+
+def ending(call: Any, *, stream: bool) -> tuple[list[bytes], str, str | None]:
+    """How a call ends: answers, status, and the reason of an error of ours."""
+    answers: list[bytes] = []
+    try:
+        if stream:
+            answers += call
+        else:
+            answers.append(call.result())
+    except grpc.RpcError as error:
+        return answers, error.code().name, reason_of(error)
+    except grpc.FutureCancelledError:
+        return answers, "CANCELLED", None
+    return answers, "OK", None
+
+
+def outcome_of(code: str, reason: str | None, where: str) -> str:
+    """Return "answered" or the name of a refusal, which is one of the table."""
+    if code == "OK":
+        return "answered"
+    if reason is None and code == "RESOURCE_EXHAUSTED":
+        return "too large or too many for gRPC"
+    if reason is None and code == "CANCELLED":
+        return "dropped unread"
+    assert reason in CODES, f"{where}: {code} without a reason"
+    assert CODES[reason] == code, f"{where}: {code} for {reason}"
+    assert reason != "INTERNAL", where
+    return reason
+
+
+def outcomes(channel: grpc.Channel, asked: list[tuple[str, bytes]]) -> list[str]:
+    """Send messages to methods, all at once, and return how each ended; a stream is sent its message twice."""
+    calls = [begin(channel, method, data, data) for method, data in asked]
+    found = []
+    for (method, data), call in zip(asked, calls, strict=True):
+        stream, where = method == "DraftStream", f"{method} {data!r}"
+        answers, code, reason = ending(call, stream=stream)
+        assert code != "OK" or len(answers) == 1 + stream, f"{where}: {len(answers)} answers"
+        found.append(outcome_of(code, reason, where))
+    return found

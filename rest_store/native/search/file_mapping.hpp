@@ -27,11 +27,15 @@ class FileMapping {
   // Map the first `size` bytes, at least 1, of the open file `descriptor`. Throws std::system_error.
   FileMapping(int descriptor, std::size_t size) : size_(size) {
     install();
+    range_ = free_range();
     void* start = mmap(nullptr, size, PROT_READ, MAP_SHARED, descriptor, 0);
-    if (start == MAP_FAILED) throw std::system_error(errno, std::generic_category());
+    if (start == MAP_FAILED) {
+      const int error = errno;
+      range_->used.store(false);
+      throw std::system_error(error, std::generic_category());
+    }
     data_ = static_cast<const std::uint8_t*>(start);
     const std::uintptr_t page = page_size(), begin = reinterpret_cast<std::uintptr_t>(start);
-    range_ = free_range();
     range_->lost.store(false);
     range_->begin.store(begin);
     range_->end.store((begin + size + page - 1) / page * page);
@@ -52,7 +56,10 @@ class FileMapping {
   bool lost() const { return any_lost() && range_->lost.load(std::memory_order_acquire); }
 
   // Whether any mapping of this process has ever lost a page: false spares looking at each.
-  static bool any_lost() { return losses().load(std::memory_order_acquire); }
+  static bool any_lost() {
+    std::atomic_thread_fence(std::memory_order_acquire);  // what was read before may be zeros of another thread's loss
+    return losses().load(std::memory_order_acquire);
+  }
 
   // Advise the system not to read ahead.
   void expect_scattered_reads() const { madvise(const_cast<std::uint8_t*>(data_), size_, MADV_RANDOM); }
@@ -120,8 +127,9 @@ class FileMapping {
   // Replace the page at `address` and those after it in its mapping; false if it belongs to none.
   static bool replace(std::uintptr_t address) {
     for (Range* range = first().load(); range != nullptr; range = range->next) {
-      const std::uintptr_t begin = range->begin.load(), end = range->end.load();
-      if (address < begin || address >= end) continue;
+      // Another thread may be using the range again for another mapping: then both ends must be of one of the two.
+      const std::uintptr_t end = range->end.load(), begin = range->begin.load();
+      if (address < begin || address >= end || range->end.load() != end) continue;
       range->lost.store(true, std::memory_order_release);  // before a zero can be read
       losses().store(true, std::memory_order_release);
       const std::uintptr_t page = address / page_size() * page_size();
@@ -140,7 +148,7 @@ class FileMapping {
       if (before.sa_handler == SIG_IGN) return;
       // Handlers that were set later and gave up, as Python's faulthandler, send the signal to their own process. The
       // instruction that failed runs again then, and is ours or not.
-      if (info->si_pid == getpid()) return;
+      if (info->si_code == SI_TKILL && info->si_pid == getpid()) return;
     }
     struct sigaction end = {};
     end.sa_handler = SIG_DFL;
