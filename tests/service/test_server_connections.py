@@ -355,5 +355,14 @@ def test_an_address_of_metrics_in_use_is_named() -> None:
     asyncio.run(run())
 
 
+def test_an_address_of_metrics_that_no_host_can_have_is_named() -> None:
+    async def run() -> None:
+        address = Address.parse("a..b:0")
+        with ThreadPoolExecutor(1) as workers, pytest.raises(ServeError, match=r"a\.\.b:0 of metrics cannot be bound"):
+            await MetricsEndpoint(CollectorRegistry(), workers).start(address)
+
+    asyncio.run(run())
+
+
 def _raise(error: Exception) -> None:
     raise error
