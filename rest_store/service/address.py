@@ -35,15 +35,16 @@ class Address:
         """Read an address, `HOST:PORT` or `unix:/path`; raise ServeError, with `what` in its message, for another."""
         if text.startswith("unix:"):
             path = Path(text.removeprefix("unix:").removeprefix("//"))
-            if not path.is_absolute():
-                raise ServeError(describe("service", what, repr(text), "unix: and an absolute path"))
+            if not path.is_absolute() or "%" in text or not text.isprintable():  # gRPC takes UTF-8, and decodes %41
+                expected = "unix: and an absolute path, printable and without %"
+                raise ServeError(describe("service", what, ascii(text), expected))
             if len(str(path).encode()) > _LONGEST_PATH:
                 expected = f"a path of at most {_LONGEST_PATH} bytes"
                 raise ServeError(describe("service", what, f"{len(str(path).encode())} bytes long", expected))
             return cls(f"unix:{path}", path=path)
-        match = _TCP.fullmatch(text)
+        match = _TCP.fullmatch(text) if text.isascii() and text.isprintable() else None
         if match is None or int(match[2]) > 65_535:
-            raise ServeError(describe("service", what, repr(text), "HOST:PORT, [IPv6]:PORT or unix:/path"))
+            raise ServeError(describe("service", what, ascii(text), "HOST:PORT, [IPv6]:PORT or unix:/path"))
         return cls(text, host=match[1].strip("[]"), port=int(match[2]))
 
     @property
@@ -78,7 +79,7 @@ def _is_loopback(host: str) -> bool:
         pass
     try:
         entries = socket.getaddrinfo(host, None)
-    except OSError:
+    except (OSError, UnicodeError):  # the latter for a label that is empty or too long
         return False
     return all(ipaddress.ip_address(str(entry[4][0]).partition("%")[0]).is_loopback for entry in entries)
 
@@ -86,7 +87,11 @@ def _is_loopback(host: str) -> bool:
 def is_service(text: str) -> bool:
     """Return whether a command takes `text` for an address: it looks like one, and no such file exists."""
     host, _, port = text.rpartition(":")
-    return not Path(text).exists() and (text.startswith("unix:") or bool(host and port.isdecimal()))
+    try:
+        exists = Path(text).exists()
+    except (OSError, ValueError):  # no path can be so long, or hold these bytes
+        exists = False
+    return not exists and (text.startswith("unix:") or bool(host and port.isdecimal()))
 
 
 def is_local_peer(peer: str) -> bool:

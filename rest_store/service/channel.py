@@ -51,7 +51,7 @@ def target_of(text: object) -> str:
     if isinstance(text, str):
         with suppress(ServeError):
             return Address.parse(text).text
-    raise TargetError(describe("client", "target", repr(text), "HOST:PORT, [IPv6]:PORT or unix:/path"))
+    raise TargetError(describe("client", "target", ascii(text), "HOST:PORT, [IPv6]:PORT or unix:/path"))
 
 
 class Dialer:

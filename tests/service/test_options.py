@@ -100,7 +100,10 @@ def test_tls_is_as_it_was_asked_for(given: Any, tls: bool | None, monkeypatch: p
 
 @pytest.mark.parametrize(
     ("text", "service"),
-    [("127.0.0.1:5", True), ("[::1]:5", True), ("unix:/x", True), ("unix:x", True), ("a.ds", False), ("a:b", False)],
+    [
+        *[("127.0.0.1:5", True), ("[::1]:5", True), ("unix:/x", True), ("unix:x", True)],
+        *[("a.ds", False), ("a:b", False), ("x" * 5000 + ":5", True), ("x" * 5000, False), ("\0:5", True)],
+    ],
 )
 def test_addresses_are_told_from_directories(text: str, service: bool) -> None:
     assert is_service(text) is service

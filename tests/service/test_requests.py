@@ -175,6 +175,15 @@ def test_all_proposals_that_a_tree_may_have_are_taken(catalog: Catalog) -> None:
     assert answer(handlers_with(catalog, larger), "Draft", proposed(2, contexts=2048).SerializeToString())
 
 
+def test_a_datastore_named_twice_answers_twice(catalog: Catalog) -> None:
+    request = proposed(1)
+    request.selection.datastores.extend(["one", "two", "one"])
+    data = answer(handlers_with(catalog, LIMITS), "Draft", request.SerializeToString())
+    response = pb.DraftResponse.FromString(data)
+    assert list(response.datastores) == ["one", "two", "one"]
+    assert len(response.evidence) == 3
+
+
 def test_the_largest_request_that_is_allowed_is_not_too_large() -> None:
     for limits in (LIMITS, Limits(max_contexts=1), Limits(max_contexts=100_000, max_message_bytes=64 << 20)):
         most = limits.max_contexts

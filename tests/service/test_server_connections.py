@@ -16,18 +16,22 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry, Gauge
 
 from rest_store.errors import ServeError
 from rest_store.service.address import Address
 from rest_store.service.channel import Dialer
+from rest_store.service.server import server as server_module
+from rest_store.service.server import servicer
+from rest_store.service.server.catalog import Catalog
 from rest_store.service.server.connections import Connections
 from rest_store.service.server.logs import EventLog
 from rest_store.service.server.metrics_endpoint import MetricsEndpoint
-from rest_store.service.server.server import Options, Server
+from rest_store.service.server.server import Options, Server, serve
 from rest_store.v1 import datastore_pb2 as pb
 from rest_store.v1 import datastore_pb2_grpc
-from tests.shared.services import PATIENCE, Service, Talk, failed, metrics_of, running
+from tests.shared.services import PATIENCE, Service, Talk, failed, metrics_of, reason_of, running
 from tests.shared.strategies import Corpus, refused, write_datastore
 
 ASKED = pb.DraftRequest(contexts=[pb.Context(tokens=[1, 2])])
@@ -185,18 +189,8 @@ def call_of(path: bytes) -> bytes:
     return PREFACE + struct.pack(">I", len(block))[1:] + struct.pack(">BBI", 1, 4, 1) + block
 
 
-async def eventually(call: Callable[[], Any]) -> Any:
-    """The answer to a call, made again while the service listens anew."""
-    while True:
-        try:
-            return await call()
-        except grpc.RpcError as error:
-            if error.code() not in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE):
-                raise
-
-
 def test_a_method_whose_name_is_not_utf8_stops_nothing(directory: Path) -> None:
-    """The asyncio server of gRPC 1.84 ends when it cannot decode a method's name."""
+    """As the asyncio server of gRPC does from 1.84 on; pyproject.toml asks for an older one."""
 
     async def run() -> None:
         async with (
@@ -215,9 +209,64 @@ def test_a_method_whose_name_is_not_utf8_stops_nothing(directory: Path) -> None:
                 writer.close()
                 await talk.write(STEP)
                 assert (await talk.read()).trees == answer.trees
-                assert len((await eventually(lambda: stub.Draft(ASKED, timeout=PATIENCE))).trees) == 1
+                assert len((await stub.Draft(ASKED, timeout=PATIENCE)).trees) == 1
             await talk.done_writing()
             assert await talk.read() is grpc.aio.EOF
+
+    asyncio.run(run())
+
+
+def test_a_service_that_cannot_go_on_ends(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Catalog) -> None:
+        raise RuntimeError("no more")
+
+    monkeypatch.setattr(server_module, "_WATCH_SECONDS", 0.01)
+    monkeypatch.setattr(Catalog, "watch", fail)
+    options, log = Options([("served", directory)], [ANY]), io.StringIO()
+
+    def run() -> None:
+        asyncio.run(serve(options, "1", EventLog(file=log), lambda *_: None))
+
+    failed(ServeError, run, "it has failed and ends", "no more")
+    assert [line.split()[1] for line in log.getvalue().splitlines()] == ["start", "drain", "stop"]
+
+
+def test_silent_health_checks_keep_nobody_from_the_health(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servicer, "_MOST_PUBLIC", 3)
+
+    async def run() -> None:
+        async with (
+            served(directory, Connections(), io.StringIO()) as target,
+            Dialer(None, None).connect_async(target) as channel,
+        ):
+            health = health_pb2_grpc.HealthStub(channel)
+            watch = health.Watch(health_pb2.HealthCheckRequest(), timeout=PATIENCE)
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+            check = channel.stream_stream("/grpc.health.v1.Health/Check")
+            silent = [check(timeout=PATIENCE) for _ in range(6)]
+            for call in [watch, *silent[:3]]:
+                with pytest.raises(grpc.RpcError) as caught:
+                    await call.read()
+                assert reason_of(caught.value) == "OVERLOADED"
+            for _ in range(5):
+                answer = await health.Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE)
+                assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("method", ["grpc.health.v1.Health/Check", "grpc.health.v1.Health/Watch"])
+def test_a_long_name_in_a_health_check_is_refused(directory: Path, method: str) -> None:
+    async def run() -> None:
+        async with (
+            served(directory, Connections(), io.StringIO()) as target,
+            Dialer(None, None).connect_async(target) as channel,
+        ):
+            call = channel.stream_stream(f"/{method}")(timeout=PATIENCE)
+            await call.write(health_pb2.HealthCheckRequest(service="x" * 5000).SerializeToString())
+            with pytest.raises(grpc.RpcError) as caught:
+                await call.read()
+            assert reason_of(caught.value) == "MESSAGE_SIZE"
 
     asyncio.run(run())
 
@@ -351,6 +400,15 @@ def test_an_address_of_metrics_in_use_is_named() -> None:
             with pytest.raises(ServeError) as caught:
                 await MetricsEndpoint(CollectorRegistry(), workers).start(address)
             failed(ServeError, lambda: _raise(caught.value), f"address {address.text} of metrics cannot be bound")
+
+    asyncio.run(run())
+
+
+def test_an_address_of_metrics_that_no_host_can_have_is_named() -> None:
+    async def run() -> None:
+        address = Address.parse("a..b:0")
+        with ThreadPoolExecutor(1) as workers, pytest.raises(ServeError, match=r"a\.\.b:0 of metrics cannot be bound"):
+            await MetricsEndpoint(CollectorRegistry(), workers).start(address)
 
     asyncio.run(run())
 

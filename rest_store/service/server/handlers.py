@@ -53,7 +53,7 @@ class StreamState:
     names_sent: tuple[str, ...] | None = None  # of the datastores that answered last
 
 
-class _Reading(NamedTuple):
+class _EvidenceWork(NamedTuple):
     """The work of a request for evidence, without the message that asked for it."""
 
     tasks: Sequence[Callable[[], list[Evidence]]]  # of each context
@@ -82,7 +82,7 @@ class Handlers:
         response = pb.DraftResponse(datastores=[one.name for one in served])
         if request.HasField("evidence"):
             contexts = [(context.tokens, context.proposals) for context in request.contexts]
-            work = self._reading(served, request.evidence, contexts)
+            work = self._evidence_work(served, request.evidence, contexts)
             del request, contexts  # here and below: the memory of a message is given back while its work waits
             await self._add_evidence(response.evidence, work)
         else:
@@ -108,7 +108,7 @@ class Handlers:
             response.datastores.extend(names)
             state.names_sent = names
         if request.HasField("evidence"):
-            work = self._reading(served, request.evidence, [(state.context, request.proposals)])
+            work = self._evidence_work(served, request.evidence, [(state.context, request.proposals)])
             del request
             await self._add_evidence(response.evidence, work)
         else:
@@ -212,12 +212,12 @@ class Handlers:
                     metrics.nodes += len(tree)
         metrics.trees += amount
 
-    def _reading(
+    def _evidence_work(
         self,
         served: tuple[Served, ...],
         message: pb.EvidenceLimits,
         contexts: Sequence[tuple[Sequence[int], pb.Proposals]],
-    ) -> _Reading:
+    ) -> _EvidenceWork:
         """Return the work of reading the evidence for each context, given its tokens and its proposals."""
         limits = evidence_limits(message)
         amount = len(contexts) * len(served) * limits.max_rows
@@ -230,16 +230,16 @@ class Handlers:
         tails = [list(tokens[-limits.max_suffix :]) for tokens, _ in contexts]
         require_tokens(tails, vocabulary_size, "context")
         trees = [proposals_of(proposals, place, vocabulary_size) for place, (_, proposals) in enumerate(contexts)]
-        stores = {one.name: one.store for one in served}
+        stores = {str(place): one.store for place, one in enumerate(served)}  # a name may be asked for twice
 
         def read(tail: list[int], proposals: Proposals) -> list[Evidence]:
             with reading(served):
                 return collect_evidence(stores, np.array(tail, np.int32), *proposals, **limits._asdict())
 
         tasks = [partial(read, tail, proposals) for tail, proposals in zip(tails, trees, strict=True)]
-        return _Reading(tasks, small=amount <= _SMALL_ROWS)
+        return _EvidenceWork(tasks, small=amount <= _SMALL_ROWS)
 
-    async def _add_evidence(self, messages: Any, work: _Reading) -> None:
+    async def _add_evidence(self, messages: Any, work: _EvidenceWork) -> None:
         """Append the evidence of each datastore, context by context, to `messages`, and count it."""
         for of_context in await self._executor.run(work.tasks, small=work.small):
             for evidence in of_context:

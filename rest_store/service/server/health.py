@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 from grpc_health.v1 import health_pb2
 
-from rest_store.errors import OverloadedError, UnknownDatastoreError, describe
-
-_MOST_WATCHERS = 64
+from rest_store.errors import UnknownDatastoreError, describe
 
 
 class Health:
@@ -37,7 +35,7 @@ class Health:
         serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
         return int(serving if self._serving[name] else not_serving)
 
-    async def check(self, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async def check(self, requests: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
         """Yield the status of one name; raise UnknownDatastoreError if neither the service nor a datastore has it."""
         async for request in requests:
             status = self._status(request.service)
@@ -46,10 +44,8 @@ class Health:
                 raise UnknownDatastoreError(describe("health", "name", "unknown", expected))
             yield health_pb2.HealthCheckResponse(status=status)
 
-    async def watch(self, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        """Yield the status of one name, now and whenever it changes; raise OverloadedError for too many watchers."""
-        if len(self._watchers) >= _MOST_WATCHERS:
-            raise OverloadedError(f"health: there are {_MOST_WATCHERS} watchers already; try again later")
+    async def watch(self, requests: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
+        """Yield the status of one name, now and whenever it changes."""
         changed = asyncio.Event()
         self._watchers.add(changed)
         try:

@@ -47,10 +47,11 @@ class MetricsEndpoint:
         """Listen at a TCP address; return the URL of the page. Raises ServeError if it cannot be bound."""
         try:
             loop = asyncio.get_running_loop()
-            found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-            self._server = await asyncio.start_server(self._serve, str(found[0][4][0]), address.port)
-        except OSError as error:
-            message = f"service: address {address.text} of metrics cannot be bound ({error.strerror})"
+            entries = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+            self._server = await asyncio.start_server(self._serve, str(entries[0][4][0]), address.port)
+        except (OSError, UnicodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            message = f"service: address {address.text} of metrics cannot be bound ({reason})"
             raise ServeError(message) from None
         port = self._server.sockets[0].getsockname()[1]
         return f"http://{address.with_port(port).text}{_PATH.decode()}"

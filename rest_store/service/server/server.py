@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 _WATCH_SECONDS = 1.0  # between two checks of the files
-_LISTEN_SECONDS = 0.1  # between two looks whether gRPC's server has failed
-_UNTIL_CALLS_END = 1e9  # seconds
 
 
 @dataclass(frozen=True)
@@ -75,6 +73,7 @@ class Server:
 
     Attributes:
         metrics_address: URL of the metrics, once started; None without.
+        watch: once started, a task that ends only if the service cannot go on.
 
     Raises:
         ServeError: it cannot start with these options.
@@ -92,7 +91,6 @@ class Server:
         self._workers = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="draft")
         self._health = Health()
         self._reloads = Reloads(self._reload)
-        self._tasks: list[asyncio.Task[None]] = []
         self._metrics_endpoint: MetricsEndpoint | None = None
         self.metrics_address: str | None = None
         names = (SERVICE, _HEALTH, reflection.SERVICE_NAME)
@@ -115,8 +113,8 @@ class Server:
             log_requests=options.log_requests,
         )
         options.connections.allow_files(len(options.addresses))
-        self._server = self._grpc_server()
-        self._ended: dict[grpc.aio.Server, asyncio.Task[None]] = {}  # those replaced, whose calls go on
+        channel_options = [*_channel_options(options.limits), *options.connections.channel_options()]
+        self._server = grpc.aio.server(handlers=[self._servicer], options=channel_options)
 
     async def start(self) -> list[str]:
         """Listen and answer; return the addresses as they were bound."""
@@ -125,41 +123,9 @@ class Server:
             self.metrics_address = await self._serve_metrics(self._options.metrics)
         self._update_health()
         await self._server.start()
-        listening = self._keep_listening([Address.parse(text) for text in bound])
-        self._tasks = [asyncio.create_task(self._watch()), asyncio.create_task(listening)]
+        self.watch = asyncio.create_task(self._watch())
         self._log("start", addresses=bound, datastores=[served.name for served in self._catalog.served])
         return bound
-
-    def _grpc_server(self) -> grpc.aio.Server:
-        options = [*_channel_options(self._options.limits), *self._options.connections.channel_options()]
-        return grpc.aio.server(handlers=[self._servicer], options=options)
-
-    async def _keep_listening(self, addresses: list[Address]) -> None:
-        """Replace gRPC's server whenever it has failed; calls that were running go on.
-
-        Since 1.84 a method's name that is not UTF-8 makes it fail, which any peer can send.
-        """
-        while True:
-            try:
-                while await self._server.wait_for_termination(_LISTEN_SECONDS):
-                    pass
-            except Exception as failure:
-                self._log.limited("defect", "listen", error=f"gRPC's server has failed and is replaced: {failure!r}")
-            self._ended[self._server] = asyncio.create_task(self._server.stop(grace=_UNTIL_CALLS_END))
-            self._ended = {server: task for server, task in self._ended.items() if not task.done()}
-            while not await self._listen_again(addresses):
-                await asyncio.sleep(_WATCH_SECONDS)
-
-    async def _listen_again(self, addresses: list[Address]) -> bool:
-        self._server = self._grpc_server()
-        try:
-            for address in addresses:
-                self._bind(address)
-        except ServeError as error:
-            self._log.limited("defect", "bind", error=str(error))
-            return False
-        await self._server.start()
-        return True
 
     def _bind(self, address: Address) -> str:
         address.require_unanswered()
@@ -192,10 +158,10 @@ class Server:
     async def _watch(self) -> None:
         """Check the files once a second, so that health and metrics show a change before a request meets it.
 
-        What the log left out is summarized as often.
+        What the log left out is summarized as often. Raises what has ended gRPC's server, if anything has.
         """
         while True:
-            await asyncio.sleep(_WATCH_SECONDS)
+            await self._server.wait_for_termination(_WATCH_SECONDS)
             await asyncio.get_running_loop().run_in_executor(self._workers, self._catalog.watch)
             self._update_health()
             self._log.summarize()
@@ -236,10 +202,10 @@ class Server:
         self._log("drain", in_flight=len(requests), streams=len(streams))
         if running := requests | streams:
             await asyncio.wait(running, timeout=self._options.drain_seconds)
-        for task in self._tasks:
-            task.cancel()
+        self.watch.cancel()
         self._servicer.end_streams()
-        await asyncio.gather(*(server.stop(grace=0.5) for server in (self._server, *self._ended)))
+        with contextlib.suppress(Exception):  # what has ended it before
+            await self._server.stop(grace=0.5)
         if self._metrics_endpoint is not None:
             await self._metrics_endpoint.stop()
         self._workers.shutdown(wait=False, cancel_futures=True)
@@ -290,7 +256,7 @@ async def serve(
     A SIGHUP that comes before is kept until then: what it asks for may have been read already.
 
     Raises:
-        ServeError: it cannot start with these options.
+        ServeError: it cannot start with these options, or cannot go on.
         DatastoreError: a datastore cannot be opened.
     """
     ended, reload_asked = asyncio.Event(), asyncio.Event()
@@ -303,5 +269,8 @@ async def serve(
     loop.add_signal_handler(signal.SIGHUP, server.start_reload)
     if reload_asked.is_set():
         server.start_reload()
-    await ended.wait()
+    await asyncio.wait((server.watch, asyncio.create_task(ended.wait())), return_when=asyncio.FIRST_COMPLETED)
+    failure = server.watch.exception() if server.watch.done() else None
     await server.drain()
+    if failure is not None:
+        raise ServeError(f"service: it has failed and ends ({failure!r})") from failure

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -21,6 +22,7 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from rest_store.errors import (
     AuthenticationError,
     MessageSizeError,
+    OverloadedError,
     RestStoreError,
     ServiceUnavailableError,
     describe,
@@ -38,6 +40,8 @@ SERVICE = pb.DESCRIPTOR.services_by_name["DatastoreService"].full_name
 METHODS = tuple(method.name for method in pb.DESCRIPTOR.services_by_name["DatastoreService"].methods)
 _LONGEST_MESSAGE = 1000  # characters of an error that travel or are logged; trailing metadata is limited to 8 KiB
 _LONGEST_NAME = 100  # characters of a method's name in the log; callers choose it
+_MOST_PUBLIC = 1024  # calls of methods that need no token; silent ones take about 20 KiB each
+_LARGEST_OTHER = 4096  # bytes of a request to a further service, which holds a name
 
 if TYPE_CHECKING:  # generic in their stubs alone
     MethodHandler: TypeAlias = grpc.RpcMethodHandler[Any, Any]
@@ -48,7 +52,7 @@ else:
 EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the stubs
 Context = Any  # grpc.aio.ServicerContext, which takes the types of its messages
 Unary = Callable[[bytes, Context], Awaitable[bytes]]
-Answer = Callable[[AsyncIterator[Any]], AsyncIterator[Message]]  # from requests to responses
+Answer = Callable[[AsyncIterator[Any]], AsyncGenerator[Message, None]]  # from requests to responses
 
 
 class Servicer(GenericHandler):
@@ -62,7 +66,7 @@ class Servicer(GenericHandler):
         metrics: count requests and answers.
         log: receives events, with `log_requests` one for every request.
         others: methods of further services by full name: the type of their requests, and what answers them.
-        public: full names of methods that need no token.
+        public: full names of methods that need no token; of more than 1024 calls at once, a new one ends the oldest.
         log_requests: see `log`.
     """
 
@@ -90,6 +94,7 @@ class Servicer(GenericHandler):
         self.requests = Gate("requests in flight", limits.max_in_flight)
         self.streams = Gate("open streams", limits.max_streams)
         self.draining = False
+        self._public_calls: dict[asyncio.Task[Any], None] = {}  # the oldest first
         self._digests: WeakKeyDictionary[asyncio.Task[Any], bytes] = WeakKeyDictionary()  # of the tokens of streams
         self._endings: WeakKeyDictionary[asyncio.Task[Any], RestStoreError] = WeakKeyDictionary()  # of streams
         unary = grpc.unary_unary_rpc_method_handler
@@ -112,10 +117,11 @@ class Servicer(GenericHandler):
         """Return the handler of a call, or one that refuses it unread; gRPC calls this in the task of the call."""
         method = handler_call_details.method
         handler = self._methods.get(method)
-        if method in self._public:
-            return handler
         task = asyncio.current_task()
         assert task is not None
+        if method in self._public:
+            self._enter_public(task)
+            return handler
         try:
             digest = self._tokens.require(handler_call_details.invocation_metadata)
             if self.draining:
@@ -136,12 +142,23 @@ class Servicer(GenericHandler):
         async def run(context: Context) -> None:
             async def requests() -> AsyncIterator[Message]:
                 while (data := await context.read()) is not EOF:
+                    _require_size("request", data, _LARGEST_OTHER)
                     yield parse(kind, data)
 
-            async for response in answer(requests()):
-                await context.write(response.SerializeToString())
+            async with aclosing(answer(requests())) as responses:
+                async for response in responses:
+                    await context.write(response.SerializeToString())
 
         return grpc.stream_stream_rpc_method_handler(partial(self._stream, name, run))
+
+    def _enter_public(self, task: asyncio.Task[Any]) -> None:
+        """Let in a call that anyone may make; those that are held open keep nobody else out."""
+        if len(self._public_calls) >= _MOST_PUBLIC:
+            oldest = next(iter(self._public_calls))
+            del self._public_calls[oldest]
+            self._end(oldest, OverloadedError(f"service has {_MOST_PUBLIC} newer calls without a token"))
+        self._public_calls[task] = None
+        task.add_done_callback(lambda task: self._public_calls.pop(task, None))
 
     def end_streams(self) -> None:
         """End every stream with a status that tells its client to use another service."""
