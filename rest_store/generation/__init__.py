@@ -8,7 +8,7 @@ transformers and torch have no public name for these, which are used here:
 - `model._is_stateful`, `model._supports_default_dynamic_cache`: models to refuse.
 - `cache._is_user_defined`: whether the caller keeps the cache.
 - `PrefixConstrainedLogitsProcessor._prefix_allowed_tokens_fn`: rows are judged one by one.
-- the frame of a running `GenerationMixin.generate`, through `inspect`: it does not pass on its own `streamer` and
+- the frame of a running `model.generate`, through `inspect`: it does not pass on its own `streamer` and
   `assistant_model`.
 - `torch._fused_sdp_choice`, `torch.ops.mkldnn._reorder_linear_weight` and `_linear_pointwise`: kernels of the CPU.
 """

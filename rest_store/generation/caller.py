@@ -5,8 +5,6 @@ from __future__ import annotations
 import inspect
 from typing import Any, NamedTuple
 
-from transformers import GenerationMixin
-
 
 class Withheld(NamedTuple):
     """Arguments of `model.generate`.
@@ -26,13 +24,13 @@ def withheld_arguments(model: Any) -> Withheld:
     transformers 5 gives a callable `custom_generate` neither of these arguments, so they are read where they were
     passed: in the frame of `generate`. Without them, a consumer of the streamer would wait for ever.
     """
-    body = inspect.unwrap(GenerationMixin.generate).__code__
     frame = inspect.currentframe()
-    while frame is not None and frame.f_code is not body:
+    while frame is not None:
+        if frame.f_code.co_name == "generate":
+            arguments = frame.f_locals
+            if arguments.get("self") is model and "custom_generate" in arguments:  # not a method around it
+                if not callable(arguments["custom_generate"]):
+                    break
+                return Withheld(arguments.get("streamer"), arguments.get("assistant_model"))
         frame = frame.f_back
-    if frame is None:
-        return Withheld()
-    arguments = inspect.getargvalues(frame).locals
-    if arguments.get("self") is not model or not callable(arguments.get("custom_generate")):
-        return Withheld()
-    return Withheld(arguments.get("streamer"), arguments.get("assistant_model"))
+    return Withheld()

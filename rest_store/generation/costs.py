@@ -18,9 +18,12 @@ _RECENT = 9  # times kept of each width
 _AGE = 128  # steps after which a time is forgotten
 _STALE = 64  # steps after which a plain step is measured again
 _BAND = 1.25  # ratio up to which a time confirms the times of earlier generations
-# In plain steps: what drafting may lose at first, at the beginning of later generations, and at any time.
-_FIRST_CREDIT, _LEAST_CREDIT, _GREATEST_CREDIT, _LARGEST_CREDIT = 0.3, 0.15, 0.6, 4.0
-_SHARE = 0.015  # of a plain step, added to the credit with each token
+_SHORTEST = 1e-9  # seconds, also of a clock that stands still
+# The credit, in plain steps.
+_FIRST = 0.3  # of the first generation
+_LEAST_FIRST, _MOST_FIRST = 0.15, 0.6  # of later ones
+_LARGEST = 4.0  # at any time, below zero too
+_SHARE = 0.015  # added with each token
 
 
 class Time(NamedTuple):
@@ -58,6 +61,7 @@ class ForwardCosts:
     def observe(self, nodes: int, seconds: float) -> None:
         """Learn that a forward pass which verified `nodes` draft tokens took `seconds`."""
         self._steps += 1
+        seconds = max(seconds, _SHORTEST)
         times = self._times.setdefault(nodes, deque(maxlen=_RECENT))
         if times and times[0].step <= self._began:
             before = [time.seconds for time in times if time.step <= self._began]
@@ -150,7 +154,7 @@ class DraftPolicy:
     def __init__(self, costs: ForwardCosts, *, adaptive: bool = True) -> None:
         self._costs = costs
         self._adaptive = adaptive
-        self._credit = _FIRST_CREDIT
+        self._credit = _FIRST
         self._drafts = False  # in this step
         self._pausing = False
         self.pauses = 0
@@ -158,45 +162,39 @@ class DraftPolicy:
     def begin(self) -> None:
         """Start another generation."""
         self._costs.begin()
-        self._credit = min(max(self._credit, _LEAST_CREDIT), _GREATEST_CREDIT)
+        self._credit = min(max(self._credit, _LEAST_FIRST), _MOST_FIRST)
         self._drafts = self._pausing = False
         self.pauses = 0
 
-    def budget(self, padded: Sequence[int]) -> int:
+    def budget(self, padded: Sequence[int]) -> tuple[int, npt.NDArray[np.float64] | None]:
         """Return the most draft tokens of the next step, 0: none; called once for each step that could accept any.
 
         Args:
-            padded: for 0, 1, ... draft tokens the number that a step is padded to, ascending.
+            padded: for 0, 1, ... draft tokens by how many tokens the step is wider than a plain one, ascending from 0.
+
+        Returns:
+            The number, and the estimated seconds of a forward pass with 0, 1, ... up to that many draft tokens;
+            None: draft whatever it costs.
         """
-        nodes = len(padded) - 1
+        nodes, costs = len(padded) - 1, None
         if self._adaptive:
-            nodes = 0 if self._costs.wants_plain else self._affordable(padded)
+            table = None if self._costs.wants_plain else self._costs.table(padded[-1])
+            if table is None:
+                nodes = 0
+            else:
+                costs = table[list(padded)]
+                nodes = int(np.flatnonzero(costs <= costs[0] * (1 + max(0.0, self._credit)))[-1])
+                costs = costs[: nodes + 1]
+                self.pauses += not nodes and not self._pausing
+                self._pausing = not nodes
         self._drafts = nodes > 0
-        return nodes
-
-    def _affordable(self, padded: Sequence[int]) -> int:
-        """Return the most draft tokens whose verification the credit pays for."""
-        table = self.table(padded)
-        assert table is not None, "a plain step comes first"
-        nodes = int(np.flatnonzero(table <= table[0] * (1 + max(0.0, self._credit)))[-1])
-        self.pauses += not nodes and not self._pausing
-        self._pausing = not nodes
-        return nodes
-
-    def table(self, padded: Sequence[int]) -> npt.NDArray[np.float64] | None:
-        """Return the estimated seconds of a forward pass for each of `padded`, float64[len(padded)]; None if unknown.
-
-        Args:
-            padded: as of `budget`.
-        """
-        table = self._costs.table(padded[-1]) if self._adaptive else None
-        return table[list(padded)] if table is not None else None
+        return nodes, costs
 
     def observe(self, nodes: int, tokens: float, forward: float, drafting: float) -> None:
         """Learn from a step.
 
         Args:
-            nodes: draft tokens that the forward pass verified, padding included.
+            nodes: by how many tokens the step was wider than a plain one.
             tokens: new tokens, for each row that was written to.
             forward: seconds of the forward pass.
             drafting: seconds of drafting.
@@ -207,7 +205,7 @@ class DraftPolicy:
         if plain is None:
             return
         saved = tokens - (forward + drafting) / plain if drafted else 0.0
-        self._credit = min(max(self._credit + _SHARE * tokens + saved, -_LARGEST_CREDIT), _LARGEST_CREDIT)
+        self._credit = min(max(self._credit + _SHARE * tokens + saved, -_LARGEST), _LARGEST)
 
 
 _known_policies: weakref.WeakKeyDictionary[Any, dict[Hashable, DraftPolicy]] = weakref.WeakKeyDictionary()

@@ -22,7 +22,15 @@ import numpy.typing as npt
 
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.session import DraftSession
-from rest_store.errors import DrafterError, DraftingWarning, LimitError, SessionError, describe, error_text
+from rest_store.errors import (
+    DatastoreClosedError,
+    DrafterError,
+    DraftingWarning,
+    LimitError,
+    SessionError,
+    describe,
+    error_text,
+)
 
 EMPTY = TokenTree([], [], [])
 _MAX_FAILURES = 3  # in a row; then the session is closed
@@ -160,6 +168,7 @@ class Drafting:
     Raises:
         DrafterError: `maker` returns something else than a session.
         SessionError, LimitError: `maker` makes a `DraftSession` of wrong sources, or with a limit out of range.
+        DatastoreClosedError: a source is closed before the generation begins.
     """
 
     def __init__(self, maker: SessionMaker | None, prompts: Sequence[list[int]], vocabulary_size: int) -> None:
@@ -179,7 +188,7 @@ class Drafting:
     def _open(self, row: int, maker: SessionMaker, prompt: list[int]) -> None:
         try:
             session = maker(prompt)
-        except (*_INTERRUPTS, SessionError, LimitError):
+        except (*_INTERRUPTS, SessionError, LimitError, DatastoreClosedError):
             raise
         except BaseException as error:
             self._fail(row, f"opening: {error_text(error)}", give_up=True)

@@ -81,13 +81,14 @@ def generate(
     Raises:
         ModelNotSupportedError: not a decoder-only model whose keys and values can be kept for one path of a tree.
         ModeNotSupportedError: not greedy search or sampling, inputs other than text, a processor or criterion that
-            does not judge rows one by one, `stop_strings`, or a streamer for several rows.
+            does not judge rows one by one, `stop_strings`, two streamers, or one for several rows.
         CacheNotSupportedError: a quantized, offloaded or recurrent cache.
         DrafterError: `drafter` is neither a list of sources nor a callable that takes a prompt and returns a session.
         SourceError: one of `drafter` is not a source, is given twice, or there are too many.
         LimitError: `max_nodes`, `source_timeout` or `widths` out of range.
         NativeKernelError: the kernel was not compiled, and `drafter` is a list of sources.
         SessionError: a `DraftSession` that `drafter` makes refuses its sources.
+        DatastoreClosedError: one of the sources is closed.
 
     A session or source that fails later changes nothing but speed. It is counted in `statistics.drafts`; one
     `DraftingWarning` at the end of the generation says that it stopped, or that nothing was drafted, and why.
@@ -101,6 +102,11 @@ def generate(
     withheld = withheld_arguments(model)
     if withheld.assistant_model is not None:
         warn_ignored(["assistant_model"])
+    streamers = [given for given in (withheld.streamer, stream_to, streamer) if given is not None]
+    if any(given is not streamers[0] for given in streamers):
+        raise ModeNotSupportedError(
+            describe("generate", "a streamer", "given twice", "streamer or stream_to, one of them")
+        )
     options = Options(max_nodes, source_timeout, adaptive, widths)
     generation = Generation(
         model,
@@ -112,11 +118,8 @@ def generate(
         options=options,
         **model_kwargs,
     )
-    streamer = stream_to if stream_to is not None else streamer
-    if streamer is not None:
-        generation.stream_to(streamer)
-    elif withheld.streamer is not None:
-        generation.stream_to(withheld.streamer, prompt=False)
+    if streamers:
+        generation.stream_to(streamers[0], prompt=withheld.streamer is None)
     return generation.result()
 
 

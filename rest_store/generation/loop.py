@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import torch
 
-from rest_store.errors import GenerationFailedError, ModeNotSupportedError, describe
+from rest_store.errors import DraftingWarning, GenerationFailedError, ModeNotSupportedError, describe
 from rest_store.generation import graph_pool
 from rest_store.generation.cache import Loan, TreeKVCache, capacity_of
 from rest_store.generation.costs import DraftPolicy, known_policy
@@ -18,7 +19,8 @@ from rest_store.generation.graphs import FixedVerifier
 from rest_store.generation.options import Options
 from rest_store.generation.output import GenerateOutput, columns, padded
 from rest_store.generation.prefill import Prompt, prefill, prompt_length, require_prompt, require_slots, row_limits
-from rest_store.generation.progress import Piece, Row, Statistics
+from rest_store.generation.progress import Piece, Statistics
+from rest_store.generation.rows import Row, Rows, unpadded
 from rest_store.generation.sampling import Choice, Stops
 from rest_store.generation.support import require_mode, require_model, vocabulary_size
 from rest_store.generation.top_k import TopTokens, read_top_tokens
@@ -77,8 +79,7 @@ class Generation:
         self._model, self._config, self._model_kwargs = model, generation_config, model_kwargs
         self._input_ids, self._maker, self._options = input_ids, maker, options
         self._choice = Choice(logits_processor, sample=bool(generation_config.do_sample), rows=rows, device=device)
-        capacity = self._stops.max_length or 2 * input_ids.shape[1]
-        self._rows = [Row(ids, capacity) for ids in input_ids]
+        self._rows = Rows(input_ids, self._stops)
         self.statistics = Statistics(origins=[row.origins for row in self._rows])
         returns_dict = bool(generation_config.return_dict_in_generate)
         self._returns_cache = returns_dict and generation_config.use_cache is not False
@@ -101,7 +102,7 @@ class Generation:
             try:
                 if self._verifier is None or self._drafting is None:
                     return self._first_step()
-                if any(map(self._continues, self._rows)):
+                if any(map(self._rows.continues, self._rows)):
                     return self._step(self._drafting, self._verifier)
             except BaseException as error:
                 self._fail(error)
@@ -112,10 +113,13 @@ class Generation:
     def _first_step(self) -> Piece:
         """Open the sessions and run the prompt."""
         with self.statistics.steps:
-            drafting = self._drafting = Drafting(self._maker, self._prompts(), vocabulary_size(self._model))
+            prompts = unpadded(self._input_ids, self._model_kwargs)
+            drafting = self._drafting = Drafting(self._maker, prompts, vocabulary_size(self._model))
         self.statistics.drafts = drafting.counts
         with torch.no_grad(), self.statistics.steps:
-            prompt, top_tokens = self._prefill(drafting)
+            with self.statistics.forward:
+                prompt = prefill(self._model, self._input_ids, self._config, self._model_kwargs)
+                top_tokens = self._read(prompt.logits, drafting)
             self._earlier = prompt.length - self._input_ids.shape[1]  # tokens of the cache that are not in the rows
             self._capacity = capacity_of(prompt.cache)
             for row, limit in zip(self._rows, row_limits(self._model, prompt, self._input_ids), strict=True):
@@ -123,14 +127,16 @@ class Generation:
             self._policy = self._new_policy(prompt)
             drafts = [NO_DRAFT] * len(self._rows)
             piece, paths = self._accept(prompt.logits, top_tokens, drafts)
-            self._verifier = self._new_verifier(prompt)
+            verifier = self._verifier = self._new_verifier(prompt)
+            plain = verifier.width_of(1)
+            self._padded = [verifier.width_of(1 + nodes) - plain for nodes in range(self._max_nodes + 1)]
             self._inform(drafting, piece, paths, top_tokens, drafts)
         return piece
 
     def _step(self, drafting: Drafting, verifier: Verifier) -> Piece:
         """Draft, verify, accept."""
         with torch.no_grad(), self.statistics.steps:
-            drafts = self._draft(drafting, self._policy, verifier)
+            drafts = self._draft(drafting, self._policy)
             step, logits, top_tokens = self._verify(verifier, drafts, drafting)
             piece, paths = self._accept(logits, top_tokens, drafts)
             self._keep(verifier.cache, paths)
@@ -140,26 +146,17 @@ class Generation:
 
     # --- one step ----------------------------------------------------------------------------------------------------
 
-    def _prefill(self, drafting: Drafting) -> tuple[Prompt, TopTokens]:
-        """Run the prompt through the model."""
-        with self.statistics.forward:
-            prompt = prefill(self._model, self._input_ids, self._config, self._model_kwargs)
-            return prompt, self._read(prompt.logits, drafting)
-
-    def _draft(self, drafting: Drafting, policy: DraftPolicy, verifier: Verifier) -> list[Draft]:
+    def _draft(self, drafting: Drafting, policy: DraftPolicy) -> list[Draft]:
         """Return the tree of each row, empty where there is none."""
         drafts = [NO_DRAFT] * len(self._rows)
         with self.statistics.drafting:
             rooms = [self._room(row) for row in self._rows]
-            if not drafting.active or max(rooms) <= 1:
+            if not drafting.active or not self._max_nodes or max(rooms) <= 1:
                 return drafts
-            padded = [verifier.width_of(1 + nodes) - 1 for nodes in range(self._max_nodes + 1)]
-            nodes = policy.budget(padded)
-            if nodes:
-                costs = policy.table(padded[: nodes + 1])
-                for row, room in enumerate(rooms):
-                    if room > 1:
-                        drafts[row] = Draft(drafting.draft(row, nodes, costs), room - 1)
+            nodes, costs = policy.budget(self._padded)
+            for row, room in enumerate(rooms):
+                if nodes and room > 1:
+                    drafts[row] = Draft(drafting.draft(row, nodes, costs), room - 1)
         self.statistics.drafts.nodes += sum(len(draft.tree) for draft in drafts)
         return drafts
 
@@ -168,7 +165,7 @@ class Generation:
     ) -> tuple[Step, torch.Tensor, TopTokens]:
         """Run the last token of each row and its tree through the model."""
         width = verifier.width_of(1 + max(len(draft.tree) for draft in drafts))
-        last = [None if self._is_done(row) else row.tokens[-1] for row in self._rows]
+        last = [None if self._rows.is_done(row) else row.tokens[-1] for row in self._rows]
         step = Step(last, [draft.tree for draft in drafts], width)
         with self.statistics.forward:
             logits = verifier.run(step)
@@ -205,7 +202,7 @@ class Generation:
     ) -> tuple[list[int], list[int]]:
         """Write to one row; return its new tokens and the places in the step that they follow, the first being 0."""
         row = self._rows[number]
-        if not self._continues(row):
+        if not self._rows.continues(row):
             return [], []
         children: dict[tuple[int, int], int] = {}  # by place of the parent and token; of equal siblings the first
         for node, edge in enumerate(zip(draft.tree.parents.tolist(), draft.tree.tokens.tolist(), strict=True)):
@@ -223,7 +220,7 @@ class Generation:
             child = children.get((place, token))
             if child is not None:
                 path.append(child)
-            if self._ends(row, token):
+            if self._rows.ends(row, token):
                 if self._stops.pads:
                     self._choice.finish(number)
                 return tokens, path
@@ -242,7 +239,7 @@ class Generation:
         """Keep the keys and values of accepted tokens."""
         cache.keep(paths)
         for number, row in enumerate(self._rows):
-            if self._is_done(row):
+            if self._rows.is_done(row):
                 cache.finish(number)
 
     def _inform(
@@ -274,46 +271,8 @@ class Generation:
             lengths = [len(tokens) for tokens in piece.tokens if tokens]
             times = self.statistics
             tokens = sum(lengths) / max(1, len(lengths))
-            policy.observe(step.width - 1, tokens, times.forward.latest, times.drafting.latest)
+            policy.observe(step.width - verifier.width_of(1), tokens, times.forward.latest, times.drafting.latest)
             times.pauses = policy.pauses
-
-    # --- rows --------------------------------------------------------------------------------------------------------
-
-    def _prompts(self) -> list[list[int]]:
-        """Return the tokens of each row, without padding."""
-        mask = self._model_kwargs.get("attention_mask")
-        if mask is None:
-            return [list(row.tokens) for row in self._rows]
-        seen = mask[:, mask.shape[1] - self._input_ids.shape[1] :].bool()
-        return [ids[of_row].tolist() for ids, of_row in zip(self._input_ids, seen, strict=True)]
-
-    def _ends(self, row: Row, token: int) -> bool:
-        """Note whether `row` has met a criterion with its last token; return whether writing to it stops here."""
-        if row.ended is not None:
-            return not self._continues(row)
-        if self._stops.plain:
-            ended = self._stops.after(token, len(row.tokens))
-        else:
-            ended = self._stops.judge(row.ids(), tuple(row.scores) if self._keeps_scores else None)
-        if ended:
-            row.ended = len(row.tokens)
-        return ended
-
-    def _continues(self, row: Row) -> bool:
-        """Whether more is written to `row`.
-
-        Where no token ends a row, `generate` of transformers continues rows that have met a criterion until all have.
-        """
-        if row.ended is None:
-            return True
-        ends = [other.ended for other in self._rows]
-        if self._stops.pads or None in ends:
-            return False
-        return len(row.tokens) < max(end for end in ends if end is not None)
-
-    def _is_done(self, row: Row) -> bool:
-        """Whether `row` gets no more tokens, whatever is written to the others."""
-        return row.ended is not None and (self._stops.pads or len(row.tokens) == self._stops.max_length)
 
     def _room(self, row: Row) -> int:
         """Return how many tokens `row` may get in this step.
@@ -321,7 +280,7 @@ class Generation:
         Raises:
             CacheFullError: none, for lack of slots.
         """
-        if not self._continues(row):
+        if not self._rows.continues(row):
             return 0
         require_slots(self._earlier + len(row.tokens), self._capacity)
         return int(min(row.limit, 2**31)) - len(row.tokens)
@@ -361,13 +320,21 @@ class Generation:
     def __enter__(self) -> Generation:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._close_quietly()
 
     def _fail(self, error: BaseException) -> None:
         """Close after an error. It is not kept: its traceback would keep this generation and its memory."""
         self._failure = self._failure or type(error).__name__
-        self.close()
+        self._close_quietly()
+
+    def _close_quietly(self) -> None:
+        """Close while an error passes; where warnings are raised as errors, theirs must not take its place."""
+        with suppress(DraftingWarning):
+            self.close()
 
     def _release(self, *, hand_back: bool) -> None:
         """Close the sessions, leave the cache as plain decoding leaves it if asked for, and keep captured graphs."""

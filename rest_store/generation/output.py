@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from rest_store.generation.progress import Row, Statistics
+from rest_store.generation.progress import Statistics
+from rest_store.generation.rows import Row
 
 
 @dataclass

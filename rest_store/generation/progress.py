@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass, field
-
-import torch
 
 from rest_store.generation.drafting import DraftCounts
 
@@ -83,41 +80,3 @@ class Statistics:
     def mean_tokens(self) -> float:
         """M: generated tokens for each forward pass (REST, section 4.1), of all rows together."""
         return self.tokens / self.forward_passes if self.forward_passes else 0.0
-
-
-class Row:
-    """A sequence being written.
-
-    Args:
-        ids: int64[length], the prompt.
-        capacity: tokens to have memory for.
-
-    Attributes:
-        tokens: all of it, the prompt and padding on its left included.
-        origins: of each generated token, as in `Statistics`.
-        scores: float32[1, vocabulary] of each generated token, if they are kept.
-        logits: the same before processing.
-        limit: most tokens that a step may make it long.
-        ended: its length when a stopping criterion was met; None before.
-    """
-
-    def __init__(self, ids: torch.Tensor, capacity: int) -> None:
-        self.tokens: list[int] = ids.tolist()
-        self.origins: list[int] = []
-        self.scores: list[torch.Tensor] = []
-        self.logits: list[torch.Tensor] = []
-        self.limit: float = math.inf
-        self.ended: int | None = None
-        self._ids = ids.new_empty((1, max(capacity, ids.shape[0], 1)))
-        self._ids[0, : ids.shape[0]] = ids
-        self._written = ids.shape[0]
-
-    def ids(self) -> torch.Tensor:
-        """Return the row as a tensor, int64[1, length]."""
-        length = len(self.tokens)
-        if length > self._ids.shape[1]:
-            self._ids = torch.cat([self._ids, torch.empty_like(self._ids)], dim=1)
-        if self._written < length:
-            self._ids[0, self._written : length] = torch.tensor(self.tokens[self._written :])
-            self._written = length
-        return self._ids[:, :length]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import rest_store
 import rest_store.generation.generate as entry
 from rest_store.bench.baselines import tree_of
 from rest_store.generation import costs as costs_module
@@ -134,7 +135,7 @@ def simulate(policy: DraftPolicy, steps: int, tokens: float, *, slope: float = 0
     """Let whole budgets be verified, each bringing `tokens`; return the budgets."""
     budgets = []
     for _ in range(steps):
-        nodes = policy.budget(WIDTHS)
+        nodes, _ = policy.budget(WIDTHS)
         budgets.append(nodes)
         policy.observe(nodes, tokens if nodes else 1.0, 1 + slope * nodes, drafting if nodes else 0.0)
     return budgets
@@ -176,46 +177,49 @@ def test_a_long_success_is_no_licence_for_a_long_failure() -> None:
 def test_drafting_is_tried_again() -> None:
     policy = DraftPolicy(known())
     simulate(policy, 100, 1.0)
-    assert policy.budget(WIDTHS) < 8
+    assert policy.budget(WIDTHS)[0] < 8
     assert simulate(policy, 200, 3.0)[-50:].count(16) >= 49
 
 
 def test_a_delay_of_one_draft_does_not_end_drafting() -> None:
     policy = DraftPolicy(known())
-    assert policy.budget(WIDTHS)
+    assert policy.budget(WIDTHS)[0]
     policy.observe(4, 1.0, 1.4, 1000.0)
     assert any(simulate(policy, 300, 3.0))
 
 
 def test_a_generation_begins_with_what_the_last_one_left() -> None:
     policy = DraftPolicy(known())
-    first = policy.budget(WIDTHS)
+    first, _ = policy.budget(WIDTHS)
     simulate(policy, 50, 4.0)
     policy.begin()
     policy.observe(0, 1.0, 1.0, 0.0)  # confirms the costs
-    after_success = policy.budget(WIDTHS)
+    after_success, _ = policy.budget(WIDTHS)
     simulate(policy, 50, 1.0)
     policy.begin()
     policy.observe(0, 1.0, 1.0, 0.0)
-    assert 0 < policy.budget(WIDTHS) < first < after_success < 16
+    assert 0 < policy.budget(WIDTHS)[0] < first < after_success < 16
 
 
 def test_the_budget_knows_what_steps_are_padded_to() -> None:
     policy = DraftPolicy(known())
-    assert policy.budget([0, *[2] * 2, *[16] * 14]) == 2
+    nodes, costs = policy.budget([0, *[2] * 2, *[16] * 14])
+    assert nodes == 2
+    assert costs is not None
+    assert costs[0] < costs[1] == costs[2]
 
 
 def test_the_first_step_is_plain_while_its_cost_is_unknown() -> None:
     policy = DraftPolicy(ForwardCosts())
-    assert policy.budget(WIDTHS) == 0
+    assert policy.budget(WIDTHS) == (0, None)
     policy.observe(0, 1.0, 1.0, 0.0)
-    assert policy.budget(WIDTHS) > 0
+    assert policy.budget(WIDTHS)[0] > 0
 
 
 def test_a_policy_that_is_not_adaptive_always_drafts() -> None:
     policy = DraftPolicy(known(), adaptive=False)
     assert simulate(policy, 50, 1.0, drafting=9.0) == [16] * 50
-    assert policy.table(WIDTHS) is None
+    assert policy.budget(WIDTHS) == (16, None)
 
 
 def test_a_generation_measures_and_hands_costs_to_its_session() -> None:
@@ -302,6 +306,33 @@ def timed(model: Any, clock: Clock, drafter: Any, new_tokens: int, **options: An
         **options,
     )
     return clock.now - began, output
+
+
+@pytest.mark.parametrize("widths", [(9,), (5, 17)])
+def test_fixed_widths_need_none_for_plain_steps(clock: Clock, widths: tuple[int, ...]) -> None:
+    """The narrowest step is a plain one, however wide it is."""
+    model = tiny_model("llama")
+    inputs = prompts(1)
+    plain = model.generate(**inputs, max_new_tokens=60, do_sample=False)
+    futures = futures_of(inputs, plain)
+    _, output = timed(model, clock, lambda prompt: Scripted(prompt, futures, right), 60, widths=widths)
+    assert torch.equal(output.sequences, plain)
+    assert output.statistics.forward_passes < 20
+
+
+def test_drafting_goes_on_by_a_clock_that_stands_still(clock: Clock) -> None:
+    model = tiny_model("llama")
+    clock.cost = lambda nodes, held: 0.0
+    for _ in range(2):
+        _, output = timed(model, clock, [rest_store.PromptLookup()], 24)
+        assert not output.statistics.drafts.errors
+    assert output.statistics.drafts.asked
+
+
+@pytest.mark.parametrize("nothing", [{"max_nodes": 0}, {"widths": (1,)}])
+def test_where_nothing_may_be_drafted_nothing_pauses(clock: Clock, nothing: dict[str, Any]) -> None:
+    _, output = timed(tiny_model("llama"), clock, Always, 24, **nothing)
+    assert (output.statistics.drafts.asked, output.statistics.pauses) == (0, 0)
 
 
 def test_drafting_pauses_although_plain_steps_used_to_cost_more(clock: Clock) -> None:

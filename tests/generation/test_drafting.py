@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import DynamicCache
 
 import rest_store
 import rest_store.generation.generate as entry
@@ -216,6 +217,38 @@ def test_a_source_that_hangs_delays_a_generation_by_its_timeout_once(rows: int) 
     assert counts.nodes > 0
     assert source.asked == rows
     released.set()
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_warning_that_is_raised_comes_after_the_text_and_hides_no_error() -> None:
+    model = tiny_model("llama")
+    inputs = prompts(1)
+    plain = model.generate(**inputs, **FIXED)
+    generator = rest_store.Generator(model, None, lambda prompt: Faulty(prompt, "accept"))
+    cache = DynamicCache(config=model.config)
+    written = generator.begin(inputs, **FIXED, past_key_values=cache)
+    with pytest.raises(DraftingWarning):
+        list(written)
+    assert torch.equal(written.result(), plain)
+    assert int(cache.get_seq_length()) == plain.shape[1] - 1
+
+    def fails(ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        if ids.shape[1] == 20:
+            raise KeyboardInterrupt
+        return torch.tensor([False])
+
+    cache.reset()
+    with pytest.raises(KeyboardInterrupt):
+        list(generator.begin(inputs, **FIXED, past_key_values=cache, stopping_criteria=[fails]))
+    assert int(cache.get_seq_length()) >= 14
+
+    def read() -> None:
+        with generator.begin(inputs, **FIXED) as pieces:
+            next(pieces)
+            raise TimeoutError("the reader went away")
+
+    with pytest.raises(TimeoutError):
+        read()
 
 
 def test_sources_that_fail_are_counted_and_change_nothing() -> None:

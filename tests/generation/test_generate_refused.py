@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from transformers import DynamicCache, LogitsProcessor
 import rest_store
 from rest_store.errors import (
     CacheNotSupportedError,
+    DatastoreClosedError,
     DrafterError,
     LimitError,
     ModelNotSupportedError,
@@ -26,7 +28,7 @@ from rest_store.errors import (
 from rest_store.generation.attention import TreeAttention
 from rest_store.generation.cache import Pattern, TreeKVCache
 from rest_store.generation.generate import default_session
-from tests.shared.strategies import refused
+from tests.shared.strategies import ONE_TO_NINE, open_datastore, refused
 from tests.shared.tiny import VOCABULARY, prompts, tiny_model
 
 FIXED = {"max_new_tokens": 24, "do_sample": False}
@@ -60,6 +62,16 @@ def test_modes_are_refused_by_name() -> None:
         refused_early(ModeNotSupportedError, eager, name, **{name: True, "return_dict_in_generate": True})
 
 
+class Anything:
+    """A streamer that takes anything."""
+
+    def put(self, value: torch.Tensor) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+
 def test_streamers_of_several_rows_are_refused() -> None:
     class Silent:
         def put(self, value: torch.Tensor) -> None:
@@ -72,6 +84,12 @@ def test_streamers_of_several_rows_are_refused() -> None:
     refused_early(ModeNotSupportedError, model, "a streamer", "3 rows", inputs=prompts(3), stream_to=Silent())
     generator = rest_store.Generator(model)
     refused(ModeNotSupportedError, lambda: generator.generate(prompts(2), **FIXED, streamer=Silent()), "2 rows")
+
+
+def test_two_streamers_are_refused() -> None:
+    """One of them would wait for ever."""
+    streamers = {"streamer": Anything(), "stream_to": Anything()}
+    refused_early(ModeNotSupportedError, tiny_model("llama"), "a streamer is given twice", **streamers)
 
 
 def test_a_streamer_that_nobody_would_call_is_refused() -> None:
@@ -190,6 +208,14 @@ def test_wrong_sources_are_refused(sources: Any) -> None:
     refused(SourceError, lambda: rest_store.Generator(model, None, sources))
     refused(SourceError, lambda: default_session(sources))
     refused_early(SourceError, model, drafter=lambda prompt: rest_store.DraftSession(sources, prompt))
+
+
+def test_closed_datastores_are_refused(tmp_path: Path) -> None:
+    store = open_datastore(tmp_path, ONE_TO_NINE)
+    store.close()
+    model = tiny_model("llama")
+    refused_early(DatastoreClosedError, model, "the datastore is closed", drafter=[store])
+    refused_early(DatastoreClosedError, model, "closed", drafter=lambda ids: rest_store.DraftSession([store], ids))
 
 
 def test_sources_without_the_kernel_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from transformers import GenerationMixin
 
 import rest_store
 from rest_store.errors import DrafterError
@@ -66,6 +67,21 @@ def test_a_streamer_gets_what_plain_decoding_gives_it(way: str) -> None:
         model.generate(**inputs, **FIXED, custom_generate=custom, drafter=drafter)
     assert streamer.given == expected.given
     assert streamer.ended == expected.ended == 1
+
+
+def test_a_streamer_is_seen_through_what_others_wrap_around_generate(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("llama")
+    inputs = prompts(1)
+    original = GenerationMixin.generate
+
+    def generate(self: Any, *arguments: Any, **options: Any) -> Any:
+        return original(self, *arguments, **options)
+
+    monkeypatch.setattr(GenerationMixin, "generate", generate)
+    streamer = Collected()
+    output = model.generate(**inputs, **FIXED, custom_generate=rest_store.generate, streamer=streamer)
+    assert [token for tokens in streamer.given for token in tokens] == output[0].tolist()
+    assert streamer.ended == 1
 
 
 def test_a_streamer_of_another_generation_is_left_alone() -> None:
