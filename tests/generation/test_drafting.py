@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -45,8 +45,8 @@ MALFORMED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", MALFORMED)
-def test_malformed_answers_change_nothing_and_are_counted(name: str) -> None:
+def drafted_with_second_tree(make: Callable[[], Any]) -> DraftCounts:
+    """Draft rightly but for the second tree, which is what `make` returns; the text is that of plain generation."""
     model = tiny_model("llama")
     inputs = prompts(1)
     plain = model.generate(**inputs, **FIXED)
@@ -55,7 +55,7 @@ def test_malformed_answers_change_nothing_and_are_counted(name: str) -> None:
 
     def script(future: list[int], random: Any, max_nodes: int) -> Any:
         calls.append(1)
-        return MALFORMED[name] if len(calls) == 2 else right(future, random, max_nodes)
+        return make() if len(calls) == 2 else right(future, random, max_nodes)
 
     output = model.generate(
         **inputs,
@@ -66,10 +66,16 @@ def test_malformed_answers_change_nothing_and_are_counted(name: str) -> None:
         return_dict_in_generate=True,
     )
     assert torch.equal(output.sequences, plain)
-    counts = output.statistics.drafts
+    counts: DraftCounts = output.statistics.drafts
+    assert counts.accepted > 5, "one bad answer does not end drafting"
+    return counts
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_malformed_answers_change_nothing_and_are_counted(name: str) -> None:
+    counts = drafted_with_second_tree(lambda: MALFORMED[name])
     assert (counts.malformed, counts.failed) == (1, 0)
     assert len(counts.errors) == 1
-    assert counts.accepted > 5, "one bad answer does not end drafting"
 
 
 def of_a_subclass(name: str, changed: Any) -> TokenTree:
@@ -100,28 +106,8 @@ CHANGED: dict[str, tuple[str, Any, bool]] = {  # and whether the arrays are stil
 @pytest.mark.parametrize("name", CHANGED)
 def test_trees_of_a_subclass_are_what_their_arrays_say(name: str) -> None:
     attribute, changed, valid = CHANGED[name]
-    model = tiny_model("llama")
-    inputs = prompts(1)
-    plain = model.generate(**inputs, **FIXED)
-    futures = futures_of(inputs, plain)
-    calls = []
-
-    def script(future: list[int], random: Any, max_nodes: int) -> Any:
-        calls.append(1)
-        return of_a_subclass(attribute, changed) if len(calls) == 2 else right(future, random, max_nodes)
-
-    output = model.generate(
-        **inputs,
-        **FIXED,
-        custom_generate=entry.generate,
-        drafter=lambda prompt: Scripted(prompt, futures, script),
-        adaptive=False,
-        return_dict_in_generate=True,
-    )
-    assert torch.equal(output.sequences, plain)
-    counts = output.statistics.drafts
+    counts = drafted_with_second_tree(lambda: of_a_subclass(attribute, changed))
     assert counts.failed + counts.malformed == (not valid)
-    assert counts.accepted > 5, "one bad answer does not end drafting"
 
 
 class Faulty:
