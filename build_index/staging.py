@@ -102,7 +102,8 @@ class Staging:
     def start(self) -> None:
         """Remove the files of an earlier build, and make the directory of a new datastore."""
         with output_errors(self.path):
-            for entry in self.path.iterdir():
+            # The journal first: a build that is killed meanwhile leaves nothing that claims to be resumable.
+            for entry in sorted(self.path.iterdir(), key=lambda entry: entry != self.journal_path):
                 _remove(entry)
             self.datastore.mkdir()
             sync_directory(self.path)

@@ -330,3 +330,20 @@ def test_a_place_without_write_permission(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(OutputError, match="Permission denied"):
         Staging(tmp_path / "ds")
+
+
+def test_a_new_build_that_is_killed_while_it_clears_an_unfinished_one_leaves_nothing_to_resume(tmp_path, monkeypatch):
+    with Staging(tmp_path / "ds") as unfinished:
+        unfinished.start()
+        (unfinished.path / "a-file").write_bytes(b"before the journal by name")
+        unfinished.journal_path.write_bytes(b"{}\n")
+    removed = []
+
+    def remove_one(entry):
+        removed.append(entry.name)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "_remove", remove_one)
+    with pytest.raises(KeyboardInterrupt), Staging(tmp_path / "ds") as new:
+        new.start()
+    assert removed == [unfinished.journal_path.name]

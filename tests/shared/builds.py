@@ -132,7 +132,7 @@ def require_whole_and_resumable(arguments, out, old, expected):
     kept = require_whole(out, old, expected)
     run = run_build(*arguments, "--out", out, "--resume")
     if run.returncode:
-        assert "unfinished build is absent" in run.stderr
+        assert "unfinished build is absent" in run.stderr, run.stderr
         assert kept == 0
         run = run_build(*arguments, "--out", out)
     assert run.returncode == 0, run.stderr

@@ -142,7 +142,8 @@ def right(future: list[int], random: np.random.Generator, max_nodes: int) -> Tok
 
 def wrong(future: list[int], random: np.random.Generator, max_nodes: int) -> TokenTree:
     never = [(token + 1) % VOCABULARY for token in future[:4]] or [5]
-    return tree_of([never[:3], [*never[:1], 7, 8]])
+    tree = tree_of([never[:3], [*never[:1], 7, 8]])
+    return tree if len(tree) <= max_nodes else tree_of([never[:max_nodes]])
 
 
 def bushy(future: list[int], random: np.random.Generator, max_nodes: int) -> TokenTree:
