@@ -32,8 +32,13 @@ class Along:
             for place in range(len(text) - len(end), -1, -1):
                 following = text[place + len(end) : place + len(end) + 4]
                 if following and text[place : place + len(end)] == end:
-                    return tree_of([[following[0], 3], following, [4, 5]])
-        return tree_of([[4, 5], [6]])
+                    return self._within(max_nodes, [[following[0], 3], following, [4, 5]])
+        return self._within(max_nodes, [[4, 5], [6]])
+
+    @staticmethod
+    def _within(max_nodes: int, paths: list[list[int]]) -> Any:
+        tree = tree_of(paths)
+        return tree if len(tree) <= max_nodes else tree_of([paths[0][:max_nodes]])
 
     def accept(self, tokens: Any) -> None:
         self.context += tokens
