@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 import shutil
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.errors import CopyError, DatastoreClosedError, DatastoreNotFoundError, MixedBuildError
-from tests.datastore.test_lost_pages import QUERIES
+from tests.datastore.test_lost_pages import QUERIES, query_in_threads
 from tests.datastore.test_opening import run_python
 from tests.shared.strategies import Corpus, refused, write_datastore, zipf_corpus
 
@@ -61,26 +60,7 @@ def test_a_closed_datastore_refuses_queries_and_holds_nothing(
 
 def test_closing_while_threads_query(directory: Path) -> None:
     store = Datastore.open(directory)
-    expected, ready = store.draft([1, 2]), threading.Barrier(5)
-    wrong: list[object] = []
-
-    def query() -> None:
-        ready.wait()
-        while True:
-            try:
-                trees = [store.draft([1, 2]), *store.draft_batch([[1, 2]] * 3)]
-            except DatastoreClosedError:
-                return
-            wrong.extend(tree for tree in trees if tree != expected)
-
-    threads = [threading.Thread(target=query) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    ready.wait()
-    store.close()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    query_in_threads(store, DatastoreClosedError, store.close)
 
 
 @ON_LINUX

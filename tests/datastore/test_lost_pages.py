@@ -77,8 +77,8 @@ def test_other_datastores_are_not_affected(directory: Path, tmp_path: Path) -> N
     assert Datastore.open(other).draft([1, 2]) == expected  # in place of the one that was lost
 
 
-def test_threads_that_query_while_files_are_truncated_get_right_answers_or_the_error(directory: Path) -> None:
-    store = Datastore.open(directory)
+def query_in_threads(store: Datastore, error: type[Exception], meanwhile: Callable[[], object]) -> None:
+    """Draft in four threads until `meanwhile` makes that raise `error`; all answers before are right."""
     expected, ready = store.draft([1, 2]), threading.Barrier(5)
     wrong: list[object] = []
 
@@ -86,20 +86,23 @@ def test_threads_that_query_while_files_are_truncated_get_right_answers_or_the_e
         ready.wait()
         while True:
             try:
-                tree = store.draft([1, 2])
-            except DatastoreUnavailableError:
+                trees = [store.draft([1, 2]), *store.draft_batch([[1, 2]] * 3)]
+            except error:
                 return
-            if tree != expected:
-                wrong.append(tree)
+            wrong.extend(tree for tree in trees if tree != expected)
 
     threads = [threading.Thread(target=query) for _ in range(4)]
     for thread in threads:
         thread.start()
     ready.wait()
-    truncate(directory)
+    meanwhile()
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+def test_threads_that_query_while_files_are_truncated_get_right_answers_or_the_error(directory: Path) -> None:
+    query_in_threads(Datastore.open(directory), DatastoreUnavailableError, lambda: truncate(directory))
 
 
 @pytest.mark.parametrize("stage", ["symbols", "keys", "order", "set"])

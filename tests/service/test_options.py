@@ -14,19 +14,9 @@ from rest_store.generation import command as generation_command
 from rest_store.service.address import is_service
 from rest_store.service.options import Access
 from tests.shared.services import Certificates, running
-from tests.shared.strategies import Corpus, identity, write_datastore
+from tests.shared.strategies import identity
 
 ACCESS = {"token_file", "tls", "tls_ca", "tls_cert", "tls_key", "tls_server_name"}
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_datastore(tmp_path_factory.mktemp("served"), Corpus(300, [[[1, 2, 3]]]))
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return Certificates.make(tmp_path_factory.mktemp("certificates"))
 
 
 def run(*words: object, environment: dict[str, str] | None = None) -> tuple[int, str]:

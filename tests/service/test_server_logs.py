@@ -36,15 +36,21 @@ def test_events_are_lines_of_text_or_json() -> None:
     assert json.loads(as_json.getvalue()).items() >= {"event": "start", "name": "a b", "number": 3}.items()
 
 
-def test_what_others_log_becomes_events(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def taken_over(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """What an event log that has taken over the log of libraries writes."""
     root = logging.getLogger()
     monkeypatch.setattr(root, "handlers", [])
     monkeypatch.setattr(root, "level", root.level)
     written = io.StringIO()
     EventLog(True, written).take_over()
+    return written
+
+
+def test_what_others_log_becomes_events(taken_over: io.StringIO) -> None:
     logging.getLogger("asyncio").error("a task of %s", "nobody", exc_info=ValueError("x"))
     logging.getLogger("asyncio").info("not this")
-    (line,) = written.getvalue().splitlines()
+    (line,) = taken_over.getvalue().splitlines()
     event = json.loads(line)
     assert (event["event"], event["logger"], event["message"]) == ("error", "asyncio", "a task of nobody")
     assert "ValueError: x" in event["traceback"]
@@ -102,15 +108,10 @@ def test_a_kind_has_ten_lines_a_minute_and_one_for_the_rest() -> None:
     assert after == [*[("refused",)] * LIMIT, ("left_out", "refused", "LIMIT", 2)]
 
 
-def test_what_others_log_is_limited_by_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    root = logging.getLogger()
-    monkeypatch.setattr(root, "handlers", [])
-    monkeypatch.setattr(root, "level", root.level)
-    written = io.StringIO()
-    EventLog(True, written).take_over()
+def test_what_others_log_is_limited_by_its_place(taken_over: io.StringIO) -> None:
     for number in range(50):
         logging.getLogger("grpc").warning(f"a stranger called {number}")
-    assert len(written.getvalue().splitlines()) == LIMIT
+    assert len(taken_over.getvalue().splitlines()) == LIMIT
 
 
 def provoked(service: Service, call: grpc.MultiCallable) -> tuple[str | None, str]:

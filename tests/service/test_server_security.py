@@ -23,19 +23,9 @@ from rest_store.service.server.limits import BearerTokens, Limits
 from rest_store.v1 import datastore_pb2 as pb
 from rest_store.v1 import datastore_pb2_grpc
 from tests.shared.services import PATIENCE, Certificates, Service, Talk, reason_of, running
-from tests.shared.strategies import Corpus, refused, write_datastore
+from tests.shared.strategies import refused
 
 ASKED = pb.DraftRequest(contexts=[pb.Context(tokens=[1, 2])])
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_datastore(tmp_path_factory.mktemp("served"), Corpus(300, [[[1, 2, 3]]]))
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return Certificates.make(tmp_path_factory.mktemp("certificates"))
 
 
 def secure_stub(
