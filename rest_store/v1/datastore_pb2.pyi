@@ -121,6 +121,84 @@ class DraftStreamResponse(_message.Message):
     evidence: _containers.RepeatedCompositeFieldContainer[Evidence]
     def __init__(self, trees: _Optional[_Iterable[_Union[Tree, _Mapping]]] = ..., datastores: _Optional[_Iterable[str]] = ..., sequence: _Optional[int] = ..., evidence: _Optional[_Iterable[_Union[Evidence, _Mapping]]] = ...) -> None: ...
 
+class DraftSessionRequest(_message.Message):
+    __slots__ = ("open", "accepted", "draft")
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_FIELD_NUMBER: _ClassVar[int]
+    open: SessionOpening
+    accepted: _containers.RepeatedCompositeFieldContainer[Accepted]
+    draft: TreeRequest
+    def __init__(self, open: _Optional[_Union[SessionOpening, _Mapping]] = ..., accepted: _Optional[_Iterable[_Union[Accepted, _Mapping]]] = ..., draft: _Optional[_Union[TreeRequest, _Mapping]] = ...) -> None: ...
+
+class SessionOpening(_message.Message):
+    __slots__ = ("selection", "tokens", "written", "top_k", "prompt_lookup", "recycled_logits", "calibration", "calibration_weights", "fixed_calibration", "max_suffix")
+    SELECTION_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOOKUP_FIELD_NUMBER: _ClassVar[int]
+    RECYCLED_LOGITS_FIELD_NUMBER: _ClassVar[int]
+    CALIBRATION_FIELD_NUMBER: _ClassVar[int]
+    CALIBRATION_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    FIXED_CALIBRATION_FIELD_NUMBER: _ClassVar[int]
+    MAX_SUFFIX_FIELD_NUMBER: _ClassVar[int]
+    selection: Selection
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    written: int
+    top_k: TopK
+    prompt_lookup: bool
+    recycled_logits: bytes
+    calibration: bytes
+    calibration_weights: _containers.RepeatedScalarFieldContainer[float]
+    fixed_calibration: bool
+    max_suffix: int
+    def __init__(self, selection: _Optional[_Union[Selection, _Mapping]] = ..., tokens: _Optional[_Iterable[int]] = ..., written: _Optional[int] = ..., top_k: _Optional[_Union[TopK, _Mapping]] = ..., prompt_lookup: bool = ..., recycled_logits: _Optional[bytes] = ..., calibration: _Optional[bytes] = ..., calibration_weights: _Optional[_Iterable[float]] = ..., fixed_calibration: bool = ..., max_suffix: _Optional[int] = ...) -> None: ...
+
+class TopK(_message.Message):
+    __slots__ = ("k", "tokens")
+    K_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    k: int
+    tokens: bytes
+    def __init__(self, k: _Optional[int] = ..., tokens: _Optional[bytes] = ...) -> None: ...
+
+class Accepted(_message.Message):
+    __slots__ = ("tokens", "top_k", "node_top_k")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    NODE_TOP_K_FIELD_NUMBER: _ClassVar[int]
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    top_k: TopK
+    node_top_k: TopK
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., top_k: _Optional[_Union[TopK, _Mapping]] = ..., node_top_k: _Optional[_Union[TopK, _Mapping]] = ...) -> None: ...
+
+class TreeRequest(_message.Message):
+    __slots__ = ("max_nodes", "sequence", "costs")
+    MAX_NODES_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    COSTS_FIELD_NUMBER: _ClassVar[int]
+    max_nodes: int
+    sequence: int
+    costs: StepCosts
+    def __init__(self, max_nodes: _Optional[int] = ..., sequence: _Optional[int] = ..., costs: _Optional[_Union[StepCosts, _Mapping]] = ...) -> None: ...
+
+class StepCosts(_message.Message):
+    __slots__ = ("of_step",)
+    OF_STEP_FIELD_NUMBER: _ClassVar[int]
+    of_step: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, of_step: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class DraftSessionResponse(_message.Message):
+    __slots__ = ("sequence", "datastores", "nodes")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    DATASTORES_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    datastores: _containers.RepeatedScalarFieldContainer[str]
+    nodes: bytes
+    def __init__(self, sequence: _Optional[int] = ..., datastores: _Optional[_Iterable[str]] = ..., nodes: _Optional[bytes] = ...) -> None: ...
+
 class LongestSuffixMatchRequest(_message.Message):
     __slots__ = ("selection", "max_suffix", "tokens")
     SELECTION_FIELD_NUMBER: _ClassVar[int]
@@ -173,16 +251,18 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("version", "kernel", "datastores", "limits")
+    __slots__ = ("version", "kernel", "datastores", "limits", "calibration")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     KERNEL_FIELD_NUMBER: _ClassVar[int]
     DATASTORES_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
+    CALIBRATION_FIELD_NUMBER: _ClassVar[int]
     version: str
     kernel: str
     datastores: _containers.RepeatedCompositeFieldContainer[DatastoreDescription]
     limits: ServiceLimits
-    def __init__(self, version: _Optional[str] = ..., kernel: _Optional[str] = ..., datastores: _Optional[_Iterable[_Union[DatastoreDescription, _Mapping]]] = ..., limits: _Optional[_Union[ServiceLimits, _Mapping]] = ...) -> None: ...
+    calibration: str
+    def __init__(self, version: _Optional[str] = ..., kernel: _Optional[str] = ..., datastores: _Optional[_Iterable[_Union[DatastoreDescription, _Mapping]]] = ..., limits: _Optional[_Union[ServiceLimits, _Mapping]] = ..., calibration: _Optional[str] = ...) -> None: ...
 
 class DatastoreDescription(_message.Message):
     __slots__ = ("name", "tokenizer", "token_count", "document_count", "shard_count", "size", "built", "format_version", "generation")
@@ -235,7 +315,7 @@ class TokenizerDescription(_message.Message):
     def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., special_tokens: _Optional[_Mapping[str, int]] = ..., added_tokens: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class ServiceLimits(_message.Message):
-    __slots__ = ("max_message_bytes", "max_contexts", "max_nodes", "max_suffix", "max_depth", "max_streams", "max_in_flight", "max_evidence_rows", "max_waiting", "max_request_bytes")
+    __slots__ = ("max_message_bytes", "max_contexts", "max_nodes", "max_suffix", "max_depth", "max_streams", "max_in_flight", "max_evidence_rows", "max_waiting", "max_request_bytes", "max_session_tokens", "max_session_memory", "session_idle_seconds")
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXTS_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
@@ -246,6 +326,9 @@ class ServiceLimits(_message.Message):
     MAX_EVIDENCE_ROWS_FIELD_NUMBER: _ClassVar[int]
     MAX_WAITING_FIELD_NUMBER: _ClassVar[int]
     MAX_REQUEST_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_SESSION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_SESSION_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    SESSION_IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     max_message_bytes: int
     max_contexts: int
     max_nodes: int
@@ -256,7 +339,10 @@ class ServiceLimits(_message.Message):
     max_evidence_rows: int
     max_waiting: int
     max_request_bytes: int
-    def __init__(self, max_message_bytes: _Optional[int] = ..., max_contexts: _Optional[int] = ..., max_nodes: _Optional[int] = ..., max_suffix: _Optional[int] = ..., max_depth: _Optional[int] = ..., max_streams: _Optional[int] = ..., max_in_flight: _Optional[int] = ..., max_evidence_rows: _Optional[int] = ..., max_waiting: _Optional[int] = ..., max_request_bytes: _Optional[int] = ...) -> None: ...
+    max_session_tokens: int
+    max_session_memory: int
+    session_idle_seconds: int
+    def __init__(self, max_message_bytes: _Optional[int] = ..., max_contexts: _Optional[int] = ..., max_nodes: _Optional[int] = ..., max_suffix: _Optional[int] = ..., max_depth: _Optional[int] = ..., max_streams: _Optional[int] = ..., max_in_flight: _Optional[int] = ..., max_evidence_rows: _Optional[int] = ..., max_waiting: _Optional[int] = ..., max_request_bytes: _Optional[int] = ..., max_session_tokens: _Optional[int] = ..., max_session_memory: _Optional[int] = ..., session_idle_seconds: _Optional[int] = ...) -> None: ...
 
 class ReloadRequest(_message.Message):
     __slots__ = ()

@@ -44,6 +44,11 @@ class DatastoreServiceStub(object):
                 request_serializer=rest__store_dot_v1_dot_datastore__pb2.DraftStreamRequest.SerializeToString,
                 response_deserializer=rest__store_dot_v1_dot_datastore__pb2.DraftStreamResponse.FromString,
                 _registered_method=True)
+        self.DraftSession = channel.stream_stream(
+                '/rest_store.v1.DatastoreService/DraftSession',
+                request_serializer=rest__store_dot_v1_dot_datastore__pb2.DraftSessionRequest.SerializeToString,
+                response_deserializer=rest__store_dot_v1_dot_datastore__pb2.DraftSessionResponse.FromString,
+                _registered_method=True)
         self.LongestSuffixMatch = channel.unary_unary(
                 '/rest_store.v1.DatastoreService/LongestSuffixMatch',
                 request_serializer=rest__store_dot_v1_dot_datastore__pb2.LongestSuffixMatchRequest.SerializeToString,
@@ -79,6 +84,15 @@ class DatastoreServiceServicer(object):
     def DraftStream(self, request_iterator, context):
         """Drafts for one generation: the first message has the end of the context, each later one only the new tokens.
         One response per request, in order.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DraftSession(self, request_iterator, context):
+        """The draft session of one generation, run by the service: the client sends its text once and then what is new, and
+        gets draft trees that are ready to be verified. docs/protocol.md walks through it. Only for services with
+        max_session_tokens in Describe. One response per request that asks for a tree, in order.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -125,6 +139,11 @@ def add_DatastoreServiceServicer_to_server(servicer, server):
                     servicer.DraftStream,
                     request_deserializer=rest__store_dot_v1_dot_datastore__pb2.DraftStreamRequest.FromString,
                     response_serializer=rest__store_dot_v1_dot_datastore__pb2.DraftStreamResponse.SerializeToString,
+            ),
+            'DraftSession': grpc.stream_stream_rpc_method_handler(
+                    servicer.DraftSession,
+                    request_deserializer=rest__store_dot_v1_dot_datastore__pb2.DraftSessionRequest.FromString,
+                    response_serializer=rest__store_dot_v1_dot_datastore__pb2.DraftSessionResponse.SerializeToString,
             ),
             'LongestSuffixMatch': grpc.unary_unary_rpc_method_handler(
                     servicer.LongestSuffixMatch,
@@ -201,6 +220,33 @@ class DatastoreService(object):
             '/rest_store.v1.DatastoreService/DraftStream',
             rest__store_dot_v1_dot_datastore__pb2.DraftStreamRequest.SerializeToString,
             rest__store_dot_v1_dot_datastore__pb2.DraftStreamResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DraftSession(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/rest_store.v1.DatastoreService/DraftSession',
+            rest__store_dot_v1_dot_datastore__pb2.DraftSessionRequest.SerializeToString,
+            rest__store_dot_v1_dot_datastore__pb2.DraftSessionResponse.FromString,
             options,
             channel_credentials,
             insecure,
