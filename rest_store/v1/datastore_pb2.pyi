@@ -132,15 +132,15 @@ class DraftSessionRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[SessionOpening, _Mapping]] = ..., accepted: _Optional[_Iterable[_Union[Accepted, _Mapping]]] = ..., draft: _Optional[_Union[TreeRequest, _Mapping]] = ...) -> None: ...
 
 class SessionOpening(_message.Message):
-    __slots__ = ("selection", "tokens", "written", "top_k", "prompt_lookup", "recycled_logits", "calibration", "calibration_weights", "fixed_calibration", "max_suffix")
+    __slots__ = ("selection", "tokens", "written", "top_k", "prompt_lookup", "recycled_logits", "calibration_weights", "shared_calibration", "fixed_calibration", "max_suffix")
     SELECTION_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     WRITTEN_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOOKUP_FIELD_NUMBER: _ClassVar[int]
     RECYCLED_LOGITS_FIELD_NUMBER: _ClassVar[int]
-    CALIBRATION_FIELD_NUMBER: _ClassVar[int]
     CALIBRATION_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    SHARED_CALIBRATION_FIELD_NUMBER: _ClassVar[int]
     FIXED_CALIBRATION_FIELD_NUMBER: _ClassVar[int]
     MAX_SUFFIX_FIELD_NUMBER: _ClassVar[int]
     selection: Selection
@@ -149,11 +149,11 @@ class SessionOpening(_message.Message):
     top_k: TopK
     prompt_lookup: bool
     recycled_logits: bytes
-    calibration: bytes
     calibration_weights: _containers.RepeatedScalarFieldContainer[float]
+    shared_calibration: str
     fixed_calibration: bool
     max_suffix: int
-    def __init__(self, selection: _Optional[_Union[Selection, _Mapping]] = ..., tokens: _Optional[_Iterable[int]] = ..., written: _Optional[int] = ..., top_k: _Optional[_Union[TopK, _Mapping]] = ..., prompt_lookup: bool = ..., recycled_logits: _Optional[bytes] = ..., calibration: _Optional[bytes] = ..., calibration_weights: _Optional[_Iterable[float]] = ..., fixed_calibration: bool = ..., max_suffix: _Optional[int] = ...) -> None: ...
+    def __init__(self, selection: _Optional[_Union[Selection, _Mapping]] = ..., tokens: _Optional[_Iterable[int]] = ..., written: _Optional[int] = ..., top_k: _Optional[_Union[TopK, _Mapping]] = ..., prompt_lookup: bool = ..., recycled_logits: _Optional[bytes] = ..., calibration_weights: _Optional[_Iterable[float]] = ..., shared_calibration: _Optional[str] = ..., fixed_calibration: bool = ..., max_suffix: _Optional[int] = ...) -> None: ...
 
 class TopK(_message.Message):
     __slots__ = ("k", "tokens")
@@ -190,14 +190,16 @@ class StepCosts(_message.Message):
     def __init__(self, of_step: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class DraftSessionResponse(_message.Message):
-    __slots__ = ("sequence", "datastores", "nodes")
+    __slots__ = ("sequence", "datastores", "nodes", "calibration_weights")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     DATASTORES_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
+    CALIBRATION_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     datastores: _containers.RepeatedScalarFieldContainer[str]
     nodes: bytes
-    def __init__(self, sequence: _Optional[int] = ..., datastores: _Optional[_Iterable[str]] = ..., nodes: _Optional[bytes] = ...) -> None: ...
+    calibration_weights: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, sequence: _Optional[int] = ..., datastores: _Optional[_Iterable[str]] = ..., nodes: _Optional[bytes] = ..., calibration_weights: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class LongestSuffixMatchRequest(_message.Message):
     __slots__ = ("selection", "max_suffix", "tokens")
