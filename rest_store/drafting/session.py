@@ -96,8 +96,8 @@ class DraftSession:
         sources: at most 8: `Datastore`, `DatastoreClient`, `PromptLookup`, `RecycledLogits`, or any other
             `sources.Source`; at most one `PromptLookup`, one `RecycledLogits` and 6 others.
         prompt: 1-D integers, the text so far, oldest token first; may be empty.
-        prompt_top_k: int[len(prompt), k], the target model's k most likely tokens after each token of the prompt, -1:
-            unknown; for `RecycledLogits`.
+        prompt_top_k: int[n, k], the target model's k most likely tokens after each of the last n tokens of the prompt,
+            -1: unknown; for `RecycledLogits`.
         calibration: turns evidence into acceptance probabilities; sessions that share one learn together. None: a copy
             of the default calibration.
         learn: whether accepted tokens adjust the calibration.
@@ -166,7 +166,7 @@ class DraftSession:
         tokens = _tokens("prompt", prompt)
         self._native.prompt(tokens)
         if prompt_top_k is not None:
-            self._native.learn_text(0, _top_k("prompt_top_k", prompt_top_k, len(tokens)))
+            self._learn_text(_top_k("prompt_top_k", prompt_top_k, 0, len(tokens)))
 
     def _leave_out_other_tokenizers(
         self, tokenizers: dict[int, TokenizerIdentity], expected: TokenizerIdentity | None
@@ -260,8 +260,8 @@ class DraftSession:
 
         Args:
             tokens: 1-D integers, at least one.
-            top_k: int[len(tokens), k], the model's k most likely tokens after each of `tokens`; -1: unknown, as after
-                the bonus token, which the model has not read yet.
+            top_k: int[n, k], the model's k most likely tokens after each of `tokens` and, in the rows before, of the
+                tokens before them; -1: unknown, as after the bonus token, which the model has not read yet.
             node_top_k: int[1 + N, k], the same after the context (row 0) and after each node of the tree drafted since
                 the last `accept`, in its order, accepted or not. Without such a tree, N is 0.
 
@@ -273,14 +273,19 @@ class DraftSession:
         new = _tokens("tokens", tokens)
         if new.size == 0:
             raise EmptyContextError(describe("accept", "tokens", "empty", "at least one token"))
-        rows = None if top_k is None else _top_k("top_k", top_k, new.size)
-        if node_top_k is not None:
-            self._native.learn_nodes(_top_k("node_top_k", node_top_k, 1 + int(self._native.tree_size())))
-        before = len(self)
+        rows = None if top_k is None else _top_k("top_k", top_k, new.size, len(self) + new.size)
+        nodes = 1 + int(self._native.tree_size())
+        node_rows = None if node_top_k is None else _top_k("node_top_k", node_top_k, nodes, nodes)
+        if node_rows is not None:
+            self._native.learn_nodes(node_rows)
         self.statistics.accepted += int(self._native.accept(new))
         self.statistics.tokens += new.size
         if rows is not None:
-            self._native.learn_text(before, rows)
+            self._learn_text(rows)
+
+    def _learn_text(self, rows: npt.NDArray[np.int32]) -> None:
+        """Learn the most likely tokens after each of the last tokens of the text."""
+        self._native.learn_text(len(self) - len(rows), rows)
 
     def close(self) -> None:
         """End the session; sources stay open. May be called again."""
@@ -318,10 +323,11 @@ def _tokens(what: str, values: IntSequence) -> npt.NDArray[np.int32]:
     return np.ascontiguousarray(array, np.int32)
 
 
-def _top_k(what: str, values: npt.ArrayLike, rows: int) -> npt.NDArray[np.int32]:
-    """Return `values` as int32[rows, k]; raise unless they are 2-D integers with that number of rows."""
+def _top_k(what: str, values: npt.ArrayLike, least: int, most: int) -> npt.NDArray[np.int32]:
+    """Return `values` as int32[n, k]; raise unless they are 2-D integers, with `least` to `most` rows."""
     array = _integers(what, values)
-    if array.ndim != 2 or array.shape[0] != rows:
+    if array.ndim != 2 or not least <= array.shape[0] <= most:
+        rows = f"{most}" if least == most else f"{least}..{most}"
         raise ContextTypeError(describe("draft session", what, f"of shape {array.shape}", f"[{rows}, k] integers"))
     return np.ascontiguousarray(np.clip(array, -1, _LAST_TOKEN), np.int32)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import secrets
 from collections.abc import Sequence
 from numbers import Real
 from threading import TIMEOUT_MAX
@@ -77,10 +78,16 @@ class RecycledLogits:
 
     def __init__(self) -> None:
         self.native = native_session_kernel().NativeRecycledLogits()
+        self.key = secrets.token_bytes(16)  # by which a service that runs sessions knows them
 
     def __len__(self) -> int:
         """Return the number of rows held."""
         return len(self.native)
+
+    @property
+    def memory(self) -> int:
+        """Bytes of the rows."""
+        return int(self.native.memory())
 
     def __reduce__(self) -> NoReturn:
         raise CopyError(describe("recycled logits", "a copy", "impossible", "new ones, which learn anew"))

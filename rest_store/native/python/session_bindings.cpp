@@ -253,7 +253,6 @@ class NativeSession {
   }
 
   std::size_t length() { return builder_.lookup.tokens().size(); }
-  std::size_t memory() const { return sizeof(NativeSession) + builder_.memory(); }
   nb::bytes tail(std::size_t count) {
     const auto& text = builder_.lookup.tokens();
     const std::span<const Token> last = std::span(text).last(std::min(count, text.size()));
@@ -387,6 +386,7 @@ void bind_sessions(nb::module_& module) {
   module.attr("FEATURES") = kFeatures;
   module.attr("MAX_STORES") = kMaxStores;
   module.attr("TOKEN_MEMORY") = PromptLookup::kTokenMemory;
+  module.attr("NODE_MEMORY") = sizeof(SourceEvidence) + kMaxStores * sizeof(Evidence);
   module.def("fit_gbdt", &fit_gbdt);
   module.def("collect_evidence", &collect_evidence, nb::arg("readers"), nb::arg("calibration"), nb::arg("tail"),
              nb::arg("tokens"), nb::arg("parents"), nb::arg("scores"), nb::kw_only(), nb::arg("max_rows"),
@@ -417,7 +417,6 @@ void bind_sessions(nb::module_& module) {
       .def("forget", &NativeSession::forget)
       .def("tree_size", &NativeSession::tree_size)
       .def("length", &NativeSession::length)
-      .def("memory", &NativeSession::memory)
       .def("tail", &NativeSession::tail)
       .def("record", &NativeSession::record)
       .def("limit_suffix", &NativeSession::limit_suffix)

@@ -55,14 +55,6 @@ class PromptLookup {
       4 * sizeof(std::uint32_t) +
       kOrders.size() * (2 * sizeof(std::uint32_t) + 4 * sizeof(std::pair<std::uint64_t, std::uint32_t>));
 
-  // Bytes of the text and its tables.
-  std::size_t memory() const {
-    std::size_t bytes = tokens_.capacity() * sizeof(Token) + occurrence_.capacity() * sizeof(std::uint32_t);
-    for (const Order& order : orders_)
-      bytes += order.before.capacity() * sizeof(std::uint32_t) + order.table.capacity() * sizeof(order.table[0]);
-    return bytes;
-  }
-
   // How often `token` occurs, and how many tokens ago last.
   std::pair<std::uint32_t, std::uint32_t> occurrences(Token token) const {
     const std::uint32_t end = orders_[0].last(key_of(std::span(&token, 1)));

@@ -135,12 +135,6 @@ class TreeBuilder {
     expansion_of_.assign(nodes_.size(), -1);
   }
 
-  // Bytes of the text and of what is kept between steps.
-  std::size_t memory() const {
-    const std::size_t evidence = sizeof(SourceEvidence) + stores_.size() * sizeof(Evidence);
-    return lookup.memory() + source_evidence_.capacity() * evidence;
-  }
-
   // The last tokens of the context and the path to node `place`; valid until the next call.
   std::span<const Token> tail_of(std::int32_t place) {
     const std::vector<Token>& text = lookup.tokens();
