@@ -18,7 +18,16 @@ from rest_store.datastore.validation import IntSequence, limit
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.evidence import reader_of
 from rest_store.drafting.external_sources import Drop, ExternalSources
-from rest_store.drafting.sources import PromptLookup, RecycledLogits, Source, require_source_timeout, require_sources
+from rest_store.drafting.remote import Drafted, RemoteDrafting
+from rest_store.drafting.sources import (
+    PromptLookup,
+    RecycledLogits,
+    SessionSettings,
+    SessionSource,
+    Source,
+    require_source_timeout,
+    require_sources,
+)
 from rest_store.errors import (
     ContextTypeError,
     CopyError,
@@ -162,11 +171,42 @@ class DraftSession:
                 external.append((self._native.add_store(place, None), place, source))
         self._external = ExternalSources(self._native, external, timeout=source_timeout, max_suffix=max_suffix)
         tokenizers |= self._external.tokenizers()
+        self._remote: RemoteDrafting | None = None
         self._leave_out_other_tokenizers(tokenizers, None if tokenizer is None else identity_of(tokenizer))
+        if len(external) == 1 and not self._datastores and self._external:
+            self._remote = self._remote_drafting(sources, learn, max_suffix, source_timeout)
         tokens = _tokens("prompt", prompt)
+        self._prompt_length = len(tokens)
         self._native.prompt(tokens)
         if prompt_top_k is not None:
             self._learn_text(_top_k("prompt_top_k", prompt_top_k, 0, len(tokens)))
+
+    def _remote_drafting(
+        self, sources: Sequence[object], learn: bool, max_suffix: int, timeout: float | None
+    ) -> RemoteDrafting | None:
+        """Return what drafts where the only source with counts is, if it can."""
+        lookup = recycled = key = None
+        at, runner = 0, None
+        for place, source in enumerate(sources):
+            if isinstance(source, PromptLookup):
+                lookup = place
+            elif isinstance(source, RecycledLogits):
+                recycled, key = place, source.key
+            elif isinstance(source, SessionSource):
+                at, runner = place, source
+        settings = SessionSettings(
+            self.calibration, learn, max_suffix, lookup is not None, key, self._external.tokenizer
+        )
+        remote = None if runner is None else runner.session(settings)
+        if remote is None:
+            return None
+        self._external.skip()
+        return RemoteDrafting(self._native, remote, settings, (at, lookup, recycled), text=self._text, timeout=timeout)
+
+    def _text(self) -> tuple[npt.NDArray[np.int32], int]:
+        """Return the text so far, and how many of its last tokens the model has written."""
+        length = len(self)
+        return np.frombuffer(self._native.tail(length), np.int32), length - self._prompt_length
 
     def _leave_out_other_tokenizers(
         self, tokenizers: dict[int, TokenizerIdentity], expected: TokenizerIdentity | None
@@ -182,13 +222,26 @@ class DraftSession:
             except TokenizerMismatchError as error:
                 self._leave_out(place, "tokenizer", str(error))
 
-    def _ask(self, nodes: int) -> list[Drop]:
-        """Ask the external sources; return what this step goes on without, besides what all steps do."""
-        drops = self._external.ask(nodes)
+    def _drafted(self, nodes: int, times: npt.NDArray[np.float64]) -> tuple[tuple[bytes, bytes, bytes], list[Drop]]:
+        """Return the next tree, its scores and origins, and what this step goes on without, besides `_left_out`."""
+        drops: list[Drop] = []
+        if self._remote is not None and nodes:
+            answer = self._remote.draft(nodes, times)
+            if isinstance(answer, Drafted):
+                return answer, []
+            if answer is None:
+                self._end_remote()
+            else:
+                drops.append(answer)
+        if self._remote is None and self._external:
+            drops = self._external.ask(nodes)
         for drop in drops:
             if drop.why == "tokenizer":
                 self._leave_out(*drop)
-        return [drop for drop in drops if drop.why != "tokenizer"]
+        drafted = self._native.draft(nodes, times)
+        if self._leave_out_unreadable():
+            drafted = self._native.draft(nodes, times)
+        return drafted, [drop for drop in drops if drop.why != "tokenizer"]
 
     def _leave_out_unreadable(self) -> bool:
         """Leave out datastores that have lost a page or were closed; return whether there are new ones."""
@@ -207,6 +260,12 @@ class DraftSession:
             self._native.set_trees(self._datastores.pop(place)[0], None)
         else:
             self._external.remove(place)
+            self._end_remote()
+
+    def _end_remote(self) -> None:
+        remote, self._remote = self._remote, None
+        if remote is not None:
+            remote.close()
 
     def __len__(self) -> int:
         """Return the number of tokens of prompt and output so far."""
@@ -239,13 +298,8 @@ class DraftSession:
         times = _NO_COSTS if costs is None else _times(costs, nodes)
         if times.size:
             nodes = min(nodes, times.size - 1)
-        drops: list[Drop] = []
         try:
-            if self._external:
-                drops = self._ask(nodes)
-            packed, scores, origins = self._native.draft(nodes, times)
-            if self._leave_out_unreadable():
-                packed, scores, origins = self._native.draft(nodes, times)
+            (packed, scores, origins), drops = self._drafted(nodes, times)
         except BaseException:
             self._native.forget()
             raise
@@ -276,6 +330,8 @@ class DraftSession:
         rows = None if top_k is None else _top_k("top_k", top_k, new.size, len(self) + new.size)
         nodes = 1 + int(self._native.tree_size())
         node_rows = None if node_top_k is None else _top_k("node_top_k", node_top_k, nodes, nodes)
+        if self._remote is not None:
+            self._remote.accept(new, rows, node_rows)
         if node_rows is not None:
             self._native.learn_nodes(node_rows)
         self.statistics.accepted += int(self._native.accept(new))
@@ -290,6 +346,7 @@ class DraftSession:
     def close(self) -> None:
         """End the session; sources stay open. May be called again."""
         self._closed = True
+        self._end_remote()
         self._external.close()
 
     def _require_open(self, where: str) -> None:
