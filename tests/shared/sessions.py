@@ -177,6 +177,17 @@ class Relay(grpc.GenericRpcHandler):
         self.close()
 
 
+def without_sessions(name: str, answer: bytes) -> bytes:
+    """The answers of a service from before there were sessions."""
+    if name != "Describe":
+        return answer
+    described = pb.DescribeResponse.FromString(answer)
+    described.ClearField("calibration")
+    for limit in ("max_session_tokens", "max_session_memory", "session_idle_seconds"):
+        described.limits.ClearField(limit)
+    return described.SerializeToString()
+
+
 def is_run_by_the_service(session: DraftSession) -> bool:
     """Whether a session is run elsewhere, as far as it knows."""
     return session._remote is not None
