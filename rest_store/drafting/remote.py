@@ -56,14 +56,14 @@ class RemoteDrafting:
         self._text = text
         self._timeout = timeout
         self._origins: dict[int, bytes] = {}  # by number of datastores: for each mask of origins, ours
-        self._drafted = False  # whether the tree drafted last is the remote one
+        self._rows = 0  # of top-k that the remote tree drafted last may have: one of the text, and one of each node
 
     def draft(self, max_nodes: int, costs: npt.NDArray[np.float64]) -> Drafted | Drop | None:
         """Return the tree of the next step.
 
         A Drop says why there are none in this step; None, that there will never be any.
         """
-        self._drafted = False
+        self._rows = 0
         try:
             tree = self._remote.draft(self._text, max_nodes, costs if costs.size else None, timeout=self._timeout)
             if tree is None:
@@ -80,7 +80,7 @@ class RemoteDrafting:
             return Drop(self._places[0], why, error_text(error))
         if self._settings.learn and tree.calibration_weights:
             self._settings.calibration.native.weights = tree.calibration_weights
-        self._drafted = True
+        self._rows = 1 + len(scores) // 4
         origins = tree.nodes[len(tree.nodes) - len(scores) // 4 :]
         return Drafted(packed, scores, origins.translate(self._origins_of(tree.datastores)))
 
@@ -91,8 +91,9 @@ class RemoteDrafting:
         node_top_k: npt.NDArray[np.int32] | None,
     ) -> None:
         """Tell the session elsewhere, with its next step, what `DraftSession.accept` was told."""
-        self._remote.accept(tokens, top_k, node_top_k if self._drafted else None)
-        self._drafted = False
+        is_of_tree = node_top_k is not None and len(node_top_k) == self._rows
+        self._remote.accept(tokens, top_k, node_top_k if is_of_tree else None)
+        self._rows = 0
 
     def close(self) -> None:
         """End the session elsewhere."""

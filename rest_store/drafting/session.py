@@ -173,16 +173,22 @@ class DraftSession:
         tokenizers |= self._external.tokenizers()
         self._remote: RemoteDrafting | None = None
         self._leave_out_other_tokenizers(tokenizers, None if tokenizer is None else identity_of(tokenizer))
-        if len(external) == 1 and not self._datastores and self._external:
-            self._remote = self._remote_drafting(sources, learn, max_suffix, source_timeout)
         tokens = _tokens("prompt", prompt)
+        rows = None if prompt_top_k is None else _top_k("prompt_top_k", prompt_top_k, 0, len(tokens))
+        if len(external) == 1 and not self._datastores and self._external:
+            self._remote = self._remote_drafting(sources, rows, learn, max_suffix, source_timeout)
         self._prompt_length = len(tokens)
         self._native.prompt(tokens)
-        if prompt_top_k is not None:
-            self._learn_text(_top_k("prompt_top_k", prompt_top_k, 0, len(tokens)))
+        if rows is not None:
+            self._learn_text(rows)
 
     def _remote_drafting(
-        self, sources: Sequence[object], learn: bool, max_suffix: int, timeout: float | None
+        self,
+        sources: Sequence[object],
+        prompt_top_k: npt.NDArray[np.int32] | None,
+        learn: bool,
+        max_suffix: int,
+        timeout: float | None,
     ) -> RemoteDrafting | None:
         """Return what drafts where the only source with counts is, if it can."""
         lookup = recycled = key = None
@@ -195,7 +201,7 @@ class DraftSession:
             elif isinstance(source, SessionSource):
                 at, runner = place, source
         settings = SessionSettings(
-            self.calibration, learn, max_suffix, lookup is not None, key, self._external.tokenizer
+            self.calibration, learn, max_suffix, lookup is not None, key, self._external.tokenizer, prompt_top_k
         )
         remote = None if runner is None else runner.session(settings)
         if remote is None:
@@ -298,6 +304,7 @@ class DraftSession:
         times = _NO_COSTS if costs is None else _times(costs, nodes)
         if times.size:
             nodes = min(nodes, times.size - 1)
+            times = times[: nodes + 1]
         try:
             (packed, scores, origins), drops = self._drafted(nodes, times)
         except BaseException:

@@ -75,6 +75,8 @@ class SessionSettings:
         prompt_lookup: whether the text is a source.
         recycled_logits: by which key sessions share what the model found likely, as a source; None: it is none.
         tokenizer: of the session; None: that of the datastores.
+        prompt_top_k: int32[n, k], the model's most likely tokens after each of the last n tokens of the prompt, -1:
+            unknown; None: all are.
     """
 
     calibration: Calibration
@@ -83,6 +85,7 @@ class SessionSettings:
     prompt_lookup: bool
     recycled_logits: bytes | None
     tokenizer: TokenizerIdentity | None
+    prompt_top_k: npt.NDArray[np.int32] | None
 
 
 class RemoteTree(NamedTuple):
