@@ -36,6 +36,7 @@ OLDEST_NODE = 20
 NO_NETWORK = r"npm error code (EAI_AGAIN|ENOTFOUND|ECONN\w+|ENET\w+|EHOST\w+|ETIMEDOUT|ERR_SOCKET_TIMEOUT)"
 CORPUS = zipf_corpus(seed=1, tokens=3_000, alphabet=40, vocabulary_size=49_152, shards=2)
 NODES = 16  # of a tree, at most
+PATIENT = {"lateMs": PATIENCE * 1000}
 RECYCLED = 1 << 2  # the origin of nodes from recycled logits, after the datastore and prompt lookup
 
 # Takes steps of a session as lines of JSON, and answers each with its tree or its error.
@@ -46,8 +47,8 @@ import { Service } from "./dist/service.js";
 const service = await Service.connect(process.argv[1]);
 let session;
 for await (const line of createInterface({ input: process.stdin })) {
-  const { prompt, selection, accept, topK, nodeTopK, nodes, costs } = JSON.parse(line);
-  if (prompt) session = new DraftSession(service, prompt, selection);
+  const { prompt, options, accept, topK, nodeTopK, nodes, costs } = JSON.parse(line);
+  if (prompt) session = new DraftSession(service, prompt, options);
   if (accept) session.accept(accept, topK, nodeTopK);
   const columns = (tree) => Object.fromEntries(Object.entries(tree).map(([name, column]) => [name, [...column]]));
   const failure = ({ reason, message }) => ({ reason, message });
@@ -175,7 +176,7 @@ class Client:
         """Do what a step says: begin with `prompt`, `accept` tokens with their top-k; return the tree then drafted."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"nodes": NODES, **step}) + "\n")
+        self._process.stdin.write(json.dumps({"nodes": NODES, "options": PATIENT, **step}) + "\n")
         self._process.stdin.flush()
         answer: dict[str, Any] = json.loads(self._process.stdout.readline())
         return answer
@@ -262,7 +263,7 @@ def test_a_broken_stream_is_opened_again_from_the_text(built: None, directory: P
 
 def test_a_late_tree_is_not_waited_for(service: Service, text: Text) -> None:
     with Client(service.target) as client:
-        require_same(client.step(prompt=text.prompt), text.trees[0])
+        client.step(prompt=text.prompt, options={"lateMs": 100})
         service.pause()
         try:
             assert client.step(accept=text.accepted[0])["tokens"] == []
@@ -274,7 +275,7 @@ def test_a_refused_request_has_its_reason(service: Service, text: Text) -> None:
     with Client(service.target) as client:
         assert client.step(prompt=[CORPUS.vocabulary_size])["reason"] == "TOKEN_RANGE"
         other = {"tokenizerFingerprint": "sha256:" + "0" * 64}
-        assert client.step(prompt=text.prompt, selection=other)["reason"] == "TOKENIZER_MISMATCH"
+        assert client.step(prompt=text.prompt, options=PATIENT | other)["reason"] == "TOKENIZER_MISMATCH"
         require_same(client.step(prompt=text.prompt), text.trees[0])
 
 

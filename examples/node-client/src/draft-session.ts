@@ -6,13 +6,13 @@ import { DraftError } from "./errors.js";
 import type { Call, Service } from "./service.js";
 import { EMPTY, type Tree, unpack } from "./tree.js";
 
-const LATE_MS = 1000; // no step waits longer for its tree
+const LATE_MS = 1000;
 const PAUSE_MS = 1000; // for which a service is left alone at least, after it failed
 
-/** The datastores to draft from: all by default, and `tokenizerFingerprint` says of which tokenizer. */
-export interface Selection {
-  datastores?: string[];
-  tokenizerFingerprint?: string;
+export interface Options {
+  datastores?: string[]; // to draft from, by name; all by default
+  tokenizerFingerprint?: string; // of the model: the service refuses to draft from datastores of another tokenizer
+  lateMs?: number; // a step waits no longer for its tree
 }
 
 /** Opens its stream with the first tree, and another one, from the text, after it broke. One call at a time. */
@@ -28,7 +28,7 @@ export class DraftSession {
   constructor(
     private readonly service: Service,
     prompt: number[],
-    private readonly selection: Selection = {},
+    private readonly options: Options = {},
   ) {
     this.text = [...prompt];
     this.promptLength = prompt.length;
@@ -86,7 +86,7 @@ export class DraftSession {
       this.answers = this.call[Symbol.asyncIterator]();
       this.call.write({ open: this.opening(), draft });
     }
-    const timer = setTimeout((call: Call) => call.cancel(), LATE_MS, this.call);
+    const timer = setTimeout((call: Call) => call.cancel(), this.options.lateMs ?? LATE_MS, this.call);
     const { value, done } = await this.answers.next().finally(() => clearTimeout(timer));
     if (done) throw { code: status.UNAVAILABLE, details: "the service ended the session" };
     this.calibrationWeights = value.calibrationWeights;
@@ -94,8 +94,9 @@ export class DraftSession {
   }
 
   private opening(): object {
+    const { datastores, tokenizerFingerprint } = this.options;
     return {
-      selection: this.selection,
+      selection: { datastores, tokenizerFingerprint },
       tokens: this.text,
       written: this.text.length - this.promptLength,
       promptLookup: true,

@@ -6,6 +6,8 @@ import { DraftSession } from "./draft-session.js";
 import { Service } from "./service.js";
 import { acceptedLength } from "./tree.js";
 
+const LATE_MS = 60_000; // a replay has time; a generation waits a few steps long at most
+
 interface Recording {
   prompt: number[];
   output: number[];
@@ -14,7 +16,7 @@ interface Recording {
 
 /** The number of steps that an output takes. */
 async function replay(service: Service, { prompt, output, topk = [] }: Recording, maxNodes: number): Promise<number> {
-  const session = new DraftSession(service, prompt);
+  const session = new DraftSession(service, prompt, { lateMs: LATE_MS });
   const unknown = topk[0]?.map(() => -1);
   let [place, known, steps] = [0, 0, 0];
   while (place < output.length) {

@@ -11,7 +11,7 @@ const PROTO = fileURLToPath(new URL("../../../proto", import.meta.url));
 const definition = loadSync("rest_store/v1/datastore.proto", { includeDirs: [PROTO], longs: Number, defaults: true });
 const { DatastoreService } = (grpc.loadPackageDefinition(definition) as any).rest_store.v1;
 
-const CONNECT_MS = 5000;
+const CONNECT_MS = 20_000;
 
 export type Call = grpc.ClientDuplexStream<any, any>;
 

@@ -10,7 +10,7 @@ export interface Tree {
   origins: Uint8Array; // bits of the sources: datastores in their order, prompt lookup, recycled logits
 }
 
-/** Read `nodes` of an answer, column by column. The machine is little-endian, as all are that Node is released for but one. */
+/** Read the `nodes` of an answer, column by column. For little-endian machines, as all usual ones are. */
 export function unpack(nodes: Uint8Array): Tree {
   const n = nodes.length / NODE_BYTES;
   const { buffer } = new Uint8Array(nodes); // a copy, which begins where its columns are aligned
