@@ -386,7 +386,8 @@ void bind_sessions(nb::module_& module) {
   module.attr("FEATURES") = kFeatures;
   module.attr("MAX_STORES") = kMaxStores;
   module.attr("TOKEN_MEMORY") = PromptLookup::kTokenMemory;
-  module.attr("NODE_MEMORY") = sizeof(SourceEvidence) + kMaxStores * sizeof(Evidence);
+  module.attr("NODE_MEMORY") = sizeof(SourceEvidence);
+  module.attr("EVIDENCE_MEMORY") = sizeof(Evidence);  // of each node and store
   module.def("fit_gbdt", &fit_gbdt);
   module.def("collect_evidence", &collect_evidence, nb::arg("readers"), nb::arg("calibration"), nb::arg("tail"),
              nb::arg("tokens"), nb::arg("parents"), nb::arg("scores"), nb::kw_only(), nb::arg("max_rows"),

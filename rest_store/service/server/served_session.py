@@ -105,7 +105,8 @@ class ServedSession:
         kernel = native_session_kernel()
         reserved = max(self._tokens_reserved, length + _TOKENS_AHEAD if length > self._tokens_reserved else 0)
         most_nodes = max(self._nodes_reserved, nodes)
-        memory = FIXED_MEMORY + reserved * int(kernel.TOKEN_MEMORY) + most_nodes * int(kernel.NODE_MEMORY)
+        of_node = int(kernel.NODE_MEMORY) + len(self._served) * int(kernel.EVIDENCE_MEMORY)
+        memory = FIXED_MEMORY + reserved * int(kernel.TOKEN_MEMORY) + most_nodes * of_node
         if memory > self.memory:
             self._require_memory(memory - self.memory)
         self.memory, self._length = memory, length
