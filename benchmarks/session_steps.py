@@ -91,6 +91,7 @@ def through_service(material: Material, nodes: int, *, send_text: bool) -> Itera
 @contextlib.contextmanager
 def echo_sync(material: Material, nodes: int) -> Iterator[Sessions]:
     """Send the recorded requests and read as many answers, with a blocking client."""
+    sessions = _messages(material, nodes)
     with grpc.insecure_channel(material.echo, OWN_CONNECTION) as channel:
         stub = stub_of(channel)
 
@@ -98,7 +99,7 @@ def echo_sync(material: Material, nodes: int) -> Iterator[Sessions]:
             requests: queue.SimpleQueue[pb.DraftSessionRequest | None] = queue.SimpleQueue()
             answers = stub.DraftSession(iter(requests.get, None), wait_for_ready=True)
             times = []
-            for messages in _messages(material.exchanges[nodes][number]):
+            for messages in sessions[number]:
                 began = _now()
                 for message in messages:
                     requests.put(message)
@@ -114,6 +115,7 @@ def echo_sync(material: Material, nodes: int) -> Iterator[Sessions]:
 @contextlib.contextmanager
 def echo_asyncio(material: Material, nodes: int) -> Iterator[Sessions]:
     """Do the same with an asyncio client."""
+    sessions = _messages(material, nodes)
     loop = asyncio.new_event_loop()
 
     async def connected() -> Any:
@@ -122,7 +124,7 @@ def echo_asyncio(material: Material, nodes: int) -> Iterator[Sessions]:
     async def run(number: int) -> Times:
         call = stub_of(channel).DraftSession(wait_for_ready=True)
         times = []
-        for messages in _messages(material.exchanges[nodes][number]):
+        for messages in sessions[number]:
             began = _now()
             for message in messages:
                 await call.write(message)
@@ -140,8 +142,10 @@ def echo_asyncio(material: Material, nodes: int) -> Iterator[Sessions]:
         loop.close()
 
 
-def _messages(exchanges: Sequence[Exchange]) -> list[list[pb.DraftSessionRequest]]:
-    return [[pb.DraftSessionRequest.FromString(data) for data in requests] for requests, _ in exchanges]
+def _messages(material: Material, nodes: int) -> list[list[list[pb.DraftSessionRequest]]]:
+    """Return the recorded requests: of each session, for each step."""
+    parse = pb.DraftSessionRequest.FromString
+    return [[[parse(data) for data in requests] for requests, _ in one] for one in material.exchanges[nodes]]
 
 
 WAYS: dict[str, Callable[[Material, int], contextlib.AbstractContextManager[Sessions]]] = {
