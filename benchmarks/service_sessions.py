@@ -176,18 +176,21 @@ def at_once(crew: Sequence[PeerProcess], nodes: int, rounds: int, seconds: float
     rates: dict[str, list[float]] = {way: [] for way in WAYS}
     shares: dict[str, list[float]] = {way: [] for way in WAYS}
     with ThreadPoolExecutor(len(crew)) as pool:
-        for turn in range(rounds):
+        for turn in range(1 + rounds):  # the first one warms up: each process maps the datastores for itself
             for way in sorted(WAYS, reverse=turn % 2 == 1):
                 list(pool.map(partial(PeerProcess.ask, what="open", way=way, nodes=nodes), crew))
                 begin = time.perf_counter() + LEAD
                 counting = pool.map(partial(PeerProcess.ask, what="count", begin=begin, end=begin + seconds), crew)
-                shares[way].append(busy(begin, begin + seconds))
-                rates[way].append(sum(counting) / seconds)
-    rate, share = ({way: float(np.median(of)) for way, of in one.items()} for one in (rates, shares))
-    cost = {way: share[way] / rate[way] for way in WAYS}
+                share, steps = busy(begin, begin + seconds), sum(counting)
+                if turn:
+                    shares[way].append(share)
+                    rates[way].append(steps / seconds)
+    rate = {way: float(np.median(of)) for way, of in rates.items()}
+    used = {way: float(np.median(of)) for way, of in shares.items()}
+    cost = {way: used[way] / rate[way] for way in WAYS}
     allowed = 1 / (cost["in process"] + min(cost[way] for way in ECHOES))
     row = {
-        **{way: {"steps a second": round(rate[way], 1), "busy": round(share[way], 3)} for way in WAYS},
+        **{way: {"steps a second": round(rate[way], 1), "busy": round(used[way], 3)} for way in WAYS},
         "the cores allow": round(allowed, 1),
         "share": round(rate["service"] / allowed, 3),
     }

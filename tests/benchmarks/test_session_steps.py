@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 from pathlib import Path
 
 import grpc
@@ -54,7 +55,14 @@ def test_recorded_messages_are_echoed_step_by_step(tmp_path: Path) -> None:
     ]
     with echoing(tmp_path, trees={16: [tree.SerializeToString() for tree in trees]}) as addresses:
         with recording(addresses[0]) as (target, recorder), grpc.insecure_channel(target) as channel:
-            assert list(stub_of(channel).DraftSession(iter(requests), wait_for_ready=True)) == trees
+            sent: queue.SimpleQueue[pb.DraftSessionRequest | None] = queue.SimpleQueue()
+            answers = stub_of(channel).DraftSession(iter(sent.get, None), wait_for_ready=True)
+            for step, tree in zip((requests[:1], requests[1:]), trees, strict=True):
+                for request in step:
+                    sent.put(request)
+                assert next(answers) == tree
+            sent.put(None)
+            assert list(answers) == []
         first, second = recorder.sessions[0]
         assert first == ([requests[0].SerializeToString()], trees[0].SerializeToString())
         assert second == ([one.SerializeToString() for one in requests[1:]], trees[1].SerializeToString())
