@@ -386,7 +386,9 @@ def _top_k(what: str, values: npt.ArrayLike, least: int, most: int) -> npt.NDArr
     if array.ndim != 2 or not least <= array.shape[0] <= most:
         rows = f"{most}" if least == most else f"{least}..{most}"
         raise ContextTypeError(describe("draft session", what, f"of shape {array.shape}", f"[{rows}, k] integers"))
-    return np.ascontiguousarray(np.clip(array, -1, _LAST_TOKEN), np.int32)
+    if array.dtype != np.int32:
+        array = np.minimum(np.maximum(array, -1), _LAST_TOKEN)
+    return np.ascontiguousarray(array, np.int32)
 
 
 def _integers(what: str, values: Any) -> npt.NDArray[Any]:

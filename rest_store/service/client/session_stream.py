@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -30,6 +31,7 @@ from rest_store.service.client.stream_call import StreamCall
 from rest_store.v1 import datastore_pb2 as pb
 
 _NODE_BYTES = 11
+_WEIGHTS = 5  # of a calibration
 _MOST_UNSENT = 512  # calls of `accept` since the last tree; after more the text is sent again
 # What a service that runs sessions does not take from this one: its text is too long, for instance.
 _NOT_RUN = (QueryError, MessageSizeError, MessageOrderError)
@@ -110,7 +112,7 @@ class SessionStream:
                     raise ServiceUnavailableError("client: the session is closed")
                 self._catch_up()
                 self._endpoints.require_one()
-                if not self._runs_here(text):
+                if self._unsent is None and not self._runs_here(text):
                     return None
                 policy = RetryPolicy(self._endpoints, ends - time.monotonic(), self._endpoint)
                 return policy.call(
@@ -128,8 +130,6 @@ class SessionStream:
         codec, settings = self._codec, self._settings
         if settings.tokenizer is not None and codec.tokenizer is not None:
             settings.tokenizer.require_same(codec.tokenizer, "draft session")
-        if self._unsent is not None:
-            return True
         if not codec.max_session_tokens or codec.calibration != settings.calibration.fingerprint:
             return False
         return len(text()[0]) <= codec.max_session_tokens
@@ -215,8 +215,8 @@ class SessionStream:
         if response.datastores or not self._datastores:
             self._datastores = len(self._codec.require_names(response.datastores, target))
         weights = list(response.calibration_weights)
-        if weights and (len(weights) != len(self._settings.calibration.weights) or not np.isfinite(weights).all()):
-            raise ProtocolError(describe(target, "calibration weights", weights[:8], "five finite numbers"))
+        if weights and (len(weights) != _WEIGHTS or not all(map(math.isfinite, weights))):
+            raise ProtocolError(describe(target, "calibration weights", weights[:8], f"{_WEIGHTS} finite numbers"))
         return RemoteTree(response.nodes, self._codec.vocabulary_size, self._datastores, weights)
 
     def _drop(self) -> None:

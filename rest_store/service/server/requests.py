@@ -199,11 +199,9 @@ def proposals_of(message: pb.Proposals, place: int, vocabulary_size: int) -> Pro
 
 def text_of(tokens: Sequence[int], vocabulary_size: int, what: str) -> Tokens:
     """Return the tokens of a session as int32; raise TokenRangeError if one is outside the vocabulary."""
-    values = np.array(tokens, np.int64)
-    if values.size and values.max() >= vocabulary_size:
-        outside = int(values[values >= vocabulary_size][0])
-        raise TokenRangeError(describe("session", f"token id in {what}", outside, f"0..{vocabulary_size - 1}"))
-    return values.astype(np.int32)
+    if (greatest := max(tokens, default=0)) >= vocabulary_size:
+        raise TokenRangeError(describe("session", f"token id in {what}", greatest, f"0..{vocabulary_size - 1}"))
+    return np.array(tokens[:], np.int32)
 
 
 def top_k_of(message: pb.TopK, vocabulary_size: int, what: str) -> Tokens:
@@ -221,7 +219,9 @@ def top_k_of(message: pb.TopK, vocabulary_size: int, what: str) -> Tokens:
     if size % (4 * k):
         raise ContextTypeError(describe("session", what, f"{size} bytes", f"rows of {4 * k} bytes"))
     rows = np.frombuffer(message.tokens, "<i4").reshape(-1, k)[:, :_READ_TOP_K]
-    return np.where(rows < vocabulary_size, rows, -1).astype(np.int32)
+    if rows.size and rows.max() >= vocabulary_size:
+        rows = np.where(rows < vocabulary_size, rows, -1)
+    return rows.astype(np.int32, copy=False)
 
 
 def accepted_of(messages: Sequence[pb.Accepted], vocabulary_size: int) -> list[Accepted]:

@@ -83,6 +83,9 @@ class ServedSession:
         self._limits = limits
         self._require_memory = require_memory
         self._vocabulary_size = min(one.store.vocabulary_size for one in served)
+        kernel = native_session_kernel()
+        self._token_memory = int(kernel.TOKEN_MEMORY)
+        self._node_memory = int(kernel.NODE_MEMORY) + len(served) * int(kernel.EVIDENCE_MEMORY)
         self._tokens_reserved = self._nodes_reserved = 0
         self._costs: npt.NDArray[np.float64] | None = None
         self._names_sent = False
@@ -102,13 +105,13 @@ class ServedSession:
         length, most = self._length + tokens, self._limits.max_session_tokens
         if length > most:
             raise LimitError(describe("session", "number of tokens", length, f"at most {most}"))
-        kernel = native_session_kernel()
-        reserved = max(self._tokens_reserved, length + _TOKENS_AHEAD if length > self._tokens_reserved else 0)
+        if length <= self._tokens_reserved and nodes <= self._nodes_reserved:
+            self._length = length
+            return
+        reserved = self._tokens_reserved if length <= self._tokens_reserved else length + _TOKENS_AHEAD
         most_nodes = max(self._nodes_reserved, nodes)
-        of_node = int(kernel.NODE_MEMORY) + len(self._served) * int(kernel.EVIDENCE_MEMORY)
-        memory = FIXED_MEMORY + reserved * int(kernel.TOKEN_MEMORY) + most_nodes * of_node
-        if memory > self.memory:
-            self._require_memory(memory - self.memory)
+        memory = FIXED_MEMORY + reserved * self._token_memory + most_nodes * self._node_memory
+        self._require_memory(memory - self.memory)
         self.memory, self._length = memory, length
         self._tokens_reserved, self._nodes_reserved = reserved, most_nodes
 
@@ -180,7 +183,10 @@ class ServedSession:
 
 def _packed(tree: TokenTree) -> bytes:
     """Return the nodes as a DraftSessionResponse has them."""
-    assert tree.scores is not None
-    assert tree.origins is not None
-    columns = ((tree.tokens, "<i4"), (tree.scores, "<f4"), (tree.parents, "<i2"), (tree.origins, "u1"))
-    return b"".join(column.astype(kind, copy=False).tobytes() for column, kind in columns)
+    scores, origins = tree.scores, tree.origins
+    assert scores is not None
+    assert origins is not None
+    tokens, parents = tree.tokens.astype("<i4", copy=False), tree.parents.astype("<i2")
+    return b"".join(
+        (tokens.tobytes(), scores.astype("<f4", copy=False).tobytes(), parents.tobytes(), origins.tobytes())
+    )
