@@ -49,7 +49,7 @@ from rest_store.service.client.client import DatastoreClient
 NODES = (16, 64)
 TRANSPORTS = ("TCP", "Unix")
 ECHOES = ("echo, sync", "echo, asyncio")
-LEAD = 0.2  # seconds for the processes to begin
+LEAD = 0.1  # seconds for the processes to begin
 
 
 def measure_sessions(
