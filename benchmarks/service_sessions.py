@@ -6,10 +6,11 @@ asyncio. Of each: median and 99th percentile of a step in microseconds, without 
 median stands beside. The ratio is that of the session in the service to the sum of a step in process and the quicker
 echo, all medians.
 
-At once: each of 16 processes runs one session after another, all in the same way, and the ways take turns. Counted
-are the steps of all processes in some seconds, and the share of the cores that the machine was busy meanwhile
-(`/proc/stat`), so that one step takes `share * cores / (steps a second)` seconds of a core. The cores allow as many
-steps a second as take, each, what a step in process and the cheaper echo (client and server) take together:
+At once: each of 16 processes runs one session after another, all in the same way, and the ways take turns; in process,
+only as many processes as there are cores, since more would lose time to switching. Counted are the steps of all
+processes in some seconds, and the share of the cores that the machine was busy meanwhile (`/proc/stat`: it must be
+idle otherwise), so that one step takes `share * cores / (steps a second)` seconds of a core. The cores allow as many
+steps a second as take, each, what a step in process and the cheaper echo, client and server, take together:
 `1 / (share in process / steps a second in process + share of the echo / echoes a second)`.
 
 M: the recordings are replayed as `rest-store bench quality` does it, in their own contexts.
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import pickle
 import sys
 import tempfile
@@ -178,9 +180,10 @@ def at_once(crew: Sequence[PeerProcess], nodes: int, rounds: int, seconds: float
     with ThreadPoolExecutor(len(crew)) as pool:
         for turn in range(1 + rounds):  # the first one warms up: each process maps the datastores for itself
             for way in sorted(WAYS, reverse=turn % 2 == 1):
-                list(pool.map(partial(PeerProcess.ask, what="open", way=way, nodes=nodes), crew))
+                running = crew[: os.cpu_count()] if way == "in process" else crew
+                list(pool.map(partial(PeerProcess.ask, what="open", way=way, nodes=nodes), running))
                 begin = time.perf_counter() + LEAD
-                counting = pool.map(partial(PeerProcess.ask, what="count", begin=begin, end=begin + seconds), crew)
+                counting = pool.map(partial(PeerProcess.ask, what="count", begin=begin, end=begin + seconds), running)
                 share, steps = busy(begin, begin + seconds), sum(counting)
                 if turn:
                     shares[way].append(share)
