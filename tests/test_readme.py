@@ -18,12 +18,13 @@ import rest_store
 from rest_store.cli import main
 from rest_store.service.server.metrics import Metrics
 from tests.shared.models import byte_level_bpe
+from tests.shared.services import running
 from tests.shared.strategies import Corpus, write_datastore
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
-    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("*/README.md")]
 }
 README = PAGES["README.md"]
 
@@ -117,6 +118,25 @@ def test_the_example_of_generation_runs(
     model, inputs = names["model"], names["inputs"]
     assert names["output"].tolist() == model.generate(**inputs, max_new_tokens=64).tolist()
     assert capsys.readouterr().out.startswith("def fibonacci(n):")
+
+
+def test_the_example_of_the_protocol_runs(tmp_path: Path) -> None:
+    datastore = write_datastore(tmp_path, Corpus(300, [[[5, 6, 7, 8]]]))
+    (example,) = blocks(PAGES["docs/protocol.md"], "python")
+    output: list[int] = []
+    drafts: list[list[int]] = []
+
+    def verify(tokens: np.ndarray[Any, Any], parents: np.ndarray[Any, Any]) -> list[int]:
+        assert len(tokens) == len(parents)
+        drafts.append(tokens[:3].tolist())
+        return [5, 6, 7, 8] * 16 if len(drafts) == 2 else [6]
+
+    with running(datastore) as service:
+        code = example.replace("127.0.0.1:50051", service.target)
+        assert code != example
+        exec(code, {"prompt": [5], "output": output, "verify": verify})
+    assert drafts == [[6, 7, 8], [7, 8]]
+    assert len(output) == 65
 
 
 def test_the_source_of_contributing_drafts() -> None:

@@ -50,3 +50,21 @@ def serving(directories: Sequence[Path]) -> Iterator[str]:
         named = [f"{place}={directory}" for place, directory in enumerate(directories)]
         with started("-m", "rest_store", "serve", *named, "--listen", f"unix:{folder}/socket") as (target,):
             yield target
+
+
+@contextlib.contextmanager
+def asking(directories: Sequence[Path]) -> Iterator[object]:
+    """Serve `directories` and yield a client of the service, as a source; require that it answers every request.
+
+    Raises:
+        ServeError: the service did not start, or a request was not answered.
+    """
+    from rest_store.service.client.client import DatastoreClient
+
+    with serving(directories) as target, DatastoreClient(target, timeout=TIMEOUT) as client:
+        client.connect()
+        yield client
+        statistics = client.statistics
+        if statistics.answers != statistics.calls:
+            answered = f"{statistics.answers} of {statistics.calls} requests"
+            raise ServeError(describe("--through-service", "answered", answered, "all of them"))
