@@ -70,7 +70,8 @@ def service(directories: dict[str, Path]) -> Iterator[Service]:
 
 @pytest.fixture(scope="module")
 def client(service: Service) -> Iterator[DatastoreClient]:
-    with DatastoreClient(service.unix, timeout=PATIENCE) as client:
+    """One whose sessions are merged here, from evidence."""
+    with DatastoreClient(service.unix, timeout=PATIENCE, send_text=False) as client:
         client.connect()
         yield client
 
@@ -99,7 +100,7 @@ def test_trees_through_the_service_are_those_in_process(
             assert client.statistics.answers - before == len(through[0])  # one round trip a step
             here = replayed(with_local(*stores.values()), text, nodes, learn=learn)
         else:
-            with DatastoreClient(service.unix, datastore="two", timeout=PATIENCE) as own:
+            with DatastoreClient(service.unix, datastore="two", timeout=PATIENCE, send_text=False) as own:
                 through = replayed(with_local(own), text, nodes, learn=learn)
             here = replayed(with_local(stores["two"]), text, nodes, learn=learn)
     require_same(through, here)
