@@ -28,11 +28,12 @@ from rest_store.bench.options import (
 )
 from rest_store.bench.recordings import Recording, read_all, split
 from rest_store.bench.replay import Draft, Outcome, fit_calibration, replay, walk
-from rest_store.bench.serving import asking
+from rest_store.bench.serving import asking, unanswered
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import PromptLookup, RecycledLogits, require_sources
+from rest_store.errors import ServeError, describe
 
 _SHARES = (0.01, 0.1)  # of the datastores, for the curve against their size
 
@@ -102,6 +103,8 @@ def quality(
         rows = measure(
             held_out, stores, start, budgets=nodes, ablations=not no_ablations, through=through, progress=show
         )
+        if through is not None and (missing := unanswered(through)):
+            raise ServeError(describe("--through-service", "requests without an answer", missing, "none"))
     for row in rows:
         if "reliability" in row:
             click.echo(f"calibration error with {row['nodes']} nodes: {row['calibration_error']:.4f}")

@@ -26,7 +26,7 @@ from rest_store.bench.options import (
     through_service_option,
 )
 from rest_store.bench.prompts import Prompt, interleaved, question_prompts, read_questions, recorded_prompts
-from rest_store.bench.serving import asking
+from rest_store.bench.serving import asking, unanswered
 from rest_store.errors import RecordingError, describe
 
 if TYPE_CHECKING:
@@ -134,14 +134,18 @@ def speed(
             raise RecordingError(describe("bench speed", f"prompts{of} that no calibration was fitted to", 0, expected))
         prompts = interleaved(prompts)
         runs = write_all(target, chosen, prompts, sampling=sampling, max_new_tokens=max_new_tokens, seed=seed)
+        missing = None if service is None else unanswered(service)
     table = summarize(runs, list(chosen))
     show(table, list(chosen))
+    if missing:
+        click.echo(f"{missing} requests to the service were not answered in time")
     results = {
         "threads": torch.get_num_threads(),
         "sampling": {"kind": sampling, **{family: decoding(sampling, family) for family in runs}},
         "prompts": [
             {"family": prompt.family, "key": prompt.key, "seed": seed + number} for number, prompt in enumerate(prompts)
         ],
+        "unanswered": missing,
         "families": table,
     }
     write_result(json_file, "speed", click.get_current_context().params, PACKAGES, results)
