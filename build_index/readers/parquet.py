@@ -26,12 +26,13 @@ from build_index.readers.records import (
     TEXT_FIELDS,
     RecordReader,
 )
-from rest_store.errors import CorpusError, CorpusFormatError, RestStoreError, describe
+from rest_store.errors import CorpusError, CorpusFormatError, MemoryBudgetError, RestStoreError, describe
 
 PARQUET_MAGIC = b"PAR1"
 _ROWS = 64  # held at once, fewer if they are large
 _FEWER = 8  # times fewer rows, where these do not fit
 _VALUE_BYTES = 32  # of a value in a row, beside its text
+_DETECTION_BYTES = 128 << 20  # for the names of the columns, before the memory is known
 _NAME_CHARACTERS = 200  # of the path of a row, for messages
 _PAGE_BUFFER_BYTES = 1 << 20  # read ahead in each column; without it pyarrow holds a whole row group
 
@@ -90,8 +91,10 @@ def read_parquet(
             raise _damaged(where, error) from error
 
 
-def column_names(path: Path, where: str) -> list[str]:
-    """Return the names of a parquet file's columns, in order; the file is not compressed.
+def column_names(path: Path, where: str) -> list[str] | None:
+    """Return the names of a parquet file's columns, in order; None: its footer is too large to be looked at.
+
+    The file is not compressed.
 
     Raises:
         CorpusFormatError: not an intact parquet file.
@@ -100,9 +103,11 @@ def column_names(path: Path, where: str) -> list[str]:
     with build_packages(where, CorpusError):
         import pyarrow
         import pyarrow.parquet as parquet
-    with open_file(path, where) as file:
+    with open_file(path, where) as file, PageFile(file, where, _DETECTION_BYTES) as pages:
         try:
-            return [str(name) for name in parquet.read_schema(file).names]
+            return [str(name) for name in parquet.read_schema(pages).names]
+        except MemoryBudgetError:
+            return None
         except (OSError, ValueError, pyarrow.ArrowException) as error:
             raise _damaged(where, error) from error
 

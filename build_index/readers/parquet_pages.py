@@ -21,6 +21,7 @@ from rest_store.errors import CorpusFormatError, MemoryBudgetError, describe
 
 _HEADER_BYTES = 1 << 10  # looked at first; statistics can make a header larger
 _LARGEST_HEADER_BYTES = 16 << 20  # as of pyarrow
+_FOOTER_SHARE = 32  # a footer may have this share of the limit: pyarrow takes up to 60 times its size
 _VALUE_BYTES = 16  # of a nested value: two levels, offset, validity, and what their buffers grow ahead
 
 
@@ -64,7 +65,7 @@ class PageFile(io.RawIOBase):
     Args:
         file: the file, unbuffered.
         where: its name in messages.
-        limit: most bytes that pyarrow may hold.
+        limit: most bytes that pyarrow may hold, but for the slack of a growing buffer.
 
     Attributes:
         refusal: the error that a read has raised, which may not survive pyarrow; None so far.
@@ -125,10 +126,11 @@ class PageFile(io.RawIOBase):
         """Read up to `size` bytes, and no further than the end of the page.
 
         Raises:
-            MemoryBudgetError: the page does not fit.
+            MemoryBudgetError: the page, or the footer, does not fit.
             CorpusFormatError: its header is damaged, or contradicts the footer.
         """
-        if self._chunks is None or size == 0:  # the footer
+        if self._chunks is None or size == 0:
+            self._require_footer(size)
             return self._file.read(size)
         place = self._file.tell()
         try:
@@ -144,6 +146,16 @@ class PageFile(io.RawIOBase):
             self._chunks[place] = chunk
         self._file.seek(place)
         return data
+
+    def _require_footer(self, size: int) -> None:
+        """Refuse a footer that is too large; pyarrow looks for it in the last 64 KiB, then reads it whole."""
+        largest = max(self._limit // _FOOTER_SHARE, 1 << 16)
+        if size > largest:
+            expected = f"at most {size_text(largest)}, as --memory allows beside the shards (--memory, --shard-tokens)"
+            self.refusal = MemoryBudgetError(
+                describe(self._where, "the footer of the parquet file", size_text(size), expected)
+            )
+            raise self.refusal
 
     def _chunk(self, place: int) -> _Chunk:
         """Return the column chunk of which a read continues, or begins, here."""
@@ -167,12 +179,11 @@ class PageFile(io.RawIOBase):
         if chunk.page_end > min(chunk.end, self._size):
             raise self._contradiction("the end of a page", f"byte {chunk.page_end}", f"at most {chunk.end}")
         chunk.uncompressed -= header.uncompressed
-        if chunk.uncompressed < 0:
-            raise self._contradiction(f"the pages of '{chunk.name}'", "larger", "as large as the footer declares")
-        if header.kind in (DATA_PAGE, DATA_PAGE_V2):
-            chunk.values -= header.values
-            if chunk.values < 0:
-                raise self._contradiction(f"the values of '{chunk.name}'", "more", "as many as the footer declares")
+        chunk.values -= header.values if header.kind in (DATA_PAGE, DATA_PAGE_V2) else 0
+        for what, left in (("size", chunk.uncompressed), ("number of values", chunk.values)):
+            if left < 0:
+                what = f"the {what} of the pages of '{chunk.name}'"
+                raise self._contradiction(what, "more than the footer says", "no more")
         # pyarrow's copy of the page, ours for a moment, and the decompressed page.
         page = 2 * header.compressed + (0 if chunk.codec == "UNCOMPRESSED" else header.uncompressed)
         if page + header.uncompressed > self._limit:
