@@ -12,7 +12,7 @@ from typing import Any
 DATA_PAGE, DICTIONARY_PAGE, DATA_PAGE_V2 = 0, 2, 3
 _DETAILS = {DATA_PAGE: 5, DICTIONARY_PAGE: 7, DATA_PAGE_V2: 8}  # the field with the rest of the header
 _VALUES_ENCODING = {DATA_PAGE: 2, DATA_PAGE_V2: 4}
-_DICTIONARY_ENCODINGS = (2, 8)  # PLAIN_DICTIONARY, RLE_DICTIONARY
+PLACES_IN_DICTIONARY, DELTAS, SHARED_PREFIXES = (2, 8), (5, 6, 7), 7  # encodings of values
 _RLE = 3
 _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = range(1, 13)
 _DEEPEST = 16  # a page header needs 3
@@ -28,7 +28,7 @@ class PageHeader:
         compressed: of the page in the file, without the header.
         uncompressed: of the page in memory.
         values: levels of a data page, or entries of a dictionary.
-        has_codes: whether the values are places in the dictionary.
+        encoding: of the values of a data page; -1: unknown.
         repetition: of the repetition levels, which stand first in the page: in a page of version 2 always as they are;
             in one of version 1 -1, since the page begins with their length. None: they are absent or of a kind that is
             no longer written.
@@ -39,7 +39,7 @@ class PageHeader:
     compressed: int
     uncompressed: int
     values: int
-    has_codes: bool
+    encoding: int
     repetition: int | None
 
     @classmethod
@@ -62,8 +62,8 @@ class PageHeader:
             repetition = -1
         if min(uncompressed, compressed, values) < 0:
             raise ValueError("a page header with a negative size")
-        has_codes = details.get(_VALUES_ENCODING.get(kind, 0)) in _DICTIONARY_ENCODINGS
-        return cls(kind, length, compressed, uncompressed, values, has_codes, repetition)
+        encoding = _number(details, _VALUES_ENCODING.get(kind, 0), -1)
+        return cls(kind, length, compressed, uncompressed, values, encoding, repetition)
 
 
 def _number(fields: dict[int, Any], number: int, default: int | None = None) -> int:

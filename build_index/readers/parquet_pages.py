@@ -15,7 +15,16 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from build_index.readers.page_header import DATA_PAGE, DATA_PAGE_V2, DICTIONARY_PAGE, PageHeader, varint
+from build_index.readers.page_header import (
+    DATA_PAGE,
+    DATA_PAGE_V2,
+    DELTAS,
+    DICTIONARY_PAGE,
+    PLACES_IN_DICTIONARY,
+    SHARED_PREFIXES,
+    PageHeader,
+    varint,
+)
 from build_index.size import size_text
 from rest_store.errors import CorpusFormatError, MemoryBudgetError, describe
 
@@ -184,8 +193,10 @@ class PageFile(io.RawIOBase):
             if left < 0:
                 what = f"the {what} of the pages of '{chunk.name}'"
                 raise self._contradiction(what, "more than the footer says", "no more")
-        # pyarrow's copy of the page, ours for a moment, and the decompressed page.
-        page = 2 * header.compressed + (0 if chunk.codec == "UNCOMPRESSED" else header.uncompressed)
+        # The page as it is read, and either our copy of it or what is decompressed.
+        decompressed = 0 if chunk.codec == "UNCOMPRESSED" else header.uncompressed
+        page = header.compressed + max(header.compressed, decompressed)
+        page += 8 * header.values if header.encoding in DELTAS else 0
         if page + header.uncompressed > self._limit:
             raise self._refused(chunk, page + header.uncompressed)
         chunk.batch = 0
@@ -205,13 +216,17 @@ class PageFile(io.RawIOBase):
         """Return a bound on what the rows of a batch take out of a page; exact where a simple one is above `limit`."""
 
         def bound(values: int) -> int:
-            content = values * chunk.largest if header.has_codes else header.uncompressed
+            content = header.uncompressed  # also a bound on the shared prefix of values
+            if header.encoding in PLACES_IN_DICTIONARY:
+                content = values * chunk.largest
+            elif header.encoding == SHARED_PREFIXES:
+                content *= max(values, 1)
             return content + values * _VALUE_BYTES * (chunk.nesting > 0)
 
         values = header.values if chunk.nesting else min(self._rows, header.values)
         if bound(values) <= limit:
             return bound(values)
-        if header.has_codes and chunk.is_text and chunk.dictionary is not None:
+        if header.encoding in PLACES_IN_DICTIONARY and chunk.is_text and chunk.dictionary is not None:
             content = self._content(chunk, *chunk.dictionary)
             chunk.largest = chunk.largest if content is None else _largest_value(content)
             chunk.dictionary = None

@@ -58,6 +58,13 @@ HOSTILE = {
     "a page, gzip, version 2": lambda path: one_page(path, compression="gzip", data_page_version="2.0"),
     "a page, not compressed": lambda path: one_page(path, compression="none"),
     "a dictionary": lambda path: pq.write_table(pa.table({"text": ["abcdefgh" * (5 * MIB)] * 3}), path),
+    "shared prefixes": lambda path: pq.write_table(
+        chats([100], content="abcdefgh" * (MIB // 8)),
+        path,
+        use_dictionary=False,
+        column_encoding={"messages.list.element.content": "DELTA_BYTE_ARRAY"},
+        store_schema=False,
+    ),
     "a row of nulls": lambda path: pq.write_table(chats([2 * MIB], None, None), path, **ONE_PAGE),
     "a row that repeats a value": lambda path: pq.write_table(
         chats([100], content="y" * MIB), path, dictionary_pagesize_limit=1 << 30, store_schema=False
@@ -242,7 +249,7 @@ def test_a_header_is_read_as_thrift_reads_it():
         with pytest.raises(IndexError):
             PageHeader.parse(header[:length])
     for bad in (b"\x00", b"\x1d", b"\x1c" * 100, b"\x15" + b"\x80" * 11, b"\x1c\x00\x00"):
-        with pytest.raises(ValueError, match="page header|number|kind"):
+        with pytest.raises(ValueError, match=r"page header|number|kind"):
             PageHeader.parse(bad)
 
 
