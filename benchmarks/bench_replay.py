@@ -17,7 +17,7 @@ from rest_store.bench.datastores import open_datastores
 from rest_store.bench.environment import write_result
 from rest_store.bench.options import SHOW_DEFAULTS, datastores_option, every_option, json_option, recordings_option
 from rest_store.bench.recordings import PARTS, Recording, read_recordings, split
-from rest_store.bench.replay import fit_calibration, replay
+from rest_store.bench.replay import fit_calibration, known_rows, replay
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
@@ -100,9 +100,7 @@ def proposals(recording: Recording, sources: Sequence[object], calibration: Cali
             tree = session.draft(NODES[0])
             best = int(tree.tokens[np.argmax(tree.scores)]) if len(tree) else -1
             first += best == int(text[place])
-            session.accept(text[place : place + 1])
-            if recording.top_k.size:
-                session._native.learn_text(known, np.ascontiguousarray(recording.top_k[known:place]))
+            session.accept(text[place : place + 1], known_rows(recording.top_k, known, place + 1))
             known = place
             covered.append(bool(np.frombuffer(session._native.recorded()[1], np.uint8).any()))
     return covered, first

@@ -42,6 +42,7 @@
     |   |-- AuthenticationError         a token is missing or wrong                      (PermissionError)
     |   |-- UnknownDatastoreError       no datastore of that name is served              (LookupError)
     |   |-- MessageSizeError            a message is too large                           (ValueError)
+    |   |-- MessageOrderError           a message of a stream cannot come here           (ValueError)
     |   |-- ProtocolError               an answer is malformed                           (ValueError)
     |   `-- ServiceInternalError        the service failed internally                    (RuntimeError)
     |-- GenerationError                 text cannot be generated with drafts
@@ -207,6 +208,10 @@ class UnknownDatastoreError(ServiceError, LookupError):
 
 class MessageSizeError(ServiceError, ValueError):
     """A request or an answer is larger than the service or the client accepts."""
+
+
+class MessageOrderError(ServiceError, ValueError):
+    """A message of a stream cannot come here, such as a second opening of a session."""
 
 
 class ProtocolError(ServiceError, ValueError):

@@ -140,10 +140,7 @@ def replay(
                 _count(outcome, tree, taken)
                 end = min(place + len(taken) + 1, text.size)
                 accepting = time.perf_counter()
-                session.accept(text[place:end])
-                # The forward pass has read all but the last of these tokens.
-                if recording.top_k.size:
-                    session._native.learn_text(known, np.ascontiguousarray(recording.top_k[known : end - 1]))
+                session.accept(text[place:end], known_rows(recording.top_k, known, end))
                 if times is not None:
                     times.append(drafted - began + time.perf_counter() - accepting)
                 known, place, steps = end - 1, end, steps + 1
@@ -151,6 +148,18 @@ def replay(
                 record.append(session._native.recorded())
         outcome.add(recording.family, text.size - start, steps)
     return outcome
+
+
+def known_rows(top_k: npt.NDArray[np.int32], start: int, end: int) -> npt.NDArray[np.int32] | None:
+    """Return top-k rows from `start` to `end` for `DraftSession.accept`; None if there are none.
+
+    The last is unknown: the forward pass has not read that token.
+    """
+    if not top_k.size:
+        return None
+    rows = top_k[start:end].copy()
+    rows[-1] = -1
+    return rows
 
 
 def _count(outcome: Outcome, tree: TokenTree, taken: npt.NDArray[np.int64]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -119,6 +120,11 @@ class Calibration:
                 temporary.unlink(missing_ok=True)
         except OSError as error:
             raise CalibrationError(describe(path, "calibration", error.strerror, "a writable place")) from error
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Identifies the trees: "sha256:" and 64 hexadecimal digits."""
+        return "sha256:" + hashlib.sha256(self.native.gbdt).hexdigest()
 
     @property
     def weights(self) -> list[float]:

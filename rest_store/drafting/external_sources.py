@@ -195,6 +195,11 @@ class ExternalSources:
             self._sources.remove(source)
             source.close()
 
+    def skip(self) -> None:
+        """Leave all sources out of the next step."""
+        for source in self._sources:
+            self._skip(source)
+
     def close(self) -> None:
         """End the threads once their calls return."""
         for source in self._sources:
@@ -211,8 +216,7 @@ class ExternalSources:
 
         A source that reports another tokenizer is to be removed.
         """
-        for source in self._sources:
-            self._skip(source)
+        self.skip()
         request = self._request(max(1, max_nodes))
         if request is None:
             return []

@@ -18,7 +18,16 @@ from rest_store.datastore.validation import IntSequence, limit
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.evidence import reader_of
 from rest_store.drafting.external_sources import Drop, ExternalSources
-from rest_store.drafting.sources import PromptLookup, RecycledLogits, Source, require_source_timeout, require_sources
+from rest_store.drafting.remote import Drafted, RemoteDrafting
+from rest_store.drafting.sources import (
+    PromptLookup,
+    RecycledLogits,
+    SessionSettings,
+    SessionSource,
+    Source,
+    require_source_timeout,
+    require_sources,
+)
 from rest_store.errors import (
     ContextTypeError,
     CopyError,
@@ -96,8 +105,8 @@ class DraftSession:
         sources: at most 8: `Datastore`, `DatastoreClient`, `PromptLookup`, `RecycledLogits`, or any other
             `sources.Source`; at most one `PromptLookup`, one `RecycledLogits` and 6 others.
         prompt: 1-D integers, the text so far, oldest token first; may be empty.
-        prompt_top_k: int[len(prompt), k], the target model's k most likely tokens after each token of the prompt, -1:
-            unknown; for `RecycledLogits`.
+        prompt_top_k: int[n, k], the target model's k most likely tokens after each of the last n tokens of the prompt,
+            -1: unknown; for `RecycledLogits`.
         calibration: turns evidence into acceptance probabilities; sessions that share one learn together. None: a copy
             of the default calibration.
         learn: whether accepted tokens adjust the calibration.
@@ -162,11 +171,42 @@ class DraftSession:
                 external.append((self._native.add_store(place, None), place, source))
         self._external = ExternalSources(self._native, external, timeout=source_timeout, max_suffix=max_suffix)
         tokenizers |= self._external.tokenizers()
+        self._remote: RemoteDrafting | None = None
         self._leave_out_other_tokenizers(tokenizers, None if tokenizer is None else identity_of(tokenizer))
+        if len(external) == 1 and not self._datastores and self._external:
+            self._remote = self._remote_drafting(sources, learn, max_suffix, source_timeout)
         tokens = _tokens("prompt", prompt)
+        self._prompt_length = len(tokens)
         self._native.prompt(tokens)
         if prompt_top_k is not None:
-            self._native.learn_text(0, _top_k("prompt_top_k", prompt_top_k, len(tokens)))
+            self._learn_text(_top_k("prompt_top_k", prompt_top_k, 0, len(tokens)))
+
+    def _remote_drafting(
+        self, sources: Sequence[object], learn: bool, max_suffix: int, timeout: float | None
+    ) -> RemoteDrafting | None:
+        """Return what drafts where the only source with counts is, if it can."""
+        lookup = recycled = key = None
+        at, runner = 0, None
+        for place, source in enumerate(sources):
+            if isinstance(source, PromptLookup):
+                lookup = place
+            elif isinstance(source, RecycledLogits):
+                recycled, key = place, source.key
+            elif isinstance(source, SessionSource):
+                at, runner = place, source
+        settings = SessionSettings(
+            self.calibration, learn, max_suffix, lookup is not None, key, self._external.tokenizer
+        )
+        remote = None if runner is None else runner.session(settings)
+        if remote is None:
+            return None
+        self._external.skip()
+        return RemoteDrafting(self._native, remote, settings, (at, lookup, recycled), text=self._text, timeout=timeout)
+
+    def _text(self) -> tuple[npt.NDArray[np.int32], int]:
+        """Return the text so far, and how many of its last tokens the model has written."""
+        length = len(self)
+        return np.frombuffer(self._native.tail(length), np.int32), length - self._prompt_length
 
     def _leave_out_other_tokenizers(
         self, tokenizers: dict[int, TokenizerIdentity], expected: TokenizerIdentity | None
@@ -182,13 +222,26 @@ class DraftSession:
             except TokenizerMismatchError as error:
                 self._leave_out(place, "tokenizer", str(error))
 
-    def _ask(self, nodes: int) -> list[Drop]:
-        """Ask the external sources; return what this step goes on without, besides what all steps do."""
-        drops = self._external.ask(nodes)
+    def _drafted(self, nodes: int, times: npt.NDArray[np.float64]) -> tuple[tuple[bytes, bytes, bytes], list[Drop]]:
+        """Return the next tree, its scores and origins, and what this step goes on without, besides `_left_out`."""
+        drops: list[Drop] = []
+        if self._remote is not None and nodes:
+            answer = self._remote.draft(nodes, times)
+            if isinstance(answer, Drafted):
+                return answer, []
+            if answer is None:
+                self._end_remote()
+            else:
+                drops.append(answer)
+        if self._remote is None and self._external:
+            drops = self._external.ask(nodes)
         for drop in drops:
             if drop.why == "tokenizer":
                 self._leave_out(*drop)
-        return [drop for drop in drops if drop.why != "tokenizer"]
+        drafted = self._native.draft(nodes, times)
+        if self._leave_out_unreadable():
+            drafted = self._native.draft(nodes, times)
+        return drafted, [drop for drop in drops if drop.why != "tokenizer"]
 
     def _leave_out_unreadable(self) -> bool:
         """Leave out datastores that have lost a page or were closed; return whether there are new ones."""
@@ -207,6 +260,12 @@ class DraftSession:
             self._native.set_trees(self._datastores.pop(place)[0], None)
         else:
             self._external.remove(place)
+            self._end_remote()
+
+    def _end_remote(self) -> None:
+        remote, self._remote = self._remote, None
+        if remote is not None:
+            remote.close()
 
     def __len__(self) -> int:
         """Return the number of tokens of prompt and output so far."""
@@ -239,13 +298,8 @@ class DraftSession:
         times = _NO_COSTS if costs is None else _times(costs, nodes)
         if times.size:
             nodes = min(nodes, times.size - 1)
-        drops: list[Drop] = []
         try:
-            if self._external:
-                drops = self._ask(nodes)
-            packed, scores, origins = self._native.draft(nodes, times)
-            if self._leave_out_unreadable():
-                packed, scores, origins = self._native.draft(nodes, times)
+            (packed, scores, origins), drops = self._drafted(nodes, times)
         except BaseException:
             self._native.forget()
             raise
@@ -260,8 +314,8 @@ class DraftSession:
 
         Args:
             tokens: 1-D integers, at least one.
-            top_k: int[len(tokens), k], the model's k most likely tokens after each of `tokens`; -1: unknown, as after
-                the bonus token, which the model has not read yet.
+            top_k: int[n, k], the model's k most likely tokens after each of `tokens` and, in the rows before, of the
+                tokens before them; -1: unknown, as after the bonus token, which the model has not read yet.
             node_top_k: int[1 + N, k], the same after the context (row 0) and after each node of the tree drafted since
                 the last `accept`, in its order, accepted or not. Without such a tree, N is 0.
 
@@ -273,18 +327,26 @@ class DraftSession:
         new = _tokens("tokens", tokens)
         if new.size == 0:
             raise EmptyContextError(describe("accept", "tokens", "empty", "at least one token"))
-        rows = None if top_k is None else _top_k("top_k", top_k, new.size)
-        if node_top_k is not None:
-            self._native.learn_nodes(_top_k("node_top_k", node_top_k, 1 + int(self._native.tree_size())))
-        before = len(self)
+        rows = None if top_k is None else _top_k("top_k", top_k, new.size, len(self) + new.size)
+        nodes = 1 + int(self._native.tree_size())
+        node_rows = None if node_top_k is None else _top_k("node_top_k", node_top_k, nodes, nodes)
+        if self._remote is not None:
+            self._remote.accept(new, rows, node_rows)
+        if node_rows is not None:
+            self._native.learn_nodes(node_rows)
         self.statistics.accepted += int(self._native.accept(new))
         self.statistics.tokens += new.size
         if rows is not None:
-            self._native.learn_text(before, rows)
+            self._learn_text(rows)
+
+    def _learn_text(self, rows: npt.NDArray[np.int32]) -> None:
+        """Learn the most likely tokens after each of the last tokens of the text."""
+        self._native.learn_text(len(self) - len(rows), rows)
 
     def close(self) -> None:
         """End the session; sources stay open. May be called again."""
         self._closed = True
+        self._end_remote()
         self._external.close()
 
     def _require_open(self, where: str) -> None:
@@ -318,12 +380,15 @@ def _tokens(what: str, values: IntSequence) -> npt.NDArray[np.int32]:
     return np.ascontiguousarray(array, np.int32)
 
 
-def _top_k(what: str, values: npt.ArrayLike, rows: int) -> npt.NDArray[np.int32]:
-    """Return `values` as int32[rows, k]; raise unless they are 2-D integers with that number of rows."""
+def _top_k(what: str, values: npt.ArrayLike, least: int, most: int) -> npt.NDArray[np.int32]:
+    """Return `values` as int32[n, k]; raise unless they are 2-D integers, with `least` to `most` rows."""
     array = _integers(what, values)
-    if array.ndim != 2 or array.shape[0] != rows:
+    if array.ndim != 2 or not least <= array.shape[0] <= most:
+        rows = f"{most}" if least == most else f"{least}..{most}"
         raise ContextTypeError(describe("draft session", what, f"of shape {array.shape}", f"[{rows}, k] integers"))
-    return np.ascontiguousarray(np.clip(array, -1, _LAST_TOKEN), np.int32)
+    if array.dtype != np.int32:
+        array = np.minimum(np.maximum(array, -1), _LAST_TOKEN)
+    return np.ascontiguousarray(array, np.int32)
 
 
 def _integers(what: str, values: Any) -> npt.NDArray[Any]:

@@ -28,6 +28,12 @@ def _writable(context: click.Context, parameter: click.Parameter, path: Path | N
 @click.option("--model", "model_name", required=True, help="Hugging Face name, directory or GGUF file.")
 @click.option("--datastore", "datastores", multiple=True, help="Directory, or HOST:PORT of a service; repeatable.")
 @access_options
+@click.option(
+    "--send-text/--no-send-text",
+    default=True,
+    show_default=True,
+    help="Let a service draft from the whole text, or send it the last 64 tokens of each step.",
+)
 @click.option("--prompt", required=True, help="What to continue.")
 @click.option("--chat", is_flag=True, help="Render the prompt as a user's turn with the model's chat template.")
 @click.option("--max-new-tokens", type=click.IntRange(1), default=256, show_default=True, help="Most new tokens.")
@@ -55,6 +61,7 @@ def generate(
     model_name: str,
     datastores: tuple[str, ...],
     access: Access,
+    send_text: bool,
     prompt: str,
     chat: bool,
     max_new_tokens: int,
@@ -74,7 +81,7 @@ def generate(
     from rest_store.generation.options import WIDTHS
     from rest_store.generation.render import Detokenizer, coloured, origin_name, page
 
-    reach = access.arguments()
+    reach = {**access.arguments(), "send_text": send_text}
     opened = {place: rest_store.Datastore.open(place) for place in datastores if not is_service(place)}
     model, tokenizer = load_model(model_name, dtype=dtype, device=device)
     if prepacked_weights:

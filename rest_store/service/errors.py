@@ -32,6 +32,7 @@ STATUSES = (
     Status("EMPTY_CONTEXT", "INVALID_ARGUMENT", errors.EmptyContextError),
     Status("TOKEN_RANGE", "INVALID_ARGUMENT", errors.TokenRangeError),
     Status("LIMIT", "INVALID_ARGUMENT", errors.LimitError),
+    Status("MESSAGE_ORDER", "FAILED_PRECONDITION", errors.MessageOrderError),
     Status("TOKENIZER_MISMATCH", "FAILED_PRECONDITION", errors.TokenizerMismatchError),
     Status("UNKNOWN_DATASTORE", "NOT_FOUND", errors.UnknownDatastoreError),
     Status("OVERLOADED", "RESOURCE_EXHAUSTED", errors.OverloadedError),

@@ -4,6 +4,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <memory>
+#include <numeric>
 
 #include "python/bindings.hpp"
 #include "search/fork_mutex.hpp"
@@ -183,24 +184,34 @@ class NativeSession {
       if (costs.size() > 0) builder_.prune(pruned_size(builder_.nodes(), span_of(costs)));
       order_ = verification_order(builder_.nodes());
     }
-    const auto& nodes = builder_.nodes();
-    const std::size_t size = nodes.size();
-    std::vector<std::int64_t> counts(size);
-    std::vector<std::int32_t> columns(3 * size), row_of(size);
-    std::vector<float> scores(size);
-    std::vector<std::uint8_t> origins(size);
-    for (std::size_t i = 0; i < size; ++i) row_of[static_cast<std::size_t>(order_[i])] = static_cast<std::int32_t>(i);
+    return tree();
+  }
+
+  // Take a tree of a service, as the message DraftSessionResponse has it, as the one drafted last; returns what `draft`
+  // does, without origins. ValueError: what is wrong with it.
+  nb::tuple adopt(const nb::bytes& packed, std::size_t max_nodes, std::uint64_t vocabulary) {
+    constexpr std::size_t kNodeSize = sizeof(Token) + sizeof(float) + sizeof(std::int16_t) + 1;
+    const std::size_t size = packed.size() / kNodeSize;
+    if (packed.size() % kNodeSize != 0) throw nb::value_error("of a wrong size");
+    if (size > max_nodes) throw nb::value_error("larger than asked for");
+    std::vector<DraftNode> nodes(size);
     for (std::size_t i = 0; i < size; ++i) {
-      const DraftNode& node = nodes[static_cast<std::size_t>(order_[i])];
-      columns[i] = static_cast<std::int32_t>(node.token);
-      columns[size + i] = node.parent < 0 ? -1 : row_of[static_cast<std::size_t>(node.parent)];
-      columns[2 * size + i] = static_cast<std::int32_t>(node.depth);
-      scores[i] = node.score;
-      for (std::size_t origin = 0; origin < places_.size(); ++origin)
-        if ((node.origins >> origin & 1) != 0) origins[i] |= static_cast<std::uint8_t>(1U << places_[origin]);
+      DraftNode& node = nodes[i];
+      std::int16_t parent = 0;
+      std::memcpy(&node.token, packed.c_str() + i * sizeof(Token), sizeof(Token));
+      std::memcpy(&node.score, packed.c_str() + size * sizeof(Token) + i * sizeof(float), sizeof(float));
+      std::memcpy(&parent, packed.c_str() + size * (sizeof(Token) + sizeof(float)) + i * sizeof(parent),
+                  sizeof(parent));
+      if (node.token >= vocabulary) throw nb::value_error("with a token outside the vocabulary");
+      if (parent < -1 || parent >= static_cast<std::int32_t>(i)) throw nb::value_error("with a parent after its child");
+      if (!(node.score >= 0 && node.score <= 1)) throw nb::value_error("with a score outside 0..1");
+      node.parent = parent;
+      node.depth = parent < 0 ? 1 : nodes[static_cast<std::size_t>(parent)].depth + 1;
     }
-    nb::bytes packed = nb::steal<nb::bytes>((nb::object(bytes_of(counts)) + nb::object(bytes_of(columns))).release());
-    return nb::make_tuple(packed, bytes_of(scores), bytes_of(origins));
+    builder_.adopt(std::move(nodes));
+    order_.resize(size);
+    std::iota(order_.begin(), order_.end(), 0);
+    return tree();
   }
 
   std::size_t accept(const Array<std::int32_t>& tokens) {
@@ -259,6 +270,28 @@ class NativeSession {
   }
 
  private:
+  // The last tree in its order of verification, as `draft` returns it.
+  nb::tuple tree() const {
+    const auto& nodes = builder_.nodes();
+    const std::size_t size = nodes.size();
+    std::vector<std::int64_t> counts(size);
+    std::vector<std::int32_t> columns(3 * size), row_of(size);
+    std::vector<float> scores(size);
+    std::vector<std::uint8_t> origins(size);
+    for (std::size_t i = 0; i < size; ++i) row_of[static_cast<std::size_t>(order_[i])] = static_cast<std::int32_t>(i);
+    for (std::size_t i = 0; i < size; ++i) {
+      const DraftNode& node = nodes[static_cast<std::size_t>(order_[i])];
+      columns[i] = static_cast<std::int32_t>(node.token);
+      columns[size + i] = node.parent < 0 ? -1 : row_of[static_cast<std::size_t>(node.parent)];
+      columns[2 * size + i] = static_cast<std::int32_t>(node.depth);
+      scores[i] = node.score;
+      for (std::size_t origin = 0; origin < places_.size(); ++origin)
+        if ((node.origins >> origin & 1) != 0) origins[i] |= static_cast<std::uint8_t>(1U << places_[origin]);
+    }
+    nb::bytes packed = nb::steal<nb::bytes>((nb::object(bytes_of(counts)) + nb::object(bytes_of(columns))).release());
+    return nb::make_tuple(packed, bytes_of(scores), bytes_of(origins));
+  }
+
   static TopTokens top_tokens_of(const Array<std::int32_t, 2>& rows, std::size_t row) {
     TopTokens top;
     for (std::size_t i = 0; i < std::min<std::size_t>(rows.shape(1), kTopK); ++i) {
@@ -352,12 +385,18 @@ nb::bytes fit_gbdt(const Array<float, 2>& rows, const Array<std::uint8_t>& label
 void bind_sessions(nb::module_& module) {
   module.attr("FEATURES") = kFeatures;
   module.attr("MAX_STORES") = kMaxStores;
+  module.attr("TOKEN_MEMORY") = PromptLookup::kTokenMemory;
+  module.attr("NODE_MEMORY") = sizeof(SourceEvidence);
+  module.attr("EVIDENCE_MEMORY") = sizeof(Evidence);  // of each node and store
   module.def("fit_gbdt", &fit_gbdt);
   module.def("collect_evidence", &collect_evidence, nb::arg("readers"), nb::arg("calibration"), nb::arg("tail"),
              nb::arg("tokens"), nb::arg("parents"), nb::arg("scores"), nb::kw_only(), nb::arg("max_rows"),
              nb::arg("max_suffix"), nb::arg("max_depth"));
   module.def("evidence_fault", &evidence_fault);
-  nb::class_<RecycledLogits>(module, "NativeRecycledLogits").def(nb::init<>()).def("__len__", &RecycledLogits::size);
+  nb::class_<RecycledLogits>(module, "NativeRecycledLogits")
+      .def(nb::init<>())
+      .def("__len__", &RecycledLogits::size)
+      .def("memory", &RecycledLogits::memory);
   nb::class_<NativeEvidenceReader>(module, "NativeEvidenceReader").def(nb::init<const nb::list&, std::uint32_t>());
   nb::class_<NativeCalibration>(module, "NativeCalibration")
       .def(nb::init<const nb::bytes&>())
@@ -372,6 +411,7 @@ void bind_sessions(nb::module_& module) {
       .def("set_trees", &NativeSession::set_trees, nb::arg("index"), nb::arg("trees").none())
       .def("set_evidence", &NativeSession::set_evidence)
       .def("draft", &NativeSession::draft)
+      .def("adopt", &NativeSession::adopt)
       .def("accept", &NativeSession::accept)
       .def("learn_text", &NativeSession::learn_text)
       .def("learn_nodes", &NativeSession::learn_nodes)

@@ -50,6 +50,11 @@ class PromptLookup {
 
   const std::vector<Token>& tokens() const { return tokens_; }
 
+  // Most bytes that a token may take; tables are at most half full and double.
+  static constexpr std::size_t kTokenMemory =
+      4 * sizeof(std::uint32_t) +
+      kOrders.size() * (2 * sizeof(std::uint32_t) + 4 * sizeof(std::pair<std::uint64_t, std::uint32_t>));
+
   // How often `token` occurs, and how many tokens ago last.
   std::pair<std::uint32_t, std::uint32_t> occurrences(Token token) const {
     const std::uint32_t end = orders_[0].last(key_of(std::span(&token, 1)));

@@ -56,6 +56,12 @@ class RecycledLogits {
     return used_;
   }
 
+  // Bytes of its rows.
+  std::size_t memory() const {
+    const std::lock_guard lock(mutex_);
+    return rows_.capacity() * sizeof(Row);
+  }
+
  private:
   static constexpr std::size_t kMaxRows = std::size_t{1} << 17;  // rows; 48 bytes each
   static constexpr std::size_t kWays = 4;                        // places that a row may take

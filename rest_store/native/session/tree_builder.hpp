@@ -128,6 +128,13 @@ class TreeBuilder {
     expansion_of_.resize(count);
   }
 
+  // Take a tree that was built elsewhere, parents before children, as the one drafted last.
+  void adopt(std::vector<DraftNode> nodes) {
+    forget();
+    nodes_ = std::move(nodes);
+    expansion_of_.assign(nodes_.size(), -1);
+  }
+
   // The last tokens of the context and the path to node `place`; valid until the next call.
   std::span<const Token> tail_of(std::int32_t place) {
     const std::vector<Token>& text = lookup.tokens();
@@ -142,11 +149,12 @@ class TreeBuilder {
   // Append the tokens that the target model produced, learn from them, and return how many of them are in the tree.
   std::size_t accept(std::span<const Token> tokens) {
     std::int32_t place = -1;
-    bool on_tree = expansions_ > 0;
+    const bool drafted = expansions_ > 0 || !nodes_.empty();
+    bool on_tree = drafted;
     std::size_t depth = 0;
     for (const Token token : tokens) {
       if (on_tree) {
-        learn(place, token);
+        if (expansions_ > 0) learn(place, token);  // else built elsewhere, where it is learnt from
         std::int32_t next = -1;
         for (std::size_t i = 0; i < nodes_.size(); ++i)
           if (nodes_[i].parent == place && nodes_[i].token == token) next = static_cast<std::int32_t>(i);
@@ -156,7 +164,7 @@ class TreeBuilder {
       }
       lookup.append(token);
     }
-    if (expansions_ > 0) mean_accepted_ += 0.2F * (static_cast<float>(depth) - mean_accepted_);
+    if (drafted) mean_accepted_ += 0.2F * (static_cast<float>(depth) - mean_accepted_);
     forget();
     return depth;
   }

@@ -22,6 +22,8 @@ from rest_store.service.errors import error_of_call
 class AsyncDatastoreClient(ClientBase):
     """`DatastoreClient` for asyncio: the same arguments, methods, answers, errors, retries and counters.
 
+    It has no sessions, which `send_text` and `shared_calibration` are for.
+
     Belongs to the event loop in which it is first used; not thread-safe. Any number of tasks may ask at once.
     """
 

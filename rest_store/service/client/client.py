@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 
 import grpc
@@ -10,10 +11,12 @@ from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import SuffixMatch, TokenTree
 from rest_store.datastore.validation import Contexts, IntSequence, limits
 from rest_store.drafting.evidence import Evidence
+from rest_store.drafting.sources import SessionSettings
 from rest_store.service.client.answers import ServiceInfo
 from rest_store.service.client.client_base import ClientBase, Connection
 from rest_store.service.client.endpoints import Endpoint
 from rest_store.service.client.requests import Request, T
+from rest_store.service.client.session_stream import SessionStream
 from rest_store.service.client.stream import DraftStream
 from rest_store.service.client.stream_call import StreamCall
 from rest_store.service.errors import error_of_call
@@ -22,10 +25,11 @@ from rest_store.service.errors import error_of_call
 class DatastoreClient(ClientBase):
     """A datastore behind a service (`rest-store serve`), with the methods and answers of `Datastore`.
 
-    Also a source for `DraftSession`. Connects when it is first used, and reconnects by itself. A call that fails
-    because the service is away or overloaded is made again, with growing pauses, at another endpoint where there is
-    one, and never beyond its deadline; all calls only read. After five failures in a row an endpoint is left alone for
-    a while, and calls that would need it fail in microseconds.
+    Also a source for `DraftSession`, which the service runs if it has all datastores of the session. Connects when
+    it is first used, and reconnects by itself. A call that fails because the service is away or overloaded is made
+    again, with growing pauses, at another endpoint where there is one, and never beyond its deadline; all calls
+    only read. After five failures in a row an endpoint is left alone for a while, and calls that would need it fail
+    in microseconds.
 
     Thread-safe. A pickled or copied client reaches the same service through connections of its own; a pickle holds the
     token. gRPC does not survive a fork: in a process forked after the first call, calls raise ServiceUnavailableError.
@@ -41,9 +45,13 @@ class DatastoreClient(ClientBase):
         retries: most further attempts of a call, 0 or more.
         failure_threshold: failures in a row after which an endpoint is left alone, 1 or more.
         pause: seconds for which it is left alone at first, 0 or more; doubled up to 30.
+        send_text: whether the service may run draft sessions, for which it gets the whole text. Otherwise it gets the
+            last 64 tokens at most, and sessions are merged here, which takes longer.
+        shared_calibration: a name, such as the model's: sessions that the service runs share under it what their
+            calibration learns, also those of other clients; None: they share nothing.
 
     Raises:
-        TargetError: an address, certificate or list of datastores that is not valid.
+        TargetError: an address, certificate, list of datastores or name that is not valid.
         LimitError: a number out of range.
         TokenizerLoadError: `tokenizer` is not a tokenizer.
     """
@@ -176,12 +184,21 @@ class DatastoreClient(ClientBase):
             LimitError: a limit is out of range.
         """
         tree_limits = limits(max_nodes, max_suffix, max_depth)
-        return DraftStream(self._codec, tree_limits, self._endpoints, self._open, self.info, self._seconds(timeout))
+        open_call = functools.partial(self._open, "DraftStream")
+        return DraftStream(self._codec, tree_limits, self._endpoints, open_call, self.info, self._seconds(timeout))
 
-    def _open(self, endpoint: Endpoint[Connection]) -> StreamCall:
+    def session(self, settings: SessionSettings) -> SessionStream | None:
+        """Return a session for the service to run, for `DraftSession`; None without `send_text`."""
+        if not self._send_text:
+            return None
+        open_call = functools.partial(self._open, "DraftSession")
+        name = self._shared_calibration
+        return SessionStream(self._codec, settings, name, self._endpoints, open_call, self.info, self._timeout)
+
+    def _open(self, method: str, endpoint: Endpoint[Connection]) -> StreamCall:
         channel = endpoint.connection.channel
         try:
-            return StreamCall(channel, self._dialer.metadata, endpoint.target)
+            return StreamCall(channel, self._dialer.metadata, endpoint.target, method)
         except ValueError:  # grpc's error for a channel that has just been closed
             endpoint.require_usable()
             raise

@@ -18,21 +18,20 @@ from rest_store.errors import RestStoreError, ServiceInternalError, ServiceUnava
 from rest_store.service.client.client_base import METHOD
 from rest_store.service.errors import error_of_call
 
-_STREAM = METHOD + "DraftStream"
 _Answers = queue.SimpleQueue[bytes | RestStoreError]
 _Requests = queue.SimpleQueue[bytes | None]
 
 
 class StreamCall:
-    """One stream to the service at `target`, with a thread that reads its answers. Not thread-safe."""
+    """One stream of `method` to the service at `target`, with a thread that reads its answers. Not thread-safe."""
 
-    def __init__(self, channel: grpc.Channel, metadata: Sequence[tuple[str, str]], target: str) -> None:
+    def __init__(self, channel: grpc.Channel, metadata: Sequence[tuple[str, str]], target: str, method: str) -> None:
         self._requests: _Requests = queue.SimpleQueue()
         self._answers: _Answers = queue.SimpleQueue()
         self._due = threading.Semaphore(1)  # answers that may be read: one for each message, and one before it is sent
         self._error: RestStoreError | None = None
-        method: Any = channel.stream_stream(_STREAM, None, None)
-        call = method(iter(self._requests.get, None), metadata=tuple(metadata))
+        stream: Any = channel.stream_stream(METHOD + method, None, None)
+        call = stream(iter(self._requests.get, None), metadata=tuple(metadata))
         threading.Thread(
             target=_read, args=(call, self._answers, self._due, target), name="rest-store stream", daemon=True
         ).start()
@@ -100,8 +99,8 @@ class AsyncStreamCall:
     """
 
     def __init__(self, channel: grpc.aio.Channel, metadata: Sequence[tuple[str, str]], target: str) -> None:
-        method: Any = channel.stream_stream(_STREAM, None, None)
-        self._call: Any = method(metadata=metadata)
+        stream: Any = channel.stream_stream(METHOD + "DraftStream", None, None)
+        self._call: Any = stream(metadata=metadata)
         self._target = target
         self._reading: asyncio.Future[Any] | None = None
         self._is_stuck = False

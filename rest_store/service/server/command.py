@@ -77,6 +77,24 @@ class _Mode(click.ParamType[int]):
 @click.option("--max-in-flight", default=Limits.max_in_flight, show_default=True, help="Most requests in flight.")
 @click.option("--max-waiting", default=Limits.max_waiting, show_default=True, help="Most requests that wait.")
 @click.option(
+    "--max-session-tokens",
+    default=Limits.max_session_tokens,
+    show_default=True,
+    help="Longest text of a draft session that the service runs.",
+)
+@click.option(
+    "--max-session-memory",
+    default=Limits.max_session_memory,
+    show_default=True,
+    help="Most bytes of all sessions together.",
+)
+@click.option(
+    "--session-idle-seconds",
+    default=Limits.session_idle_seconds,
+    show_default=True,
+    help="Time without a message after which a session or stream ends.",
+)
+@click.option(
     "--drain-seconds",
     type=click.FloatRange(min=0),
     default=10.0,
@@ -102,6 +120,9 @@ def serve(
     max_connections: int,
     max_in_flight: int,
     max_waiting: int,
+    max_session_tokens: int,
+    max_session_memory: int,
+    session_idle_seconds: int,
     drain_seconds: float,
 ) -> None:
     """Serve drafts from datastores over gRPC.
@@ -135,7 +156,16 @@ def serve(
         token=os.environ.get(TOKEN_VARIABLE) or None,
         insecure=insecure,
         metrics=metrics_address,
-        limits=Limits(max_message_bytes, max_contexts, max_streams, max_in_flight, max_waiting),
+        limits=Limits(
+            max_message_bytes,
+            max_contexts,
+            max_streams,
+            max_in_flight,
+            max_waiting,
+            max_session_tokens,
+            max_session_memory,
+            session_idle_seconds,
+        ),
         connections=Connections(max_connections),
         sockets=SocketPermissions(socket_mode, socket_group),
         drain_seconds=drain_seconds,

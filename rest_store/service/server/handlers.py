@@ -13,7 +13,7 @@ import numpy as np
 from rest_store.datastore.kernel import MAX_DEPTH, MAX_NODES, MAX_SUFFIX
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.evidence import MAX_EVIDENCE_ROWS, Evidence, collect_evidence
-from rest_store.errors import LimitError, MessageSizeError, QueryError, describe
+from rest_store.errors import LimitError, MessageOrderError, MessageSizeError, QueryError, describe
 from rest_store.service.server.catalog import Catalog, Served, reading
 from rest_store.service.server.executor import Executor
 from rest_store.service.server.limits import Limits
@@ -35,6 +35,8 @@ from rest_store.service.server.requests import (
     tails_of,
     tree_limits,
 )
+from rest_store.service.server.served_session import SESSION_NODE_SIZE, ServedSession
+from rest_store.service.server.sessions import Sessions
 from rest_store.v1 import datastore_pb2 as pb
 
 # The most work that runs in the event loop, by kind, and the most of a piece for a worker thread.
@@ -53,6 +55,13 @@ class StreamState:
     names_sent: tuple[str, ...] | None = None  # of the datastores that answered last
 
 
+@dataclass
+class SessionState:
+    """The session of a stream, once it is open."""
+
+    session: ServedSession | None = None
+
+
 class _EvidenceWork(NamedTuple):
     """The work of a request for evidence, without the message that asked for it."""
 
@@ -67,8 +76,11 @@ class Handlers:
     service/errors.py.
     """
 
-    def __init__(self, catalog: Catalog, limits: Limits, metrics: Metrics, executor: Executor) -> None:
+    def __init__(
+        self, catalog: Catalog, limits: Limits, metrics: Metrics, executor: Executor, sessions: Sessions | None
+    ) -> None:
         self._catalog = catalog
+        self._sessions = sessions
         self._limits = limits
         self._metrics = metrics
         self._executor = executor
@@ -118,6 +130,32 @@ class Handlers:
             await self._add_trees(response.trees, served, state.limits, [state.context[-state.limits.max_suffix :]])
         return response.SerializeToString()
 
+    async def session_step(self, state: SessionState, data: bytes) -> bytes | None:
+        """Answer the next DraftSessionRequest of a stream, if it asks for anything."""
+        request = parse(pb.DraftSessionRequest, data)
+        if self._sessions is None:
+            expected = "none: this service has no native kernel to run sessions with"
+            raise LimitError(describe("request", "session", "asked for", expected))
+        if request.HasField("open") == (state.session is not None):
+            found, expected = ("second", "none") if state.session is not None else ("absent", "first")
+            raise MessageOrderError(describe("session", "opening", found, f"{expected}: a session is opened once"))
+        if state.session is None:
+            served = self._catalog.select(*selection_of(request.open.selection, self._limits))
+            state.session = self._sessions.begin(request.open, served)
+        step = state.session.step(request)
+        del request
+        [response] = await self._executor.run([step.run], small=step.small)
+        if response is None:
+            return None
+        self._metrics.session_trees += 1
+        self._metrics.nodes += len(response.nodes) // SESSION_NODE_SIZE
+        return response.SerializeToString()
+
+    def end_session(self, state: SessionState) -> None:
+        """Give back what the session of a stream has taken."""
+        if state.session is not None and self._sessions is not None:
+            self._sessions.end(state.session)
+
     async def longest_suffix_match(self, data: bytes) -> bytes:
         """Answer a LongestSuffixMatchRequest."""
         request = parse(pb.LongestSuffixMatchRequest, data)
@@ -163,7 +201,9 @@ class Handlers:
     async def describe(self, data: bytes) -> bytes:
         """Answer a DescribeRequest."""
         parse(pb.DescribeRequest, data)
-        build = self._metrics.build
+        build, limits = self._metrics.build, vars(self._limits)
+        if self._sessions is None:
+            limits = {**limits, "max_session_tokens": 0}
         return pb.DescribeResponse(
             version=build["version"],
             kernel=build["kernel"],
@@ -174,8 +214,9 @@ class Handlers:
                 max_depth=MAX_DEPTH,
                 max_evidence_rows=self._max_evidence_rows,
                 max_request_bytes=self._limits.max_request_bytes,
-                **vars(self._limits),
+                **limits,
             ),
+            calibration=self._sessions.fingerprint if self._sessions is not None else "",
         ).SerializeToString()
 
     async def _add_trees(

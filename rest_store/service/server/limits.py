@@ -14,9 +14,11 @@ from rest_store.errors import AuthenticationError, OverloadedError, ServeError, 
 from rest_store.service.tokens import TOKEN_EXPECTED, TOKEN_VARIABLE, is_token, tokens_in
 
 _GREATEST = 1 << 30  # of each limit
+_GREATEST_MEMORY = 1 << 50
 # What a request takes: for each context 64 tokens of at most 5 bytes and a share of the proposals; and names, and the
 # proposals of a single context.
 _CONTEXT_BYTES, _OTHER_BYTES = 512, 64 << 10
+_TOKEN_BYTES = 8  # of the text of a session
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,9 @@ class Limits:
         max_streams: open streams.
         max_in_flight: requests in flight, streams not counted.
         max_waiting: requests that have arrived and are not in flight yet; at least 2.
+        max_session_tokens: text of one session.
+        max_session_memory: bytes of all sessions together.
+        session_idle_seconds: without a message, after which a session ends.
 
     Raises:
         ServeError: a limit is out of range.
@@ -39,17 +44,26 @@ class Limits:
     max_streams: int = 1024
     max_in_flight: int = 256
     max_waiting: int = 1024
+    max_session_tokens: int = 1 << 18
+    max_session_memory: int = 1 << 30
+    session_idle_seconds: int = 600
 
     def __post_init__(self) -> None:
         least = {"max_message_bytes": 1024, "max_waiting": 2}
         for name, value in vars(self).items():
-            if not least.get(name, 1) <= value <= _GREATEST:
-                raise ServeError(describe("service", name, value, f"{least.get(name, 1)}..{_GREATEST}"))
+            greatest = _GREATEST_MEMORY if name == "max_session_memory" else _GREATEST
+            if not least.get(name, 1) <= value <= greatest:
+                raise ServeError(describe("service", name, value, f"{least.get(name, 1)}..{greatest}"))
 
     @property
     def max_request_bytes(self) -> int:
         """Size of a request: what `max_contexts` take, so that reading any message costs little."""
         return min(self.max_message_bytes, _OTHER_BYTES + _CONTEXT_BYTES * self.max_contexts)
+
+    @property
+    def max_opening_bytes(self) -> int:
+        """Size of the first message of a session, which has its text."""
+        return self.max_request_bytes + _TOKEN_BYTES * self.max_session_tokens
 
     @property
     def max_proposals(self) -> int:

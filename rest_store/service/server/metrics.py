@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from rest_store.service.server.catalog import Served
+    from rest_store.service.server.sessions import Sessions
 
 # Upper bounds in seconds; a last bucket takes what is longer.
 SECONDS = (
@@ -54,6 +55,7 @@ class Metrics:
         self.trees = 0
         self.nodes = 0
         self.evidence_rows = 0
+        self.session_trees = 0
         self.rejected: dict[str, int] = {}
         self.reloads = {"reloaded": 0, "refused": 0}
 
@@ -61,7 +63,9 @@ class Metrics:
         """Count one request that was refused before its message was read."""
         self.rejected[reason] = self.rejected.get(reason, 0) + 1
 
-    def collect(self, in_flight: int, streams: int, draining: bool, served: Iterable[Served]) -> Iterator[Metric]:
+    def collect(
+        self, in_flight: int, streams: int, draining: bool, served: Iterable[Served], sessions: Sessions | None
+    ) -> Iterator[Metric]:
         """Yield all counters, and gauges as they are now, as Prometheus metrics."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
@@ -99,6 +103,9 @@ class Metrics:
         rows = self.evidence_rows
         yield CounterMetricFamily("rest_store_evidence_rows", "Paths along which evidence was sent.", value=rows)
 
+        drafted = self.session_trees
+        yield CounterMetricFamily("rest_store_session_trees", "Trees that sessions drafted.", value=drafted)
+
         for name, meaning, label, counts_by_label in (
             ("rest_store_rejected", "Requests refused before they were read, by reason.", "reason", self.rejected),
             ("rest_store_reloads", "Reloads of a datastore, by outcome.", "outcome", self.reloads),
@@ -110,6 +117,10 @@ class Metrics:
 
         yield GaugeMetricFamily("rest_store_in_flight", "Requests in flight.", value=in_flight)
         yield GaugeMetricFamily("rest_store_streams", "Open streams.", value=streams)
+        if sessions is not None:
+            count = len(sessions.open)
+            yield GaugeMetricFamily("rest_store_sessions", "Open draft sessions.", value=count)
+            yield GaugeMetricFamily("rest_store_session_bytes", "Memory reserved for them.", value=sessions.memory)
         yield GaugeMetricFamily("rest_store_draining", "1 while the service is shutting down.", value=int(draining))
         gauges: dict[str, tuple[str, Callable[[Served], int]]] = {
             "tokens": ("Tokens of the datastore.", lambda one: one.store.manifest.token_count),

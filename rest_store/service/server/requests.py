@@ -19,6 +19,10 @@ from rest_store.service.server.limits import Limits
 from rest_store.v1 import datastore_pb2 as pb
 
 M = TypeVar("M", bound=Message)
+Tokens = npt.NDArray[np.int32]
+
+_MOST_ACCEPTED = 1024  # in one message of a session
+_MOST_TOP_K, _READ_TOP_K = 64, 8  # tokens of a row that may come, and that are read
 
 
 class TreeLimits(NamedTuple):
@@ -35,6 +39,14 @@ class EvidenceLimits(NamedTuple):
     max_nodes: int
     max_suffix: int
     max_rows: int
+
+
+class Accepted(NamedTuple):
+    """What a target model produced in a session, as `DraftSession.accept` takes it."""
+
+    tokens: Tokens
+    top_k: Tokens | None
+    node_top_k: Tokens | None
 
 
 class Proposals(NamedTuple):
@@ -57,12 +69,12 @@ def parse(kind: type[M], data: bytes) -> M:
 def tree_limits(message: pb.DraftLimits) -> TreeLimits:
     """Return the limits of a request, with defaults for zeros; raise LimitError for one that is out of range."""
     max_depth = _limit("max_depth", message.max_depth, 10, MAX_DEPTH)
-    return TreeLimits(_node_limit(message.max_nodes), suffix_limit(message.max_suffix), max_depth)
+    return TreeLimits(node_limit(message.max_nodes), suffix_limit(message.max_suffix), max_depth)
 
 
 def evidence_limits(message: pb.EvidenceLimits) -> EvidenceLimits:
     """Return the limits of a request for evidence, as `tree_limits`."""
-    max_nodes = _node_limit(message.max_nodes)
+    max_nodes = node_limit(message.max_nodes)
     max_rows = _limit("max_rows", message.max_rows, rows_for(max_nodes), MAX_EVIDENCE_ROWS)
     return EvidenceLimits(max_nodes, suffix_limit(message.max_suffix), max_rows)
 
@@ -72,8 +84,9 @@ def suffix_limit(max_suffix: int) -> int:
     return _limit("max_suffix", max_suffix, 16, MAX_SUFFIX)
 
 
-def _node_limit(max_nodes: int) -> int:
-    return _limit("max_nodes", max_nodes, 64, MAX_NODES)
+def node_limit(max_nodes: int, default: int = 64) -> int:
+    """Return how many nodes a request asks for, as `tree_limits`."""
+    return _limit("max_nodes", max_nodes, default, MAX_NODES)
 
 
 def _limit(name: str, value: int, default: int, greatest: int) -> int:
@@ -182,3 +195,66 @@ def proposals_of(message: pb.Proposals, place: int, vocabulary_size: int) -> Pro
         where = f"token id in {what}"
         raise TokenRangeError(describe("request", where, max(tokens), f"0..{vocabulary_size - 1}"))
     return Proposals(np.array(tokens, np.int32), parent_places, np.array(scores or [0.0] * len(tokens), np.float32))
+
+
+def text_of(tokens: Sequence[int], vocabulary_size: int, what: str) -> Tokens:
+    """Return the tokens of a session as int32; raise TokenRangeError if one is outside the vocabulary."""
+    if (greatest := max(tokens, default=0)) >= vocabulary_size:
+        raise TokenRangeError(describe("session", f"token id in {what}", greatest, f"0..{vocabulary_size - 1}"))
+    return np.array(tokens[:], np.int32)
+
+
+def top_k_of(message: pb.TopK, vocabulary_size: int, what: str) -> Tokens:
+    """Return most likely tokens as int32[rows, k], of which only the first 8 of a row are kept; -1 ends a row.
+
+    A model's tokens beyond the vocabulary are no drafts: they end a row, too.
+
+    Raises:
+        LimitError: k is out of range.
+        ContextTypeError: not whole rows.
+    """
+    k, size = message.k, len(message.tokens)
+    if not 1 <= k <= _MOST_TOP_K:
+        raise LimitError(describe("session", f"k of {what}", k, f"1..{_MOST_TOP_K}"))
+    if size % (4 * k):
+        raise ContextTypeError(describe("session", what, f"{size} bytes", f"rows of {4 * k} bytes"))
+    rows = np.frombuffer(message.tokens, "<i4").reshape(-1, k)[:, :_READ_TOP_K]
+    if rows.size and rows.max() >= vocabulary_size:
+        rows = np.where(rows < vocabulary_size, rows, -1)
+    return rows.astype(np.int32, copy=False)
+
+
+def accepted_of(messages: Sequence[pb.Accepted], vocabulary_size: int) -> list[Accepted]:
+    """Return what a message says was accepted.
+
+    Raises:
+        EmptyContextError: no tokens.
+        TokenRangeError, LimitError, ContextTypeError: as `text_of` and `top_k_of`; LimitError also for too many.
+    """
+    if len(messages) > _MOST_ACCEPTED:
+        raise LimitError(describe("session", "number of accepted", len(messages), f"at most {_MOST_ACCEPTED}"))
+    accepted = []
+    for message in messages:
+        require_not_empty(message.tokens, "accepted")
+        tokens = text_of(message.tokens, vocabulary_size, "accepted")
+        top_k, node_top_k = (
+            top_k_of(getattr(message, name), vocabulary_size, name) if message.HasField(name) else None
+            for name in ("top_k", "node_top_k")
+        )
+        accepted.append(Accepted(tokens, top_k, node_top_k))
+    return accepted
+
+
+def step_costs(message: pb.StepCosts) -> npt.NDArray[np.float64] | None:
+    """Return what steps cost, float64[n + 1]; None: no trees are cut.
+
+    Raises:
+        LimitError: too many, or not positive finite numbers.
+    """
+    costs = message.of_step
+    if len(costs) > 1 + MAX_NODES:
+        raise LimitError(describe("session", "number of costs", len(costs), f"at most {1 + MAX_NODES}"))
+    values = np.array(costs, np.float64)
+    if not bool(np.all((values > 0) & np.isfinite(values))):
+        raise LimitError(describe("session", "costs", "other numbers", "positive finite ones"))
+    return values if values.size else None

@@ -33,6 +33,7 @@ from rest_store.service.server.metrics import Metrics
 from rest_store.service.server.metrics_endpoint import MetricsEndpoint
 from rest_store.service.server.reloads import Reloads
 from rest_store.service.server.servicer import METHODS, SERVICE, Answer, Servicer
+from rest_store.service.server.sessions import Sessions
 from rest_store.service.server.unix_socket import SocketPermissions
 from rest_store.v1 import datastore_pb2 as pb
 
@@ -88,6 +89,7 @@ class Server:
         _require_secure(options, bool(self._tokens))
         self._catalog = Catalog(options.datastores)
         self._metrics = Metrics(METHODS, version, kernel_name())
+        self._sessions = Sessions(options.limits) if kernel_name() == "native" else None
         self._workers = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="draft")
         self._health = Health()
         self._reloads = Reloads(self._reload)
@@ -102,7 +104,7 @@ class Server:
             f"/{reflection.SERVICE_NAME}/ServerReflectionInfo": (reflection_pb2.ServerReflectionRequest, reflect),
         }
         self._servicer = Servicer(
-            Handlers(self._catalog, options.limits, self._metrics, Executor(self._workers)),
+            Handlers(self._catalog, options.limits, self._metrics, Executor(self._workers), self._sessions),
             self.start_reload,
             limits=options.limits,
             tokens=self._tokens,
@@ -153,7 +155,7 @@ class Server:
         """Yield the metrics; the thread that serves them calls this."""
         requests, streams = self._servicer.requests.tasks, self._servicer.streams.tasks
         draining, served = self._servicer.draining, self._catalog.served
-        yield from self._metrics.collect(len(requests), len(streams), draining, served)
+        yield from self._metrics.collect(len(requests), len(streams), draining, served, self._sessions)
 
     async def _watch(self) -> None:
         """Check the files once a second, so that health and metrics show a change before a request meets it.
@@ -164,6 +166,7 @@ class Server:
             await self._server.wait_for_termination(_WATCH_SECONDS)
             await asyncio.get_running_loop().run_in_executor(self._workers, self._catalog.watch)
             self._update_health()
+            self._servicer.end_idle_streams(self._options.limits.session_idle_seconds)
             self._log.summarize()
 
     def _update_health(self) -> None:
@@ -200,6 +203,7 @@ class Server:
         self._update_health()
         requests, streams = self._servicer.requests.tasks, self._servicer.streams.tasks
         self._log("drain", in_flight=len(requests), streams=len(streams))
+        self._servicer.end_streams(between_steps=True)
         if running := requests | streams:
             await asyncio.wait(running, timeout=self._options.drain_seconds)
         self.watch.cancel()
@@ -234,7 +238,7 @@ def _require_secure(options: Options, has_tokens: bool) -> None:
 def _channel_options(limits: Limits) -> list[tuple[str, int]]:
     return [
         # gRPC refuses larger messages unread; those between the two limits get our own error.
-        ("grpc.max_receive_message_length", limits.max_request_bytes + (4 << 20)),
+        ("grpc.max_receive_message_length", limits.max_opening_bytes + (4 << 20)),
         ("grpc.max_send_message_length", -1),
         ("grpc.so_reuseport", 0),  # a second service on the same port is a mistake
         ("grpc.max_concurrent_streams", limits.max_in_flight + limits.max_streams),  # of one connection

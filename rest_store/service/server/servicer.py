@@ -10,8 +10,8 @@ import traceback
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
-from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeAlias
+from time import monotonic, perf_counter
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 import grpc
@@ -29,7 +29,7 @@ from rest_store.errors import (
 )
 from rest_store.service.address import is_local_peer
 from rest_store.service.errors import DETAILS_KEY, DOMAIN, status_of
-from rest_store.service.server.handlers import Handlers, StreamState
+from rest_store.service.server.handlers import Handlers, SessionState, StreamState
 from rest_store.service.server.limits import BearerTokens, Gate, Limits
 from rest_store.service.server.logs import EventLog
 from rest_store.service.server.metrics import Metrics
@@ -51,6 +51,8 @@ else:
 
 EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the stubs
 Context = Any  # grpc.aio.ServicerContext, which takes the types of its messages
+R = TypeVar("R", bytes, bytes | None)
+Handle = Callable[[bytes], Awaitable[R]]
 Unary = Callable[[bytes, Context], Awaitable[bytes]]
 Answer = Callable[[AsyncIterator[Any]], AsyncGenerator[Message, None]]  # from requests to responses
 
@@ -96,6 +98,8 @@ class Servicer(GenericHandler):
         self.draining = False
         self._public_calls: dict[asyncio.Task[Any], None] = {}  # the oldest first
         self._digests: WeakKeyDictionary[asyncio.Task[Any], bytes] = WeakKeyDictionary()  # of the tokens of streams
+        self._in_step: set[asyncio.Task[Any]] = set()  # streams whose latest message is not answered yet
+        self._last_messages: dict[asyncio.Task[Any], float] = {}  # when those of streams came, on a monotonic clock
         self._endings: WeakKeyDictionary[asyncio.Task[Any], RestStoreError] = WeakKeyDictionary()  # of streams
         unary = grpc.unary_unary_rpc_method_handler
         methods = {
@@ -104,9 +108,8 @@ class Servicer(GenericHandler):
             "Count": unary(self._unary("Count", handlers.count)),
             "Describe": unary(self._unary("Describe", handlers.describe)),
             "Reload": unary(self._reload_datastores),
-            "DraftStream": grpc.stream_stream_rpc_method_handler(
-                partial(self._stream, "DraftStream", self._draft_stream)
-            ),
+            "DraftStream": self._streaming("DraftStream", self._draft_stream),
+            "DraftSession": self._streaming("DraftSession", self._draft_session),
         }
         assert set(methods) == set(METHODS)
         self._methods = {f"/{SERVICE}/{name}": handler for name, handler in methods.items()}
@@ -142,13 +145,16 @@ class Servicer(GenericHandler):
         async def run(context: Context) -> None:
             async def requests() -> AsyncIterator[Message]:
                 while (data := await context.read()) is not EOF:
-                    _require_size("request", data, _LARGEST_OTHER)
+                    _require_size("request", len(data), _LARGEST_OTHER)
                     yield parse(kind, data)
 
             async with aclosing(answer(requests())) as responses:
                 async for response in responses:
                     await context.write(response.SerializeToString())
 
+        return self._streaming(name, run)
+
+    def _streaming(self, name: str, run: Callable[[Context], Awaitable[None]]) -> MethodHandler:
         return grpc.stream_stream_rpc_method_handler(partial(self._stream, name, run))
 
     def _enter_public(self, task: asyncio.Task[Any]) -> None:
@@ -160,10 +166,18 @@ class Servicer(GenericHandler):
         self._public_calls[task] = None
         task.add_done_callback(lambda task: self._public_calls.pop(task, None))
 
-    def end_streams(self) -> None:
-        """End every stream with a status that tells its client to use another service."""
+    def end_streams(self, *, between_steps: bool = False) -> None:
+        """End streams with a status that tells their clients to use another service; perhaps not those in a step."""
         for task in self.streams.tasks:
-            self._end(task, _shutting_down())
+            if not (between_steps and task in self._in_step):
+                self._end(task, _shutting_down())
+
+    def end_idle_streams(self, seconds: float) -> None:
+        """End the sessions that have had no message for so long."""
+        latest = monotonic() - seconds
+        for task, last_message in list(self._last_messages.items()):
+            if last_message < latest and task not in self._in_step:
+                self._end(task, ServiceUnavailableError(f"session is idle: it had no message for {seconds} s"))
 
     def end_revoked_streams(self) -> None:
         """End the streams whose token is not accepted any more."""
@@ -176,13 +190,14 @@ class Servicer(GenericHandler):
         self._endings[task] = error
         task.cancel()
 
-    async def _answer(self, method: str, handle: Callable[[bytes], Awaitable[bytes]], data: bytes) -> bytes:
-        """Return the response to one message, after checks of both sizes, and count it."""
+    async def _answer(self, method: str, handle: Handle[R], data: bytes, most: int = 0) -> R:
+        """Return the response to one message of at most `most` bytes, after checks of both sizes, and count it."""
         start = perf_counter()
-        _require_size("request", data, self._limits.max_request_bytes)
+        _require_size("request", len(data), most or self._limits.max_request_bytes)
         response = await handle(data)
-        _require_size("response", response, self._limits.max_message_bytes)
-        self._metrics.methods[method].answered(perf_counter() - start, len(data), len(response))
+        size = 0 if response is None else len(response)
+        _require_size("response", size, self._limits.max_message_bytes)
+        self._metrics.methods[method].answered(perf_counter() - start, len(data), size)
         return response
 
     def _unary(self, name: str, handle: Callable[[bytes], Awaitable[bytes]]) -> Unary:
@@ -219,13 +234,41 @@ class Servicer(GenericHandler):
             await self._fail(name, error, context)
 
     async def _draft_stream(self, context: Context) -> None:
-        handle = partial(self._handlers.draft_step, StreamState())
-        answers = 0
+        await self._converse("DraftStream", partial(self._handlers.draft_step, StreamState()), context)
+
+    async def _draft_session(self, context: Context) -> None:
+        state = SessionState()
+        handle = partial(self._handlers.session_step, state)
         try:
-            while (data := await context.read()) is not EOF:
-                await context.write(await self._answer("DraftStream", handle, data))
-                answers += 1
+            await self._converse("DraftSession", handle, context, self._limits.max_opening_bytes)
         finally:
+            self._handlers.end_session(state)
+
+    async def _converse(
+        self, name: str, handle: Handle[bytes] | Handle[bytes | None], context: Context, most_at_first: int = 0
+    ) -> None:
+        """Answer the messages of a stream, one after the other, until its client ends it or this service drains."""
+        task = asyncio.current_task()
+        assert task is not None
+        messages = answers = 0
+        try:
+            while True:
+                self._last_messages[task] = monotonic()
+                if (data := await context.read()) is EOF:
+                    return
+                self._in_step.add(task)
+                response = await self._answer(name, handle, data, 0 if messages else most_at_first)
+                del data
+                messages += 1
+                if response is not None:
+                    await context.write(response)
+                    answers += 1
+                self._in_step.discard(task)
+                if self.draining:
+                    raise _shutting_down()
+        finally:
+            self._in_step.discard(task)
+            del self._last_messages[task]
             if self._log_requests:
                 self._log("stream", peer=context.peer(), answers=answers)
 
@@ -265,9 +308,9 @@ class Servicer(GenericHandler):
         await context.abort(getattr(grpc.StatusCode, status.code), message, trailing)
 
 
-def _require_size(what: str, message: bytes, most: int) -> None:
-    if len(message) > most:
-        raise MessageSizeError(describe(what, "size", f"{len(message)} bytes", f"at most {most}"))
+def _require_size(what: str, size: int, most: int) -> None:
+    if size > most:
+        raise MessageSizeError(describe(what, "size", f"{size} bytes", f"at most {most}"))
 
 
 def _shutting_down() -> ServiceUnavailableError:

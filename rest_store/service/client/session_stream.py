@@ -1,0 +1,241 @@
+"""A draft session that a service runs, over one stream that replaces itself when it breaks."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rest_store.datastore.kernel import MAX_NODES
+from rest_store.drafting.sources import RemoteTree, SessionSettings
+from rest_store.errors import (
+    DeadlineError,
+    MessageOrderError,
+    MessageSizeError,
+    OverloadedError,
+    ProtocolError,
+    QueryError,
+    RestStoreError,
+    ServiceUnavailableError,
+    describe,
+)
+from rest_store.service.client.answers import NUMBER_BYTES, parse
+from rest_store.service.client.codec import Codec
+from rest_store.service.client.endpoints import Endpoint, Endpoints
+from rest_store.service.client.retry import RetryPolicy
+from rest_store.service.client.stream_call import StreamCall
+from rest_store.v1 import datastore_pb2 as pb
+
+_NODE_BYTES = 11
+_WEIGHTS = 5  # of a calibration
+_MOST_UNSENT = 512  # calls of `accept` since the last tree; after more the text is sent again
+# What a service that runs sessions does not take from this one: its text is too long, for instance.
+_NOT_RUN = (QueryError, MessageSizeError, MessageOrderError)
+
+Text = Callable[[], tuple[npt.NDArray[np.int32], int]]
+
+
+class SessionStream:
+    """A session that a service runs for a `DraftSession`; see `RemoteSession`. Make one with `DatastoreClient.session`.
+
+    The first step opens the stream and sends the text; later ones send what is new. When the service goes away, the
+    next attempt sends the text again, there or at another endpoint. While the answer of a step that was late is still
+    to come, further steps fail at once.
+
+    Not thread-safe.
+
+    Args:
+        codec: what is known of the service.
+        settings: of the session.
+        shared_calibration: name under which sessions share what is learnt, or an empty text.
+        endpoints: where the service is.
+        open_call: opens a call at an endpoint.
+        info: asks what the service is, and counts that itself.
+        timeout: seconds for each step.
+    """
+
+    def __init__(
+        self,
+        codec: Codec,
+        settings: SessionSettings,
+        shared_calibration: str,
+        endpoints: Endpoints[Any],
+        open_call: Callable[[Endpoint[Any]], StreamCall],
+        info: Callable[..., Any],
+        timeout: float,
+    ) -> None:
+        self._codec = codec
+        self._settings = settings
+        self._shared_calibration = shared_calibration
+        self._endpoints = endpoints
+        self._open_call = open_call
+        self._info = info
+        self._timeout = timeout
+        self._closed = False
+        self._call: StreamCall | None = None
+        self._endpoint: Endpoint[Any] | None = None  # of that call
+        self._unsent: list[pb.Accepted] | None = None  # None: the text has not been sent on that call
+        self._costs: npt.NDArray[np.float64] | None = None  # sent last
+        self._datastores = 0  # that answer it
+        self._sequence = 0
+        self._is_late = False  # whether the answer to the last message is still to come
+
+    def accept(
+        self,
+        tokens: npt.NDArray[np.int32],
+        top_k: npt.NDArray[np.int32] | None,
+        node_top_k: npt.NDArray[np.int32] | None,
+    ) -> None:
+        """Keep for the next step what `DraftSession.accept` was told."""
+        if self._unsent is None:
+            return  # it is part of the text
+        if len(self._unsent) >= _MOST_UNSENT:
+            self._drop()
+            return
+        self._unsent.append(pb.Accepted(tokens=tokens.tolist(), top_k=_top_k(top_k), node_top_k=_top_k(node_top_k)))
+
+    def draft(
+        self, text: Text, max_nodes: int, costs: npt.NDArray[np.float64] | None, *, timeout: float | None
+    ) -> RemoteTree | None:
+        """Return the tree of the next step, as `RemoteSession.draft`."""
+        seconds = self._timeout if timeout is None else min(timeout, self._timeout)
+        ends = time.monotonic() + seconds
+        if not self._codec.is_known and not self._closed and seconds:
+            self._info(timeout=seconds)
+        try:
+            with self._endpoints.counters.failures():
+                if self._closed:
+                    raise ServiceUnavailableError("client: the session is closed")
+                self._catch_up()
+                self._endpoints.require_one()
+                if self._unsent is None and not self._runs_here(text):
+                    return None
+                policy = RetryPolicy(self._endpoints, ends - time.monotonic(), self._endpoint)
+                return policy.call(
+                    lambda endpoint, left: self._attempt(endpoint, text, max_nodes, costs, time.monotonic() + left)
+                )
+        except _NOT_RUN:
+            return None
+        except OverloadedError:
+            if self._unsent is None:
+                return None  # it opens no more sessions now
+            raise
+
+    def _runs_here(self, text: Text) -> bool:
+        """Return whether the service runs this session; raise TokenizerMismatchError if it has another tokenizer."""
+        codec, settings = self._codec, self._settings
+        if settings.tokenizer is not None and codec.tokenizer is not None:
+            settings.tokenizer.require_same(codec.tokenizer, "draft session")
+        if not codec.max_session_tokens or codec.calibration != settings.calibration.fingerprint:
+            return False
+        return len(text()[0]) <= codec.max_session_tokens
+
+    def _catch_up(self) -> None:
+        """Skip the answer of a late step; raise DeadlineError if it has not come yet."""
+        if not self._is_late or self._call is None or self._endpoint is None:
+            return
+        try:
+            message = self._call.receive(time.monotonic())
+        except RestStoreError:
+            self._drop()  # the next attempt opens another
+            return
+        if message is None:
+            raise DeadlineError(f"{self._endpoint.target}: service has not answered an earlier step yet")
+        self._is_late = False
+        self._endpoints.counters.add("late_answers")
+        try:
+            self._read(message, self._endpoint.target)
+        except RestStoreError:
+            self._drop()
+            raise
+
+    def _attempt(
+        self,
+        endpoint: Endpoint[Any],
+        text: Text,
+        max_nodes: int,
+        costs: npt.NDArray[np.float64] | None,
+        ends: float,
+    ) -> RemoteTree:
+        try:
+            if self._call is None or self._endpoint is not endpoint:
+                self._drop()
+                self._call, self._endpoint = self._open_call(endpoint), endpoint
+                self._endpoints.counters.add("streams_opened")
+            request = self._request(text, max_nodes, costs)
+            self._call.send(request.SerializeToString())
+            self._unsent, self._costs = [], None if costs is None else costs.copy()
+            answer = self._call.receive(ends)
+            if answer is None:
+                self._is_late = True
+                raise DeadlineError(f"{endpoint.target}: service did not answer before the deadline")
+            return self._read(answer, endpoint.target)
+        except DeadlineError:
+            raise  # its answer may still come
+        except BaseException:
+            self._drop()
+            raise
+
+    def _request(self, text: Text, max_nodes: int, costs: npt.NDArray[np.float64] | None) -> pb.DraftSessionRequest:
+        """Return the next message."""
+        self._sequence += 1
+        draft = pb.TreeRequest(max_nodes=max_nodes, sequence=self._sequence)
+        is_new = self._unsent is None
+        if costs is not None and (is_new or self._costs is None or not np.array_equal(costs, self._costs)):
+            draft.costs.of_step.extend(costs.tolist())
+        elif costs is None and not is_new and self._costs is not None:
+            draft.costs.SetInParent()
+        if not is_new:
+            return pb.DraftSessionRequest(accepted=self._unsent, draft=draft)
+        tokens, written = text()
+        settings = self._settings
+        opening = pb.SessionOpening(
+            selection=self._codec.selection,
+            tokens=tokens.tolist(),
+            written=written,
+            prompt_lookup=settings.prompt_lookup,
+            recycled_logits=settings.recycled_logits,
+            calibration_weights=settings.calibration.weights,
+            shared_calibration=self._shared_calibration,
+            fixed_calibration=not settings.learn,
+            max_suffix=settings.max_suffix,
+        )
+        return pb.DraftSessionRequest(open=opening, draft=draft)
+
+    def _read(self, message: bytes, target: str) -> RemoteTree:
+        """Return the tree of an answer; raise ProtocolError unless it is the answer to the last message."""
+        most = self._codec.largest(NUMBER_BYTES) + _NODE_BYTES * MAX_NODES
+        response = parse(pb.DraftSessionResponse, message, target, most)
+        if response.sequence != self._sequence:
+            raise ProtocolError(describe(target, "sequence of an answer", response.sequence, self._sequence))
+        if response.datastores or not self._datastores:
+            self._datastores = len(self._codec.require_names(response.datastores, target))
+        weights = list(response.calibration_weights)
+        if weights and (len(weights) != _WEIGHTS or not all(map(math.isfinite, weights))):
+            raise ProtocolError(describe(target, "calibration weights", weights[:8], f"{_WEIGHTS} finite numbers"))
+        return RemoteTree(response.nodes, self._codec.vocabulary_size, self._datastores, weights)
+
+    def _drop(self) -> None:
+        """End the call; the next attempt opens another and sends the text."""
+        call, self._call, self._endpoint = self._call, None, None
+        self._unsent = self._costs = None
+        self._datastores = 0
+        self._is_late = False
+        if call is not None:
+            call.close()
+
+    def close(self) -> None:
+        """End the session for good. May be called again."""
+        self._closed = True
+        self._drop()
+
+
+def _top_k(rows: npt.NDArray[np.int32] | None) -> pb.TopK | None:
+    """Return rows of most likely tokens as a message; None without any."""
+    if rows is None or not rows.size:
+        return None
+    return pb.TopK(k=rows.shape[1], tokens=rows.astype("<i4", copy=False).tobytes())

@@ -1,0 +1,192 @@
+"""One draft session that a service runs for a client.
+
+It reserves the most memory that its text can take before anything is made of a message, and more as it grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rest_store.datastore.kernel import native_session_kernel
+from rest_store.datastore.tree import TokenTree
+from rest_store.drafting.calibration import Calibration
+from rest_store.drafting.session import DraftSession
+from rest_store.drafting.sources import PromptLookup, RecycledLogits
+from rest_store.errors import ContextTypeError, LimitError, describe
+from rest_store.service.server.catalog import Served, reading
+from rest_store.service.server.limits import Limits
+from rest_store.service.server.requests import (
+    Accepted,
+    accepted_of,
+    node_limit,
+    step_costs,
+    suffix_limit,
+    text_of,
+    top_k_of,
+)
+from rest_store.v1 import datastore_pb2 as pb
+
+SESSION_NODE_SIZE = 11  # bytes of a node in a response
+FIXED_MEMORY = 256 << 10  # bytes of a session beside its text and trees, above all its calibration
+_NODES = 16  # of a tree, unless the client says
+_SMALL_NODES, _SMALL_TOKENS = 64, 1024  # drafted and taken in within a millisecond or so
+_TOKENS_AHEAD = 1024  # for which memory is reserved at once
+
+
+class Step(NamedTuple):
+    """The work of one message, without the message.
+
+    Attributes:
+        run: does it, in any thread, and returns the response, if one was asked for.
+        small: as `Executor.run` takes it.
+    """
+
+    run: Callable[[], pb.DraftSessionResponse | None]
+    small: bool
+
+
+class ServedSession:
+    """One session, from its opening on. One step at a time.
+
+    Args:
+        opening: taken in with the first step.
+        served: the datastores.
+        limits: of the service.
+        require_memory: takes the further bytes that are to be reserved, and raises OverloadedError if there are none.
+
+    Attributes:
+        calibration: of the session; to be set before the first step.
+        recycled: the recycled logits; None: they are no source.
+        memory: bytes reserved.
+
+    Raises:
+        LimitError: the text is too long.
+        OverloadedError: as `require_memory`.
+    """
+
+    calibration: Calibration
+    recycled: RecycledLogits | None = None
+
+    def __init__(
+        self,
+        opening: pb.SessionOpening,
+        served: Sequence[Served],
+        limits: Limits,
+        require_memory: Callable[[int], None],
+    ) -> None:
+        self._served = served
+        self._limits = limits
+        self._require_memory = require_memory
+        self._vocabulary_size = min(one.store.vocabulary_size for one in served)
+        kernel = native_session_kernel()
+        self._token_memory = int(kernel.TOKEN_MEMORY)
+        self._node_memory = int(kernel.NODE_MEMORY) + len(served) * int(kernel.EVIDENCE_MEMORY)
+        self._tokens_reserved = self._nodes_reserved = 0
+        self._costs: npt.NDArray[np.float64] | None = None
+        self._names_sent = False
+        self._session: DraftSession | None = None
+        self.memory = 0
+        self._length = 0
+        self._opening = opening
+        self._grow(len(opening.tokens))
+
+    def _grow(self, tokens: int, nodes: int = 0) -> None:
+        """Reserve memory for so many more tokens of text, and for trees of so many nodes.
+
+        Raises:
+            LimitError: the text would be too long.
+            OverloadedError: there is no memory left for it.
+        """
+        length, most = self._length + tokens, self._limits.max_session_tokens
+        if length > most:
+            raise LimitError(describe("session", "number of tokens", length, f"at most {most}"))
+        if length <= self._tokens_reserved and nodes <= self._nodes_reserved:
+            self._length = length
+            return
+        reserved = self._tokens_reserved if length <= self._tokens_reserved else length + _TOKENS_AHEAD
+        most_nodes = max(self._nodes_reserved, nodes)
+        memory = FIXED_MEMORY + reserved * self._token_memory + most_nodes * self._node_memory
+        self._require_memory(memory - self.memory)
+        self.memory, self._length = memory, length
+        self._tokens_reserved, self._nodes_reserved = reserved, most_nodes
+
+    def step(self, request: pb.DraftSessionRequest) -> Step:
+        """Return the work of a message; the next one follows when it is done.
+
+        Raises:
+            LimitError, TokenRangeError, ContextTypeError, EmptyContextError: the message is malformed.
+            OverloadedError: there is no memory for the text.
+        """
+        first = self._session is None
+        nodes = node_limit(request.draft.max_nodes, _NODES) if request.HasField("draft") else 0
+        accepted = accepted_of(request.accepted, self._vocabulary_size)
+        new = sum(len(tokens) for tokens, _, _ in accepted)
+        self._grow(new, nodes)
+        if request.draft.HasField("costs"):
+            self._costs = step_costs(request.draft.costs)
+        small = nodes <= _SMALL_NODES and new + (self._length if first else 0) <= _SMALL_TOKENS
+        sequence = request.draft.sequence if nodes else None
+        return Step(partial(self._run, accepted, nodes, sequence), small)
+
+    def _run(self, accepted: Sequence[Accepted], nodes: int, sequence: int | None) -> pb.DraftSessionResponse | None:
+        if self._session is None:
+            self._session = self._opened()
+        for tokens, top_k, node_top_k in accepted:
+            self._session.accept(tokens, top_k, node_top_k=node_top_k)
+        if sequence is None:
+            return None
+        with reading(self._served):
+            tree = self._session.draft(nodes, self._costs)
+        response = pb.DraftSessionResponse(sequence=sequence, nodes=_packed(tree))
+        response.calibration_weights.extend(self.calibration.weights)
+        if not self._names_sent:
+            self._names_sent = True
+            response.datastores.extend(one.name for one in self._served)
+        return response
+
+    def _opened(self) -> DraftSession:
+        """Return the session with its text.
+
+        Raises:
+            LimitError, TokenRangeError, ContextTypeError: the opening is malformed.
+        """
+        opening = self._opening
+        text = text_of(opening.tokens, self._vocabulary_size, "text")
+        prompt_length = len(text) - opening.written
+        if prompt_length < 0:
+            found = f"{opening.written} of {len(text)} tokens"
+            raise ContextTypeError(describe("session", "what the model has written", found, "no more than the text"))
+        top_k = top_k_of(opening.top_k, self._vocabulary_size, "top_k") if opening.HasField("top_k") else None
+        sources: list[object] = [one.store for one in self._served]
+        if opening.prompt_lookup:
+            sources.append(PromptLookup())
+        if self.recycled is not None:
+            sources.append(self.recycled)
+        session = DraftSession(
+            sources,
+            text[:prompt_length],
+            prompt_top_k=top_k,
+            calibration=self.calibration,
+            learn=not opening.fixed_calibration,
+            max_suffix=suffix_limit(opening.max_suffix),
+        )
+        if opening.written:
+            session.accept(text[prompt_length:])
+        del self._opening
+        return session
+
+
+def _packed(tree: TokenTree) -> bytes:
+    """Return the nodes as a DraftSessionResponse has them."""
+    scores, origins = tree.scores, tree.origins
+    assert scores is not None
+    assert origins is not None
+    tokens, parents = tree.tokens.astype("<i4", copy=False), tree.parents.astype("<i2")
+    return b"".join(
+        (tokens.tobytes(), scores.astype("<f4", copy=False).tobytes(), parents.tobytes(), origins.tobytes())
+    )

@@ -1,0 +1,112 @@
+"""The draft sessions of a service: what they share, and the memory that all of them take."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import TypeVar
+from weakref import WeakSet
+
+import numpy as np
+
+from rest_store.datastore.kernel import native_session_kernel
+from rest_store.drafting.calibration import Calibration
+from rest_store.drafting.sources import RecycledLogits
+from rest_store.errors import LimitError, OverloadedError, describe
+from rest_store.service.server.catalog import Served
+from rest_store.service.server.limits import Limits
+from rest_store.service.server.served_session import FIXED_MEMORY, ServedSession
+from rest_store.v1 import datastore_pb2 as pb
+
+_LONGEST_KEY, _LONGEST_NAME = 64, 256  # bytes
+_MOST_KEPT = 256  # calibrations, and recycled logits, that are kept for further sessions
+
+S = TypeVar("S")
+
+
+class Sessions:
+    """All sessions of a service. For use within one event loop.
+
+    Args:
+        limits: of each and of all of them.
+
+    Attributes:
+        fingerprint: of the trees of the calibration that they use.
+        open: those that are open now.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._default = Calibration.default()
+        self._calibrations: OrderedDict[Hashable, Calibration] = OrderedDict()  # the latest last
+        self._recycled: OrderedDict[Hashable, RecycledLogits] = OrderedDict()
+        self._tables: WeakSet[RecycledLogits] = WeakSet()  # those and others that are in use
+        self.fingerprint = self._default.fingerprint
+        self.open: set[ServedSession] = set()
+
+    @property
+    def memory(self) -> int:
+        """Bytes that sessions have reserved, and those of what they share."""
+        of_sessions = sum(session.memory for session in self.open)
+        return of_sessions + sum(table.memory for table in self._tables) + FIXED_MEMORY * len(self._calibrations)
+
+    def require_memory(self, more: int) -> None:
+        """Make room for `more` bytes; raise OverloadedError if open sessions need it."""
+        most = self._limits.max_session_memory
+        while (memory := self.memory + more) > most:
+            kept = self._recycled or self._calibrations
+            if not kept:
+                raise OverloadedError(f"service is overloaded: its sessions would take {memory} bytes of {most}")
+            kept.popitem(last=False)
+
+    def begin(self, opening: pb.SessionOpening, served: Sequence[Served]) -> ServedSession:
+        """Return a new session over the datastores `served`, to be ended. No work is done for it yet.
+
+        Raises:
+            LimitError: the text, a key or a number is out of range, or there are too many datastores.
+            TokenRangeError, ContextTypeError: the text or its top-k is malformed.
+            OverloadedError: the sessions take too much memory.
+        """
+        most = int(native_session_kernel().MAX_STORES)
+        if len(served) > most:
+            raise LimitError(describe("session", "number of datastores", len(served), f"at most {most}"))
+        key, name = opening.recycled_logits, opening.shared_calibration.encode()
+        for what, value, longest in (("recycled logits", key, _LONGEST_KEY), ("calibration", name, _LONGEST_NAME)):
+            if len(value) > longest:
+                raise LimitError(describe("session", f"key of {what}", f"{len(value)} bytes", f"at most {longest}"))
+        weights = self._weights(opening)
+        session = ServedSession(opening, served, self._limits, self.require_memory)
+        names = tuple(one.name for one in served)
+        session.calibration = _shared(self._calibrations, (names, name) if name else None, self._new_calibration)
+        if weights and not any(session.calibration.weights):
+            session.calibration.native.weights = weights
+        if opening.HasField("recycled_logits"):
+            session.recycled = _shared(self._recycled, key or None, RecycledLogits)
+            self._tables.add(session.recycled)
+        self.open.add(session)
+        return session
+
+    def end(self, session: ServedSession) -> None:
+        """Give back what `session` has reserved."""
+        self.open.discard(session)
+
+    def _new_calibration(self) -> Calibration:
+        return Calibration(self._default.native.gbdt)
+
+    def _weights(self, opening: pb.SessionOpening) -> list[float]:
+        weights, number = opening.calibration_weights, len(self._default.weights)
+        if weights and (len(weights) != number or not np.isfinite(weights).all()):
+            found = f"{len(weights)} numbers" if len(weights) != number else "not finite"
+            raise LimitError(describe("session", "calibration weights", found, f"{number} finite numbers, or none"))
+        return list(weights)
+
+
+def _shared(kept: OrderedDict[Hashable, S], key: Hashable, make: Callable[[], S]) -> S:
+    """Return what sessions with the same key share, and keep it for later ones; without a key, a new one."""
+    if key is None:
+        return make()
+    value = kept.pop(key, None)
+    kept[key] = value = make() if value is None else value
+    if len(kept) > _MOST_KEPT:
+        kept.popitem(last=False)
+    return value
