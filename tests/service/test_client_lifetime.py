@@ -136,7 +136,7 @@ def test_a_stream_takes_at_most_one_answer_that_it_has_not_asked_for() -> None:
         def stream_stream(self, *_: object) -> Any:
             return lambda *_, **__: Flood()
 
-    call = StreamCall(Channel(), (), "peer")  # type: ignore[arg-type]
+    call = StreamCall(Channel(), (), "peer", "DraftStream")  # type: ignore[arg-type]
     end = time.monotonic() + PATIENCE
     for step in range(1, 4):
         call.send(b"")
