@@ -16,7 +16,7 @@ from rest_store.datastore.kernel import Kernel, native_session_kernel, shard_vie
 from rest_store.drafting.calibration import Calibration
 
 MAX_EVIDENCE_ROWS = 1024
-SPARE_ROWS = 8  # beyond the nodes of the tree that the evidence is for
+_SPARE_ROWS = 4  # beyond the nodes of the tree that the evidence is for, which is not known where the rows are read
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Evidence:
 
 def rows_for(max_nodes: int) -> int:
     """Return how many rows are enough for a tree of `max_nodes`, 1..1024."""
-    return min(max(1, max_nodes) + SPARE_ROWS, MAX_EVIDENCE_ROWS)
+    return min(max(1, max_nodes) + _SPARE_ROWS, MAX_EVIDENCE_ROWS)
 
 
 def collect_evidence(
@@ -57,8 +57,9 @@ def collect_evidence(
     """Read what a session that drafts from `stores` and from other sources would read of `stores`.
 
     The paths of the session's tree are not known here. The default calibration ranks the paths of the tree that the
-    other sources would draft and the continuations in the datastores; the most probable ones are read first. Each row
-    is exactly what the session would have read. The result is a function of the arguments alone.
+    other sources would draft and the continuations in the datastores; those are read that a session would look past to
+    build a tree of `max_rows` nodes from these alone, best first. Each row is exactly what the session would have read.
+    The result is a function of the arguments alone.
 
     Args:
         stores: by name, all of one vocabulary.
@@ -66,7 +67,7 @@ def collect_evidence(
         tokens: int32[P], nodes of the tree that the other sources would draft, all in the vocabulary.
         parents: int32[P], the parent of each node, which comes before it; -1: child of the context.
         scores: float32[P], the probability that each node is accepted.
-        max_nodes: of the session's tree, 1 or more; deeper paths are not read.
+        max_nodes: of the session's tree, 1 or more; paths as long as that are not read.
         max_suffix: longest suffix of `context` to look for, in tokens, 1..64.
         max_rows: most paths, 1..1024.
 
@@ -84,9 +85,9 @@ def collect_evidence(
         tokens,
         parents,
         scores,
+        max_nodes=max_nodes,
         max_rows=max_rows,
         max_suffix=max_suffix,
-        max_depth=max_nodes - 1,
     )
     for store in stores.values():
         store.require_readable()

@@ -22,13 +22,14 @@ import numpy.typing as npt
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.evidence import Evidence, rows_for
-from rest_store.drafting.sources import EvidenceSource, Source
+from rest_store.drafting.sources import EvidenceSource, EvidenceStream, Source, StreamedSource
 from rest_store.errors import TokenizerMismatchError, error_text
 
 _MAX_SUFFIX = 16  # of the contexts of trees, in tokens, unless the session reads more
 _BACKOFF_SUFFIXES = (4, 3, 2, 1)  # shorter suffixes of the context that trees are requested for
 _PATH_SUFFIX = 2  # the shorter suffix of each path that the other sources would draft
 _PATH_NODES = 8  # such paths
+_PROPOSED_NODES = 6  # of that tree that evidence is requested for; with more of them M is the same
 _TREE_NODES, _TREE_DEPTH = 64, 12  # of each requested tree
 _NO_COSTS = np.zeros(0)
 _LAST_TOKEN = 2**31 - 1
@@ -115,6 +116,8 @@ class _External:
         calls: to its thread, if there is a timeout.
         pending: the last of them.
         late: whether its latest answer took longer than the timeout; then no step waits for the next one.
+        stream: its stream for this session, if it has streams.
+        evidence: what asks for evidence, if it may have any.
     """
 
     store: int
@@ -125,6 +128,15 @@ class _External:
     calls: _Calls | None = None
     pending: _Call[Any] | None = None
     late: bool = False
+    stream: EvidenceStream | None = None
+    evidence: Callable[..., list[Evidence] | None] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.source, StreamedSource):
+            self.stream = self.source.stream()
+            self.evidence = self.stream.evidence_after
+        elif isinstance(self.source, EvidenceSource):
+            self.evidence = self.source.evidence
 
     def submit(self, function: Callable[[], _Result], timeout: float) -> _Call[_Result] | None:
         """Start a call on the thread; return None while the last one still runs."""
@@ -144,10 +156,34 @@ class _External:
             call.set_exception(error)
         return call
 
+    def answer(self, request: _Request) -> _Answer:
+        """Ask for evidence, and for trees if there is none."""
+        evidence, trees = None, []
+        if self.evidence is not None:
+            evidence = self.evidence(
+                request.tail,
+                request.proposals,
+                max_nodes=request.max_nodes,
+                max_suffix=request.max_suffix,
+                max_rows=request.max_rows,
+            )
+        if evidence is None and request.contexts:
+            trees = self.source.draft_batch(
+                request.contexts,
+                max_nodes=_TREE_NODES,
+                max_suffix=max(_MAX_SUFFIX, request.max_suffix),
+                max_depth=_TREE_DEPTH,
+            )
+        return _Answer(evidence, trees, _tokenizer_of(self.source))
+
     def close(self) -> None:
-        """End the thread once its call returns; may be called again."""
+        """End the stream, and the thread once its call returns; may be called again."""
         if self.calls is not None:
+            if self.stream is not None:
+                self.calls.put(_Call(self.stream.close))
             self.calls.put(None)
+        elif self.stream is not None:
+            self.stream.close()
 
     __del__ = close
 
@@ -182,7 +218,7 @@ class ExternalSources:
         self._native = native
         self._sources = [_External(*source) for source in sources]
         self._max_suffix = max_suffix
-        self._reads_evidence = any(isinstance(source.source, EvidenceSource) for source in self._sources)
+        self._reads_evidence = any(source.evidence is not None for source in self._sources)
 
     def __len__(self) -> int:
         """Return the number of sources that are still asked."""
@@ -220,7 +256,7 @@ class ExternalSources:
         request = self._request(max(1, max_nodes))
         if request is None:
             return []
-        outcomes = self._outcomes({source.place: partial(_answer, source.source, request) for source in self._sources})
+        outcomes = self._outcomes({source.place: partial(source.answer, request) for source in self._sources})
         drops = []
         for source in self._sources:
             outcome = outcomes[source.place]
@@ -272,7 +308,7 @@ class ExternalSources:
         paths: list[_Tokens] = []
         if not all(source.gives_evidence for source in self._sources):
             contexts, paths = self._contexts(tail, longest)
-        proposals = self._proposals(max_nodes if self._reads_evidence else 0)
+        proposals = self._proposals(min(max_nodes, _PROPOSED_NODES) if self._reads_evidence else 0)
         own_tail = tail[-self._max_suffix :]
         return _Request(own_tail, proposals, max_nodes, self._max_suffix, rows_for(max_nodes), contexts, paths)
 
@@ -382,20 +418,3 @@ def _tokenizer_of(source: object) -> TokenizerIdentity | None:
     except Exception:
         return None
     return tokenizer if isinstance(tokenizer, TokenizerIdentity) else None
-
-
-def _answer(source: Source, request: _Request) -> _Answer:
-    """Ask `source` for evidence, and for trees if it has none."""
-    evidence, trees = None, []
-    if isinstance(source, EvidenceSource):
-        evidence = source.evidence(
-            request.tail,
-            request.proposals,
-            max_nodes=request.max_nodes,
-            max_suffix=request.max_suffix,
-            max_rows=request.max_rows,
-        )
-    if evidence is None and request.contexts:
-        longest = max(_MAX_SUFFIX, request.max_suffix)
-        trees = source.draft_batch(request.contexts, max_nodes=_TREE_NODES, max_suffix=longest, max_depth=_TREE_DEPTH)
-    return _Answer(evidence, trees, _tokenizer_of(source))

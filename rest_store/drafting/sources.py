@@ -64,6 +64,26 @@ class EvidenceSource(Source, Protocol):
         """
 
 
+class EvidenceStream(Protocol):
+    """What answers one session in place of `EvidenceSource.evidence`. Ends with `close`, which may be called again."""
+
+    def evidence_after(
+        self, context: IntSequence, proposals: TokenTree, *, max_nodes: int, max_suffix: int, max_rows: int
+    ) -> list[Evidence] | None:
+        """As `EvidenceSource.evidence`; each context continues the one before, as a rule."""
+
+    def close(self) -> None:
+        """End the stream."""
+
+
+@runtime_checkable
+class StreamedSource(EvidenceSource, Protocol):
+    """A source that each session asks over a stream of its own, which saves it to send the same text again."""
+
+    def stream(self) -> EvidenceStream:
+        """Return a stream for a session."""
+
+
 @dataclass(frozen=True)
 class SessionSettings:
     """A `DraftSession` for another process to run.

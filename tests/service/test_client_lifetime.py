@@ -112,7 +112,7 @@ def test_a_forked_process_is_told_to_make_its_own_client(service: Service) -> No
     assert done.stdout.split() == ["7", "True"]
 
 
-def test_a_stream_takes_no_more_answers_than_it_has_asked_for() -> None:
+def test_a_stream_takes_at_most_one_answer_that_it_has_not_asked_for() -> None:
     """A service that sends without being asked fills its own memory, not that of the client."""
     taken = 0
 
@@ -141,7 +141,7 @@ def test_a_stream_takes_no_more_answers_than_it_has_asked_for() -> None:
     for step in range(1, 4):
         call.send(b"")
         assert call.receive(end) == b"x"
-        assert taken == step
+        assert step <= taken <= step + 1
     call.close()
 
 

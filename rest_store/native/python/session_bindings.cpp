@@ -313,8 +313,8 @@ class NativeSession {
 // `scores` are those of the tree of `tokens` that other sources would draft.
 nb::list collect_evidence(const std::vector<NativeEvidenceReader*>& readers, const NativeCalibration& calibration,
                           const Array<std::int32_t>& tail, const Array<std::int32_t>& tokens,
-                          const Array<std::int32_t>& parents, const Array<float>& scores, std::size_t max_rows,
-                          std::size_t max_suffix, std::size_t max_depth) {
+                          const Array<std::int32_t>& parents, const Array<float>& scores, std::size_t max_nodes,
+                          std::size_t max_rows, std::size_t max_suffix) {
   std::vector<std::string> packed;
   {
     const nb::gil_scoped_release release;
@@ -332,7 +332,7 @@ nb::list collect_evidence(const std::vector<NativeEvidenceReader*>& readers, con
     for (const NativeEvidenceReader* reader : readers) evidence_readers.push_back(reader->reader.get());
     thread_local EvidenceCollector collector;
     collector.collect(evidence_readers, calibration.gbdt, tokens_of(tail), proposals,
-                      {max_rows, max_suffix, max_depth});
+                      {max_nodes, max_rows, max_suffix});
     for (std::size_t store = 0; store < evidence_readers.size(); ++store)
       packed.push_back(packed_rows(collector.paths(), evidence_readers[store]->vocabulary(),
                                    [&](std::size_t row) -> const Evidence& { return collector.evidence(row, store); }));
@@ -390,8 +390,8 @@ void bind_sessions(nb::module_& module) {
   module.attr("EVIDENCE_MEMORY") = sizeof(Evidence);  // of each node and store
   module.def("fit_gbdt", &fit_gbdt);
   module.def("collect_evidence", &collect_evidence, nb::arg("readers"), nb::arg("calibration"), nb::arg("tail"),
-             nb::arg("tokens"), nb::arg("parents"), nb::arg("scores"), nb::kw_only(), nb::arg("max_rows"),
-             nb::arg("max_suffix"), nb::arg("max_depth"));
+             nb::arg("tokens"), nb::arg("parents"), nb::arg("scores"), nb::kw_only(), nb::arg("max_nodes"),
+             nb::arg("max_rows"), nb::arg("max_suffix"));
   module.def("evidence_fault", &evidence_fault);
   nb::class_<RecycledLogits>(module, "NativeRecycledLogits")
       .def(nb::init<>())

@@ -1,5 +1,5 @@
 // Collects the evidence of datastores for a session in another process, along the paths that its draft tree may take.
-// The session has more sources than these, so paths are read best-first until the row limit, by what is known here.
+// The session has more sources than these; its tree is guessed from the datastores and from what it proposes itself.
 #pragma once
 
 #include "session/acceptance.hpp"
@@ -16,15 +16,16 @@ struct ProposedNode {
 };
 
 struct CollectorLimits {
-  std::size_t max_rows;    // paths read, including the context itself
+  std::size_t max_nodes;   // of the session's tree
+  std::size_t max_rows;    // most paths read, including the context itself
   std::size_t max_suffix;  // of the context, in tokens
-  std::size_t max_depth;   // of a path, in tokens
 };
 
 // Not thread-safe; keeps its memory between calls.
 class EvidenceCollector {
  public:
-  // Read what `readers` know after `tail`, the end of a context, and after paths from there.
+  // Read what `readers` know after `tail`, the end of a context, and after the paths from there that a session would
+  // look past to build a tree of `max_rows` nodes, which leaves some to spare where its own tree is another.
   void collect(std::span<EvidenceReader* const> readers, const Gbdt& gbdt, std::span<const Token> tail,
                std::span<const ProposedNode> proposals, const CollectorLimits& limits) {
     readers_ = readers;
@@ -37,20 +38,15 @@ class EvidenceCollector {
     nodes_.clear();
     frontier_.clear();
     pushed_ = 0;
-    readings_ = 0;
-    known_rows_ = 0;
-    tokens_.assign(text_.begin(), text_.end());
-    for (const ProposedNode& proposal : proposals_) tokens_.push_back(proposal.token);
-    take({1, 0, 0, -1, -1, 1, read_root()});
-    while (paths_.size() < limits.max_rows) {
-      if (frontier_.empty() && !push_all_tokens()) return;
-      if (frontier_.best().reading < 0) read_ahead();
-      take(frontier_.pop());
+    take({1, 0, 0, -1, -1, 1});
+    for (std::size_t left = limits.max_rows; left > 1 && !frontier_.empty();) {
+      const Open best = frontier_.pop();
+      if (frontier_.may_contribute(best.score, --left) && depth_of(best) < limits.max_nodes) take(best);
     }
   }
 
   std::span<const PathEnd> paths() const { return paths_; }
-  const Evidence& evidence(std::size_t row, std::size_t store) const { return evidence_of(row).stores[store]; }
+  const Evidence& evidence(std::size_t row, std::size_t store) const { return source_evidence_[row].stores[store]; }
 
  private:
   struct Open {
@@ -60,85 +56,59 @@ class EvidenceCollector {
     std::int32_t parent;    // row
     std::int32_t proposal;  // that ends the same path; -1: none
     float probability;
-    std::int32_t reading = -1;  // place of its evidence; -1: not read yet
   };
   struct Node {
     std::size_t depth;
     float score;
     std::int32_t proposal;
-    std::size_t reading;
   };
-
-  static constexpr std::size_t kAhead = 8;  // paths read together: one waits for memory about as long as eight
-
-  const SourceEvidence& evidence_of(std::size_t row) const { return source_evidence_[nodes_[row].reading]; }
 
   std::size_t depth_of(const Open& open) const {
     return open.parent < 0 ? 0 : nodes_[static_cast<std::size_t>(open.parent)].depth + 1;
   }
 
-  SourceEvidence& next_reading() {
-    if (source_evidence_.size() == readings_) source_evidence_.emplace_back();
-    SourceEvidence& sources = source_evidence_[readings_++];
+  // The end of the context and the path of `open`.
+  std::span<const Token> tail_of(const Open& open) {
+    const std::size_t depth = depth_of(open), from = std::min(text_.size(), limits_.max_suffix);
+    tail_.assign(text_.end() - static_cast<std::ptrdiff_t>(from), text_.end());
+    tail_.resize(from + depth);
+    if (depth == 0) return tail_;
+    std::size_t place = tail_.size();
+    tail_[--place] = open.token;
+    for (std::int32_t row = open.parent; row > 0; row = paths_[static_cast<std::size_t>(row)].parent)
+      tail_[--place] = paths_[static_cast<std::size_t>(row)].token;
+    return tail_;
+  }
+
+  // Read the evidence of every datastore after `open`, the next row.
+  SourceEvidence& read(const Open& open) {
+    const std::span<const Token> tail = tail_of(open);
+    if (paths_.size() == source_evidence_.size()) source_evidence_.emplace_back();
+    SourceEvidence& sources = source_evidence_[paths_.size()];
     sources.stores.resize(readers_.size());
     sources.present.assign(readers_.size(), true);
+    children_.clear();
+    for (std::size_t i = 0; i < readers_.size(); ++i)
+      if (open.parent < 0) readers_[i]->root(tail, sources.stores[i]);
+      else
+        children_.push_back({readers_[i], &source_evidence_[static_cast<std::size_t>(open.parent)].stores[i], tail,
+                             &sources.stores[i]});
+    EvidenceReader::read(children_);
     return sources;
   }
 
-  std::int32_t read_root() {
-    SourceEvidence& sources = next_reading();
-    const std::span<const Token> tail = std::span(text_).last(std::min(text_.size(), limits_.max_suffix));
-    for (std::size_t i = 0; i < readers_.size(); ++i) readers_[i]->root(tail, sources.stores[i]);
-    return 0;
-  }
-
-  // Read the best open path, and with it some of the next ones, which will most likely become rows, too.
-  void read_ahead() {
-    const std::size_t left = limits_.max_rows - paths_.size();
-    const std::size_t count = std::min({kAhead, (left + 1) / 2, frontier_.size()});
-    ahead_.clear();
-    source_evidence_.reserve(readings_ + count);  // children point into it
-    tails_.resize(kAhead);
-    children_.clear();
-    while (ahead_.size() < count) {
-      ahead_.push_back(frontier_.pop());
-      Open& open = ahead_.back();
-      if (open.reading >= 0) continue;
-      open.reading = static_cast<std::int32_t>(readings_);
-      SourceEvidence& sources = next_reading();
-      const SourceEvidence& above = evidence_of(static_cast<std::size_t>(open.parent));
-      const std::span<const Token> tail = tail_of(open, tails_[ahead_.size() - 1]);
-      for (std::size_t i = 0; i < readers_.size(); ++i)
-        children_.push_back({readers_[i], &above.stores[i], tail, &sources.stores[i]});
-    }
-    EvidenceReader::read(children_);
-    for (const Open& open : ahead_) frontier_.push(open);
-  }
-
-  // The end of the context and the path of `open`, kept in `tail`.
-  std::span<const Token> tail_of(const Open& open, std::vector<Token>& tail) const {
-    const std::size_t depth = depth_of(open), from = std::min(text_.size(), limits_.max_suffix);
-    tail.assign(text_.end() - static_cast<std::ptrdiff_t>(from), text_.end());
-    tail.resize(from + depth);
-    std::size_t place = tail.size();
-    tail[--place] = open.token;
-    for (std::int32_t row = open.parent; row > 0; row = paths_[static_cast<std::size_t>(row)].parent)
-      tail[--place] = paths_[static_cast<std::size_t>(row)].token;
-    return tail;
-  }
-
-  // Make a row of `open`, whose evidence has been read, and push its continuations.
+  // Make a row of `open`, and push its continuations.
   void take(const Open& open) {
-    const std::size_t row = paths_.size();
-    const std::size_t depth = depth_of(open);
+    const std::size_t row = paths_.size(), depth = depth_of(open);
+    const SourceEvidence& sources = read(open);
     paths_.push_back({open.parent, open.token});
-    nodes_.push_back({depth, open.score, open.proposal, static_cast<std::size_t>(open.reading)});
-    if (depth == limits_.max_depth || !frontier_.may_contribute(open.score, limits_.max_rows - paths_.size())) return;
+    nodes_.push_back({depth, open.score, open.proposal});
     NodeFeatures features;
     features.depth = static_cast<float>(depth);
     features.score = open.score;
     features.probability = open.probability;
-    candidates_.fill(evidence_of(row), hit_rates_, features, lookup_, open.score >= kProbable ? kCandidates : kLanes);
+    const std::size_t most = open.score >= kProbable && limits_.max_nodes > 16 ? kCandidates : kLanes;
+    candidates_.fill(sources, hit_rates_, features, lookup_, most);
     std::array<float, kCandidates> probabilities = acceptance_probabilities(candidates_, *gbdt_, OnlineCalibration());
     std::array<std::int32_t, kCandidates> proposal_of;
     proposal_of.fill(-1);
@@ -165,31 +135,6 @@ class EvidenceCollector {
       frontier_.push({score, pushed_++, token, static_cast<std::int32_t>(row), proposal, probability});
   }
 
-  // When no path is open but rows are left: push, after every path, all tokens that are known from anywhere, until
-  // there are enough for these rows: all score 0, so they are taken in this order. Whether there were any.
-  bool push_all_tokens() {
-    if (frontier_.cutoff() > 0) return false;
-    for (; known_rows_ < paths_.size(); ++known_rows_)
-      for (const Evidence& evidence : evidence_of(known_rows_).stores)
-        for (const BackoffLevel& level : evidence.levels)
-          for (const Continuation& next : level.next) tokens_.push_back(next.token);
-    std::sort(tokens_.begin(), tokens_.end());
-    tokens_.erase(std::unique(tokens_.begin(), tokens_.end()), tokens_.end());
-    ends_.clear();
-    for (std::size_t row = 1; row < paths_.size(); ++row) ends_.emplace_back(paths_[row].parent, paths_[row].token);
-    std::sort(ends_.begin(), ends_.end());
-    const std::size_t enough = limits_.max_rows - paths_.size();
-    for (std::size_t row = 0; row < paths_.size(); ++row) {
-      if (nodes_[row].depth == limits_.max_depth) continue;
-      for (const Token token : tokens_) {
-        if (std::binary_search(ends_.begin(), ends_.end(), std::pair(static_cast<std::int32_t>(row), token))) continue;
-        push(row, token, -1, 0);
-        if (frontier_.size() == enough) return true;
-      }
-    }
-    return !frontier_.empty();
-  }
-
   std::span<EvidenceReader* const> readers_;
   const Gbdt* gbdt_ = nullptr;
   std::span<const ProposedNode> proposals_;
@@ -199,17 +144,12 @@ class EvidenceCollector {
   PromptLookup lookup_;  // empty: the session looks up its text itself
   std::vector<PathEnd> paths_;
   std::vector<Node> nodes_;
-  std::vector<SourceEvidence> source_evidence_;  // of each path that was read
-  std::size_t readings_ = 0;                     // of those, in this call
+  std::vector<SourceEvidence> source_evidence_;  // of each row
   Frontier<Open> frontier_;
   std::uint32_t pushed_ = 0;
-  std::vector<Open> ahead_;  // taken from the frontier to be read
-  std::vector<std::vector<Token>> tails_;
+  std::vector<Token> tail_;
   std::vector<EvidenceReader::Child> children_;
   CandidateTable candidates_;
-  std::vector<Token> tokens_;                         // known from anywhere, once they are needed
-  std::size_t known_rows_ = 0;                        // whose continuations are among them
-  std::vector<std::pair<std::int32_t, Token>> ends_;  // of all paths, sorted
 };
 
 }  // namespace rest_store

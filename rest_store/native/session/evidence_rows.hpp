@@ -91,17 +91,21 @@ class EvidenceRows {
     return fault;
   }
 
-  // What is known after `path`; nothing if it has no row.
-  void after(std::span<const Token> path, Evidence& out) const {
+  // What is known after `path`. Returns whether it has a row.
+  bool after(std::span<const Token> path, Evidence& out) const {
     std::size_t place = 0;
     for (const Token token : path) {
       std::int32_t child = rows_[place].first_child;
       while (child >= 0 && rows_[static_cast<std::size_t>(child)].token != token)
         child = rows_[static_cast<std::size_t>(child)].next_sibling;
-      if (child < 0) return out.clear();
+      if (child < 0) {
+        out.clear();
+        return false;
+      }
       place = static_cast<std::size_t>(child);
     }
     out = rows_[place].evidence;
+    return true;
   }
 
  private:

@@ -61,10 +61,11 @@ struct Store {
   EvidenceRows rows;
   bool present = true;  // in this step
 
-  // What an external source knows after `path`.
-  void evidence_after(std::span<const Token> path, Evidence& out) {
-    if (rows.empty()) trees.after(path, out);
-    else rows.after(path, out);
+  // What an external source knows after `path`. Returns whether it has been asked: no row does not mean no occurrence.
+  bool evidence_after(std::span<const Token> path, Evidence& out) {
+    if (!rows.empty()) return rows.after(path, out);
+    trees.after(path, out);
+    return true;
   }
 };
 
@@ -208,7 +209,7 @@ class TreeBuilder {
       Store& store = stores_[i];
       const std::span<const Token> suffix = tail.last(std::min(tail.size(), max_suffix + depth));
       if (!store.present) out.stores[i].clear();
-      else if (store.reader == nullptr) store.evidence_after(tail.last(depth), out.stores[i]);
+      else if (store.reader == nullptr) out.present[i] = store.evidence_after(tail.last(depth), out.stores[i]);
       else if (above == nullptr) store.reader->root(suffix, out.stores[i]);
       else children_.push_back({store.reader, &above->stores[i], suffix, &out.stores[i]});
     }
@@ -263,7 +264,7 @@ class TreeBuilder {
     if (const std::int64_t best = sources.best_of_lookup(); best >= 0) hit_rates_.lookup.learn(best == right);
     if (const std::int64_t best = sources.best_of_recycled(); best >= 0) hit_rates_.recycled.learn(best == right);
     for (std::size_t i = 0; i < stores_.size(); ++i)
-      if (stores_[i].present) hit_rates_.stores[i].learn(sources.best_of_store(i) == right);
+      if (sources.present[i]) hit_rates_.stores[i].learn(sources.best_of_store(i) == right);
     const std::size_t recorded = recorded_.labels.size();
     for (std::size_t i = 0; i < rows_.size(); ++i) {
       const Row& row = rows_[i];

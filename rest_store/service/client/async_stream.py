@@ -47,7 +47,7 @@ class AsyncDraftStream(StreamBase[AsyncStreamCall]):
             try:
                 await self._info(timeout=self._timeout)
             except RestStoreError:
-                self._add(new_tokens)  # for the next step
+                self._add(new_tokens, may_be_empty=evidence is not None)  # for the next step
                 raise
         with self._endpoints.counters.failures():
             step, policy = self._begin(new_tokens, proposals, evidence, ends)

@@ -56,6 +56,17 @@ class DraftStream(StreamBase[StreamCall]):
         """
         return self._ask(new_tokens, proposals, evidence_limits(max_nodes, max_suffix, max_rows)).evidence
 
+    def evidence_after(
+        self, context: IntSequence, proposals: TokenTree, *, max_nodes: int, max_suffix: int, max_rows: int
+    ) -> list[Evidence] | None:
+        """Return what `DatastoreClient.evidence` does; of `context`, only what is new to the service travels.
+
+        Raises as `evidence`.
+        """
+        return self.evidence(
+            self._new_in(context, max_suffix), proposals, max_nodes=max_nodes, max_suffix=max_suffix, max_rows=max_rows
+        )
+
     def _ask(
         self,
         new_tokens: IntSequence,
@@ -67,7 +78,7 @@ class DraftStream(StreamBase[StreamCall]):
             try:
                 self._info(timeout=self._timeout)
             except RestStoreError:
-                self._add(new_tokens)  # for the next step
+                self._add(new_tokens, may_be_empty=evidence is not None)  # for the next step
                 raise
         with self._endpoints.counters.failures():
             step, policy = self._begin(new_tokens, proposals, evidence, ends)

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
+import numpy as np
+
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence, tail
 from rest_store.drafting.evidence import Evidence
@@ -89,7 +91,7 @@ class StreamBase(Generic[K]):
     def _needs_description(self) -> bool:
         return not self._codec.is_known and not self._closed
 
-    def _add(self, tokens: IntSequence) -> None:
+    def _add(self, tokens: IntSequence, may_be_empty: bool) -> None:
         """Append the tokens since the last step; raise QueryError if they are not valid, or there was never one."""
         is_empty = not tokens if isinstance(tokens, list | tuple) else getattr(tokens, "size", 1) == 0
         # Of an unknown vocabulary the service will say which token is outside.
@@ -97,8 +99,22 @@ class StreamBase(Generic[K]):
         new = [] if is_empty else tail(tokens, KEPT_TOKENS, vocabulary_size)
         self._context = (self._context + new)[-KEPT_TOKENS:]
         self._unsent = (self._unsent + new)[-KEPT_TOKENS:]
-        if not self._context:
+        if not self._context and not may_be_empty:
             raise EmptyContextError(describe("query", "context", "empty", "at least one token"))
+
+    def _new_in(self, context: IntSequence, size: int) -> list[int]:
+        """Return the tokens of `context` that have to be added, so that the tokens so far end with its last `size`.
+
+        A context of fewer is the whole text: if it does not continue the tokens so far, these are forgotten.
+        """
+        last: list[int] = np.asarray(context)[-size:].tolist()
+        known, overlap = self._context, min(len(self._context), len(last))
+        while known[len(known) - overlap :] != last[:overlap]:
+            overlap -= 1
+        if len(last) < size and overlap < len(known):
+            self._drop()
+            self._context, self._unsent, overlap = [], [], 0
+        return last[overlap:]
 
     def _begin(
         self, new_tokens: IntSequence, proposals: TokenTree | None, evidence: pb.EvidenceLimits | None, ends: float
@@ -113,7 +129,7 @@ class StreamBase(Generic[K]):
         # A service without evidence gets a request for trees, whose answer is not used, so that it has the tokens.
         if proposals is not None and evidence is not None and self._codec.max_evidence_rows:
             step = Step(self._codec.proposals(proposals), self._codec.bounded(evidence))
-        self._add(new_tokens)
+        self._add(new_tokens, may_be_empty=evidence is not None)
         self._endpoints.require_one()
         return step, RetryPolicy(self._endpoints, ends - time.monotonic(), self._endpoint)
 

@@ -28,7 +28,7 @@ class StreamCall:
     def __init__(self, channel: grpc.Channel, metadata: Sequence[tuple[str, str]], target: str, method: str) -> None:
         self._requests: _Requests = queue.SimpleQueue()
         self._answers: _Answers = queue.SimpleQueue()
-        self._due = threading.Semaphore(0)  # answers that are still to be read; one for each message
+        self._due = threading.Semaphore(1)  # answers that may be read: one for each message, and one before it is sent
         self._error: RestStoreError | None = None
         stream: Any = channel.stream_stream(METHOD + method, None, None)
         call = stream(iter(self._requests.get, None), metadata=tuple(metadata))
@@ -65,7 +65,8 @@ class StreamCall:
 def _read(call: Any, answers: _Answers, due: threading.Semaphore, target: str) -> None:
     """Put every answer of `call` that is `due` into `answers`, and last why the call has ended.
 
-    What nobody has asked for stays with gRPC, whose flow control then stops the service.
+    The next one is always being read, so that no message waits for this thread. What else nobody has asked for stays
+    with gRPC, whose flow control then stops the service.
     """
     try:
         while True:
