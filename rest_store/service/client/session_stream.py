@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.kernel import MAX_NODES
-from rest_store.drafting.sources import RemoteTree, SessionSettings
+from rest_store.drafting.remote import RemoteTree, SessionSettings
 from rest_store.errors import (
     DeadlineError,
     MessageOrderError,
