@@ -24,7 +24,7 @@ from transformers import DynamicCache, StaticCache
 import rest_store
 from rest_store.errors import RestStoreError
 from tests.fuzz import campaign
-from tests.fuzz.drafters import Drafter, some_drafter
+from tests.fuzz.drafters import Drafter, Services, some_drafter
 from tests.fuzz.plans import Plan, plainly, some_plan
 
 ROUNDING = 1e-3  # of scores, relative to the greatest
@@ -292,6 +292,7 @@ class Fuzzer(campaign.Fuzzer):
         warnings.simplefilter("ignore")
         stack.callback(transformers.utils.logging.set_verbosity, transformers.utils.logging.get_verbosity())
         transformers.utils.logging.set_verbosity_error()
+        self._services = Services(directory, stack)
 
     def run(self, chance: random.Random) -> Counter[str]:
         """Run one case."""
@@ -308,7 +309,7 @@ class Fuzzer(campaign.Fuzzer):
         datastores = self.directory / "datastores"
         datastores.mkdir()
         try:
-            drafter = some_drafter(chance, texts, datastores)
+            drafter = some_drafter(chance, texts, datastores, self._services)
             self.case += f"\ndrafter {drafter.name}"
             plan.refusals |= drafter.refusals
             plan.refused |= drafter.refused
