@@ -16,7 +16,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import rest_store
 from rest_store.cli import main
+from rest_store.service.server.limits import Limits
 from rest_store.service.server.metrics import Metrics
+from rest_store.service.server.sessions import Sessions
 from tests.shared.models import byte_level_bpe
 from tests.shared.services import running
 from tests.shared.strategies import Corpus, write_datastore
@@ -184,7 +186,7 @@ def test_the_reference_has_every_public_name() -> None:
 
 
 def test_the_metrics_named_are_those_of_the_service() -> None:
-    families = Metrics(["Draft"], "0.1.0", "native").collect(0, 0, False, [])
+    families = Metrics(["Draft"], "0.1.0", "native").collect(0, 0, False, [], Sessions(Limits()))
     names = {family.name for family in families}
     assert len(names) > 10
     named = {name.removesuffix("_total") for name in re.findall(r"`(rest_store_\w+)`", PAGES["docs/serving.md"])}
