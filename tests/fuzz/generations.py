@@ -165,7 +165,7 @@ def _drafted(
 
 def places_of(cache: StaticCache) -> int:
     """Return the tokens that a cache has memory for."""
-    return min(int(layer.max_cache_len) for layer in cache.layers)
+    return min(int(layer.max_cache_len) for layer in cache.layers if hasattr(layer, "max_cache_len"))  # some share
 
 
 def after_a_broken_stream(model: Any, cache: Any, held: list[Any]) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
@@ -60,6 +61,12 @@ def opened(*targets: str, **options: Any) -> Iterator[tuple[DatastoreClient, Dra
     client, session = drafting(*targets, **options)
     with client, session:
         yield client, session
+
+
+def eventually_without_sessions(service: Service) -> None:
+    end = time.monotonic() + PATIENCE
+    while sessions_of(service)[0] > 0:
+        assert time.monotonic() < end
 
 
 def steps(session: DraftSession, *tokens: int) -> list[bool]:
@@ -260,7 +267,7 @@ def test_a_wrong_answer_is_counted_and_the_next_one_taken(steady: Service, chang
         assert what in session.statistics.errors[0]
         assert all(abs(weight) < 1 for weight in session.calibration.weights)
         assert is_run_by_the_service(session)
-    assert sessions_of(steady)[0] == 0
+    eventually_without_sessions(steady)
 
 
 def test_the_first_answer_names_the_datastores(steady: Service) -> None:
@@ -278,6 +285,18 @@ def test_what_is_no_answer_is_counted(steady: Service, answer: bytes) -> None:
         relay.answer = lambda name, data: answer if name == "DraftSession" else data
         assert steps(session, 1, 2) == [False] * 2
         assert "ProtocolError" in session.statistics.errors[0]
+
+
+@pytest.mark.parametrize("code", [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK])
+def test_any_status_costs_a_step_at_most_for_each_that_has_it(steady: Service, code: grpc.StatusCode) -> None:
+    """As from a proxy that ends streams after some time."""
+    with Relay(steady.target) as relay, opened(relay.target, retries=0) as (_, session):
+        assert steps(session, 3, 1) == [True] * 2
+        relay.aborts = code
+        assert len(steps(session, 2, 3)) == 2
+        relay.aborts = None
+        assert steps(session, 1, 2, 3) == [True] * 3
+        assert session.statistics.dropped in ({}, {(0, "error"): 1}, {(0, "error"): 2})
 
 
 def test_any_origins_and_any_weights_do_no_harm(steady: Service) -> None:
@@ -335,8 +354,9 @@ def test_an_ended_session_leaves_nothing(steady: Service, closed: bool) -> None:
                 session.close()
         del session, sessions
         gc.collect()
+        eventually_without_sessions(steady)
         end = time.monotonic() + PATIENCE
-        while sessions_of(steady)[0] > 0 or streams() > before:
+        while streams() > before:
             assert time.monotonic() < end
         assert client.statistics.answers > 5
 

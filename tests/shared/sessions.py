@@ -12,7 +12,7 @@ import numpy as np
 
 from rest_store.drafting.session import DraftSession
 from rest_store.v1 import datastore_pb2 as pb
-from tests.shared.messages import PREFIX
+from tests.shared.messages import PREFIX, STREAMS
 from tests.shared.services import PATIENCE, Service, metrics_of
 
 Request = pb.DraftSessionRequest
@@ -111,6 +111,7 @@ class Relay(grpc.GenericRpcHandler):
         received: names of methods and requests, in the order in which they came.
         answer: as given; may be changed.
         lacks: name of a method that it does not have.
+        aborts: the status that ends streams in place of their next answer; None: none does.
         target: its own address.
     """
 
@@ -118,6 +119,7 @@ class Relay(grpc.GenericRpcHandler):
         self.received: list[tuple[str, bytes]] = []
         self.answer = answer
         self.lacks = ""
+        self.aborts: grpc.StatusCode | None = None
         self._channel = grpc.insecure_channel(target, [("grpc.use_local_subchannel_pool", 1)])
         self._server = grpc.server(futures.ThreadPoolExecutor(16))
         self._server.add_generic_rpc_handlers((self,))
@@ -141,6 +143,8 @@ class Relay(grpc.GenericRpcHandler):
         context.add_callback(call.cancel)
         try:
             for data in call:
+                if self.aborts is not None and name in STREAMS:
+                    context.abort(self.aborts, "by something between")
                 if (answer := self.answer(name, data)) is not None:
                     yield answer
         except grpc.RpcError as error:

@@ -185,10 +185,9 @@ class SessionStream:
                 self._is_late = True
                 raise DeadlineError(f"{endpoint.target}: service did not answer before the deadline")
             return self._read(answer, endpoint.target)
-        except DeadlineError:
-            raise  # its answer may still come
         except BaseException:
-            self._drop()
+            if not self._is_late:  # else its answer may still come
+                self._drop()
             raise
 
     def _request(self, text: Text, max_nodes: int, costs: npt.NDArray[np.float64] | None) -> pb.DraftSessionRequest:
