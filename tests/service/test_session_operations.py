@@ -125,6 +125,33 @@ def test_sessions_take_no_more_memory_than_they_may(original: Path) -> None:
         assert refused_openings(stub, fit)[1] == 0
 
 
+def test_sessions_take_no_more_memory_than_is_shown(original: Path) -> None:
+    """With long texts, large trees and what they learn."""
+    number = 40
+    rows = top_k([[place % 100] * 8 for place in range(2000)])
+
+    async def run(service: Service) -> None:
+        async with grpc.aio.insecure_channel(service.target) as channel:
+            stub = datastore_pb2_grpc.DatastoreServiceStub(channel)
+            before = service.resident_bytes()
+            calls = [stub.DraftSession(timeout=PATIENCE) for _ in range(number)]
+            for call in calls:
+                text = [CHANCE.randrange(300) for _ in range(2000)]
+                await call.write(opening(*text, nodes=200, prompt_lookup=True, recycled_logits=b"", top_k=rows))
+                assert len((await call.read()).nodes) == 11 * 200
+            grown = service.resident_bytes() - before
+            count, shown = sessions_of(service)
+            assert count == number
+            assert grown < shown < number * 8_000_000
+            for call in calls:
+                call.cancel()
+
+    with running(f"a={original}", options=[METRICS]) as service:
+        asyncio.run(run(service))
+        eventually(service, 0)
+        assert sessions_of(service) == (0, 0)
+
+
 def test_what_sessions_share_makes_room_for_sessions(original: Path) -> None:
     """It is kept for the next ones, but not at their cost."""
     most = 3_000_000
