@@ -158,6 +158,16 @@ def test_a_session_without_time_for_its_service_drafts_from_what_is_here(steady:
         assert sum(session.statistics.dropped.values()) == 2
 
 
+def test_a_session_that_ended_idle_is_opened_again_without_a_step_undrafted(directory: Path) -> None:
+    options = ["--metrics=127.0.0.1:0", "--session-idle-seconds=1"]
+    with running(f"one={directory}", options=options) as service, opened(service.target) as (client, session):
+        assert steps(session, 3) == [True]
+        eventually_without_sessions(service)
+        assert steps(session, 1, 2) == [True] * 2
+        assert session.statistics.dropped == {}
+        assert (client.statistics.streams_opened, client.statistics.failovers) == (2, 0)
+
+
 def test_a_service_that_takes_no_more_sessions_is_merged_here(directory: Path) -> None:
     options = ["--max-session-memory=800000"]
     with running(f"one={directory}", options=options) as service, opened(service.target) as (_, first):
