@@ -175,11 +175,11 @@ def _one_line_errors(context: click.Context, out: Path) -> Iterator[None]:
 
 
 def _resume_hint(out: Path) -> str:
-    from build_index.staging import kept_shards
-
     try:
+        from build_index.staging import kept_shards
+
         count = kept_shards(out)
-    except OSError:
+    except Exception:  # also of a module whose import was interrupted
         return ""
     return f" ({count} finished shard{'s' if count > 1 else ''} kept: continue with --resume)" if count else ""
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rest_store.datastore.tree import TokenTree
+if TYPE_CHECKING:  # one line can be said although numpy cannot be imported
+    from rest_store.datastore.tree import TokenTree
 
 
 def draw_draft(tree: TokenTree, context: Sequence[int], label: Callable[[int], str]) -> str:

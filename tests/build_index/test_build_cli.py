@@ -297,6 +297,23 @@ def test_signals_at_any_time_after_the_first_add_no_line(corpus, tokenizer, out,
     assert contents(out) == contents(tmp_path / "whole")
 
 
+def test_an_interrupt_while_modules_are_imported(corpus, tokenizer, out):
+    """It may leave numpy half imported, which then cannot be imported again."""
+    script = (
+        "import os, signal, sys\n"
+        "class Finder:\n"
+        "    imports = 0\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name != 'numpy': return\n"
+        "        self.imports += 1\n"
+        "        if self.imports > 1: raise RuntimeError('half imported')\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder())"
+    )
+    process = run_build("--corpus", corpus, "--tokenizer", tokenizer, "--out", out, before=script)
+    require_one_line(process, 130, "interrupted")
+
+
 def test_termination_is_status_143(corpus, tokenizer, out):
     script = (
         "import os, signal, build_index.builder as builder\n"
