@@ -102,9 +102,9 @@ bench: $(DEMO)/manifest.json
 	rm -rf $(RESULTS) && mkdir -p $(RESULTS)
 	$(BIN)/python benchmarks/bench_build.py --tokenizer "$(MODEL)" --corpus "$(STDLIB)" --max-documents 600 --shard-tokens auto --json $(RESULTS)/build.json
 	$(BIN)/python benchmarks/bench_query.py --quick --work $(BENCH) --datastore $(DEMO) --json $(RESULTS)/query.json
-	$(BIN)/python benchmarks/bench_service.py --quick --datastore $(DEMO) --json $(RESULTS)/service.json
 	$(BIN)/rest-store bench record --model "$(MODEL)" --prompts benchmarks/prompts.jsonl --chat --max-new-tokens 64 \
 	  --out $(BENCH)/recordings.jsonl.gz
+	$(BIN)/python benchmarks/bench_service.py --quick $(REPLAYED) --json $(RESULTS)/service.json
 	$(BIN)/rest-store bench quality $(REPLAYED) --calibration default --json $(RESULTS)/quality.json
 	$(BIN)/python benchmarks/bench_paper.py $(REPLAYED) --json $(RESULTS)/paper.json
 	$(BIN)/rest-store bench speed --model "$(MODEL)" $(REPLAYED) --prepacked-weights --prompts 1 --max-new-tokens 48 \

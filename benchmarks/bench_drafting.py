@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 from timing import percentiles
+from walks import CONTEXT, long_walks
 
 from rest_store.bench.datastores import open_datastores
 from rest_store.bench.environment import write_result
@@ -21,8 +21,6 @@ from rest_store.bench.recordings import read_recordings, split
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
-
-CONTEXT = 2000  # tokens before the output
 
 
 @click.command(
@@ -37,25 +35,23 @@ CONTEXT = 2000  # tokens before the output
 def main(recordings: tuple[Path, ...], datastores: tuple[Path, ...], every: int, json_file: Path | None) -> None:
     chosen = [recording for path in recordings for recording in read_recordings(path)]
     fitting, held_out = split(chosen, "bench_drafting.py")
-    others = np.concatenate([text for recording in fitting for text in (recording.prompt, recording.output)])
-    stores = open_datastores(datastores).values()
+    stores = list(open_datastores(datastores).values())
+    walks = long_walks(held_out[::every], fitting)
     results: dict[str, Any] = {"context": CONTEXT, "datastores": [store.manifest.token_count for store in stores]}
     for nodes in (16, 64):
         times: list[float] = []
-        for place, recording in enumerate(held_out[::every]):
-            before = np.roll(others, -place * CONTEXT)[: max(0, CONTEXT - recording.prompt.size)]
-            text = np.concatenate([before, recording.prompt, recording.output])
-            position = start = before.size + recording.prompt.size
-            top_k = recording.top_k[recording.prompt.size :]
+        for walk in walks:
+            place = walk.start
             sources = [PromptLookup(), RecycledLogits(), *stores]
-            with DraftSession(sources, text[:start], calibration=Calibration.default()) as session:
-                while position < text.size:
+            with DraftSession(sources, walk.text[:place], calibration=Calibration.default()) as session:
+                while place < walk.text.size:
                     began = time.perf_counter()
                     tree = session.draft(nodes)
                     times.append((time.perf_counter() - began) * 1e6)
-                    end = min(position + len(tree.longest_path(text[position:])) + 1, text.size)
-                    session.accept(text[position:end], top_k[position - start : end - start] if top_k.size else None)
-                    position = end
+                    path = tree.longest_path(walk.text[place:])
+                    end = walk.end_of(place, path)
+                    session.accept(walk.text[place:end], **walk.likely(place, tree, path))
+                    place = end
         figures = percentiles(times)
         row = {"median_us": round(figures["median"], 1), "p90_us": round(figures["p90"], 1), "steps": len(times)}
         results[f"{nodes} nodes"] = row

@@ -1,14 +1,17 @@
 """Measure what a draft costs through the service, beside a gRPC echo of the same messages in the same run.
 
 The service, the echo (echo.py: it parses each request and sends a prepared answer of the service) and this client run
-on one machine, each in a process of its own. They take turns, so that other load on the machine affects both. Contexts
-are 16 tokens from random places of the datastore's documents, one of them changed, so that matches of all lengths
-occur; 64 nodes, suffix 16, depth 10.
+on one machine, each in a process of its own. They take turns, so that other load on the machine affects both.
 
-One client: median and 99th percentile in microseconds, unary and stream, TCP and Unix socket, blocking and asyncio;
-blocking also through `DatastoreClient`. Sixteen clients, each with its own connection, in one asyncio process: requests
-a second. Batches of 256 contexts from one client and from two: contexts a second. Requests arriving at random (Poisson)
-at a given rate: latency from the moment of arrival, and refused requests.
+Draft sessions, as generation uses the service, are replayed from recordings with all datastores: a step through the
+service beside the same step in process, sixteen sessions at once, and M (service_sessions.py says how).
+
+Single drafts are asked of the first datastore. Contexts are 16 tokens from random places of its documents, one of them
+changed, so that matches of all lengths occur; 64 nodes, suffix 16, depth 10. One client: median and 99th percentile in
+microseconds, unary and stream, TCP and Unix socket, blocking and asyncio; blocking also through `DatastoreClient`.
+Sixteen clients, each with its own connection, in one asyncio process: requests a second. Batches of 256 contexts from
+one client and from two: contexts a second. Requests arriving at random (Poisson) at a given rate: latency from the
+moment of arrival, and refused requests.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from typing import Any
 import click
 import grpc
 import numpy as np
+from echo import echoing
 from service_calls import (
     FIRST,
     OWN_CONNECTION,
@@ -41,10 +45,19 @@ from service_calls import (
     unary_client,
     unary_sync,
 )
+from service_sessions import measure_sessions
 from timing import percentiles
 
 from rest_store.bench.environment import write_result
-from rest_store.bench.options import PATH, SHOW_DEFAULTS, json_option, plots_option, seed_option
+from rest_store.bench.options import (
+    PATH,
+    SHOW_DEFAULTS,
+    json_option,
+    plots_option,
+    recordings_option,
+    seed_option,
+)
+from rest_store.bench.recordings import read_recordings, split
 from rest_store.bench.serving import started
 from rest_store.datastore.datastore import Datastore
 
@@ -63,21 +76,27 @@ Targets = dict[str, dict[str, str]]  # addresses of "echo" and "service" by tran
 @click.command(
     help=__doc__,
     context_settings=SHOW_DEFAULTS,
-    epilog="Example: python benchmarks/bench_service.py --datastore python.ds --json service.json",
+    epilog="Example: python benchmarks/bench_service.py --recordings traces.jsonl.gz --datastore python.ds",
 )
-@click.option("--datastore", type=PATH, required=True, help="Datastore to serve.")
+@recordings_option
+@click.option(
+    "--datastore", "datastores", multiple=True, type=PATH, required=True, help="Datastore to serve. May be repeated."
+)
 @click.option("--requests", default=6_000, help="Of one client, for each kind of call and target.")
 @click.option("--rounds", default=12, help="Turns of echo and service.")
 @click.option("--seconds", default=4.0, help="For each load.")
+@click.option("--sessions", default=16, help="At once, each in a process of its own.")
 @click.option("--quick", is_flag=True, help="A tenth of it: a look, not a result.")
 @seed_option
 @json_option
 @plots_option
 def main(
-    datastore: Path,
+    recordings: tuple[Path, ...],
+    datastores: tuple[Path, ...],
     requests: int,
     rounds: int,
     seconds: float,
+    sessions: int,
     quick: bool,
     seed: int,
     json_file: Path | None,
@@ -85,9 +104,20 @@ def main(
 ) -> None:
     if quick:
         requests, rounds, seconds = 600, 4, 1.0
-    contexts = some_contexts(datastore, 4_000, seed)
-    results: dict[str, Any] = {}
-    with targets_for(datastore, contexts) as targets:
+    chosen = [recording for path in recordings for recording in read_recordings(path)]
+    others, held_out = split(chosen, "bench_service.py")
+    results: dict[str, Any] = {
+        "sessions": measure_sessions(
+            datastores,
+            held_out[:: 10 if quick else 1],
+            others,
+            processes=sessions,
+            rounds=(rounds + 1) // 2,
+            seconds=seconds,
+        )
+    }
+    contexts = some_contexts(datastores[0], 4_000, seed)
+    with targets_for(datastores[0], contexts) as targets:
         print("one client, us: median / 99th of echo, service, client; ratios of their medians to the echo's")
         for transport in ("TCP", "Unix"):
             for kind, callers in LATENCIES.items():
@@ -128,10 +158,7 @@ def targets_for(datastore: Path, contexts: Contexts) -> Iterator[Targets]:
         with grpc.insecure_channel(service[0]) as channel:
             stub = stub_of(channel)
             answers = [stub.Draft(request_of(context)).SerializeToString() for context in contexts]
-        file = Path(folder) / "answers"
-        file.write_bytes(b"".join(len(answer).to_bytes(4, "little") + answer for answer in answers))
-        script = str(Path(__file__).with_name("echo.py"))
-        echo = stack.enter_context(started(script, str(file), f"unix:{folder}/echo"))
+        echo = stack.enter_context(echoing(Path(folder), drafts=answers))
         yield {
             name: dict(zip(("TCP", "Unix"), addresses, strict=True))
             for name, addresses in (("echo", echo), ("service", service))

@@ -34,9 +34,9 @@ class PeerProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        if self._process.wait() and kind is None:
+        with self._process:
+            pass  # its pipes are closed, which ends it
+        if self._process.returncode and kind is None:
             raise SystemExit(f"{self.name} ended with status {self._process.returncode}")
 
     def ask(self, what: str, **fields: Any) -> Any:

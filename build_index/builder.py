@@ -174,7 +174,7 @@ class Build:
         else:
             self._staging.start()
         for corpus in self._corpora:
-            corpus.largest_window = memory.largest_window
+            corpus.decoder_bytes = memory.decoder_bytes
         with ExitStack() as stack:
             journal = stack.enter_context(closing(self._staging.open_journal()))
             if not self._is_resumed:

@@ -79,20 +79,20 @@ class Corpus:
     Attributes:
         spec: what to read.
         reader: the reader in use: one of `READERS`, or `"hub"`.
-        largest_window: most bytes that the decoder of a compressed file may keep.
+        decoder_bytes: most bytes that the decoder of a compressed or parquet file may keep.
 
     Iterating yields the documents in a fixed order, each time from the beginning and with new counts. One iteration at
     a time; other threads may read `bytes_read` meanwhile.
 
     Iterating raises CorpusFormatError for malformed content (the message names file and line or row),
-    DocumentSizeError for a record that is too large and MemoryBudgetError for a file that needs a larger window,
-    CorpusNotFoundError and CorpusError for what has become unreadable or cannot be reached.
+    DocumentSizeError for a record that is too large and MemoryBudgetError for a file that needs more than
+    `decoder_bytes`, CorpusNotFoundError and CorpusError for what has become unreadable or cannot be reached.
     """
 
     def __init__(self, spec: CorpusSpec, reader: str) -> None:
         self.spec = spec
         self.reader = reader
-        self.largest_window = LARGEST_ZSTD_WINDOW
+        self.decoder_bytes = LARGEST_ZSTD_WINDOW
         self._path = local_path(spec.path)
         self._counts = CorpusCounts()
 
@@ -191,9 +191,9 @@ class Corpus:
             return
         if reader == "parquet":
             counts.files += 1
-            yield from read_parquet(path, where, records, counts.advance, self.largest_window)
+            yield from read_parquet(path, where, records, counts.advance, self.decoder_bytes)
             return
-        with open_stream(path, where, counts.advance, self.largest_window) as stream:
+        with open_stream(path, where, counts.advance, self.decoder_bytes) as stream:
             counts.files += 1
             if reader == "text":
                 yield from read_text(stream, where, counts, strict=records.strict)

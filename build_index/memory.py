@@ -3,8 +3,8 @@
 Resident at the peak are: the process with its packages and tokenizer; documents being read and tokenized; digests of
 documents already read; and one shard being sorted, with the pages of its tokens file. The bytes of a shard are bounded
 for any tokens (`suffix_array.peak_bytes`), so real text leaves some of the budget unused. A document is held whole;
-larger ones than `LARGEST_DOCUMENT_BYTES` are refused, and text files are read in pieces. Only the pages of a parquet
-file have no bound: their writer chose the size, and pyarrow does not tell it before it reads them.
+larger ones than `LARGEST_DOCUMENT_BYTES` are refused. Text files are read in pieces; compressed and parquet files that
+need more than a share of the budget are refused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rest_store.errors import BuildError, MemoryBudgetError, describe
 
 SMALLEST_SHARD = 1 << 20  # positions, unless the user sets the size
 WORK_BYTES = 320 * MIB  # reading, tokenizing a batch, and what the allocator keeps of it
-_WINDOW_BYTES = 128 * MIB  # of these, for a compressed file: the default limit of zstd
+_DECODER_BYTES = 128 * MIB  # of these, for a compressed file (the default limit of zstd) or the pages of a parquet file
 _PROCESS_STEP = 64 * MIB  # the process is rounded up to such steps, so that a few pages do not change the shards
 _DIGESTS_SHARE = 32
 _M_ARENA_MAX = -8  # malloc.h
@@ -53,9 +53,9 @@ class MemoryPlan:
         return self.budget - self.process - self.digests - WORK_BYTES - self.shard
 
     @property
-    def largest_window(self) -> int:
-        """Bytes that the decoder of a compressed file may keep: those of `WORK_BYTES` for it, and what is left."""
-        return _WINDOW_BYTES + self.spare
+    def decoder_bytes(self) -> int:
+        """Bytes that the decoder of a file may keep: those of `WORK_BYTES` for it, and what is left."""
+        return _DECODER_BYTES + self.spare
 
 
 def plan_memory(

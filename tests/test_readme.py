@@ -16,14 +16,17 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import rest_store
 from rest_store.cli import main
+from rest_store.service.server.limits import Limits
 from rest_store.service.server.metrics import Metrics
+from rest_store.service.server.sessions import Sessions
 from tests.shared.models import byte_level_bpe
+from tests.shared.services import running
 from tests.shared.strategies import Corpus, write_datastore
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
-    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("*/README.md")]
 }
 README = PAGES["README.md"]
 
@@ -119,6 +122,25 @@ def test_the_example_of_generation_runs(
     assert capsys.readouterr().out.startswith("def fibonacci(n):")
 
 
+def test_the_example_of_the_protocol_runs(tmp_path: Path) -> None:
+    datastore = write_datastore(tmp_path, Corpus(300, [[[5, 6, 7, 8]]]))
+    (example,) = blocks(PAGES["docs/protocol.md"], "python")
+    output: list[int] = []
+    drafts: list[list[int]] = []
+
+    def verify(tokens: np.ndarray[Any, Any], parents: np.ndarray[Any, Any]) -> list[int]:
+        assert len(tokens) == len(parents)
+        drafts.append(tokens[:3].tolist())
+        return [5, 6, 7, 8] * 16 if len(drafts) == 2 else [6]
+
+    with running(datastore) as service:
+        code = example.replace("127.0.0.1:50051", service.target)
+        assert code != example
+        exec(code, {"prompt": [5], "output": output, "verify": verify})
+    assert drafts == [[6, 7, 8], [7, 8]]
+    assert len(output) == 65
+
+
 def test_the_source_of_contributing_drafts() -> None:
     (example,) = blocks(PAGES["CONTRIBUTING.md"], "python")
     names: dict[str, Any] = {}
@@ -164,7 +186,7 @@ def test_the_reference_has_every_public_name() -> None:
 
 
 def test_the_metrics_named_are_those_of_the_service() -> None:
-    families = Metrics(["Draft"], "0.1.0", "native").collect(0, 0, False, [])
+    families = Metrics(["Draft"], "0.1.0", "native").collect(0, 0, False, [], Sessions(Limits()))
     names = {family.name for family in families}
     assert len(names) > 10
     named = {name.removesuffix("_total") for name in re.findall(r"`(rest_store_\w+)`", PAGES["docs/serving.md"])}

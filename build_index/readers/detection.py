@@ -63,7 +63,8 @@ def _detect_content(
 ) -> Detection:
     head = stream.peek(HEAD_BYTES)
     if head.startswith(PARQUET_MAGIC):
-        # The columns of a parquet file stand at its end: in a compressed file, they are left to the reader.
+        # The columns of a parquet file stand at its end: in a compressed file, or a large footer, they are left to the
+        # reader.
         names = None if is_compressed else column_names(path, where)
         return Detection("parquet", has_documents=names is None or document_column(names, field) is not None)
     if b"\0" in head:

@@ -19,6 +19,8 @@ from rest_store.bench.tables import (
     paper_tables,
     query_table,
     service_table,
+    sessions_at_once_table,
+    sessions_table,
     short_answers_table,
     sizes_table,
     speed_table,
@@ -101,6 +103,8 @@ TABLES: dict[str, Callable[[Mapping[str, Result]], Table]] = {
     "queries": lambda results: query_table(results["query"].figures),
     "sizes": _sizes,
     "service": lambda results: service_table(results["service"].figures),
+    "sessions": lambda results: sessions_table(results["service"].figures["sessions"]),
+    "sessions-at-once": lambda results: sessions_at_once_table(results["service"].figures["sessions"]),
     "paper": _paper,
     "infini-gram": lambda results: infini_gram_table(results["peers_infini_gram"].figures["infini-gram"]),
     "suffix-decoding": lambda results: suffix_decoding_table(

@@ -51,13 +51,14 @@ def load_assistant(model: Any, name: str, *, dtype: str, device: str | None) -> 
 
 
 def make_methods(
-    stores: Sequence[Any], assistant: Any, *, max_nodes: int, only: Sequence[str] = ()
+    stores: Sequence[Any], assistant: Any, *, service: Any = None, max_nodes: int, only: Sequence[str] = ()
 ) -> dict[str, Method]:
     """Return the methods by name, plain generation first.
 
     Args:
         stores: datastores; without any, methods that need one are left out.
         assistant: a smaller model; None: transformers' assisted generation is left out.
+        service: a client of a service of `stores`; None: sessions through a service are left out.
         max_nodes: most draft tokens of a step, for methods in the package's loop.
         only: names of methods beside plain generation; empty: all.
 
@@ -65,8 +66,11 @@ def make_methods(
         RecordingError: `only` has the name of an unknown method.
         SourceError: more datastores than a session can hold.
     """
-    sources = [*stores, rest_store.PromptLookup(), rest_store.RecycledLogits()]
-    require_sources("--datastore", sources)
+
+    def sources(*counted: Any) -> list[Any]:
+        return [*counted, rest_store.PromptLookup(), rest_store.RecycledLogits()]
+
+    require_sources("--datastore", sources(*stores))
 
     def drafted(drafter: Any) -> Method:
         options = {"custom_generate": rest_store.generate, "drafter": drafter, "max_nodes": max_nodes}
@@ -82,7 +86,9 @@ def make_methods(
         methods["transformers assisted generation"] = {"assistant_model": assistant}
     if stores:
         methods["REST's rule"] = drafted(RestRule.of(LongestMatch(stores)))
-    methods["DraftSession"] = drafted(sources)
+    methods["DraftSession"] = drafted(sources(*stores))
+    if service is not None:
+        methods["DraftSession through a service"] = drafted(sources(service))
     for name in only:
         if name not in methods:
             expected = "one of " + ", ".join(map(repr, methods))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -20,6 +21,9 @@ recordings_option = click.option(
 )
 datastores_option = click.option(
     "--datastore", "datastores", multiple=True, type=PATH, help="Datastore to draft from. May be repeated."
+)
+through_service_option = click.option(
+    "--through-service", is_flag=True, help="Start a service of the datastores, and measure sessions through it, too."
 )
 tokenizer_option = click.option(
     "--tokenizer", help="For recordings of text: name or path. Default: the copy in the first datastore."
@@ -43,3 +47,13 @@ def require_folder(file: Path) -> None:
     """
     if not file.absolute().parent.is_dir():
         raise RecordingError(describe(file, "folder", "missing", "one that exists"))
+
+
+def require_datastores(datastores: Sequence[Path]) -> None:
+    """Raise, before anything costly is done, unless there is a datastore that `--through-service` can serve.
+
+    Raises:
+        RecordingError: there is none.
+    """
+    if not datastores:
+        raise RecordingError(describe("--through-service", "number of datastores", 0, "at least one --datastore"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +21,19 @@ from rest_store.bench.options import (
     json_option,
     plots_option,
     recordings_option,
+    require_datastores,
     require_folder,
+    through_service_option,
     tokenizer_option,
 )
 from rest_store.bench.recordings import Recording, read_all, split
 from rest_store.bench.replay import Draft, Outcome, fit_calibration, replay, walk
+from rest_store.bench.serving import asking, unanswered
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import PromptLookup, RecycledLogits, require_sources
-from rest_store.errors import RecordingError, ServeError, describe
+from rest_store.errors import ServeError, describe
 
 _SHARES = (0.01, 0.1)  # of the datastores, for the curve against their size
 
@@ -49,7 +52,7 @@ _SHARES = (0.01, 0.1)  # of the datastores, for the curve against their size
 )
 @every_option
 @click.option("--no-ablations", is_flag=True, help="Leave out the rows with each source alone or left out.")
-@click.option("--through-service", is_flag=True, help="Start a service of the datastores and replay through it, too.")
+@through_service_option
 @plots_option
 @click.option(
     "--curves",
@@ -78,8 +81,8 @@ def quality(
         import rest_store.bench.charts  # noqa: F401  a missing package is reported before anything is measured
     if json_file is not None:
         require_folder(json_file)
-    if through_service and not datastores:
-        raise RecordingError(describe("--through-service", "number of datastores", 0, "at least one --datastore"))
+    if through_service:
+        require_datastores(datastores)
     stores = open_datastores(datastores)
     require_sources("--datastore", list(stores.values()))
     start = Calibration.default() if calibration in ("fit", "default") else Calibration.load(calibration)
@@ -96,10 +99,12 @@ def quality(
 
     click.echo(f"{len(held_out)} recordings, {sum(one.output.size for one in held_out)} tokens; M, and by family:")
     with contextlib.ExitStack() as stack:
-        through = stack.enter_context(_served(datastores)) if through_service else None
+        through = stack.enter_context(asking(datastores)) if through_service else None
         rows = measure(
             held_out, stores, start, budgets=nodes, ablations=not no_ablations, through=through, progress=show
         )
+        if through is not None and (missing := unanswered(through)):
+            raise ServeError(describe("--through-service", "requests without an answer", missing, "none"))
     for row in rows:
         if "reliability" in row:
             click.echo(f"calibration error with {row['nodes']} nodes: {row['calibration_error']:.4f}")
@@ -115,21 +120,6 @@ def quality(
     tokens = {name: store.manifest.token_count for name, store in stores.items()}
     results = {"datastores": tokens, "reported": len(held_out), "rows": rows, "curves": measured}
     write_result(json_file, "quality", arguments, ("numpy", "rest-store"), results)
-
-
-@contextlib.contextmanager
-def _served(paths: Sequence[Path]) -> Iterator[object]:
-    """Yield a service of datastores as a source, and require that it answers every request."""
-    from rest_store.bench.serving import TIMEOUT, serving
-    from rest_store.service.client.client import DatastoreClient
-
-    with serving(paths) as target, DatastoreClient(target, timeout=TIMEOUT) as client:
-        client.connect()
-        yield client
-        statistics = client.statistics
-        if statistics.answers != statistics.calls:
-            answered = f"{statistics.answers} of {statistics.calls} requests"
-            raise ServeError(describe("--through-service", "answered", answered, "all of them"))
 
 
 def measure(

@@ -16,6 +16,8 @@ from rest_store.bench.tables import (
     paper_tables,
     query_table,
     service_table,
+    sessions_at_once_table,
+    sessions_table,
     sizes_table,
     speed_table,
     suffix_decoding_table,
@@ -82,8 +84,10 @@ def _service(figures: Mapping[str, Any]) -> list[Exhibit]:
         for who in load
         for part in ("median", "p99")
     }
+    sessions = figures.get("sessions", {})
     batches: list[list[Cell]] = [[name, float(value)] for name, value in figures.get("batches", {}).items()]
     return [
+        *([sessions_table(sessions), sessions_at_once_table(sessions)] if sessions else []),
         service_table(figures),
         Bars("One client", "median microseconds", kinds, medians),
         Table("Many clients at once", ["", "echo, a second", "service, a second", "share"], rows),
@@ -258,7 +262,7 @@ _KINDS: dict[str, tuple[str, str, _Show]] = {
     "query": ("Queries", "What a draft costs through the Python API, for contexts of recorded outputs.", _query),
     "service": (
         "Service",
-        "What a draft costs through the service, beside a gRPC echo of the same messages.",
+        "What sessions and single drafts cost through the service, beside a gRPC echo of the same messages.",
         _service,
     ),
     "peers": ("Peers", "Other engines, from their published packages, on the same tokens and recordings.", _peers),

@@ -8,8 +8,12 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rest_store.errors import ServeError, describe
+
+if TYPE_CHECKING:
+    from rest_store.service.client.client import DatastoreClient
 
 TIMEOUT = 60.0  # seconds for an answer: a busy machine must not end a measurement
 
@@ -50,3 +54,22 @@ def serving(directories: Sequence[Path]) -> Iterator[str]:
         named = [f"{place}={directory}" for place, directory in enumerate(directories)]
         with started("-m", "rest_store", "serve", *named, "--listen", f"unix:{folder}/socket") as (target,):
             yield target
+
+
+@contextlib.contextmanager
+def asking(directories: Sequence[Path]) -> Iterator[DatastoreClient]:
+    """Serve `directories` and yield a client of the service.
+
+    Raises:
+        ServeError: the service did not start; it has printed the reason.
+    """
+    from rest_store.service.client.client import DatastoreClient
+
+    with serving(directories) as target, DatastoreClient(target, timeout=TIMEOUT) as client:
+        client.connect()
+        yield client
+
+
+def unanswered(client: DatastoreClient) -> int:
+    """Return how many requests of `client` were not answered, or not in time."""
+    return client.statistics.calls - client.statistics.answers

@@ -22,8 +22,11 @@ from rest_store.bench.options import (
     json_option,
     model_option,
     plots_option,
+    require_datastores,
+    through_service_option,
 )
 from rest_store.bench.prompts import Prompt, interleaved, question_prompts, read_questions, recorded_prompts
+from rest_store.bench.serving import asking, unanswered
 from rest_store.errors import RecordingError, describe
 
 if TYPE_CHECKING:
@@ -46,6 +49,7 @@ PACKAGES = ("numpy", "torch", "transformers")
 @click.option("--questions", type=PATH, help="JSON lines with question_id, category and turns, asked as a chat.")
 @click.option("--family", "families", multiple=True, help="Only prompts of this family. May be repeated.")
 @datastores_option
+@through_service_option
 @click.option("--assistant", help="A smaller model, to draft as in assisted generation, or early-exit:LAYERS.")
 @click.option("--method", "methods", multiple=True, help="Only this one and plain generation. May be repeated.")
 @click.option("--sampling", type=click.Choice(["greedy", "nucleus"]), default="greedy", help="How tokens are chosen.")
@@ -64,6 +68,7 @@ def speed(
     questions: Path | None,
     families: tuple[str, ...],
     datastores: tuple[Path, ...],
+    through_service: bool,
     assistant: str | None,
     methods: tuple[str, ...],
     sampling: str,
@@ -92,6 +97,7 @@ def speed(
     --questions reads the questions of MT-Bench or Spec-Bench. The prompt of a second turn holds the first question,
     the model's own greedy answer, and the second question. --assistant adds transformers' assisted generation with a
     smaller model; early-exit:8 is the first eight layers of the model with its own head, not trained for it.
+    --through-service adds draft sessions that ask a service of the same datastores.
 
     Only prompts are used that the shipped calibration was not fitted to.
     """
@@ -102,16 +108,19 @@ def speed(
 
     if not recordings and questions is None:
         raise click.UsageError("prompts are needed: --recordings or --questions")
+    if through_service:
+        require_datastores(datastores)
     target, tokenizer = load_model(model, dtype=dtype, device=device)
     stores = [rest_store.Datastore.open(path, tokenizer=tokenizer) for path in datastores]
     smaller = load_assistant(target, assistant, dtype=dtype, device=device) if assistant else None
-    chosen = make_methods(stores, smaller, max_nodes=max_nodes, only=methods)
 
     def answer(prompt: list[int]) -> str:
         tokens = write(target, {}, prompt, max_new_tokens, {"do_sample": False}, 0)["written"]
         return str(tokenizer.decode(tokens, skip_special_tokens=True))
 
     with ExitStack() as stack:
+        service = stack.enter_context(asking(datastores)) if through_service else None
+        chosen = make_methods(stores, smaller, service=service, max_nodes=max_nodes, only=methods)
         for network in (target, smaller) if prepacked_weights else ():
             if network is not None:
                 stack.enter_context(rest_store.prepacked_weights(network))
@@ -125,14 +134,18 @@ def speed(
             raise RecordingError(describe("bench speed", f"prompts{of} that no calibration was fitted to", 0, expected))
         prompts = interleaved(prompts)
         runs = write_all(target, chosen, prompts, sampling=sampling, max_new_tokens=max_new_tokens, seed=seed)
+        missing = None if service is None else unanswered(service)
     table = summarize(runs, list(chosen))
     show(table, list(chosen))
+    if missing:
+        click.echo(f"{missing} requests to the service were not answered in time")
     results = {
         "threads": torch.get_num_threads(),
         "sampling": {"kind": sampling, **{family: decoding(sampling, family) for family in runs}},
         "prompts": [
             {"family": prompt.family, "key": prompt.key, "seed": seed + number} for number, prompt in enumerate(prompts)
         ],
+        "unanswered": missing,
         "families": table,
     }
     write_result(json_file, "speed", click.get_current_context().params, PACKAGES, results)

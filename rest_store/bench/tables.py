@@ -30,6 +30,7 @@ DRAFTED = {
     "prompt lookup": "prompt lookup",
     "REST's rule": "REST's rule",
     "DraftSession": "`DraftSession`",
+    "DraftSession through a service": "`DraftSession` through a service",
 }
 QUERIES = {
     "draft, 1 shards": "`draft`, one shard",
@@ -186,6 +187,43 @@ def service_table(figures: Mapping[str, Any]) -> Table:
             rows.append([f"{kind}, {name}, blocking / asyncio", *cells])
     columns = ["one client", "echo", "service", "ratio", "`DatastoreClient`, blocking"]
     return Table("One client, median microseconds", columns, rows)
+
+
+def sessions_table(figures: Mapping[str, Any]) -> Table:
+    """Microseconds of a session's step, in process and through the service, by nodes and transport.
+
+    Args:
+        figures: of `bench_service.py` on sessions.
+    """
+    rows: list[list[Cell]] = []
+    for kind in _steps(figures):
+        one, (nodes, transport) = figures[kind], kind.split(", ")
+        echo = min(("echo, sync", "echo, asyncio"), key=lambda way: one[f"{way} median us"])
+        cells = [
+            " / ".join(microseconds(one[f"{way} {part} us"]) for part in ("median", "p99"))
+            for way in ("in process", echo, "service", "merging")
+        ]
+        rows.append([f"{nodes}, {_TRANSPORTS[transport]}", *cells[:3], f"{one['ratio']:.2f}", cells[3]])
+    columns = ["median / 99th percentile", "in process", "echo", "in the service", "ratio", "merging in the client"]
+    return Table("A session's step, microseconds", columns, rows)
+
+
+def sessions_at_once_table(figures: Mapping[str, Any]) -> Table:
+    """Steps a second of many sessions at once, what the cores allow, and M, by nodes; `figures` as `sessions_table`."""
+    ways = ("in process", "service", "merging")
+    rows: list[list[Cell]] = []
+    for nodes in dict.fromkeys(kind.split(", ")[0] for kind in _steps(figures)):
+        one, means = figures[f"{nodes}, at once"], figures[f"{nodes}, M"]
+        rates: list[Cell] = [f"{one[way]['steps a second']:,.0f}" for way in ways]
+        allowed = [one["the cores allow"], one["share"]]
+        rows.append([nodes, *rates, *allowed, " / ".join(f"{means[way]:.3f}" for way in ways)])
+    columns = ["steps a second", "in process", "in the service", "merging in the client"]
+    columns += ["the cores allow", "share of it in the service", "M: in process / in the service / merging"]
+    return Table("Many sessions at once", columns, rows)
+
+
+def _steps(figures: Mapping[str, Any]) -> list[str]:
+    return [name for name in figures if name.endswith(tuple(_TRANSPORTS))]
 
 
 def infini_gram_table(figures: Mapping[str, Any]) -> Table:

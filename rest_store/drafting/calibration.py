@@ -58,7 +58,8 @@ class Calibration:
     @classmethod
     def default(cls) -> Calibration:
         """Return a new copy of the package's calibration; `provenance` says to which data it was fitted."""
-        return cls._parse(resources.files(__package__).joinpath("default.calibration").read_bytes(), "default")
+        gbdt, weights, provenance = _default()
+        return cls(gbdt, weights, provenance)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Calibration:
@@ -71,28 +72,7 @@ class Calibration:
             content = Path(path).read_bytes()
         except OSError as error:
             raise CalibrationError(describe(path, "calibration", error.strerror, "a readable file")) from error
-        return cls._parse(content, path)
-
-    @classmethod
-    def _parse(cls, content: bytes, where: object) -> Calibration:
-        if not content.startswith(_MAGIC):
-            raise CalibrationError(describe(where, "content", "something else", "a calibration"))
-        head, _, packed = content[len(_MAGIC) :].partition(b"\n")
-        try:
-            fields = json.loads(head)
-            version, weights, provenance = fields["version"], fields["weights"], fields["provenance"]
-            digest = fields["sha256"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise CalibrationError(describe(where, "header", "damaged", "one line of JSON")) from error
-        if version != _VERSION:
-            raise CalibrationError(describe(where, "version", version, _VERSION))
-        if hashlib.sha256(packed).hexdigest() != digest:
-            raise CalibrationError(describe(where, "checksum of the trees", "wrong", digest))
-        try:
-            gbdt = zlib.decompress(packed)
-        except zlib.error as error:
-            raise CalibrationError(describe(where, "trees", f"damaged ({error})", "compressed by zlib")) from error
-        return cls(gbdt, [] if weights is None else weights, _json_object(where, provenance))
+        return cls(*_parsed(content, path))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Calibration, (self.native.gbdt, self.weights, self.provenance)
@@ -180,6 +160,33 @@ class Calibration:
 
     def __repr__(self) -> str:
         return f"Calibration(weights={[round(weight, 3) for weight in self.weights]}, provenance={self.provenance})"
+
+
+@functools.cache
+def _default() -> tuple[bytes, list[float], dict[str, Any]]:
+    return _parsed(resources.files(__package__).joinpath("default.calibration").read_bytes(), "default")
+
+
+def _parsed(content: bytes, where: object) -> tuple[bytes, list[float], dict[str, Any]]:
+    """Return trees, weights and provenance of a file; raise CalibrationError if it is not one of this release."""
+    if not content.startswith(_MAGIC):
+        raise CalibrationError(describe(where, "content", "something else", "a calibration"))
+    head, _, packed = content[len(_MAGIC) :].partition(b"\n")
+    try:
+        fields = json.loads(head)
+        version, weights, provenance = fields["version"], fields["weights"], fields["provenance"]
+        digest = fields["sha256"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CalibrationError(describe(where, "header", "damaged", "one line of JSON")) from error
+    if version != _VERSION:
+        raise CalibrationError(describe(where, "version", version, _VERSION))
+    if hashlib.sha256(packed).hexdigest() != digest:
+        raise CalibrationError(describe(where, "checksum of the trees", "wrong", digest))
+    try:
+        gbdt = zlib.decompress(packed)
+    except zlib.error as error:
+        raise CalibrationError(describe(where, "trees", f"damaged ({error})", "compressed by zlib")) from error
+    return gbdt, [] if weights is None else weights, _json_object(where, provenance)
 
 
 def _json_object(where: object, value: object) -> dict[str, Any]:

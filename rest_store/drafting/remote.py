@@ -6,17 +6,104 @@ is away.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
+from rest_store.datastore.tokenizer import TokenizerIdentity
+from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.external_sources import Drop
-from rest_store.drafting.sources import RemoteSession, SessionSettings
+from rest_store.drafting.sources import PromptLookup, RecycledLogits, Source
 from rest_store.errors import ProtocolError, TokenizerMismatchError, describe, error_text
 
 _ORIGINS = 8  # bits
+
+
+@dataclass(frozen=True)
+class SessionSettings:
+    """A `DraftSession` for another process to run.
+
+    Attributes:
+        calibration: that evidence is weighed with; learns what the session learns.
+        learn: whether it learns.
+        max_suffix: longest suffix of the context that datastores are asked for, in tokens.
+        tokenizer: of the session; None: that of the datastores.
+        prompt_top_k: int32[n, k], the model's most likely tokens after each of the last n tokens of the prompt, -1:
+            unknown; None: all are.
+        prompt_lookup: whether the text is a source.
+        recycled_logits: by which key sessions share what the model found likely, as a source; None: it is none.
+    """
+
+    calibration: Calibration
+    learn: bool
+    max_suffix: int
+    tokenizer: TokenizerIdentity | None
+    prompt_top_k: npt.NDArray[np.int32] | None
+    prompt_lookup: bool = False
+    recycled_logits: bytes | None = None
+
+
+class RemoteTree(NamedTuple):
+    """A tree that a session elsewhere drafted.
+
+    Attributes:
+        nodes: as in the message DraftSessionResponse of `proto/rest_store/v1/datastore.proto`, not verified.
+        vocabulary_size: above all its tokens.
+        datastores: that the session drafts from.
+        calibration_weights: as `Calibration` takes them; empty: unknown.
+    """
+
+    nodes: bytes
+    vocabulary_size: int
+    datastores: int
+    calibration_weights: list[float]
+
+
+class RemoteSession(Protocol):
+    """A session that runs elsewhere. It may be lost at any time, and is then opened again with the text."""
+
+    def draft(
+        self,
+        text: Callable[[], tuple[npt.NDArray[np.int32], int]],
+        max_nodes: int,
+        costs: npt.NDArray[np.float64] | None,
+        *,
+        timeout: float | None,
+    ) -> RemoteTree | None:
+        """Return the tree of the next step; None if this session cannot be run there, now or later.
+
+        Args:
+            text: returns the text so far, int32[n], and how many of its last tokens the model has written.
+            max_nodes: most draft tokens, 1..1024.
+            costs: as of `DraftSession.draft`, float64[n + 1].
+            timeout: seconds to wait at most; None: no further limit.
+
+        Raises:
+            ServiceError: no answer; the subclass says why.
+            TokenizerMismatchError: the datastores have another tokenizer.
+        """
+
+    def accept(
+        self,
+        tokens: npt.NDArray[np.int32],
+        top_k: npt.NDArray[np.int32] | None,
+        node_top_k: npt.NDArray[np.int32] | None,
+    ) -> None:
+        """Keep for the next step what `DraftSession.accept` was told."""
+
+    def close(self) -> None:
+        """End the session."""
+
+
+@runtime_checkable
+class SessionSource(Source, Protocol):
+    """A source that runs whole sessions where its datastores are."""
+
+    def session(self, settings: SessionSettings) -> RemoteSession | None:
+        """Return a session; None if it is not to run any."""
 
 
 class Drafted(NamedTuple):
@@ -35,7 +122,7 @@ class RemoteDrafting:
         remote: the session elsewhere.
         settings: that it was made with.
         places: of the source that runs it, of prompt lookup and of recycled logits, among the session's sources.
-        text: returns the text so far, int32[n], and how many of its last tokens the model has written.
+        prompt_length: tokens of the prompt.
         timeout: seconds that a step waits; None: as long as `remote` does.
     """
 
@@ -45,25 +132,24 @@ class RemoteDrafting:
         remote: RemoteSession,
         settings: SessionSettings,
         places: tuple[int, int | None, int | None],
-        *,
-        text: Callable[[], tuple[npt.NDArray[np.int32], int]],
+        prompt_length: int,
         timeout: float | None,
     ) -> None:
         self._native = native
         self._remote = remote
         self._settings = settings
         self._places = places
-        self._text = text
+        self._prompt_length = prompt_length
         self._timeout = timeout
         self._origins: dict[int, bytes] = {}  # by number of datastores: for each mask of origins, ours
-        self._drafted = False  # whether the tree drafted last is the remote one
+        self._rows = 0  # of top-k that the remote tree drafted last may have: one of the text, and one of each node
 
     def draft(self, max_nodes: int, costs: npt.NDArray[np.float64]) -> Drafted | Drop | None:
         """Return the tree of the next step.
 
         A Drop says why there are none in this step; None, that there will never be any.
         """
-        self._drafted = False
+        self._rows = 0
         try:
             tree = self._remote.draft(self._text, max_nodes, costs if costs.size else None, timeout=self._timeout)
             if tree is None:
@@ -80,7 +166,7 @@ class RemoteDrafting:
             return Drop(self._places[0], why, error_text(error))
         if self._settings.learn and tree.calibration_weights:
             self._settings.calibration.native.weights = tree.calibration_weights
-        self._drafted = True
+        self._rows = 1 + len(scores) // 4
         origins = tree.nodes[len(tree.nodes) - len(scores) // 4 :]
         return Drafted(packed, scores, origins.translate(self._origins_of(tree.datastores)))
 
@@ -91,12 +177,18 @@ class RemoteDrafting:
         node_top_k: npt.NDArray[np.int32] | None,
     ) -> None:
         """Tell the session elsewhere, with its next step, what `DraftSession.accept` was told."""
-        self._remote.accept(tokens, top_k, node_top_k if self._drafted else None)
-        self._drafted = False
+        is_of_tree = node_top_k is not None and len(node_top_k) == self._rows
+        self._remote.accept(tokens, top_k, node_top_k if is_of_tree else None)
+        self._rows = 0
 
     def close(self) -> None:
         """End the session elsewhere."""
         self._remote.close()
+
+    def _text(self) -> tuple[npt.NDArray[np.int32], int]:
+        """Return the text so far, and how many of its last tokens the model has written."""
+        length = int(self._native.length())
+        return np.frombuffer(self._native.tail(length), np.int32), length - self._prompt_length
 
     def _origins_of(self, datastores: int) -> bytes:
         """Return, for each mask of the remote sources, the mask of ours: they are datastores, then the others."""
@@ -110,3 +202,27 @@ class RemoteDrafting:
                 masks.append(ours)
             self._origins[datastores] = bytes(masks)
         return self._origins[datastores]
+
+
+def remote_drafting(
+    native: Any, sources: Sequence[object], settings: SessionSettings, prompt_length: int, timeout: float | None
+) -> RemoteDrafting | None:
+    """Return what hands the steps of a session over to the only one of its `sources` with counts; None if it cannot.
+
+    Args:
+        native: the kernel's side of the session.
+        sources: of the session; those without counts are added to `settings`.
+        settings: of the session.
+        prompt_length: tokens of the prompt.
+        timeout: seconds that a step waits; None: as long as the source does.
+    """
+    lookup = recycled = None
+    for place, source in enumerate(sources):
+        if isinstance(source, PromptLookup):
+            lookup, settings = place, replace(settings, prompt_lookup=True)
+        elif isinstance(source, RecycledLogits):
+            recycled, settings = place, replace(settings, recycled_logits=source.key)
+    for place, source in enumerate(sources):
+        if isinstance(source, SessionSource) and (remote := source.session(settings)) is not None:
+            return RemoteDrafting(native, remote, settings, (place, lookup, recycled), prompt_length, timeout)
+    return None

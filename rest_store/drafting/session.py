@@ -18,12 +18,10 @@ from rest_store.datastore.validation import IntSequence, limit
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.evidence import reader_of
 from rest_store.drafting.external_sources import Drop, ExternalSources
-from rest_store.drafting.remote import Drafted, RemoteDrafting
+from rest_store.drafting.remote import Drafted, RemoteDrafting, SessionSettings, remote_drafting
 from rest_store.drafting.sources import (
     PromptLookup,
     RecycledLogits,
-    SessionSettings,
-    SessionSource,
     Source,
     require_source_timeout,
     require_sources,
@@ -173,40 +171,16 @@ class DraftSession:
         tokenizers |= self._external.tokenizers()
         self._remote: RemoteDrafting | None = None
         self._leave_out_other_tokenizers(tokenizers, None if tokenizer is None else identity_of(tokenizer))
-        if len(external) == 1 and not self._datastores and self._external:
-            self._remote = self._remote_drafting(sources, learn, max_suffix, source_timeout)
         tokens = _tokens("prompt", prompt)
-        self._prompt_length = len(tokens)
+        rows = None if prompt_top_k is None else _top_k("prompt_top_k", prompt_top_k, 0, len(tokens))
+        if len(external) == len(self._external) == 1 and not self._datastores:
+            settings = SessionSettings(self.calibration, learn, max_suffix, self._external.tokenizer, rows)
+            self._remote = remote_drafting(self._native, sources, settings, len(tokens), source_timeout)
+        if self._remote is not None:
+            self._external.skip()
         self._native.prompt(tokens)
-        if prompt_top_k is not None:
-            self._learn_text(_top_k("prompt_top_k", prompt_top_k, 0, len(tokens)))
-
-    def _remote_drafting(
-        self, sources: Sequence[object], learn: bool, max_suffix: int, timeout: float | None
-    ) -> RemoteDrafting | None:
-        """Return what drafts where the only source with counts is, if it can."""
-        lookup = recycled = key = None
-        at, runner = 0, None
-        for place, source in enumerate(sources):
-            if isinstance(source, PromptLookup):
-                lookup = place
-            elif isinstance(source, RecycledLogits):
-                recycled, key = place, source.key
-            elif isinstance(source, SessionSource):
-                at, runner = place, source
-        settings = SessionSettings(
-            self.calibration, learn, max_suffix, lookup is not None, key, self._external.tokenizer
-        )
-        remote = None if runner is None else runner.session(settings)
-        if remote is None:
-            return None
-        self._external.skip()
-        return RemoteDrafting(self._native, remote, settings, (at, lookup, recycled), text=self._text, timeout=timeout)
-
-    def _text(self) -> tuple[npt.NDArray[np.int32], int]:
-        """Return the text so far, and how many of its last tokens the model has written."""
-        length = len(self)
-        return np.frombuffer(self._native.tail(length), np.int32), length - self._prompt_length
+        if rows is not None:
+            self._learn_text(rows)
 
     def _leave_out_other_tokenizers(
         self, tokenizers: dict[int, TokenizerIdentity], expected: TokenizerIdentity | None
@@ -298,6 +272,7 @@ class DraftSession:
         times = _NO_COSTS if costs is None else _times(costs, nodes)
         if times.size:
             nodes = min(nodes, times.size - 1)
+            times = times[: nodes + 1]
         try:
             (packed, scores, origins), drops = self._drafted(nodes, times)
         except BaseException:

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import inspect
 import secrets
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from numbers import Real
 from threading import TIMEOUT_MAX
-from typing import Any, NamedTuple, NoReturn, Protocol, runtime_checkable
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.kernel import native_session_kernel
-from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence
-from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.evidence import Evidence
 from rest_store.errors import CopyError, LimitError, SourceError, describe
 
@@ -82,87 +76,6 @@ class StreamedSource(EvidenceSource, Protocol):
 
     def stream(self) -> EvidenceStream:
         """Return a stream for a session."""
-
-
-@dataclass(frozen=True)
-class SessionSettings:
-    """A `DraftSession` for another process to run.
-
-    Attributes:
-        calibration: that evidence is weighed with; learns what the session learns.
-        learn: whether it learns.
-        max_suffix: longest suffix of the context that datastores are asked for, in tokens.
-        prompt_lookup: whether the text is a source.
-        recycled_logits: by which key sessions share what the model found likely, as a source; None: it is none.
-        tokenizer: of the session; None: that of the datastores.
-    """
-
-    calibration: Calibration
-    learn: bool
-    max_suffix: int
-    prompt_lookup: bool
-    recycled_logits: bytes | None
-    tokenizer: TokenizerIdentity | None
-
-
-class RemoteTree(NamedTuple):
-    """A tree that a session elsewhere drafted.
-
-    Attributes:
-        nodes: as in the message DraftSessionResponse of `proto/rest_store/v1/datastore.proto`, not verified.
-        vocabulary_size: above all its tokens.
-        datastores: that the session drafts from.
-        calibration_weights: as `Calibration` takes them; empty: unknown.
-    """
-
-    nodes: bytes
-    vocabulary_size: int
-    datastores: int
-    calibration_weights: list[float]
-
-
-class RemoteSession(Protocol):
-    """A session that runs elsewhere. It may be lost at any time, and is then opened again with the text."""
-
-    def draft(
-        self,
-        text: Callable[[], tuple[npt.NDArray[np.int32], int]],
-        max_nodes: int,
-        costs: npt.NDArray[np.float64] | None,
-        *,
-        timeout: float | None,
-    ) -> RemoteTree | None:
-        """Return the tree of the next step; None if this session cannot be run there, now or later.
-
-        Args:
-            text: returns the text so far, int32[n], and how many of its last tokens the model has written.
-            max_nodes: most draft tokens, 1..1024.
-            costs: as of `DraftSession.draft`, float64[n + 1].
-            timeout: seconds to wait at most; None: no further limit.
-
-        Raises:
-            ServiceError: no answer; the subclass says why.
-            TokenizerMismatchError: the datastores have another tokenizer.
-        """
-
-    def accept(
-        self,
-        tokens: npt.NDArray[np.int32],
-        top_k: npt.NDArray[np.int32] | None,
-        node_top_k: npt.NDArray[np.int32] | None,
-    ) -> None:
-        """Keep for the next step what `DraftSession.accept` was told."""
-
-    def close(self) -> None:
-        """End the session."""
-
-
-@runtime_checkable
-class SessionSource(Source, Protocol):
-    """A source that runs whole sessions where its datastores are."""
-
-    def session(self, settings: SessionSettings) -> RemoteSession | None:
-        """Return a session; None if it is not to run any."""
 
 
 class PromptLookup:

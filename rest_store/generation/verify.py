@@ -184,7 +184,8 @@ class Verifier:
             there = torch.where(in_step, slots[:, node], held)[:, None, :]  # places in the sequence
             here = slots[:, :, None]
             if pattern.name == CHUNKED:
-                start = (~self._seen).sum(dim=1)[:, None, None] if self._seen is not None else 0
+                # Chunks begin behind the padding; what is masked within the text counts.
+                start = 0 if self._seen is None else (self._seen.cumsum(dim=1) == 0).sum(dim=1)[:, None, None]
                 mask = mask & ((there - start) // pattern.window == (here - start) // pattern.window)
             else:
                 mask = mask & (there > here - pattern.window)

@@ -109,11 +109,11 @@ def test_greedy_decoding_of_all_methods_writes_the_plain_text(folder: Path, tmp_
         "--max-new-tokens",
         12,
     ]
-    command += ["--datastore", folder / "ds", "--prompts", 1, "--assistant", folder / "model"]
+    command += ["--datastore", folder / "ds", "--prompts", 1, "--assistant", folder / "model", "--through-service"]
     status, shown = run(*command, "--json", tmp_path / "speed.json")
     assert status == 0, shown
     figures = read_results(tmp_path)["speed"].figures
-    methods = {"plain", "no drafts", "prompt lookup", *OURS, *THEIRS}
+    methods = {"plain", "no drafts", "prompt lookup", *OURS, *THEIRS, "DraftSession through a service"}
     assert {name: one["identical"] for name, one in figures["families"]["all"].items()} == dict.fromkeys(methods, 1)
     assert figures["sampling"] == {"kind": "greedy", "humaneval-raw": {"do_sample": False}}
     assert figures["families"]["all"]["plain"]["mean_tokens"] == 1
@@ -184,6 +184,7 @@ def test_what_cannot_be_compared_is_refused(folder: Path, tmp_path: Path) -> Non
     command += ["--recordings", folder / "traces.jsonl"]
     for extra, fragment in (
         (["--method", "magic"], "'magic', expected one of 'plain'"),
+        (["--through-service"], "number of datastores is 0"),
         (["--assistant", "early-exit:x"], "'x', expected a number"),
         (["--assistant", "early-exit:2"], "expected 1..1"),
         (["--family", "none"], "prompts of none that no calibration was fitted to is 0"),

@@ -78,11 +78,21 @@ def test_builds_are_measured_and_reported(tmp_path: Path) -> None:
 
 
 def test_a_service_is_measured_and_reported(folder: Path, tmp_path: Path) -> None:
-    options = ["--datastore", folder / "ds", "--requests", 32, "--rounds", 1, "--seconds", 0.05]
+    options = ["--recordings", folder / "recordings.jsonl", "--datastore", folder / "ds"]
+    options += ["--requests", 32, "--rounds", 1, "--seconds", 0.05, "--sessions", 2]
     run(bench_service, *options, "--json", tmp_path / "service.json")
-    titles = [exhibit.title for exhibit in section_of(read_results(tmp_path)["service"]).exhibits]
-    assert titles[0] == "One client, median microseconds"
+    result = read_results(tmp_path)["service"]
+    titles = [exhibit.title for exhibit in section_of(result).exhibits]
+    assert titles[:3] == ["A session's step, microseconds", "Many sessions at once", "One client, median microseconds"]
     assert titles[-1] == "Latency against offered load"
+    sessions = result.figures["sessions"]
+    for nodes in ("16 nodes", "64 nodes"):
+        assert sessions[f"{nodes}, M"]["service"] == sessions[f"{nodes}, M"]["in process"] > 1
+        assert sessions[f"{nodes}, at once"]["share"] > 0
+        for transport in ("TCP", "Unix"):
+            step = sessions[f"{nodes}, {transport}"]
+            parts = step["in process median us"] + min(step[f"echo, {kind} median us"] for kind in ("sync", "asyncio"))
+            assert step["ratio"] == pytest.approx(step["service median us"] / parts, abs=1e-3)
 
 
 def test_replays_say_what_limits_them(folder: Path, tmp_path: Path) -> None:

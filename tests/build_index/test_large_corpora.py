@@ -77,13 +77,13 @@ def test_a_window_beyond_the_memory_is_refused_with_its_size(tmp_path):
     frame(tmp_path / "a.txt.zst", 28, b"some text")
     corpus = open_corpus(CorpusSpec(str(tmp_path)))
     assert list(corpus) == [Document(text="some text")]
-    corpus.largest_window = 128 << 20
+    corpus.decoder_bytes = 128 << 20
     expected = r"a.txt.zst: the window of the zstd file is 256.0 MiB, expected at most 128.0 MiB, .*--memory"
     with pytest.raises(MemoryBudgetError, match=expected):
         list(corpus)
     frame(tmp_path / "a.txt.zst", 27, b"some text")
     assert list(corpus) == [Document(text="some text")]
-    corpus.largest_window = 1 << 36  # more than a decoder takes as a limit
+    corpus.decoder_bytes = 1 << 36  # more than a decoder takes as a limit
     assert list(corpus) == [Document(text="some text")]
 
 

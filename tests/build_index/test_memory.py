@@ -67,7 +67,7 @@ def test_too_small_a_budget_says_what_suffices():
 
 def test_a_compressed_file_may_take_what_is_left():
     plan = plan_memory(2 << 30, 0, 49_152, 1 << 20)
-    assert plan.largest_window == 128 * MIB + plan.spare
+    assert plan.decoder_bytes == 128 * MIB + plan.spare
     assert plan.spare == plan.budget - plan.digests - WORK_BYTES - shard_bytes(1 << 20, 49_152)
 
 

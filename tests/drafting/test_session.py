@@ -365,7 +365,7 @@ def test_bad_input_is_refused_by_name(store: Datastore, calibration: Calibration
     refused(ContextTypeError, lambda: opened(store, prompt=[[1], [2, 3]]), "prompt")
     refused(TokenRangeError, lambda: opened(store, prompt=[1, -1]), "-1")
     refused(TokenRangeError, lambda: opened(store, prompt=[2**31]), str(2**31))
-    refused(ContextTypeError, lambda: opened(store, prompt_top_k=[[1, 2]]), "prompt_top_k")
+    refused(ContextTypeError, lambda: opened(store, prompt_top_k=[[1, 2]] * 3), "prompt_top_k")
     session = opened(store)
     for limit in (-1, 1025, 1.5, None):
         refused(LimitError, lambda limit=limit: session.draft(limit), "max_nodes")  # type: ignore[misc]
@@ -373,7 +373,7 @@ def test_bad_input_is_refused_by_name(store: Datastore, calibration: Calibration
         refused(LimitError, lambda costs=costs: session.draft(4, costs), "costs")  # type: ignore[misc]
     refused(EmptyContextError, lambda: session.accept([]), "tokens")
     refused(TokenRangeError, lambda: session.accept([-5]), "-5")
-    refused(ContextTypeError, lambda: session.accept([3], top_k=[[1], [2]]), "top_k")
+    refused(ContextTypeError, lambda: session.accept([3], top_k=[[1]] * 4), "top_k")
     refused(ContextTypeError, lambda: session.accept([3], node_top_k=[1, 2]), "node_top_k")
     size = len(session.draft())
     for rows in (0, size, size + 2):

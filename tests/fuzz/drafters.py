@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,9 @@ import numpy as np
 import rest_store
 from rest_store.bench.baselines import tree_of
 from rest_store.datastore.tree import SuffixMatch, TokenTree
-from tests.shared.strategies import Corpus, write_datastore
+from rest_store.v1 import datastore_pb2 as pb
+from tests.shared.services import PATIENCE, Service, running
+from tests.shared.strategies import Corpus, identity, write_datastore
 from tests.shared.tiny import VOCABULARY
 
 Texts = list[list[int]]
@@ -214,11 +218,53 @@ def some_datastore(chance: random.Random, texts: Texts, directory: Path) -> tupl
     return rest_store.Datastore.open(write_datastore(place, Corpus(size, shards))), size
 
 
-def some_sources(chance: random.Random, texts: Texts, directory: Path) -> Drafter:
+class Services:
+    """One service for all cases, whose datastore is another one in each.
+
+    Args:
+        directory: of its datastore.
+        stack: ends it.
+    """
+
+    def __init__(self, directory: Path, stack: ExitStack) -> None:
+        self._place, self._stack = directory / "served", stack
+        self._service: Service | None = None
+
+    def target(self, documents: list[list[int]]) -> str:
+        """Return its address, once it has these documents."""
+        new = self._place.with_name("new")
+        new.mkdir()
+        write_datastore(new, Corpus(VOCABULARY, [documents]))
+        if self._place.exists():
+            shutil.rmtree(self._place)
+        new.rename(self._place)
+        if self._service is None:
+            self._service = self._stack.enter_context(running(self._place))
+        else:
+            with self._service.stub() as stub:
+                assert not stub.Reload(pb.ReloadRequest(), timeout=PATIENCE).outcomes[0].refused
+        return self._service.target
+
+
+def some_client(chance: random.Random, texts: Texts, services: Services) -> tuple[str, Callable[[], Any]]:
+    """A client of a service which runs the session, or only answers it."""
+    target = services.target([[token for token in text if 0 <= token < VOCABULARY] or [1] for text in texts])
+    options = {
+        "send_text": chance.random() < 0.7,
+        "shared_calibration": chance.choice([None, "model"]),
+        "timeout": chance.choice([0.005, PATIENCE]),
+        "tokenizer": chance.choice([None, identity(VOCABULARY), identity(VOCABULARY), identity(12)]),
+    }
+    return f"service{options}", lambda: rest_store.DatastoreClient(target, **options)
+
+
+def some_sources(chance: random.Random, texts: Texts, directory: Path, services: Services) -> Drafter:
     makers: list[Callable[[], Any]] = []
     names = []
     sizes = set()
-    for kind in chance.choices(["datastore", "lookup", "recycled", "own", "evidence"], k=chance.randrange(1, 6)):
+    kinds = ["datastore", "lookup", "recycled", "own", "evidence", "service"]
+    alone = ["service", *chance.sample(["lookup", "recycled"], chance.randrange(3))]  # so that it runs the session
+    for kind in alone if chance.random() < 0.3 else chance.choices(kinds, k=chance.randrange(1, 6)):
         if kind in ("lookup", "recycled") and kind in names:
             continue
         names.append(kind)
@@ -230,6 +276,9 @@ def some_sources(chance: random.Random, texts: Texts, directory: Path) -> Drafte
             makers.append(rest_store.PromptLookup)
         elif kind == "recycled":
             makers.append(rest_store.RecycledLogits)
+        elif kind == "service":
+            names[-1], make = some_client(chance, texts, services)
+            makers.append(make)
         else:
             faults, seed = some_faults(chance), chance.randrange(2**32)
             names[-1] += str(sorted(faults))
@@ -280,10 +329,10 @@ def some_wrong_drafter(chance: random.Random, texts: Texts) -> Drafter:
     return Drafter(name, make, refused=True)
 
 
-def some_drafter(chance: random.Random, texts: Texts, directory: Path) -> Drafter:
+def some_drafter(chance: random.Random, texts: Texts, directory: Path, services: Services) -> Drafter:
     kind = chance.random()
     if kind < 0.05:
         return Drafter("none", chance.choice([lambda: None, list]))
     if kind < 0.1:
         return some_wrong_drafter(chance, texts)
-    return some_callable(chance, texts) if kind < 0.55 else some_sources(chance, texts, directory)
+    return some_callable(chance, texts) if kind < 0.55 else some_sources(chance, texts, directory, services)

@@ -6,18 +6,20 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
+from functools import partial
 from typing import Any
 
 import grpc
 from google.protobuf.message import Message
 
 from rest_store.v1 import datastore_pb2 as pb
-from tests.shared.messages import METHODS, PREFIX, damaged, some_message
+from tests.shared.messages import METHODS, PREFIX, STREAMS, damaged, some_message
 from tests.shared.services import PATIENCE
 
 RESPONSES: dict[str, type[Message]] = {
     "Draft": pb.DraftResponse,
     "DraftStream": pb.DraftStreamResponse,
+    "DraftSession": pb.DraftSessionResponse,
     "LongestSuffixMatch": pb.LongestSuffixMatchResponse,
     "Count": pb.CountResponse,
     "Describe": pb.DescribeResponse,
@@ -71,6 +73,8 @@ def change_somewhere(chance: random.Random, message: Message) -> None:
             value.add()
     elif field.message_type is not None:
         change_somewhere(chance, value)
+    elif isinstance(value, bool):
+        setattr(message, field.name, not value)
     elif isinstance(value, bytes):
         setattr(message, field.name, damaged(chance, value))
     elif isinstance(value, str):
@@ -110,8 +114,8 @@ class Impostor(grpc.GenericRpcHandler):
         name = details.method.removeprefix(PREFIX)
         if name not in METHODS or self.chance.random() < 0.02:
             return None
-        if name == "DraftStream":
-            return grpc.stream_stream_rpc_method_handler(self._stream)
+        if name in STREAMS:
+            return grpc.stream_stream_rpc_method_handler(partial(self._stream, name))
         call = self._channel.unary_unary(details.method)
 
         def answer(request: bytes, context: Any) -> bytes:
@@ -127,13 +131,13 @@ class Impostor(grpc.GenericRpcHandler):
     def _answer(self, kind: type[Message], true: bytes) -> bytes:
         return true if self.chance.random() < self.honesty else some_answer(self.chance, kind, true)
 
-    def _stream(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+    def _stream(self, name: str, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         self._disturb(context)
-        call: Callable[..., Iterator[bytes]] = self._channel.stream_stream(PREFIX + "DraftStream")
+        call: Callable[..., Iterator[bytes]] = self._channel.stream_stream(PREFIX + name)
         try:
             for true in call(requests, timeout=PATIENCE):
                 for _ in range(self.chance.choice([1] * 12 + [0, 2, 40])):
-                    yield self._answer(pb.DraftStreamResponse, true)
+                    yield self._answer(RESPONSES[name], true)
                 self._disturb(context)
         except grpc.RpcError as error:
             context.abort(error.code(), error.details())

@@ -155,13 +155,22 @@ class Fuzzer(campaign.Fuzzer):
         texts = [[token for token in text if token] for text in plain.tolist()]
         write_datastore(place, Corpus(VOCABULARY, [texts, [list(range(1, VOCABULARY))]]))
         try:
-            with running(place) as service:
+            with ExitStack() as stack:
+                service = stack.enter_context(running(place))
+                targets = [service.target]
+                if chance.random() < 0.4:
+                    targets.append(stack.enter_context(running(place)).target)
+                send_text = chance.random() < 0.7
                 acts = some_acts(chance, service)
-                self.case = f"{architecture}, {len(texts)} rows, {[(after, name) for after, name, _ in acts]}"
-                with rest_store.DatastoreClient(service.target, timeout=chance.choice([0.05, 1.0])) as client:
+                where = f"{len(targets)} endpoints, {'text sent' if send_text else 'merged'}"
+                self.case = f"{architecture}, {len(texts)} rows, {where}, {[(after, name) for after, name, _ in acts]}"
+                client = rest_store.DatastoreClient(targets, timeout=chance.choice([0.05, 1.0]), send_text=send_text)
+                with client:
                     client.connect(PATIENCE)
                     timeout = chance.choice([None, 0.05, 5.0])
-                    generator = rest_store.Generator(model, None, [client], adaptive=False, source_timeout=timeout)
+                    local = [source() for source in (rest_store.PromptLookup, rest_store.RecycledLogits)]
+                    sources = [client, *chance.sample(local, chance.randrange(3))]
+                    generator = rest_store.Generator(model, None, sources, adaptive=False, source_timeout=timeout)
                     torch.manual_seed(seed)
                     generation = generator.begin(inputs, **options)
                     for step, _ in enumerate(generation):

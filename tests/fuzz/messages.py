@@ -30,9 +30,11 @@ from rest_store.service.client.client import DatastoreClient
 from rest_store.v1 import datastore_pb2 as pb
 from tests.fuzz import campaign
 from tests.fuzz.impostors import Impostor
+from tests.fuzz.sessions import some_session
 from tests.shared.clients import Waiting
 from tests.shared.messages import (
     METHODS,
+    STREAMS,
     begin,
     damaged,
     ending,
@@ -42,6 +44,7 @@ from tests.shared.messages import (
     write_two_datastores,
 )
 from tests.shared.services import PATIENCE, Service, running
+from tests.shared.sessions import sessions_of
 
 OTHERS = (
     "/grpc.health.v1.Health/Check",
@@ -145,7 +148,7 @@ class Victim:
     """The service that is written to, and what it answered when nothing had been."""
 
     def __init__(self, datastores: list[Path], stack: ExitStack) -> None:
-        options = ["--metrics", "127.0.0.1:0"]
+        options = ["--metrics", "127.0.0.1:0", "--max-session-memory", str(50 << 20)]
         self.service: Service = stack.enter_context(running(*datastores, options=options))
         self.channel = stack.enter_context(self.service.channel())
         self.read = 0
@@ -198,8 +201,11 @@ class Fuzzer(campaign.Fuzzer):
 
     def run(self, chance: random.Random) -> Counter[str]:
         """Run one case."""
-        kinds = [self._requests, self._heavy, self._streams, self._others, self._strangers, self._clients]
-        kind = chance.choices(kinds, weights=[5, 3, 2, 1, 1, 6])[0]
+        kinds = [
+            *(self._requests, self._heavy, self._streams, self._sessions),
+            *(self._others, self._strangers, self._clients),
+        ]
+        kind = chance.choices(kinds, weights=[5, 3, 2, 4, 1, 1, 6])[0]
         self.case = kind.__name__.strip("_")
         victim = self.victim
         try:
@@ -217,20 +223,32 @@ class Fuzzer(campaign.Fuzzer):
         victim = self.victim
         method, data = some_heavy_message(chance)
         began = victim.seconds()
-        _, code, reason = ending(begin(victim.channel, method, data), stream=method == "DraftStream")
+        _, code, reason = ending(begin(victim.channel, method, data), stream=method in STREAMS)
         spent = victim.seconds() - began
         where = f"{method}, {len(data)} bytes that begin {data[:60]!r}"
         assert spent < SECONDS + SECONDS_PER_BYTE * len(data), f"{where}: {spent:.1f} s of processors ({code} {reason})"
         return Counter([outcome_of(code, reason, where)])
 
     def _streams(self, chance: random.Random) -> Counter[str]:
+        ask = pb.DraftStreamRequest(tokens=[2, 3], sequence=1).SerializeToString()
+        talks = [
+            [ask if chance.random() < 0.6 else damaged(chance, ask) for _ in range(chance.randrange(12))]
+            for _ in range(chance.randrange(1, 30))
+        ]
+        return self._talked(chance, "DraftStream", talks)
+
+    def _sessions(self, chance: random.Random) -> Counter[str]:
         victim = self.victim
+        found = self._talked(chance, "DraftSession", [some_session(chance) for _ in range(chance.randrange(1, 30))])
+        end = time.monotonic() + PATIENCE
+        while sessions_of(victim.service)[0] > 0:  # those that were left
+            assert time.monotonic() < end, "sessions without streams"
+        return found
+
+    def _talked(self, chance: random.Random, method: str, talks: list[list[bytes]]) -> Counter[str]:
+        """Send the messages of several streams at once, and leave some of these before they end."""
         found: Counter[str] = Counter()
-        calls = []
-        for _ in range(chance.randrange(1, 30)):
-            ask = pb.DraftStreamRequest(tokens=[2, 3], sequence=1).SerializeToString()
-            sent = [ask if chance.random() < 0.6 else damaged(chance, ask) for _ in range(chance.randrange(12))]
-            calls.append(begin(victim.channel, "DraftStream", *sent))
+        calls = [begin(self.victim.channel, method, *sent) for sent in talks]
         for call in calls:
             if chance.random() < 0.3:
                 for _ in range(chance.randrange(3)):
@@ -342,14 +360,25 @@ def require_valid(answer: Any, where: str) -> None:
 def drafted_through(chance: random.Random, target: str) -> Counter[str]:
     """Draft in a session from a client: it never raises."""
     found: Counter[str] = Counter()
+    sources = [rest_store.PromptLookup(), rest_store.RecycledLogits()]
     with (
-        DatastoreClient(target, timeout=0.3, retries=0) as client,
-        rest_store.DraftSession([client, rest_store.PromptLookup()], prompt=[1, 2, 3], source_timeout=2.0) as session,
+        DatastoreClient(
+            target,
+            timeout=0.3,
+            retries=chance.randrange(2),
+            pause=0.0,
+            datastore=chance.choice(["one", "two", None]),
+            send_text=chance.random() < 0.8,
+            shared_calibration=chance.choice([None, "model"]),
+        ) as client,
+        rest_store.DraftSession([client, *sources], prompt=[1, 2, 3], source_timeout=2.0) as session,
     ):
         for _ in range(10):
-            tree = session.draft(max_nodes=8)
+            tree = session.draft(8, chance.choice([None, [1 + 0.01 * nodes for nodes in range(9)]]))
             assert tree_fault(tree, 8, 2**31) is None, tree_fault(tree, 8, 2**31)
-            session.accept([chance.randrange(9)])
+            assert all(abs(weight) <= 1 for weight in session.calibration.weights), session.calibration.weights
+            rows = [[chance.randrange(9), -1]] * (1 + len(tree)) if chance.random() < 0.5 else None
+            session.accept([chance.randrange(9)], [[chance.randrange(9)]], node_top_k=rows)
         found["session drafts"] += 10
         found["session goes on without"] += sum(session.statistics.dropped.values())
     return found

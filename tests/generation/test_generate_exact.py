@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import rest_store.generation.generate as entry
@@ -63,6 +64,26 @@ def test_both_attentions(architecture: str, attention: str) -> None:
     plain = model.generate(**inputs, **FIXED)
     assert torch.equal(drafted(model, inputs, plain, bushy, **FIXED).sequences, plain)
     assert model.config._attn_implementation == attention
+
+
+def llama4() -> Any:
+    """A model that attends within chunks of eight tokens."""
+    config = transformers.Llama4TextConfig(
+        vocab_size=96, hidden_size=32, intermediate_size=48, intermediate_size_mlp=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=8, attention_chunk_size=8, num_local_experts=2,
+        initializer_range=0.3, pad_token_id=0, eos_token_id=None,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return transformers.Llama4ForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("model", [tiny_model("llama"), tiny_model("mistral with a sliding window"), llama4()])
+def test_prompts_that_are_masked_within(model: Any) -> None:
+    inputs = prompts(3)
+    for row, place in enumerate((3, 7, 13)):
+        inputs["attention_mask"][row, place] = 0
+    plain = model.generate(**inputs, **FIXED)
+    assert torch.equal(drafted(model, inputs, plain, bushy, **FIXED).sequences, plain)
 
 
 def test_an_attention_that_takes_no_mask_is_switched_while_verifying() -> None:

@@ -10,6 +10,7 @@ import torch
 
 import rest_store
 from rest_store.errors import DraftingWarning
+from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.services import running
 from tests.shared.strategies import Corpus, write_datastore
 from tests.shared.tiny import VOCABULARY, prompts, tiny_model
@@ -68,7 +69,7 @@ def drafted(model: Any, inputs: dict[str, torch.Tensor], source: Any, streamer: 
         do_sample=False,
         return_dict_in_generate=True,
         custom_generate=rest_store.generate,
-        drafter=[source],
+        drafter=source if isinstance(source, list) else [source],
         adaptive=False,
         source_timeout=10.0,
         stream_to=streamer,
@@ -88,22 +89,42 @@ def test_the_text_is_the_same_in_process_and_through_a_service(
         assert remote.statistics.drafts.dropped == {}
 
 
-@pytest.mark.parametrize("kill", [True, False], ids=["killed", "stopped"])
-def test_a_service_that_dies_half_way_changes_nothing(
-    model: Any, inputs: dict[str, torch.Tensor], plain: list[int], datastore: Path, kill: bool
+SEND_TEXT = pytest.mark.parametrize("send_text", [True, False], ids=["run there", "merged here"])
+
+
+@SEND_TEXT
+@pytest.mark.parametrize("way", ["killed", "stopped", "paused"])
+def test_a_service_that_goes_away_half_way_changes_nothing(
+    model: Any, inputs: dict[str, torch.Tensor], plain: list[int], datastore: Path, way: str, send_text: bool
 ) -> None:
-    with running(datastore) as service, rest_store.DatastoreClient(service.target) as client:
+    with running(datastore) as service, rest_store.DatastoreClient(service.target, send_text=send_text) as client:
         assert client.connect().datastores
-
-        def end() -> None:
-            if kill:
-                service.kill()
-            else:
-                assert service.stop() == 0
-
+        ways = {"killed": service.kill, "stopped": service.stop, "paused": service.pause}
         with pytest.warns(DraftingWarning, match="went on without a session or source: source 0: ") as issued:
-            output = drafted(model, inputs, client, OnTokens(NEW_TOKENS // 2, end))
+            output = drafted(model, inputs, client, OnTokens(NEW_TOKENS // 2, ways[way]))
         assert len(issued) == 1
         assert output.sequences[0].tolist() == plain
         assert sum(output.statistics.drafts.dropped.values()) > 0
         assert output.statistics.drafts.errors == [], "the session goes on without the source"
+
+
+@SEND_TEXT
+def test_a_drained_service_hands_a_generation_over_to_another(
+    model: Any, inputs: dict[str, torch.Tensor], plain: list[int], datastore: Path, send_text: bool
+) -> None:
+    """With all sources, reloaded before: not one step goes without."""
+    with running(datastore) as first, running(datastore) as second:
+        targets = [first.target, second.target]
+        with rest_store.DatastoreClient(targets, timeout=10, send_text=send_text) as client:
+
+            def hand_over() -> None:
+                with first.stub() as stub:
+                    assert not stub.Reload(pb.ReloadRequest()).outcomes[0].refused
+                assert first.stop() == 0
+
+            sources = [client, rest_store.PromptLookup(), rest_store.RecycledLogits()]
+            output = drafted(model, inputs, sources, OnTokens(NEW_TOKENS // 2, hand_over))
+            assert output.sequences[0].tolist() == plain
+            assert output.statistics.drafts.dropped == {}
+            assert output.statistics.mean_tokens > 2
+            assert client.statistics.failovers == 1

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from rest_store.datastore.datastore import Datastore
@@ -23,6 +24,7 @@ from rest_store.service.client.client import DatastoreClient
 from tests.service.test_client import SHARD, VOCABULARY
 from tests.shared.clients import KINDS, LATE, SLACK, connected
 from tests.shared.services import PATIENCE, Service, failed, running
+from tests.shared.sessions import Relay
 from tests.shared.strategies import Corpus, write_datastore
 
 
@@ -126,6 +128,22 @@ def test_a_stream_that_has_waited_too_often_is_replaced(kind: type[Any], service
         service.resume()
         assert answered(lambda: stream.draft([])) == store.draft([1, 0, 1, 2, 3, 4, 5, 0, 1])
         assert client.statistics.streams_opened >= 2
+        stream.close()
+
+
+@KINDS
+def test_a_stream_that_something_between_has_ended_is_replaced(
+    kind: type[Any], service: Service, store: Datastore
+) -> None:
+    """A proxy may say that a deadline has passed; no answer comes after that."""
+    with Relay(service.target) as relay, connected(kind, relay.target, retries=0) as client:
+        stream = client.stream()
+        assert stream.draft([1]) == store.draft([1])
+        relay.aborts = grpc.StatusCode.DEADLINE_EXCEEDED
+        failed(ServiceUnavailableError, lambda: stream.draft([2]), "by something between")
+        relay.aborts = None
+        assert stream.draft([3]) == store.draft([1, 2, 3])
+        assert client.statistics.streams_opened == 2
         stream.close()
 
 

@@ -72,7 +72,7 @@ def service(directories: dict[str, Path]) -> Iterator[Service]:
 
 @pytest.fixture(scope="module")
 def client(service: Service) -> Iterator[DatastoreClient]:
-    """One whose sessions are merged here."""
+    """One whose sessions are merged here, from evidence."""
     with DatastoreClient(service.unix, timeout=PATIENCE, send_text=False) as client:
         client.connect()
         yield client

@@ -20,11 +20,12 @@ from rest_store.service.address import Address
 from rest_store.service.server import handlers as handlers_module
 from rest_store.service.server.catalog import Catalog
 from rest_store.service.server.executor import Executor
-from rest_store.service.server.handlers import Handlers, StreamState
+from rest_store.service.server.handlers import Handlers, SessionState, StreamState
 from rest_store.service.server.limits import Limits
 from rest_store.service.server.logs import EventLog
 from rest_store.service.server.metrics import Metrics
 from rest_store.service.server.server import Options, Server
+from rest_store.service.server.sessions import Sessions
 from rest_store.v1 import datastore_pb2 as pb
 from rest_store.v1 import datastore_pb2_grpc
 from tests.shared.services import PATIENCE
@@ -42,7 +43,7 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
 
 
 def handlers_with(catalog: Catalog, limits: Limits) -> Handlers:
-    return Handlers(catalog, limits, Metrics([], "1", "native"), Executor(ThreadPoolExecutor(1)))
+    return Handlers(catalog, limits, Metrics([], "1", "native"), Executor(ThreadPoolExecutor(1)), Sessions(limits))
 
 
 @pytest.fixture
@@ -65,6 +66,7 @@ def answer(handlers: Handlers, method: str, data: bytes) -> bytes:
         "DraftStream": lambda data: handlers.draft_step(StreamState(), data),
         "LongestSuffixMatch": handlers.longest_suffix_match,
         "Count": handlers.count,
+        "DraftSession": lambda data: handlers.session_step(SessionState(), data),
     }[method]
     return asyncio.run(handle(data))
 
@@ -76,6 +78,7 @@ def proposed(number: int, contexts: int = 1) -> pb.DraftRequest:
 
 NAMES = pb.Selection(datastores=["one"] * 100_000)
 MANY_TOKENS = [299] * 200_000
+OPENING = pb.DraftSessionRequest(open=pb.SessionOpening(tokens=[1])).SerializeToString()
 HEAVY: dict[str, tuple[str, bytes, str, str]] = {
     "empty contexts": ("Draft", b"\x1a\x00" * 280_000, "number of contexts, times datastores", "560000"),
     "empty contexts for evidence": (
@@ -116,6 +119,26 @@ HEAVY: dict[str, tuple[str, bytes, str, str]] = {
         pb.CountRequest(selection=NAMES, sequences=[pb.TokenSequence(tokens=[1])]).SerializeToString(),
         "number of datastores named",
         "100000",
+    ),
+    "names of a session": (
+        "DraftSession",
+        pb.DraftSessionRequest(open=pb.SessionOpening(selection=NAMES)).SerializeToString(),
+        "number of datastores named",
+        "100000",
+    ),
+    "a long text": (
+        "DraftSession",
+        pb.DraftSessionRequest(open=pb.SessionOpening(tokens=[1] * 300_000)).SerializeToString(),
+        "session: number of tokens",
+        "300000",
+    ),
+    "empty accepted": ("DraftSession", OPENING + b"\x12\x00" * 280_000, "number of accepted", "280000"),
+    "costs": (
+        "DraftSession",
+        OPENING + pb.DraftSessionRequest(draft=pb.TreeRequest(costs=pb.StepCosts(of_step=[1.0] * 70_000)))
+        .SerializeToString(),
+        "number of costs",
+        "70000",
     ),
     "empty sequences": ("Count", b"\x12\x00" * 280_000, "number of contexts, times datastores", "560000"),
     "a long sequence": (
@@ -250,6 +273,7 @@ def messages(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Watched]]:
         ("DraftStream", pb.DraftStreamRequest(tokens=[1], evidence=EVIDENCE)),
         ("LongestSuffixMatch", pb.LongestSuffixMatchRequest(tokens=[1])),
         ("Count", pb.CountRequest(sequences=[pb.TokenSequence(tokens=[1])])),
+        ("DraftSession", pb.DraftSessionRequest(open=pb.SessionOpening(tokens=[1]), draft=pb.TreeRequest())),
     ],
 )
 def test_no_message_is_held_while_its_work_waits(

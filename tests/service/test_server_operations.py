@@ -320,34 +320,21 @@ def unused_tcp_port() -> int:
         return int(held.getsockname()[1])
 
 
-def test_sigterm_lets_running_calls_finish(service: Service) -> None:
+def test_sigterm_ends_streams_between_two_steps_and_refuses_what_comes(service: Service) -> None:
+    """Nobody waits for a next step, which may never come."""
     with service.channel() as channel, service.stub() as stub:
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=PATIENCE)
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
         talk = Talk(stub)
-        answer = talk.ask(STEP)
-        service.signal(signal.SIGTERM)
-        assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
-        with pytest.raises(grpc.RpcError) as caught:
-            stub.Draft(ASKED)
-        assert reason_of(caught.value) == "DRAINING"
-        assert talk.ask(STEP).trees == answer.trees  # the stream goes on
-        assert service.process.poll() is None
-        talk.close()
-        assert service.process.wait(PATIENCE) == 0
-        watch.cancel()
-
-
-def test_streams_that_go_on_for_too_long_are_told_to_ask_another(directory: Path) -> None:
-    with running(directory, options=["--drain-seconds", "0.2"]) as service, service.stub() as stub:
-        talk = Talk(stub)
         talk.ask(STEP)
         service.signal(signal.SIGTERM)
+        assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
         with pytest.raises(grpc.RpcError) as caught:
             next(talk.call)
         assert reason_of(caught.value) == "DRAINING"
         talk.leave()
         assert service.process.wait(PATIENCE) == 0
+        watch.cancel()
 
 
 def test_work_whose_client_has_gone_is_dropped(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def directory(tmp_path: Path) -> Path:
 @pytest.fixture
 def handlers(directory: Path) -> Iterator[Handlers]:
     with ThreadPoolExecutor(1) as workers:
-        yield Handlers(Catalog([("served", directory)]), Limits(), Metrics([], "1", "native"), Executor(workers))
+        yield Handlers(Catalog([("served", directory)]), Limits(), Metrics([], "1", "native"), Executor(workers), None)
 
 
 def ran_in_the_event_loop(run: Coroutine[Any, Any, Any]) -> bool:
@@ -176,6 +176,37 @@ def test_a_reload_during_another_reads_the_newer_datastore(tmp_path: Path, monke
             answer = await stub.Draft(ASKED, timeout=PATIENCE)
             assert answer.trees[0].nodes == Datastore.open(old).draft([1, 2]).packed
         await server.drain()
+
+    asyncio.run(run())
+
+
+def test_a_stream_whose_step_takes_too_long_is_told_to_ask_another(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those between two steps are told at once."""
+
+    async def run() -> None:
+        begun = asyncio.Event()
+
+        async def never(*_: object) -> bytes:
+            begun.set()
+            await asyncio.Event().wait()
+            return b""
+
+        monkeypatch.setattr(Handlers, "draft_step", never)
+        options = Options([("served", directory)], [Address.parse("127.0.0.1:0")], drain_seconds=0.05)
+        server = Server(options, "1", EventLog(file=io.StringIO()))
+        (target,) = await server.start()
+        async with grpc.aio.insecure_channel(target) as channel:
+            stub = datastore_pb2_grpc.DatastoreServiceStub(channel)
+            call = stub.DraftStream(timeout=PATIENCE)
+            await call.write(pb.DraftStreamRequest(tokens=[1]))
+            await begun.wait()
+            draining = asyncio.create_task(server.drain())
+            with pytest.raises(grpc.RpcError) as caught:
+                await call.read()
+            assert _reason(caught.value) == "DRAINING"
+            await draining
 
     asyncio.run(run())
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from rest_store.service.errors import STATUSES
@@ -17,17 +17,24 @@ from tests.shared.strategies import Corpus, write_datastore
 
 PREFIX = "/rest_store.v1.DatastoreService/"
 CODES = {status.reason: status.code for status in STATUSES}
+STREAMS = ("DraftStream", "DraftSession")
 NUMBERS = [0, 1, 2, 5, 16, 63, 64, 65, 299, 300, 1024, 1025, 2**31 - 1, 2**31, 2**32 - 1]
+FRACTIONS = [0.0, 0.5, 1.0, 2.0, -1.0, float("nan"), float("inf")]
 NAMES = ["one", "two", "", "none", "\x00", "\u00fc\U0001f600", "x" * 3000]
 FINGERPRINTS = ["", "sha256:" + f"{300:064x}", "sha256:" + f"{301:064x}", "sha256:", "\n" * 50]
 METHODS = {
     "Draft": pb.DraftRequest,
     "DraftStream": pb.DraftStreamRequest,
+    "DraftSession": pb.DraftSessionRequest,
     "LongestSuffixMatch": pb.LongestSuffixMatchRequest,
     "Count": pb.CountRequest,
     "Describe": pb.DescribeRequest,
     "Reload": pb.ReloadRequest,
 }
+OPENING = pb.DraftSessionRequest(
+    open=pb.SessionOpening(selection=pb.Selection(datastores=["one"]), tokens=[1, 2, 3], prompt_lookup=True)
+).SerializeToString()
+STEP = pb.DraftSessionRequest(accepted=[pb.Accepted(tokens=[4])], draft=pb.TreeRequest(max_nodes=8)).SerializeToString()
 
 
 def some_tokens(chance: random.Random) -> list[int]:
@@ -47,16 +54,20 @@ def some_message(chance: random.Random, kind: type[Message]) -> Message:
         if field.message_type is not None:
             made = [some_message(chance, GetMessageClass(field.message_type)) for _ in range(times)]
             value.extend(made) if field.is_repeated else value.CopyFrom(made[0])
-        elif field.name == "tokens":
-            value.extend(some_tokens(chance))
         elif field.name == "parents":
             value.extend(chance.choice([-1, -1, 0, place - 1, -5, 2**31 - 1]) for place in range(chance.randrange(5)))
-        elif field.name == "scores":
-            value.extend(chance.choice([0.0, 0.5, 1.0, 2.0, -1.0, float("nan")]) for _ in range(chance.randrange(5)))
+        elif field.cpp_type in (field.CPPTYPE_FLOAT, field.CPPTYPE_DOUBLE):
+            value.extend(chance.choice(FRACTIONS) for _ in range(chance.choice([0, 1, 3, 5, 5, 2000])))
+        elif field.type == field.TYPE_BYTES:
+            setattr(message, field.name, chance.randbytes(chance.choice([0, 4, 8, 16, 64, 65, 400])))
+        elif field.type == field.TYPE_BOOL:
+            setattr(message, field.name, chance.random() < 0.5)
+        elif field.name == "tokens":
+            value.extend(some_tokens(chance))
         elif field.name == "datastores":
             value.extend(chance.choice(NAMES[: chance.choice([2, 7])]) for _ in range(chance.randrange(3)))
-        elif field.name == "tokenizer_fingerprint":
-            setattr(message, field.name, chance.choice(FINGERPRINTS))
+        elif field.type == field.TYPE_STRING:
+            setattr(message, field.name, chance.choice(FINGERPRINTS if "fingerprint" in field.name else NAMES))
         else:
             setattr(message, field.name, chance.choice(NUMBERS if chance.random() < 0.2 else NUMBERS[:4]))
     return message
@@ -83,7 +94,7 @@ def damaged(chance: random.Random, data: bytes) -> bytes:
 
 def fuzzed(chance: random.Random) -> tuple[str, bytes]:
     """A method and what is sent to it."""
-    method = chance.choices(list(METHODS), weights=[8, 8, 4, 4, 1, 1])[0]
+    method = chance.choices(list(METHODS), weights=[8, 8, 8, 4, 4, 1, 1])[0]
     kind = METHODS[method] if chance.random() < 0.9 else chance.choice(list(METHODS.values()))
     data = some_message(chance, kind).SerializeToString()
     return method, damaged(chance, data) if chance.random() < 0.5 else data
@@ -100,8 +111,8 @@ def write_two_datastores(directory: Path) -> list[Path]:
 
 
 def begin(channel: grpc.Channel, method: str, *messages: bytes) -> Any:
-    """Send one message, or several to the method that takes a stream; return the call."""
-    if method == "DraftStream":
+    """Send one message, or several to a method that takes a stream; return the call."""
+    if method in STREAMS:
         return channel.stream_stream(PREFIX + method)(iter(messages), timeout=PATIENCE)
     return channel.unary_unary(PREFIX + method).future(messages[0], timeout=PATIENCE)
 
@@ -135,13 +146,25 @@ def outcome_of(code: str, reason: str | None, where: str) -> str:
     return reason
 
 
+def twice(method: str, data: bytes) -> tuple[bytes, ...]:
+    """Two messages of a stream with `data` among them: of a session one that opens it, and one that goes on."""
+    if method != "DraftSession":
+        return data, data
+    try:
+        opens = pb.DraftSessionRequest.FromString(data).HasField("open")
+    except DecodeError:
+        opens = False
+    return (data, STEP) if opens else (OPENING, data)
+
+
 def outcomes(channel: grpc.Channel, asked: list[tuple[str, bytes]]) -> list[str]:
-    """Send messages to methods, all at once, and return how each ended; a stream is sent its message twice."""
-    calls = [begin(channel, method, data, data) for method, data in asked]
+    """Send messages to methods, all at once, and return how each ended; a stream is sent two."""
+    calls = [begin(channel, method, *twice(method, data)) for method, data in asked]
     found = []
     for (method, data), call in zip(asked, calls, strict=True):
-        stream, where = method == "DraftStream", f"{method} {data!r}"
+        stream, where = method in STREAMS, f"{method} {data!r}"
         answers, code, reason = ending(call, stream=stream)
-        assert code != "OK" or len(answers) == 1 + stream, f"{where}: {len(answers)} answers"
+        if method != "DraftSession":  # which may be told something and asked nothing
+            assert code != "OK" or len(answers) == 1 + stream, f"{where}: {len(answers)} answers"
         found.append(outcome_of(code, reason, where))
     return found

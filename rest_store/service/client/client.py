@@ -11,7 +11,7 @@ from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import SuffixMatch, TokenTree
 from rest_store.datastore.validation import Contexts, IntSequence, limits
 from rest_store.drafting.evidence import Evidence
-from rest_store.drafting.sources import SessionSettings
+from rest_store.drafting.remote import SessionSettings
 from rest_store.service.client.answers import ServiceInfo
 from rest_store.service.client.client_base import ClientBase, Connection
 from rest_store.service.client.endpoints import Endpoint

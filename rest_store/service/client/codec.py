@@ -37,6 +37,7 @@ class Codec:
         vocabulary_size: of that tokenizer; 0 until the service has been described.
         max_evidence_rows: most that the service gives for one context; 0 until it has been described, and where it has
             no evidence.
+        max_request_bytes: largest message that it takes.
         max_session_tokens: longest text of a session that the service runs; 0: it runs none.
         calibration: fingerprint of what it weighs evidence with.
         max_datastores: most datastores that may answer.
@@ -48,6 +49,7 @@ class Codec:
         self.tokenizer = tokenizer
         self.vocabulary_size = 0
         self.max_evidence_rows = 0
+        self.max_request_bytes = 0
         self.max_session_tokens = 0
         self.calibration = ""
         self.max_datastores = len(self._names) or _SOME_DATASTORES
@@ -76,6 +78,7 @@ class Codec:
         if _evidence_fault is not None and limits["max_evidence_rows"]:
             of_each = (limits["max_contexts"] or limits["max_evidence_rows"]) // len(chosen)
             self.max_evidence_rows = max(1, min(limits["max_evidence_rows"], of_each))
+        self.max_request_bytes = limits["max_request_bytes"] or limits["max_message_bytes"]
         self.max_session_tokens, self.calibration = limits["max_session_tokens"], response.calibration
         self.max_datastores = max(self.max_datastores, len(chosen))
         self._name_bytes = max(self._name_bytes, *(len(one.name.encode()) for one in chosen))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.kernel import MAX_NODES
-from rest_store.drafting.sources import RemoteTree, SessionSettings
+from rest_store.drafting.remote import RemoteTree, SessionSettings
 from rest_store.errors import (
     DeadlineError,
     MessageOrderError,
@@ -32,6 +33,7 @@ from rest_store.v1 import datastore_pb2 as pb
 
 _NODE_BYTES = 11
 _WEIGHTS = 5  # of a calibration
+_MOST_TOP_K = 8  # tokens of a row that a session reads
 _MOST_UNSENT = 512  # calls of `accept` since the last tree; after more the text is sent again
 # What a service that runs sessions does not take from this one: its text is too long, for instance.
 _NOT_RUN = (QueryError, MessageSizeError, MessageOrderError)
@@ -78,7 +80,8 @@ class SessionStream:
         self._closed = False
         self._call: StreamCall | None = None
         self._endpoint: Endpoint[Any] | None = None  # of that call
-        self._unsent: list[pb.Accepted] | None = None  # None: the text has not been sent on that call
+        self._is_open = False  # whether the text has been sent on that call
+        self._unsent: list[pb.Accepted] = []
         self._costs: npt.NDArray[np.float64] | None = None  # sent last
         self._datastores = 0  # that answer it
         self._sequence = 0
@@ -91,11 +94,10 @@ class SessionStream:
         node_top_k: npt.NDArray[np.int32] | None,
     ) -> None:
         """Keep for the next step what `DraftSession.accept` was told."""
-        if self._unsent is None:
-            return  # it is part of the text
         if len(self._unsent) >= _MOST_UNSENT:
             self._drop()
-            return
+        if not self._is_open:
+            node_top_k = None  # of a tree that the next call knows nothing of
         self._unsent.append(pb.Accepted(tokens=tokens.tolist(), top_k=_top_k(top_k), node_top_k=_top_k(node_top_k)))
 
     def draft(
@@ -106,13 +108,14 @@ class SessionStream:
         ends = time.monotonic() + seconds
         if not self._codec.is_known and not self._closed and seconds:
             self._info(timeout=seconds)
+        was_open = self._is_open
         try:
             with self._endpoints.counters.failures():
                 if self._closed:
                     raise ServiceUnavailableError("client: the session is closed")
                 self._catch_up()
                 self._endpoints.require_one()
-                if self._unsent is None and not self._runs_here(text):
+                if not self._is_open and not self._runs_here(text):
                     return None
                 policy = RetryPolicy(self._endpoints, ends - time.monotonic(), self._endpoint)
                 return policy.call(
@@ -121,8 +124,13 @@ class SessionStream:
         except _NOT_RUN:
             return None
         except OverloadedError:
-            if self._unsent is None:
+            if not self._is_open:
                 return None  # it opens no more sessions now
+            raise
+        except ProtocolError:
+            if not was_open and (left := ends - time.monotonic()) > 0:
+                with suppress(RestStoreError):
+                    self._info(timeout=left)  # one that runs no sessions may have taken its place
             raise
 
     def _runs_here(self, text: Text) -> bool:
@@ -162,29 +170,31 @@ class SessionStream:
         ends: float,
     ) -> RemoteTree:
         try:
-            if self._call is None or self._endpoint is not endpoint:
+            unsent = sum(one.ByteSize() for one in self._unsent)
+            if self._endpoint not in (None, endpoint) or unsent > self._codec.max_request_bytes // 2:
                 self._drop()
+            if self._call is None:
                 self._call, self._endpoint = self._open_call(endpoint), endpoint
                 self._endpoints.counters.add("streams_opened")
             request = self._request(text, max_nodes, costs)
             self._call.send(request.SerializeToString())
-            self._unsent, self._costs = [], None if costs is None else costs.copy()
+            self._is_open, self._unsent = True, []
+            self._costs = None if costs is None else costs.copy()
             answer = self._call.receive(ends)
             if answer is None:
                 self._is_late = True
                 raise DeadlineError(f"{endpoint.target}: service did not answer before the deadline")
             return self._read(answer, endpoint.target)
-        except DeadlineError:
-            raise  # its answer may still come
         except BaseException:
-            self._drop()
+            if not self._is_late:  # else its answer may still come
+                self._drop()
             raise
 
     def _request(self, text: Text, max_nodes: int, costs: npt.NDArray[np.float64] | None) -> pb.DraftSessionRequest:
         """Return the next message."""
         self._sequence += 1
         draft = pb.TreeRequest(max_nodes=max_nodes, sequence=self._sequence)
-        is_new = self._unsent is None
+        is_new = not self._is_open
         if costs is not None and (is_new or self._costs is None or not np.array_equal(costs, self._costs)):
             draft.costs.of_step.extend(costs.tolist())
         elif costs is None and not is_new and self._costs is not None:
@@ -192,11 +202,13 @@ class SessionStream:
         if not is_new:
             return pb.DraftSessionRequest(accepted=self._unsent, draft=draft)
         tokens, written = text()
+        unsent = sum(len(one.tokens) for one in self._unsent)
         settings = self._settings
         opening = pb.SessionOpening(
             selection=self._codec.selection,
-            tokens=tokens.tolist(),
-            written=written,
+            tokens=tokens[: len(tokens) - unsent].tolist(),
+            written=written - unsent,
+            top_k=_top_k(settings.prompt_top_k, self._codec.max_request_bytes // 4),
             prompt_lookup=settings.prompt_lookup,
             recycled_logits=settings.recycled_logits,
             calibration_weights=settings.calibration.weights,
@@ -204,7 +216,7 @@ class SessionStream:
             fixed_calibration=not settings.learn,
             max_suffix=settings.max_suffix,
         )
-        return pb.DraftSessionRequest(open=opening, draft=draft)
+        return pb.DraftSessionRequest(open=opening, accepted=self._unsent, draft=draft)
 
     def _read(self, message: bytes, target: str) -> RemoteTree:
         """Return the tree of an answer; raise ProtocolError unless it is the answer to the last message."""
@@ -222,7 +234,7 @@ class SessionStream:
     def _drop(self) -> None:
         """End the call; the next attempt opens another and sends the text."""
         call, self._call, self._endpoint = self._call, None, None
-        self._unsent = self._costs = None
+        self._is_open, self._unsent, self._costs = False, [], None
         self._datastores = 0
         self._is_late = False
         if call is not None:
@@ -234,8 +246,11 @@ class SessionStream:
         self._drop()
 
 
-def _top_k(rows: npt.NDArray[np.int32] | None) -> pb.TopK | None:
-    """Return rows of most likely tokens as a message; None without any."""
+def _top_k(rows: npt.NDArray[np.int32] | None, most_bytes: int | None = None) -> pb.TopK | None:
+    """Return rows of most likely tokens as a message, the last ones if they are too many; None without any."""
     if rows is None or not rows.size:
         return None
+    rows = rows[:, :_MOST_TOP_K]
+    if most_bytes is not None:
+        rows = rows[max(0, len(rows) - most_bytes // rows[0].nbytes) :]
     return pb.TopK(k=rows.shape[1], tokens=rows.astype("<i4", copy=False).tobytes())

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from rest_store.errors import RestStoreError, ServiceInternalError, ServiceUnavailableError
+from rest_store.errors import DeadlineError, RestStoreError, ServiceInternalError, ServiceUnavailableError
 from rest_store.service.client.client_base import METHOD
 from rest_store.service.errors import error_of_call
 
@@ -75,7 +75,7 @@ def _read(call: Any, answers: _Answers, due: threading.Semaphore, target: str) -
     except StopIteration:
         answers.put(_ended(target))
     except grpc.RpcError as error:
-        answers.put(error_of_call(target, error))
+        answers.put(_failure(target, error))
     except Exception as error:  # a step would wait in vain
         answers.put(ServiceInternalError(f"{target}: the stream failed ({error!r})"))
 
@@ -86,6 +86,12 @@ def _end(call: Any, requests: _Requests, due: threading.Semaphore, process: int)
     requests.put(None)
     call.cancel()
     due.release()
+
+
+def _failure(target: str, status: Any) -> RestStoreError:
+    """Return the error that a stream has ended with. A DeadlineError would say that an answer may still come."""
+    error = error_of_call(target, status)
+    return ServiceUnavailableError(str(error)) if isinstance(error, DeadlineError) else error
 
 
 def _ended(target: str) -> ServiceUnavailableError:
@@ -111,7 +117,7 @@ class AsyncStreamCall:
         try:
             await self._call.write(message)
         except grpc.aio.AioRpcError as error:
-            failure = error_of_call(self._target, error)
+            failure = _failure(self._target, error)
             # Here grpc.aio calls it an internal error that the call has ended; the next attempt learns the real status.
             raise (self._failed_write() if isinstance(failure, ServiceInternalError) else failure) from None
         except asyncio.InvalidStateError:
@@ -144,7 +150,7 @@ class AsyncStreamCall:
         try:
             message = reading.result()
         except grpc.aio.AioRpcError as error:
-            raise error_of_call(self._target, error) from None
+            raise _failure(self._target, error) from None
         except asyncio.CancelledError:  # of the call, not of this task
             raise _ended(self._target) from None
         if not isinstance(message, bytes):  # grpc.aio.EOF

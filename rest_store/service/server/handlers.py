@@ -145,6 +145,7 @@ class Handlers:
         step = state.session.step(request)
         del request
         [response] = await self._executor.run([step.run], small=step.small)
+        state.session.require_learnt()
         if response is None:
             return None
         self._metrics.session_trees += 1

@@ -45,7 +45,7 @@ class Limits:
     max_in_flight: int = 256
     max_waiting: int = 1024
     max_session_tokens: int = 1 << 18
-    max_session_memory: int = 1 << 30
+    max_session_memory: int = 1 << 31
     session_idle_seconds: int = 600
 
     def __post_init__(self) -> None:

@@ -86,7 +86,7 @@ class ServedSession:
         kernel = native_session_kernel()
         self._token_memory = int(kernel.TOKEN_MEMORY)
         self._node_memory = int(kernel.NODE_MEMORY) + len(served) * int(kernel.EVIDENCE_MEMORY)
-        self._tokens_reserved = self._nodes_reserved = 0
+        self._tokens_reserved = self._nodes_reserved = self._recycled_memory = 0
         self._costs: npt.NDArray[np.float64] | None = None
         self._names_sent = False
         self._session: DraftSession | None = None
@@ -133,14 +133,24 @@ class ServedSession:
         sequence = request.draft.sequence if nodes else None
         return Step(partial(self._run, accepted, nodes, sequence), small)
 
+    def require_learnt(self) -> None:
+        """Require memory for what the recycled logits have learnt with the last step.
+
+        Raises:
+            OverloadedError: there is no memory left for it.
+        """
+        if self.recycled is not None and (memory := self.recycled.memory) > self._recycled_memory:
+            self._recycled_memory = memory
+            self._require_memory(0)
+
     def _run(self, accepted: Sequence[Accepted], nodes: int, sequence: int | None) -> pb.DraftSessionResponse | None:
-        if self._session is None:
-            self._session = self._opened()
-        for tokens, top_k, node_top_k in accepted:
-            self._session.accept(tokens, top_k, node_top_k=node_top_k)
-        if sequence is None:
-            return None
         with reading(self._served):
+            if self._session is None:
+                self._session = self._opened()
+            for tokens, top_k, node_top_k in accepted:
+                self._session.accept(tokens, top_k, node_top_k=node_top_k)
+            if sequence is None:
+                return None
             tree = self._session.draft(nodes, self._costs)
         response = pb.DraftSessionResponse(sequence=sequence, nodes=_packed(tree))
         response.calibration_weights.extend(self.calibration.weights)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
-from weakref import WeakSet
 
 import numpy as np
 
@@ -40,15 +39,16 @@ class Sessions:
         self._default = Calibration.default()
         self._calibrations: OrderedDict[Hashable, Calibration] = OrderedDict()  # the latest last
         self._recycled: OrderedDict[Hashable, RecycledLogits] = OrderedDict()
-        self._tables: WeakSet[RecycledLogits] = WeakSet()  # those and others that are in use
         self.fingerprint = self._default.fingerprint
         self.open: set[ServedSession] = set()
 
     @property
     def memory(self) -> int:
         """Bytes that sessions have reserved, and those of what they share."""
-        of_sessions = sum(session.memory for session in self.open)
-        return of_sessions + sum(table.memory for table in self._tables) + FIXED_MEMORY * len(self._calibrations)
+        sessions = list(self.open)  # at once: metrics are collected in another thread
+        tables = {*self._recycled.values(), *(session.recycled for session in sessions if session.recycled is not None)}
+        of_sessions = sum(session.memory for session in sessions)
+        return of_sessions + sum(table.memory for table in tables) + FIXED_MEMORY * len(self._calibrations)
 
     def require_memory(self, more: int) -> None:
         """Make room for `more` bytes; raise OverloadedError if open sessions need it."""
@@ -70,6 +70,8 @@ class Sessions:
         most = int(native_session_kernel().MAX_STORES)
         if len(served) > most:
             raise LimitError(describe("session", "number of datastores", len(served), f"at most {most}"))
+        if len(set(served)) < len(served):
+            raise LimitError(describe("session", "datastores", "named twice", "each once"))
         key, name = opening.recycled_logits, opening.shared_calibration.encode()
         for what, value, longest in (("recycled logits", key, _LONGEST_KEY), ("calibration", name, _LONGEST_NAME)):
             if len(value) > longest:
@@ -82,7 +84,6 @@ class Sessions:
             session.calibration.native.weights = weights
         if opening.HasField("recycled_logits"):
             session.recycled = _shared(self._recycled, key or None, RecycledLogits)
-            self._tables.add(session.recycled)
         self.open.add(session)
         return session
 

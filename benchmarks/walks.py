@@ -1,0 +1,76 @@
+"""Recordings as generations to replay step by step, in contexts of 2,000 tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from rest_store.bench.recordings import Recording
+from rest_store.datastore.tree import TokenTree
+
+CONTEXT = 2000  # tokens before the output
+TopK = npt.NDArray[np.int64]  # int64[places, k]
+
+
+@dataclass(frozen=True)
+class Walk:
+    """One recorded generation.
+
+    Attributes:
+        text: int32[n], the context and the output.
+        start: place of the output in `text`.
+        top_k: int64[n - start + 1, k], the model's most likely tokens after the last token of the context and after
+            each token of the output; None if they were not recorded.
+        elsewhere: int64[tokens + 1, k], those after each token at some other place of the recordings, in place of what
+            the model found likely after draft tokens that were not accepted; -1 without such a place, as in the last
+            row, for all further tokens. None as `top_k`.
+    """
+
+    text: npt.NDArray[np.int32]
+    start: int
+    top_k: TopK | None
+    elsewhere: TopK | None
+
+    def end_of(self, place: int, path: npt.NDArray[np.int64]) -> int:
+        """Return where a step ends that begins at `place` and accepts `path`, with the bonus token."""
+        return min(place + len(path) + 1, self.text.size)
+
+    def likely(self, place: int, tree: TokenTree, path: npt.NDArray[np.int64]) -> dict[str, TopK]:
+        """Return the top-k of a step as generation passes them to `DraftSession.accept`.
+
+        Args:
+            place: in `text`, where the step begins.
+            tree: that was drafted there.
+            path: the nodes that are accepted.
+        """
+        if self.top_k is None or self.elsewhere is None:
+            return {}
+        read = self.top_k[place - self.start : place - self.start + 1 + len(path)]  # the bonus token was not read yet
+        top_k = np.full((self.end_of(place, path) - place, read.shape[1]), -1, np.int64)
+        top_k[: len(path)] = read[1 : 1 + len(top_k)]
+        node_top_k = np.concatenate([read[:1], self.elsewhere[np.minimum(tree.tokens, len(self.elsewhere) - 1)]])
+        node_top_k[1 + path] = read[1:]
+        return {"top_k": top_k, "node_top_k": node_top_k}
+
+
+def long_walks(recordings: Sequence[Recording], others: Sequence[Recording]) -> list[Walk]:
+    """Return the walks of those `recordings` that have a prompt.
+
+    Each stands after so much text of `others` that its context is 2,000 tokens long.
+    """
+    text = np.concatenate([part for one in others for part in (one.prompt, one.output)])
+    width = min(one.top_k.shape[1] for one in recordings)
+    elsewhere = np.full((int(text.max()) + 2, width), -1, np.int64) if width else None
+    for one in others if elsewhere is not None else ():
+        if one.top_k.shape[1] >= width:
+            elsewhere[np.concatenate([one.prompt, one.output])] = one.top_k[:, :width]
+    walks = []
+    for number, one in enumerate(one for one in recordings if one.prompt.size):
+        before = np.roll(text, -number * CONTEXT)[: max(0, CONTEXT - one.prompt.size)]
+        top_k = one.top_k[one.prompt.size - 1 :, :width].astype(np.int64) if width else None
+        whole = np.concatenate([before, one.prompt, one.output])
+        walks.append(Walk(whole, before.size + one.prompt.size, top_k, elsewhere))
+    return walks

@@ -1,0 +1,386 @@
+"""What happens to sessions in the life of a service: limits, idleness, tokens, reloads, lost files, draining."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from rest_store.datastore.kernel import native_kernel
+from rest_store.drafting.session import DraftSession
+from rest_store.drafting.sources import PromptLookup
+from rest_store.service.address import Address
+from rest_store.service.channel import Dialer
+from rest_store.service.client.client import DatastoreClient
+from rest_store.service.server import server as server_module
+from rest_store.service.server import servicer
+from rest_store.service.server.limits import Limits
+from rest_store.service.server.logs import EventLog
+from rest_store.service.server.server import Options, Server
+from rest_store.v1 import datastore_pb2 as pb
+from rest_store.v1 import datastore_pb2_grpc
+from tests.shared.services import PATIENCE, Service, metrics_of, reason_of, running
+from tests.shared.sessions import Request, SessionTalk, opening, sessions_of, step, top_k
+from tests.shared.strategies import Corpus, write_datastore
+
+CHANCE = random.Random(5)
+CORPUS = Corpus(300, [[[CHANCE.randrange(100) for _ in range(50)] for _ in range(400)]])  # several pages
+OTHER = Corpus(300, [[[1, 2, number] for number in range(100, 140)]])
+METRICS = "--metrics=127.0.0.1:0"
+SHARED = {"recycled_logits": b"key", "shared_calibration": "name"}
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_datastore(tmp_path_factory.mktemp("original"), CORPUS)
+
+
+@pytest.fixture
+def directory(original: Path, tmp_path: Path) -> Path:
+    shutil.copytree(original, tmp_path / "a")
+    return tmp_path / "a"
+
+
+def reason_in(call: Callable[[], object]) -> str | None:
+    """The reason of the error that a stream ends with."""
+    with pytest.raises(grpc.RpcError) as caught:
+        call()
+    return reason_of(caught.value)
+
+
+def refusal(talk: SessionTalk, request: Request) -> str | None:
+    """Ask; return the reason of the error that ends the session, None for an answer."""
+    try:
+        talk.ask(request)
+    except grpc.RpcError as error:
+        talk.leave()
+        return reason_of(error) or error.code().name
+    return None
+
+
+def refused_openings(stub: Any, number: int, **fields: Any) -> tuple[list[SessionTalk], int]:
+    """Open so many sessions; return those that are open, and how many were refused as too many."""
+    talks = [SessionTalk(stub) for _ in range(number)]
+    reasons = [refusal(talk, opening(1, 2, **fields)) for talk in talks]
+    assert set(reasons) <= {None, "OVERLOADED"}
+    return [talk for talk, reason in zip(talks, reasons, strict=True) if reason is None], reasons.count("OVERLOADED")
+
+
+def eventually(service: Service, streams: int) -> None:
+    """Wait until the service has so many streams."""
+    end = time.monotonic() + PATIENCE
+    while metrics_of(service)["rest_store_streams",] != streams:
+        assert time.monotonic() < end
+
+
+def test_streams_beyond_the_limit_are_refused_and_their_places_given_back(original: Path) -> None:
+    with running(f"a={original}", options=[METRICS, "--max-streams=20"]) as service, service.stub() as stub:
+        silent = [SessionTalk(stub) for _ in range(12)]  # not one message
+        eventually(service, 12)
+        talks, refused = refused_openings(stub, 200)
+        assert (len(talks), refused) == (8, 192)
+        assert sessions_of(service)[0] == 8
+        assert stub.Describe(pb.DescribeRequest()).limits.max_streams == 20
+        assert len(talks[0].ask(step(3)).nodes) > 0
+        for talk in (*silent, *talks):
+            talk.close()
+        assert sessions_of(service) == (0, 0)
+        talks, refused = refused_openings(stub, 20)
+        assert (len(talks), refused) == (20, 0)
+        for talk in talks:
+            talk.close()
+
+
+def test_sessions_take_no_more_memory_than_they_may(original: Path) -> None:
+    """One that would is refused; what others give back is there for the next ones."""
+    most = 5_000_000
+    options = [METRICS, f"--max-session-memory={most}"]
+    with running(f"a={original}", options=options) as service, service.stub() as stub:
+        (first,), _ = refused_openings(stub, 1)
+        of_one = sessions_of(service)[1]
+        fit = int(most / of_one)
+        talks, refused = refused_openings(stub, fit + 5)
+        assert (1 + len(talks), refused) == (fit, 6)
+        assert sessions_of(service) == (fit, fit * of_one)
+        assert len(first.ask(step(3)).nodes) > 0
+        assert reason_in(lambda: first.ask(step(*[1] * 40_000))) == "OVERLOADED", "a text that grows"
+        first.leave()
+        assert sessions_of(service) == (fit - 1, (fit - 1) * of_one)
+        assert reason_in(lambda: talks[0].ask(step(3, nodes=1024))) == "OVERLOADED", "a larger tree"
+        talks.pop(0).leave()
+        for talk in talks:
+            assert len(talk.ask(step(3)).nodes) > 0
+            talk.close()
+        assert sessions_of(service) == (0, 0)
+        assert refused_openings(stub, fit)[1] == 0
+
+
+def test_sessions_take_no_more_memory_than_is_shown(original: Path) -> None:
+    """With long texts, large trees and what they learn."""
+    number = 40
+    rows = top_k([[place % 100] * 8 for place in range(2000)])
+
+    async def run(service: Service) -> None:
+        async with grpc.aio.insecure_channel(service.target) as channel:
+            stub = datastore_pb2_grpc.DatastoreServiceStub(channel)
+            before = service.resident_bytes()
+            calls = [stub.DraftSession(timeout=PATIENCE) for _ in range(number)]
+            for call in calls:
+                text = [CHANCE.randrange(300) for _ in range(2000)]
+                await call.write(opening(*text, nodes=200, prompt_lookup=True, recycled_logits=b"", top_k=rows))
+                assert len((await call.read()).nodes) == 11 * 200
+            grown = service.resident_bytes() - before
+            count, shown = sessions_of(service)
+            assert count == number
+            assert grown < shown < number * 8_000_000
+            for call in calls:
+                call.cancel()
+
+    with running(f"a={original}", options=[METRICS]) as service:
+        asyncio.run(run(service))
+        eventually(service, 0)
+        assert sessions_of(service) == (0, 0)
+
+
+def test_what_sessions_share_makes_room_for_sessions(original: Path) -> None:
+    """It is kept for the next ones, but not at their cost."""
+    most = 3_000_000
+    with running(f"a={original}", options=[METRICS, f"--max-session-memory={most}"]) as service, service.stub() as stub:
+        for number in range(40):
+            talk = SessionTalk(stub)
+            talk.ask(opening(1, 2, shared_calibration=f"name {number}", recycled_logits=b"%d" % number))
+            talk.ask(step(3, top_k=top_k([[4, 5]])))
+            talk.close()
+        count, kept = sessions_of(service)
+        assert count == 0
+        assert 0 < kept <= most
+        (talk,), _ = refused_openings(stub, 1)
+        alone = sessions_of(service)[1] - kept
+        talk.close()
+        talks, _ = refused_openings(stub, 30)
+        assert len(talks) == int(most / alone)
+        assert sessions_of(service)[1] == len(talks) * alone
+        for talk in talks:
+            talk.close()
+
+
+def test_what_sessions_learn_is_within_their_memory(original: Path) -> None:
+    """Recycled logits grow as they learn; a session that has no more memory for them ends."""
+    most = 7_500_000
+    rows = top_k([[number % 100, (number * 7) % 100] for number in range(1000)])
+    with running(f"a={original}", options=[METRICS, f"--max-session-memory={most}"]) as service, service.stub() as stub:
+        talks, _ = refused_openings(stub, 8, recycled_logits=b"")
+        ended = 0
+        for talk in talks:
+            tokens = [CHANCE.randrange(300) for _ in range(1000)]
+            reason = refusal(talk, step(*tokens, top_k=rows))
+            assert reason in (None, "OVERLOADED")
+            ended += reason is not None
+            assert sessions_of(service)[1] <= most
+        assert 0 < ended < len(talks) == 8
+        for talk in talks:
+            talk.leave()
+        eventually(service, 0)
+        assert sessions_of(service) == (0, 0)
+
+
+def test_sessions_that_share_a_name_or_a_key_learn_together(original: Path) -> None:
+    with running(f"a={original}", options=[METRICS]) as service, service.stub() as stub:
+        first, second = (SessionTalk(stub) for _ in range(2))
+        begun = first.ask(opening(1, 2, calibration_weights=[0.5, 0, 0, 0, -0.25], **SHARED)).calibration_weights
+        assert list(begun) == [0.5, 0, 0, 0, -0.25]
+        joined = second.ask(opening(290, 280, calibration_weights=[0.1] * 5, **SHARED))
+        assert joined.calibration_weights == begun, "the weights of the first of them"
+        for _ in range(5):
+            learnt = first.ask(step(250, 1, 2, top_k=top_k([[-1], [-1], [299]]))).calibration_weights
+        assert list(learnt) != list(begun)
+        answer = second.ask(step(1, 2))  # which learns a little, too
+        assert list(answer.calibration_weights) == pytest.approx(list(learnt), abs=0.01)
+        tokens = [int.from_bytes(answer.nodes[place : place + 4], "little") for place in range(0, 32, 4)]
+        assert 299 in tokens, "what the other one's model found likely after 1, 2"
+        for fields in ({}, {"recycled_logits": b"", "shared_calibration": "another"}):
+            other = SessionTalk(stub)
+            assert set(other.ask(opening(1, 2, **fields)).calibration_weights) == {0}
+            other.close()
+        first.close()
+        second.close()
+        third = SessionTalk(stub)
+        kept = third.ask(opening(1, 2, **SHARED)).calibration_weights
+        assert kept == answer.calibration_weights, "after they have ended"
+        third.close()
+
+
+def test_a_session_that_learns_nothing_teaches_nothing(original: Path) -> None:
+    with running(f"a={original}") as service, service.stub() as stub:
+        talk = SessionTalk(stub)
+        weights = [0.5, 0, 0, 0, -0.25]
+        talk.ask(opening(1, 2, calibration_weights=weights, fixed_calibration=True))
+        for _ in range(5):
+            assert list(talk.ask(step(250, 1, 2)).calibration_weights) == weights
+        talk.close()
+
+
+def test_streams_without_messages_end(original: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether they have had any or not; others go on."""
+    now = 0.0
+    monkeypatch.setattr(server_module, "_WATCH_SECONDS", 0.01)
+    monkeypatch.setattr(servicer, "monotonic", lambda: now)
+
+    async def run() -> None:
+        nonlocal now
+        limits = Limits(session_idle_seconds=60)
+        options = Options([("a", original)], [Address.parse("127.0.0.1:0")], limits=limits, drain_seconds=0)
+        server = Server(options, "1", EventLog(file=io.StringIO()))
+        (target,) = await server.start()
+        async with Dialer(None, None).connect_async(target) as channel:
+            stub = datastore_pb2_grpc.DatastoreServiceStub(channel)
+            assert (await stub.Describe(pb.DescribeRequest())).limits.session_idle_seconds == 60
+            silent, idle, busy = (stub.DraftSession(timeout=PATIENCE) for _ in range(3))
+            drafts = stub.DraftStream(timeout=PATIENCE)
+            await drafts.write(pb.DraftStreamRequest(tokens=[1, 2]))
+            await drafts.read()
+            for call in (idle, busy):
+                await call.write(opening(1, 2))
+                await call.read()
+            now = 59.0
+            await busy.write(step(3))
+            await busy.read()
+            now = 61.0
+            for call in (silent, idle, drafts):
+                with pytest.raises(grpc.RpcError) as caught:
+                    await call.read()
+                assert reason_of(caught.value) == "DRAINING"
+            await busy.write(step(4))
+            assert (await busy.read()).nodes
+            assert len(server._sessions.open) == 1  # type: ignore[union-attr]
+        await server.drain()
+
+    asyncio.run(run())
+
+
+def test_a_session_whose_token_is_revoked_ends(original: Path, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("first-secret\nsecond-secret\n", encoding="utf-8")
+    with running(f"a={original}", options=[METRICS, f"--token-file={tokens}"]) as service, service.stub() as stub:
+        first, second = (
+            SessionTalk(stub, [("authorization", f"Bearer {name}-secret")]) for name in ("first", "second")
+        )
+        for talk in (first, second):
+            talk.ask(opening(1, 2))
+        tokens.write_text("second-secret\n", encoding="utf-8")
+        stub.Reload(pb.ReloadRequest(), metadata=[("authorization", "Bearer second-secret")])
+        assert reason_in(lambda: next(first.call)) == "UNAUTHENTICATED"
+        first.leave()
+        assert second.ask(step(3)).nodes
+        assert sessions_of(service)[0] == 1
+        assert reason_in(lambda: SessionTalk(stub).ask(opening(1, 2))) == "UNAUTHENTICATED"
+        second.close()
+
+
+def test_a_session_keeps_the_datastore_that_it_began_with(directory: Path, original: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    with running(f"a={directory}", f"b={original}") as service, service.stub() as stub:
+        talk, like = SessionTalk(stub), SessionTalk(stub)
+        before = talk.ask(opening(1, 2)).nodes
+        assert like.ask(opening(1, 2, selection=pb.Selection(datastores=["b"]))).nodes == before
+        directory.rename(tmp_path / "old")
+        write_datastore(tmp_path / "other", OTHER).rename(directory)
+        shutil.rmtree(tmp_path / "old")
+        assert not stub.Reload(pb.ReloadRequest()).outcomes[0].refused
+        for token in (3, 1, 2):
+            assert talk.ask(step(token)).nodes == like.ask(step(token)).nodes
+        new = SessionTalk(stub)
+        assert new.ask(opening(1, 2)).nodes != before
+        for one in (talk, like, new):
+            one.close()
+
+
+def truncate(directory: Path) -> None:
+    for file in [*directory.glob("*.tokens"), *directory.glob("*.suffixes")]:
+        os.truncate(file, 4096)
+
+
+@pytest.mark.skipif(native_kernel() is None, reason="the numpy reference cannot keep a process alive")
+def test_a_datastore_truncated_underneath_ends_its_sessions(directory: Path, original: Path) -> None:
+    with running(f"a={directory}", f"b={original}", options=[METRICS]) as service, service.stub() as stub:
+        talk, other = SessionTalk(stub), SessionTalk(stub)
+        talk.ask(opening(1, 2))
+        other.ask(opening(1, 2, selection=pb.Selection(datastores=["b"])))
+        truncate(directory)
+        tokens = iter(range(100))
+
+        def until_noticed() -> None:
+            while True:  # pages that are in the kernel's caches are as they were
+                talk.ask(step(next(tokens)))
+
+        for fails in (until_noticed, lambda: SessionTalk(stub).ask(opening(1, 2))):
+            with pytest.raises(grpc.RpcError) as caught:
+                fails()
+            assert reason_of(caught.value) == "DATASTORE_UNAVAILABLE"
+            assert str(directory) not in caught.value.details()
+        talk.leave()
+        assert other.ask(step(3)).nodes
+        assert sessions_of(service)[0] == 1
+        other.close()
+        assert sessions_of(service) == (0, 0)
+
+
+def drafted(session: DraftSession, steps: int) -> None:
+    for _ in range(steps):
+        assert len(session.draft(8)) > 0
+        session.accept([CHANCE.randrange(100)])
+
+
+def test_a_drained_service_hands_its_sessions_over_between_two_steps(original: Path) -> None:
+    with running(f"a={original}") as first, running(f"a={original}") as second:
+        with (
+            DatastoreClient([first.target, second.target], timeout=PATIENCE) as client,
+            DraftSession([client, PromptLookup()], [1, 2, 3]) as session,
+        ):
+            drafted(session, 3)
+            assert first.stop() == 0, "it does not wait for the next step"
+            drafted(session, 3)
+            assert session.statistics.dropped == {}
+            assert (client.statistics.failovers, client.statistics.streams_opened) == (1, 2)
+        assert not [line for line in first.log if "defect" in line]
+
+
+def test_a_drained_service_refuses_new_sessions_and_answers_the_step_it_is_in(original: Path) -> None:
+    """It was paused with a message on the way, and then told to end: that is answered, or the client told to go."""
+    with running(f"a={original}") as service, service.stub() as stub:
+        talk = SessionTalk(stub)
+        talk.ask(opening(1, 2))
+        service.pause()
+        talk.tell(step(3))
+        service.signal(signal.SIGTERM)
+        service.resume()
+        answers: list[pb.DraftSessionResponse] = []
+        assert reason_in(lambda: answers.extend(talk.call)) == "DRAINING"
+        assert len(answers) <= 1
+        talk.leave()
+        assert service.process.wait(PATIENCE) == 0
+
+
+@pytest.fixture
+def reference(original: Path) -> Iterator[Service]:
+    with running(f"a={original}", environment={"REST_STORE_KERNEL": "reference"}) as service:
+        yield service
+
+
+def test_a_service_without_the_native_kernel_runs_no_sessions_and_says_so(reference: Service) -> None:
+    with reference.stub() as stub:
+        described = stub.Describe(pb.DescribeRequest())
+        assert (described.limits.max_session_tokens, described.calibration) == (0, "")
+        talk = SessionTalk(stub)
+        assert reason_in(lambda: talk.ask(opening(1, 2))) == "LIMIT"
+        talk.leave()

@@ -1,0 +1,197 @@
+"""Draft sessions that a service runs: what a client says on the wire, and a relay that changes what it hears."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
+from typing import Any, NamedTuple
+
+import grpc
+import numpy as np
+
+from rest_store.drafting.session import DraftSession
+from rest_store.v1 import datastore_pb2 as pb
+from tests.shared.messages import PREFIX, STREAMS
+from tests.shared.services import PATIENCE, Service, metrics_of
+
+Request = pb.DraftSessionRequest
+
+
+class SessionTalk:
+    """One session that a service runs, told and asked message by message."""
+
+    def __init__(self, stub: Any, metadata: Sequence[tuple[str, str]] = ()) -> None:
+        self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self.call = stub.DraftSession(iter(self._requests.get, None), timeout=PATIENCE, metadata=metadata)
+
+    def tell(self, request: Request) -> None:
+        """Send a message that asks for nothing."""
+        self._requests.put(request)
+
+    def ask(self, request: Request) -> pb.DraftSessionResponse:
+        """Send a message and wait for the answer."""
+        self._requests.put(request)
+        return next(self.call)
+
+    def close(self) -> None:
+        """End the session and wait until the service has, too."""
+        self._requests.put(None)
+        assert list(self.call) == []
+
+    def leave(self) -> None:
+        """Let go of a stream that has ended already."""
+        self._requests.put(None)
+        self.call.cancel()
+
+
+def opening(*tokens: int, nodes: int | None = 8, **fields: Any) -> Request:
+    """Return the first message of a session over the datastore "a", which asks for a tree unless `nodes` is None."""
+    fields = {"selection": pb.Selection(datastores=["a"]), **fields}
+    message = Request(open=pb.SessionOpening(tokens=tokens, **fields))
+    if nodes is not None:
+        message.draft.max_nodes = nodes
+    return message
+
+
+def step(*tokens: int, nodes: int | None = 8, **fields: Any) -> Request:
+    """Return a later message, which accepts tokens and asks for a tree unless `nodes` is None."""
+    message = Request(accepted=[pb.Accepted(tokens=tokens, **fields)] if tokens or fields else [])
+    if nodes is not None:
+        message.draft.max_nodes = nodes
+    return message
+
+
+def top_k(rows: Sequence[Sequence[int]]) -> pb.TopK:
+    """Return most likely tokens as a message."""
+    array = np.array(rows, "<i4")
+    return pb.TopK(k=array.shape[1], tokens=array.tobytes())
+
+
+class Nodes(NamedTuple):
+    """The nodes of an answer, column by column."""
+
+    tokens: list[int]
+    scores: list[float]
+    parents: list[int]
+    origins: list[int]
+
+    @classmethod
+    def of(cls, data: bytes) -> Nodes:
+        """Read them by the definition of DraftSessionResponse."""
+        count, rest = divmod(len(data), 11)
+        assert rest == 0
+        columns = []
+        for kind in ("<i4", "<f4", "<i2", "u1"):
+            column = np.frombuffer(data, kind, count)
+            data = data[column.nbytes :]
+            columns.append(column.tolist())
+        return cls(*columns)
+
+    def packed(self) -> bytes:
+        """Return them as an answer has them."""
+        kinds = ("<i4", "<f4", "<i2", "u1")
+        return b"".join(np.array(column, kind).tobytes() for column, kind in zip(self, kinds, strict=True))
+
+
+def sessions_of(service: Service) -> tuple[float, float]:
+    """Return how many sessions a service has, and the bytes that they have reserved."""
+    found = metrics_of(service)
+    return found["rest_store_sessions",], found["rest_store_session_bytes",]
+
+
+class Relay(grpc.GenericRpcHandler):
+    """A server that passes requests on to a service, keeps them, and may change what comes back.
+
+    Args:
+        target: address of the service.
+        answer: given the name of a method and an answer, returns what to answer in its place, or None for nothing.
+
+    Attributes:
+        received: names of methods and requests, in the order in which they came.
+        answer: as given; may be changed.
+        lacks: name of a method that it does not have.
+        aborts: the status that ends streams in place of their next answer; None: none does.
+        target: its own address.
+    """
+
+    def __init__(self, target: str, answer: Callable[[str, bytes], bytes | None] = lambda _, data: data) -> None:
+        self.received: list[tuple[str, bytes]] = []
+        self.answer = answer
+        self.lacks = ""
+        self.aborts: grpc.StatusCode | None = None
+        self._channel = grpc.insecure_channel(target, [("grpc.use_local_subchannel_pool", 1)])
+        self._server = grpc.server(futures.ThreadPoolExecutor(16))
+        self._server.add_generic_rpc_handlers((self,))
+        self.target = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self._server.start()
+
+    def service(self, details: Any) -> Any:
+        """Return the handler of a method; as gRPC asks for."""
+        name = details.method.removeprefix(PREFIX)
+        if name == self.lacks:
+            return None
+        return grpc.stream_stream_rpc_method_handler(lambda requests, context: self._pass_on(name, requests, context))
+
+    def _pass_on(self, name: str, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        def heard() -> Iterator[bytes]:
+            for request in requests:
+                self.received.append((name, request))
+                yield request
+
+        call: Any = self._channel.stream_stream(PREFIX + name)(heard(), timeout=PATIENCE)
+        context.add_callback(call.cancel)
+        try:
+            for data in call:
+                if self.aborts is not None and name in STREAMS:
+                    context.abort(self.aborts, "by something between")
+                if (answer := self.answer(name, data)) is not None:
+                    yield answer
+        except grpc.RpcError as error:
+            context.set_trailing_metadata(call.trailing_metadata())
+            context.abort(error.code(), error.details())
+
+    def tokens(self) -> list[int]:
+        """Return all tokens that clients have sent, in the order in which they came."""
+        found: list[int] = []
+        for name, data in self.received:
+            if name == "DraftSession":
+                session = Request.FromString(data)
+                found += [*session.open.tokens, *(token for one in session.accepted for token in one.tokens)]
+            elif name == "DraftStream":
+                found += pb.DraftStreamRequest.FromString(data).tokens
+            elif name == "Draft":
+                for context in pb.DraftRequest.FromString(data).contexts:
+                    found += context.tokens
+        return found
+
+    def methods(self) -> set[str]:
+        """Return the names of all methods that were called."""
+        return {name for name, _ in self.received}
+
+    def close(self) -> None:
+        """End it."""
+        self._server.stop(None).wait(PATIENCE)
+        self._channel.close()
+
+    def __enter__(self) -> Relay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def without_sessions(name: str, answer: bytes) -> bytes:
+    """The answers of a service from before there were sessions."""
+    if name != "Describe":
+        return answer
+    described = pb.DescribeResponse.FromString(answer)
+    described.ClearField("calibration")
+    for limit in ("max_session_tokens", "max_session_memory", "session_idle_seconds"):
+        described.limits.ClearField(limit)
+    return described.SerializeToString()
+
+
+def is_run_by_the_service(session: DraftSession) -> bool:
+    """Whether a session is run elsewhere, as far as it knows."""
+    return session._remote is not None
