@@ -16,7 +16,6 @@ from rest_store.datastore.kernel import Kernel, native_session_kernel, shard_vie
 from rest_store.drafting.calibration import Calibration
 
 MAX_EVIDENCE_ROWS = 1024
-_SPARE_ROWS = 4  # beyond the nodes of the tree that the evidence is for, which is not known where the rows are read
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +38,8 @@ class Evidence:
 
 
 def rows_for(max_nodes: int) -> int:
-    """Return how many rows are enough for a tree of `max_nodes`, 1..1024."""
-    return min(max(1, max_nodes) + _SPARE_ROWS, MAX_EVIDENCE_ROWS)
+    """Return how many rows to ask for, for a tree of `max_nodes`, 1..1024: its leaves need none."""
+    return min(max(1, max_nodes - max_nodes // 8), MAX_EVIDENCE_ROWS)
 
 
 def collect_evidence(

@@ -355,7 +355,8 @@ class ExternalSources:
         try:
             if (answer.evidence or answer.trees) and answer.tokenizer is not None:
                 self.tokenizer = self.tokenizer or answer.tokenizer
-                self.tokenizer.require_same(answer.tokenizer, "draft session")
+                if self.tokenizer is not answer.tokenizer:
+                    self.tokenizer.require_same(answer.tokenizer, "draft session")
             if answer.evidence is not None:
                 return self._use_evidence(source, request, answer.evidence)
             if request.contexts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,7 +31,7 @@ from rest_store.service.client.counters import ClientCounters
 from rest_store.service.client.requests import Requests
 from rest_store.v1 import datastore_pb2 as pb
 from tests.drafting.test_evidence import every_path, replayed, require_same, rows_of
-from tests.shared.services import PATIENCE, Service, Talk, reason_of, running
+from tests.shared.services import PATIENCE, Service, Talk, metrics_of, reason_of, running
 from tests.shared.strategies import Corpus, identity, open_datastore, refused, write_datastore
 
 CHANCE = random.Random(11)
@@ -314,6 +315,45 @@ def test_a_session_knows_the_vocabulary_of_its_service(client: DatastoreClient) 
         assert len(session.draft()) > 0
         assert session.statistics.dropped == {}
     assert client.statistics.answers == answered + 1
+
+
+@pytest.mark.parametrize("timeout", [None, PATIENCE])
+def test_a_session_asks_over_one_stream_that_ends_with_it(
+    client: DatastoreClient, service: Service, timeout: float | None
+) -> None:
+    def streams() -> float:
+        return metrics_of(service)["rest_store_streams",]
+
+    before = client.statistics
+    with DraftSession([client, PromptLookup()], [0, 1], source_timeout=timeout) as session:
+        for token in (2, 3, 0, 1):
+            assert len(session.draft()) > 0
+            session.accept([token])
+        assert session.statistics.dropped == {}
+        assert streams() == 1
+    assert client.statistics.streams_opened - before.streams_opened == 1
+    assert client.statistics.answers - before.answers == 4
+    end = time.monotonic() + PATIENCE
+    while streams():
+        assert time.monotonic() < end
+
+
+def test_a_session_opens_another_stream_when_its_own_breaks(directories: dict[str, Path]) -> None:
+    with (
+        running(directories["one"]) as service,
+        DatastoreClient(service.target, timeout=PATIENCE, retries=0, send_text=False) as own,
+        DraftSession([own], [0, 1]) as session,
+    ):
+        assert len(session.draft()) > 0
+        service.kill()
+        session.accept([2, 3])
+        assert len(session.draft()) == 0
+        service.restart()
+        session.accept([0])
+        while not len(session.draft()):  # gRPC waits a little before it connects again
+            assert session.statistics.steps < 10_000
+        assert list(session.statistics.dropped) == [(0, "error")]
+        assert own.statistics.streams_opened >= 2
 
 
 def test_a_session_goes_on_without_a_service_that_is_away_and_counts_it(tmp_path: Path) -> None:

@@ -344,7 +344,8 @@ nb::list collect_evidence(const std::vector<NativeEvidenceReader*>& readers, con
 
 // Null, or what is wrong with `rows` as evidence of at most `max_rows` paths in a vocabulary.
 const char* evidence_fault(const nb::bytes& rows, std::uint64_t vocabulary, std::size_t max_rows) {
-  return EvidenceRows().read({rows.c_str(), rows.size()}, vocabulary, max_rows);
+  thread_local EvidenceRows read;  // keeps its memory
+  return read.read({rows.c_str(), rows.size()}, vocabulary, max_rows);
 }
 
 nb::bytes fit_gbdt(const Array<float, 2>& rows, const Array<std::uint8_t>& labels, const Array<std::uint32_t>& ends,

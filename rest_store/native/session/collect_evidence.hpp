@@ -25,7 +25,7 @@ struct CollectorLimits {
 class EvidenceCollector {
  public:
   // Read what `readers` know after `tail`, the end of a context, and after the paths from there that a session would
-  // look past to build a tree of `max_rows` nodes, which leaves some to spare where its own tree is another.
+  // look past to build a tree of `max_rows` nodes.
   void collect(std::span<EvidenceReader* const> readers, const Gbdt& gbdt, std::span<const Token> tail,
                std::span<const ProposedNode> proposals, const CollectorLimits& limits) {
     readers_ = readers;
@@ -38,10 +38,11 @@ class EvidenceCollector {
     nodes_.clear();
     frontier_.clear();
     pushed_ = 0;
+    left_ = limits.max_rows;
     take({1, 0, 0, -1, -1, 1});
-    for (std::size_t left = limits.max_rows; left > 1 && !frontier_.empty();) {
+    while (left_ > 1 && !frontier_.empty()) {
       const Open best = frontier_.pop();
-      if (frontier_.may_contribute(best.score, --left) && depth_of(best) < limits.max_nodes) take(best);
+      if (frontier_.may_contribute(best.score, --left_) && depth_of(best) < limits.max_nodes) take(best);
     }
   }
 
@@ -97,18 +98,18 @@ class EvidenceCollector {
     return sources;
   }
 
-  // Make a row of `open`, and push its continuations.
+  // Make a row of `open`, and push its continuations, unless a session would hardly look past any of them.
   void take(const Open& open) {
     const std::size_t row = paths_.size(), depth = depth_of(open);
     const SourceEvidence& sources = read(open);
     paths_.push_back({open.parent, open.token});
     nodes_.push_back({depth, open.score, open.proposal});
+    if (!frontier_.may_contribute(open.score * kChildProbability, left_)) return;
     NodeFeatures features;
     features.depth = static_cast<float>(depth);
     features.score = open.score;
     features.probability = open.probability;
-    const std::size_t most = open.score >= kProbable && limits_.max_nodes > 16 ? kCandidates : kLanes;
-    candidates_.fill(sources, hit_rates_, features, lookup_, most);
+    candidates_.fill(sources, hit_rates_, features, lookup_, kLanes);
     std::array<float, kCandidates> probabilities = acceptance_probabilities(candidates_, *gbdt_, OnlineCalibration());
     std::array<std::int32_t, kCandidates> proposal_of;
     proposal_of.fill(-1);
@@ -147,6 +148,7 @@ class EvidenceCollector {
   std::vector<SourceEvidence> source_evidence_;  // of each row
   Frontier<Open> frontier_;
   std::uint32_t pushed_ = 0;
+  std::size_t left_ = 0;  // nodes still to be taken
   std::vector<Token> tail_;
   std::vector<EvidenceReader::Child> children_;
   CandidateTable candidates_;

@@ -11,16 +11,18 @@ namespace rest_store {
 
 constexpr std::size_t kEvidenceHead = 16;  // bytes
 
-// Writes columns of little-endian numbers.
+// Writes columns of little-endian numbers, `size` bytes in all.
 class ColumnWriter {
  public:
+  explicit ColumnWriter(std::size_t size) : out_(size, '\0') {}
   void put(std::uint64_t value, std::size_t bytes) {
-    for (std::size_t i = 0; i < bytes; ++i) out_.push_back(static_cast<char>(value >> (8 * i)));
+    for (std::size_t i = 0; i < bytes; ++i) out_[place_++] = static_cast<char>(value >> (8 * i));
   }
   std::string take() { return std::move(out_); }
 
  private:
   std::string out_;
+  std::size_t place_ = 0;
 };
 
 // Reads a column of little-endian numbers.
@@ -60,7 +62,8 @@ std::string packed_rows(std::span<const PathEnd> paths, std::uint32_t vocabulary
       }
     levels_of.push_back(levels.size() - before);
   }
-  ColumnWriter out;
+  ColumnWriter out(kEvidenceHead + (paths.size() - 1) * (width + 2) + paths.size() + levels.size() * 11 +
+                   continuations * (width + 1));
   for (const std::size_t number : {paths.size(), levels.size(), continuations, width}) out.put(number, 4);
   for (std::size_t row = 1; row < paths.size(); ++row) out.put(paths[row].token, width);
   for (std::size_t row = 1; row < paths.size(); ++row) out.put(static_cast<std::uint64_t>(paths[row].parent), 2);
@@ -73,7 +76,7 @@ std::string packed_rows(std::span<const PathEnd> paths, std::uint32_t vocabulary
     for (const Continuation& next : level->next) out.put(next.token, width);
   for (const BackoffLevel* level : levels)
     for (const Continuation& next : level->next)
-      out.put(static_cast<std::uint64_t>(std::lround(next.share * static_cast<float>(level->next.probes))), 1);
+      out.put(static_cast<std::uint64_t>(next.share * static_cast<float>(level->next.probes) + 0.5F), 1);
   return out.take();
 }
 

@@ -153,7 +153,8 @@ class DatastoreClient(ClientBase):
             proposals: the tree that the session's other sources would draft, with scores.
             max_nodes: of the session's tree, 1..1024.
             max_suffix: longest suffix of `context` tried, in tokens, 1..64.
-            max_rows: most paths, 1..1024, of which the service may give fewer; None: 4 more than nodes.
+            max_rows: most paths, 1..1024, of which the service may give fewer; None: seven eighths of
+                the nodes.
             timeout: seconds; None: as for other calls of this client.
 
         Returns:

@@ -42,7 +42,7 @@ from rest_store.v1 import datastore_pb2 as pb
 # The most work that runs in the event loop, by kind, and the most of a piece for a worker thread.
 _SMALL_NODES, _PIECE_NODES = 512, 8192
 _SMALL_COUNTS, _PIECE_COUNTS = 16, 256
-_SMALL_ROWS = 64
+_SMALL_ROWS = 160
 
 
 @dataclass
