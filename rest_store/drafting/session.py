@@ -104,7 +104,7 @@ class DraftSession:
             `sources.Source`; at most one `PromptLookup`, one `RecycledLogits` and 6 others.
         prompt: 1-D integers, the text so far, oldest token first; may be empty.
         prompt_top_k: int[n, k], the target model's k most likely tokens after each of the last n tokens of the prompt,
-            -1: unknown; for `RecycledLogits`.
+            -1: unknown; for `RecycledLogits`. Here and in `accept`, a token outside the vocabulary ends a row.
         calibration: turns evidence into acceptance probabilities; sessions that share one learn together. None: a copy
             of the default calibration.
         learn: whether accepted tokens adjust the calibration.
@@ -189,6 +189,8 @@ class DraftSession:
         if expected is None and tokenizers:
             expected = tokenizers[min(tokenizers)]
         self._external.tokenizer = expected
+        if expected is not None:
+            self._native.limit_tokens(expected.vocabulary_size)
         for place, reported in tokenizers.items():
             try:
                 assert expected is not None

@@ -261,6 +261,8 @@ class NativeSession {
 
   void record(bool on) { builder_.records = on; }
   void limit_suffix(std::size_t tokens) { builder_.max_suffix = tokens; }
+  // Rows of most likely tokens end at one that is not below `vocabulary`.
+  void limit_tokens(std::uint64_t vocabulary) { vocabulary_ = vocabulary; }
   void learn_online(bool on) { builder_.learns_online = on; }
 
   // (features float32[rows, kFeatures], labels uint8[rows], ends uint32[places]) recorded since the last call.
@@ -292,11 +294,11 @@ class NativeSession {
     return nb::make_tuple(packed, bytes_of(scores), bytes_of(origins));
   }
 
-  static TopTokens top_tokens_of(const Array<std::int32_t, 2>& rows, std::size_t row) {
+  TopTokens top_tokens_of(const Array<std::int32_t, 2>& rows, std::size_t row) const {
     TopTokens top;
     for (std::size_t i = 0; i < std::min<std::size_t>(rows.shape(1), kTopK); ++i) {
       const std::int32_t token = rows.data()[row * rows.shape(1) + i];
-      if (token < 0) break;
+      if (token < 0 || static_cast<Token>(token) >= vocabulary_) break;
       top.tokens[top.size++] = static_cast<Token>(token);
     }
     return top;
@@ -306,6 +308,7 @@ class NativeSession {
   std::vector<std::uint32_t> places_{0, 0};  // of prompt lookup, recycled logits and each store
   OnlineCalibration before_;
   TreeBuilder builder_;
+  std::uint64_t vocabulary_ = std::uint64_t{1} << 31;
   std::vector<std::int32_t> order_;
 };
 
@@ -422,6 +425,7 @@ void bind_sessions(nb::module_& module) {
       .def("tail", &NativeSession::tail)
       .def("record", &NativeSession::record)
       .def("limit_suffix", &NativeSession::limit_suffix)
+      .def("limit_tokens", &NativeSession::limit_tokens)
       .def("learn_online", &NativeSession::learn_online)
       .def("recorded", &NativeSession::recorded);
 }

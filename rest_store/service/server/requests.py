@@ -22,7 +22,7 @@ M = TypeVar("M", bound=Message)
 Tokens = npt.NDArray[np.int32]
 
 _MOST_ACCEPTED = 1024  # in one message of a session
-_MOST_TOP_K, _READ_TOP_K = 64, 8  # tokens of a row that may come, and that are read
+_MOST_TOP_K = 64  # tokens of a row
 
 
 class TreeLimits(NamedTuple):
@@ -204,10 +204,8 @@ def text_of(tokens: Sequence[int], vocabulary_size: int, what: str) -> Tokens:
     return np.array(tokens[:], np.int32)
 
 
-def top_k_of(message: pb.TopK, vocabulary_size: int, what: str) -> Tokens:
-    """Return most likely tokens as int32[rows, k], of which only the first 8 of a row are kept; -1 ends a row.
-
-    A model's tokens beyond the vocabulary are no drafts: they end a row, too.
+def top_k_of(message: pb.TopK, what: str) -> Tokens:
+    """Return most likely tokens as int32[rows, k]; -1 ends a row, and so does one outside the vocabulary.
 
     Raises:
         LimitError: k is out of range.
@@ -218,10 +216,7 @@ def top_k_of(message: pb.TopK, vocabulary_size: int, what: str) -> Tokens:
         raise LimitError(describe("session", f"k of {what}", k, f"1..{_MOST_TOP_K}"))
     if size % (4 * k):
         raise ContextTypeError(describe("session", what, f"{size} bytes", f"rows of {4 * k} bytes"))
-    rows = np.frombuffer(message.tokens, "<i4").reshape(-1, k)[:, :_READ_TOP_K]
-    if rows.size and rows.max() >= vocabulary_size:
-        rows = np.where(rows < vocabulary_size, rows, -1)
-    return rows.astype(np.int32, copy=False)
+    return np.frombuffer(message.tokens, "<i4").reshape(-1, k)
 
 
 def accepted_of(messages: Sequence[pb.Accepted], vocabulary_size: int) -> list[Accepted]:
@@ -238,7 +233,7 @@ def accepted_of(messages: Sequence[pb.Accepted], vocabulary_size: int) -> list[A
         require_not_empty(message.tokens, "accepted")
         tokens = text_of(message.tokens, vocabulary_size, "accepted")
         top_k, node_top_k = (
-            top_k_of(getattr(message, name), vocabulary_size, name) if message.HasField(name) else None
+            top_k_of(getattr(message, name), name) if message.HasField(name) else None
             for name in ("top_k", "node_top_k")
         )
         accepted.append(Accepted(tokens, top_k, node_top_k))

@@ -171,7 +171,7 @@ class ServedSession:
         if prompt_length < 0:
             found = f"{opening.written} of {len(text)} tokens"
             raise ContextTypeError(describe("session", "what the model has written", found, "no more than the text"))
-        top_k = top_k_of(opening.top_k, self._vocabulary_size, "top_k") if opening.HasField("top_k") else None
+        top_k = top_k_of(opening.top_k, "top_k") if opening.HasField("top_k") else None
         sources: list[object] = [one.store for one in self._served]
         if opening.prompt_lookup:
             sources.append(PromptLookup())
