@@ -32,20 +32,10 @@ from rest_store.service.client.requests import Requests
 from rest_store.v1 import datastore_pb2 as pb
 from tests.drafting.test_evidence import every_path, replayed, require_same, rows_of
 from tests.shared.services import PATIENCE, Service, Talk, metrics_of, reason_of, running
-from tests.shared.strategies import Corpus, identity, open_datastore, refused, write_datastore
+from tests.shared.strategies import Corpus, corpus_of_phrases, identity, open_datastore, refused, write_datastore
 
 CHANCE = random.Random(11)
 NO_TREE = TokenTree([], [], [], scores=[])
-
-
-def corpus_of(alphabet: int, documents: int) -> Corpus:
-    """A corpus in which some sequences repeat."""
-    pieces = [[CHANCE.randrange(alphabet) for _ in range(CHANCE.randrange(1, 9))] for _ in range(5)]
-    drawn = [
-        [token for piece in CHANCE.choices(pieces, k=CHANCE.randrange(1, 6)) for token in piece]
-        for _ in range(documents)
-    ]
-    return Corpus(300, [drawn[::2], drawn[1::2]])
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +44,8 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name in ("one", "two"):
         (root / name).mkdir()
     return {
-        "one": write_datastore(root / "one", corpus_of(4, 20)),
-        "two": write_datastore(root / "two", corpus_of(3, 6)),
+        "one": write_datastore(root / "one", corpus_of_phrases(CHANCE, 4, 20)),
+        "two": write_datastore(root / "two", corpus_of_phrases(CHANCE, 3, 6)),
     }
 
 

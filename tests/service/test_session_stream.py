@@ -23,20 +23,10 @@ from rest_store.service.client.client import DatastoreClient
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.services import PATIENCE, Service, running
 from tests.shared.sessions import Relay, Request, is_run_by_the_service, sessions_of, without_sessions
-from tests.shared.strategies import Corpus, identity, refused, write_datastore
+from tests.shared.strategies import Corpus, corpus_of_phrases, identity, refused, write_datastore
 
 CHANCE = random.Random(11)
 TEXT = 3000  # most tokens of a text of the service
-
-
-def corpus_of(alphabet: int, documents: int) -> Corpus:
-    """A corpus in which some sequences repeat."""
-    pieces = [[CHANCE.randrange(alphabet) for _ in range(CHANCE.randrange(1, 9))] for _ in range(5)]
-    drawn = [
-        [token for piece in CHANCE.choices(pieces, k=CHANCE.randrange(1, 6)) for token in piece]
-        for _ in range(documents)
-    ]
-    return Corpus(300, [drawn[::2], drawn[1::2]])
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +35,8 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name in ("one", "two"):
         (root / name).mkdir()
     return {
-        "one": write_datastore(root / "one", corpus_of(6, 30)),
-        "two": write_datastore(root / "two", corpus_of(4, 8)),
+        "one": write_datastore(root / "one", corpus_of_phrases(CHANCE, 6, 30)),
+        "two": write_datastore(root / "two", corpus_of_phrases(CHANCE, 4, 8)),
     }
 
 

@@ -26,7 +26,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rest_store.errors import RestStoreError
 from rest_store.service.errors import DOMAIN
-from rest_store.v1 import datastore_pb2 as pb
 from rest_store.v1 import datastore_pb2_grpc
 
 PATIENCE = 60.0  # seconds after which a test that waits for an event fails
@@ -210,13 +209,15 @@ class Certificates:
 
 
 class Talk:
-    """One stream of drafts, asked step by step."""
+    """One stream, asked step by step."""
+
+    method = "DraftStream"
 
     def __init__(self, stub: Any, metadata: Sequence[tuple[str, str]] = ()) -> None:
-        self._requests: queue.SimpleQueue[pb.DraftStreamRequest | None] = queue.SimpleQueue()
-        self.call = stub.DraftStream(iter(self._requests.get, None), timeout=PATIENCE, metadata=metadata)
+        self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.call = getattr(stub, self.method)(iter(self._requests.get, None), timeout=PATIENCE, metadata=metadata)
 
-    def ask(self, request: pb.DraftStreamRequest) -> pb.DraftStreamResponse:
+    def ask(self, request: Any) -> Any:
         """Send a request and wait for its answer."""
         self._requests.put(request)
         return next(self.call)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from typing import Any, NamedTuple
@@ -13,36 +12,19 @@ import numpy as np
 from rest_store.drafting.session import DraftSession
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.messages import PREFIX, STREAMS
-from tests.shared.services import PATIENCE, Service, metrics_of
+from tests.shared.services import PATIENCE, Service, Talk, metrics_of
 
 Request = pb.DraftSessionRequest
 
 
-class SessionTalk:
+class SessionTalk(Talk):
     """One session that a service runs, told and asked message by message."""
 
-    def __init__(self, stub: Any, metadata: Sequence[tuple[str, str]] = ()) -> None:
-        self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
-        self.call = stub.DraftSession(iter(self._requests.get, None), timeout=PATIENCE, metadata=metadata)
+    method = "DraftSession"
 
     def tell(self, request: Request) -> None:
         """Send a message that asks for nothing."""
         self._requests.put(request)
-
-    def ask(self, request: Request) -> pb.DraftSessionResponse:
-        """Send a message and wait for the answer."""
-        self._requests.put(request)
-        return next(self.call)
-
-    def close(self) -> None:
-        """End the session and wait until the service has, too."""
-        self._requests.put(None)
-        assert list(self.call) == []
-
-    def leave(self) -> None:
-        """Let go of a stream that has ended already."""
-        self._requests.put(None)
-        self.call.cancel()
 
 
 def opening(*tokens: int, nodes: int | None = 8, **fields: Any) -> Request:
