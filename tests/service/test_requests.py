@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from rest_store.datastore.datastore import Datastore
-from rest_store.errors import LimitError, MessageSizeError
+from rest_store.errors import LimitError, MessageOrderError, MessageSizeError
 from rest_store.service.address import Address
 from rest_store.service.server import handlers as handlers_module
 from rest_store.service.server.catalog import Catalog
@@ -316,3 +316,13 @@ def test_a_refused_message_is_given_back_at_once(
         await server.drain()
 
     asyncio.run(run())
+
+
+def test_a_session_begins_with_its_opening_and_has_one(catalog: Catalog) -> None:
+    handlers = handlers_with(catalog, Limits())
+    selection = pb.Selection(datastores=["one"])
+    opening = pb.DraftSessionRequest(open=pb.SessionOpening(selection=selection)).SerializeToString()
+    refused(MessageOrderError, lambda: answer(handlers, "DraftSession", b""), "opening is absent")
+    state = SessionState()
+    assert asyncio.run(handlers.session_step(state, opening)) is None
+    refused(MessageOrderError, lambda: asyncio.run(handlers.session_step(state, opening)), "opening is second")
