@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -16,98 +16,13 @@ from transformers import DynamicCache
 import rest_store
 import rest_store.generation.generate as entry
 from rest_store.bench.baselines import tree_of
-from rest_store.datastore.tree import SuffixMatch, TokenTree
+from rest_store.datastore.tree import TokenTree
 from rest_store.errors import DrafterError, DraftingWarning
-from rest_store.generation.drafting import EMPTY, Draft, DraftCounts, Drafting, tree_fault
+from rest_store.generation.drafting import EMPTY, DraftCounts, Drafting
 from tests.shared.strategies import refused
 from tests.shared.tiny import VOCABULARY, Scripted, futures_of, prompts, right, tiny_model
 
 FIXED = {"max_new_tokens": 24, "do_sample": False}
-
-
-def packed(tokens: list[int], parents: list[int], depths: list[int]) -> TokenTree:
-    """A tree that nobody has checked, as a kernel or the network may give it."""
-    columns = (np.array([1] * len(tokens), np.int64), *(np.array(c, np.int32) for c in (tokens, parents, depths)))
-    return TokenTree.from_packed(b"".join(column.tobytes() for column in columns), SuffixMatch(0, 0))
-
-
-MALFORMED: dict[str, Any] = {
-    "nothing": None,
-    "a list": [1, 2, 3],
-    "too many nodes": tree_of([list(range(60))]),
-    "a token beyond the vocabulary": tree_of([[VOCABULARY]]),
-    "a negative token": packed([-1], [-1], [1]),
-    "a parent after its child": packed([5, 6], [1, -1], [2, 1]),
-    "its own parent": packed([5], [0], [1]),
-    "a parent before the context": packed([5], [-2], [1]),
-    "depths of their own": packed([5, 6], [-1, 0], [1, 1]),
-    "columns cut off": TokenTree.from_packed(b"\1" * 47, SuffixMatch(0, 0)),
-}
-
-
-def drafted_with_second_tree(make: Callable[[], Any]) -> DraftCounts:
-    """Draft rightly but for the second tree, which is what `make` returns; the text is that of plain generation."""
-    model = tiny_model("llama")
-    inputs = prompts(1)
-    plain = model.generate(**inputs, **FIXED)
-    futures = futures_of(inputs, plain)
-    calls = []
-
-    def script(future: list[int], random: Any, max_nodes: int) -> Any:
-        calls.append(1)
-        return make() if len(calls) == 2 else right(future, random, max_nodes)
-
-    output = model.generate(
-        **inputs,
-        **FIXED,
-        custom_generate=entry.generate,
-        drafter=lambda prompt: Scripted(prompt, futures, script),
-        adaptive=False,
-        return_dict_in_generate=True,
-    )
-    assert torch.equal(output.sequences, plain)
-    counts: DraftCounts = output.statistics.drafts
-    assert counts.accepted > 5, "one bad answer does not end drafting"
-    return counts
-
-
-@pytest.mark.parametrize("name", MALFORMED)
-def test_malformed_answers_change_nothing_and_are_counted(name: str) -> None:
-    counts = drafted_with_second_tree(lambda: MALFORMED[name])
-    assert (counts.malformed, counts.failed) == (1, 0)
-    assert len(counts.errors) == 1
-
-
-def of_a_subclass(name: str, changed: Any) -> TokenTree:
-    """A tree of a subclass whose array of that name is another one."""
-
-    class Changed(TokenTree):
-        __slots__ = ()
-
-    setattr(Changed, name, property(changed))
-    return Changed([5, 6, 7], [-1, 0, 0], [1, 1, 1])
-
-
-CHANGED: dict[str, tuple[str, Any, bool]] = {  # and whether the arrays are still a tree
-    "longer tokens": ("tokens", lambda _: np.arange(30, dtype=np.int32), False),
-    "fractions": ("tokens", lambda _: np.array([0.5, 1.5, 2.5]), False),
-    "no numbers": ("tokens", lambda _: np.array(["a", "b", "c"]), False),
-    "tokens beyond the vocabulary": ("tokens", lambda _: np.array([VOCABULARY] * 3), False),
-    "parents after their children": ("parents", lambda _: np.array([1, 2, 0]), False),
-    "other origins": ("origins", lambda _: np.array([1] * 9), False),
-    "an error": ("parents", lambda _: 1 // 0, False),
-    "other tokens": ("tokens", lambda _: np.array([9, 10, 11]), True),
-    "other depths": ("depths", lambda _: np.array([1, 50, 50]), True),
-    "another mask": ("mask", lambda _: lambda: np.ones((9, 9)), True),
-    "another packed form": ("packed", lambda _: b"abc", False),
-}
-
-
-@pytest.mark.parametrize("name", CHANGED)
-def test_trees_of_a_subclass_are_what_their_arrays_say(name: str) -> None:
-    attribute, changed, valid = CHANGED[name]
-    counts = drafted_with_second_tree(lambda: of_a_subclass(attribute, changed))
-    assert counts.failed + counts.malformed == (not valid)
 
 
 class Faulty:
@@ -391,30 +306,6 @@ def test_sessions_that_ask_are_told_what_follows_each_node_of_their_tree() -> No
     assert torch.equal(output.sequences, plain)
     assert not output.statistics.drafts.errors
     assert len(checked) > 30
-
-
-def test_valid_trees_have_no_fault() -> None:
-    assert tree_fault(tree_of([[1, 2], [1, 3], [4]]), 4, 5) is None
-    assert tree_fault(EMPTY, 4, 5) is None
-
-
-def test_a_draft_is_cut_to_the_depth_that_can_be_accepted() -> None:
-    tree = tree_of([[1, 2, 3], [1, 4], [5, 6, 7]])
-    assert Draft(tree, 5).tree is tree
-    unmatched = TokenTree.from_packed(tree.packed, (None, 1.5))  # type: ignore[arg-type]
-    assert Draft(unmatched, 2).tree == Draft(tree, 2).tree, "what a tree continues is not read"
-    shallow = Draft(tree, 2)
-    assert shallow.tree == tree_of([[1, 2], [1, 4], [5, 6]])
-    assert (Draft(tree, 5).whole, shallow.whole) == (True, False)
-    assert Draft(tree, 0).tree == Draft(tree, -1).tree == EMPTY
-    origins = TokenTree([1, 2, 3], [-1, 0, -1], [1] * 3, origins=[1, 2, 3])
-    assert (Draft(origins, 1).origins, shallow.origins) == ([1, 3], [1] * 5)
-
-
-def test_trees_that_share_beginnings_share_nodes() -> None:
-    tree = tree_of([[1, 2, 3], [1, 4], [1, 2]])
-    assert tree.tokens.tolist() == [1, 2, 3, 4]
-    assert tree.parents.tolist() == [-1, 0, 1, 0]
 
 
 def test_without_sessions_there_are_no_drafts() -> None:
