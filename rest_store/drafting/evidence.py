@@ -61,7 +61,7 @@ def collect_evidence(
     The result is a function of the arguments alone.
 
     Args:
-        stores: by name, all of one vocabulary.
+        stores: by name, all of one vocabulary; more than a session can hold are read in groups of as many.
         context: the end of the text, oldest first; only the last `max_suffix` are read; may be empty.
         tokens: int32[P], nodes of the tree that the other sources would draft, all in the vocabulary.
         parents: int32[P], the parent of each node, which comes before it; -1: child of the context.
@@ -77,17 +77,22 @@ def collect_evidence(
 
     Thread-safe; releases the GIL.
     """
-    packed = native_session_kernel().collect_evidence(
-        [reader_of(store) for store in stores.values()],
-        _calibration().native,
-        context,
-        tokens,
-        parents,
-        scores,
-        max_nodes=max_nodes,
-        max_rows=max_rows,
-        max_suffix=max_suffix,
-    )
+    kernel = native_session_kernel()
+    readers = [reader_of(store) for store in stores.values()]
+    most = int(kernel.MAX_STORES)
+    packed: list[bytes] = []
+    for first in range(0, len(readers), most):
+        packed += kernel.collect_evidence(
+            readers[first : first + most],
+            _calibration().native,
+            context,
+            tokens,
+            parents,
+            scores,
+            max_nodes=max_nodes,
+            max_rows=max_rows,
+            max_suffix=max_suffix,
+        )
     for store in stores.values():
         store.require_readable()
     return [Evidence(name, rows) for name, rows in zip(stores, packed, strict=True)]

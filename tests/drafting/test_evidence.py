@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rest_store.datastore.datastore import Datastore
-from rest_store.datastore.kernel import native_evidence_fault
+from rest_store.datastore.kernel import native_evidence_fault, native_session_kernel
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence
 from rest_store.drafting import external_sources
@@ -285,6 +285,24 @@ def test_no_bytes_break_the_reader(tiny_evidence: bytes, data: st.DataObject) ->
 def tiny_evidence(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     corpus = Corpus(300, [[[1, 2, 3, 4, 5, 2, 3, 6, 2, 3, 4]]])
     return read(open_datastore(tmp_path_factory.mktemp("tiny"), corpus), [1, 2, 3])
+
+
+def test_more_datastores_than_a_session_can_hold_are_read_in_groups(tmp_path: Path) -> None:
+    stores = {}
+    for place in range(8):
+        folder = tmp_path / str(place)
+        folder.mkdir()
+        stores[str(place)] = open_datastore(folder, Corpus(300, [[[1, 2, 3, place, 4], [1, 2, 5]]]))
+
+    def read(*names: str) -> list[Evidence]:
+        none = np.zeros(0, np.int32)
+        chosen = {name: stores[name] for name in names}
+        bounds = {"max_nodes": 8, "max_suffix": 16, "max_rows": 12}
+        return collect_evidence(chosen, np.array([1, 2], np.int32), none, none, np.zeros(0, np.float32), **bounds)
+
+    assert read(*"01234567") == read(*"012345") + read(*"67")
+    with mock.patch.object(native_session_kernel(), "MAX_STORES", 8), pytest.raises(ValueError, match="can hold"):
+        read(*"01234567")
 
 
 def test_a_session_reads_as_many_datastores_of_a_service_as_it_can_hold(tmp_path: Path) -> None:

@@ -323,6 +323,7 @@ nb::list collect_evidence(const std::vector<NativeEvidenceReader*>& readers, con
     const nb::gil_scoped_release release;
     if (parents.size() != tokens.size() || scores.size() != tokens.size())
       throw nb::value_error("columns of unequal length");
+    if (readers.size() > kMaxStores) throw nb::value_error("more datastores than a session can hold");
     std::vector<ProposedNode> proposals;
     for (std::size_t i = 0; i < tokens.size(); ++i) {
       const std::int32_t parent = parents.data()[i];
