@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import shutil
 from collections.abc import Callable
@@ -193,6 +194,9 @@ print(statuses, store.draft([0, 1]) == expected)
 """
 
 
+@pytest.mark.skipif(
+    "asan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer's own locks do not survive a fork"
+)
 @NATIVE
 def test_a_child_of_a_process_whose_threads_query_goes_on_querying(tmp_path: Path) -> None:
     """It does not wait for the locks of threads that it does not have."""

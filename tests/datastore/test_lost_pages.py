@@ -20,6 +20,9 @@ from rest_store.errors import DatastoreUnavailableError
 from tests.shared.strategies import Corpus, refused, write_datastore
 
 pytestmark = pytest.mark.skipif(native_kernel() is None, reason="the numpy reference cannot keep a process alive")
+WITHOUT_SANITIZER = pytest.mark.skipif(
+    "asan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer handles SIGBUS itself"
+)
 
 CORPUS = Corpus(300, [[[1, 2, 3, 4, 5, 1, 2, 3, 9]], [[7, 8]]])
 QUERIES: dict[str, Callable[[Datastore], object]] = {
@@ -159,13 +162,15 @@ def run(code: str, directory: Path) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
+@WITHOUT_SANITIZER
 @pytest.mark.parametrize("order", ["faulthandler.enable()\n" + OPEN, OPEN + "faulthandler.enable()\n"])
 def test_lost_pages_beside_a_fault_handler(directory: Path, order: str) -> None:
     status, out, _ = run(order + "lose_pages()", directory)
     assert (status, out) == (0, "refused\n")
 
 
-@pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer handles SIGBUS itself")
+@WITHOUT_SANITIZER
+@WITHOUT_SANITIZER
 @pytest.mark.parametrize("order", ["faulthandler.enable()\n" + OPEN, OPEN + "faulthandler.enable()\n"])
 def test_pages_of_others_end_the_process_and_the_fault_handler_reports_them(directory: Path, order: str) -> None:
     status, _, error = run(order + "lose_own_page()", directory)
@@ -174,7 +179,7 @@ def test_pages_of_others_end_the_process_and_the_fault_handler_reports_them(dire
     assert "lose_own_page" in error
 
 
-@pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer handles SIGBUS itself")
+@WITHOUT_SANITIZER
 def test_pages_of_others_end_the_process(directory: Path) -> None:
     assert run(OPEN + "lose_own_page()", directory) == (-signal.SIGBUS, "", "")
 
@@ -190,7 +195,7 @@ os.kill(os.getpid(), signal.SIGBUS)
     assert run(code, directory) == (0, "handled\nrefused\nhandled\n", "")
 
 
-@pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer handles SIGBUS itself")
+@WITHOUT_SANITIZER
 @pytest.mark.parametrize("sender", ["another process", "the process itself"])
 def test_a_signal_that_is_sent_ends_the_process(directory: Path, sender: str) -> None:
     code = """
