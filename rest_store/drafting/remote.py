@@ -19,6 +19,7 @@ from rest_store.drafting.external_sources import Drop
 from rest_store.drafting.sources import PromptLookup, RecycledLogits, Source
 from rest_store.errors import ProtocolError, TokenizerMismatchError, describe, error_text
 
+NODE_BYTES = 11  # of a node as the message DraftSessionResponse has it
 _ORIGINS = 8  # bits
 
 

@@ -32,7 +32,7 @@ def _writable(context: click.Context, parameter: click.Parameter, path: Path | N
     "--send-text/--no-send-text",
     default=True,
     show_default=True,
-    help="Let a service draft from the whole text, or send it the last 64 tokens of each step.",
+    help="Let a service draft from the whole text, or send it the end of the prompt, the output and a few proposals.",
 )
 @click.option("--prompt", required=True, help="What to continue.")
 @click.option("--chat", is_flag=True, help="Render the prompt as a user's turn with the model's chat template.")

@@ -45,8 +45,9 @@ class DatastoreClient(ClientBase):
         retries: most further attempts of a call, 0 or more.
         failure_threshold: failures in a row after which an endpoint is left alone, 1 or more.
         pause: seconds for which it is left alone at first, 0 or more; doubled up to 30.
-        send_text: whether the service may run draft sessions, for which it gets the whole text. Otherwise it gets the
-            last 64 tokens at most, and sessions are merged here, which takes longer.
+        send_text: whether the service may run draft sessions, for which it gets the whole text. Otherwise sessions are
+            merged here, which takes longer, and it gets the last 64 tokens of the prompt at most, what the model
+            writes, and a few proposed tokens in each step.
         shared_calibration: a name, such as the model's: sessions that the service runs share under it what their
             calibration learns, also those of other clients; None: they share nothing.
 

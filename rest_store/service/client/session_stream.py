@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.kernel import MAX_NODES
-from rest_store.drafting.remote import RemoteTree, SessionSettings
+from rest_store.drafting.remote import NODE_BYTES, RemoteTree, SessionSettings
 from rest_store.errors import (
     DeadlineError,
     MessageOrderError,
@@ -31,7 +31,6 @@ from rest_store.service.client.retry import RetryPolicy
 from rest_store.service.client.stream_call import StreamCall
 from rest_store.v1 import datastore_pb2 as pb
 
-_NODE_BYTES = 11
 _WEIGHTS = 5  # of a calibration
 _MOST_TOP_K = 8  # tokens of a row that a session reads
 _MOST_UNSENT = 512  # calls of `accept` since the last tree; after more the text is sent again
@@ -220,7 +219,7 @@ class SessionStream:
 
     def _read(self, message: bytes, target: str) -> RemoteTree:
         """Return the tree of an answer; raise ProtocolError unless it is the answer to the last message."""
-        most = self._codec.largest(NUMBER_BYTES) + _NODE_BYTES * MAX_NODES
+        most = self._codec.largest(NUMBER_BYTES) + NODE_BYTES * MAX_NODES
         response = parse(pb.DraftSessionResponse, message, target, most)
         if response.sequence != self._sequence:
             raise ProtocolError(describe(target, "sequence of an answer", response.sequence, self._sequence))

@@ -13,6 +13,7 @@ import numpy as np
 from rest_store.datastore.kernel import MAX_DEPTH, MAX_NODES, MAX_SUFFIX
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.evidence import MAX_EVIDENCE_ROWS, Evidence, collect_evidence
+from rest_store.drafting.remote import NODE_BYTES
 from rest_store.errors import LimitError, MessageOrderError, MessageSizeError, QueryError, describe
 from rest_store.service.server.catalog import Catalog, Served, reading
 from rest_store.service.server.executor import Executor
@@ -35,7 +36,7 @@ from rest_store.service.server.requests import (
     tails_of,
     tree_limits,
 )
-from rest_store.service.server.served_session import SESSION_NODE_SIZE, ServedSession
+from rest_store.service.server.served_session import ServedSession
 from rest_store.service.server.sessions import Sessions
 from rest_store.v1 import datastore_pb2 as pb
 
@@ -149,7 +150,7 @@ class Handlers:
         if response is None:
             return None
         self._metrics.session_trees += 1
-        self._metrics.nodes += len(response.nodes) // SESSION_NODE_SIZE
+        self._metrics.nodes += len(response.nodes) // NODE_BYTES
         return response.SerializeToString()
 
     def end_session(self, state: SessionState) -> None:

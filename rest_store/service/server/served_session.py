@@ -31,7 +31,6 @@ from rest_store.service.server.requests import (
 )
 from rest_store.v1 import datastore_pb2 as pb
 
-SESSION_NODE_SIZE = 11  # bytes of a node in a response
 FIXED_MEMORY = 256 << 10  # bytes of a session beside its text and trees, above all its calibration
 _NODES = 16  # of a tree, unless the client says
 _SMALL_NODES, _SMALL_TOKENS = 64, 1024  # drafted and taken in within a millisecond or so
