@@ -67,8 +67,6 @@ def suffix_array(symbols: Symbols, *, vocabulary_size: int) -> npt.NDArray[np.in
 
     Thread-safe; releases the GIL while it sorts. Deterministic, whatever the number of threads (OMP_NUM_THREADS).
     """
-    from pydivsufsort.dll import libdivsufsort  # of the [build] extra
-
     width = _token_width(vocabulary_size)
     is_payload = symbols.dtype == np.uint8 and symbols.ndim == 2 and symbols.shape[1] == width
     if not is_payload and not (symbols.ndim == 1 and symbols.dtype.kind == "u" and symbols.dtype.itemsize <= 4):
@@ -89,14 +87,28 @@ def suffix_array(symbols: Symbols, *, vocabulary_size: int) -> npt.NDArray[np.in
     # Whole strides, and two more bytes, which `_encode` writes after the last codeword.
     text = np.empty((code.text_bytes + 2 + _STRIDE - 1) // _STRIDE * _STRIDE, dtype=np.uint8)
     _encode(symbols, code, text)
-    order = np.empty(code.text_bytes, dtype=np.int32)
+    order = sort_bytes(text[: code.text_bytes])
+    anchors = _write_locator(symbols, code, text)
+    _keep_symbols(order, text, anchors, len(symbols) - int(counts[vocabulary_size]))
+    return order
+
+
+def sort_bytes(text: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
+    """Return the places of all bytes of `text` uint8[n], n < 2^31, in the order of the suffixes there, int32[n].
+
+    Raises:
+        MemoryError: there is not enough for four bytes a place.
+
+    Thread-safe; releases the GIL.
+    """
+    from pydivsufsort.dll import libdivsufsort  # of the [build] extra
+
+    order = np.empty(len(text), dtype=np.int32)
     status = libdivsufsort.divsufsort(
         text.ctypes.data_as(ctypes.c_void_p), order.ctypes.data_as(ctypes.c_void_p), ctypes.c_int32(len(order))
     )
     if status:
         raise MemoryError(f"suffix array: libdivsufsort returned {status} for {len(order)} bytes of text")
-    anchors = _write_locator(symbols, code, text)
-    _keep_symbols(order, text, anchors, len(symbols) - int(counts[vocabulary_size]))
     return order
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rest_store.generation.generate import generate
     from rest_store.generation.generator import Generator
     from rest_store.generation.prepacking import prepacked_weights
+    from rest_store.live.live_datastore import LiveDatastore
     from rest_store.service.channel import Tls
     from rest_store.service.client.async_client import AsyncDatastoreClient
     from rest_store.service.client.client import DatastoreClient
@@ -32,6 +33,7 @@ __all__ = [
     "DatastoreClient",
     "DraftSession",
     "Generator",
+    "LiveDatastore",
     "PromptLookup",
     "RecycledLogits",
     "RestStoreError",
@@ -54,6 +56,7 @@ _HOMES = {
     "PromptLookup": "rest_store.drafting.sources",
     "RecycledLogits": "rest_store.drafting.sources",
     "Generator": "rest_store.generation.generator",
+    "LiveDatastore": "rest_store.live.live_datastore",
     "RestStoreError": "rest_store.errors",
     "SuffixMatch": "rest_store.datastore.tree",
     "TokenTree": "rest_store.datastore.tree",

@@ -264,7 +264,7 @@ def _tokenizer(store: Any, name: str | None, *, needed: bool) -> Any:
             raise click.UsageError(f"{store.path} has no tokenizer: pass --tokenizer, or --tokens instead of --text")
         return None
     target = _load_tokenizer(name if name is not None else os.fspath(kept))
-    store.manifest.tokenizer.require_same(target.identity, store.path)
+    store.tokenizer.require_same(target.identity, store.path)
     return target
 
 

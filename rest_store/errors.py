@@ -13,7 +13,12 @@
     |   |-- MixedBuildError             files of different builds side by side           (ValueError)
     |   |-- ChecksumError               content differs from its checksum        (ValueError)
     |   |-- SuffixOrderError            suffix array unsorted or not one entry per token (ValueError)
-    |   `-- DatastoreClosedError        the datastore is closed                          (ValueError)
+    |   |-- DatastoreClosedError        the datastore is closed                          (ValueError)
+    |   `-- LiveDatastoreError          a live datastore cannot do this
+    |       |-- LiveFormatError         the directory holds something else               (ValueError)
+    |       |-- DocumentError           a document, or its id, is invalid                (ValueError)
+    |       |-- WriterError             opened for reading, or another process writes it (OSError)
+    |       `-- StorageError            documents cannot be written or read              (OSError)
     |-- TokenizerError
     |   |-- TokenizerLoadError          a tokenizer cannot be loaded                     (OSError)
     |   `-- TokenizerMismatchError      the datastore has another tokenizer              (ValueError)
@@ -128,6 +133,26 @@ class SuffixOrderError(DatastoreError, ValueError):
 
 class DatastoreClosedError(DatastoreError, ValueError):
     """The datastore is closed."""
+
+
+class LiveDatastoreError(DatastoreError):
+    """A live datastore cannot do this."""
+
+
+class LiveFormatError(LiveDatastoreError, ValueError):
+    """The directory is not a live datastore, or one of another release."""
+
+
+class DocumentError(LiveDatastoreError, ValueError):
+    """A document to be added is empty, too large or neither text nor tokens, or its id is invalid."""
+
+
+class WriterError(LiveDatastoreError, OSError):
+    """The live datastore was opened for reading, or another process writes it."""
+
+
+class StorageError(LiveDatastoreError, OSError):
+    """The documents of a live datastore cannot be written or read: no space, no permission, a failing disk, damage."""
 
 
 class TokenizerError(RestStoreError):

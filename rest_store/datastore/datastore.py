@@ -6,17 +6,16 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
-from rest_store.datastore.kernel import MAX_SUFFIX, Kernel, kernel_name, open_kernel
+from rest_store.datastore.kernel import kernel_name, shard_view
 from rest_store.datastore.manifest import FILE_NAME, Manifest, ShardRecord
 from rest_store.datastore.mapped_file import MappedFile
 from rest_store.datastore.memory import available_bytes
 from rest_store.datastore.shard import Shard
+from rest_store.datastore.store import Snapshot, Store
 from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
-from rest_store.datastore.tree import SuffixMatch, TokenTree
-from rest_store.datastore.validation import Contexts, IntSequence, limit, limits, tail, tails, too_many_tokens
-from rest_store.errors import DatastoreClosedError, ManifestError, MixedBuildError, describe
+from rest_store.errors import ManifestError, MixedBuildError, describe
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class DatastoreInfo:
     manifest: Manifest
 
 
-class Datastore:
+class Datastore(Store):
     """The shards of one directory, mapped into memory. Open one with `Datastore.open`.
 
     A context manager; `close` ends it. Pickling keeps the path: the receiver opens the directory again, and fails if it
@@ -61,11 +60,11 @@ class Datastore:
     def __init__(self, path: Path, manifest: Manifest, shards: list[Shard]) -> None:
         self.path = path
         self.manifest = manifest
-        self.vocabulary_size = manifest.tokenizer.vocabulary_size
+        self.tokenizer = manifest.tokenizer
         self._location = path.absolute()
         self._shards = shards
         self._size = sum(file.raw.size for file in self.files)
-        self._kernel: Kernel = open_kernel(shards, self.vocabulary_size)
+        self._snapshot = Snapshot.of([shard_view(shard) for shard in shards], self.vocabulary_size)
         self._kernel_name = kernel_name()
         self._built = _time_of(path / FILE_NAME)
 
@@ -107,7 +106,7 @@ class Datastore:
 
         Its files are unmapped once the queries in progress and the sessions that draft from it have let go of them.
         """
-        self._kernel, self._shards = _ClosedKernel(self.path), []
+        self._snapshot, self._shards = Snapshot.closed(self.path), []
 
     def __enter__(self) -> Datastore:
         return self
@@ -117,19 +116,10 @@ class Datastore:
     ) -> None:
         self.close()
 
-    def require_readable(self) -> None:
-        """Raise an error if queries would raise it whatever they ask.
-
-        Raises:
-            DatastoreClosedError: after `close`.
-            DatastoreUnavailableError: a page of the files could not be read.
-        """
-        self._kernel.require_readable()
-
     @property
-    def kernel(self) -> Kernel:
-        """What answers the queries; another object after `close`."""
-        return self._kernel
+    def snapshot(self) -> Snapshot:
+        """The shards that queries read."""
+        return self._snapshot
 
     @property
     def shards(self) -> list[Shard]:
@@ -154,99 +144,6 @@ class Datastore:
             kernel=self._kernel_name,
             manifest=self.manifest,
         )
-
-    def longest_suffix_match(self, context: IntSequence, *, max_suffix: int = 16) -> SuffixMatch:
-        """Find the longest suffix of `context` that occurs in this datastore (REST, Algorithm 1).
-
-        Args:
-            context: 1-D integers, oldest first; only the last `max_suffix` are read.
-            max_suffix: longest suffix tried, in tokens, 1..64.
-
-        Returns:
-            SuffixMatch(length, count): `length` in tokens, 0 if even the last token is absent.
-
-        Raises:
-            QueryError: `context` is not 1-D integers, is empty, or holds an id outside the vocabulary, or a limit is
-                out of range.
-            DatastoreClosedError: after `close`.
-            DatastoreUnavailableError: a page of the files could not be read.
-
-        Thread-safe; releases the GIL.
-        """
-        max_suffix = limit("max_suffix", max_suffix, MAX_SUFFIX)
-        suffix = tail(context, max_suffix, self.vocabulary_size)
-        return SuffixMatch(*self._kernel.longest_suffix_match(suffix))
-
-    def draft(
-        self, context: IntSequence, *, max_nodes: int = 64, max_suffix: int = 16, max_depth: int = 10
-    ) -> TokenTree:
-        """Return the most frequent continuations of the longest suffix match of `context` as a tree.
-
-        Counts are exact, over all matches. Nodes come by count, greatest first; of equal counts the one with fewer
-        tokens first, of those the lexicographically first (FORMAT.md, section 7).
-
-        Args:
-            context: 1-D integers, oldest first; only the last `max_suffix` are read.
-            max_nodes: most draft tokens, 1..1024.
-            max_suffix: longest suffix tried, in tokens, 1..64.
-            max_depth: longest continuation, in tokens, 1..32.
-
-        Returns:
-            The draft tree with its suffix match; empty if nothing matches or no occurrence is continued.
-
-        Raises:
-            QueryError: `context` is not 1-D integers, is empty, or holds an id outside the vocabulary, or a limit is
-                out of range.
-            DatastoreClosedError: after `close`.
-            DatastoreUnavailableError: a page of the files could not be read.
-
-        Thread-safe; releases the GIL.
-        """
-        max_nodes, max_suffix, max_depth = limits(max_nodes, max_suffix, max_depth)
-        suffix = tail(context, max_suffix, self.vocabulary_size)
-        return TokenTree.from_packed(*self._kernel.draft(suffix, max_nodes, max_depth))
-
-    def draft_batch(
-        self, contexts: Contexts, *, max_nodes: int = 64, max_suffix: int = 16, max_depth: int = 10
-    ) -> list[TokenTree]:
-        """Return what `draft` returns for each of `contexts`.
-
-        Args:
-            contexts: a sequence of contexts, or an array or tensor int[B, N] with one context per row.
-            max_nodes: as in `draft`.
-            max_suffix: as in `draft`.
-            max_depth: as in `draft`.
-
-        Returns:
-            B draft trees, in the order of the contexts.
-
-        Raises:
-            QueryError: as in `draft`; the message names the place of the context.
-            DatastoreClosedError, DatastoreUnavailableError: as in `draft`.
-
-        Thread-safe; releases the GIL.
-        """
-        max_nodes, max_suffix, max_depth = limits(max_nodes, max_suffix, max_depth)
-        suffixes = tails(contexts, max_suffix, self.vocabulary_size)
-        kernel = self._kernel
-        return [TokenTree.from_packed(*kernel.draft(suffix, max_nodes, max_depth)) for suffix in suffixes]
-
-    def count(self, tokens: IntSequence) -> int:
-        """Return how often the sequence `tokens` occurs within documents of this datastore.
-
-        Args:
-            tokens: 1-D integers, 1 to 64 of them.
-
-        Raises:
-            QueryError: `tokens` is not 1-D integers, is empty or too long, or holds an id outside the vocabulary.
-            DatastoreClosedError, DatastoreUnavailableError: as in `draft`.
-
-        Thread-safe; releases the GIL.
-        """
-        sequence = tail(tokens, MAX_SUFFIX + 1, self.vocabulary_size, "tokens")
-        if len(sequence) > MAX_SUFFIX:
-            raise too_many_tokens(len(tokens))
-        return self._kernel.count(sequence)
 
     def __reduce__(self) -> tuple[Any, ...]:
         self.require_readable()
@@ -276,15 +173,3 @@ def _open_same(path: Path, manifest: Manifest) -> Datastore:
     if store.manifest != manifest:
         raise MixedBuildError(describe(path, "datastore", "another one", "that which was pickled"))
     return store
-
-
-class _ClosedKernel:
-    """Stands for the kernel of a closed datastore."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def _refuse(self, *_: object) -> NoReturn:
-        raise DatastoreClosedError(describe(self._path, "the datastore", "closed", "open"))
-
-    longest_suffix_match = count = draft = require_readable = _refuse

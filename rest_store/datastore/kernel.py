@@ -69,10 +69,9 @@ def native_session_kernel() -> Any:
 _warned = False
 
 
-def open_kernel(shards: Sequence[Shard], vocabulary_size: int) -> Kernel:
-    """Return a kernel over `shards`: the native one if it was built, otherwise the reference with one warning."""
+def open_kernel(views: Sequence[KernelShard], vocabulary_size: int) -> Kernel:
+    """Return a kernel over shards: the native one if it was built, otherwise the reference with one warning."""
     global _warned
-    views = [shard_view(shard) for shard in shards]
     native = native_kernel()
     if kernel_name() == "native" and native is not None:
         return native(views, vocabulary_size)  # type: ignore[no-any-return]

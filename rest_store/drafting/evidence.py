@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rest_store.datastore.datastore import Datastore
-from rest_store.datastore.kernel import Kernel, native_session_kernel, shard_view
+from rest_store.datastore.kernel import Kernel, native_session_kernel
+from rest_store.datastore.store import Store
 from rest_store.drafting.calibration import Calibration
 
 MAX_EVIDENCE_ROWS = 1024
@@ -43,7 +43,7 @@ def rows_for(max_nodes: int) -> int:
 
 
 def collect_evidence(
-    stores: Mapping[str, Datastore],
+    stores: Mapping[str, Store],
     context: npt.NDArray[np.int32],
     tokens: npt.NDArray[np.int32],
     parents: npt.NDArray[np.int32],
@@ -102,20 +102,21 @@ def collect_evidence(
 _readers: weakref.WeakKeyDictionary[Kernel, Any] = weakref.WeakKeyDictionary()
 
 
-def reader_of(store: Datastore) -> Any:
-    """Return the native reader of `store`, which caches the evidence of short suffixes: the same one for all sessions.
+def reader_of(store: Store) -> Any:
+    """Return the native reader of the shards of `store`, which caches the evidence of short suffixes.
+
+    All sessions share it; a live datastore whose shards change has another one.
 
     Raises:
         DatastoreClosedError: `store` is closed.
 
     Thread-safe.
     """
-    kernel, shards = store.kernel, store.shards
-    store.require_readable()
-    if (reader := _readers.get(kernel)) is None:
-        views = [shard_view(shard) for shard in shards]
-        native = native_session_kernel().NativeEvidenceReader(views, store.vocabulary_size)
-        reader = _readers.setdefault(kernel, native)
+    snapshot = store.snapshot
+    snapshot.kernel.require_readable()
+    if (reader := _readers.get(snapshot.kernel)) is None:
+        native = native_session_kernel().NativeEvidenceReader(snapshot.views, store.vocabulary_size)
+        reader = _readers.setdefault(snapshot.kernel, native)
     return reader
 
 

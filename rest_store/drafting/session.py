@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn
@@ -10,8 +11,8 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.kernel import MAX_NODES, MAX_SUFFIX, native_session_kernel
+from rest_store.datastore.store import Snapshot, Store
 from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence, limit
@@ -51,6 +52,15 @@ class Absence(NamedTuple):
 
     steps: int
     reason: str
+
+
+@dataclass
+class _OpenStore:
+    """A datastore in this process, as a session reads it: the kernel's number of it, and the shards read so far."""
+
+    index: int
+    store: Store
+    snapshot: Snapshot
 
 
 @dataclass
@@ -153,7 +163,7 @@ class DraftSession:
         self._native = kernel.NativeSession(self.calibration.native)
         self._native.learn_online(learn)
         self._native.limit_suffix(max_suffix)
-        self._datastores: dict[int, tuple[int, Datastore]] = {}  # by place: the kernel's store, and the datastore
+        self._datastores: dict[int, _OpenStore] = {}  # by place
         self._left_out: list[Drop] = []  # from all steps
         tokenizers: dict[int, TokenizerIdentity] = {}
         external: list[tuple[int, int, Source]] = []
@@ -162,9 +172,11 @@ class DraftSession:
                 self._native.use_prompt_lookup(place)
             elif isinstance(source, RecycledLogits):
                 self._native.use_recycled_logits(place, source.native)
-            elif isinstance(source, Datastore):
-                self._datastores[place] = self._native.add_store(place, reader_of(source)), source
-                tokenizers[place] = source.manifest.tokenizer
+            elif isinstance(source, Store):
+                snapshot = source.snapshot
+                index = self._native.add_store(place, reader_of(source))
+                self._datastores[place] = _OpenStore(index, source, snapshot)
+                tokenizers[place] = source.tokenizer
             elif isinstance(source, Source):
                 external.append((self._native.add_store(place, None), place, source))
         self._external = ExternalSources(self._native, external, timeout=source_timeout, max_suffix=max_suffix)
@@ -214,17 +226,26 @@ class DraftSession:
         for drop in drops:
             if drop.why == "tokenizer":
                 self._leave_out(*drop)
+        self._follow_changes()
         drafted = self._native.draft(nodes, times)
         if self._leave_out_unreadable():
             drafted = self._native.draft(nodes, times)
         return drafted, [drop for drop in drops if drop.why != "tokenizer"]
 
+    def _follow_changes(self) -> None:
+        """Read the present shards of live datastores from now on."""
+        for opened in self._datastores.values():
+            if opened.store.is_live and (snapshot := opened.store.snapshot) is not opened.snapshot:
+                with suppress(DatastoreClosedError, DatastoreUnavailableError):  # left out after the step
+                    self._native.set_reader(opened.index, reader_of(opened.store))
+                    opened.snapshot = snapshot
+
     def _leave_out_unreadable(self) -> bool:
         """Leave out datastores that have lost a page or were closed; return whether there are new ones."""
         readable = len(self._datastores)
-        for place, (_, store) in list(self._datastores.items()):
+        for place, opened in list(self._datastores.items()):
             try:
-                store.require_readable()
+                opened.store.require_readable()
             except (DatastoreUnavailableError, DatastoreClosedError) as error:
                 self._leave_out(place, "error", str(error))
         return len(self._datastores) < readable
@@ -233,7 +254,7 @@ class DraftSession:
         """Draft without the source at `place` from now on; every step counts that."""
         self._left_out.append(Drop(place, why, text))
         if place in self._datastores:
-            self._native.set_trees(self._datastores.pop(place)[0], None)
+            self._native.set_trees(self._datastores.pop(place).index, None)
         else:
             self._external.remove(place)
             self._end_remote()

@@ -9,8 +9,8 @@ from numbers import Real
 from threading import TIMEOUT_MAX
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
-from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.kernel import native_session_kernel
+from rest_store.datastore.store import Store
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.evidence import Evidence
@@ -162,7 +162,7 @@ def require_source_timeout(where: str, timeout: object) -> None:
 
 def _source_fault(source: object) -> str | None:
     """Return what is wrong with `source`; None if a session can ask it."""
-    if isinstance(source, Datastore):
+    if isinstance(source, Store):
         return None
     if isinstance(source, type) or not isinstance(source, Source):
         return _kind(source)

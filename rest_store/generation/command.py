@@ -88,7 +88,7 @@ def generate(
         click.get_current_context().with_resource(rest_store.prepacked_weights(model))
     identity = identity_of(tokenizer, model_name)
     for place, store in opened.items():
-        store.manifest.tokenizer.require_same(identity, place)
+        store.tokenizer.require_same(identity, place)
     stores = [opened[place] if place in opened else _client(place, identity, reach) for place in datastores]
     text, inputs = _prompt(tokenizer, prompt, chat)
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": temperature is not None}

@@ -284,13 +284,11 @@ def test_a_time_of_building_that_is_no_date(store: Datastore, monkeypatch: pytes
 
 
 def test_a_manifest_that_vanishes_while_it_is_opened(store: Datastore, monkeypatch: pytest.MonkeyPatch) -> None:
-    open_kernel = datastore.open_kernel
-
-    def remove(*arguments: Any) -> Any:
+    def remove() -> str:
         (store.path / FILE_NAME).unlink()
-        return open_kernel(*arguments)
+        return "native"
 
-    monkeypatch.setattr(datastore, "open_kernel", remove)
+    monkeypatch.setattr(datastore, "kernel_name", remove)
     refused(ManifestError, lambda: Datastore.open(store.path), "manifest.json: modification time is unreadable (")
 
 

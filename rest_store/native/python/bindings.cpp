@@ -7,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "search/file_mapping.hpp"
+#include "sort/pack_suffixes.hpp"
 #include "trees/kernel.hpp"
 
 namespace nb = nanobind;
@@ -107,6 +108,18 @@ class NativeKernel {
   Kernel kernel_;
 };
 
+template <class Item>
+using Room = nb::ndarray<Item, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+void pack(const nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>& order,
+          const Bytes& symbols, std::uint32_t width, std::uint32_t bits, const Room<std::uint64_t>& keys,
+          const Room<std::uint8_t>& entries) {
+  if (width != 2 && width != 3) throw nb::value_error("width out of range");
+  const nb::gil_scoped_release released;
+  pack_suffixes({{order.data(), order.size()}, {symbols.data(), symbols.size()}, width}, bits,
+                {keys.data(), keys.size()}, {entries.data(), entries.size()});
+}
+
 // A mapping of an open file.
 FileMapping* mapped(int descriptor, std::size_t size) {
   try {
@@ -127,6 +140,7 @@ NB_MODULE(_kernel, module) {
     if (packed.size() % kNodeSize != 0) throw nb::value_error("not a whole number of nodes");
     return static_cast<int>(tree_fault(packed.c_str(), packed.size() / kNodeSize, vocabulary, max_depth));
   });
+  module.def("pack_suffixes", &pack, "order"_a, "symbols"_a, "width"_a, "bits"_a, "keys"_a, "entries"_a);
   bind_sessions(module);
   nb::class_<NativeKernel>(module, "NativeKernel", nb::is_weak_referenceable())
       .def(nb::init<const nb::list&, std::uint32_t>(), "shards"_a, "vocabulary_size"_a)

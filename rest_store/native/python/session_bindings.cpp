@@ -132,7 +132,14 @@ class NativeSession {
   std::size_t add_store(std::uint32_t place, NativeEvidenceReader* reader) {
     if (builder_.store_count() == kMaxStores) throw nb::value_error("more datastores than a session can hold");
     places_.push_back(place);
+    readers_.push_back(nb::find(reader));
     return builder_.add_store(reader == nullptr ? nullptr : reader->reader.get());
+  }
+
+  // Read store `index` through `reader` from now on: its datastore has other shards.
+  void set_reader(std::size_t index, NativeEvidenceReader& reader) {
+    builder_.store(index).reader = reader.reader.get();
+    readers_[index] = nb::find(reader);
   }
 
   void prompt(const Array<std::int32_t>& tokens) {
@@ -305,6 +312,7 @@ class NativeSession {
   }
 
   NativeCalibration& calibration_;
+  std::vector<nb::object> readers_;          // of each store, kept alive
   std::vector<std::uint32_t> places_{0, 0};  // of prompt lookup, recycled logits and each store
   OnlineCalibration before_;
   TreeBuilder builder_;
@@ -411,7 +419,8 @@ void bind_sessions(nb::module_& module) {
       .def(nb::init<NativeCalibration&>(), nb::keep_alive<1, 2>())
       .def("use_prompt_lookup", &NativeSession::use_prompt_lookup)
       .def("use_recycled_logits", &NativeSession::use_recycled_logits, nb::keep_alive<1, 3>())
-      .def("add_store", &NativeSession::add_store, nb::arg("place"), nb::arg("reader").none(), nb::keep_alive<1, 3>())
+      .def("add_store", &NativeSession::add_store, nb::arg("place"), nb::arg("reader").none())
+      .def("set_reader", &NativeSession::set_reader)
       .def("prompt", &NativeSession::prompt)
       .def("set_trees", &NativeSession::set_trees, nb::arg("index"), nb::arg("trees").none())
       .def("set_evidence", &NativeSession::set_evidence)

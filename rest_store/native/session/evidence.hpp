@@ -5,6 +5,7 @@
 // those of the shorter one. Short suffixes come up again and again, so theirs are cached.
 #pragma once
 
+#include <atomic>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -55,6 +56,11 @@ class EvidenceReader {
  public:
   EvidenceReader(std::vector<ShardView> shards, std::uint32_t vocabulary)
       : shards_(std::move(shards)), vocabulary_(vocabulary), key_tree_(shards_), slots_(kSlots) {}
+  EvidenceReader(const EvidenceReader&) = delete;
+  EvidenceReader& operator=(const EvidenceReader&) = delete;
+  ~EvidenceReader() {
+    for (const auto& slot : slots_) delete slot.load();
+  }
 
   std::uint32_t vocabulary() const { return vocabulary_; }
   std::uint32_t width() const { return shards_[0].width; }
@@ -315,36 +321,39 @@ class EvidenceReader {
   static std::size_t slot_of(const ShortSuffix& suffix) { return (hash_of(suffix) >> 20) % kSlots; }
 
   struct Slot {
-    ShortSuffix suffix{};
-    bool used = false;
+    ShortSuffix suffix;
     BackoffLevel level;
   };
 
   // Have the memory fetched that cached() will read.
   void prefetch_slot(const ShortSuffix& suffix) const {
-    const auto* slot = reinterpret_cast<const std::uint8_t*>(&slots_[slot_of(suffix)]);
-    for (std::size_t at = 0; at < sizeof(Slot); at += 64) prefetch(slot + at);
+    const Slot* slot = slots_[slot_of(suffix)].load(std::memory_order_relaxed);
+    if (slot == nullptr) return;
+    for (std::size_t at = 0; at < sizeof(Slot); at += 64) prefetch(reinterpret_cast<const std::uint8_t*>(slot) + at);
   }
 
   bool cached(const ShortSuffix& suffix, BackoffLevel& level) {
     const std::size_t place = slot_of(suffix);
     const std::lock_guard lock(locks_[place % kLocks]);
-    const Slot& slot = slots_[place];
-    if (!slot.used || slot.suffix != suffix) return false;
-    level = slot.level;
+    const Slot* slot = slots_[place].load(std::memory_order_relaxed);
+    if (slot == nullptr || slot->suffix != suffix) return false;
+    level = slot->level;
     return true;
   }
 
   void cache(const ShortSuffix& suffix, const BackoffLevel& level) {
     const std::size_t place = slot_of(suffix);
     const std::lock_guard lock(locks_[place % kLocks]);
-    slots_[place] = {suffix, true, level};
+    if (Slot* slot = slots_[place].load(std::memory_order_relaxed); slot != nullptr) *slot = {suffix, level};
+    else slots_[place].store(new Slot{suffix, level}, std::memory_order_relaxed);
   }
 
   const std::vector<ShardView> shards_;
   const std::uint32_t vocabulary_;
   KeyTree key_tree_;
-  std::vector<Slot> slots_;
+  // Made when they are first filled, so that a reader of shards that are soon replaced costs little. Written under a
+  // lock; never replaced, so that their memory may be prefetched without one.
+  std::vector<std::atomic<Slot*>> slots_;
   std::array<ForkMutex, kLocks> locks_;
 };
 

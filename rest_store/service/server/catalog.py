@@ -39,7 +39,7 @@ class Served:
     @property
     def fingerprint(self) -> str:
         """Fingerprint of its tokenizer."""
-        return self.store.manifest.tokenizer.fingerprint
+        return self.store.tokenizer.fingerprint
 
     @property
     def readable(self) -> bool:
@@ -201,7 +201,7 @@ class Catalog:
             try:
                 new = Served(old.name, old.path, old.generation + 1)
                 if new.fingerprint != old.fingerprint:
-                    old.store.manifest.tokenizer.require_same(new.store.manifest.tokenizer, old.path)
+                    old.store.tokenizer.require_same(new.store.tokenizer, old.path)
                 new.try_out()
                 reopened.append(new)
             except RestStoreError as error:

@@ -1,0 +1,184 @@
+"""What every datastore answers, frozen or live: the exact queries (REST, arXiv 2311.08252, sections 3.1 and 3.2)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, NoReturn
+
+from rest_store.datastore.kernel import MAX_SUFFIX, Kernel, open_kernel
+from rest_store.datastore.reference import KernelShard
+from rest_store.datastore.tokenizer import TokenizerIdentity
+from rest_store.datastore.tree import SuffixMatch, TokenTree
+from rest_store.datastore.validation import Contexts, IntSequence, limit, limits, tail, tails, too_many_tokens
+from rest_store.errors import DatastoreClosedError, describe
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """The shards of a datastore at one time; they never change.
+
+    Attributes:
+        views: the shards as kernels read them; none after `close`.
+        kernel: what answers queries over them.
+    """
+
+    views: Sequence[KernelShard]
+    kernel: Kernel
+
+    @classmethod
+    def of(cls, views: Sequence[KernelShard], vocabulary_size: int) -> Snapshot:
+        """Return the snapshot of `views`, at least one."""
+        return cls(views, open_kernel(views, vocabulary_size))
+
+    @classmethod
+    def closed(cls, path: Path) -> Snapshot:
+        """Return what stands for the shards of the datastore at `path` after `close`."""
+        return cls((), _ClosedKernel(path))
+
+
+class Store(ABC):
+    """A datastore in this process: `Datastore`, or `LiveDatastore`.
+
+    Attributes:
+        path: its directory.
+        tokenizer: identity of the tokenizer that its tokens are from.
+        is_live: whether it grows while it is asked, with what a model writes.
+
+    Thread-safe; the native kernel releases the GIL.
+    """
+
+    is_live: ClassVar[bool] = False
+    path: Path
+    tokenizer: TokenizerIdentity
+
+    @property
+    @abstractmethod
+    def snapshot(self) -> Snapshot:
+        """The shards that queries read from now on; another object once they change, and after `close`."""
+
+    @property
+    def kernel(self) -> Kernel:
+        """What answers the queries."""
+        return self.snapshot.kernel
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Ids are `0 .. vocabulary_size - 1`."""
+        return self.tokenizer.vocabulary_size
+
+    def require_readable(self) -> None:
+        """Raise an error if queries would raise it whatever they ask.
+
+        Raises:
+            DatastoreClosedError: after `close`.
+            DatastoreUnavailableError: a page of the files could not be read.
+        """
+        self.kernel.require_readable()
+
+    def longest_suffix_match(self, context: IntSequence, *, max_suffix: int = 16) -> SuffixMatch:
+        """Find the longest suffix of `context` that occurs in this datastore (REST, Algorithm 1).
+
+        Args:
+            context: 1-D integers, oldest first; only the last `max_suffix` are read.
+            max_suffix: longest suffix tried, in tokens, 1..64.
+
+        Returns:
+            SuffixMatch(length, count): `length` in tokens, 0 if even the last token is absent.
+
+        Raises:
+            QueryError: `context` is not 1-D integers, is empty, or holds an id outside the vocabulary, or a limit is
+                out of range.
+            DatastoreClosedError: after `close`.
+            DatastoreUnavailableError: a page of the files could not be read.
+
+        Thread-safe; releases the GIL.
+        """
+        max_suffix = limit("max_suffix", max_suffix, MAX_SUFFIX)
+        suffix = tail(context, max_suffix, self.vocabulary_size)
+        return SuffixMatch(*self.kernel.longest_suffix_match(suffix))
+
+    def draft(
+        self, context: IntSequence, *, max_nodes: int = 64, max_suffix: int = 16, max_depth: int = 10
+    ) -> TokenTree:
+        """Return the most frequent continuations of the longest suffix match of `context` as a tree.
+
+        Counts are exact, over all matches. Nodes come by count, greatest first; of equal counts the one with fewer
+        tokens first, of those the lexicographically first (FORMAT.md, section 7).
+
+        Args:
+            context: 1-D integers, oldest first; only the last `max_suffix` are read.
+            max_nodes: most draft tokens, 1..1024.
+            max_suffix: longest suffix tried, in tokens, 1..64.
+            max_depth: longest continuation, in tokens, 1..32.
+
+        Returns:
+            The draft tree with its suffix match; empty if nothing matches or no occurrence is continued.
+
+        Raises:
+            QueryError: `context` is not 1-D integers, is empty, or holds an id outside the vocabulary, or a limit is
+                out of range.
+            DatastoreClosedError: after `close`.
+            DatastoreUnavailableError: a page of the files could not be read.
+
+        Thread-safe; releases the GIL.
+        """
+        max_nodes, max_suffix, max_depth = limits(max_nodes, max_suffix, max_depth)
+        suffix = tail(context, max_suffix, self.vocabulary_size)
+        return TokenTree.from_packed(*self.kernel.draft(suffix, max_nodes, max_depth))
+
+    def draft_batch(
+        self, contexts: Contexts, *, max_nodes: int = 64, max_suffix: int = 16, max_depth: int = 10
+    ) -> list[TokenTree]:
+        """Return what `draft` returns for each of `contexts`.
+
+        Args:
+            contexts: a sequence of contexts, or an array or tensor int[B, N] with one context per row.
+            max_nodes: as in `draft`.
+            max_suffix: as in `draft`.
+            max_depth: as in `draft`.
+
+        Returns:
+            B draft trees, in the order of the contexts.
+
+        Raises:
+            QueryError: as in `draft`; the message names the place of the context.
+            DatastoreClosedError, DatastoreUnavailableError: as in `draft`.
+
+        Thread-safe; releases the GIL.
+        """
+        max_nodes, max_suffix, max_depth = limits(max_nodes, max_suffix, max_depth)
+        suffixes = tails(contexts, max_suffix, self.vocabulary_size)
+        kernel = self.kernel
+        return [TokenTree.from_packed(*kernel.draft(suffix, max_nodes, max_depth)) for suffix in suffixes]
+
+    def count(self, tokens: IntSequence) -> int:
+        """Return how often the sequence `tokens` occurs within documents of this datastore.
+
+        Args:
+            tokens: 1-D integers, 1 to 64 of them.
+
+        Raises:
+            QueryError: `tokens` is not 1-D integers, is empty or too long, or holds an id outside the vocabulary.
+            DatastoreClosedError, DatastoreUnavailableError: as in `draft`.
+
+        Thread-safe; releases the GIL.
+        """
+        sequence = tail(tokens, MAX_SUFFIX + 1, self.vocabulary_size, "tokens")
+        if len(sequence) > MAX_SUFFIX:
+            raise too_many_tokens(len(tokens))
+        return self.kernel.count(sequence)
+
+
+class _ClosedKernel:
+    """Stands for the kernel of a closed datastore."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise DatastoreClosedError(describe(self._path, "the datastore", "closed", "open"))
+
+    longest_suffix_match = count = draft = require_readable = _refuse

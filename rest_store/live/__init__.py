@@ -1,0 +1,1 @@
+"""Datastores that grow: documents in SQLite, segments sorted from them, merging."""

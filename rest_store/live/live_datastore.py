@@ -1,0 +1,358 @@
+"""A datastore that grows while it is asked: `LiveDatastore`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar
+
+from rest_store.datastore.kernel import kernel_name
+from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
+from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
+from rest_store.datastore.store import Snapshot, Store
+from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
+from rest_store.datastore.validation import IntSequence
+from rest_store.errors import DatastoreClosedError, DatastoreNotFoundError, LiveFormatError, WriterError, describe
+from rest_store.live.documents import FILE_NAME, Documents
+from rest_store.live.encoding import Encoder, store_tokenizer
+from rest_store.live.follower import Follower
+from rest_store.live.lock import FILE_NAME as LOCK_NAME
+from rest_store.live.lock import WriterLock
+from rest_store.live.maintenance import Maintenance
+from rest_store.live.segments import Bounds, Segments, require_limits
+from rest_store.live.writer import Writer
+
+_BEGUN = {LOCK_NAME, TOKENIZER_FILE_NAME}  # in a directory that was being begun when the process was killed
+_REFRESH_SECONDS = 0.02  # between looks of a reading process
+
+
+@dataclass(frozen=True)
+class LiveInfo:
+    """A description of a live datastore.
+
+    Attributes:
+        path: its directory.
+        tokenizer: identity of the tokenizer that its tokens are from.
+        token_count: tokens of all documents.
+        document_count: documents.
+        shard_count: segments.
+        memory_token_count: tokens of the segments that are in memory.
+        memory_size: bytes of these segments.
+        size: bytes of the segments in files; the documents take about two fifths of that besides.
+        built: when the newest document was added; None: there is none.
+        oldest: when the oldest document was added.
+        max_tokens: most tokens kept; None: no limit.
+        max_age: most seconds that a document is kept; None: no limit.
+        kernel: the kernel that answers its queries in this process, "native" or "reference".
+        failure: why merging, sealing or reading what was added failed last; None since it has succeeded again.
+    """
+
+    path: Path
+    tokenizer: TokenizerIdentity
+    token_count: int
+    document_count: int
+    shard_count: int
+    memory_token_count: int
+    memory_size: int
+    size: int
+    built: datetime | None
+    oldest: datetime | None
+    max_tokens: int | None
+    max_age: float | None
+    kernel: str
+    failure: str | None
+
+
+class LiveDatastore(Store):
+    """A directory of documents that one process writes and any number read. Open one with `LiveDatastore.open`.
+
+    Answers what a `Datastore` of the same documents would. What `add` stored when it returned survives a kill and a
+    loss of power. Documents are in SQLite (`documents.sqlite`). They are sorted into segments: the newest in memory,
+    the others in files, which are shards in the format of FORMAT.md and are made again from the documents if they are
+    damaged.
+
+    A context manager; `close` ends it. Pickling keeps the path: the receiver opens the directory for reading. After a
+    fork, only the parent may go on using it.
+
+    Thread-safe; the native kernel releases the GIL.
+    """
+
+    is_live: ClassVar[bool] = True
+
+    def __init__(self, path: Path, parts: Writer | Follower, bounds: Bounds, lock: WriterLock | None) -> None:
+        self.path = path
+        self.tokenizer = parts.tokenizer
+        self._bounds = bounds
+        self._parts = parts
+        self._segments: Segments | None = parts.segments
+        self._lock = lock
+        self._encoder = Encoder(self.tokenizer, path, bounds)
+        if isinstance(parts, Writer):
+            # Two threads: merging files takes seconds, in which segments in memory must not become many.
+            self._threads = [
+                Maintenance("rest-store memory", [parts.evict, parts.seal, parts.merge_in_memory, parts.purge]),
+                Maintenance("rest-store files", [parts.merge_files]),
+            ]
+        else:
+            self._threads = [Maintenance("rest-store refresh", [parts.refresh], interval=_REFRESH_SECONDS)]
+
+    @classmethod
+    def open(
+        cls,
+        path: str | Path,
+        *,
+        tokenizer: object = None,
+        read_only: bool = False,
+        max_tokens: int | None = None,
+        max_age: float | None = None,
+    ) -> LiveDatastore:
+        """Open the live datastore in directory `path`, or begin one.
+
+        Reads the segments once, to verify them, and sorts the documents that are in none: about a million tokens.
+
+        Args:
+            path: its directory; a new one is made if it is absent or empty, unless `read_only`.
+            tokenizer: the tokenizer in use (a `transformers` or `tokenizers` tokenizer, or a `TokenizerIdentity`); the
+                datastore must have the same. A new one needs it; with an identity alone it takes no texts.
+            read_only: another process writes it, or may; what it adds is visible here some hundredths of a second
+                later.
+            max_tokens: most tokens kept; the oldest documents beyond it are evicted, up to an eighth of it at once.
+                None: as it was opened before; no limit for a new one.
+            max_age: most seconds that a document is kept; it may go up to an eighth of that earlier. None: likewise.
+
+        Raises:
+            DatastoreNotFoundError: there is none, and no `tokenizer` to begin one with.
+            LiveFormatError: the directory holds a frozen datastore, or something else.
+            TokenizerMismatchError: `tokenizer` differs from the datastore's.
+            WriterError: another process writes it.
+            StorageError: documents cannot be read or written.
+            LimitError: a limit is not positive.
+        """
+        directory = Path(path)
+        require_limits(max_tokens, max_age)
+        identity = None if tokenizer is None else identity_of(tokenizer)
+        _require_live(directory, new=identity is not None and not read_only)
+        if read_only:
+            documents = Documents(directory, read_only=True)
+            try:
+                stored, bounds = documents.tokenizer(), Bounds(*documents.limits())
+            finally:
+                documents.close()
+            if identity is not None:
+                stored.require_same(identity, directory)
+            return cls(directory, Follower(directory), bounds, None)
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = WriterLock(directory)
+        try:
+            documents = Documents(directory)
+            try:
+                if documents.is_new:
+                    if identity is None:
+                        raise DatastoreNotFoundError(
+                            describe(directory, "live datastore", "empty", "one with documents")
+                        )
+                    store_tokenizer(tokenizer, directory)
+                    documents.create(identity)
+                elif identity is not None:
+                    documents.tokenizer().require_same(identity, directory)
+                documents.set_limits(max_tokens, max_age)
+                bounds = Bounds(*documents.limits())
+            finally:
+                documents.close()
+            return cls(directory, Writer(directory, bounds), bounds, lock)
+        except BaseException:
+            lock.release()
+            raise
+
+    def close(self) -> None:
+        """Close the datastore; every later call raises DatastoreClosedError. May be called again.
+
+        Additions in progress are completed. Files are unmapped once the queries in progress and the sessions that draft
+        from them have let go of them.
+        """
+        if self._segments is None:
+            return
+        self._segments = None
+        for thread in self._threads:
+            thread.stop()
+        try:
+            self._parts.close()
+        finally:
+            if self._lock is not None:
+                self._lock.release()
+
+    def __enter__(self) -> LiveDatastore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The segments that queries read from now on."""
+        return Snapshot.closed(self.path) if self._segments is None else self._segments.snapshot
+
+    @property
+    def read_only(self) -> bool:
+        """Whether it was opened for reading."""
+        return self._lock is None
+
+    def info(self) -> LiveInfo:
+        """Return a description of this datastore as it is now."""
+        segments = self._open_segments().all
+        memory = [segment for segment in segments if segment.record is None]
+        failures = [thread.failure for thread in self._threads if thread.failure is not None]
+        return LiveInfo(
+            path=self.path,
+            tokenizer=self.tokenizer,
+            token_count=sum(segment.token_count for segment in segments),
+            document_count=sum(segment.span.document_count for segment in segments),
+            shard_count=len(segments),
+            memory_token_count=sum(segment.token_count for segment in memory),
+            memory_size=sum(segment.size for segment in memory),
+            size=sum(segment.size for segment in segments if segment.record is not None),
+            built=_time(segments[-1].span.newest) if segments else None,
+            oldest=_time(segments[0].span.oldest) if segments else None,
+            max_tokens=self._bounds.max_tokens,
+            max_age=self._bounds.max_age,
+            kernel=kernel_name(),
+            failure=failures[0] if failures else None,
+        )
+
+    def add(self, documents: Sequence[IntSequence | str], ids: Sequence[str] | None = None) -> list[str]:
+        """Add documents; return when they are durable, and visible to the queries of this process.
+
+        Args:
+            documents: token sequences (1-D integers, at least one), or texts, which are tokenized without special
+                tokens.
+            ids: one for each, 1..256 characters; one that is there already, or was given before in `ids`, stands for
+                the same document, which is not added again. None: new ones.
+
+        Returns:
+            The ids, in the order of `documents`.
+
+        Raises:
+            DocumentError: a document is empty, larger than 2^24 tokens or than `max_tokens`, or neither tokens nor
+                text; or an id is invalid. Nothing was added; likewise with the next two.
+            TokenRangeError: a token is outside the vocabulary.
+            TokenizerLoadError: a text, but the datastore was begun without a tokenizer that can encode it.
+            StorageError: they cannot be written; of more than a million tokens, those before may have been.
+            WriterError: the datastore was opened for reading, or in another process.
+            DatastoreClosedError: after `close`.
+        """
+        writer = self._writer()
+        new = self._encoder.encode(documents, ids)
+        writer.add(new)
+        for thread in self._threads:
+            thread.wake()
+        return [document.id for document in new]
+
+    def delete(self, ids: Sequence[str]) -> int:
+        """Delete documents: when this returns, no answer of this process holds them, and no file.
+
+        Sorts the segments that held them anew, which takes up to some seconds; additions and queries go on meanwhile.
+
+        Args:
+            ids: of the documents; those that are not there are passed over.
+
+        Returns:
+            How many documents there were.
+
+        Raises:
+            StorageError: that cannot be written; nothing was deleted.
+            WriterError, DatastoreClosedError: as in `add`.
+        """
+        return self._writer().delete([*ids])
+
+    def compact(self) -> None:
+        """Write all documents to files and merge them into as few segments as there may be.
+
+        Raises:
+            StorageError: that cannot be written; the documents are there as before.
+            WriterError, DatastoreClosedError: as in `add`.
+        """
+        writer = self._writer()
+        while writer.seal(whole=True):
+            pass
+        while writer.merge_files(whole=True):
+            pass
+
+    def refresh(self) -> None:
+        """Make visible what another process has added or deleted so far; nothing to do in the process that writes.
+
+        Raises:
+            StorageError, DatastoreError: documents or segments cannot be read.
+            DatastoreClosedError: after `close`.
+        """
+        self._open_segments()
+        if isinstance(self._parts, Follower):
+            self._parts.refresh()
+
+    def _open_segments(self) -> Segments:
+        if self._segments is None:
+            raise DatastoreClosedError(describe(self.path, "the datastore", "closed", "open"))
+        return self._segments
+
+    def _writer(self) -> Writer:
+        self._open_segments()
+        if not isinstance(self._parts, Writer):
+            raise WriterError(describe(self.path, "the live datastore", "opened for reading", "opened for writing"))
+        assert self._lock is not None
+        self._lock.require_held()
+        return self._parts
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._open_segments()
+        return _open_for_reading, (self.path.absolute(), self.tokenizer)
+
+    def __copy__(self) -> LiveDatastore:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LiveDatastore:
+        return self
+
+    def __repr__(self) -> str:
+        segments = () if self._segments is None else self._segments.all
+        tokens = sum(segment.token_count for segment in segments)
+        state = "closed" if self._segments is None else f"{tokens} tokens, {len(segments)} segments"
+        return f"LiveDatastore({str(self.path)!r}, {state})"
+
+
+def is_live(path: Path) -> bool:
+    """Return whether `path` is the directory of a live datastore."""
+    return (path / FILE_NAME).is_file()
+
+
+def _require_live(directory: Path, *, new: bool) -> None:
+    """Raise an error unless `directory` is a live datastore, or with `new` may become one."""
+    if is_live(directory):
+        return
+    if (directory / MANIFEST_NAME).exists():
+        raise LiveFormatError(describe(directory, "datastore", "a frozen one", "a live one, or a new directory"))
+    if not directory.is_dir() and (directory.exists() or not new):
+        found = "a file" if directory.exists() else "absent"
+        raise DatastoreNotFoundError(
+            describe(directory, "live datastore", found, "a directory; give a tokenizer for a new one")
+        )
+    if directory.is_dir() and any(entry.name not in _BEGUN for entry in os.scandir(directory)):
+        raise LiveFormatError(
+            describe(directory, "live datastore", "a directory of something else", "one, or a new directory")
+        )
+    if not new:
+        raise DatastoreNotFoundError(
+            describe(directory, "live datastore", "empty", "one; give a tokenizer for a new one")
+        )
+
+
+def _time(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, timezone.utc)
+
+
+def _open_for_reading(path: Path, tokenizer: TokenizerIdentity) -> LiveDatastore:
+    return LiveDatastore.open(path, tokenizer=tokenizer, read_only=True)

@@ -1,0 +1,46 @@
+"""The lock that lets one process write a live datastore."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from rest_store.errors import StorageError, WriterError, describe
+
+FILE_NAME = "writer.lock"
+
+
+class WriterLock:
+    """The lock of one directory, held until `release` or the end of the process.
+
+    Raises:
+        WriterError: it is taken, by another process or by this one.
+        StorageError: the directory cannot be written.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._process = os.getpid()
+        try:
+            self._descriptor = os.open(directory / FILE_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise StorageError(f"{directory}: the live datastore cannot be written ({error.strerror})") from error
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._descriptor)
+            expected = "free; open it with read_only=True, or use the service that writes it"
+            raise WriterError(describe(directory, "the writer's lock", "taken", expected)) from None
+
+    def require_held(self) -> None:
+        """Raise WriterError in a child process: the lock is the parent's."""
+        if os.getpid() != self._process:
+            found = "used after a fork"
+            raise WriterError(
+                describe(self._directory, "the live datastore", found, "used by the process that opened it")
+            )
+
+    def release(self) -> None:
+        """Let others write; may be called once."""
+        os.close(self._descriptor)

@@ -1,0 +1,238 @@
+"""One segment of a live datastore: documents that follow one another, sorted, in memory or in the files of a shard."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from build_index.suffix_array import sort_bytes
+from rest_store.datastore.header import (
+    HEADER_SIZE,
+    KEY_STRIDE,
+    TAIL_SIZE,
+    SuffixesHeader,
+    TokensHeader,
+    entry_bits,
+    separator_id,
+    token_width,
+)
+from rest_store.datastore.kernel import shard_view
+from rest_store.datastore.native import native_module
+from rest_store.datastore.reference import KernelShard
+from rest_store.datastore.shard import Shard, decode_symbols, pack_entries, seal
+from rest_store.errors import ChecksumError, StorageError, describe
+from rest_store.live.documents import Document, SegmentRecord
+
+_OWN_THREAD = 1 << 17  # bytes up to which one thread sorts: waking others takes longer
+
+Payload = npt.NDArray[
+    np.uint8
+]  # the symbols of whole documents, each with its separator, in the bytes of a tokens file
+
+
+@dataclass(frozen=True)
+class Span:
+    """Which documents a segment holds.
+
+    Attributes:
+        first: their numbers are `first .. last`; some of these may have been deleted.
+        document_count: how many there are.
+        oldest: when the first of them was added, in seconds since 1970; `newest`: the last.
+    """
+
+    first: int
+    last: int
+    document_count: int
+    oldest: float
+    newest: float
+
+    def joined(self, later: Span) -> Span:
+        """Return the span of these documents and those of `later`, which follow."""
+        count = self.document_count + later.document_count
+        return Span(self.first, later.last, count, self.oldest, later.newest)
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """Sorted documents; never changes.
+
+    Attributes:
+        span: which documents these are.
+        view: the shard as kernels read it.
+        record: of its files; None: it is in memory.
+    """
+
+    span: Span
+    view: KernelShard
+    record: SegmentRecord | None = None
+
+    @property
+    def position_count(self) -> int:
+        """Tokens and separators."""
+        return self.view.position_count
+
+    @property
+    def token_count(self) -> int:
+        """Tokens of its documents."""
+        return self.view.entry_count
+
+    @property
+    def payload(self) -> Payload:
+        """The symbols of all its documents."""
+        return self.view.symbols[:-TAIL_SIZE]
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes in memory or in its files."""
+        headers = 2 * (HEADER_SIZE + TAIL_SIZE) if self.record else 0
+        return headers + self.view.symbols.nbytes + self.view.keys.nbytes + self.view.entries.nbytes
+
+
+def sorted_segment(payloads: list[Payload], span: Span, vocabulary_size: int) -> Segment:
+    """Sort documents in memory.
+
+    Args:
+        payloads: their symbols, in the order of their numbers; at least one document.
+        span: which documents these are.
+        vocabulary_size: ids are `0 .. vocabulary_size - 1`.
+
+    Raises:
+        MemoryError: there is not enough to sort them, about 12 to 18 bytes a token.
+
+    Releases the GIL for all that takes time in proportion to the size.
+    """
+    symbols = np.concatenate([*payloads, np.zeros(TAIL_SIZE, np.uint8)])
+    width = token_width(vocabulary_size)
+    positions = (symbols.size - TAIL_SIZE) // width
+    entries = positions - span.document_count
+    bits = entry_bits(positions)
+    keys = np.zeros(-(-entries // KEY_STRIDE), np.uint64)
+    packed = np.zeros(8 * -(-entries * bits // 64) + TAIL_SIZE, np.uint8)
+    with _threads_for(symbols.size):
+        order = sort_bytes(symbols[:-TAIL_SIZE])
+    native = native_module()
+    if native is None:
+        _pack(order, symbols, width, bits, keys, packed)
+    else:
+        native.pack_suffixes(order, symbols, width, bits, keys, packed)
+    view = KernelShard(symbols, keys.view(np.uint8), packed, positions, entries, keys.size, width, bits)
+    return Segment(span, view)
+
+
+def joined_segment(run: Sequence[Segment], vocabulary_size: int) -> Segment:
+    """Return segments that follow one another as one in memory; raises and costs what `sorted_segment` does."""
+    span = functools.reduce(Span.joined, (segment.span for segment in run))
+    return sorted_segment([segment.payload for segment in run], span, vocabulary_size)
+
+
+def segment_of(documents: Sequence[Document], vocabulary_size: int) -> Segment:
+    """Return documents that follow one another as a segment in memory; raises and costs what `sorted_segment` does."""
+    separator = separator_id(vocabulary_size).to_bytes(token_width(vocabulary_size), "big")
+    payload = np.frombuffer(separator.join([*(document.symbols for document in documents), b""]), np.uint8)
+    first, last = documents[0], documents[-1]
+    span = Span(first.number, last.number, len(documents), first.added, last.added)
+    return sorted_segment([payload], span, vocabulary_size)
+
+
+def _pack(
+    order: npt.NDArray[np.int32],
+    symbols: Payload,
+    width: int,
+    bits: int,
+    keys: npt.NDArray[np.uint64],
+    packed: npt.NDArray[np.uint8],
+) -> None:
+    """Fill `keys` and `packed` from the order of all bytes, as the native kernel does."""
+    places = order[order % width == 0].astype(np.int64)
+    ids = decode_symbols(symbols[places[:, None] + np.arange(width)].reshape(-1), width)
+    places = places[ids != (1 << 8 * width) - 1]
+    keys[:] = symbols[places[::KEY_STRIDE, None] + np.arange(8)].view(">u8")[:, 0]
+    content = pack_entries(places // width, bits)
+    packed[: len(content)] = np.frombuffer(content, np.uint8)
+
+
+@contextmanager
+def _threads_for(size: int) -> Iterator[None]:
+    """Let the calling thread sort `size` bytes without others if they are few."""
+    from pydivsufsort.dll import libdivsufsort
+
+    if size > _OWN_THREAD or not hasattr(libdivsufsort, "omp_set_num_threads"):  # built without OpenMP
+        yield
+        return
+    before = libdivsufsort.omp_get_max_threads()
+    libdivsufsort.omp_set_num_threads(1)
+    try:
+        yield
+    finally:
+        libdivsufsort.omp_set_num_threads(before)
+
+
+def write_segment(segment: Segment, directory: Path, name: str, vocabulary_size: int) -> Segment:
+    """Write a segment to files as an ordinary shard, flush them to disk, and return it as it is mapped from there.
+
+    Raises:
+        StorageError: the files cannot be written; what was written of them is removed.
+    """
+    view, span = segment.view, segment.span
+    try:
+        tokens = TokensHeader(vocabulary_size, view.position_count, span.document_count, _sha256(segment.payload))
+        _write(directory / f"{name}.tokens", tokens.pack(), [view.symbols])
+        payload = [view.keys, view.entries[:-TAIL_SIZE]]
+        suffixes = SuffixesHeader(view.bits, view.entry_count, _sha256(*payload), tokens.sha256)
+        _write(directory / f"{name}.suffixes", suffixes.pack(), [*payload, view.entries[-TAIL_SIZE:]])
+    except OSError as error:
+        remove_files(directory, name)
+        raise StorageError(f"{directory / name}: a segment cannot be written ({error.strerror or error})") from error
+    record = SegmentRecord(name, span.first, span.last, span.oldest, span.newest, tokens.sha256, suffixes.sha256)
+    return open_segment(directory, record, vocabulary_size)
+
+
+def open_segment(directory: Path, record: SegmentRecord, vocabulary_size: int, *, verify: bool = False) -> Segment:
+    """Map the files of a segment.
+
+    Args:
+        directory: where they are.
+        record: what is known of them.
+        vocabulary_size: ids are `0 .. vocabulary_size - 1`.
+        verify: whether to read all of them and compare their checksums.
+
+    Raises:
+        DatastoreError: the subclass that names what is wrong with them.
+    """
+    shard = Shard.open(directory, record.name)
+    shard.require_vocabulary(vocabulary_size)
+    for file, expected in ((shard.tokens, record.tokens_sha256), (shard.suffixes, record.suffixes_sha256)):
+        found = _sha256(file.payload) if verify else file.header.sha256
+        if found != expected:
+            raise ChecksumError(describe(file.path, "SHA-256 of the payload", found.hex(), expected.hex()))
+    count = shard.tokens.header.document_count
+    return Segment(Span(record.first, record.last, count, record.oldest, record.newest), shard_view(shard), record)
+
+
+def remove_files(directory: Path, name: str) -> None:
+    """Remove the files of a segment, as far as they are there."""
+    for kind in ("tokens", "suffixes"):
+        (directory / f"{name}.{kind}").unlink(missing_ok=True)
+
+
+def _write(path: Path, header: bytes, parts: list[npt.NDArray[Any]]) -> None:
+    with path.open("wb") as file:
+        file.write(bytes(HEADER_SIZE))
+        for part in parts:
+            file.write(part.data)
+        seal(file, header)
+
+
+def _sha256(*parts: npt.NDArray[Any]) -> bytes:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part.data)
+    return digest.digest()

@@ -1,0 +1,161 @@
+"""The segments of a live datastore at present, oldest first, and which of them to merge next."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rest_store.datastore.header import TAIL_SIZE, token_width
+from rest_store.datastore.reference import KernelShard
+from rest_store.datastore.store import Snapshot
+from rest_store.datastore.validation import limit
+from rest_store.errors import LimitError, describe
+from rest_store.live.segment import Segment
+
+_YOUNG = 1 << 12  # positions sorted anew with each addition
+_SEALED = 1 << 20  # positions from which on a segment is written to files
+_LARGEST = 1 << 24  # positions of a segment: sorting them takes some seconds
+_PARTS = 8  # segments that a bounded datastore has at least, since whole ones are evicted
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How much a live datastore keeps.
+
+    Attributes:
+        max_tokens: most tokens; None: no limit. The oldest documents beyond it are evicted, an eighth at most at once.
+        max_age: most seconds that a document is kept; None: no limit. It may be evicted an eighth of that earlier.
+    """
+
+    max_tokens: int | None = None
+    max_age: float | None = None
+
+    @property
+    def young(self) -> int:
+        """Positions up to which the newest segment is sorted anew with each addition."""
+        return min(_YOUNG, self.largest)
+
+    @property
+    def sealed(self) -> int:
+        """Positions from which on segments are written to files."""
+        return min(_SEALED, self.largest)
+
+    @property
+    def largest(self) -> int:
+        """Positions of a segment, unless it holds a single document, or documents added in one commit."""
+        return _LARGEST if self.max_tokens is None else max(1, min(_LARGEST, self.max_tokens // _PARTS))
+
+    def may_join(self, first: Segment, last: Segment) -> bool:
+        """Return whether segments may be merged from `first` to `last`: together they are evicted."""
+        return self.max_age is None or last.span.newest - first.span.oldest <= self.max_age / _PARTS
+
+
+def require_limits(max_tokens: object, max_age: object) -> None:
+    """Raise LimitError unless each is None or positive: a whole number of tokens, and seconds."""
+    if max_tokens is not None:
+        limit("max_tokens", max_tokens, 2**62, where="live datastore")
+    number = isinstance(max_age, int | float) and not isinstance(max_age, bool)
+    if max_age is not None and not (number and 0 < max_age < math.inf):  # type: ignore[operator]
+        raise LimitError(describe("live datastore", "max_age", repr(max_age), "None or positive seconds"))
+
+
+class Segments:
+    """The present segments, and the snapshot over them. Others may read it while one thread changes it.
+
+    Args:
+        vocabulary_size: ids are `0 .. vocabulary_size - 1`.
+
+    Attributes:
+        all: the segments, oldest first; those in files come before those in memory.
+        snapshot: what queries read.
+    """
+
+    def __init__(self, vocabulary_size: int) -> None:
+        self.vocabulary_size = vocabulary_size
+        self.all: tuple[Segment, ...] = ()
+        self._nothing = _empty_view(vocabulary_size)
+        self.set(())
+
+    def set(self, segments: Sequence[Segment]) -> None:
+        """Have queries read `segments` from now on."""
+        snapshot = Snapshot.of([segment.view for segment in segments] or [self._nothing], self.vocabulary_size)
+        self.all, self.snapshot = tuple(segments), snapshot
+
+    def replaced(self, old: Sequence[Segment], new: Segment) -> list[Segment] | None:
+        """Return all segments with `new` in the place of `old`, which follow one another; None if some are gone."""
+        if old[0] not in self.all:
+            return None
+        start = self.all.index(old[0])
+        stop = start + len(old)
+        return [*self.all[:start], new, *self.all[stop:]] if self.all[start:stop] == tuple(old) else None
+
+    @property
+    def in_files(self) -> tuple[Segment, ...]:
+        """The segments in files."""
+        return tuple(segment for segment in self.all if segment.record is not None)
+
+    @property
+    def in_memory(self) -> tuple[Segment, ...]:
+        """The segments in memory."""
+        return tuple(segment for segment in self.all if segment.record is None)
+
+
+def to_seal(memory: Sequence[Segment], bounds: Bounds, *, whole: bool = False) -> list[Segment]:
+    """Return the oldest of the segments in memory that are to become one in files; [] while there are too few.
+
+    Args:
+        memory: the segments in memory.
+        bounds: of the datastore.
+        whole: whether to seal them however few they are.
+    """
+    run: list[Segment] = []
+    total = 0
+    for segment in memory:
+        if run and (total + segment.position_count > bounds.largest or not bounds.may_join(run[0], segment)):
+            return run
+        if total >= bounds.sealed:
+            return run
+        run.append(segment)
+        total += segment.position_count
+    return run if whole or total >= bounds.sealed else []
+
+
+def to_merge(segments: Sequence[Segment], bounds: Bounds, *, whole: bool = False) -> list[Segment]:
+    """Return segments that follow one another and are to become one; [] if there are none.
+
+    Each older segment joins if it is no larger than all newer ones of the run together. So sizes grow geometrically
+    with age: there are few segments, and each token is sorted a logarithmic number of times.
+
+    Args:
+        segments: all of one kind.
+        bounds: of the datastore.
+        whole: join older segments however large they are.
+    """
+    for end in range(len(segments), 1, -1):
+        start = end - 1
+        total = segments[start].position_count
+        while start > 0:
+            older = segments[start - 1]
+            fits = total + older.position_count <= bounds.largest
+            if (
+                not fits
+                or (older.position_count > total and not whole)
+                or not bounds.may_join(older, segments[end - 1])
+            ):
+                break
+            start -= 1
+            total += older.position_count
+        if end - start > 1:
+            return list(segments[start:end])
+    return []
+
+
+def _empty_view(vocabulary_size: int) -> KernelShard:
+    """Return a shard without tokens: kernels need at least one shard."""
+    width = token_width(vocabulary_size)
+    symbols = np.concatenate([np.full(width, 0xFF, np.uint8), np.zeros(TAIL_SIZE, np.uint8)])
+    nothing = np.zeros(0, np.uint8)
+    return KernelShard(symbols, nothing, np.zeros(TAIL_SIZE, np.uint8), 1, 0, 0, width, 1)
