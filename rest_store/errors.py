@@ -45,6 +45,7 @@
     |   |-- DeadlineError               no answer before the deadline                    (TimeoutError)
     |   |-- OverloadedError             the service has too much work
     |   |-- AuthenticationError         a token is missing or wrong                      (PermissionError)
+    |   |-- PermissionDeniedError       a token does not allow this                      (PermissionError)
     |   |-- UnknownDatastoreError       no datastore of that name is served              (LookupError)
     |   |-- MessageSizeError            a message is too large                           (ValueError)
     |   |-- MessageOrderError           a message of a stream cannot come here           (ValueError)
@@ -225,6 +226,10 @@ class OverloadedError(ServiceError):
 
 class AuthenticationError(ServiceError, PermissionError):
     """The token is missing, or the service does not accept it."""
+
+
+class PermissionDeniedError(ServiceError, PermissionError):
+    """The service accepts the token, but not for this: it may only read, or is for other datastores."""
 
 
 class UnknownDatastoreError(ServiceError, LookupError):

@@ -23,7 +23,13 @@ ALLOWED = {
     "rest_store.datastore": {"rest_store.errors"},
     "rest_store.live": {"rest_store.errors", "rest_store.datastore", "build_index"},
     "rest_store.drafting": {"rest_store.errors", "rest_store.datastore"},
-    "rest_store.service": {"rest_store.errors", "rest_store.datastore", "rest_store.drafting", "rest_store.v1"},
+    "rest_store.service": {
+        "rest_store.errors",
+        "rest_store.datastore",
+        "rest_store.live",
+        "rest_store.drafting",
+        "rest_store.v1",
+    },
     "rest_store.generation": {"rest_store.errors", "rest_store.datastore", "rest_store.drafting"},
     "build_index": {"rest_store", "rest_store.errors", "rest_store.datastore"},
 }

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +23,7 @@ from rest_store.live.lock import FILE_NAME as LOCK_NAME
 from rest_store.live.lock import WriterLock
 from rest_store.live.maintenance import Maintenance
 from rest_store.live.segments import Bounds, Segments, require_limits
-from rest_store.live.writer import Writer
+from rest_store.live.writer import Writer, WriterCounts
 
 _BEGUN = {LOCK_NAME, TOKENIZER_FILE_NAME}  # in a directory that was being begun when the process was killed
 _REFRESH_SECONDS = 0.02  # between looks of a reading process
@@ -49,6 +48,7 @@ class LiveInfo:
         max_age: most seconds that a document is kept; None: no limit.
         kernel: the kernel that answers its queries in this process, "native" or "reference".
         failure: why merging, sealing or reading what was added failed last; None since it has succeeded again.
+        counts: what this process has written since it opened the datastore; None if it only reads.
     """
 
     path: Path
@@ -65,6 +65,7 @@ class LiveInfo:
     max_age: float | None
     kernel: str
     failure: str | None
+    counts: WriterCounts | None
 
 
 class LiveDatastore(Store):
@@ -223,6 +224,7 @@ class LiveDatastore(Store):
             max_age=self._bounds.max_age,
             kernel=kernel_name(),
             failure=failures[0] if failures else None,
+            counts=replace(self._parts.counts) if isinstance(self._parts, Writer) else None,
         )
 
     def add(self, documents: Sequence[IntSequence | str], ids: Sequence[str] | None = None) -> list[str]:
@@ -340,7 +342,7 @@ def _require_live(directory: Path, *, new: bool) -> None:
         raise DatastoreNotFoundError(
             describe(directory, "live datastore", found, "a directory; give a tokenizer for a new one")
         )
-    if directory.is_dir() and any(entry.name not in _BEGUN for entry in os.scandir(directory)):
+    if directory.is_dir() and {entry.name for entry in directory.iterdir()} - _BEGUN:
         raise LiveFormatError(
             describe(directory, "live datastore", "a directory of something else", "one, or a new directory")
         )

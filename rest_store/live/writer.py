@@ -7,6 +7,7 @@ import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 from uuid import uuid4
@@ -37,6 +38,23 @@ class NewDocument(NamedTuple):
     symbols: bytes
 
 
+@dataclass
+class WriterCounts:
+    """What a writer has done since it was opened.
+
+    Attributes:
+        added: documents that were added.
+        added_tokens: their tokens.
+        deleted: documents that were deleted.
+        evicted: documents that were too much or too old.
+    """
+
+    added: int = 0
+    added_tokens: int = 0
+    deleted: int = 0
+    evicted: int = 0
+
+
 class _Addition:
     """What one caller adds, and how that ended."""
 
@@ -63,6 +81,7 @@ class Writer:
     Attributes:
         tokenizer: identity of the tokenizer that the tokens are from.
         segments: the present segments.
+        counts: of what it has done.
     """
 
     def __init__(self, directory: Path, bounds: Bounds, clock: Callable[[], float] = time.time) -> None:
@@ -82,6 +101,7 @@ class Writer:
         self._logged = 0  # bytes written to the log, about
         self._unpurged = True  # whether evicted documents may still be stored
         self.segments = Segments(self._vocabulary_size)
+        self.counts = WriterCounts()
         self._restore()
 
     def close(self) -> None:
@@ -169,6 +189,8 @@ class Writer:
         first = None if len(kept) == len(segments) else kept[0].span.first
         self._documents.add(documents, replaced=evicted, first=first)
         self._last, self._newest = documents[-1].number, now
+        self.counts.added += len(documents)
+        self.counts.added_tokens += sum(len(document.symbols) for document in documents) // self._width
         self._logged += sum(_LOG_PAGE + len(document.symbols) for document in documents)
         self._show(kept, first)
 
@@ -200,6 +222,7 @@ class Writer:
                     before = _records(self.segments.all)
                     gone = [record.name for record in before if record not in _records(kept)]
                     self._documents.delete(numbers, gone, [record for record in _records(kept) if record not in before])
+                    self.counts.deleted += len(numbers)
                     self._show(kept)
                     self._documents.checkpoint(wait=True)  # the log still has them
             finally:
@@ -335,6 +358,9 @@ class Writer:
             first: if documents were evicted, the number of the first that is left.
         """
         gone = set(_records(self.segments.all)) - set(_records(segments))
+        if first is not None:
+            evicted = [segment.span for segment in self.segments.all if segment.span.last < first]
+            self.counts.evicted += sum(span.document_count for span in evicted)
         self.segments.set(segments)
         if first is not None:
             self._first, self._unpurged = first, True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 import grpc.aio
 
@@ -12,7 +13,7 @@ from rest_store.datastore.validation import Contexts, IntSequence, limits
 from rest_store.drafting.evidence import Evidence
 from rest_store.service.client.answers import ServiceInfo
 from rest_store.service.client.async_stream import AsyncDraftStream
-from rest_store.service.client.client_base import ClientBase, Connection
+from rest_store.service.client.client_base import WRITE_SECONDS, ClientBase, Connection
 from rest_store.service.client.endpoints import Endpoint
 from rest_store.service.client.requests import Request, T
 from rest_store.service.client.stream_call import AsyncStreamCall, task_is_cancelled
@@ -89,6 +90,29 @@ class AsyncDatastoreClient(ClientBase):
             await self._ask(self._requests.describe, timeout)
         request = self._requests.evidence(context, proposals, max_nodes, max_suffix, max_rows)
         return await self._ask(request, timeout, began) if self._codec.max_evidence_rows else None
+
+    async def add(
+        self,
+        documents: Sequence[IntSequence],
+        ids: Sequence[str] | None = None,
+        *,
+        datastore: str | None = None,
+        timeout: float = WRITE_SECONDS,
+    ) -> list[str]:
+        """See `DatastoreClient.add`."""
+        began = time.monotonic()
+        if not self._codec.is_known:
+            await self._ask(self._requests.describe, timeout)
+        requests = self._requests.add(documents, ids, datastore)
+        return [id for request in requests for id in await self._ask(request, timeout, began)]
+
+    async def delete(self, ids: Sequence[str], *, datastore: str | None = None, timeout: float = WRITE_SECONDS) -> int:
+        """See `DatastoreClient.delete`."""
+        began = time.monotonic()
+        if not self._codec.is_known:
+            await self._ask(self._requests.describe, timeout)
+        requests = self._requests.delete(ids, datastore)
+        return sum([await self._ask(request, timeout, began) for request in requests])
 
     def stream(
         self, *, max_nodes: int = 64, max_suffix: int = 16, max_depth: int = 10, timeout: float | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Sequence
 
 import grpc
 
@@ -13,7 +14,7 @@ from rest_store.datastore.validation import Contexts, IntSequence, limits
 from rest_store.drafting.evidence import Evidence
 from rest_store.drafting.remote import SessionSettings
 from rest_store.service.client.answers import ServiceInfo
-from rest_store.service.client.client_base import ClientBase, Connection
+from rest_store.service.client.client_base import WRITE_SECONDS, ClientBase, Connection
 from rest_store.service.client.endpoints import Endpoint
 from rest_store.service.client.requests import Request, T
 from rest_store.service.client.session_stream import SessionStream
@@ -27,9 +28,9 @@ class DatastoreClient(ClientBase):
 
     Also a source for `DraftSession`, which the service runs if it has all datastores of the session. Connects when
     it is first used, and reconnects by itself. A call that fails because the service is away or overloaded is made
-    again, with growing pauses, at another endpoint where there is one, and never beyond its deadline; all calls
-    only read. After five failures in a row an endpoint is left alone for a while, and calls that would need it fail
-    in microseconds.
+    again, with growing pauses, at another endpoint where there is one, and never beyond its deadline: all calls only
+    read, or do nothing more the second time. After five failures in a row an endpoint is left alone for a while, and
+    calls that would need it fail in microseconds.
 
     Thread-safe. A pickled or copied client reaches the same service through connections of its own; a pickle holds the
     token. gRPC does not survive a fork: in a process forked after the first call, calls raise ServiceUnavailableError.
@@ -170,6 +171,68 @@ class DatastoreClient(ClientBase):
             self._ask(self._requests.describe, timeout)
         request = self._requests.evidence(context, proposals, max_nodes, max_suffix, max_rows)
         return self._ask(request, timeout, began) if self._codec.max_evidence_rows else None
+
+    def add(
+        self,
+        documents: Sequence[IntSequence],
+        ids: Sequence[str] | None = None,
+        *,
+        datastore: str | None = None,
+        timeout: float = WRITE_SECONDS,
+    ) -> list[str]:
+        """Add documents to a live datastore; return when they are durable, and visible to all its clients.
+
+        An attempt that fails is repeated: an id makes sure that nothing is added twice. With several endpoints, that
+        may be at another one, which has a live datastore of its own.
+
+        Args:
+            documents: token sequences, 1-D integers, at least one each.
+            ids: one for each, 1..256 characters; one that is there already, or was given before in `ids`, stands for
+                the same document, which is not added again. None: new ones.
+            datastore: its name; None: the only live one that this client asks.
+            timeout: seconds for all of it.
+
+        Returns:
+            The ids, in the order of `documents`.
+
+        Raises:
+            DocumentError: a document is empty, too large for the datastore or no tokens, or an id is invalid.
+            TokenRangeError: a token is outside the vocabulary.
+            MessageSizeError: a document is larger than what the service takes in one message.
+            LiveFormatError: the datastore is frozen.
+            UnknownDatastoreError: there is none of that name, or none was named and there are others than one.
+            PermissionDeniedError: the token of this client may only read.
+            StorageError: the service cannot write: its disk is full, for instance.
+            ServiceError: no answer; the subclass says why.
+
+        What does not fit into one message is sent in several. If one of them fails, those before have been added; after
+        an error without an answer, that one may have been. Calling again with the same `ids` is safe.
+        """
+        began = time.monotonic()
+        if not self._codec.is_known:
+            self._ask(self._requests.describe, timeout)
+        requests = self._requests.add(documents, ids, datastore)
+        return [id for request in requests for id in self._ask(request, timeout, began)]
+
+    def delete(self, ids: Sequence[str], *, datastore: str | None = None, timeout: float = WRITE_SECONDS) -> int:
+        """Delete documents of a live datastore: when this returns, no answer of it holds them, and none of its files.
+
+        Args:
+            ids: of the documents; those that are not there are passed over.
+            datastore: as of `add`.
+            timeout: seconds for all of it; the segments that held them are sorted anew.
+
+        Returns:
+            How many documents there were; too few where an attempt had to be repeated.
+
+        Raises:
+            DocumentError: an id is invalid.
+            LiveFormatError, UnknownDatastoreError, PermissionDeniedError, StorageError, ServiceError: as `add`.
+        """
+        began = time.monotonic()
+        if not self._codec.is_known:
+            self._ask(self._requests.describe, timeout)
+        return sum(self._ask(request, timeout, began) for request in self._requests.delete(ids, datastore))
 
     def stream(
         self, *, max_nodes: int = 64, max_suffix: int = 16, max_depth: int = 10, timeout: float | None = None

@@ -20,7 +20,8 @@ from rest_store.service.client.requests import Request, Requests, T
 from rest_store.service.client.retry import RetryPolicy
 
 METHOD = "/rest_store.v1.DatastoreService/"
-_UNARY = ("Draft", "LongestSuffixMatch", "Count", "Describe")
+_UNARY = ("Draft", "LongestSuffixMatch", "Count", "Describe", "Add", "Delete")
+WRITE_SECONDS = 10.0  # that calls which write have, unless told otherwise
 _LONGEST_PAUSE = 1e6  # seconds
 _LONGEST_NAME = 256  # bytes of what sessions share
 

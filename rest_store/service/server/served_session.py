@@ -18,7 +18,6 @@ from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.errors import ContextTypeError, LimitError, describe
-from rest_store.service.server.catalog import Served, reading
 from rest_store.service.server.limits import Limits
 from rest_store.service.server.requests import (
     Accepted,
@@ -29,6 +28,7 @@ from rest_store.service.server.requests import (
     text_of,
     top_k_of,
 )
+from rest_store.service.server.served import Served, reading
 from rest_store.v1 import datastore_pb2 as pb
 
 FIXED_MEMORY = 256 << 10  # bytes of a session beside its text and trees, above all its calibration
