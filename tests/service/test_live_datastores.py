@@ -282,7 +282,8 @@ def test_a_full_disk_is_a_named_error_and_asking_goes_on(directory: Path, tmp_pa
     ):
         client.add([kept])
         largest = max(file.stat().st_size for file in (tmp_path / "chat").iterdir())
-        unlimited = resource.prlimit(service.process.pid, resource.RLIMIT_FSIZE, (largest, largest))
+        unlimited = resource.prlimit(service.process.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(service.process.pid, resource.RLIMIT_FSIZE, (largest, unlimited[1]))
         message = failed(StorageError, lambda: client.add([lost], ["x"]), "datastore 'chat'", "cannot be written")
         assert str(tmp_path) not in message
         failed(StorageError, lambda: client.add([lost, kept], ["x", "y"]))
