@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,14 +52,14 @@ class Served:
         return True
 
     def require_readable(self) -> None:
-        """Raise DatastoreUnavailableError unless `readable`; to be called after reading, before the answer is used."""
+        """Raise DatastoreUnavailableError unless `readable`; to be called after Reading, before the answer is used."""
         if not self.readable:
             fault = self._changed or "a file was truncated, or its disk fails"
             raise DatastoreUnavailableError(f"datastore {self.name!r} is unavailable: {fault}; restore and reload it")
 
     def try_out(self) -> None:
         """Draft once, so that a datastore that cannot be read is refused before it is served."""
-        with reading([self]):
+        with Reading([self]):
             self.store.draft([0], max_nodes=1)
 
     def watch(self) -> None:
@@ -95,13 +94,17 @@ class Served:
         )
 
 
-@contextmanager
-def reading(served: Iterable[Served]) -> Iterator[None]:
-    """Require that all of `served` are readable after the block; the error names them as clients do, not by path."""
-    try:
-        yield
-    finally:
-        for one in served:
+class Reading:
+    """Requires that all of `served` are readable after the block; the error names them as clients do, not by path."""
+
+    def __init__(self, served: Iterable[Served]) -> None:
+        self._served = served
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        for one in self._served:
             one.require_readable()
 
 

@@ -15,7 +15,7 @@ from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.evidence import MAX_EVIDENCE_ROWS, Evidence, collect_evidence
 from rest_store.drafting.remote import NODE_BYTES
 from rest_store.errors import LimitError, MessageOrderError, MessageSizeError, QueryError, describe
-from rest_store.service.server.catalog import Catalog, Served, reading
+from rest_store.service.server.catalog import Catalog, Reading, Served
 from rest_store.service.server.executor import Executor
 from rest_store.service.server.limits import Limits
 from rest_store.service.server.metrics import Metrics
@@ -169,7 +169,7 @@ class Handlers:
         require_not_empty(tail, "context 0")
 
         def match(one: Served) -> tuple[int, int]:
-            with reading([one]):
+            with Reading([one]):
                 return one.store.longest_suffix_match(tail, max_suffix=max_suffix)
 
         small = len(served) <= _SMALL_COUNTS
@@ -191,7 +191,7 @@ class Handlers:
             require_tokens(sequences, one.store.vocabulary_size, "sequence")
 
         def count(piece: Sequence[list[int]]) -> list[int]:
-            with reading(served):
+            with Reading(served):
                 return [one.store.count(tokens) for tokens in piece for one in served]
 
         pieces = [sequences[start : start + _PIECE_COUNTS] for start in range(0, len(sequences), _PIECE_COUNTS)]
@@ -231,7 +231,7 @@ class Handlers:
             nonlocal size
             piece = contexts[first : first + step]
             try:
-                with reading([one]):
+                with Reading([one]):
                     trees = one.store.draft_batch(piece, **limits._asdict())
             except QueryError:
                 require_tokens(piece, one.store.vocabulary_size, "context", first)  # says which
@@ -276,7 +276,7 @@ class Handlers:
         stores = {str(place): one.store for place, one in enumerate(served)}  # a name may be asked for twice
 
         def read(tail: list[int], proposals: Proposals) -> list[Evidence]:
-            with reading(served):
+            with Reading(served):
                 return collect_evidence(stores, np.array(tail, np.int32), *proposals, **limits._asdict())
 
         tasks = [partial(read, tail, proposals) for tail, proposals in zip(tails, trees, strict=True)]
