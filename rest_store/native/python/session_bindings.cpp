@@ -1,10 +1,12 @@
 // Python bindings of draft sessions and calibrations: conversions and the release of the GIL, no algorithm.
 
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
 #include <numeric>
+#include <sstream>
 
 #include "python/bindings.hpp"
 #include "search/fork_mutex.hpp"
@@ -142,10 +144,14 @@ class NativeSession {
     readers_[index] = nb::find(reader);
   }
 
-  void prompt(const Array<std::int32_t>& tokens) {
+  // `top_k`: the most likely tokens after the last tokens of the text, here and in `accept`; -1 ends a row. ValueError:
+  // it has more rows than there are tokens.
+  void prompt(const Array<std::int32_t>& tokens, const std::optional<Array<std::int32_t, 2>>& top_k) {
+    if (top_k) require_rows("prompt_top_k", *top_k, 0, tokens.size());
     const nb::gil_scoped_release release;
     for (const Token token : tokens_of(tokens)) builder_.lookup.append(token);
     builder_.lookup.end_prompt();
+    if (top_k) learn_text(*top_k);
   }
 
   // Set the trees of one step, each as (path before it, match length, match count, counts, tokens, parents); None: the
@@ -182,22 +188,22 @@ class NativeSession {
     if (fault != nullptr) throw nb::value_error(fault);
   }
 
-  // (packed tree as TokenTree has it, scores float32[N], origins uint8[N]); `costs` may be empty.
+  // (packed tree as TokenTree has it, scores float32[N], origins uint8[N]); `costs` may be empty, else the tree has
+  // fewer nodes than there are costs.
   nb::tuple draft(std::size_t max_nodes, const Array<double>& costs) {
-    {
-      const nb::gil_scoped_release release;
-      builder_.online = before_ = calibration_.online_now();
-      builder_.build(max_nodes);
-      if (costs.size() > 0) builder_.prune(pruned_size(builder_.nodes(), span_of(costs)));
-      order_ = verification_order(builder_.nodes());
-    }
+    build(max_nodes, costs);
     return tree();
   }
 
-  // Take a tree of a service, as the message DraftSessionResponse has it, as the one drafted last; returns what `draft`
-  // does, without origins. ValueError: what is wrong with it.
+  // The same as the message DraftSessionResponse has it.
+  nb::bytes draft_nodes(std::size_t max_nodes, const Array<double>& costs) {
+    build(max_nodes, costs);
+    return nodes();
+  }
+
+  // Take a tree of a service, as `draft_nodes` returns it, as the one drafted last; returns what `draft` does, without
+  // origins. ValueError: what is wrong with it.
   nb::tuple adopt(const nb::bytes& packed, std::size_t max_nodes, std::uint64_t vocabulary) {
-    constexpr std::size_t kNodeSize = sizeof(Token) + sizeof(float) + sizeof(std::int16_t) + 1;
     const std::size_t size = packed.size() / kNodeSize;
     if (packed.size() % kNodeSize != 0) throw nb::value_error("of a wrong size");
     if (size > max_nodes) throw nb::value_error("larger than asked for");
@@ -206,9 +212,8 @@ class NativeSession {
       DraftNode& node = nodes[i];
       std::int16_t parent = 0;
       std::memcpy(&node.token, packed.c_str() + i * sizeof(Token), sizeof(Token));
-      std::memcpy(&node.score, packed.c_str() + size * sizeof(Token) + i * sizeof(float), sizeof(float));
-      std::memcpy(&parent, packed.c_str() + size * (sizeof(Token) + sizeof(float)) + i * sizeof(parent),
-                  sizeof(parent));
+      std::memcpy(&node.score, packed.c_str() + size * kScores + i * sizeof(float), sizeof(float));
+      std::memcpy(&parent, packed.c_str() + size * kParents + i * sizeof(parent), sizeof(parent));
       if (node.token >= vocabulary) throw nb::value_error("with a token outside the vocabulary");
       if (parent < -1 || parent >= static_cast<std::int32_t>(i)) throw nb::value_error("with a parent after its child");
       if (!(node.score >= 0 && node.score <= 1)) throw nb::value_error("with a score outside 0..1");
@@ -221,12 +226,21 @@ class NativeSession {
     return tree();
   }
 
-  std::size_t accept(const Array<std::int32_t>& tokens) {
+  // Append what the target model produced; returns how many of its tokens are in the tree drafted last. `top_k` has a
+  // row for each token, and may have some for those before; `node_top_k` one for the context before, and one for each
+  // node of that tree. ValueError: they have not.
+  std::size_t accept(const Array<std::int32_t>& tokens, const std::optional<Array<std::int32_t, 2>>& top_k,
+                     const std::optional<Array<std::int32_t, 2>>& node_top_k) {
+    const std::size_t length = builder_.lookup.tokens().size() + tokens.size(), nodes = 1 + order_.size();
+    if (top_k) require_rows("top_k", *top_k, tokens.size(), length);
+    if (node_top_k) require_rows("node_top_k", *node_top_k, nodes, nodes);
     const nb::gil_scoped_release release;
+    if (node_top_k) learn_nodes(*node_top_k);
     const std::size_t accepted = builder_.accept(tokens_of(tokens));
     if (builder_.learns_online) calibration_.add(before_, builder_.online);
     before_ = builder_.online;
     order_.clear();
+    if (top_k) learn_text(*top_k);
     return accepted;
   }
 
@@ -234,29 +248,6 @@ class NativeSession {
   void forget() {
     builder_.forget();
     order_.clear();
-  }
-
-  // Nodes of the last tree.
-  std::size_t tree_size() const { return order_.size(); }
-
-  // After the text up to and including token `first + i`, the model's most likely tokens were row i; -1 ends a row.
-  void learn_text(std::size_t first, const Array<std::int32_t, 2>& rows) {
-    if (builder_.recycled == nullptr) return;
-    const nb::gil_scoped_release release;
-    const std::span<const Token> text = builder_.lookup.tokens();
-    for (std::size_t i = 0; i < rows.shape(0) && first + i < text.size(); ++i) {
-      const auto context = text.first(first + i + 1);
-      builder_.recycled->learn(context.last(std::min(context.size(), kRecycledOrders)), top_tokens_of(rows, i));
-    }
-  }
-
-  // The same after the context (row 0) and after each node of the last tree.
-  void learn_nodes(const Array<std::int32_t, 2>& rows) {
-    if (rows.shape(0) != 1 + order_.size()) throw nb::value_error("rows of another tree");
-    if (builder_.recycled == nullptr) return;
-    const nb::gil_scoped_release release;
-    for (std::size_t i = 0; i < rows.shape(0); ++i)
-      builder_.recycled->learn(builder_.tail_of(i == 0 ? -1 : order_[i - 1]), top_tokens_of(rows, i));
   }
 
   std::size_t length() { return builder_.lookup.tokens().size(); }
@@ -279,26 +270,96 @@ class NativeSession {
   }
 
  private:
+  // A node of the message DraftSessionResponse, and where its columns begin, in bytes for each node.
+  static constexpr std::size_t kScores = sizeof(Token), kParents = kScores + sizeof(float),
+                               kOrigins = kParents + sizeof(std::int16_t), kNodeSize = kOrigins + 1;
+
+  const DraftNode& node_in(std::size_t row) const { return builder_.nodes()[static_cast<std::size_t>(order_[row])]; }
+
+  // Of each node of the last tree, its row in the order of verification.
+  std::vector<std::int32_t> rows_of_nodes() const {
+    std::vector<std::int32_t> row_of(order_.size());
+    for (std::size_t i = 0; i < order_.size(); ++i)
+      row_of[static_cast<std::size_t>(order_[i])] = static_cast<std::int32_t>(i);
+    return row_of;
+  }
+
+  // The places of the sources that proposed a node, one bit each.
+  std::uint8_t origins_of(const DraftNode& node) const {
+    std::uint8_t origins = 0;
+    for (std::size_t origin = 0; origin < places_.size(); ++origin)
+      if ((node.origins >> origin & 1) != 0) origins |= static_cast<std::uint8_t>(1U << places_[origin]);
+    return origins;
+  }
+
   // The last tree in its order of verification, as `draft` returns it.
   nb::tuple tree() const {
-    const auto& nodes = builder_.nodes();
-    const std::size_t size = nodes.size();
+    const std::size_t size = order_.size();
+    const std::vector<std::int32_t> row_of = rows_of_nodes();
     std::vector<std::int64_t> counts(size);
-    std::vector<std::int32_t> columns(3 * size), row_of(size);
+    std::vector<std::int32_t> columns(3 * size);
     std::vector<float> scores(size);
     std::vector<std::uint8_t> origins(size);
-    for (std::size_t i = 0; i < size; ++i) row_of[static_cast<std::size_t>(order_[i])] = static_cast<std::int32_t>(i);
     for (std::size_t i = 0; i < size; ++i) {
-      const DraftNode& node = nodes[static_cast<std::size_t>(order_[i])];
+      const DraftNode& node = node_in(i);
       columns[i] = static_cast<std::int32_t>(node.token);
       columns[size + i] = node.parent < 0 ? -1 : row_of[static_cast<std::size_t>(node.parent)];
       columns[2 * size + i] = static_cast<std::int32_t>(node.depth);
       scores[i] = node.score;
-      for (std::size_t origin = 0; origin < places_.size(); ++origin)
-        if ((node.origins >> origin & 1) != 0) origins[i] |= static_cast<std::uint8_t>(1U << places_[origin]);
+      origins[i] = origins_of(node);
     }
     nb::bytes packed = nb::steal<nb::bytes>((nb::object(bytes_of(counts)) + nb::object(bytes_of(columns))).release());
     return nb::make_tuple(packed, bytes_of(scores), bytes_of(origins));
+  }
+
+  static void require_rows(const char* what, const Array<std::int32_t, 2>& rows, std::size_t least, std::size_t most) {
+    if (rows.shape(0) >= least && rows.shape(0) <= most) return;
+    std::ostringstream fault;
+    fault << what << " is of shape [" << rows.shape(0) << ", " << rows.shape(1) << "], expected [" << least;
+    if (least < most) fault << ".." << most;
+    fault << ", k]";
+    throw nb::value_error(fault.str().c_str());
+  }
+
+  void learn_text(const Array<std::int32_t, 2>& rows) {
+    if (builder_.recycled == nullptr) return;
+    const std::span<const Token> text = builder_.lookup.tokens();
+    for (std::size_t i = 0; i < rows.shape(0); ++i) {
+      const auto context = text.first(text.size() - rows.shape(0) + i + 1);
+      builder_.recycled->learn(context.last(std::min(context.size(), kRecycledOrders)), top_tokens_of(rows, i));
+    }
+  }
+
+  void learn_nodes(const Array<std::int32_t, 2>& rows) {
+    if (builder_.recycled == nullptr) return;
+    for (std::size_t i = 0; i < rows.shape(0); ++i)
+      builder_.recycled->learn(builder_.tail_of(i == 0 ? -1 : order_[i - 1]), top_tokens_of(rows, i));
+  }
+
+  void build(std::size_t max_nodes, const Array<double>& costs) {
+    const nb::gil_scoped_release release;
+    if (costs.size() > 0) max_nodes = std::min(max_nodes, costs.size() - 1);
+    builder_.online = before_ = calibration_.online_now();
+    builder_.build(max_nodes);
+    if (costs.size() > 0) builder_.prune(pruned_size(builder_.nodes(), span_of(costs)));
+    order_ = verification_order(builder_.nodes());
+  }
+
+  // The last tree as the message DraftSessionResponse has it.
+  nb::bytes nodes() const {
+    const std::size_t size = order_.size();
+    std::vector<char> out(size * kNodeSize);
+    const std::vector<std::int32_t> row_of = rows_of_nodes();
+    for (std::size_t i = 0; i < size; ++i) {
+      const DraftNode& node = node_in(i);
+      const auto parent =
+          static_cast<std::int16_t>(node.parent < 0 ? -1 : row_of[static_cast<std::size_t>(node.parent)]);
+      std::memcpy(&out[i * sizeof(Token)], &node.token, sizeof(Token));
+      std::memcpy(&out[size * kScores + i * sizeof(float)], &node.score, sizeof(float));
+      std::memcpy(&out[size * kParents + i * sizeof(parent)], &parent, sizeof(parent));
+      out[size * kOrigins + i] = static_cast<char>(origins_of(node));
+    }
+    return bytes_of(out);
   }
 
   TopTokens top_tokens_of(const Array<std::int32_t, 2>& rows, std::size_t row) const {
@@ -421,16 +482,14 @@ void bind_sessions(nb::module_& module) {
       .def("use_recycled_logits", &NativeSession::use_recycled_logits, nb::keep_alive<1, 3>())
       .def("add_store", &NativeSession::add_store, nb::arg("place"), nb::arg("reader").none())
       .def("set_reader", &NativeSession::set_reader)
-      .def("prompt", &NativeSession::prompt)
+      .def("prompt", &NativeSession::prompt, nb::arg("tokens"), nb::arg("top_k").none())
       .def("set_trees", &NativeSession::set_trees, nb::arg("index"), nb::arg("trees").none())
       .def("set_evidence", &NativeSession::set_evidence)
       .def("draft", &NativeSession::draft)
+      .def("draft_nodes", &NativeSession::draft_nodes)
       .def("adopt", &NativeSession::adopt)
-      .def("accept", &NativeSession::accept)
-      .def("learn_text", &NativeSession::learn_text)
-      .def("learn_nodes", &NativeSession::learn_nodes)
+      .def("accept", &NativeSession::accept, nb::arg("tokens"), nb::arg("top_k").none(), nb::arg("node_top_k").none())
       .def("forget", &NativeSession::forget)
-      .def("tree_size", &NativeSession::tree_size)
       .def("length", &NativeSession::length)
       .def("tail", &NativeSession::tail)
       .def("record", &NativeSession::record)

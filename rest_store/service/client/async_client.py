@@ -15,6 +15,7 @@ from rest_store.service.client.answers import ServiceInfo
 from rest_store.service.client.async_stream import AsyncDraftStream
 from rest_store.service.client.client_base import WRITE_SECONDS, ClientBase, Connection
 from rest_store.service.client.endpoints import Endpoint
+from rest_store.service.client.generation_stream import Route
 from rest_store.service.client.requests import Request, T
 from rest_store.service.client.stream_call import AsyncStreamCall, task_is_cancelled
 from rest_store.service.errors import error_of_call
@@ -119,9 +120,8 @@ class AsyncDatastoreClient(ClientBase):
     ) -> AsyncDraftStream:
         """See `DatastoreClient.stream`."""
         tree_limits = limits(max_nodes, max_suffix, max_depth)
-        return AsyncDraftStream(
-            self._codec, tree_limits, self._endpoints, self._open, self.info, self._seconds(timeout)
-        )
+        route = Route(self._codec, self._endpoints, self._open, self.info, self._seconds(timeout))
+        return AsyncDraftStream(route, tree_limits)
 
     def _open(self, endpoint: Endpoint[Connection]) -> AsyncStreamCall:
         return AsyncStreamCall(endpoint.connection.channel, self._dialer.metadata, endpoint.target)
@@ -130,7 +130,7 @@ class AsyncDatastoreClient(ClientBase):
         began = time.monotonic() if began is None else began
         if self._needs_description(request):
             await self._ask(self._requests.describe, timeout)
-        with self._counters.failures():
+        with self._counters.failures:
             message, policy = self._begin(request, timeout, began)
             return await policy.call_async(lambda endpoint, seconds: self._attempt(endpoint, request, message, seconds))
 

@@ -16,6 +16,7 @@ from rest_store.drafting.remote import SessionSettings
 from rest_store.service.client.answers import ServiceInfo
 from rest_store.service.client.client_base import WRITE_SECONDS, ClientBase, Connection
 from rest_store.service.client.endpoints import Endpoint
+from rest_store.service.client.generation_stream import Route
 from rest_store.service.client.requests import Request, T
 from rest_store.service.client.session_stream import SessionStream
 from rest_store.service.client.stream import DraftStream
@@ -249,16 +250,16 @@ class DatastoreClient(ClientBase):
             LimitError: a limit is out of range.
         """
         tree_limits = limits(max_nodes, max_suffix, max_depth)
-        open_call = functools.partial(self._open, "DraftStream")
-        return DraftStream(self._codec, tree_limits, self._endpoints, open_call, self.info, self._seconds(timeout))
+        return DraftStream(self._route("DraftStream", self._seconds(timeout)), tree_limits)
 
     def session(self, settings: SessionSettings) -> SessionStream | None:
         """Return a session for the service to run, for `DraftSession`; None without `send_text`."""
         if not self._send_text:
             return None
-        open_call = functools.partial(self._open, "DraftSession")
-        name = self._shared_calibration
-        return SessionStream(self._codec, settings, name, self._endpoints, open_call, self.info, self._timeout)
+        return SessionStream(self._route("DraftSession", self._timeout), settings, self._shared_calibration)
+
+    def _route(self, method: str, timeout: float) -> Route[StreamCall]:
+        return Route(self._codec, self._endpoints, functools.partial(self._open, method), self.info, timeout)
 
     def _open(self, method: str, endpoint: Endpoint[Connection]) -> StreamCall:
         channel = endpoint.connection.channel
@@ -276,7 +277,7 @@ class DatastoreClient(ClientBase):
         began = time.monotonic() if began is None else began
         if self._needs_description(request):
             self._ask(self._requests.describe, timeout)
-        with self._counters.failures():
+        with self._counters.failures:
             message, policy = self._begin(request, timeout, began)
             return policy.call(lambda endpoint, seconds: self._attempt(endpoint, request, message, seconds))
 

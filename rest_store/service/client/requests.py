@@ -68,7 +68,7 @@ def _counted(make: Callable[Concatenate[Requests, P], T]) -> Callable[Concatenat
 
     @functools.wraps(make)
     def counted(self: Requests, /, *arguments: P.args, **options: P.kwargs) -> T:
-        with self.counters.failures():
+        with self.counters.failures:
             return make(self, *arguments, **options)
 
     return counted

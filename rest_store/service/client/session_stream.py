@@ -25,8 +25,8 @@ from rest_store.errors import (
     describe,
 )
 from rest_store.service.client.answers import NUMBER_BYTES, parse
-from rest_store.service.client.codec import Codec
-from rest_store.service.client.endpoints import Endpoint, Endpoints
+from rest_store.service.client.endpoints import Endpoint
+from rest_store.service.client.generation_stream import GenerationStream, Route
 from rest_store.service.client.retry import RetryPolicy
 from rest_store.service.client.stream_call import StreamCall
 from rest_store.v1 import datastore_pb2 as pb
@@ -40,7 +40,7 @@ _NOT_RUN = (QueryError, MessageSizeError, MessageOrderError)
 Text = Callable[[], tuple[npt.NDArray[np.int32], int]]
 
 
-class SessionStream:
+class SessionStream(GenerationStream[StreamCall]):
     """A session that a service runs for a `DraftSession`; see `RemoteSession`. Make one with `DatastoreClient.session`.
 
     The first step opens the stream and sends the text; later ones send what is new. When the service goes away, the
@@ -50,40 +50,19 @@ class SessionStream:
     Not thread-safe.
 
     Args:
-        codec: what is known of the service.
+        route: to its service.
         settings: of the session.
         shared_calibration: name under which sessions share what is learnt, or an empty text.
-        endpoints: where the service is.
-        open_call: opens a call at an endpoint.
-        info: asks what the service is, and counts that itself.
-        timeout: seconds for each step.
     """
 
-    def __init__(
-        self,
-        codec: Codec,
-        settings: SessionSettings,
-        shared_calibration: str,
-        endpoints: Endpoints[Any],
-        open_call: Callable[[Endpoint[Any]], StreamCall],
-        info: Callable[..., Any],
-        timeout: float,
-    ) -> None:
-        self._codec = codec
+    def __init__(self, route: Route[StreamCall], settings: SessionSettings, shared_calibration: str) -> None:
+        super().__init__(route)
         self._settings = settings
         self._shared_calibration = shared_calibration
-        self._endpoints = endpoints
-        self._open_call = open_call
-        self._info = info
-        self._timeout = timeout
-        self._closed = False
-        self._call: StreamCall | None = None
-        self._endpoint: Endpoint[Any] | None = None  # of that call
-        self._is_open = False  # whether the text has been sent on that call
-        self._unsent: list[pb.Accepted] = []
+        self._is_open = False  # whether the text has been sent on the call
+        self._next = pb.DraftSessionRequest()  # what the next step sends; has what was accepted since the last
         self._costs: npt.NDArray[np.float64] | None = None  # sent last
         self._datastores = 0  # that answer it
-        self._sequence = 0
         self._is_late = False  # whether the answer to the last message is still to come
 
     def accept(
@@ -93,11 +72,11 @@ class SessionStream:
         node_top_k: npt.NDArray[np.int32] | None,
     ) -> None:
         """Keep for the next step what `DraftSession.accept` was told."""
-        if len(self._unsent) >= _MOST_UNSENT:
+        if len(self._next.accepted) >= _MOST_UNSENT:
             self._drop()
         if not self._is_open:
             node_top_k = None  # of a tree that the next call knows nothing of
-        self._unsent.append(pb.Accepted(tokens=tokens.tolist(), top_k=_top_k(top_k), node_top_k=_top_k(node_top_k)))
+        self._next.accepted.add(tokens=tokens.tolist(), top_k=_top_k(top_k), node_top_k=_top_k(node_top_k))
 
     def draft(
         self, text: Text, max_nodes: int, costs: npt.NDArray[np.float64] | None, *, timeout: float | None
@@ -105,11 +84,11 @@ class SessionStream:
         """Return the tree of the next step, as `RemoteSession.draft`."""
         seconds = self._timeout if timeout is None else min(timeout, self._timeout)
         ends = time.monotonic() + seconds
-        if not self._codec.is_known and not self._closed and seconds:
+        if self._needs_description and seconds:
             self._info(timeout=seconds)
         was_open = self._is_open
         try:
-            with self._endpoints.counters.failures():
+            with self._endpoints.counters.failures:
                 if self._closed:
                     raise ServiceUnavailableError("client: the session is closed")
                 self._catch_up()
@@ -169,17 +148,12 @@ class SessionStream:
         ends: float,
     ) -> RemoteTree:
         try:
-            unsent = sum(one.ByteSize() for one in self._unsent)
-            if self._endpoint not in (None, endpoint) or unsent > self._codec.max_request_bytes // 2:
+            if self._next.ByteSize() > self._codec.max_request_bytes // 2:
                 self._drop()
-            if self._call is None:
-                self._call, self._endpoint = self._open_call(endpoint), endpoint
-                self._endpoints.counters.add("streams_opened")
-            request = self._request(text, max_nodes, costs)
-            self._call.send(request.SerializeToString())
-            self._is_open, self._unsent = True, []
-            self._costs = None if costs is None else costs.copy()
-            answer = self._call.receive(ends)
+            call = self._call_at(endpoint)
+            call.send(self._message(text, max_nodes, costs))
+            self._is_open, self._next = True, pb.DraftSessionRequest()
+            answer = call.receive(ends)
             if answer is None:
                 self._is_late = True
                 raise DeadlineError(f"{endpoint.target}: service did not answer before the deadline")
@@ -189,21 +163,29 @@ class SessionStream:
                 self._drop()
             raise
 
-    def _request(self, text: Text, max_nodes: int, costs: npt.NDArray[np.float64] | None) -> pb.DraftSessionRequest:
-        """Return the next message."""
+    def _message(self, text: Text, max_nodes: int, costs: npt.NDArray[np.float64] | None) -> bytes:
+        """Return the next message, which is to be sent."""
         self._sequence += 1
-        draft = pb.TreeRequest(max_nodes=max_nodes, sequence=self._sequence)
-        is_new = not self._is_open
-        if costs is not None and (is_new or self._costs is None or not np.array_equal(costs, self._costs)):
+        request = self._next
+        draft = request.draft
+        draft.max_nodes, draft.sequence = max_nodes, self._sequence
+        if costs is None:
+            if self._costs is not None:
+                draft.costs.SetInParent()
+                self._costs = None
+        elif self._costs is None or not np.array_equal(costs, self._costs):
             draft.costs.of_step.extend(costs.tolist())
-        elif costs is None and not is_new and self._costs is not None:
-            draft.costs.SetInParent()
-        if not is_new:
-            return pb.DraftSessionRequest(accepted=self._unsent, draft=draft)
+            self._costs = costs.copy()
+        if not self._is_open:
+            request.open.MergeFrom(self._opening(text))
+        return request.SerializeToString()
+
+    def _opening(self, text: Text) -> pb.SessionOpening:
+        """Return the opening of a session, with the text but for what was accepted since the last step."""
         tokens, written = text()
-        unsent = sum(len(one.tokens) for one in self._unsent)
+        unsent = sum(len(one.tokens) for one in self._next.accepted)
         settings = self._settings
-        opening = pb.SessionOpening(
+        return pb.SessionOpening(
             selection=self._codec.selection,
             tokens=tokens[: len(tokens) - unsent].tolist(),
             written=written - unsent,
@@ -215,7 +197,6 @@ class SessionStream:
             fixed_calibration=not settings.learn,
             max_suffix=settings.max_suffix,
         )
-        return pb.DraftSessionRequest(open=opening, accepted=self._unsent, draft=draft)
 
     def _read(self, message: bytes, target: str) -> RemoteTree:
         """Return the tree of an answer; raise ProtocolError unless it is the answer to the last message."""
@@ -232,12 +213,10 @@ class SessionStream:
 
     def _drop(self) -> None:
         """End the call; the next attempt opens another and sends the text."""
-        call, self._call, self._endpoint = self._call, None, None
-        self._is_open, self._unsent, self._costs = False, [], None
+        super()._drop()
+        self._is_open, self._next, self._costs = False, pb.DraftSessionRequest(), None
         self._datastores = 0
         self._is_late = False
-        if call is not None:
-            call.close()
 
     def close(self) -> None:
         """End the session for good. May be called again."""

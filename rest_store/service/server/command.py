@@ -151,6 +151,7 @@ def serve(
     if (socket_mode is not None or socket_group is not None) and not any(text.startswith("unix:") for text in listen):
         raise click.UsageError("--socket-mode and --socket-group need --listen unix:/path")
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # lines that any peer can cause, and that are not JSON
+    _spare_a_thread()
     from rest_store.service.server.credentials import CertificateFiles
     from rest_store.service.server.logs import EventLog
     from rest_store.service.server.server import Options
@@ -196,6 +197,14 @@ def serve(
     log = EventLog(log_json)
     log.take_over()
     _run_loop()(run(options, rest_store.__version__, log, _announce))
+
+
+def _spare_a_thread() -> None:
+    """Let gRPC wait for messages in the thread that hands them on, as it once did: it saves a fifth of a call."""
+    import grpc
+
+    if tuple(map(int, grpc.__version__.split(".")[:2])) >= (1, 80):  # older ones may not know the name
+        os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_poller_for_python")
 
 
 def _run_loop() -> Callable[[Coroutine[Any, Any, None]], None]:

@@ -37,7 +37,7 @@ from rest_store.service.server.requests import (
     tree_limits,
 )
 from rest_store.service.server.rights import Rights
-from rest_store.service.server.served import Served, reading
+from rest_store.service.server.served import Reading, Served
 from rest_store.service.server.served_session import ServedSession
 from rest_store.service.server.sessions import Sessions
 from rest_store.v1 import datastore_pb2 as pb
@@ -176,7 +176,7 @@ class Handlers:
         require_not_empty(tail, "context 0")
 
         def match(one: Served) -> tuple[int, int]:
-            with reading([one]):
+            with Reading([one]):
                 return one.store.longest_suffix_match(tail, max_suffix=max_suffix)
 
         small = len(served) <= _SMALL_COUNTS
@@ -198,7 +198,7 @@ class Handlers:
             require_tokens(sequences, one.store.vocabulary_size, "sequence")
 
         def count(piece: Sequence[list[int]]) -> list[int]:
-            with reading(served):
+            with Reading(served):
                 return [one.store.count(tokens) for tokens in piece for one in served]
 
         pieces = [sequences[start : start + _PIECE_COUNTS] for start in range(0, len(sequences), _PIECE_COUNTS)]
@@ -238,7 +238,7 @@ class Handlers:
             nonlocal size
             piece = contexts[first : first + step]
             try:
-                with reading([one]):
+                with Reading([one]):
                     trees = one.store.draft_batch(piece, **limits._asdict())
             except QueryError:
                 require_tokens(piece, one.store.vocabulary_size, "context", first)  # says which
@@ -283,7 +283,7 @@ class Handlers:
         stores = {str(place): one.store for place, one in enumerate(served)}  # a name may be asked for twice
 
         def read(tail: list[int], proposals: Proposals) -> list[Evidence]:
-            with reading(served):
+            with Reading(served):
                 return collect_evidence(stores, np.array(tail, np.int32), *proposals, **limits._asdict())
 
         tasks = [partial(read, tail, proposals) for tail, proposals in zip(tails, trees, strict=True)]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -65,14 +64,14 @@ class Served(ABC):
         return self.fault is None
 
     def require_readable(self) -> None:
-        """Raise DatastoreUnavailableError unless `readable`; to be called after reading, before the answer is used."""
+        """Raise DatastoreUnavailableError unless `readable`; to be called after Reading, before the answer is used."""
         fault = self.fault
         if fault is not None:
             raise DatastoreUnavailableError(f"datastore {self.name!r} is unavailable: {fault}; restore and reload it")
 
     def try_out(self) -> None:
         """Draft once, so that a datastore that cannot be read is refused before it is served."""
-        with reading([self]):
+        with Reading([self]):
             self.store.draft([0], max_nodes=1)
 
     def describe(self, rights: Rights) -> pb.DatastoreDescription:
@@ -132,13 +131,17 @@ class FrozenServed(Served):
         return StoredTokenizer(identity, file) if file.is_file() else identity
 
 
-@contextmanager
-def reading(served: Iterable[Served]) -> Iterator[None]:
-    """Require that all of `served` are readable after the block; the error names them as clients do, not by path."""
-    try:
-        yield
-    finally:
-        for one in served:
+class Reading:
+    """Requires that all of `served` are readable after the block; the error names them as clients do, not by path."""
+
+    def __init__(self, served: Iterable[Served]) -> None:
+        self._served = served
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        for one in self._served:
             one.require_readable()
 
 
