@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -91,6 +91,7 @@ class LiveDatastore(Store):
         self._segments: Segments | None = parts.segments
         self._lock = lock
         self._encoder = Encoder(self.tokenizer, path, bounds)
+        self._before_close: dict[Callable[[LiveDatastore], object], None] = {}
         if isinstance(parts, Writer):
             # Two threads: merging files takes seconds, in which segments in memory must not become many.
             self._threads = [
@@ -176,6 +177,8 @@ class LiveDatastore(Store):
         """
         if self._segments is None:
             return
+        for call in tuple(self._before_close):
+            call(self)
         self._segments = None
         for thread in self._threads:
             thread.stop()
@@ -184,6 +187,10 @@ class LiveDatastore(Store):
         finally:
             if self._lock is not None:
                 self._lock.release()
+
+    def before_close(self, call: Callable[[LiveDatastore], object]) -> None:
+        """Have `close` call `call` with this datastore first, for what is queued to be added; once for each `call`."""
+        self._before_close[call] = None
 
     def __enter__(self) -> LiveDatastore:
         return self
