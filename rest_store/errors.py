@@ -57,6 +57,7 @@
     |   |-- CacheNotSupportedError      the key-value cache cannot hold trees            (ValueError)
     |   |-- CacheFullError              a static cache has no slot for the next token    (IndexError)
     |   |-- DrafterError                neither a list of sources nor a callable         (TypeError)
+    |   |-- RememberError               outputs cannot be added to this object           (TypeError)
     |   |-- PromptError                 a prompt is neither text nor token ids           (ValueError)
     |   |-- GenerationFailedError       an earlier step failed; there is no more text    (RuntimeError)
     |   `-- ModelLoadError              a model cannot be loaded                         (OSError)
@@ -308,6 +309,10 @@ class DrafterError(GenerationError, TypeError):
     """The drafter is neither a list of sources nor a callable that makes a session."""
 
 
+class RememberError(GenerationError, TypeError):
+    """`remember` is neither a live datastore, a client of one, nor another object that takes documents."""
+
+
 class PromptError(GenerationError, ValueError):
     """The prompt is neither text nor token ids in rows of equal length."""
 
@@ -317,7 +322,7 @@ class GenerationFailedError(GenerationError, RuntimeError):
 
 
 class DraftingWarning(RuntimeWarning):
-    """A session or source stopped during a generation, or nothing was drafted; the text is as without drafts."""
+    """A session or source stopped, nothing was drafted, or an output was not remembered; the text is as without."""
 
 
 class ModelLoadError(GenerationError, OSError):

@@ -21,7 +21,7 @@ BUILD_INDEX = Path(build_index.__file__).parent
 ALLOWED = {
     "rest_store.errors": set[str](),
     "rest_store.datastore": {"rest_store.errors"},
-    "rest_store.live": {"rest_store.errors", "rest_store.datastore", "build_index"},
+    "rest_store.live": {"rest_store", "rest_store.errors", "rest_store.datastore", "build_index"},
     "rest_store.drafting": {"rest_store.errors", "rest_store.datastore"},
     "rest_store.service": {
         "rest_store.errors",

@@ -12,10 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import LiveFormatError, ManifestError, StorageError, describe
 
-FILE_NAME = "documents.sqlite"
+FILE_NAME = DOCUMENTS_FILE_NAME
 _FORMAT_VERSION = 1
 _APPLICATION = 0x52535430  # "RST0"
 _IDS_AT_ONCE = 500  # variables of one statement

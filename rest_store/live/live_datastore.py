@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar
 
+from build_index.errors import build_packages
 from rest_store.datastore.kernel import kernel_name
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 from rest_store.datastore.store import Snapshot, Store
 from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
 from rest_store.datastore.validation import IntSequence
-from rest_store.errors import DatastoreClosedError, DatastoreNotFoundError, LiveFormatError, WriterError, describe
-from rest_store.live.documents import FILE_NAME, Documents
+from rest_store.errors import (
+    DatastoreClosedError,
+    DatastoreNotFoundError,
+    LiveDatastoreError,
+    LiveFormatError,
+    WriterError,
+    describe,
+)
+from rest_store.live.documents import Documents
 from rest_store.live.encoding import Encoder, store_tokenizer
 from rest_store.live.follower import Follower
 from rest_store.live.lock import FILE_NAME as LOCK_NAME
 from rest_store.live.lock import WriterLock
 from rest_store.live.maintenance import Maintenance
+from rest_store.live.opening import is_live
 from rest_store.live.segments import Bounds, Segments, require_limits
 from rest_store.live.writer import Writer, WriterCounts
+
+with build_packages("live datastores", LiveDatastoreError, "live"):
+    import pydivsufsort  # noqa: F401 - what sorts segments
 
 _BEGUN = {LOCK_NAME, TOKENIZER_FILE_NAME}  # in a directory that was being begun when the process was killed
 _REFRESH_SECONDS = 0.02  # between looks of a reading process
@@ -92,6 +104,7 @@ class LiveDatastore(Store):
         self._segments: Segments | None = parts.segments
         self._lock = lock
         self._encoder = Encoder(self.tokenizer, path, bounds)
+        self._before_close: dict[Callable[[LiveDatastore], object], None] = {}
         if isinstance(parts, Writer):
             # Two threads: merging files takes seconds, in which segments in memory must not become many.
             self._threads = [
@@ -177,6 +190,8 @@ class LiveDatastore(Store):
         """
         if self._segments is None:
             return
+        for call in tuple(self._before_close):
+            call(self)
         self._segments = None
         for thread in self._threads:
             thread.stop()
@@ -185,6 +200,10 @@ class LiveDatastore(Store):
         finally:
             if self._lock is not None:
                 self._lock.release()
+
+    def before_close(self, call: Callable[[LiveDatastore], object]) -> None:
+        """Have `close` call `call` with this datastore first, for what is queued to be added; once for each `call`."""
+        self._before_close[call] = None
 
     def __enter__(self) -> LiveDatastore:
         return self
@@ -324,11 +343,6 @@ class LiveDatastore(Store):
         tokens = sum(segment.token_count for segment in segments)
         state = "closed" if self._segments is None else f"{tokens} tokens, {len(segments)} segments"
         return f"LiveDatastore({str(self.path)!r}, {state})"
-
-
-def is_live(path: Path) -> bool:
-    """Return whether `path` is the directory of a live datastore."""
-    return (path / FILE_NAME).is_file()
 
 
 def _require_live(directory: Path, *, new: bool) -> None:

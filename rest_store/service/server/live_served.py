@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.errors import StorageError, WriterError
+from rest_store.live.opening import is_live
 from rest_store.service.server.logs import EventLog
 from rest_store.service.server.rights import Rights
 from rest_store.service.server.served import Served, timestamp
@@ -49,7 +50,7 @@ class LiveServed(Served):
     """
 
     def __init__(self, name: str, path: Path, tokenizer: object, log: EventLog) -> None:
-        from rest_store.live.live_datastore import LiveDatastore, is_live  # needs more packages than a frozen one
+        from rest_store.live.live_datastore import LiveDatastore  # needs more packages than a frozen one
 
         self._live = LiveDatastore.open(path, tokenizer=None if is_live(path) else tokenizer)
         super().__init__(name, self._live, 1)
