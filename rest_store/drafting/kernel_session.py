@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,8 @@ from rest_store.errors import ContextTypeError, DatastoreClosedError, DatastoreU
 
 NO_COSTS = np.zeros(0)  # of a step that no tree is cut for
 
-_TopK = npt.NDArray[np.int32] | None
+# Rows of most likely tokens, [n, k]; -1, or any other number that is no token, ends a row.
+TopK: TypeAlias = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 
 @dataclass
@@ -75,7 +76,7 @@ def follow_changes(native: Any, datastores: Iterable[OpenStore]) -> None:
                 opened.snapshot = snapshot
 
 
-def take_prompt(native: Any, tokens: npt.NDArray[np.int32], top_k: _TopK) -> None:
+def take_prompt(native: Any, tokens: npt.NDArray[np.int32], top_k: TopK | None) -> None:
     """Begin the text with `tokens`; raise ContextTypeError if `top_k` has more rows."""
     try:
         native.prompt(tokens, top_k)
@@ -83,7 +84,7 @@ def take_prompt(native: Any, tokens: npt.NDArray[np.int32], top_k: _TopK) -> Non
         raise ContextTypeError(f"draft session: {error}") from None
 
 
-def append(native: Any, tokens: npt.NDArray[np.int32], top_k: _TopK, node_top_k: _TopK) -> int:
+def append(native: Any, tokens: npt.NDArray[np.int32], top_k: TopK | None, node_top_k: TopK | None) -> int:
     """Append what the target model produced, as `DraftSession.accept`.
 
     Returns:

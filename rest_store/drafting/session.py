@@ -16,7 +16,7 @@ from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence, limit
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.external_sources import Drop, ExternalSources
-from rest_store.drafting.kernel_session import NO_COSTS, append, follow_changes, kernel_session, take_prompt
+from rest_store.drafting.kernel_session import NO_COSTS, TopK, append, follow_changes, kernel_session, take_prompt
 from rest_store.drafting.remote import Drafted, RemoteDrafting, SessionSettings, remote_drafting
 from rest_store.drafting.sources import (
     Source,
@@ -336,14 +336,14 @@ def _tokens(what: str, values: IntSequence) -> npt.NDArray[np.int32]:
     return np.ascontiguousarray(array, np.int32)
 
 
-def _top_k(what: str, values: npt.ArrayLike) -> npt.NDArray[np.int32]:
-    """Return `values` as int32[n, k]; raise unless they are 2-D integers."""
+def _top_k(what: str, values: npt.ArrayLike) -> TopK:
+    """Return `values` as int32[n, k] or int64[n, k]; raise unless they are 2-D integers."""
     array = _integers(what, values)
     if array.ndim != 2:
         raise ContextTypeError(describe("draft session", what, f"of shape {array.shape}", "[n, k] integers"))
-    if array.dtype != np.int32:
-        array = np.minimum(np.maximum(array, -1), _LAST_TOKEN)
-    return np.ascontiguousarray(array, np.int32)
+    if array.dtype == np.int32:
+        return np.ascontiguousarray(array, np.int32)
+    return np.ascontiguousarray(array, np.int64)
 
 
 def _integers(what: str, values: Any) -> npt.NDArray[Any]:

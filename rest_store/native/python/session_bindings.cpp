@@ -4,6 +4,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
+#include <limits>
 #include <memory>
 #include <numeric>
 #include <sstream>
@@ -21,6 +22,30 @@ namespace {
 
 template <class Item, std::size_t Dimensions = 1>
 using Array = nb::ndarray<const Item, nb::ndim<Dimensions>, nb::c_contig, nb::device::cpu>;
+
+// Rows of most likely tokens: int32[n, k] or int64[n, k]. -1, or any other number that is no token, ends a row.
+class TopK {
+ public:
+  using Values = nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+  explicit TopK(const Values& values) : values_(values), is_wide_(values.dtype() == nb::dtype<std::int64_t>()) {
+    if (!is_wide_ && values.dtype() != nb::dtype<std::int32_t>()) throw nb::type_error("rows of another type");
+  }
+
+  std::size_t rows() const { return values_.shape(0); }
+  std::size_t width() const { return values_.shape(1); }
+  // -1 for what is no token.
+  std::int32_t at(std::size_t row, std::size_t place) const {
+    const std::size_t i = row * width() + place;
+    const std::int64_t token = is_wide_ ? static_cast<const std::int64_t*>(values_.data())[i]
+                                        : static_cast<const std::int32_t*>(values_.data())[i];
+    return token < 0 || token > std::numeric_limits<std::int32_t>::max() ? -1 : static_cast<std::int32_t>(token);
+  }
+
+ private:
+  Values values_;
+  bool is_wide_;
+};
 
 template <class Item>
 std::span<const Item> span_of(const Array<Item>& array) {
@@ -146,12 +171,12 @@ class NativeSession {
 
   // `top_k`: the most likely tokens after the last tokens of the text, here and in `accept`; -1 ends a row. ValueError:
   // it has more rows than there are tokens.
-  void prompt(const Array<std::int32_t>& tokens, const std::optional<Array<std::int32_t, 2>>& top_k) {
-    if (top_k) require_rows("prompt_top_k", *top_k, 0, tokens.size());
+  void prompt(const Array<std::int32_t>& tokens, const std::optional<TopK::Values>& top_k) {
+    const std::optional<TopK> rows = rows_of("prompt_top_k", top_k, 0, tokens.size());
     const nb::gil_scoped_release release;
     for (const Token token : tokens_of(tokens)) builder_.lookup.append(token);
     builder_.lookup.end_prompt();
-    if (top_k) learn_text(*top_k);
+    if (rows) learn_text(*rows);
   }
 
   // Set the trees of one step, each as (path before it, match length, match count, counts, tokens, parents); None: the
@@ -229,18 +254,18 @@ class NativeSession {
   // Append what the target model produced; returns how many of its tokens are in the tree drafted last. `top_k` has a
   // row for each token, and may have some for those before; `node_top_k` one for the context before, and one for each
   // node of that tree. ValueError: they have not.
-  std::size_t accept(const Array<std::int32_t>& tokens, const std::optional<Array<std::int32_t, 2>>& top_k,
-                     const std::optional<Array<std::int32_t, 2>>& node_top_k) {
+  std::size_t accept(const Array<std::int32_t>& tokens, const std::optional<TopK::Values>& top_k,
+                     const std::optional<TopK::Values>& node_top_k) {
     const std::size_t length = builder_.lookup.tokens().size() + tokens.size(), nodes = 1 + order_.size();
-    if (top_k) require_rows("top_k", *top_k, tokens.size(), length);
-    if (node_top_k) require_rows("node_top_k", *node_top_k, nodes, nodes);
+    const std::optional<TopK> rows = rows_of("top_k", top_k, tokens.size(), length);
+    const std::optional<TopK> node_rows = rows_of("node_top_k", node_top_k, nodes, nodes);
     const nb::gil_scoped_release release;
-    if (node_top_k) learn_nodes(*node_top_k);
+    if (node_rows) learn_nodes(*node_rows);
     const std::size_t accepted = builder_.accept(tokens_of(tokens));
     if (builder_.learns_online) calibration_.add(before_, builder_.online);
     before_ = builder_.online;
     order_.clear();
-    if (top_k) learn_text(*top_k);
+    if (rows) learn_text(*rows);
     return accepted;
   }
 
@@ -312,27 +337,30 @@ class NativeSession {
     return nb::make_tuple(packed, bytes_of(scores), bytes_of(origins));
   }
 
-  static void require_rows(const char* what, const Array<std::int32_t, 2>& rows, std::size_t least, std::size_t most) {
-    if (rows.shape(0) >= least && rows.shape(0) <= most) return;
+  static std::optional<TopK> rows_of(const char* what, const std::optional<TopK::Values>& values, std::size_t least,
+                                     std::size_t most) {
+    if (!values) return std::nullopt;
+    const TopK rows(*values);
+    if (rows.rows() >= least && rows.rows() <= most) return rows;
     std::ostringstream fault;
-    fault << what << " is of shape [" << rows.shape(0) << ", " << rows.shape(1) << "], expected [" << least;
+    fault << what << " is of shape [" << rows.rows() << ", " << rows.width() << "], expected [" << least;
     if (least < most) fault << ".." << most;
     fault << ", k]";
     throw nb::value_error(fault.str().c_str());
   }
 
-  void learn_text(const Array<std::int32_t, 2>& rows) {
+  void learn_text(const TopK& rows) {
     if (builder_.recycled == nullptr) return;
     const std::span<const Token> text = builder_.lookup.tokens();
-    for (std::size_t i = 0; i < rows.shape(0); ++i) {
-      const auto context = text.first(text.size() - rows.shape(0) + i + 1);
+    for (std::size_t i = 0; i < rows.rows(); ++i) {
+      const auto context = text.first(text.size() - rows.rows() + i + 1);
       builder_.recycled->learn(context.last(std::min(context.size(), kRecycledOrders)), top_tokens_of(rows, i));
     }
   }
 
-  void learn_nodes(const Array<std::int32_t, 2>& rows) {
+  void learn_nodes(const TopK& rows) {
     if (builder_.recycled == nullptr) return;
-    for (std::size_t i = 0; i < rows.shape(0); ++i)
+    for (std::size_t i = 0; i < rows.rows(); ++i)
       builder_.recycled->learn(builder_.tail_of(i == 0 ? -1 : order_[i - 1]), top_tokens_of(rows, i));
   }
 
@@ -362,10 +390,10 @@ class NativeSession {
     return bytes_of(out);
   }
 
-  TopTokens top_tokens_of(const Array<std::int32_t, 2>& rows, std::size_t row) const {
+  TopTokens top_tokens_of(const TopK& rows, std::size_t row) const {
     TopTokens top;
-    for (std::size_t i = 0; i < std::min<std::size_t>(rows.shape(1), kTopK); ++i) {
-      const std::int32_t token = rows.data()[row * rows.shape(1) + i];
+    for (std::size_t i = 0; i < std::min<std::size_t>(rows.width(), kTopK); ++i) {
+      const std::int32_t token = rows.at(row, i);
       if (token < 0 || static_cast<Token>(token) >= vocabulary_) break;
       top.tokens[top.size++] = static_cast<Token>(token);
     }
@@ -380,6 +408,17 @@ class NativeSession {
   std::uint64_t vocabulary_ = std::uint64_t{1} << 31;
   std::vector<std::int32_t> order_;
 };
+
+// What sessions read of rows of most likely tokens, as the message TopK has it: int32[n, width], and the width.
+nb::tuple packed_top_k(const TopK::Values& values) {
+  const TopK rows(values);
+  const std::size_t width = std::min<std::size_t>(rows.width(), kTopK);
+  std::vector<std::int32_t> out;
+  out.reserve(rows.rows() * width);
+  for (std::size_t row = 0; row < rows.rows(); ++row)
+    for (std::size_t i = 0; i < width; ++i) out.push_back(rows.at(row, i));
+  return nb::make_tuple(bytes_of(out), width);
+}
 
 // The evidence of each of `readers` as bytes, along the paths that a draft after `tail` may take. `parents` and
 // `scores` are those of the tree of `tokens` that other sources would draft.
@@ -463,6 +502,7 @@ void bind_sessions(nb::module_& module) {
   module.attr("NODE_MEMORY") = sizeof(SourceEvidence);
   module.attr("EVIDENCE_MEMORY") = sizeof(Evidence);  // of each node and store
   module.def("fit_gbdt", &fit_gbdt);
+  module.def("packed_top_k", &packed_top_k);
   module.def("collect_evidence", &collect_evidence, nb::arg("readers"), nb::arg("calibration"), nb::arg("tail"),
              nb::arg("tokens"), nb::arg("parents"), nb::arg("scores"), nb::kw_only(), nb::arg("max_nodes"),
              nb::arg("max_rows"), nb::arg("max_suffix"));

@@ -22,9 +22,9 @@ from rest_store.service.errors import error_of_call
 
 
 class AsyncDatastoreClient(ClientBase):
-    """`DatastoreClient` for asyncio: the same arguments, methods, answers, errors, retries and counters.
+    """`DatastoreClient` for asyncio, without sessions: the same methods, answers, errors, retries and counters.
 
-    It has no sessions, which `send_text` and `shared_calibration` are for.
+    It takes the same arguments but those of sessions, `send_text` and `shared_calibration`.
 
     Belongs to the event loop in which it is first used; not thread-safe. Any number of tasks may ask at once.
     """

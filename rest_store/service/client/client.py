@@ -13,6 +13,8 @@ from rest_store.datastore.tree import SuffixMatch, TokenTree
 from rest_store.datastore.validation import Contexts, IntSequence, limits
 from rest_store.drafting.evidence import Evidence
 from rest_store.drafting.remote import SessionSettings
+from rest_store.errors import TargetError, describe
+from rest_store.service.channel import Tls
 from rest_store.service.client.answers import ServiceInfo
 from rest_store.service.client.client_base import WRITE_SECONDS, ClientBase, Connection
 from rest_store.service.client.endpoints import Endpoint
@@ -22,6 +24,8 @@ from rest_store.service.client.session_stream import SessionStream
 from rest_store.service.client.stream import DraftStream
 from rest_store.service.client.stream_call import StreamCall
 from rest_store.service.errors import error_of_call
+
+_LONGEST_NAME = 256  # bytes of what sessions share
 
 
 class DatastoreClient(ClientBase):
@@ -58,6 +62,36 @@ class DatastoreClient(ClientBase):
         LimitError: a number out of range.
         TokenizerLoadError: `tokenizer` is not a tokenizer.
     """
+
+    def __init__(
+        self,
+        targets: str | list[str] | tuple[str, ...],
+        *,
+        datastore: str | Sequence[str] | None = None,
+        tokenizer: object = None,
+        token: str | None = None,
+        tls: Tls | bool | None = None,
+        timeout: float = 0.1,
+        retries: int = 3,
+        failure_threshold: int = 5,
+        pause: float = 1.0,
+        send_text: bool = True,
+        shared_calibration: str | None = None,
+    ) -> None:
+        super().__init__(
+            targets,
+            datastore=datastore,
+            tokenizer=tokenizer,
+            token=token,
+            tls=tls,
+            timeout=timeout,
+            retries=retries,
+            failure_threshold=failure_threshold,
+            pause=pause,
+        )
+        self._options |= {"send_text": send_text, "shared_calibration": shared_calibration}
+        self._send_text = bool(send_text)
+        self._shared_calibration = _shared_name(shared_calibration)
 
     def _connect(self, target: str) -> Connection:
         return Connection(self._dialer.connect(target))
@@ -302,3 +336,13 @@ class DatastoreClient(ClientBase):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _shared_name(name: str | None) -> str:
+    """Return a name for what sessions share, empty for none; raise TargetError if it is not one."""
+    if name is None:
+        return ""
+    if not isinstance(name, str) or not 1 <= len(name.encode(errors="replace")) <= _LONGEST_NAME:
+        expected = f"a name of 1 to {_LONGEST_NAME} bytes"
+        raise TargetError(describe("client", "shared_calibration", ascii(name), expected))
+    return name

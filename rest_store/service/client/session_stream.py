@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rest_store.datastore.kernel import MAX_NODES
+from rest_store.datastore.kernel import MAX_NODES, native_session_kernel
+from rest_store.drafting.kernel_session import TopK
 from rest_store.drafting.remote import NODE_BYTES, RemoteTree, SessionSettings
 from rest_store.errors import (
     DeadlineError,
@@ -68,8 +69,8 @@ class SessionStream(GenerationStream[StreamCall]):
     def accept(
         self,
         tokens: npt.NDArray[np.int32],
-        top_k: npt.NDArray[np.int32] | None,
-        node_top_k: npt.NDArray[np.int32] | None,
+        top_k: TopK | None,
+        node_top_k: TopK | None,
     ) -> None:
         """Keep for the next step what `DraftSession.accept` was told."""
         if len(self._next.accepted) >= _MOST_UNSENT:
@@ -224,11 +225,11 @@ class SessionStream(GenerationStream[StreamCall]):
         self._drop()
 
 
-def _top_k(rows: npt.NDArray[np.int32] | None, most_bytes: int | None = None) -> pb.TopK | None:
+def _top_k(rows: TopK | None, most_bytes: int | None = None) -> pb.TopK | None:
     """Return rows of most likely tokens as a message, the last ones if they are too many; None without any."""
     if rows is None or not rows.size:
         return None
-    rows = rows[:, :_MOST_TOP_K]
     if most_bytes is not None:
-        rows = rows[max(0, len(rows) - most_bytes // rows[0].nbytes) :]
-    return pb.TopK(k=rows.shape[1], tokens=rows.astype("<i4", copy=False).tobytes())
+        rows = rows[max(0, len(rows) - most_bytes // (4 * min(rows.shape[1], _MOST_TOP_K))) :]
+    tokens, k = native_session_kernel().packed_top_k(rows)
+    return pb.TopK(k=k, tokens=tokens)
