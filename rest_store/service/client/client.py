@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import threading
 import time
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 
 import grpc
 
@@ -26,6 +28,7 @@ from rest_store.service.client.stream_call import StreamCall
 from rest_store.service.errors import error_of_call
 
 _LONGEST_NAME = 256  # bytes of what sessions share
+_FINISH_SECONDS = 1.0  # that last messages have to be sent when a client is closed
 
 
 class DatastoreClient(ClientBase):
@@ -56,6 +59,9 @@ class DatastoreClient(ClientBase):
             writes, and a few proposed tokens in each step.
         shared_calibration: a name, such as the model's: sessions that the service runs share under it what their
             calibration learns, also those of other clients; None: they share nothing.
+        remember: name of a live datastore to which the service adds what is accepted in the sessions that it runs, each
+            with the last 16 tokens of its prompt, when they end; None: it adds nothing. A service that does not allow
+            it drafts all the same, with a DraftingWarning.
 
     Raises:
         TargetError: an address, certificate, list of datastores or name that is not valid.
@@ -77,6 +83,7 @@ class DatastoreClient(ClientBase):
         pause: float = 1.0,
         send_text: bool = True,
         shared_calibration: str | None = None,
+        remember: str | None = None,
     ) -> None:
         super().__init__(
             targets,
@@ -89,8 +96,11 @@ class DatastoreClient(ClientBase):
             failure_threshold=failure_threshold,
             pause=pause,
         )
-        self._options |= {"send_text": send_text, "shared_calibration": shared_calibration}
+        self._options |= {"send_text": send_text, "shared_calibration": shared_calibration, "remember": remember}
         self._send_text = bool(send_text)
+        self._remember = _remembering(remember, self._send_text)
+        self._finishing: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+        self._before_close: dict[Callable[[DatastoreClient], object], None] = {}
         self._shared_calibration = _shared_name(shared_calibration)
 
     def _connect(self, target: str) -> Connection:
@@ -290,7 +300,8 @@ class DatastoreClient(ClientBase):
         """Return a session for the service to run, for `DraftSession`; None without `send_text`."""
         if not self._send_text:
             return None
-        return SessionStream(self._route("DraftSession", self._timeout), settings, self._shared_calibration)
+        route = self._route("DraftSession", self._timeout)
+        return SessionStream(route, settings, self._shared_calibration, self._remember, self._finishing)
 
     def _route(self, method: str, timeout: float) -> Route[StreamCall]:
         return Route(self._codec, self._endpoints, functools.partial(self._open, method), self.info, timeout)
@@ -327,9 +338,21 @@ class DatastoreClient(ClientBase):
         return request.decode(answer, endpoint.target)
 
     def close(self) -> None:
-        """Close its connections; later calls raise ServiceUnavailableError. May be called again."""
+        """Close its connections; later calls raise ServiceUnavailableError. May be called again.
+
+        What is to be remembered of sessions that have just ended has up to a second to be sent.
+        """
+        for call in tuple(self._before_close):
+            call(self)
+        ends = time.monotonic() + _FINISH_SECONDS
+        for thread in tuple(self._finishing):
+            thread.join(max(0.0, ends - time.monotonic()))
         for connection in self._endpoints.close():
             connection.channel.close()
+
+    def before_close(self, call: Callable[[DatastoreClient], object]) -> None:
+        """Have `close` call `call` with this client first, for what is queued to be added; once for each `call`."""
+        self._before_close[call] = None
 
     def __enter__(self) -> DatastoreClient:
         return self
@@ -345,4 +368,15 @@ def _shared_name(name: str | None) -> str:
     if not isinstance(name, str) or not 1 <= len(name.encode(errors="replace")) <= _LONGEST_NAME:
         expected = f"a name of 1 to {_LONGEST_NAME} bytes"
         raise TargetError(describe("client", "shared_calibration", ascii(name), expected))
+    return name
+
+
+def _remembering(name: str | None, send_text: bool) -> str:
+    """Return the name of the datastore that remembers, empty for none; raise TargetError if it is not one."""
+    if name is None:
+        return ""
+    if not isinstance(name, str) or not name:
+        raise TargetError(describe("client", "remember", ascii(name), "the name of a live datastore, or None"))
+    if not send_text:
+        raise TargetError(describe("client", "remember", "a datastore", "None without send_text"))
     return name

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, MutableSet
 from contextlib import suppress
 from typing import Any
 
@@ -16,13 +18,18 @@ from rest_store.drafting.kernel_session import TopK
 from rest_store.drafting.remote import NODE_BYTES, RemoteTree, SessionSettings
 from rest_store.errors import (
     DeadlineError,
+    DraftingWarning,
+    LiveFormatError,
     MessageOrderError,
     MessageSizeError,
     OverloadedError,
+    PermissionDeniedError,
     ProtocolError,
     QueryError,
     RestStoreError,
     ServiceUnavailableError,
+    TokenizerMismatchError,
+    UnknownDatastoreError,
     describe,
 )
 from rest_store.service.client.answers import NUMBER_BYTES, parse
@@ -35,6 +42,8 @@ from rest_store.v1 import datastore_pb2 as pb
 _WEIGHTS = 5  # of a calibration
 _MOST_TOP_K = 8  # tokens of a row that a session reads
 _MOST_UNSENT = 512  # calls of `accept` since the last tree; after more the text is sent again
+# What a service refuses a session with whose output is to be remembered where it cannot be.
+_NOT_REMEMBERED = (PermissionDeniedError, LiveFormatError, UnknownDatastoreError, TokenizerMismatchError)
 # What a service that runs sessions does not take from this one: its text is too long, for instance.
 _NOT_RUN = (QueryError, MessageSizeError, MessageOrderError)
 
@@ -54,12 +63,23 @@ class SessionStream(GenerationStream[StreamCall]):
         route: to its service.
         settings: of the session.
         shared_calibration: name under which sessions share what is learnt, or an empty text.
+        remember: name of the live datastore to which the service adds what is accepted, or an empty text.
+        finishing: takes the threads of streams whose last message is on its way.
     """
 
-    def __init__(self, route: Route[StreamCall], settings: SessionSettings, shared_calibration: str) -> None:
+    def __init__(
+        self,
+        route: Route[StreamCall],
+        settings: SessionSettings,
+        shared_calibration: str,
+        remember: str,
+        finishing: MutableSet[threading.Thread],
+    ) -> None:
         super().__init__(route)
         self._settings = settings
         self._shared_calibration = shared_calibration
+        self._remember = remember
+        self._finishing = finishing
         self._is_open = False  # whether the text has been sent on the call
         self._next = pb.DraftSessionRequest()  # what the next step sends; has what was accepted since the last
         self._costs: npt.NDArray[np.float64] | None = None  # sent last
@@ -100,6 +120,12 @@ class SessionStream(GenerationStream[StreamCall]):
                 return policy.call(
                     lambda endpoint, left: self._attempt(endpoint, text, max_nodes, costs, time.monotonic() + left)
                 )
+        except _NOT_REMEMBERED as error:
+            if was_open or not self._remember:
+                raise
+            warnings.warn(f"rest-store: outputs are not remembered: {error}", DraftingWarning, stacklevel=2)
+            self._remember = ""
+            return self.draft(text, max_nodes, costs, timeout=max(0.0, ends - time.monotonic()))
         except _NOT_RUN:
             return None
         except OverloadedError:
@@ -197,6 +223,7 @@ class SessionStream(GenerationStream[StreamCall]):
             shared_calibration=self._shared_calibration,
             fixed_calibration=not settings.learn,
             max_suffix=settings.max_suffix,
+            remember=self._remember,
         )
 
     def _read(self, message: bytes, target: str) -> RemoteTree:
@@ -222,6 +249,9 @@ class SessionStream(GenerationStream[StreamCall]):
     def close(self) -> None:
         """End the session for good. May be called again."""
         self._closed = True
+        if self._remember and self._is_open and self._call is not None and self._next.accepted:
+            self._finishing.add(self._call.finish(self._next.SerializeToString()))
+            self._call = None
         self._drop()
 
 

@@ -34,9 +34,10 @@ class StreamCall:
         self._error: RestStoreError | None = None
         stream: Any = channel.stream_stream(METHOD + method, None, None)
         call = stream(iter(self._requests.get, None), metadata=tuple(metadata))
-        threading.Thread(
+        self._reader = threading.Thread(
             target=_read, args=(call, self._answers, self._due, target), name="rest-store stream", daemon=True
-        ).start()
+        )
+        self._reader.start()
         self._end = weakref.finalize(self, _end, call, self._requests, self._due, os.getpid())
 
     def send(self, message: bytes) -> None:
@@ -62,6 +63,13 @@ class StreamCall:
     def close(self) -> None:
         """End the stream."""
         self._end()
+
+    def finish(self, message: bytes) -> threading.Thread:
+        """Send a last message; return the thread that ends once the service has read it and ended the stream."""
+        self._requests.put(message)
+        self._requests.put(None)
+        self._end.detach()
+        return self._reader
 
 
 def _read(call: Any, answers: _Answers, due: _Due, target: str) -> None:

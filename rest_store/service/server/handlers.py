@@ -18,6 +18,7 @@ from rest_store.errors import LimitError, MessageOrderError, MessageSizeError, Q
 from rest_store.service.server.catalog import Catalog
 from rest_store.service.server.executor import Executor
 from rest_store.service.server.limits import Limits
+from rest_store.service.server.live_served import LiveServed
 from rest_store.service.server.metrics import Metrics
 from rest_store.service.server.requests import (
     Proposals,
@@ -65,6 +66,7 @@ class SessionState:
 
     rights: Rights
     session: ServedSession | None = None
+    remember: LiveServed | None = None  # what was accepted, there
 
 
 class _EvidenceWork(NamedTuple):
@@ -146,6 +148,9 @@ class Handlers:
             raise MessageOrderError(describe("session", "opening", found, f"{expected}: a session is opened once"))
         if state.session is None:
             served = self._catalog.select(*selection_of(request.open.selection, self._limits), state.rights)
+            if request.open.remember:
+                state.rights.require_write()
+                state.remember = self._catalog.live(request.open.remember, served[0].fingerprint, state.rights)
             state.session = self._sessions.begin(request.open, served)
         step = state.session.step(request)
         steps, tokens = len(request.accepted), sum(len(one.tokens) for one in request.accepted)
@@ -161,9 +166,11 @@ class Handlers:
         return response.SerializeToString()
 
     def end_session(self, state: SessionState) -> None:
-        """Give back what the session of a stream has taken."""
+        """Give back what the session of a stream has taken, and remember what was accepted."""
         if state.session is not None and self._sessions is not None:
             self._sessions.end(state.session)
+            if state.remember is not None:
+                state.remember.remember(*state.session.output())
 
     async def longest_suffix_match(self, data: bytes, rights: Rights) -> bytes:
         """Answer a LongestSuffixMatchRequest."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from rest_store.drafting.output_document import LEAST_TOKENS, OutputDocument
 from rest_store.errors import StorageError, WriterError
 from rest_store.live.opening import is_live
 from rest_store.service.server.logs import EventLog
@@ -89,9 +90,16 @@ class LiveServed(Served):
         """Delete documents, as `LiveDatastore.delete` does."""
         return self._deleting.submit(self._written, lambda: self._live.delete(ids))
 
-    def remember(self, tokens: Tokens) -> None:
-        """Add a document that nobody waits for, or count it as dropped. Never waits."""
-        size = len(tokens) + _OF_DOCUMENT
+    def remember(self, before: Sequence[int], output: Tokens) -> None:
+        """Add an output that nobody waits for, or count it as dropped. Never waits.
+
+        Args:
+            before: the end of the text before it.
+            output: what a model wrote; if it is too short to be worth it, nothing happens.
+        """
+        if len(output) < LEAST_TOKENS:
+            return
+        size = len(output) + _OF_DOCUMENT
         with self._lock:
             if self._waiting + size > _MOST_REMEMBERED:
                 self.dropped += 1
@@ -106,7 +114,11 @@ class LiveServed(Served):
                 else:
                     self.dropped += 1
 
-        self.add([tokens], None).add_done_callback(count)
+        def add() -> list[str]:
+            document = OutputDocument.of(before, output.tolist())
+            return [] if document is None else self._live.add([document.tokens], [document.id])
+
+        self._adding.submit(self._written, add).add_done_callback(count)
 
     def close(self) -> None:
         """Close it, once what is being added or deleted is."""

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from rest_store.datastore.kernel import native_session_kernel
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.kernel_session import (
@@ -19,11 +21,13 @@ from rest_store.drafting.kernel_session import (
     kernel_session,
     take_prompt,
 )
+from rest_store.drafting.output_document import PROMPT_TOKENS
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.errors import ContextTypeError, LimitError, describe
 from rest_store.service.server.limits import Limits
 from rest_store.service.server.requests import (
     Accepted,
+    Tokens,
     accepted_of,
     node_limit,
     step_costs,
@@ -38,6 +42,7 @@ FIXED_MEMORY = 256 << 10  # bytes of a session beside its text and trees, above 
 _NODES = 16  # of a tree, unless the client says
 _SMALL_NODES, _SMALL_TOKENS = 64, 1024  # drafted and taken in within a millisecond or so
 _TOKENS_AHEAD = 1024  # for which memory is reserved at once
+_REMEMBERED_MEMORY = 8  # bytes of a token that is to be remembered
 
 
 class Step(NamedTuple):
@@ -96,6 +101,10 @@ class ServedSession:
         self.memory = 0
         self._length = 0
         self._opening = opening
+        self._accepted: bytearray | None = None
+        if opening.remember:
+            self._before, self._accepted = opening.tokens[-PROMPT_TOKENS:], bytearray()
+            self._token_memory += _REMEMBERED_MEMORY
         self._grow(len(opening.tokens))
 
     def _grow(self, tokens: int, nodes: int = 0) -> None:
@@ -130,11 +139,20 @@ class ServedSession:
         accepted = accepted_of(request.accepted, self._vocabulary_size)
         new = sum(len(tokens) for tokens, _, _ in accepted)
         self._grow(new, nodes)
+        if self._accepted is not None:
+            for tokens, _, _ in accepted:
+                self._accepted += tokens.tobytes()
         if request.draft.HasField("costs"):
             self._costs = step_costs(request.draft.costs)
         small = nodes <= _SMALL_NODES and new + (self._length if first else 0) <= _SMALL_TOKENS
         sequence = request.draft.sequence if nodes else None
         return Step(partial(self._run, accepted, nodes, sequence), small)
+
+    def output(self) -> tuple[Sequence[int], Tokens]:
+        """Return what is to be remembered: the end of the text before this stream, and what was accepted on it."""
+        if self._accepted is None:
+            return (), np.zeros(0, np.int32)
+        return self._before, np.frombuffer(self._accepted, np.int32)
 
     def require_learnt(self) -> None:
         """Require memory for what the recycled logits have learnt with the last step.
