@@ -217,8 +217,13 @@ def open_segment(directory: Path, record: SegmentRecord, vocabulary_size: int, *
     return Segment(Span(record.first, record.last, count, record.oldest, record.newest), shard_view(shard), record)
 
 
+def is_intact(segment: Segment) -> bool:
+    """Return whether the tokens of a segment in files still have their checksum."""
+    return segment.record is None or _sha256(segment.payload) == segment.record.tokens_sha256
+
+
 def remove_files(directory: Path, name: str) -> None:
-    """Remove the files of a segment, as far as they are there."""
+    """Remove the files of a segment, as far as they are there; raises OSError."""
     for kind in ("tokens", "suffixes"):
         (directory / f"{name}.{kind}").unlink(missing_ok=True)
 
