@@ -65,7 +65,7 @@ class Bounds:
 
     def may_join(self, first: Segment, last: Segment) -> bool:
         """Return whether segments may be merged from `first` to `last`: together they are evicted."""
-        return self._may_span(first.span.oldest, last.span.newest)
+        return self.may_span(first.span.oldest, last.span.newest)
 
     def allow(self, segment: Segment) -> bool:
         """Return whether `segment` is as small as these bounds ask for; it may have been made under others."""
@@ -86,7 +86,7 @@ class Bounds:
         size = 0
         for document in documents:
             positions = len(document.symbols) // width + 1
-            if batch and (size + positions > self.commit or not self._may_span(added(batch[0]), added(document))):
+            if batch and (size + positions > self.commit or not self.may_span(added(batch[0]), added(document))):
                 yield batch
                 batch, size = [], 0
             batch.append(document)
@@ -94,7 +94,8 @@ class Bounds:
         if batch:
             yield batch
 
-    def _may_span(self, oldest: float, newest: float) -> bool:
+    def may_span(self, oldest: float, newest: float) -> bool:
+        """Return whether documents added at these times may be in one segment."""
         return self.max_age is None or newest - oldest <= self.max_age / _PARTS
 
 

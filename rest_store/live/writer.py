@@ -159,18 +159,16 @@ class Writer:
         now = max(self._newest, self._clock())  # a clock that was set back evicts nothing early
         numbers = range(self._last + 1, self._last + 1 + len(new))
         documents = [Document(number, id, now, symbols) for number, (id, symbols) in zip(numbers, new, strict=True)]
-        segments, made = list(self.segments.all), segment_of(documents, self._vocabulary_size)
-        joined = bool(segments) and self._is_young(segments[-1]) and self._joins(segments[-1], made)
-        if joined:
-            made = joined_segment([segments.pop(), made], self._vocabulary_size)
-        segments.append(made)
+        segments = list(self.segments.all)
+        young = segments.pop() if segments and self._may_grow(segments[-1], new, now) else None
+        segments.append(segment_of(documents, self._vocabulary_size, young))
         kept = self._kept(segments, now)
         first = None if len(kept) == len(segments) else _first_number(kept, numbers[-1] + 1)
         self._documents.add(documents, replaced=evicted, first=first)
         self._last, self._newest = numbers[-1], now
         self._log_pages += 3 + sum(2 + len(document.symbols) // _PAGE for document in documents)
         self._show(kept, first)
-        return not joined or first is not None
+        return young is None or first is not None
 
     def delete(self, ids: Sequence[str]) -> int:
         """Delete documents and return how many there were; then no answer holds them, and no file.
@@ -351,9 +349,11 @@ class Writer:
         newest = self.segments.all[-1]
         return segment is newest and segment.record is None and segment.position_count < self._bounds.young
 
-    def _joins(self, young: Segment, made: Segment) -> bool:
-        positions = young.position_count + made.position_count
-        return positions <= self._bounds.young and self._bounds.may_join(young, made)
+    def _may_grow(self, newest: Segment, new: Sequence[NewDocument], now: float) -> bool:
+        """Return whether documents that are added now join the newest segment."""
+        positions = newest.position_count + sum(len(document.symbols) // self._width + 1 for document in new)
+        fits = positions <= self._bounds.young and self._bounds.may_span(newest.span.oldest, now)
+        return fits and self._is_young(newest)
 
     def _kept(self, segments: Sequence[Segment], now: float) -> Sequence[Segment]:
         """Return the newest of `segments`, without those that are too much or, at the time `now`, too old."""
