@@ -93,13 +93,16 @@ def limits(max_nodes: Any, max_suffix: Any, max_depth: Any) -> tuple[int, int, i
     )
 
 
-def document(tokens: IntSequence, place: int, vocabulary_size: int) -> npt.NDArray[np.integer[Any]]:
+def document_tokens(
+    tokens: IntSequence, place: int, vocabulary_size: int, *, expected: str = "1-D integers"
+) -> npt.NDArray[np.integer[Any]]:
     """Return a document to be added, int[n].
 
     Args:
         tokens: 1-D integers, at least one.
         place: of the document among those added, for messages.
         vocabulary_size: ids are `0 .. vocabulary_size - 1`.
+        expected: what a document may be, for messages.
 
     Raises:
         DocumentError: no tokens, or something else.
@@ -114,7 +117,7 @@ def document(tokens: IntSequence, place: int, vocabulary_size: int) -> npt.NDArr
         raise DocumentError(describe("add", what, "empty", "at least one token"))
     if array.ndim != 1 or array.dtype.kind not in "iu":
         found = f"{array.ndim}-D {array.dtype}" if array.dtype != object else type(tokens).__name__
-        raise DocumentError(describe("add", what, found, "1-D integers"))
+        raise DocumentError(describe("add", what, found, expected))
     for extreme in (int(array.min()), int(array.max())):
         if not 0 <= extreme < vocabulary_size:
             raise TokenRangeError(describe("add", f"token id in {what}", extreme, f"0..{vocabulary_size - 1}"))
@@ -122,7 +125,7 @@ def document(tokens: IntSequence, place: int, vocabulary_size: int) -> npt.NDArr
 
 
 def document_ids(where: str, ids: Sequence[str]) -> list[str]:
-    """Return ids of documents; raise DocumentError for what is none."""
+    """Return `ids` as a list; raise DocumentError unless each may be the id of a document."""
     if isinstance(ids, str | bytes) or not isinstance(ids, Sequence):
         raise DocumentError(describe(where, "ids", f"a {type(ids).__name__}", "a sequence of ids"))
     for id in ids:

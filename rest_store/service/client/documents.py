@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import numpy as np
 
-from rest_store.datastore.validation import IntSequence, document, document_ids
+from rest_store.datastore.validation import IntSequence, document_ids, document_tokens
 from rest_store.errors import DocumentError, MessageSizeError, describe
 from rest_store.v1 import datastore_pb2 as pb
 
@@ -32,7 +32,7 @@ def new_documents(
     names = [uuid4().hex for _ in documents] if ids is None else document_ids("add", ids)
     if len(names) != len(documents):
         raise DocumentError(describe("add", "number of ids", len(names), f"{len(documents)}, one for each document"))
-    checked = [document(tokens, place, vocabulary_size) for place, tokens in enumerate(documents)]
+    checked = [document_tokens(tokens, place, vocabulary_size) for place, tokens in enumerate(documents)]
     return [
         pb.Document(id=id, tokens=tokens.astype("<i4").tobytes()) for id, tokens in zip(names, checked, strict=True)
     ]
