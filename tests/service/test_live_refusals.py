@@ -79,6 +79,8 @@ REFUSED = {
     "id with NUL": (addition(document(id="x\0y")), "DOCUMENT", r"an id is 'x\x00y'"),
     "delete without a name": (pb.DeleteRequest(ids=["kept"]), "UNKNOWN_DATASTORE", "name of a datastore is ''"),
     "delete in a frozen one": (pb.DeleteRequest(datastore="a", ids=["kept"]), "NOT_LIVE", "datastore 'a' is frozen"),
+    "delete no id": (pb.DeleteRequest(datastore="chat", ids=[""]), "DOCUMENT", "delete: an id is ''"),
+    "delete a long id": (pb.DeleteRequest(datastore="chat", ids=["x" * 10_000]), "DOCUMENT", "an id is 'xxxx"),
     "delete too many": (pb.DeleteRequest(datastore="chat", ids=["kept"] * 33), "LIMIT", "number of ids is 33"),
 }
 
@@ -98,7 +100,7 @@ def test_each_bad_request_has_its_status(request_: Any, reason: str, found: str,
 
 def test_ids_of_no_document_are_passed_over(service: Service) -> None:
     with service.stub() as stub:
-        for id in ("", "x" * 10_000, "x\0y", "\u00fc\U0001f600"):
+        for id in ("x" * 256, "\u00fc\U0001f600"):
             assert stub.Delete(pb.DeleteRequest(datastore="chat", ids=[id]), timeout=PATIENCE).deleted == 0
 
 
