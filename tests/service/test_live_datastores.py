@@ -13,6 +13,7 @@ import grpc
 import numpy as np
 import pytest
 
+from build_index.tokenization import load_tokenizer
 from rest_store.datastore.datastore import Datastore
 from rest_store.drafting.session import DraftSession
 from rest_store.errors import (
@@ -26,6 +27,7 @@ from rest_store.errors import (
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.service.client.client import DatastoreClient
 from rest_store.v1 import datastore_pb2 as pb
+from tests.shared.builds import write_tokenizer
 from tests.shared.clients import KINDS, connected
 from tests.shared.services import PATIENCE, Service, failed, metrics_of, running
 from tests.shared.sessions import Relay, is_run_by_the_service
@@ -214,6 +216,20 @@ def test_a_new_one_has_the_tokenizer_of_the_built_ones(tmp_path: Path) -> None:
     assert (tmp_path / "live" / "tokenizer.json").read_text() == serialized
     with LiveDatastore.open(tmp_path / "live", read_only=True) as store:
         assert store.tokenizer == Datastore.open(directory).tokenizer
+
+
+def test_a_new_one_has_the_tokenizer_that_is_named(tmp_path: Path) -> None:
+    tokenizer = write_tokenizer(tmp_path / "tokenizer.json")
+    with (
+        running(options=["--live", str(tmp_path / "live"), "--live-tokenizer", str(tokenizer)]) as service,
+        DatastoreClient(service.target, timeout=PATIENCE) as client,
+    ):
+        client.add([[5, 6]])
+        assert client.tokenizer == load_tokenizer(tokenizer).identity
+        assert service.stop() == 0
+    with LiveDatastore.open(tmp_path / "live") as store:
+        assert store.add(["text"])
+        assert store.info().document_count == 2
 
 
 def test_its_limits_are_those_that_it_was_opened_with(tmp_path: Path) -> None:

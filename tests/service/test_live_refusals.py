@@ -181,6 +181,11 @@ def test_documents_that_wait_are_bounded(tmp_path: Path, monkeypatch: pytest.Mon
             await asyncio.sleep(0)
         refusals = [task.exception() for task in tasks if task.done()]
         assert [type(refusal) for refusal in refusals] == [OverloadedError]
+        left = next(task for task in tasks if not task.done())
+        left.cancel()
+        await asyncio.wait([left])
+        with pytest.raises(OverloadedError):
+            await handlers.add(request, Rights())  # what a client has left goes on
         waiting.set_result(["x"])
         await asyncio.wait(tasks)
         assert await handlers.add(request, Rights())

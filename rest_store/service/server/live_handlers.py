@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from uuid import uuid4
 
 import numpy as np
@@ -44,10 +45,16 @@ class LiveHandlers:
             documents = [_tokens_of(document, place) for place, document in enumerate(request.documents)]
             ids = [document.id or uuid4().hex for document in request.documents]
             del request, data
-            added = await asyncio.wrap_future(served.add(documents, ids))
-        finally:
+            adding = asyncio.wrap_future(served.add(documents, ids))
+        except BaseException:
             self._bytes -= size
+            raise
+        adding.add_done_callback(partial(self._added, size))
+        added = await asyncio.shield(adding)  # a client that leaves does not end it: its memory is in use until then
         return pb.AddResponse(ids=added).SerializeToString()
+
+    def _added(self, size: int, _: object) -> None:
+        self._bytes -= size
 
     async def delete(self, data: bytes, rights: Rights) -> bytes:
         """Answer a DeleteRequest."""
@@ -55,7 +62,7 @@ class LiveHandlers:
         request = parse(pb.DeleteRequest, data)
         served = self._catalog.live(request.datastore, "", rights)
         self._require_few("ids", len(request.ids))
-        deleted = await asyncio.wrap_future(served.delete(list(request.ids)))
+        deleted = await asyncio.shield(asyncio.wrap_future(served.delete(list(request.ids))))
         return pb.DeleteResponse(deleted=deleted).SerializeToString()
 
     def _require_few(self, what: str, number: int) -> None:

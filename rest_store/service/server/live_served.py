@@ -58,6 +58,7 @@ class LiveServed(Served):
         self._log = log
         self._adding = ThreadPoolExecutor(_ADDING_THREADS, f"add {name}")
         self._deleting = ThreadPoolExecutor(1, f"delete {name}")
+        self._remembering = ThreadPoolExecutor(1, f"remember {name}")  # so that no addition waits behind many of these
         self._lock = threading.Lock()
         self._waiting = 0  # size of what is to be remembered
         self.failures = self.remembered = self.dropped = 0
@@ -118,12 +119,12 @@ class LiveServed(Served):
             document = OutputDocument.of(before, output.tolist())
             return [] if document is None else self._live.add([document.tokens], [document.id])
 
-        self._adding.submit(self._written, add).add_done_callback(count)
+        self._remembering.submit(self._written, add).add_done_callback(count)
 
     def close(self) -> None:
         """Close it, once what is being added or deleted is."""
-        self._adding.shutdown()
-        self._deleting.shutdown()
+        for threads in (self._adding, self._deleting, self._remembering):
+            threads.shutdown()
         self._live.close()
 
     def _written(self, write: Callable[[], T]) -> T:

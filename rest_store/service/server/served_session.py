@@ -150,7 +150,7 @@ class ServedSession:
 
     def output(self) -> tuple[Sequence[int], Tokens]:
         """Return what is to be remembered: the end of the text before this stream, and what was accepted on it."""
-        if self._accepted is None:
+        if self._accepted is None or self._native is None:  # or its opening was refused
             return (), np.zeros(0, np.int32)
         return self._before, np.frombuffer(self._accepted, np.int32)
 
