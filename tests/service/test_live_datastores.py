@@ -88,7 +88,7 @@ def test_a_session_drafts_at_its_next_step_what_another_client_has_added(service
         DatastoreClient(service.target, timeout=PATIENCE) as reader,
         DraftSession([reader], prompt=text[:4]) as session,
     ):
-        assert len(session.draft(8)) == 0
+        assert session.draft(8).longest_path(text[4:]).size < 2  # single tokens may occur elsewhere
         assert is_run_by_the_service(session)
         writer.add([text])
         session.accept(text[4:5])
