@@ -22,8 +22,11 @@ _SHORTEST = 1e-9  # seconds, also of a clock that stands still
 # The credit, in plain steps.
 _FIRST = 0.2  # of the first generation
 _LEAST_FIRST, _MOST_FIRST = 0.1, 0.3  # of later ones
-_LARGEST = 4.0  # at any time, below zero too
+_LARGEST = 4.0  # at any time
 _SHARE = 0.015  # added with each token
+# What a step takes beyond the credit.
+_LEAST_CHARGE = 8 * _SHARE  # charged at once, if it is so much
+_FIRST_PART, _GROWTH = 1 / 16, 8  # part charged at once, and how it grows while a debt is left
 
 
 class Time(NamedTuple):
@@ -143,6 +146,11 @@ class DraftPolicy:
     The next generation begins with what the last one left, within narrow bounds. Choosing and writing tokens is not
     compared: it takes its time in plain steps too.
 
+    A step may take more than the credit: a source was slow, or the machine. Drafting then pauses until the credit is
+    back at zero. One slow step says little about the next, so it is charged in part, and the rest is a debt that half
+    of all that drafts save pays off. While a debt is left, the next such step is charged a greater part: pauses grow
+    from about ten tokens to what the share takes to pay for everything.
+
     Args:
         costs: of forward passes like those to come.
         adaptive: draft only while it pays; False: always, and pass no costs to sessions.
@@ -157,6 +165,8 @@ class DraftPolicy:
         self._credit = _FIRST
         self._drafts = False  # in this step
         self._pausing = False
+        self._debt = 0.0
+        self._part = _FIRST_PART
         self.pauses = 0
 
     def begin(self) -> None:
@@ -164,6 +174,7 @@ class DraftPolicy:
         self._costs.begin()
         self._credit = min(max(self._credit, _LEAST_FIRST), _MOST_FIRST)
         self._drafts = self._pausing = False
+        self._debt, self._part = 0.0, _FIRST_PART
         self.pauses = 0
 
     def budget(self, padded: Sequence[int]) -> tuple[int, npt.NDArray[np.float64] | None]:
@@ -183,7 +194,8 @@ class DraftPolicy:
                 nodes = 0
             else:
                 costs = table[list(padded)]
-                nodes = int(np.flatnonzero(costs <= costs[0] * (1 + max(0.0, self._credit)))[-1])
+                affordable = np.flatnonzero(costs <= costs[0] * (1 + self._credit)) if self._credit >= 0 else [0]
+                nodes = int(affordable[-1])
                 costs = costs[: nodes + 1]
                 self.pauses += not nodes and not self._pausing
                 self._pausing = not nodes
@@ -204,8 +216,28 @@ class DraftPolicy:
         drafted, self._drafts = self._drafts, False
         if plain is None:
             return
-        saved = tokens - (forward + drafting) / plain if drafted else 0.0
-        self._credit = min(max(self._credit + _SHARE * tokens + saved, -_LARGEST), _LARGEST)
+        earned = _SHARE * tokens
+        if drafted:
+            earned += self._pay_debt(tokens - (forward + drafting) / plain)
+        credit = min(self._credit + earned, _LARGEST)
+        self._credit = credit if credit >= 0 or not drafted else -self._charge(-credit)
+
+    def _pay_debt(self, saved: float) -> float:
+        """Pay off the debt with half of what a step saved, if it saved anything; return what is left of that."""
+        paid = min(self._debt, max(0.0, saved / 2))
+        self._debt -= paid
+        if not self._debt:
+            self._part = _FIRST_PART
+        return saved - paid
+
+    def _charge(self, excess: float) -> float:
+        """Return the part of `excess`, what a step took beyond the credit, that is charged at once; owe the rest."""
+        counted = min(excess, _LARGEST)
+        charge = min(excess, max(_LEAST_CHARGE, self._part * counted))
+        if charge < excess:
+            self._debt += excess - charge
+            self._part = _GROWTH * charge / counted
+        return charge
 
 
 _known_policies: weakref.WeakKeyDictionary[Any, dict[Hashable, DraftPolicy]] = weakref.WeakKeyDictionary()
