@@ -39,13 +39,14 @@ class Time(NamedTuple):
 class ForwardCosts:
     """Seconds of a forward pass that verifies n draft tokens, learned from passes of any widths.
 
-    The estimate is a line through all widths plus, at each measured width, the deviation of the median of its recent
-    times, shrunk where there are few; deviations are interpolated in between. Times of earlier generations are used
-    until those of this one contradict them. While they are neither confirmed nor contradicted, `wants_plain` asks for
+    The estimate is a line that begins at the plain step plus, at each measured width, the deviation of the median of
+    its recent times, shrunk where there are few; deviations are interpolated in between. A single time moves neither:
+    the first pass of a width often takes longer than later ones. Times of earlier generations are used until those of
+    this one contradict them. While they are neither confirmed nor contradicted, `wants_plain` asks for
     plain steps, three at most.
 
     Args:
-        slope: part of a plain step that each draft token is assumed to add until two widths are measured.
+        slope: part of a plain step that each draft token is assumed to add until it is measured.
     """
 
     def __init__(self, slope: float = 0.04) -> None:
@@ -106,9 +107,9 @@ class ForwardCosts:
         widths = np.array(sorted(self._times), dtype=np.float64)
         medians = np.array([self._median(int(width)) for width in widths])
         counts = np.array([len(self._times[int(width)]) for width in widths], dtype=np.float64)
-        intercept, slope = self._line(widths, medians, counts)
+        intercept, slope = self._line()
         places = np.arange(max_nodes + 1, dtype=np.float64)
-        deviations = (medians - intercept - slope * widths) * counts / (counts + 1)
+        deviations = (medians - intercept - slope * widths) * (1 - 1 / counts)
         table: npt.NDArray[np.float64] = intercept + slope * places + np.interp(places, widths, deviations)
         return np.maximum(table, 0.5 * float(medians.min()))
 
@@ -120,20 +121,18 @@ class ForwardCosts:
         return float(table[0]) if table is not None else None
 
     def _median(self, nodes: int) -> float:
-        return statistics.median(time.seconds for time in self._times[nodes])
+        return statistics.median_low(time.seconds for time in self._times[nodes])
 
-    def _line(
-        self, widths: npt.NDArray[np.float64], medians: npt.NDArray[np.float64], counts: npt.NDArray[np.float64]
-    ) -> tuple[float, float]:
-        weights = np.sqrt(counts)
-        mean, height = float(np.average(widths, weights=weights)), float(np.average(medians, weights=weights))
-        if widths[-1] - widths[0] < 4:
-            intercept = height / (1 + self._slope * mean)
-            return intercept, self._slope * intercept
-        spread = float(np.average((widths - mean) ** 2, weights=weights))
-        slope = float(np.average((widths - mean) * (medians - height), weights=weights)) / spread
-        slope = max(0.0, slope)
-        return height - slope * mean, slope
+    def _line(self) -> tuple[float, float]:
+        """Return the seconds of a plain step and what each draft token adds: the median, with two guesses in it."""
+        times = [(nodes, time.seconds) for nodes, recent in self._times.items() for time in recent]
+        if 0 in self._times:
+            intercept = self._median(0)
+        else:
+            intercept = statistics.median(seconds / (1 + self._slope * nodes) for nodes, seconds in times)
+        slopes = [(seconds - intercept) / nodes for nodes, seconds in times if nodes]
+        guess = self._slope * intercept
+        return intercept, max(0.0, statistics.median([guess, guess, *slopes]))
 
 
 class DraftPolicy:

@@ -47,6 +47,20 @@ def test_costs_approach_what_is_measured_whatever_its_shape() -> None:
     assert costs.plain() == 40.0
 
 
+def test_a_single_time_of_a_width_is_not_trusted() -> None:
+    """The first pass of a width may prepare what later ones use."""
+    costs = ForwardCosts(0.04)
+    costs.observe(0, 1.0)
+    costs.observe(3, 5.0)
+    table = costs.table(16)
+    assert table is not None
+    assert np.allclose(table, 1 + 0.04 * np.arange(17))
+    costs.observe(3, 5.0)
+    table = costs.table(16)
+    assert table is not None
+    assert table[3] > 3
+
+
 def test_plain_steps_are_measured_anew_after_a_while() -> None:
     costs = ForwardCosts()
     costs.observe(0, 1.0)
@@ -197,7 +211,7 @@ def write(drafts: int, length: int, slow: Callable[[int], float], *, of_pass: bo
         slow: by number of the drafted step, from 1, the plain steps that it takes longer.
         of_pass: whether its forward pass does, instead of drafting.
     """
-    policy = DraftPolicy(known(0.04))
+    policy = DraftPolicy(ForwardCosts(0.04))
     seconds, written, steps, drafted = 0.0, 0, 0, 0
     while written < length:
         nodes, _ = policy.budget(WIDTHS)
