@@ -42,8 +42,8 @@ class ForwardCosts:
     The estimate is a line that begins at the plain step plus, at each measured width, the deviation of the median of
     its recent times, shrunk where there are few; deviations are interpolated in between. A single time moves neither:
     the first pass of a width often takes longer than later ones. Times of earlier generations are used until those of
-    this one contradict them. While they are neither confirmed nor contradicted, `wants_plain` asks for
-    plain steps, three at most.
+    this one contradict them. While they are neither confirmed nor contradicted, `wants_plain` asks for plain steps,
+    three at most.
 
     Args:
         slope: part of a plain step that each draft token is assumed to add until it is measured.
