@@ -140,7 +140,7 @@ def runs_in(file: Path) -> list[dict[str, Any]]:
 
 
 def summarize(runs: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return for each method its speed relative to plain, of all seconds and the median over prompts, M and identity."""
+    """Return for each method its speed relative to plain (of all seconds, median over prompts), M and identity."""
     figures = {}
     for method in runs[0]["methods"]:
         rows, plain = ([run["methods"][name] for run in runs] for name in (method, "plain"))
