@@ -167,6 +167,7 @@ class DraftSession:
             self._remote = remote_drafting(self._native, sources, settings, len(tokens), source_timeout)
         if self._remote is not None:
             self._external.skip()
+            self._remote.open()
 
     def _leave_out_other_tokenizers(
         self, tokenizers: dict[int, TokenizerIdentity], expected: TokenizerIdentity | None

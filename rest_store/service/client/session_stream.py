@@ -53,9 +53,9 @@ Text = Callable[[], tuple[npt.NDArray[np.int32], int]]
 class SessionStream(GenerationStream[StreamCall]):
     """A session that a service runs for a `DraftSession`; see `RemoteSession`. Make one with `DatastoreClient.session`.
 
-    The first step opens the stream and sends the text; later ones send what is new. When the service goes away, the
-    next attempt sends the text again, there or at another endpoint. While the answer of a step that was late is still
-    to come, further steps fail at once.
+    `open` opens the stream and sends the text; steps send what is new. When the service goes away, the next attempt
+    sends the text again, there or at another endpoint. While the answer of a step that was late is still to come,
+    further steps fail at once.
 
     Not thread-safe.
 
@@ -86,6 +86,19 @@ class SessionStream(GenerationStream[StreamCall]):
         self._datastores = 0  # that answer it
         self._is_late = False  # whether the answer to the last message is still to come
 
+    def open(self, text: Text) -> None:
+        """Open the session ahead of its first step, as `RemoteSession.open`, at a service that is known to answer."""
+        endpoint = self._endpoints.healthy
+        if endpoint is None or not self._codec.is_known:
+            return
+        try:
+            if self._runs_here(text):
+                call = self._call_at(endpoint)
+                self._send(call, pb.DraftSessionRequest(open=self._opening(text)).SerializeToString())
+        except BaseException:
+            self._drop()
+            raise
+
     def accept(
         self,
         tokens: npt.NDArray[np.int32],
@@ -107,7 +120,7 @@ class SessionStream(GenerationStream[StreamCall]):
         ends = time.monotonic() + seconds
         if self._needs_description and seconds:
             self._info(timeout=seconds)
-        was_open = self._is_open
+        has_answered = self._datastores > 0
         try:
             with self._endpoints.counters.failures:
                 if self._closed:
@@ -121,7 +134,7 @@ class SessionStream(GenerationStream[StreamCall]):
                     lambda endpoint, left: self._attempt(endpoint, text, max_nodes, costs, time.monotonic() + left)
                 )
         except _NOT_REMEMBERED as error:
-            if was_open or not self._remember:
+            if has_answered or not self._remember:
                 raise
             warnings.warn(f"rest-store: outputs are not remembered: {error}", DraftingWarning, stacklevel=2)
             self._remember = ""
@@ -133,7 +146,7 @@ class SessionStream(GenerationStream[StreamCall]):
                 return None  # it opens no more sessions now
             raise
         except ProtocolError:
-            if not was_open and (left := ends - time.monotonic()) > 0:
+            if not has_answered and (left := ends - time.monotonic()) > 0:
                 with suppress(RestStoreError):
                     self._info(timeout=left)  # one that runs no sessions may have taken its place
             raise
@@ -178,8 +191,7 @@ class SessionStream(GenerationStream[StreamCall]):
             if self._next.ByteSize() > self._codec.max_request_bytes // 2:
                 self._drop()
             call = self._call_at(endpoint)
-            call.send(self._message(text, max_nodes, costs))
-            self._is_open, self._next = True, pb.DraftSessionRequest()
+            self._send(call, self._message(text, max_nodes, costs))
             answer = call.receive(ends)
             if answer is None:
                 self._is_late = True
@@ -189,6 +201,11 @@ class SessionStream(GenerationStream[StreamCall]):
             if not self._is_late:  # else its answer may still come
                 self._drop()
             raise
+
+    def _send(self, call: StreamCall, message: bytes) -> None:
+        """Send a message that has all of `_next`."""
+        call.send(message)
+        self._is_open, self._next = True, pb.DraftSessionRequest()
 
     def _message(self, text: Text, max_nodes: int, costs: npt.NDArray[np.float64] | None) -> bytes:
         """Return the next message, which is to be sent."""
