@@ -95,6 +95,7 @@ def generate(
 
     if page_path is not None and len(prompts) > 1:
         raise click.UsageError("--html takes one --prompt")
+    reach = {**access.arguments(), "send_text": send_text}
     places = list(dict.fromkeys(map(_normal, [*datastores, *([remember] if remember is not None else [])])))
     kept = None if remember is None else _normal(remember)
     directories = [place for place in places if not is_service(place) and place != kept]
@@ -105,7 +106,7 @@ def generate(
     identity = identity_of(tokenizer, model_name)
     for place, store in opened.items():
         store.tokenizer.require_same(identity, place)
-    reach = {**access.arguments(), "tokenizer": identity, "send_text": send_text}
+    reach["tokenizer"] = identity
     stores = {place: opened.get(place) or _opened(place, tokenizer, reach) for place in places}
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": temperature is not None}
     if temperature is not None:
