@@ -17,8 +17,8 @@ from rest_store.datastore.shard import encode_symbols
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.validation import IntSequence
 from rest_store.errors import DocumentError, StorageError, TokenizerLoadError, TokenRangeError, describe
+from rest_store.live.additions import NewDocument
 from rest_store.live.segments import Bounds
-from rest_store.live.writer import NewDocument
 
 if TYPE_CHECKING:
     from build_index.target_tokenizer import TargetTokenizer
@@ -47,7 +47,9 @@ class Encoder:
             raise DocumentError(
                 describe("add", "documents", f"a {type(documents).__name__}", "a sequence of documents")
             )
-        names = [uuid4().hex for _ in documents] if ids is None else self._ids(ids, len(documents))
+        names = [uuid4().hex for _ in documents] if ids is None else require_ids("add", ids)
+        if len(names) != len(documents):
+            raise DocumentError(describe("add", "ids", f"{len(names)} ids", f"{len(documents)}, one for each document"))
         texts = [document for document in documents if isinstance(document, str)]
         encoded = iter(self._tokenizer.encode_batch(texts) if texts else [])
         tokens = [next(encoded) if isinstance(document, str) else document for document in documents]
@@ -63,16 +65,6 @@ class Encoder:
                 describe(path, "tokenizer", "absent", "there to encode text; add token ids instead")
             )
         return load_tokenizer(path)
-
-    def _ids(self, ids: Sequence[str], count: int) -> list[str]:
-        if isinstance(ids, str | bytes) or not isinstance(ids, Sequence) or len(ids) != count:
-            found = f"{len(ids)} ids" if isinstance(ids, list | tuple) else f"a {type(ids).__name__}"
-            raise DocumentError(describe("add", "ids", found, f"{count}, one for each document"))
-        for id in ids:
-            if not isinstance(id, str) or not 0 < len(id) <= _LONGEST_ID or not _is_text(id):
-                expected = f"1..{_LONGEST_ID} Unicode characters, none of them NUL"
-                raise DocumentError(describe("add", "an id", reprlib.repr(id), expected))
-        return list(ids)
 
     def _symbols(self, document: IntSequence, place: int) -> bytes:
         """Return the tokens of the document at `place` as a tokens file has them."""
@@ -98,6 +90,17 @@ class Encoder:
         return encode_symbols(tokens, self._vocabulary_size)
 
 
+def require_ids(where: str, ids: Sequence[str]) -> list[str]:
+    """Return `ids` as a list; raise DocumentError unless each may be the id of a document."""
+    if isinstance(ids, str | bytes) or not isinstance(ids, Sequence):
+        raise DocumentError(describe(where, "ids", f"a {type(ids).__name__}", "a sequence of ids"))
+    for id in ids:
+        if not isinstance(id, str) or not 0 < len(id) <= _LONGEST_ID or not _is_text(id):
+            expected = f"1..{_LONGEST_ID} Unicode characters, none of them NUL"
+            raise DocumentError(describe(where, "an id", reprlib.repr(id), expected))
+    return list(ids)
+
+
 def store_tokenizer(tokenizer: object, directory: Path) -> None:
     """Write the serialization of `tokenizer` into `directory`, for encoding text; an identity alone has none.
 
@@ -106,9 +109,10 @@ def store_tokenizer(tokenizer: object, directory: Path) -> None:
     """
     source = getattr(tokenizer, "backend_tokenizer", tokenizer)
     serialize = getattr(source, "to_str", None) or getattr(source, "to_json", None)
-    if serialize is None or isinstance(tokenizer, TokenizerIdentity):
-        return
     try:
+        (directory / TOKENIZER_FILE_NAME).unlink(missing_ok=True)  # of a datastore that was being begun
+        if serialize is None or isinstance(tokenizer, TokenizerIdentity):
+            return
         (directory / TOKENIZER_FILE_NAME).write_text(str(serialize()), encoding="utf-8")
     except OSError as error:
         raise StorageError(f"{directory}: the tokenizer cannot be written ({error.strerror})") from error

@@ -26,7 +26,7 @@ from rest_store.errors import (
     describe,
 )
 from rest_store.live.documents import Documents
-from rest_store.live.encoding import Encoder, store_tokenizer
+from rest_store.live.encoding import Encoder, require_ids, store_tokenizer
 from rest_store.live.follower import Follower
 from rest_store.live.lock import FILE_NAME as LOCK_NAME
 from rest_store.live.lock import WriterLock
@@ -98,6 +98,7 @@ class LiveDatastore(Store):
     def __init__(self, path: Path, parts: Writer | Follower, bounds: Bounds, lock: WriterLock | None) -> None:
         self.path = path
         self.tokenizer = parts.tokenizer
+        self._process = os.getpid()
         self._bounds = bounds
         self._parts = parts
         self._segments: Segments | None = parts.segments
@@ -152,6 +153,8 @@ class LiveDatastore(Store):
         if read_only:
             documents = Documents(directory, read_only=True)
             try:
+                if documents.is_new:
+                    raise DatastoreNotFoundError(describe(directory, "live datastore", "empty", "one with documents"))
                 stored, bounds = documents.tokenizer(), Bounds(*documents.limits())
             finally:
                 documents.close()
@@ -192,6 +195,8 @@ class LiveDatastore(Store):
         for call in tuple(self._before_close):
             call(self)
         self._segments = None
+        if os.getpid() != self._process:  # in a child the threads are gone, and the files are the parent's
+            return
         for thread in self._threads:
             thread.stop()
         try:
@@ -215,7 +220,8 @@ class LiveDatastore(Store):
     @property
     def snapshot(self) -> Snapshot:
         """The segments that queries read from now on."""
-        return Snapshot.closed(self.path) if self._segments is None else self._segments.snapshot
+        segments = self._segments
+        return Snapshot.closed(self.path) if segments is None else segments.snapshot
 
     @property
     def read_only(self) -> bool:
@@ -267,9 +273,9 @@ class LiveDatastore(Store):
         """
         writer = self._writer()
         new = self._encoder.encode(documents, ids)
-        writer.add(new)
-        for thread in self._threads:
-            thread.wake()
+        if writer.add(new):
+            for thread in self._threads:
+                thread.wake()
         return [document.id for document in new]
 
     def delete(self, ids: Sequence[str]) -> int:
@@ -278,16 +284,19 @@ class LiveDatastore(Store):
         Sorts the segments that held them anew, which takes up to some seconds; additions and queries go on meanwhile.
 
         Args:
-            ids: of the documents; those that are not there are passed over.
+            ids: of the documents, as in `add`; those that are not there are passed over.
 
         Returns:
             How many documents there were.
 
         Raises:
-            StorageError: that cannot be written; nothing was deleted.
+            DocumentError: an id is invalid; nothing was deleted, likewise with the next one.
+            StorageError: that cannot be written. Or the documents are deleted, and this says where they still are: in
+                the log, because another process has been reading an older state for seconds, or in a file that cannot
+                be removed. They are removed from there as soon as that is possible.
             WriterError, DatastoreClosedError: as in `add`.
         """
-        return self._writer().delete([*ids])
+        return self._writer().delete(require_ids("delete", ids))
 
     def compact(self) -> None:
         """Write all documents to files and merge them into as few segments as there may be.
@@ -314,9 +323,10 @@ class LiveDatastore(Store):
             self._parts.refresh()
 
     def _open_segments(self) -> Segments:
-        if self._segments is None:
+        segments = self._segments
+        if segments is None:
             raise DatastoreClosedError(describe(self.path, "the datastore", "closed", "open"))
-        return self._segments
+        return segments
 
     def _writer(self) -> Writer:
         self._open_segments()
@@ -337,9 +347,10 @@ class LiveDatastore(Store):
         return self
 
     def __repr__(self) -> str:
-        segments = () if self._segments is None else self._segments.all
+        opened = self._segments
+        segments = () if opened is None else opened.all
         tokens = sum(segment.token_count for segment in segments)
-        state = "closed" if self._segments is None else f"{tokens} tokens, {len(segments)} segments"
+        state = "closed" if opened is None else f"{tokens} tokens, {len(segments)} segments"
         return f"LiveDatastore({str(self.path)!r}, {state})"
 
 
