@@ -61,8 +61,8 @@ demo: $(DEMO)/manifest.json
 	$(RELATED) > demo/before && cat demo/before
 	$(BIN)/rest-store live info demo/memory
 	$(RELATED) --datastore demo/memory > demo/after && cat demo/after
-	@echo "Before and after the first answer was remembered: \
-	  $$(sed -n 's/.* passes, \(M [0-9.]*\),.*/\1/p' demo/before demo/after | paste -s -d ' ')"
+	@sed -n 's/.* forward passes, M \([0-9.]*\),.*/\1/p' demo/before demo/after | paste -s | \
+	  { read -r before after; echo "M $$before before the first answer was remembered, M $$after after it"; }
 
 $(DEMO)/manifest.json: | setup
 	mkdir -p demo

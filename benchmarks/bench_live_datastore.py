@@ -45,6 +45,7 @@ from rest_store.live.live_datastore import LiveDatastore
 SIZE = 500  # tokens of a document, except in the day
 NODES = (16, 64)
 TURN = 200
+TOGETHER = 32  # documents of an addition, in the day
 CONTEXT = 32
 Document = npt.NDArray[np.integer[Any]]
 
@@ -245,7 +246,9 @@ def growing(where: str, directory: Path, source: Source) -> Iterator[LiveDatasto
     begun, stopped = context.Event(), context.Event()
     process = context.Process(target=_grow, args=(directory, source.store.path, begun, stopped))
     process.start()
-    begun.wait()
+    while not begun.wait(1):
+        if not process.is_alive():
+            raise SystemExit("the process that adds has ended")
     try:
         with LiveDatastore.open(directory, read_only=True) as live:
             yield live
@@ -331,22 +334,22 @@ def anonymous_memory() -> int:
 
 
 def measure_day(source: Source, place: Path, documents: int, most: int) -> dict[str, Any]:
-    """Add documents, eight at once, with eviction; return how size, descriptors and memory went."""
+    """Add documents, so many at once as one commit of many callers, with eviction; return how size, descriptors and memory went."""
     directory = place / "day"
     course: list[dict[str, float]] = []
     began = time.perf_counter()
     times: list[float] = []
     with LiveDatastore.open(directory, tokenizer=source.tokenizer, max_tokens=most) as live:
-        for number in range(0, documents, 8):
-            some = source.documents(8, 50, 500)
+        for number in range(0, documents, TOGETHER):
+            some = source.documents(TOGETHER, 50, 500)
             times += time_each(live.add, [some])
-            if (number + 8) % max(8, documents // 20) < 8:
+            if (number + TOGETHER) % max(TOGETHER, documents // 20) < TOGETHER:
                 info = live.info()
                 assert info.failure is None, info.failure
                 sizes = {path.name: path.stat().st_size for path in directory.iterdir()}
                 course.append(
                     {
-                        "documents": number + 8,
+                        "documents": number + TOGETHER,
                         "seconds": round(time.perf_counter() - began),
                         "tokens": info.token_count,
                         "segments": info.shard_count,
@@ -360,7 +363,7 @@ def measure_day(source: Source, place: Path, documents: int, most: int) -> dict[
                 )
                 show("day", course[-1])
     figures = percentiles(times)
-    return {"course": course, "add_of_8_us": figures}
+    return {"course": course, "add_us": figures}
 
 
 if __name__ == "__main__":

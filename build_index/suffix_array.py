@@ -95,7 +95,7 @@ def suffix_array(symbols: Symbols, *, vocabulary_size: int) -> npt.NDArray[np.in
 
 
 def sort_bytes(text: npt.NDArray[np.uint8], order: npt.NDArray[np.int32]) -> None:
-    """Fill `order` int32[n] with the places of all bytes of `text` uint8[n], n < 2^31, in the order of the suffixes there.
+    """Fill `order` int32[n] with the places of all bytes of `text` uint8[n] in the order of the suffixes there.
 
     Raises:
         MemoryError: there is not enough.

@@ -144,13 +144,12 @@ def remember(target: RememberTarget, documents: list[OutputDocument], counts: Re
         queue = _Queue(target) if queue is None else queue
         reason = "" if queue.put(documents, counts) else "too much is waiting already"
         if is_new and not reason:
-            _queues[id(target)] = queue
             try:
                 if callable(hook := getattr(target, "before_close", None)):
                     hook(flush)
                 queue.start()
+                _queues[id(target)] = queue  # its thread waits for the lock
             except Exception as error:  # no more threads, or the interpreter is exiting
-                del _queues[id(target)]
                 reason = error_text(error)
     if reason:
         counts.drop(reason)

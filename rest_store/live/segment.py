@@ -32,7 +32,6 @@ from rest_store.datastore.shard import Shard, decode_symbols, pack_entries, seal
 from rest_store.errors import ChecksumError, StorageError, describe
 from rest_store.live.documents import Document, SegmentRecord
 
-_OWN_THREAD = 1 << 17  # bytes up to which one thread sorts: waking others takes longer
 _OWN_PAGES = 1 << 17  # bytes from which on an array has pages of its own
 
 Payload = npt.NDArray[
@@ -120,7 +119,7 @@ def sorted_segment(payloads: list[Payload], span: Span, vocabulary_size: int) ->
     keys = np.zeros(-(-entries // KEY_STRIDE), np.uint64)
     packed = _zeros(8 * -(-entries * bits // 64) + TAIL_SIZE)
     order = _zeros(4 * (symbols.size - TAIL_SIZE)).view(np.int32)
-    with _threads_for(symbols.size):
+    with _one_thread():
         sort_bytes(symbols[:-TAIL_SIZE], order)
     native = native_module()
     if native is None:
@@ -179,11 +178,11 @@ def _pack(
 
 
 @contextmanager
-def _threads_for(size: int) -> Iterator[None]:
-    """Let the calling thread sort `size` bytes without others if they are few."""
+def _one_thread() -> Iterator[None]:
+    """Let the calling thread sort without others: they would be taken from queries, and small sorts wait for them."""
     from pydivsufsort.dll import libdivsufsort
 
-    if size > _OWN_THREAD or not hasattr(libdivsufsort, "omp_set_num_threads"):  # built without OpenMP
+    if not hasattr(libdivsufsort, "omp_set_num_threads"):  # built without OpenMP
         yield
         return
     before = libdivsufsort.omp_get_max_threads()

@@ -20,6 +20,7 @@ _YOUNG = 1 << 12  # positions sorted anew with each addition
 _SEALED = 1 << 20  # positions from which on a segment is written to files
 _LARGEST = 1 << 24  # positions of a segment: sorting them takes some seconds
 _COMMIT = 1 << 20  # positions of one commit
+_RATIO = 4  # with 2 each token would be sorted as often, and there would be twice the segments
 _PARTS = 8  # segments that a bounded datastore has at least, since whole ones are evicted
 
 
@@ -172,8 +173,8 @@ def to_seal(memory: Sequence[Segment], bounds: Bounds, *, whole: bool = False) -
 def to_merge(segments: Sequence[Segment], bounds: Bounds, *, whole: bool = False) -> list[Segment]:
     """Return segments that follow one another and are to become one; [] if there are none.
 
-    Each older segment joins if it is no larger than all newer ones of the run together. So sizes grow geometrically
-    with age: there are few segments, and each token is sorted a logarithmic number of times.
+    Each older segment joins if it is no larger than four times all newer ones of the run together. So sizes grow
+    geometrically with age: there are few segments, and each token is sorted a logarithmic number of times.
 
     Args:
         segments: all of one kind.
@@ -188,7 +189,7 @@ def to_merge(segments: Sequence[Segment], bounds: Bounds, *, whole: bool = False
             fits = total + older.position_count <= bounds.largest
             if (
                 not fits
-                or (older.position_count > total and not whole)
+                or (older.position_count > _RATIO * total and not whole)
                 or not bounds.may_join(older, segments[end - 1])
             ):
                 break

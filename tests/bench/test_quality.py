@@ -93,7 +93,7 @@ def test_a_live_datastore_is_measured_as_a_frozen_one(folder: Path) -> None:
     results = json.loads((folder / "live.json").read_text())["results"]
     assert results["datastores"] == {"live": len(LINE)}
     (alone,) = (row for row in results["rows"] if row["drafting"] == "session, live alone")
-    assert alone["mean_tokens"] > 2
+    assert alone["M"] > 2
     done = bench(folder, "--datastore", folder / "live", "--calibration", "default", "--curves")
     assert (done.exit_code, "rest-store live export" in done.stderr) == (1, True)
 

@@ -198,7 +198,7 @@ def some_acts(chance: random.Random, known: _Known, vocabulary_size: int) -> lis
 
 def damage(chance: random.Random, place: Path) -> None:
     """Damage or remove a file of a segment: it is sorted anew."""
-    files = sorted(place.glob("segment-*"))
+    files = [path for path in sorted(place.glob("segment-*")) if path.stat().st_size]
     if files:
         path = chance.choice(files)
         if chance.random() < 0.3:
