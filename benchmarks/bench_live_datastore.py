@@ -334,7 +334,7 @@ def anonymous_memory() -> int:
 
 
 def measure_day(source: Source, place: Path, documents: int, most: int) -> dict[str, Any]:
-    """Add documents, so many at once as one commit of many callers, with eviction; return how size, descriptors and memory went."""
+    """Add documents, TOGETHER at once, with eviction; return how size, descriptors and memory went."""
     directory = place / "day"
     course: list[dict[str, float]] = []
     began = time.perf_counter()

@@ -230,20 +230,28 @@ class Documents:
                 found |= self._database.execute(f"SELECT id, number FROM documents WHERE id IN ({marks})", some)
         return found
 
-    def add(self, documents: Sequence[Document], *, replaced: Sequence[int] = (), first: int | None = None) -> None:
+    def add(
+        self, documents: Sequence[Document], *, replaced: Sequence[int] = (), first: int | None = None, purged: int = 0
+    ) -> int:
         """Store `documents` in one transaction.
 
         Args:
             documents: with numbers greater than any before.
             replaced: numbers of evicted documents whose ids are used again.
             first: if given, evict the documents with smaller numbers.
+            purged: remove up to so many evicted documents from the file.
+
+        Returns:
+            How many were there to remove.
         """
         with self._transaction("written"):
+            removed = self._purge(purged) if purged else 0
             self._delete_numbers(replaced)
             rows = ((*document, zlib.crc32(document.symbols)) for document in documents)
             self._database.executemany("INSERT INTO documents VALUES (?, ?, ?, ?, ?)", rows)
             if first is not None:
                 self._evict(first)
+        return removed
 
     def delete(self, numbers: Sequence[int], removed: Sequence[str], records: Sequence[SegmentRecord]) -> None:
         """Delete documents, and replace the records of segments that held them, in one transaction."""
@@ -265,8 +273,12 @@ class Documents:
     def purge(self, most: int) -> int:
         """Remove up to `most` evicted documents from the file; return how many were there."""
         with self._transaction("written"):
-            query = "DELETE FROM documents WHERE number IN (SELECT number FROM documents WHERE number < ? LIMIT ?)"
-            return self._database.execute(query, (int(self._property("first")), most)).rowcount
+            return self._purge(most)
+
+    def rewrite(self) -> None:
+        """Write the whole file anew: rows that SQLite has moved leave copies of themselves in unused bytes of pages."""
+        with self._named_errors("rewritten; what was deleted may still be in unused bytes"):
+            self._database.execute("VACUUM")
 
     def checkpoint(self) -> None:
         """Write the log into the file; it begins anew if nothing was added meanwhile."""
@@ -295,6 +307,10 @@ class Documents:
     def _replace(self, removed: Sequence[str], records: Sequence[SegmentRecord]) -> None:
         self._database.executemany("DELETE FROM segments WHERE name = ?", [(name,) for name in removed])
         self._database.executemany("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?)", records)
+
+    def _purge(self, most: int) -> int:
+        query = "DELETE FROM documents WHERE number IN (SELECT number FROM documents WHERE number < ? LIMIT ?)"
+        return self._database.execute(query, (self._property("first"), most)).rowcount
 
     def _evict(self, first: int) -> None:
         self._database.execute("DELETE FROM segments WHERE last < ?", (first,))

@@ -6,7 +6,7 @@ import threading
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -66,9 +66,10 @@ class Writer:
         self._log_holds_deleted = False
         self._unpurged = True  # whether evicted documents may still be stored
         self._leftovers: set[str] = set()  # segments whose files could not be removed
-        self._documents = Documents(directory)  # belongs to the holder of `_commit`
-        try:
-            self._beside = Documents(directory)  # for checkpoints; belongs to the holder of `_memory`
+        with ExitStack() as opened:
+            # The first belongs to the holder of `_commit`; the other, for checkpoints, to the holder of `_memory`.
+            self._documents = opened.enter_context(closing(Documents(directory)))
+            self._beside = opened.enter_context(closing(Documents(directory)))
             self.tokenizer = self._documents.tokenizer()
             self._vocabulary_size = self.tokenizer.vocabulary_size
             self._width = token_width(self._vocabulary_size)
@@ -78,9 +79,7 @@ class Writer:
             self._look(verify=True)
             self._remove_strangers()
             self.evict()
-        except BaseException:
-            self._documents.close()
-            raise
+            opened.pop_all()
 
     def close(self) -> None:
         """Close the files, after additions in progress; later calls raise DatastoreClosedError."""
@@ -164,7 +163,10 @@ class Writer:
         segments.append(segment_of(documents, self._vocabulary_size, young))
         kept = self._kept(segments, now)
         first = None if len(kept) == len(segments) else _first_number(kept, numbers[-1] + 1)
-        self._documents.add(documents, replaced=evicted, first=first)
+        # The file stays as small as what is kept, however fast documents come and go.
+        purged = 2 * len(new) if self._unpurged else 0
+        removed = self._documents.add(documents, replaced=evicted, first=first, purged=purged)
+        self._unpurged = self._unpurged and removed == purged
         self._last, self._newest = numbers[-1], now
         self._log_pages += 3 + sum(2 + len(document.symbols) // _PAGE for document in documents)
         self._show(kept, first)
@@ -188,6 +190,8 @@ class Writer:
                         with self._change():
                             numbers = self._numbers(ids, self._documents)
                             self._delete(numbers, prepared)
+                        if numbers:
+                            self._documents.rewrite()
                         self._log_holds_deleted = not self._documents.clear_log(_LOG_PATIENCE)
             finally:  # evicted meanwhile, or the deletion failed
                 shown = _records(self.segments.all)

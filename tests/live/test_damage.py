@@ -1,0 +1,197 @@
+"""Damaged and missing files: segments are sorted anew; a database that is damaged is a named error, never a crash."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rest_store.datastore.check import check_datastore
+from rest_store.datastore.manifest import FILE_NAME, Manifest, ShardRecord
+from rest_store.datastore.shard import Shard
+from rest_store.errors import RestStoreError, StorageError
+from rest_store.live import segments
+from rest_store.live.live_datastore import LiveDatastore
+from tests.shared.live import new_live, require_answers, small_segments, some_document
+from tests.shared.strategies import Document, identity
+
+
+@pytest.fixture(autouse=True)
+def few_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    small_segments(monkeypatch, largest=350)
+
+
+@pytest.fixture(scope="module")
+def documents() -> list[Document]:
+    chance = random.Random(0)
+    return [some_document(chance, 300) for _ in range(57)] + [some_document(chance, 300, 9) for _ in range(3)]
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory: pytest.TempPathFactory, documents: list[Document]) -> Path:
+    """A directory with three segments in files, and some documents in none."""
+    directory = tmp_path_factory.mktemp("pristine") / "live"
+    with pytest.MonkeyPatch.context() as patch:
+        small_segments(patch, largest=350)
+        with new_live(directory) as live:
+            for start in (0, 19, 38):
+                live.add(documents[start : start + 19])
+                live.compact()
+            live.add([document[:9] for document in documents[57:]])
+            assert live.info().shard_count >= 3
+    return directory
+
+
+@pytest.fixture
+def place(pristine: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(pristine, tmp_path / "live")
+
+
+def files(directory: Path, kind: str = "*") -> list[Path]:
+    return sorted(directory.glob(f"segment-*.{kind}"))
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[300] ^= 4
+    path.write_bytes(content)
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def swap(path: Path) -> None:
+    other = next(one for one in files(path.parent, path.suffix[1:]) if one != path)
+    content = other.read_bytes()
+    other.write_bytes(path.read_bytes())
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, truncate, flip, empty, swap])
+@pytest.mark.parametrize("kind", ["tokens", "suffixes"])
+def test_damaged_segments_are_sorted_anew(
+    place: Path, documents: list[Document], harm: Callable[[Path], None], kind: str
+) -> None:
+    harm(files(place, kind)[0])
+    chance = random.Random(1)
+    with LiveDatastore.open(place, read_only=True) as reader:
+        require_answers(reader, documents, chance)
+    with LiveDatastore.open(place) as live, LiveDatastore.open(place, read_only=True) as reader:
+        require_answers(live, documents, chance)
+        live.add([[7, 8]])
+        live.compact()
+        reader.refresh()
+        require_answers(reader, [*documents, [7, 8]], chance)
+        assert live.info().failure is None
+        left = {path.stem for path in files(place)}
+        assert len(left) == live.info().shard_count
+    with LiveDatastore.open(place) as live:
+        assert {path.stem for path in files(place)} == left, "nothing was left to mend"
+
+
+def test_files_of_a_killed_process_are_removed(place: Path, documents: list[Document]) -> None:
+    before = files(place)
+    for name in ("segment-0.tokens", "segment-0.suffixes", "segment-1.tokens"):
+        (place / name).write_bytes(b"half")
+    with LiveDatastore.open(place) as live:
+        require_answers(live, documents, random.Random(2))
+    assert files(place) == before
+
+
+def test_a_segment_that_is_damaged_while_it_is_open_is_not_merged(
+    place: Path, documents: list[Document], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LiveDatastore.open(place) as live:
+        monkeypatch.setattr(segments, "_LARGEST", 1 << 20)
+        flip(files(place, "tokens")[0])
+        with pytest.raises(StorageError, match="was damaged; open the datastore again"):
+            live.compact()
+    with LiveDatastore.open(place) as live:
+        live.compact()
+        require_answers(live, documents, random.Random(3))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_damaged_database_is_a_named_error_or_answers(place: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    path = place / "documents.sqlite"
+    pristine = path.read_bytes()
+    for _ in range(8):
+        content = bytearray(pristine)
+        for _ in range(chance.choice([1, 4, 40])):
+            content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+        if chance.random() < 0.2:
+            del content[chance.randrange(len(content)) :]
+        path.write_bytes(content)
+        for suffix in ("-wal", "-shm"):
+            Path(f"{path}{suffix}").unlink(missing_ok=True)
+        for read_only in (True, False):
+            try:
+                with LiveDatastore.open(place, tokenizer=identity(300), read_only=read_only) as live:
+                    live.draft([1, 2])
+                    if not read_only:
+                        live.add([[1, 2]])
+                        live.delete(["a"])
+                        live.compact()
+            except RestStoreError:
+                pass
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE documents SET symbols = 'text'",
+        "UPDATE documents SET symbols = x'00010200'",
+        "UPDATE documents SET symbols = x''",
+        "UPDATE documents SET added = 'yesterday'",
+        "UPDATE documents SET added = 9e999",
+        "UPDATE segments SET name = '../../other' WHERE first = 1",
+        "UPDATE segments SET first = last + 1",
+        "UPDATE segments SET tokens_sha256 = 'no'",
+        "UPDATE properties SET value = -1 WHERE name = 'first'",
+        "UPDATE properties SET value = 'many' WHERE name = 'deletions'",
+        "UPDATE properties SET value = 'many' WHERE name = 'max_tokens'",
+        "UPDATE properties SET value = -1 WHERE name = 'max_age'",
+        "UPDATE properties SET value = '{' WHERE name = 'tokenizer'",
+        "DELETE FROM properties",
+        "DROP TABLE segments",
+        "DROP TABLE documents",
+    ],
+)
+def test_values_that_nobody_wrote(place: Path, change: str) -> None:
+    database = sqlite3.connect(place / "documents.sqlite")
+    database.execute(change)
+    database.commit()
+    database.close()
+    for read_only in (False, True):
+        with pytest.raises(StorageError, match=r"documents\.sqlite"):
+            LiveDatastore.open(place, read_only=read_only)
+
+
+def test_segments_are_shards_that_check_verifies(place: Path) -> None:
+    records = tuple(ShardRecord.of(path.stem, Shard.open(place, path.stem)) for path in files(place, "tokens"))
+    manifest = Manifest("rest-store test", identity(300), records, (), {})
+    (place / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
+    assert len(check_datastore(place, full=True).shards) == len(records) >= 3
+
+
+def test_a_directory_whose_creation_was_killed(tmp_path: Path) -> None:
+    for name in ("writer.lock", "tokenizer.json"):
+        tmp_path.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+        new_live(tmp_path).close()
+        shutil.rmtree(tmp_path)
+    tmp_path.mkdir()
+    sqlite3.connect(tmp_path / "documents.sqlite").execute("PRAGMA journal_mode=WAL").close()
+    with pytest.raises(RestStoreError, match="empty"):
+        LiveDatastore.open(tmp_path, read_only=True)
+    new_live(tmp_path).close()

@@ -1,0 +1,159 @@
+"""Closing, forking, pickling and copying; what readers in other processes see; sessions that go on."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import rest_store
+from rest_store.errors import DatastoreClosedError, WriterError
+from rest_store.live.live_datastore import LiveDatastore
+from tests.shared.live import new_live, small_segments, until
+from tests.shared.strategies import refused
+
+
+def test_a_closed_datastore_refuses_everything(tmp_path: Path) -> None:
+    live = new_live(tmp_path / "live")
+    live.add([[1, 2]])
+    live.close()
+    live.close()
+    calls: list[Callable[[], object]] = [
+        lambda: live.add([[1]]),
+        lambda: live.delete(["a"]),
+        lambda: live.draft([1]),
+        live.compact,
+        live.info,
+        live.refresh,
+        live.require_readable,
+        lambda: pickle.dumps(live),
+    ]
+    for call in calls:
+        refused(DatastoreClosedError, call, "the datastore is closed, expected open")
+    assert "closed" in repr(live)
+
+
+def test_closing_while_threads_add_and_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call is completed, or says that the datastore is closed; what was acknowledged is there."""
+    small_segments(monkeypatch)
+    live = new_live(tmp_path / "live")
+    acknowledged: list[str] = []
+    others: list[BaseException] = []
+
+    def run(call: Callable[[], object]) -> None:
+        try:
+            while True:
+                call()
+        except DatastoreClosedError:
+            pass
+        except BaseException as error:
+            others.append(error)
+
+    calls: list[Callable[[], object]] = [
+        lambda: acknowledged.extend(live.add([[1, 2], [3]])),
+        lambda: acknowledged.extend(live.add([[1, 4]])),
+        lambda: live.draft([1]),
+        lambda: live.info(),
+        lambda: live.delete(["absent"]),
+    ]
+    threads = [threading.Thread(target=run, args=(call,)) for call in calls]
+    for thread in threads:
+        thread.start()
+    until(lambda: len(acknowledged) > 20)
+    live.close()
+    for thread in threads:
+        thread.join()
+    assert others == []
+    with LiveDatastore.open(tmp_path / "live") as live:
+        assert live.info().document_count == len(acknowledged)
+
+
+def test_copies_and_pickles(tmp_path: Path) -> None:
+    with new_live(tmp_path / "live") as live:
+        live.add([[1, 2]])
+        assert copy.copy(live) is live
+        assert copy.deepcopy(live) is live
+        with pickle.loads(pickle.dumps(live)) as received:
+            assert received.read_only
+            assert received.draft([1]) == live.draft([1])
+            live.add([[1, 3]])
+            received.refresh()
+            assert received.draft([1]) == live.draft([1])
+
+
+def test_only_the_parent_goes_on_after_a_fork(tmp_path: Path) -> None:
+    live = new_live(tmp_path / "live")
+    live.add([[1, 2]])
+    with live._parts._memory, live._parts._commit:  # as another thread may hold them
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                assert live.count([1, 2]) == 1
+                calls: list[Callable[[], object]] = [lambda: live.add([[1]]), lambda: live.delete(["a"]), live.compact]
+                for call in calls:
+                    refused(WriterError, call, "used after a fork")
+                live.close()
+                status = 0
+            finally:
+                os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    live.add([[1, 3]])
+    assert live.count([1]) == 2
+    live.close()
+
+
+def test_a_child_keeps_no_lock(tmp_path: Path) -> None:
+    live = new_live(tmp_path / "live")
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(write)
+        os.read(read, 1)  # until the parent has closed its end
+        os._exit(0)
+    os.close(read)
+    live.close()
+    try:
+        LiveDatastore.open(tmp_path / "live").close()
+    finally:
+        os.close(write)
+        os.waitpid(child, 0)
+
+
+def test_a_session_follows_changes_and_goes_on_when_it_is_closed(tmp_path: Path) -> None:
+    with new_live(tmp_path / "live") as live, rest_store.DraftSession([live], prompt=[1, 2]) as session:
+        assert session.draft(4).tokens.size == 0
+        ids = live.add([[1, 2, 3, 4]] * 3)
+        assert session.draft(4).tokens.tolist()[:2] == [3, 4]
+        live.delete(ids)
+        live.add([[1, 2, 5]] * 3)
+        assert session.draft(4).tokens.tolist()[:1] == [5]
+        live.close()
+        assert session.draft(4).tokens.size == 0
+        assert session.statistics.dropped == {(0, "error"): 1}
+        session.accept([5])
+
+
+def test_a_failed_opening_leaves_no_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rest_store.live.documents import Documents
+
+    new_live(tmp_path / "live").close()
+
+    def damaged(self: Documents) -> None:
+        raise rest_store.errors.StorageError("damaged")
+
+    monkeypatch.setattr(Documents, "state", damaged)
+    before = descriptors()
+    for _ in range(3):
+        with pytest.raises(rest_store.errors.StorageError):
+            LiveDatastore.open(tmp_path / "live")
+    assert descriptors() == before
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))

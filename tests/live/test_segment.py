@@ -1,0 +1,98 @@
+"""Sorting in memory: what the native kernel packs is what numpy packs, and what a shard file holds."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rest_store.datastore.kernel import native_kernel
+from rest_store.datastore.native import native_module
+from rest_store.datastore.shard import Shard, encode_symbols
+from rest_store.live import segment
+from rest_store.live.documents import Document
+from rest_store.live.segment import joined_segment, segment_of, write_segment
+from tests.shared.live import some_document
+from tests.shared.strategies import Corpus, write_datastore
+
+NATIVE = pytest.mark.skipif(native_kernel() is None, reason="the native kernel was not built")
+
+
+def stored(documents: list[list[int]], vocabulary_size: int, first: int = 1) -> list[Document]:
+    return [
+        Document(first + place, str(place), 5.0 + place, encode_symbols(np.array(document), vocabulary_size))
+        for place, document in enumerate(documents)
+    ]
+
+
+@NATIVE
+@pytest.mark.parametrize("vocabulary_size", [3, 65_535, 65_536, 2**24 - 1])
+@pytest.mark.parametrize("size", [1, 2, 3, 40, 300])
+def test_both_kernels_pack_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, vocabulary_size: int, size: int
+) -> None:
+    chance = random.Random(size)
+    documents = [some_document(chance, vocabulary_size) for _ in range(size)]
+    native = segment_of(stored(documents, vocabulary_size), vocabulary_size)
+    monkeypatch.setattr(segment, "native_module", lambda: None)
+    numpy = segment_of(stored(documents, vocabulary_size), vocabulary_size)
+    for name in ("symbols", "keys", "entries"):
+        assert np.array_equal(getattr(native.view, name), getattr(numpy.view, name))
+    write_datastore(tmp_path, Corpus(vocabulary_size, [documents]))
+    frozen = Shard.open(tmp_path, "shard-00000")
+    assert np.array_equal(frozen.suffixes.key_bytes, native.view.keys)
+    assert np.array_equal(frozen.suffixes.packed, native.view.entries)
+    written = write_segment(native, tmp_path, "segment", vocabulary_size)
+    for kind in ("tokens", "suffixes"):
+        expected = (tmp_path / f"shard-00000.{kind}").read_bytes()
+        assert (tmp_path / f"segment.{kind}").read_bytes() == expected
+    assert written.size == native.size + 2 * 264
+
+
+@pytest.mark.parametrize("vocabulary_size", [300, 70_000])
+def test_joined_segments_are_those_of_all_documents(vocabulary_size: int) -> None:
+    chance = random.Random(0)
+    documents = [some_document(chance, vocabulary_size) for _ in range(30)]
+    all_stored = stored(documents, vocabulary_size)
+    whole = segment_of(all_stored, vocabulary_size)
+    parts = [segment_of(all_stored[start : start + 10], vocabulary_size) for start in (0, 10, 20)]
+    grown = segment_of(all_stored[20:], vocabulary_size, joined_segment(parts[:2], vocabulary_size))
+    for made in (joined_segment(parts, vocabulary_size), grown):
+        assert made.span == whole.span
+        for name in ("symbols", "keys", "entries"):
+            assert np.array_equal(getattr(made.view, name), getattr(whole.view, name))
+
+
+@NATIVE
+def test_what_does_not_fit_is_refused() -> None:
+    native = native_module()
+    symbols = np.array([0, 1, 0, 2, 255, 255, *[0] * 8], np.uint8)
+    order = np.array([0, 1, 2, 3, 5, 4], np.int32)
+
+    def pack(
+        order: np.ndarray = order,
+        symbols: np.ndarray = symbols,
+        width: int = 2,
+        bits: int = 2,
+        keys: int = 1,
+        words: int = 1,
+    ) -> None:
+        native.pack_suffixes(order, symbols, width, bits, np.zeros(keys, np.uint64), np.zeros(8 * words + 8, np.uint8))
+
+    pack()
+    for wrong in (
+        {"order": order[:-1]},
+        {"order": order + 7},
+        {"order": -order - 1},
+        {"symbols": symbols[:-1]},
+        {"keys": 0},
+        {"words": 0},
+        {"bits": 0},
+        {"bits": 31},
+    ):
+        with pytest.raises(IndexError):
+            pack(**wrong)
+    with pytest.raises(ValueError, match="width"):
+        pack(width=4)
