@@ -36,8 +36,8 @@ nb::bytes bytes_of(const std::vector<Item>& items) {
 
 // A datastore's reader, and the arrays that keep its mappings open.
 struct NativeEvidenceReader {
-  NativeEvidenceReader(const nb::list& shards, std::uint32_t vocabulary)
-      : keep(shards), reader(std::make_unique<EvidenceReader>(shard_views(shards), vocabulary)) {}
+  NativeEvidenceReader(const nb::list& shards, std::uint32_t vocabulary, bool live)
+      : keep(shards), reader(std::make_unique<EvidenceReader>(shard_views(shards), vocabulary, live)) {}
 
   nb::list keep;
   std::unique_ptr<EvidenceReader> reader;
@@ -410,7 +410,8 @@ void bind_sessions(nb::module_& module) {
       .def(nb::init<>())
       .def("__len__", &RecycledLogits::size)
       .def("memory", &RecycledLogits::memory);
-  nb::class_<NativeEvidenceReader>(module, "NativeEvidenceReader").def(nb::init<const nb::list&, std::uint32_t>());
+  nb::class_<NativeEvidenceReader>(module, "NativeEvidenceReader")
+      .def(nb::init<const nb::list&, std::uint32_t, bool>());
   nb::class_<NativeCalibration>(module, "NativeCalibration")
       .def(nb::init<const nb::bytes&>())
       .def_prop_rw("weights", &NativeCalibration::weights, &NativeCalibration::set_weights)

@@ -88,6 +88,8 @@ class EvidenceCollector {
     SourceEvidence& sources = source_evidence_[paths_.size()];
     sources.stores.resize(readers_.size());
     sources.present.assign(readers_.size(), true);
+    sources.live.resize(readers_.size());
+    for (std::size_t i = 0; i < readers_.size(); ++i) sources.live[i] = readers_[i]->live();
     children_.clear();
     for (std::size_t i = 0; i < readers_.size(); ++i)
       if (open.parent < 0) readers_[i]->root(tail, sources.stores[i]);

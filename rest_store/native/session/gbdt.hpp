@@ -33,6 +33,13 @@ struct Gbdt {
   float base = 0;
   std::vector<ObliviousTree> trees;
 
+  // Whether a tree reads `feature` or one after it.
+  bool reads_from(std::size_t feature) const {
+    return std::any_of(trees.begin(), trees.end(), [&](const ObliviousTree& tree) {
+      return *std::max_element(tree.features.begin(), tree.features.end()) >= feature;
+    });
+  }
+
   // Whether all numbers are finite, and any sum of leaves.
   bool finite() const {
     double bound = std::abs(static_cast<double>(base));

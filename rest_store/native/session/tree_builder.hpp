@@ -80,7 +80,7 @@ struct Recorded {
 // Not thread-safe. What it points to outlives it.
 class TreeBuilder {
  public:
-  explicit TreeBuilder(const Gbdt& gbdt) : gbdt_(gbdt) {}
+  explicit TreeBuilder(const Gbdt& gbdt) : gbdt_(gbdt), reads_live_(gbdt.reads_from(kLiveStore)) {}
 
   PromptLookup lookup;  // holds the text, whether prompt lookup is a source or not
   OnlineCalibration online;
@@ -223,7 +223,12 @@ class TreeBuilder {
     SourceEvidence& sources = source_evidence_[expansions_];
     sources.stores.resize(stores_.size());
     sources.present.resize(stores_.size());
-    for (std::size_t i = 0; i < stores_.size(); ++i) sources.present[i] = stores_[i].present;
+    sources.live.resize(stores_.size());
+    for (std::size_t i = 0; i < stores_.size(); ++i) {
+      const EvidenceReader* reader = stores_[i].reader;
+      sources.present[i] = stores_[i].present;
+      sources.live[i] = (reads_live_ || records) && reader != nullptr && reader->live();
+    }
     if (use_lookup) lookup.find(tail, sources.lookup);
     if (recycled != nullptr) sources.recycled = recycled->find(tail);
     NodeFeatures features;
@@ -281,6 +286,7 @@ class TreeBuilder {
   }
 
   const Gbdt& gbdt_;
+  const bool reads_live_;  // else fitted before there were live stores: they rank among the others
   std::vector<Store> stores_;
   HitRates hit_rates_;
   float mean_accepted_ = 1;
