@@ -6,9 +6,9 @@ of the kind that the chat datastore holds (--chat-answers), replayed with a chat
 hash of `rest-store calibrate`. In a part of the replays a live datastore is among the sources: it holds the recordings
 before the one that is replayed, or all those of other tasks.
 
-The same data, release and --start give the same bytes in any process. The bytes of the package cannot be repeated,
-because its --start was not kept. --rounds N keeps the whole chain in one command: an untrained rule guides the first
-fit, each fit the next one. Takes about 6 GB of memory.
+The same data, release and --start give the same bytes in any process. The --start of the package's was the one before
+it, which the repository's history keeps. --rounds N keeps the whole chain in one command: an untrained rule guides the
+first fit, each fit the next one. Takes about 10 GB of memory.
 """
 
 from __future__ import annotations

@@ -12,9 +12,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from rest_store.bench.exhibits import Lines, Table
 from rest_store.bench.live import IN_TURN, REMEMBERED
 from rest_store.bench.recordings import Recording
 from rest_store.bench.remembering import among_others, in_turn, new_live_datastore, with_all
+from rest_store.bench.results import read_results
+from rest_store.bench.sections import section_of
 from rest_store.cli import main
 from tests.shared.strategies import Corpus, identity, write_datastore
 
@@ -68,6 +71,11 @@ def test_the_command_writes_a_row_for_all_that_is_remembered(tmp_path: Path) -> 
         curve = figures[with_stores, IN_TURN]["curve"]
         assert [part["remembered"] for part in curve] == sorted(part["remembered"] for part in curve)
         assert all(part["M"] >= part["M without"] for part in curve)
+    table, curves = section_of(read_results(tmp_path)["live"]).exhibits
+    assert isinstance(table, Table)
+    assert [row[0] for row in table.rows] == ["nothing", *REMEMBERED]
+    assert isinstance(curves, Lines)
+    assert [len(points) for points in curves.series.values()] == [5, 5]
 
 
 def test_a_datastore_is_required_before_anything_is_read(tmp_path: Path) -> None:
