@@ -7,6 +7,7 @@ is away.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -65,6 +66,16 @@ class RemoteTree(NamedTuple):
 
 class RemoteSession(Protocol):
     """A session that runs elsewhere. It may be lost at any time, and is then opened again with the text."""
+
+    def open(self, text: Callable[[], tuple[npt.NDArray[np.int32], int]]) -> None:
+        """Open it ahead of the first step, if that needs no waiting. If it fails, the first step opens it.
+
+        Args:
+            text: as of `draft`.
+
+        Raises:
+            ServiceError, TokenizerMismatchError: as `draft`.
+        """
 
     def draft(
         self,
@@ -144,6 +155,11 @@ class RemoteDrafting:
         self._timeout = timeout
         self._origins: dict[int, bytes] = {}  # by number of datastores: for each mask of origins, ours
         self._rows = 0  # of top-k that the remote tree drafted last may have: one of the text, and one of each node
+
+    def open(self) -> None:
+        """Open the session elsewhere, so that it is ready when the target model has read the prompt."""
+        with suppress(Exception):  # the first step says what is wrong
+            self._remote.open(self._text)
 
     def draft(self, max_nodes: int, costs: npt.NDArray[np.float64]) -> Drafted | Drop | None:
         """Return the tree of the next step.

@@ -193,6 +193,8 @@ class DraftSession:
         self._native.prompt(tokens)
         if rows is not None:
             self._learn_text(rows)
+        if self._remote is not None:
+            self._remote.open()
 
     def _leave_out_other_tokenizers(
         self, tokenizers: dict[int, TokenizerIdentity], expected: TokenizerIdentity | None

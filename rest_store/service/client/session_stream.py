@@ -43,9 +43,9 @@ Text = Callable[[], tuple[npt.NDArray[np.int32], int]]
 class SessionStream:
     """A session that a service runs for a `DraftSession`; see `RemoteSession`. Make one with `DatastoreClient.session`.
 
-    The first step opens the stream and sends the text; later ones send what is new. When the service goes away, the
-    next attempt sends the text again, there or at another endpoint. While the answer of a step that was late is still
-    to come, further steps fail at once.
+    `open` opens the stream and sends the text; steps send what is new. When the service goes away, the next attempt
+    sends the text again, there or at another endpoint. While the answer of a step that was late is still to come,
+    further steps fail at once.
 
     Not thread-safe.
 
@@ -86,6 +86,18 @@ class SessionStream:
         self._sequence = 0
         self._is_late = False  # whether the answer to the last message is still to come
 
+    def open(self, text: Text) -> None:
+        """Open the session ahead of its first step, as `RemoteSession.open`, at a service that is known to answer."""
+        endpoint = self._endpoints.healthy
+        if endpoint is None or not self._codec.is_known:
+            return
+        try:
+            if self._runs_here(text):
+                self._send(endpoint, pb.DraftSessionRequest(open=self._opening(text)))
+        except BaseException:
+            self._drop()
+            raise
+
     def accept(
         self,
         tokens: npt.NDArray[np.int32],
@@ -107,7 +119,7 @@ class SessionStream:
         ends = time.monotonic() + seconds
         if not self._codec.is_known and not self._closed and seconds:
             self._info(timeout=seconds)
-        was_open = self._is_open
+        has_answered = self._datastores > 0
         try:
             with self._endpoints.counters.failures():
                 if self._closed:
@@ -127,7 +139,7 @@ class SessionStream:
                 return None  # it opens no more sessions now
             raise
         except ProtocolError:
-            if not was_open and (left := ends - time.monotonic()) > 0:
+            if not has_answered and (left := ends - time.monotonic()) > 0:
                 with suppress(RestStoreError):
                     self._info(timeout=left)  # one that runs no sessions may have taken its place
             raise
@@ -172,14 +184,9 @@ class SessionStream:
             unsent = sum(one.ByteSize() for one in self._unsent)
             if self._endpoint not in (None, endpoint) or unsent > self._codec.max_request_bytes // 2:
                 self._drop()
-            if self._call is None:
-                self._call, self._endpoint = self._open_call(endpoint), endpoint
-                self._endpoints.counters.add("streams_opened")
-            request = self._request(text, max_nodes, costs)
-            self._call.send(request.SerializeToString())
-            self._is_open, self._unsent = True, []
+            call = self._send(endpoint, self._request(text, max_nodes, costs))
             self._costs = None if costs is None else costs.copy()
-            answer = self._call.receive(ends)
+            answer = call.receive(ends)
             if answer is None:
                 self._is_late = True
                 raise DeadlineError(f"{endpoint.target}: service did not answer before the deadline")
@@ -189,8 +196,17 @@ class SessionStream:
                 self._drop()
             raise
 
+    def _send(self, endpoint: Endpoint[Any], request: pb.DraftSessionRequest) -> StreamCall:
+        """Send the next message, over a new call if there is none; return the call."""
+        if self._call is None:
+            self._call, self._endpoint = self._open_call(endpoint), endpoint
+            self._endpoints.counters.add("streams_opened")
+        self._call.send(request.SerializeToString())
+        self._is_open, self._unsent = True, []
+        return self._call
+
     def _request(self, text: Text, max_nodes: int, costs: npt.NDArray[np.float64] | None) -> pb.DraftSessionRequest:
-        """Return the next message."""
+        """Return the message of the next step."""
         self._sequence += 1
         draft = pb.TreeRequest(max_nodes=max_nodes, sequence=self._sequence)
         is_new = not self._is_open
@@ -198,12 +214,15 @@ class SessionStream:
             draft.costs.of_step.extend(costs.tolist())
         elif costs is None and not is_new and self._costs is not None:
             draft.costs.SetInParent()
-        if not is_new:
-            return pb.DraftSessionRequest(accepted=self._unsent, draft=draft)
+        opening = self._opening(text) if is_new else None
+        return pb.DraftSessionRequest(open=opening, accepted=self._unsent, draft=draft)
+
+    def _opening(self, text: Text) -> pb.SessionOpening:
+        """Return what opens the session, with the text up to what is unsent."""
         tokens, written = text()
         unsent = sum(len(one.tokens) for one in self._unsent)
         settings = self._settings
-        opening = pb.SessionOpening(
+        return pb.SessionOpening(
             selection=self._codec.selection,
             tokens=tokens[: len(tokens) - unsent].tolist(),
             written=written - unsent,
@@ -215,7 +234,6 @@ class SessionStream:
             fixed_calibration=not settings.learn,
             max_suffix=settings.max_suffix,
         )
-        return pb.DraftSessionRequest(open=opening, accepted=self._unsent, draft=draft)
 
     def _read(self, message: bytes, target: str) -> RemoteTree:
         """Return the tree of an answer; raise ProtocolError unless it is the answer to the last message."""
