@@ -87,29 +87,28 @@ def suffix_array(symbols: Symbols, *, vocabulary_size: int) -> npt.NDArray[np.in
     # Whole strides, and two more bytes, which `_encode` writes after the last codeword.
     text = np.empty((code.text_bytes + 2 + _STRIDE - 1) // _STRIDE * _STRIDE, dtype=np.uint8)
     _encode(symbols, code, text)
-    order = sort_bytes(text[: code.text_bytes])
+    order = np.empty(code.text_bytes, dtype=np.int32)
+    sort_bytes(text[: code.text_bytes], order)
     anchors = _write_locator(symbols, code, text)
     _keep_symbols(order, text, anchors, len(symbols) - int(counts[vocabulary_size]))
     return order
 
 
-def sort_bytes(text: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
-    """Return the places of all bytes of `text` uint8[n], n < 2^31, in the order of the suffixes there, int32[n].
+def sort_bytes(text: npt.NDArray[np.uint8], order: npt.NDArray[np.int32]) -> None:
+    """Fill `order` int32[n] with the places of all bytes of `text` uint8[n], n < 2^31, in the order of the suffixes there.
 
     Raises:
-        MemoryError: there is not enough for four bytes a place.
+        MemoryError: there is not enough.
 
     Thread-safe; releases the GIL.
     """
     from pydivsufsort.dll import libdivsufsort  # of the [build] extra
 
-    order = np.empty(len(text), dtype=np.int32)
     status = libdivsufsort.divsufsort(
         text.ctypes.data_as(ctypes.c_void_p), order.ctypes.data_as(ctypes.c_void_p), ctypes.c_int32(len(order))
     )
     if status:
         raise MemoryError(f"suffix array: libdivsufsort returned {status} for {len(order)} bytes of text")
-    return order
 
 
 def peak_bytes(position_count: int, vocabulary_size: int) -> int:

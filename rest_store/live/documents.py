@@ -6,23 +6,32 @@ A write-ahead log with `synchronous=FULL`: what a method has stored when it retu
 from __future__ import annotations
 
 import json
+import math
+import re
+import reprlib
 import sqlite3
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import LiveFormatError, ManifestError, StorageError, describe
 
-FILE_NAME = "documents.sqlite"
+FILE_NAME = DOCUMENTS_FILE_NAME
 _FORMAT_VERSION = 1
+_PATIENCE = 10_000  # milliseconds to wait for a lock of SQLite
 _APPLICATION = 0x52535430  # "RST0"
 _IDS_AT_ONCE = 500  # variables of one statement
+_LOG_BYTES = 1 << 24  # of the write-ahead log that are kept once it begins anew
+_SEGMENT = re.compile("segment-[0-9a-f]{32}")  # names of segments
 _SCHEMA = """
 CREATE TABLE properties (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE documents (
-    number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, added REAL NOT NULL, symbols BLOB NOT NULL);
+    number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, added REAL NOT NULL, symbols BLOB NOT NULL,
+    crc INTEGER NOT NULL);
 CREATE TABLE segments (
     name TEXT PRIMARY KEY, first INTEGER NOT NULL, last INTEGER NOT NULL, oldest REAL NOT NULL, newest REAL NOT NULL,
     tokens_sha256 BLOB NOT NULL, suffixes_sha256 BLOB NOT NULL) WITHOUT ROWID;
@@ -94,18 +103,25 @@ class Documents:
             uri = f"{self.path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
             self._database = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
             try:
-                self._database.execute("PRAGMA busy_timeout=10000")
+                self._database.execute(f"PRAGMA busy_timeout={_PATIENCE}")
+                self._database.execute("PRAGMA cell_size_check=ON")
+                self._version = self._pragma("user_version"), self._pragma("application_id")
+                self._require_version()
                 if not read_only:
                     self._database.execute("PRAGMA journal_mode=WAL")
                     self._database.execute("PRAGMA synchronous=FULL")
                     self._database.execute("PRAGMA secure_delete=ON")
                     self._database.execute("PRAGMA wal_autocheckpoint=0")  # `checkpoint` does that, beside adding
-                self._version = self._pragma("user_version"), self._pragma("application_id")
+                    self._database.execute(f"PRAGMA journal_size_limit={_LOG_BYTES}")
             except BaseException:
                 self._database.close()
                 raise
-        if self._version not in ((0, 0), (_FORMAT_VERSION, _APPLICATION)):
-            self._database.close()
+
+    def _require_version(self) -> None:
+        if self._version == (_FORMAT_VERSION, _APPLICATION):
+            return
+        tables = self._database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if self._version != (0, 0) or tables:
             found, expected = (
                 f"{self._version[0]} (of {self._version[1]:#x})",
                 f"{_FORMAT_VERSION} (of {_APPLICATION:#x})",
@@ -145,7 +161,9 @@ class Documents:
     def limits(self) -> tuple[int | None, float | None]:
         """Return the most tokens, and the most seconds, that documents are kept; None: no limit."""
         tokens, age = self._property("max_tokens"), self._property("max_age")
-        return None if tokens is None else int(tokens), None if age is None else float(age)
+        self._require("max_tokens", tokens, tokens is None or (isinstance(tokens, int) and tokens > 0))
+        self._require("max_age", age, age is None or (isinstance(age, int | float) and 0 < age < math.inf))
+        return tokens, None if age is None else float(age)
 
     def set_limits(self, max_tokens: int | None, max_age: float | None) -> None:
         """Store these limits from now on; None: as before."""
@@ -158,8 +176,12 @@ class Documents:
         """Return the present state."""
         with self._named_errors("read"):
             rows = self._database.execute("SELECT * FROM segments ORDER BY first").fetchall()
-        records = tuple(SegmentRecord(*row) for row in rows)
-        return State(int(self._property("first")), int(self._property("deletions")), records)
+        for row in rows:
+            self._require("a segment", row, _is_record(row))
+        first, deletions = self._property("first"), self._property("deletions")
+        for name, value in (("first", first), ("deletions", deletions)):
+            self._require(name, value, isinstance(value, int) and value >= 0)
+        return State(first, deletions, tuple(SegmentRecord(*row) for row in rows))
 
     def version(self) -> int:
         """Return a number that changes whenever another connection has written."""
@@ -171,14 +193,21 @@ class Documents:
         with self._named_errors("read"):
             number = self._database.execute("SELECT seq FROM sqlite_sequence WHERE name = 'documents'").fetchone()
             added = self._database.execute("SELECT added FROM documents ORDER BY number DESC LIMIT 1").fetchone()
-        return (0 if number is None else int(number[0])), (0.0 if added is None else float(added[0]))
+        last, newest = 0 if number is None else number[0], 0.0 if added is None else added[0]
+        self._require("the last number", last, isinstance(last, int) and last >= 0)
+        self._require("the last time", newest, _is_time(newest))
+        return last, newest
 
     def read(self, first: int, last: int | None = None) -> Iterator[Document]:
         """Yield the documents `first .. last`, all from `first` on without `last`, in the order of their numbers."""
         with self._named_errors("read"):
-            query = "SELECT number, id, added, symbols FROM documents WHERE number BETWEEN ? AND ? ORDER BY number"
-            for row in self._database.execute(query, (first, 2**62 if last is None else last)):
-                yield Document(*row)
+            query = "SELECT * FROM documents WHERE number BETWEEN ? AND ? ORDER BY number"
+            for number, id, added, symbols, crc in self._database.execute(
+                query, (first, 2**62 if last is None else last)
+            ):
+                sound = _is_time(added) and isinstance(symbols, bytes) and len(symbols) and zlib.crc32(symbols) == crc
+                self._require(f"document {number}", "damaged", bool(sound))
+                yield Document(number, id, added, symbols)
 
     @contextmanager
     def one_state(self) -> Iterator[None]:
@@ -211,7 +240,8 @@ class Documents:
         """
         with self._transaction("written"):
             self._delete_numbers(replaced)
-            self._database.executemany("INSERT INTO documents VALUES (?, ?, ?, ?)", documents)
+            rows = ((*document, zlib.crc32(document.symbols)) for document in documents)
+            self._database.executemany("INSERT INTO documents VALUES (?, ?, ?, ?, ?)", rows)
             if first is not None:
                 self._evict(first)
 
@@ -238,14 +268,26 @@ class Documents:
             query = "DELETE FROM documents WHERE number IN (SELECT number FROM documents WHERE number < ? LIMIT ?)"
             return self._database.execute(query, (int(self._property("first")), most)).rowcount
 
-    def checkpoint(self, *, wait: bool = False) -> None:
-        """Write the log into the file.
+    def checkpoint(self) -> None:
+        """Write the log into the file; it begins anew if nothing was added meanwhile."""
+        with self._named_errors("written"):
+            self._database.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+    def clear_log(self, patience: float) -> bool:
+        """Write the log into the file and empty it, so that nothing deleted is left in it.
 
         Args:
-            wait: also wait for readers of older states, so that nothing deleted is left in the log.
+            patience: seconds to wait for readers of older states.
+
+        Returns:
+            False if there still were some.
         """
         with self._named_errors("written"):
-            self._database.execute(f"PRAGMA wal_checkpoint({'TRUNCATE' if wait else 'PASSIVE'})")
+            self._database.execute(f"PRAGMA busy_timeout={round(1000 * patience)}")
+            try:
+                return not self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+            finally:
+                self._database.execute(f"PRAGMA busy_timeout={_PATIENCE}")
 
     def _delete_numbers(self, numbers: Sequence[int]) -> None:
         self._database.executemany("DELETE FROM documents WHERE number = ?", [(number,) for number in numbers])
@@ -264,6 +306,11 @@ class Documents:
         if row is None:
             raise StorageError(describe(self.path, f"the property {name!r}", "absent", "one of a live datastore"))
         return row[0]
+
+    def _require(self, what: str, found: object, holds: bool) -> None:
+        """Raise StorageError unless `holds`: the file is damaged."""
+        if not holds:
+            raise StorageError(describe(self.path, what, reprlib.repr(found), "as it was written"))
 
     def _pragma(self, name: str) -> int:
         return int(self._database.execute(f"PRAGMA {name}").fetchone()[0])
@@ -286,3 +333,16 @@ class Documents:
             yield
         except sqlite3.Error as error:
             raise StorageError(f"{self.path}: documents cannot be {done} ({error})") from error
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, float) and math.isfinite(value)
+
+
+def _is_record(row: Sequence[object]) -> bool:
+    """Return whether `row` may be a SegmentRecord."""
+    name, first, last, oldest, newest, *digests = row
+    numbers = isinstance(first, int) and isinstance(last, int) and first <= last
+    checksums = all(isinstance(digest, bytes) and len(digest) == 32 for digest in digests)
+    named = isinstance(name, str) and _SEGMENT.fullmatch(name) is not None
+    return named and numbers and _is_time(oldest) and _is_time(newest) and checksums

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from rest_store.errors import MissingShardError
-from rest_store.live.documents import Documents, SegmentRecord
-from rest_store.live.segment import Segment, joined_segment, open_segment, segment_of
-from rest_store.live.segments import Segments
+from rest_store.live.documents import Documents
+from rest_store.live.segment import Segment, joined_segment
+from rest_store.live.segments import Bounds, Segments, to_merge
+from rest_store.live.stored import stored_segments
 
 _ATTEMPTS = 20  # the writer may remove files that it has just replaced
-_MOST_IN_MEMORY = 8  # segments; then they are sorted as one
 
 
 class Follower:
@@ -31,6 +34,7 @@ class Follower:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._documents = Documents(directory, read_only=True)
+        self._bounds = Bounds()
         self._lock = threading.Lock()
         self._version = -1
         self._deletions = -1
@@ -54,33 +58,35 @@ class Follower:
             if version == self._version:
                 return False
             for attempt in range(_ATTEMPTS):
-                try:
-                    self._read()
+                with suppress(MissingShardError):
+                    self._read(last_attempt=attempt == _ATTEMPTS - 1, verify=self._version == -1)
                     break
-                except MissingShardError:
-                    if attempt == _ATTEMPTS - 1:
-                        raise
             self._version = version
             return True
 
-    def _read(self) -> None:
+    def _read(self, *, last_attempt: bool, verify: bool) -> None:
+        opened: Sequence[Segment] = self.segments.all
         with self._documents.one_state():
             state = self._documents.state()
-            start = max([state.first, *(record.last + 1 for record in state.records)])
-            memory = self.segments.in_memory
-            if not memory or memory[0].span.first < start or state.deletions != self._deletions:
-                memory = ()
-            else:
-                start = memory[-1].span.last + 1
-            new = list(self._documents.read(start))
-        opened = {segment.record: segment for segment in self.segments.in_files}
-        files = [opened.get(record) or self._open(record) for record in state.records]
-        if new:
-            memory = (*memory, segment_of(new, self.segments.vocabulary_size))
-        if len(memory) > _MOST_IN_MEMORY:
-            memory = (joined_segment(memory, self.segments.vocabulary_size),)
+            if state.deletions != self._deletions:
+                opened = self.segments.in_files
+            present = [
+                replace(segment, record=record)
+                for record, segment in stored_segments(
+                    self._directory,
+                    self._documents,
+                    state,
+                    opened,
+                    self._bounds,
+                    self.segments.vocabulary_size,
+                    verify=verify,
+                    removed_meanwhile=not last_attempt,
+                )
+            ]
+        files = [segment for segment in present if segment.record is not None]
+        memory = [segment for segment in present if segment.record is None]
+        while run := to_merge(memory, self._bounds):
+            start = memory.index(run[0])
+            memory[start : start + len(run)] = [joined_segment(run, self.segments.vocabulary_size)]
         self._deletions = state.deletions
         self.segments.set([*files, *memory])
-
-    def _open(self, record: SegmentRecord) -> Segment:
-        return open_segment(self._directory, record, self.segments.vocabulary_size)

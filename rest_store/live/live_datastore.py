@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar
 
+from build_index.errors import build_packages
 from rest_store.datastore.kernel import kernel_name
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 from rest_store.datastore.store import Snapshot, Store
 from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
-from rest_store.datastore.validation import IntSequence
-from rest_store.errors import DatastoreClosedError, DatastoreNotFoundError, LiveFormatError, WriterError, describe
-from rest_store.live.documents import FILE_NAME, Documents
+from rest_store.datastore.validation import IntSequence, document_ids
+from rest_store.errors import (
+    DatastoreClosedError,
+    DatastoreNotFoundError,
+    LiveDatastoreError,
+    LiveFormatError,
+    WriterError,
+    describe,
+)
+from rest_store.live.documents import Documents
 from rest_store.live.encoding import Encoder, store_tokenizer
 from rest_store.live.follower import Follower
 from rest_store.live.lock import FILE_NAME as LOCK_NAME
 from rest_store.live.lock import WriterLock
 from rest_store.live.maintenance import Maintenance
+from rest_store.live.opening import is_live
 from rest_store.live.segments import Bounds, Segments, require_limits
-from rest_store.live.writer import Writer
+from rest_store.live.writer import Writer, WriterCounts
+
+with build_packages("live datastores", LiveDatastoreError, "live"):
+    import pydivsufsort  # noqa: F401 - what sorts segments
 
 _BEGUN = {LOCK_NAME, TOKENIZER_FILE_NAME}  # in a directory that was being begun when the process was killed
 _REFRESH_SECONDS = 0.02  # between looks of a reading process
@@ -49,6 +61,7 @@ class LiveInfo:
         max_age: most seconds that a document is kept; None: no limit.
         kernel: the kernel that answers its queries in this process, "native" or "reference".
         failure: why merging, sealing or reading what was added failed last; None since it has succeeded again.
+        counts: what this process has written since it opened the datastore; None if it only reads.
     """
 
     path: Path
@@ -65,6 +78,7 @@ class LiveInfo:
     max_age: float | None
     kernel: str
     failure: str | None
+    counts: WriterCounts | None
 
 
 class LiveDatastore(Store):
@@ -86,11 +100,13 @@ class LiveDatastore(Store):
     def __init__(self, path: Path, parts: Writer | Follower, bounds: Bounds, lock: WriterLock | None) -> None:
         self.path = path
         self.tokenizer = parts.tokenizer
+        self._process = os.getpid()
         self._bounds = bounds
         self._parts = parts
         self._segments: Segments | None = parts.segments
         self._lock = lock
         self._encoder = Encoder(self.tokenizer, path, bounds)
+        self._before_close: dict[Callable[[LiveDatastore], object], None] = {}
         if isinstance(parts, Writer):
             # Two threads: merging files takes seconds, in which segments in memory must not become many.
             self._threads = [
@@ -139,6 +155,8 @@ class LiveDatastore(Store):
         if read_only:
             documents = Documents(directory, read_only=True)
             try:
+                if documents.is_new:
+                    raise DatastoreNotFoundError(describe(directory, "live datastore", "empty", "one with documents"))
                 stored, bounds = documents.tokenizer(), Bounds(*documents.limits())
             finally:
                 documents.close()
@@ -176,7 +194,11 @@ class LiveDatastore(Store):
         """
         if self._segments is None:
             return
+        for call in tuple(self._before_close):
+            call(self)
         self._segments = None
+        if os.getpid() != self._process:  # in a child the threads are gone, and the files are the parent's
+            return
         for thread in self._threads:
             thread.stop()
         try:
@@ -184,6 +206,10 @@ class LiveDatastore(Store):
         finally:
             if self._lock is not None:
                 self._lock.release()
+
+    def before_close(self, call: Callable[[LiveDatastore], object]) -> None:
+        """Have `close` call `call` with this datastore first, for what is queued to be added; once for each `call`."""
+        self._before_close[call] = None
 
     def __enter__(self) -> LiveDatastore:
         return self
@@ -196,7 +222,8 @@ class LiveDatastore(Store):
     @property
     def snapshot(self) -> Snapshot:
         """The segments that queries read from now on."""
-        return Snapshot.closed(self.path) if self._segments is None else self._segments.snapshot
+        segments = self._segments
+        return Snapshot.closed(self.path) if segments is None else segments.snapshot
 
     @property
     def read_only(self) -> bool:
@@ -223,6 +250,7 @@ class LiveDatastore(Store):
             max_age=self._bounds.max_age,
             kernel=kernel_name(),
             failure=failures[0] if failures else None,
+            counts=replace(self._parts.counts) if isinstance(self._parts, Writer) else None,
         )
 
     def add(self, documents: Sequence[IntSequence | str], ids: Sequence[str] | None = None) -> list[str]:
@@ -248,9 +276,9 @@ class LiveDatastore(Store):
         """
         writer = self._writer()
         new = self._encoder.encode(documents, ids)
-        writer.add(new)
-        for thread in self._threads:
-            thread.wake()
+        if writer.add(new):
+            for thread in self._threads:
+                thread.wake()
         return [document.id for document in new]
 
     def delete(self, ids: Sequence[str]) -> int:
@@ -259,16 +287,19 @@ class LiveDatastore(Store):
         Sorts the segments that held them anew, which takes up to some seconds; additions and queries go on meanwhile.
 
         Args:
-            ids: of the documents; those that are not there are passed over.
+            ids: of the documents, as in `add`; those that are not there are passed over.
 
         Returns:
             How many documents there were.
 
         Raises:
-            StorageError: that cannot be written; nothing was deleted.
+            DocumentError: an id is invalid; nothing was deleted, likewise with the next one.
+            StorageError: that cannot be written. Or the documents are deleted, and this says where they still are: in
+                the log, because another process has been reading an older state for seconds, or in a file that cannot
+                be removed. They are removed from there as soon as that is possible.
             WriterError, DatastoreClosedError: as in `add`.
         """
-        return self._writer().delete([*ids])
+        return self._writer().delete(document_ids("delete", ids))
 
     def compact(self) -> None:
         """Write all documents to files and merge them into as few segments as there may be.
@@ -295,9 +326,10 @@ class LiveDatastore(Store):
             self._parts.refresh()
 
     def _open_segments(self) -> Segments:
-        if self._segments is None:
+        segments = self._segments
+        if segments is None:
             raise DatastoreClosedError(describe(self.path, "the datastore", "closed", "open"))
-        return self._segments
+        return segments
 
     def _writer(self) -> Writer:
         self._open_segments()
@@ -318,15 +350,11 @@ class LiveDatastore(Store):
         return self
 
     def __repr__(self) -> str:
-        segments = () if self._segments is None else self._segments.all
+        opened = self._segments
+        segments = () if opened is None else opened.all
         tokens = sum(segment.token_count for segment in segments)
-        state = "closed" if self._segments is None else f"{tokens} tokens, {len(segments)} segments"
+        state = "closed" if opened is None else f"{tokens} tokens, {len(segments)} segments"
         return f"LiveDatastore({str(self.path)!r}, {state})"
-
-
-def is_live(path: Path) -> bool:
-    """Return whether `path` is the directory of a live datastore."""
-    return (path / FILE_NAME).is_file()
 
 
 def _require_live(directory: Path, *, new: bool) -> None:
@@ -340,7 +368,7 @@ def _require_live(directory: Path, *, new: bool) -> None:
         raise DatastoreNotFoundError(
             describe(directory, "live datastore", found, "a directory; give a tokenizer for a new one")
         )
-    if directory.is_dir() and any(entry.name not in _BEGUN for entry in os.scandir(directory)):
+    if directory.is_dir() and {entry.name for entry in directory.iterdir()} - _BEGUN:
         raise LiveFormatError(
             describe(directory, "live datastore", "a directory of something else", "one, or a new directory")
         )

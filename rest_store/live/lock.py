@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import weakref
 from pathlib import Path
 
 from rest_store.errors import StorageError, WriterError, describe
@@ -32,6 +33,7 @@ class WriterLock:
             os.close(self._descriptor)
             expected = "free; open it with read_only=True, or use the service that writes it"
             raise WriterError(describe(directory, "the writer's lock", "taken", expected)) from None
+        _held.add(self)
 
     def require_held(self) -> None:
         """Raise WriterError in a child process: the lock is the parent's."""
@@ -43,4 +45,17 @@ class WriterLock:
 
     def release(self) -> None:
         """Let others write; may be called once."""
+        _held.discard(self)
         os.close(self._descriptor)
+
+
+_held: weakref.WeakSet[WriterLock] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    """Close the descriptors that a child was born with: they would keep the locks taken after the parent's end."""
+    for lock in list(_held):
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)

@@ -25,7 +25,7 @@ class Maintenance:
         self._jobs = jobs
         self._interval = interval
         self._wake = threading.Event()
-        self._stopped = False
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -35,17 +35,23 @@ class Maintenance:
 
     def stop(self) -> None:
         """End after the piece of work in progress."""
-        self._stopped = True
+        self._stopped.set()
         self._wake.set()
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._stopped:
+        while not self._stopped.is_set():
             self._wake.clear()
-            try:
-                busy = any(job() for job in self._jobs)
-                self.failure = None
-            except Exception as error:  # such as a full disk: what is there goes on being asked
-                busy, self.failure = False, error_text(error)
-            if not busy:
+            busy, failure = False, None
+            for job in self._jobs:
+                try:
+                    busy = job()
+                except Exception as error:  # such as a full disk: the other jobs go on, and make room
+                    failure = failure or error_text(error)
+                if busy:
+                    break
+            self.failure = failure
+            if failure is not None:
+                self._stopped.wait(self._interval)  # however much is added meanwhile
+            elif not busy:
                 self._wake.wait(self._interval)

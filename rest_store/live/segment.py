@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import mmap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from rest_store.errors import ChecksumError, StorageError, describe
 from rest_store.live.documents import Document, SegmentRecord
 
 _OWN_THREAD = 1 << 17  # bytes up to which one thread sorts: waking others takes longer
+_OWN_PAGES = 1 << 17  # bytes from which on an array has pages of its own
 
 Payload = npt.NDArray[
     np.uint8
@@ -109,15 +111,17 @@ def sorted_segment(payloads: list[Payload], span: Span, vocabulary_size: int) ->
 
     Releases the GIL for all that takes time in proportion to the size.
     """
-    symbols = np.concatenate([*payloads, np.zeros(TAIL_SIZE, np.uint8)])
+    symbols = _zeros(sum(payload.size for payload in payloads) + TAIL_SIZE)
+    np.concatenate(payloads, out=symbols[:-TAIL_SIZE])
     width = token_width(vocabulary_size)
     positions = (symbols.size - TAIL_SIZE) // width
     entries = positions - span.document_count
     bits = entry_bits(positions)
     keys = np.zeros(-(-entries // KEY_STRIDE), np.uint64)
-    packed = np.zeros(8 * -(-entries * bits // 64) + TAIL_SIZE, np.uint8)
+    packed = _zeros(8 * -(-entries * bits // 64) + TAIL_SIZE)
+    order = _zeros(4 * (symbols.size - TAIL_SIZE)).view(np.int32)
     with _threads_for(symbols.size):
-        order = sort_bytes(symbols[:-TAIL_SIZE])
+        sort_bytes(symbols[:-TAIL_SIZE], order)
     native = native_module()
     if native is None:
         _pack(order, symbols, width, bits, keys, packed)
@@ -133,13 +137,28 @@ def joined_segment(run: Sequence[Segment], vocabulary_size: int) -> Segment:
     return sorted_segment([segment.payload for segment in run], span, vocabulary_size)
 
 
-def segment_of(documents: Sequence[Document], vocabulary_size: int) -> Segment:
-    """Return documents that follow one another as a segment in memory; raises and costs what `sorted_segment` does."""
+def segment_of(documents: Sequence[Document], vocabulary_size: int, young: Segment | None = None) -> Segment:
+    """Return documents that follow one another, after those of `young`, as a segment in memory.
+
+    Raises and costs what `sorted_segment` does.
+    """
     separator = separator_id(vocabulary_size).to_bytes(token_width(vocabulary_size), "big")
     payload = np.frombuffer(separator.join([*(document.symbols for document in documents), b""]), np.uint8)
     first, last = documents[0], documents[-1]
     span = Span(first.number, last.number, len(documents), first.added, last.added)
-    return sorted_segment([payload], span, vocabulary_size)
+    if young is None:
+        return sorted_segment([payload], span, vocabulary_size)
+    return sorted_segment([young.payload, payload], young.span.joined(span), vocabulary_size)
+
+
+def _zeros(size: int) -> npt.NDArray[np.uint8]:
+    """Return uint8[size]. A large array goes back to the system with its last reference; the heap would keep some."""
+    if size < _OWN_PAGES:
+        return np.zeros(size, np.uint8)
+    try:
+        return np.frombuffer(mmap.mmap(-1, size), np.uint8)
+    except OSError as error:
+        raise MemoryError(f"{size} bytes for sorting") from error
 
 
 def _pack(
@@ -217,8 +236,13 @@ def open_segment(directory: Path, record: SegmentRecord, vocabulary_size: int, *
     return Segment(Span(record.first, record.last, count, record.oldest, record.newest), shard_view(shard), record)
 
 
+def is_intact(segment: Segment) -> bool:
+    """Return whether the tokens of a segment in files still have their checksum."""
+    return segment.record is None or _sha256(segment.payload) == segment.record.tokens_sha256
+
+
 def remove_files(directory: Path, name: str) -> None:
-    """Remove the files of a segment, as far as they are there."""
+    """Remove the files of a segment, as far as they are there; raises OSError."""
     for kind in ("tokens", "suffixes"):
         (directory / f"{name}.{kind}").unlink(missing_ok=True)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -18,7 +19,16 @@ from rest_store.live.segment import Segment
 _YOUNG = 1 << 12  # positions sorted anew with each addition
 _SEALED = 1 << 20  # positions from which on a segment is written to files
 _LARGEST = 1 << 24  # positions of a segment: sorting them takes some seconds
+_COMMIT = 1 << 20  # positions of one commit
 _PARTS = 8  # segments that a bounded datastore has at least, since whole ones are evicted
+
+
+class _HasSymbols(Protocol):
+    @property
+    def symbols(self) -> bytes: ...
+
+
+Item = TypeVar("Item", bound=_HasSymbols)
 
 
 @dataclass(frozen=True)
@@ -48,9 +58,45 @@ class Bounds:
         """Positions of a segment, unless it holds a single document, or documents added in one commit."""
         return _LARGEST if self.max_tokens is None else max(1, min(_LARGEST, self.max_tokens // _PARTS))
 
+    @property
+    def commit(self) -> int:
+        """Positions that are added in one commit, unless it is a single document."""
+        return min(_COMMIT, self.largest)
+
     def may_join(self, first: Segment, last: Segment) -> bool:
         """Return whether segments may be merged from `first` to `last`: together they are evicted."""
-        return self.max_age is None or last.span.newest - first.span.oldest <= self.max_age / _PARTS
+        return self.may_span(first.span.oldest, last.span.newest)
+
+    def allow(self, segment: Segment) -> bool:
+        """Return whether `segment` is as small as these bounds ask for; it may have been made under others."""
+        small = segment.position_count <= self.largest
+        return segment.span.document_count == 1 or (small and self.may_join(segment, segment))
+
+    def batches(
+        self, documents: Iterable[Item], width: int, added: Callable[[Item], float] = lambda document: 0.0
+    ) -> Iterator[list[Item]]:
+        """Yield documents in lists that may each become a segment.
+
+        Args:
+            documents: in the order of their numbers.
+            width: bytes of a token.
+            added: when a document was added.
+        """
+        batch: list[Item] = []
+        size = 0
+        for document in documents:
+            positions = len(document.symbols) // width + 1
+            if batch and (size + positions > self.commit or not self.may_span(added(batch[0]), added(document))):
+                yield batch
+                batch, size = [], 0
+            batch.append(document)
+            size += positions
+        if batch:
+            yield batch
+
+    def may_span(self, oldest: float, newest: float) -> bool:
+        """Return whether documents added at these times may be in one segment."""
+        return self.max_age is None or newest - oldest <= self.max_age / _PARTS
 
 
 def require_limits(max_tokens: object, max_age: object) -> None:

@@ -6,44 +6,48 @@ import threading
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar
 from uuid import uuid4
 
 from rest_store.datastore.header import token_width
-from rest_store.errors import DatastoreError
+from rest_store.errors import DatastoreClosedError, StorageError, describe
+from rest_store.live.additions import NewDocument, SharedCommits
 from rest_store.live.documents import Document, Documents, SegmentRecord
 from rest_store.live.segment import (
     Segment,
+    is_intact,
     joined_segment,
-    open_segment,
     remove_files,
     segment_of,
     write_segment,
 )
 from rest_store.live.segments import Bounds, Segments, to_merge, to_seal
+from rest_store.live.stored import stored_segments
 
-_COMMIT_POSITIONS = 1 << 20  # of one commit, about
+_MOST_IN_MEMORY = 1 << 23  # positions; whoever adds more seals some first
 _PURGED_AT_ONCE = 500  # documents, in one commit
-_LOG_BYTES = 1 << 22  # of the write-ahead log, about, from which on it is written into the file
-_LOG_PAGE = 1 << 12  # bytes of the log for each document, at least
+_LOG_PAGES = 1 << 10  # of the write-ahead log, about, from which on it is written into the file
+_PAGE = 1 << 12  # bytes
+_LOG_PATIENCE = 2.0  # seconds for which a deletion waits for readers of older states
 
 
-class NewDocument(NamedTuple):
-    """A document to be added: its id, and its tokens as a tokens file has them."""
+@dataclass
+class WriterCounts:
+    """What a writer has done since it was opened.
 
-    id: str
-    symbols: bytes
+    Attributes:
+        added: documents that were added.
+        added_tokens: their tokens.
+        deleted: documents that were deleted.
+        evicted: documents that were too much or too old.
+    """
 
-
-class _Addition:
-    """What one caller adds, and how that ended."""
-
-    def __init__(self, documents: Sequence[NewDocument]) -> None:
-        self.documents = documents
-        self.done = False
-        self.error: BaseException | None = None
+    added: int = 0
+    added_tokens: int = 0
+    deleted: int = 0
+    evicted: int = 0
 
 
 class Writer:
@@ -51,6 +55,9 @@ class Writer:
 
     Locks, in the order in which they are taken: `_files` and `_memory` for whoever replaces segments in files or in
     memory, held while others are sorted; `_commit` for whoever changes documents, held for a commit and a small sort.
+
+    What is in memory follows what is stored. When a change ended with an error or an interrupt, nobody knows whether it
+    was stored: the next change looks first.
 
     Args:
         directory: of the datastore, which no other process writes.
@@ -63,93 +70,104 @@ class Writer:
     Attributes:
         tokenizer: identity of the tokenizer that the tokens are from.
         segments: the present segments.
+        counts: of what it has done.
     """
 
     def __init__(self, directory: Path, bounds: Bounds, clock: Callable[[], float] = time.time) -> None:
         self._directory = directory
         self._bounds = bounds
         self._clock = clock
-        self._documents = Documents(directory)
-        self._beside = Documents(directory)  # for what goes on beside additions; belongs to the holder of `_memory`
-        self.tokenizer = self._documents.tokenizer()
-        self._vocabulary_size = self.tokenizer.vocabulary_size
-        self._width = token_width(self._vocabulary_size)
         self._files, self._memory, self._commit = threading.Lock(), threading.Lock(), threading.Lock()
-        self._queue: list[_Addition] = []
-        self._queue_lock = threading.Lock()
-        self._last, self._newest = self._documents.last()
-        self._first = 0
-        self._logged = 0  # bytes written to the log, about
+        self._closed = False
+        self._unsure = False  # whether what is stored may differ from what is known here
+        self._last, self._newest, self._first, self._deletions = 0, 0.0, 0, 0
+        self._log_pages = 0  # written to the log, about
+        self._log_holds_deleted = False
         self._unpurged = True  # whether evicted documents may still be stored
-        self.segments = Segments(self._vocabulary_size)
-        self._restore()
+        self._leftovers: set[str] = set()  # segments whose files could not be removed
+        self._documents = Documents(directory)  # belongs to the holder of `_commit`
+        try:
+            self._beside = Documents(directory)  # for checkpoints; belongs to the holder of `_memory`
+            self.tokenizer = self._documents.tokenizer()
+            self._vocabulary_size = self.tokenizer.vocabulary_size
+            self._width = token_width(self._vocabulary_size)
+            most = bounds.commit * self._width
+            self._additions = SharedCommits(self._commit, self._commit_additions, most, separator=self._width)
+            self.segments = Segments(self._vocabulary_size)
+            self.counts = WriterCounts()
+            self._look(verify=True)
+            self._remove_strangers()
+            self.evict()
+        except BaseException:
+            self._documents.close()
+            raise
 
     def close(self) -> None:
-        """Close the files, after additions in progress."""
+        """Close the files, after additions in progress; later calls raise DatastoreClosedError."""
         with self._files, self._memory, self._commit:
-            self._documents.checkpoint(wait=True)
+            self._closed = True
             self._beside.close()
             self._documents.close()
 
-    def _restore(self) -> None:
-        """Take segments from their files, sort anew what is damaged or missing, and remove the files of none."""
+    def _look(self, *, verify: bool = False) -> None:
+        """Show what is stored; sort anew what is damaged or missing of the segments in files."""
         state = self._documents.state()
-        self._first = state.first
-        segments: list[Segment] = []
-        for record in state.records:
-            try:
-                segments.append(open_segment(self._directory, record, self._vocabulary_size, verify=True))
-            except DatastoreError:
-                remove_files(self._directory, record.name)
-                documents = list(self._documents.read(record.first, record.last))
-                written = self._written(segment_of(documents, self._vocabulary_size))
-                self._documents.replace([record.name], _records([written]))
-                segments.append(written)
-        known = {record.name for record in _records(segments)}
-        for path in self._directory.glob("segment-*.*"):
-            if path.stem not in known:
-                path.unlink(missing_ok=True)
-        start = max([state.first, *(record.last + 1 for record in state.records)])
-        for batch in _batches(self._documents.read(start), self._width):
-            segments.append(segment_of(batch, self._vocabulary_size))
-        self.segments.set(segments)
-        self.evict()
+        self._last, newest = self._documents.last()
+        self._newest = max(self._newest, newest)
+        opened = self.segments.all if state.deletions == self._deletions else self.segments.in_files
+        segments = [
+            segment if record is None or segment.record is not None else self._written(segment)
+            for record, segment in stored_segments(
+                self._directory, self._documents, state, opened, self._bounds, self._vocabulary_size, verify=verify
+            )
+        ]
+        records = _records(segments)
+        gone = [record.name for record in state.records if record not in records]
+        if gone:
+            self._documents.replace(gone, [record for record in records if record not in state.records])
+        self._deletions = state.deletions
+        self._show(segments, state.first)
+        self._remove(gone)
 
-    def add(self, documents: Sequence[NewDocument]) -> None:
+    def _remove_strangers(self) -> None:
+        """Remove files that belong to no segment: of a process that was killed."""
+        known = {record.name for record in _records(self.segments.all)}
+        self._remove({path.stem for path in self._directory.glob("segment-*.*")} - known)
+
+    @contextmanager
+    def _change(self) -> Iterator[None]:
+        """Change what is stored within the block, and show it there; for the holder of `_commit`."""
+        if self._closed:
+            raise DatastoreClosedError(describe(self._directory, "the datastore", "closed", "open"))
+        if self._unsure:
+            self._look()
+        self._unsure = True
+        yield
+        self._unsure = False
+
+    def add(self, documents: Sequence[NewDocument]) -> bool:
         """Add documents, without those whose id is there already; return when they are durable and visible.
+
+        Returns:
+            Whether there may be something to merge, seal, or purge now.
 
         Raises:
             StorageError: they cannot be written; then none of those committed together was added.
+            DatastoreClosedError: after `close`.
         """
-        for batch in _batches(documents, self._width):
-            addition = _Addition(batch)
-            with self._queue_lock:
-                self._queue.append(addition)
-            with self._commit:
-                while not addition.done:
-                    self._commit_additions()
-            if addition.error is not None:
-                raise addition.error
+        made_work = False
+        for batch in self._bounds.batches(documents, self._width):
+            if sum(segment.position_count for segment in self.segments.in_memory) > _MOST_IN_MEMORY:
+                self.seal()
+            made_work |= self._additions.add(batch)
+        return made_work
 
-    def _commit_additions(self) -> None:
-        """Commit what callers have queued, together, in the order in which they came."""
-        with self._queue_lock:
-            sizes = [sum(len(document.symbols) for document in addition.documents) for addition in self._queue]
-            count = 1
-            while count < len(sizes) and sum(sizes[: count + 1]) <= _COMMIT_POSITIONS * self._width:
-                count += 1
-            additions, self._queue = self._queue[:count], self._queue[count:]
-        try:
-            self._store([document for addition in additions for document in addition.documents])
-        except BaseException as error:
-            for addition in additions:
-                addition.error = error
-        finally:
-            for addition in additions:
-                addition.done = True
+    def _commit_additions(self, additions: Sequence[NewDocument]) -> bool:
+        with self._change():
+            return self._store(additions)
 
-    def _store(self, added: Sequence[NewDocument]) -> None:
-        """Sort new documents, commit them, show them."""
+    def _store(self, added: Sequence[NewDocument]) -> bool:
+        """Sort new documents, commit them, show them; return whether segments were settled or evicted."""
         by_id: dict[str, NewDocument] = {}
         for document in added:
             by_id.setdefault(document.id, document)
@@ -157,55 +175,81 @@ class Writer:
         evicted = [number for number in stored.values() if number < self._first]
         new = [document for document in by_id.values() if stored.get(document.id, -1) < self._first]
         if not new:
-            return
+            return False
         now = max(self._newest, self._clock())  # a clock that was set back evicts nothing early
         numbers = range(self._last + 1, self._last + 1 + len(new))
         documents = [Document(number, id, now, symbols) for number, (id, symbols) in zip(numbers, new, strict=True)]
-        segments, made = list(self.segments.all), segment_of(documents, self._vocabulary_size)
-        if segments and self._is_young(segments[-1]) and self._joins(segments[-1], made):
-            made = joined_segment([segments.pop(), made], self._vocabulary_size)
-        segments.append(made)
+        segments = list(self.segments.all)
+        young = segments.pop() if segments and self._may_grow(segments[-1], new, now) else None
+        segments.append(segment_of(documents, self._vocabulary_size, young))
         kept = self._kept(segments, now)
-        first = None if len(kept) == len(segments) else kept[0].span.first
+        first = None if len(kept) == len(segments) else _first_number(kept, numbers[-1] + 1)
         self._documents.add(documents, replaced=evicted, first=first)
-        self._last, self._newest = documents[-1].number, now
-        self._logged += sum(_LOG_PAGE + len(document.symbols) for document in documents)
+        self._last, self._newest = numbers[-1], now
+        self.counts.added += len(documents)
+        self.counts.added_tokens += sum(len(document.symbols) for document in documents) // self._width
+        self._log_pages += 3 + sum(2 + len(document.symbols) // _PAGE for document in documents)
         self._show(kept, first)
+        return young is None or first is not None
 
     def delete(self, ids: Sequence[str]) -> int:
         """Delete documents and return how many there were; then no answer holds them, and no file.
 
         Raises:
-            StorageError: that cannot be written; nothing was deleted.
+            StorageError: that cannot be written; nothing was deleted. Or they were, and this says where they still are.
+            DatastoreClosedError: after `close`.
         """
-        with self._files, self._memory:
-            numbers = self._numbers(ids, self._beside)
-            # Segments that additions do not change are sorted anew beside them.
-            prepared = {
-                segment: self._without(segment, numbers, self._beside)
-                for segment in self.segments.all
-                if _holds(segment, numbers) and not self._is_young(segment)
-            }
+        prepared: dict[Segment, list[Segment]] = {}
+        with self._files, closing(Documents(self._directory)) as beside:
             try:
-                with self._commit:
-                    numbers = self._numbers(ids, self._documents)
-                    kept: list[Segment] = []
-                    for segment in self.segments.all:
-                        if not _holds(segment, numbers):
-                            kept.append(segment)
-                        elif segment in prepared:
-                            kept += prepared.pop(segment)
-                        else:
-                            kept += self._without(segment, numbers, self._documents)
-                    before = _records(self.segments.all)
-                    gone = [record.name for record in before if record not in _records(kept)]
-                    self._documents.delete(numbers, gone, [record for record in _records(kept) if record not in before])
-                    self._show(kept)
-                    self._documents.checkpoint(wait=True)  # the log still has them
-            finally:
-                for record in _records([segment for made in prepared.values() for segment in made]):
-                    remove_files(self._directory, record.name)  # evicted meanwhile, or the deletion failed
+                # Segments that additions do not change are sorted anew beside them.
+                self._prepare(prepared, self.segments.in_files, ids, beside)
+                with self._memory:
+                    self._prepare(prepared, self._settled(), ids, beside)
+                    with self._commit:
+                        with self._change():
+                            numbers = self._numbers(ids, self._documents)
+                            self._delete(numbers, prepared)
+                        self._log_holds_deleted = not self._documents.clear_log(_LOG_PATIENCE)
+            finally:  # evicted meanwhile, or the deletion failed
+                shown = _records(self.segments.all)
+                made = _records([segment for parts in prepared.values() for segment in parts])
+                self._remove([record.name for record in made if record not in shown])
+        if self._log_holds_deleted:
+            where = "in the log, while another process reads an older state"
+            raise StorageError(f"{self._directory}: what was deleted is still {where}")
+        if self._leftovers:
+            raise StorageError(f"{self._directory}: what was deleted is still in {min(self._leftovers)}")
         return len(numbers)
+
+    def _prepare(
+        self,
+        prepared: dict[Segment, list[Segment]],
+        segments: Sequence[Segment],
+        ids: Sequence[str],
+        documents: Documents,
+    ) -> None:
+        """Sort those of `segments` that hold documents with `ids` without these."""
+        numbers = self._numbers(ids, documents)
+        for segment in segments:
+            if segment not in prepared and _holds(segment, numbers):
+                prepared[segment] = self._without(segment, numbers, documents)
+
+    def _delete(self, numbers: Sequence[int], prepared: dict[Segment, list[Segment]]) -> None:
+        before, kept = _records(self.segments.all), list[Segment]()
+        for segment in self.segments.all:
+            if not _holds(segment, numbers):
+                kept.append(segment)
+            elif segment in prepared:
+                kept += prepared[segment]
+            else:
+                prepared[segment] = self._without(segment, numbers, self._documents)
+                kept += prepared[segment]
+        gone = [record.name for record in before if record not in _records(kept)]
+        self._documents.delete(numbers, gone, [record for record in _records(kept) if record not in before])
+        self._deletions += 1
+        self.counts.deleted += len(numbers)
+        self._show(kept)
 
     def _numbers(self, ids: Sequence[str], documents: Documents) -> list[int]:
         """Return the numbers of the documents with `ids` that are there, ascending."""
@@ -224,12 +268,12 @@ class Writer:
 
     def evict(self) -> bool:
         """Evict what is too much or too old by now; return whether anything was."""
-        with self._commit:
+        with self._commit, self._change():
             segments = self.segments.all
             kept = self._kept(segments, max(self._newest, self._clock()))
             if len(kept) == len(segments):
                 return False
-            first = kept[0].span.first if kept else self._last + 1
+            first = _first_number(kept, self._last + 1)
             self._documents.evict(first)
             self._show(kept, first)
             return True
@@ -238,13 +282,20 @@ class Writer:
         """Remove some evicted documents from the file, and write a long log into it; return whether there is more."""
         with self._memory:
             if self._unpurged:
-                with self._commit:
+                with self._commit, self._change():
                     purged = self._documents.purge(_PURGED_AT_ONCE)
                     self._unpurged = purged == _PURGED_AT_ONCE
-                    self._logged += purged * _LOG_PAGE
-            if self._logged > _LOG_BYTES:
-                self._logged = 0
-                self._beside.checkpoint()
+                    self._log_pages += 2 * purged
+            if self._log_holds_deleted:
+                with self._commit, self._change():
+                    self._log_holds_deleted = not self._documents.clear_log(0)
+            if self._log_pages > _LOG_PAGES:
+                self._beside.checkpoint()  # most of it, beside additions
+                with self._commit, self._change():
+                    self._documents.checkpoint()  # the rest: otherwise the log never begins anew
+                    self._log_pages = 0
+            if self._leftovers:
+                self._remove(self._leftovers)
             return self._unpurged
 
     def seal(self, *, whole: bool = False) -> bool:
@@ -255,26 +306,23 @@ class Writer:
         """
         with self._memory:
             if whole:
-                with self._commit:
-                    return self._seal(list(self.segments.in_memory), whole=True)
-            return self._seal(self._settled(), whole=False)
-
-    def _seal(self, memory: Sequence[Segment], *, whole: bool) -> bool:
-        run = to_seal(memory, self._bounds, whole=whole)
-        if not run:
-            return False
-        made = self._written(run[0] if len(run) == 1 else joined_segment(run, self._vocabulary_size))
-        self._put(run, made, locked=whole)
-        return True
+                with self._commit, self._change():
+                    run = to_seal(self.segments.in_memory, self._bounds, whole=True)
+                    if run:
+                        self._replace(run, self._written(self._joined(run)))
+                    return bool(run)
+            run = to_seal(self._settled(), self._bounds)
+            if run:
+                self._put(run, self._written(self._joined(run)))
+            return bool(run)
 
     def merge_in_memory(self) -> bool:
         """Merge some of the segments in memory; return whether there were any to merge."""
         with self._memory:
             run = to_merge(self._settled(), self._bounds)
-            if not run:
-                return False
-            self._put(run, joined_segment(run, self._vocabulary_size))
-            return True
+            if run:
+                self._put(run, self._joined(run))
+            return bool(run)
 
     def merge_files(self, *, whole: bool = False) -> bool:
         """Merge some of the segments in files; return whether there were any to merge.
@@ -284,22 +332,36 @@ class Writer:
         """
         with self._files:
             run = to_merge(self.segments.in_files, self._bounds, whole=whole)
-            if not run:
-                return False
-            self._put(run, self._written(joined_segment(run, self._vocabulary_size)))
-            return True
+            if run:
+                self._put(run, self._written(self._joined(run)))
+            return bool(run)
 
-    def _put(self, run: Sequence[Segment], made: Segment, *, locked: bool = False) -> None:
+    def _joined(self, run: Sequence[Segment]) -> Segment:
+        """Return segments that follow one another as one in memory."""
+        if len(run) == 1:
+            return run[0]
+        for segment in run:
+            if not is_intact(segment):  # what was read would be written as if it were right
+                raise StorageError(f"{self._directory}: segment {segment.record} was damaged; open the datastore again")
+        return joined_segment(run, self._vocabulary_size)
+
+    def _put(self, run: Sequence[Segment], made: Segment) -> None:
+        with self._commit, self._change():
+            self._replace(run, made)
+
+    def _replace(self, run: Sequence[Segment], made: Segment) -> None:
         """Put `made` in the place of `run`, unless some of that was evicted meanwhile."""
-        with nullcontext() if locked else self._commit:
+        stored = False
+        try:
             kept = self.segments.replaced(run, made)
-            if kept is None:
-                for record in _records([made]):
-                    remove_files(self._directory, record.name)
-                return
-            if made.record is not None:
-                self._documents.replace([record.name for record in _records(run)], [made.record])
-            self._show(kept)
+            if kept is not None:
+                if made.record is not None:
+                    self._documents.replace([record.name for record in _records(run)], [made.record])
+                self._show(kept)
+                stored = True
+        finally:
+            if not stored:
+                self._remove([record.name for record in _records([made])])
 
     def _settled(self) -> list[Segment]:
         """Return the segments in memory that additions do not change any more."""
@@ -310,9 +372,11 @@ class Writer:
         newest = self.segments.all[-1]
         return segment is newest and segment.record is None and segment.position_count < self._bounds.young
 
-    def _joins(self, young: Segment, made: Segment) -> bool:
-        positions = young.position_count + made.position_count
-        return positions <= self._bounds.young and self._bounds.may_join(young, made)
+    def _may_grow(self, newest: Segment, new: Sequence[NewDocument], now: float) -> bool:
+        """Return whether documents that are added now join the newest segment."""
+        positions = newest.position_count + sum(len(document.symbols) // self._width + 1 for document in new)
+        fits = positions <= self._bounds.young and self._bounds.may_span(newest.span.oldest, now)
+        return fits and self._is_young(newest)
 
     def _kept(self, segments: Sequence[Segment], now: float) -> Sequence[Segment]:
         """Return the newest of `segments`, without those that are too much or, at the time `now`, too old."""
@@ -328,18 +392,28 @@ class Writer:
         return segments[start:]
 
     def _show(self, segments: Sequence[Segment], first: int | None = None) -> None:
-        """Have queries read `segments`, which are committed; remove the files of those that are gone.
+        """Have queries read `segments`, which are stored; remove the files of those that are gone.
 
         Args:
             segments: all that there are.
             first: if documents were evicted, the number of the first that is left.
         """
         gone = set(_records(self.segments.all)) - set(_records(segments))
+        if first is not None:
+            evicted = [segment.span for segment in self.segments.all if segment.span.last < first]
+            self.counts.evicted += sum(span.document_count for span in evicted)
         self.segments.set(segments)
         if first is not None:
             self._first, self._unpurged = first, True
-        for record in gone:  # whoever still reads them has them mapped
-            remove_files(self._directory, record.name)
+        self._remove([record.name for record in gone])  # whoever still reads them has them mapped
+
+    def _remove(self, names: Iterable[str]) -> None:
+        """Remove the files of segments; those that cannot be removed are kept in mind."""
+        for name in list(names):
+            self._leftovers.add(name)
+            with suppress(OSError):
+                remove_files(self._directory, name)
+                self._leftovers.discard(name)
 
     def _written(self, segment: Segment) -> Segment:
         """Return a segment in files, under a new name."""
@@ -351,28 +425,11 @@ def _records(segments: Iterable[Segment]) -> list[SegmentRecord]:
     return [segment.record for segment in segments if segment.record is not None]
 
 
+def _first_number(segments: Sequence[Segment], otherwise: int) -> int:
+    """Return the number of the first document of `segments`; `otherwise` if there are none."""
+    return segments[0].span.first if segments else otherwise
+
+
 def _holds(segment: Segment, numbers: Sequence[int]) -> bool:
     """Return whether any of `numbers`, ascending, are of documents of `segment`."""
     return bisect_left(numbers, segment.span.first) < bisect_right(numbers, segment.span.last)
-
-
-class _HasSymbols(Protocol):
-    @property
-    def symbols(self) -> bytes: ...
-
-
-_Item = TypeVar("_Item", bound=_HasSymbols)
-
-
-def _batches(documents: Iterable[_Item], width: int) -> Iterator[list[_Item]]:
-    """Yield documents in lists that one commit takes."""
-    batch: list[_Item] = []
-    size = 0
-    for document in documents:
-        if batch and size + len(document.symbols) > _COMMIT_POSITIONS * width:
-            yield batch
-            batch, size = [], 0
-        batch.append(document)
-        size += len(document.symbols)
-    if batch:
-        yield batch

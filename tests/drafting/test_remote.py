@@ -108,8 +108,9 @@ def test_any_tree_is_returned_as_it_came(nodes: Nodes, path: list[int]) -> None:
             if not children:
                 break
             followed.append(children[choice % len(children)])
-        session.accept([*tree.tokens[followed].tolist(), 299])
-        assert session.statistics.accepted >= len(followed)
+        tokens = [*tree.tokens[followed].tolist(), 299]
+        session.accept(tokens)
+        assert session.statistics.accepted == len(tree.longest_path(tokens))
         assert session.statistics.dropped == {}
 
 

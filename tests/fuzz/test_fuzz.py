@@ -53,7 +53,13 @@ def test_a_campaign_goes_on_after_failures_and_says_how_to_run_them_again(capfd:
 
 @pytest.mark.parametrize(
     ("name", "seed", "numbers"),
-    [("generations", 7, range(8)), ("messages", 0, (0, 3, 6, 7, 9)), ("damage", 2, range(15)), ("kills", 0, (5,))],
+    [
+        ("generations", 7, range(8)),
+        ("messages", 0, (0, 3, 6, 7, 9)),
+        ("damage", 2, range(15)),
+        ("kills", 0, (5,)),
+        ("live_kills", 0, range(3)),
+    ],
 )
 def test_some_cases(name: str, seed: int, numbers: Sequence[int], tmp_path: Path) -> None:
     """A few that cost little, in this process."""

@@ -19,6 +19,7 @@ from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.errors import TargetError
+from rest_store.service.client.async_client import AsyncDatastoreClient
 from rest_store.service.client.client import DatastoreClient
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.services import PATIENCE, Service, running
@@ -247,6 +248,12 @@ def test_clients_that_give_a_name_learn_together(service: Service) -> None:
         assert first_weights(alone) == [0] * 5
     for name in ("", "x" * 257, 3):
         refused(TargetError, lambda name=name: client(shared_calibration=name), "shared_calibration")
+
+
+@pytest.mark.parametrize("option", ["send_text", "shared_calibration"])
+def test_the_client_for_asyncio_takes_no_options_of_sessions(option: str) -> None:
+    with pytest.raises(TypeError, match=option):
+        AsyncDatastoreClient("127.0.0.1:1", **{option: None})
 
 
 def test_a_step_is_one_small_message_and_one_answer(client: DatastoreClient, service: Service) -> None:

@@ -1,0 +1,236 @@
+"""Processes that add, delete and merge, and are killed at random moments.
+
+What must hold of the live datastore then: nothing that was acknowledged is lost, nothing that was deleted is back,
+what was not acknowledged is there whole or not at all, and every answer is that of a brute-force count.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from rest_store.live.live_datastore import LiveDatastore
+from tests.fuzz import campaign
+from tests.shared.live import require_answers, some_document
+from tests.shared.strategies import Document
+
+VOCABULARY_SIZES = (65_535, 70_000)
+MARKS = 1000  # the first token of each document is its own, from here on
+
+# What the process does: line by line, from standard input; it answers each when it is done.
+_WORKER = """
+import json, os, signal, sys, threading
+step, left = {step}, [{step}]
+place = {place!r}
+def hook(event, arguments):
+    if event == "open" or event.startswith("os.") or event.startswith("sqlite3."):
+        if any(place in str(part) for part in arguments):
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+if step:
+    sys.addaudithook(hook)
+from rest_store.live import segments
+from rest_store.live.live_datastore import LiveDatastore
+from tests.shared.strategies import identity
+segments._YOUNG, segments._SEALED, segments._LARGEST, segments._COMMIT = 32, 200, 2000, 400
+live = LiveDatastore.open(place, tokenizer=identity({vocabulary_size}))
+said = threading.Lock()
+def say(number):
+    with said:
+        print(number, flush=True)
+def work(lines):
+    for number, act, arguments in lines:
+        if act == "add":
+            live.add(*arguments)
+        elif act == "delete":
+            live.delete(*arguments)
+        else:
+            live.compact()
+        say(number)
+threads = []
+for lines in json.load(sys.stdin):
+    threads.append(threading.Thread(target=work, args=(lines,)))
+say(-1)
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+live.close()
+"""
+
+
+class Fuzzer(campaign.Fuzzer):
+    """Kills processes, one after the other, that write one directory."""
+
+    def run(self, chance: random.Random) -> Counter[str]:
+        """Run one case: a few kills."""
+        place = self.directory / "live"
+        vocabulary_size = chance.choice(VOCABULARY_SIZES)
+        known = _Known()
+        outcomes: Counter[str] = Counter()
+        try:
+            for number in range(chance.choice([1, 1, 2, 3])):
+                lines = [some_acts(chance, known, vocabulary_size) for _ in range(chance.choice([1, 1, 3]))]
+                step = chance.choice([0, chance.randrange(1, 12), chance.randrange(1, 120)])
+                self.case = f"kill {number}: vocabulary {vocabulary_size}, {len(lines)} threads, step {step}"
+                outcomes[self._killed(chance, place, vocabulary_size, step, lines, known)] += 1
+                if place.exists() and chance.random() < 0.3:
+                    damage(chance, place)
+                if known.acknowledged or (place / "documents.sqlite").exists():
+                    require_kept(place, vocabulary_size, known, chance)
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+        return outcomes
+
+    def _killed(
+        self, chance: random.Random, place: Path, vocabulary_size: int, step: int, lines: list[Any], known: _Known
+    ) -> str:
+        """Run a process until it is killed or has ended; return how that was."""
+        program = _WORKER.format(step=step, place=str(place), vocabulary_size=vocabulary_size)
+        process = subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[2],
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        acts = {number: (act, arguments) for thread in lines for number, act, arguments in thread}
+        known.begin(acts)
+        try:
+            process.stdin.write(json.dumps(lines))
+            process.stdin.close()
+        except BrokenPipeError:
+            pass
+        last = chance.randrange(1 + len(acts))
+        seen = 0
+        for line in process.stdout:
+            if int(line) < 0:
+                continue
+            known.acknowledge(acts[int(line)])
+            seen += 1
+            if not step and seen > last:
+                time.sleep(chance.choice([0, 0, 0.001, 0.01]))  # at any moment of what it does next
+                process.kill()
+        said = process.stderr.read()
+        status = process.wait()
+        process.stdout.close()
+        process.stderr.close()
+        assert status in (0, -9), f"status {status}: {said}"
+        assert not said, said
+        known.end()
+        return "killed" if status else "ended"
+
+
+class _Known:
+    """What was acknowledged, and what a process that was killed may have done."""
+
+    def __init__(self) -> None:
+        self.documents: dict[str, Document] = {}  # all that were ever to be added
+        self.acknowledged: set[str] = set()
+        self.deleted: set[str] = set()
+        self.may_be_there: set[str] = set()
+        self.may_be_gone: set[str] = set()
+        self.number = 0
+        self._acts: dict[int, Any] = {}
+
+    def begin(self, acts: dict[int, Any]) -> None:
+        for act, arguments in acts.values():
+            if act == "add":
+                self.may_be_there |= set(arguments[1])
+            elif act == "delete":
+                self.may_be_gone |= set(arguments[0])
+
+    def acknowledge(self, act: tuple[str, Any]) -> None:
+        kind, arguments = act
+        if kind == "add":
+            self.acknowledged |= set(arguments[1])
+        elif kind == "delete":
+            self.deleted |= set(arguments[0])
+
+    def end(self) -> None:
+        self.may_be_gone -= self.deleted
+
+    def settle(self, there: set[str]) -> None:
+        """From now on, what is there was added, and what is not was not, or was deleted."""
+        self.acknowledged = set(there)
+        self.deleted |= self.may_be_gone - there
+        self.may_be_there, self.may_be_gone = set(), set()
+
+
+def some_acts(chance: random.Random, known: _Known, vocabulary_size: int) -> list[Any]:
+    """What one thread does: additions, deletions of what it or others before added, merging."""
+    lines: list[Any] = []
+    there = sorted(known.acknowledged)
+    chance.shuffle(there)
+    for _ in range(chance.randrange(1, 25)):
+        known.number += 1
+        act = chance.choices(["add", "delete", "compact"], [8, 3, 1])[0]
+        if act == "delete" and there:
+            arguments: list[Any] = [[there.pop() for _ in range(min(len(there), chance.choice([1, 1, 4])))]]
+        elif act == "compact":
+            arguments = []
+        else:
+            act, documents, ids = "add", [], []
+            for _ in range(chance.choice([1, 1, 3, 30])):
+                mark = MARKS + len(known.documents)
+                id = f"document {mark}"
+                document = [mark, *some_document(chance, vocabulary_size, chance.choice([3, 60]))]
+                known.documents[id] = document
+                documents.append(document)
+                ids.append(id)
+            arguments = [documents, ids]
+            there += ids
+        lines.append((known.number, act, arguments))
+    return lines
+
+
+def damage(chance: random.Random, place: Path) -> None:
+    """Damage or remove a file of a segment: it is sorted anew."""
+    files = sorted(place.glob("segment-*"))
+    if files:
+        path = chance.choice(files)
+        if chance.random() < 0.3:
+            path.unlink()
+        else:
+            content = bytearray(path.read_bytes())
+            content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+            path.write_bytes(content[: len(content) - chance.choice([0, 0, 9])])
+
+
+def require_kept(place: Path, vocabulary_size: int, known: _Known, chance: random.Random) -> None:
+    """Open it, and compare all that can be known of it."""
+    try:
+        live = LiveDatastore.open(place)
+    except Exception:
+        assert not known.acknowledged, "it cannot be opened"
+        return
+    with live:
+        there = {id for id, document in known.documents.items() if live.count(document[:1])}
+        must = known.acknowledged - known.deleted - known.may_be_gone
+        assert must <= there, f"lost: {sorted(must - there)}"
+        assert not there & known.deleted, f"back: {sorted(there & known.deleted)}"
+        assert there <= known.acknowledged | known.may_be_there
+        documents = [known.documents[id] for id in there]
+        for document in documents:
+            assert live.count(document[:64]) == 1, "not whole"
+        info = live.info()
+        assert info.document_count == len(there)
+        assert info.token_count == sum(map(len, documents))
+        require_answers(live, documents, chance, 5)
+        if chance.random() < 0.5:
+            live.compact()
+            require_answers(live, documents, chance, 3)
+        assert live.info().failure is None
+    known.settle(there)

@@ -1,0 +1,60 @@
+"""Shared by tests of live datastores: small segments, random documents, and what answers must be."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+from rest_store.datastore.store import Store
+from rest_store.live import segments
+from rest_store.live.live_datastore import LiveDatastore
+from tests.shared.strategies import Corpus, Document, brute_count, brute_draft, brute_match, identity, paths
+
+
+def small_segments(patch: pytest.MonkeyPatch, young: int = 16, sealed: int = 64, largest: int = 400) -> None:
+    """Have a few hundred tokens go through all that a billion would."""
+    for name, value in (("_YOUNG", young), ("_SEALED", sealed), ("_LARGEST", largest), ("_COMMIT", largest)):
+        patch.setattr(segments, name, value)
+
+
+def new_live(directory: Path, vocabulary_size: int = 300, **options) -> LiveDatastore:
+    return LiveDatastore.open(directory, tokenizer=identity(vocabulary_size), **options)
+
+
+def some_document(chance: random.Random, vocabulary_size: int, most: int = 30) -> Document:
+    """A document over few ids, the first and the last of the vocabulary among them, with repeats."""
+    ids = [0, 1, 2, vocabulary_size // 2, vocabulary_size - 1]
+    return [ids[min(int(chance.expovariate(0.8)), 4)] for _ in range(chance.randint(1, most))]
+
+
+def require_answers(
+    store: Store, documents: Iterable[Document], chance: random.Random, number: int = 2, ids: Iterable[int] = ()
+) -> None:
+    """Compare some answers of `store` with those by brute force over `documents`."""
+    corpus = Corpus(store.vocabulary_size, [list(documents)])
+    alphabet = [0, 1, 2, store.vocabulary_size // 2, store.vocabulary_size - 1, *ids]
+    for _ in range(number):
+        context = [chance.choice(alphabet) for _ in range(chance.randint(1, 3))]
+        if corpus.documents and chance.random() < 0.7:
+            document = chance.choice(corpus.documents)
+            end = chance.randint(1, len(document))
+            context += document[max(0, end - chance.randint(1, 6)) : end]
+        assert store.count(context[-2:]) == brute_count(corpus, context[-2:])
+        assert store.longest_suffix_match(context, max_suffix=8) == brute_match(corpus, context, 8)
+        tree = store.draft(context, max_nodes=12, max_suffix=8, max_depth=4)
+        assert paths(tree) == brute_draft(corpus, context, 12, 8, 4)
+
+
+def file_bytes(directory: Path) -> bytes:
+    """All that the files of a directory hold."""
+    return b"".join(path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file())
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Return once a condition holds that other threads bring about."""
+    while not condition():
+        time.sleep(0.001)
