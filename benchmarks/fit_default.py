@@ -4,11 +4,12 @@ Data: greedy outputs of the target model with its top-k (--recordings), answers 
 of the kind that the chat datastore holds (--chat-answers), replayed with a chat datastore built without them
 (--chat-without); 600 of these went into the package's. Parts 0..6 of 10 of the first two are fitted to, by the fixed
 hash of `rest-store calibrate`. In a part of the replays a live datastore is among the sources: it holds the recordings
-before the one that is replayed, or all those of other tasks.
+before the one that is replayed, or all those of other tasks. The trees of steps without one are fitted to the other
+replays, those of steps with one to all. The package's are of two fits: the latter are of one with --live-only.
 
-The same data, release and --start give the same bytes in any process. The --start of the package's was the one before
-it, which the repository's history keeps. --rounds N keeps the whole chain in one command: an untrained rule guides the
-first fit, each fit the next one. Takes about 10 GB of memory.
+The same data, release and --start give the same bytes in any process. The bytes of the package's trees of steps without
+a live datastore cannot be repeated, because their --start was not kept. --rounds N keeps the whole chain in one
+command: an untrained rule guides the first fit, each fit the next one. Takes about 10 GB of memory.
 """
 
 from __future__ import annotations
@@ -90,6 +91,7 @@ def required(name: str) -> click.Option:
 @required("out")
 @click.option("--start", type=PATH, help="Calibration that guides the replays. Default: the package's.")
 @click.option("--rounds", type=click.IntRange(1), help="Fits, each guided by the one before; instead of --start.")
+@click.option("--live-only", is_flag=True, help="Fit only the trees of steps with a live datastore; keep the others.")
 @click.option("--trees", default=250, help="Number of boosted trees.")
 @click.option("--every", default=1, help="Take every n-th recording only, to try it out.")
 def main(
@@ -102,11 +104,14 @@ def main(
     out: Path,
     start: Path | None,
     rounds: int | None,
+    live_only: bool,
     trees: int,
     every: int,
 ) -> None:
     if rounds is not None and start is not None:
         raise click.UsageError("give either --rounds or --start")
+    if rounds is not None and live_only:
+        raise click.UsageError("give either --rounds or --live-only")
     code, chats, without = (Datastore.open(path) for path in (python, chat, chat_without))
     encode = encoder(code, None)
     fit, held_out = split(read_recordings(recordings, encode)[::every], "fit_default.py")
@@ -136,18 +141,23 @@ def main(
         "sources": "prompt lookup, recycled logits, both datastores, a live one, and some of these left out",
         "start": "default" if start is None else start.name,
         "rounds": rounds,
+        "live only": live_only,
         "trees": trees,
     }
     calibration = Calibration.default() if start is None else Calibration.load(start)
     if rounds is not None:
         calibration = Calibration(bytes(4))  # the untrained rule
     for _ in range(rounds or 1):
-        record: list[tuple[bytes, bytes, bytes]] = []
-        for chosen, remember, sources, budgets in jobs:
+        record: list[tuple[bytes, bytes, bytes]] = []  # of jobs without a live datastore first
+        frozen = 0
+        for chosen, remember, sources, budgets in sorted(jobs, key=lambda job: job[1] is not None):
             for nodes, skip in budgets:
                 options = {"max_nodes": nodes, "skip": skip, "record": record}
                 remembering(chosen, remember, sources, calibration, code.tokenizer, **options)
-        calibration = fit_recorded(record, trees=trees, provenance=provenance)
+                frozen = len(record) if remember is None else frozen
+        live = fit_recorded(record, trees=trees)
+        usual = calibration if live_only else fit_recorded(record[:frozen], trees=trees)
+        calibration = Calibration(usual.native.gbdt, provenance=provenance, live_gbdt=live.native.gbdt)
     calibration.save(out)
     for name, chosen in (("recordings", held_out), ("answers", held_out_answers)):
         for nodes in (16, 64):

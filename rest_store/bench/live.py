@@ -81,7 +81,7 @@ def live(
     rows = measure_live(chosen, stores, used, budgets=nodes, progress=click.echo)
     arguments = {"recordings": recordings, "datastore": datastores, "calibration": calibration}
     results = {
-        "datastores": {name: store.manifest.token_count for name, store in stores.items()},
+        "datastores": {name: store.info().token_count for name, store in stores.items()},
         "remembered": {"recordings": len(chosen), "tokens": sum(one.output.size for one in chosen)},
         "reported": sum(_is_reported(one) for one in chosen),
         "rows": rows,
@@ -91,7 +91,7 @@ def live(
 
 def measure_live(
     recordings: Sequence[Recording],
-    stores: Mapping[str, Datastore],
+    stores: Mapping[str, Datastore | LiveDatastore],
     calibration: Calibration,
     *,
     budgets: Sequence[int] = (16, 64),

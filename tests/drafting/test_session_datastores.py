@@ -124,16 +124,22 @@ def reading(column: int) -> Calibration:
     )
 
 
-def test_a_calibration_from_before_live_datastores_ranks_them_among_the_others(
-    frozen: Datastore, live: LiveDatastore
-) -> None:
-    def scores(source: Store, calibration: Calibration) -> dict[int, float]:
-        with DraftSession([source], [1, 2], calibration=calibration) as session:
-            tree = session.draft(2)
-            assert tree.scores is not None
-            return dict(zip(tree.tokens.tolist(), tree.scores.tolist(), strict=True))
+def scores(source: Store, calibration: Calibration) -> dict[int, float]:
+    with DraftSession([source], [1, 2], calibration=calibration) as session:
+        tree = session.draft(2)
+        assert tree.scores is not None
+        return dict(zip(tree.tokens.tolist(), tree.scores.tolist(), strict=True))
 
-    before, now = reading(BEST + SHARE), reading(LIVE + SHARE)
-    assert scores(live, before) == scores(frozen, before)
-    assert scores(live, now) == scores(frozen, before)
-    assert scores(live, now)[3] > 2 * max(scores(frozen, now).values())
+
+def test_steps_with_a_live_datastore_have_trees_of_their_own(frozen: Datastore, live: LiveDatastore) -> None:
+    usual, of_live = reading(BEST + SHARE), reading(LIVE + SHARE)
+    both = Calibration(usual.native.gbdt, live_gbdt=of_live.native.gbdt)
+    assert scores(frozen, both) == scores(frozen, usual)
+    assert scores(live, both) == scores(frozen, usual)
+    crossed = Calibration(of_live.native.gbdt, live_gbdt=usual.native.gbdt)
+    assert scores(frozen, crossed) == scores(frozen, of_live) != scores(frozen, usual)
+    assert scores(live, crossed) == scores(frozen, of_live)
+
+
+def test_without_trees_of_its_own_a_live_datastore_counts_as_any_other(frozen: Datastore, live: LiveDatastore) -> None:
+    assert scores(live, reading(BEST + SHARE)) == scores(frozen, reading(BEST + SHARE))

@@ -33,13 +33,6 @@ struct Gbdt {
   float base = 0;
   std::vector<ObliviousTree> trees;
 
-  // Whether a tree reads `feature` or one after it.
-  bool reads_from(std::size_t feature) const {
-    return std::any_of(trees.begin(), trees.end(), [&](const ObliviousTree& tree) {
-      return *std::max_element(tree.features.begin(), tree.features.end()) >= feature;
-    });
-  }
-
   // Whether all numbers are finite, and any sum of leaves.
   bool finite() const {
     double bound = std::abs(static_cast<double>(base));
@@ -74,6 +67,14 @@ struct Gbdt {
     }
     std::memcpy(out, &sum, sizeof sum);
   }
+};
+
+// Of steps with frozen stores alone, and of those in which a live one takes part; without trees for these, a live store
+// ranks among the frozen ones.
+struct FittedTrees {
+  Gbdt frozen, live;
+
+  const Gbdt& of(bool with_live) const { return with_live && !live.trees.empty() ? live : frozen; }
 };
 
 // What to subtract from log odds up to `greatest`, so that the sum of their exponentials does not overflow.
