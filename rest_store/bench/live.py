@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
@@ -27,9 +27,11 @@ from rest_store.bench.replay import Outcome, replay
 from rest_store.datastore.datastore import Datastore
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import PromptLookup, RecycledLogits, require_sources
-from rest_store.live.live_datastore import LiveDatastore
 
-Order = Callable[[Sequence[Recording], LiveDatastore, Callable[[Recording], bool]], Iterator[Recording]]
+if TYPE_CHECKING:
+    from rest_store.live.live_datastore import LiveDatastore
+
+    Order = Callable[[Sequence[Recording], LiveDatastore, Callable[[Recording], bool]], Iterator[Recording]]
 
 # What the live datastore holds while a recording is replayed.
 IN_TURN = "those before it"

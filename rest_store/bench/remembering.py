@@ -7,13 +7,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from rest_store.bench.recordings import Recording
 from rest_store.datastore.tokenizer import TokenizerIdentity
-from rest_store.live.live_datastore import LiveDatastore
+
+if TYPE_CHECKING:
+    from rest_store.live.live_datastore import LiveDatastore
 
 _PROMPT_TAIL = 8  # tokens of a prompt that are remembered with the output; more do not raise M
 
@@ -21,6 +24,8 @@ _PROMPT_TAIL = 8  # tokens of a prompt that are remembered with the output; more
 @contextmanager
 def new_live_datastore(tokenizer: TokenizerIdentity) -> Iterator[LiveDatastore]:
     """Open an empty live datastore in a folder that goes with it."""
+    from rest_store.live.live_datastore import LiveDatastore  # loads what sorts, which other commands do without
+
     with (
         tempfile.TemporaryDirectory(prefix="rest-store-") as folder,
         LiveDatastore.open(Path(folder, "live"), tokenizer=tokenizer) as live,
