@@ -115,6 +115,7 @@ bench: $(DEMO)/manifest.json
 	  --out $(BENCH)/recordings.jsonl.gz
 	$(BIN)/python benchmarks/bench_service.py --quick $(REPLAYED) --json $(RESULTS)/service.json
 	$(BIN)/rest-store bench quality $(REPLAYED) --calibration default --json $(RESULTS)/quality.json
+	$(BIN)/rest-store bench live $(REPLAYED) --json $(RESULTS)/live.json
 	$(BIN)/python benchmarks/bench_paper.py $(REPLAYED) --json $(RESULTS)/paper.json
 	$(BIN)/rest-store bench speed --model "$(MODEL)" $(REPLAYED) --prepacked-weights --prompts 1 --max-new-tokens 48 \
 	  --method "transformers prompt lookup" --method "REST's rule" --method DraftSession --json $(RESULTS)/speed.json

@@ -3,11 +3,13 @@
 Data: greedy outputs of the target model with its top-k (--recordings), answers of other models (--answers), and answers
 of the kind that the chat datastore holds (--chat-answers), replayed with a chat datastore built without them
 (--chat-without); 600 of these went into the package's. Parts 0..6 of 10 of the first two are fitted to, by the fixed
-hash of `rest-store calibrate`.
+hash of `rest-store calibrate`. In a part of the replays a live datastore is among the sources: it holds the recordings
+before the one that is replayed, or all those of other tasks. The trees of steps without one are fitted to the other
+replays, those of steps with one to all. The package's are of two fits: the latter are of one with --live-only.
 
-The same data, release and --start give the same bytes in any process. The bytes of the package cannot be repeated,
-because its --start was not kept. --rounds N keeps the whole chain in one command: an untrained rule guides the first
-fit, each fit the next one. Takes about 6 GB of memory.
+The same data, release and --start give the same bytes in any process. The bytes of the package's trees of steps without
+a live datastore cannot be repeated, because their --start was not kept. --rounds N keeps the whole chain in one
+command: an untrained rule guides the first fit, each fit the next one. Takes about 10 GB of memory.
 """
 
 from __future__ import annotations
@@ -15,20 +17,26 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
 
 from rest_store.bench.options import PATH, SHOW_DEFAULTS
 from rest_store.bench.recordings import Encode, Recording, encoder, read_recordings, split
-from rest_store.bench.replay import fit_recorded, replay
+from rest_store.bench.remembering import among_others, in_turn, new_live_datastore
+from rest_store.bench.replay import Outcome, fit_recorded, replay
 from rest_store.datastore.datastore import Datastore
+from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
+from rest_store.live.live_datastore import LiveDatastore
 
-Job = tuple[Sequence[Recording], Sequence[object], Sequence[tuple[int, int]]]  # recordings, sources, (nodes, skip)
+Remember = Callable[[Sequence[Recording], LiveDatastore], Iterator[Recording]]
+# Recordings, what a live datastore remembers (None: there is none), sources besides, and (nodes, skip) of each replay.
+Job = tuple[Sequence[Recording], Remember | None, Sequence[object], Sequence[tuple[int, int]]]
 _ONCE = ((24, 0),)
 _THRICE = ((24, 0), (24, 2), (64, 1))
 
@@ -43,6 +51,25 @@ def conversations(path: Path, encode: Encode | None, every: int) -> list[Recordi
             prompt, output = (np.array(tokens, np.int32) for tokens in encode(prompt_text, answer))
             recordings.append(Recording("chat", 0, prompt, output, np.zeros((0, 0), np.int32)))
     return recordings
+
+
+def remembering(
+    recordings: Sequence[Recording],
+    remember: Remember | None,
+    sources: Sequence[object],
+    calibration: Calibration,
+    tokenizer: TokenizerIdentity,
+    **options: Any,
+) -> Outcome:
+    """Replay recordings, with a live datastore among the sources if there is a rule what it remembers."""
+    if remember is None:
+        return replay(recordings, sources, calibration, **options)
+    with new_live_datastore(tokenizer) as live:
+        return replay(remember(recordings, live), [*sources, live], calibration, **options)
+
+
+def shuffled(recordings: Sequence[Recording]) -> list[Recording]:
+    return [recordings[place] for place in np.random.default_rng(0).permutation(len(recordings))]
 
 
 def required(name: str) -> click.Option:
@@ -64,6 +91,7 @@ def required(name: str) -> click.Option:
 @required("out")
 @click.option("--start", type=PATH, help="Calibration that guides the replays. Default: the package's.")
 @click.option("--rounds", type=click.IntRange(1), help="Fits, each guided by the one before; instead of --start.")
+@click.option("--live-only", is_flag=True, help="Fit only the trees of steps with a live datastore; keep the others.")
 @click.option("--trees", default=250, help="Number of boosted trees.")
 @click.option("--every", default=1, help="Take every n-th recording only, to try it out.")
 def main(
@@ -76,11 +104,14 @@ def main(
     out: Path,
     start: Path | None,
     rounds: int | None,
+    live_only: bool,
     trees: int,
     every: int,
 ) -> None:
     if rounds is not None and start is not None:
         raise click.UsageError("give either --rounds or --start")
+    if rounds is not None and live_only:
+        raise click.UsageError("give either --rounds or --live-only")
     code, chats, without = (Datastore.open(path) for path in (python, chat, chat_without))
     encode = encoder(code, None)
     fit, held_out = split(read_recordings(recordings, encode)[::every], "fit_default.py")
@@ -89,38 +120,51 @@ def main(
     text, logits = PromptLookup(), RecycledLogits()
     full = [text, logits, code, chats]
     jobs: list[Job] = [
-        (fit, full, _THRICE),
-        (fit[::2], [text, logits], _ONCE),
-        (fit[1::2], [text, code], _ONCE),
-        (fit[1::2], [text, logits, chats], _ONCE),
-        (fit_answers, full, _ONCE),
-        (fit_answers[::3], [text, chats], _ONCE),
-        (fit_answers[1::6], [text], _ONCE),
-        (conversation[::2], [text, logits, code, without], _ONCE),
-        (conversation[1::8], [text, without], _ONCE),
+        (fit, None, full, _THRICE),
+        (fit, among_others, full, _THRICE),
+        (shuffled(fit), in_turn, full, _ONCE),
+        (fit, among_others, [text, logits], _ONCE),
+        (fit[::2], None, [text, logits], _ONCE),
+        (fit[1::2], None, [text, code], _ONCE),
+        (fit[1::2], None, [text, logits, chats], _ONCE),
+        (fit_answers, None, full, _ONCE),
+        (shuffled(fit_answers), in_turn, full, _ONCE),
+        (fit_answers[::3], None, [text, chats], _ONCE),
+        (fit_answers[1::6], None, [text], _ONCE),
+        (conversation[::2], None, [text, logits, code, without], _ONCE),
+        (conversation[1::4], in_turn, [text, logits, code, without], _ONCE),
+        (conversation[1::8], None, [text, without], _ONCE),
     ]
     provenance = {
         "recordings": [recordings.name, answers.name, chat_answers.name],
         "prompts": "parts 0..6 of 10 of the first two, all of the third",
-        "sources": "prompt lookup, recycled logits, both datastores, and some of these left out",
+        "sources": "prompt lookup, recycled logits, both datastores, a live one, and some of these left out",
         "start": "default" if start is None else start.name,
         "rounds": rounds,
+        "live only": live_only,
         "trees": trees,
     }
     calibration = Calibration.default() if start is None else Calibration.load(start)
     if rounds is not None:
         calibration = Calibration(bytes(4))  # the untrained rule
     for _ in range(rounds or 1):
-        record: list[tuple[bytes, bytes, bytes]] = []
-        for chosen, sources, budgets in jobs:
+        record: list[tuple[bytes, bytes, bytes]] = []  # of jobs without a live datastore first
+        frozen = 0
+        for chosen, remember, sources, budgets in sorted(jobs, key=lambda job: job[1] is not None):
             for nodes, skip in budgets:
-                replay(chosen, sources, calibration, max_nodes=nodes, skip=skip, record=record)
-        calibration = fit_recorded(record, trees=trees, provenance=provenance)
+                options = {"max_nodes": nodes, "skip": skip, "record": record}
+                remembering(chosen, remember, sources, calibration, code.tokenizer, **options)
+                frozen = len(record) if remember is None else frozen
+        live = fit_recorded(record, trees=trees)
+        usual = calibration if live_only else fit_recorded(record[:frozen], trees=trees)
+        calibration = Calibration(usual.native.gbdt, provenance=provenance, live_gbdt=live.native.gbdt)
     calibration.save(out)
     for name, chosen in (("recordings", held_out), ("answers", held_out_answers)):
         for nodes in (16, 64):
-            outcome = replay(chosen, full, calibration, max_nodes=nodes)
-            print(json.dumps({"recordings": name, "nodes": nodes, **outcome.as_json()}), flush=True)
+            for remember in (None, among_others):
+                outcome = remembering(chosen, remember, full, calibration, code.tokenizer, max_nodes=nodes)
+                row = {"recordings": name, "nodes": nodes, "live": remember is not None, **outcome.as_json()}
+                print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from rest_store.bench.calibrate import calibrate
+from rest_store.bench.live import live
 from rest_store.bench.options import SHOW_DEFAULTS
 from rest_store.bench.quality import quality
 from rest_store.bench.record import record
@@ -19,5 +20,5 @@ def bench() -> None:
     """Measure what rest-store is worth on your data and machine."""
 
 
-for _command in (quality, record, report, speed):
+for _command in (live, quality, record, report, speed):
     bench.add_command(_command)

@@ -16,6 +16,7 @@ from rest_store.bench.tables import (
     decodings_table,
     drafting_table,
     infini_gram_table,
+    live_table,
     paper_tables,
     query_table,
     service_table,
@@ -107,6 +108,7 @@ TABLES: dict[str, Callable[[Mapping[str, Result]], Table]] = {
     "sessions-at-once": lambda results: sessions_at_once_table(results["service"].figures["sessions"]),
     "paper": _paper,
     "infini-gram": lambda results: infini_gram_table(results["peers_infini_gram"].figures["infini-gram"]),
+    "live": lambda results: live_table(results["live_traces"].figures),
     "suffix-decoding": lambda results: suffix_decoding_table(
         results["peers_suffix_decoding"].figures["suffix decoding"]
     ),

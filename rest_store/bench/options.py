@@ -49,11 +49,11 @@ def require_folder(file: Path) -> None:
         raise RecordingError(describe(file, "folder", "missing", "one that exists"))
 
 
-def require_datastores(datastores: Sequence[Path]) -> None:
-    """Raise, before anything costly is done, unless there is a datastore that `--through-service` can serve.
+def require_datastores(datastores: Sequence[Path], where: str = "--through-service") -> None:
+    """Raise, before anything costly is done, unless there is a datastore, which `where` needs.
 
     Raises:
         RecordingError: there is none.
     """
     if not datastores:
-        raise RecordingError(describe("--through-service", "number of datastores", 0, "at least one --datastore"))
+        raise RecordingError(describe(where, "number of datastores", 0, "at least one --datastore"))

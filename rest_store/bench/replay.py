@@ -61,6 +61,17 @@ class Outcome:
         of_family[0] += tokens
         of_family[1] += steps
 
+    @classmethod
+    def sum_of(cls, outcomes: Iterable[Outcome]) -> Outcome:
+        """Return the sums of several."""
+        total = cls()
+        for one in outcomes:
+            for family, (tokens, steps) in one.families.items():
+                total.add(family, tokens, steps)
+            total.expected += one.expected
+            total.reliability += one.reliability
+        return total
+
     def as_json(self) -> dict[str, Any]:
         """Return the figures for a result."""
         return {

@@ -13,6 +13,7 @@ from rest_store.bench.tables import (
     drafting_table,
     in_order,
     infini_gram_table,
+    live_table,
     paper_tables,
     query_table,
     service_table,
@@ -213,6 +214,16 @@ def _peers(figures: Mapping[str, Any]) -> list[Exhibit]:
     return exhibits
 
 
+def _live(figures: Mapping[str, Any]) -> list[Exhibit]:
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for row in figures["rows"]:
+        name = f"{row['nodes']} nodes, {'datastores' if row['datastores'] else 'no datastores'}"
+        for part in row.get("curve", ()):
+            curves.setdefault(name, []).append((float(part["remembered"]), part["M"] / part["M without"]))
+    title = "M by tokens remembered, relative to M of the same recordings without"
+    return [live_table(figures), Lines(title, "tokens remembered", "M, relative", curves)]
+
+
 def _paper(figures: Mapping[str, Any]) -> list[Exhibit]:
     rows = figures["rows"]
     exhibits: list[Exhibit] = [*paper_tables(figures)]
@@ -248,6 +259,11 @@ _KINDS: dict[str, tuple[str, str, _Show]] = {
         "Drafts",
         "Replayed recordings: tokens per forward pass of the session, of its parts, and of known rules.",
         _quality,
+    ),
+    "live": (
+        "Remembering",
+        "Replayed recordings: tokens per forward pass while a live datastore holds outputs of other recordings.",
+        _live,
     ),
     "paper": (
         "REST's experiments",

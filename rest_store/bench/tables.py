@@ -256,6 +256,18 @@ def suffix_decoding_table(figures: Mapping[str, Any]) -> Table:
     return Table("Suffix decoding of arctic-inference in the same replays", header, rows)
 
 
+def live_table(figures: Mapping[str, Any]) -> Table:
+    """M of sessions by what a live datastore remembers, with the other datastores and without."""
+    measured = {(row["remembered"], row["nodes"], row["datastores"]): row["M"] for row in figures["rows"]}
+    ways = sorted({key[1:] for key in measured})
+    header = ["remembered", *(f"{nodes} nodes" + (", datastores" if besides else "") for nodes, besides in ways)]
+    rows: list[list[Cell]] = [
+        [remembered, *(_decimals(measured.get((remembered, *way))) for way in ways)]
+        for remembered in dict.fromkeys(row["remembered"] for row in figures["rows"])
+    ]
+    return Table("M by what is remembered", header, rows)
+
+
 def paper_tables(figures: Mapping[str, Any]) -> list[Table]:
     """The tables of REST's paper, from the figures of `bench_paper.py`."""
     rows = figures["rows"]

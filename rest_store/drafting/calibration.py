@@ -33,17 +33,24 @@ class Calibration:
         weights: float[5], learnt online: a bias, and one weight each for candidates of prompt lookup, recycled logits,
             datastores, and of several sources.
         provenance: the data that it was fitted to, as JSON can hold it; kept in the file.
+        live_gbdt: the trees of steps in which a live datastore takes part, fitted with one among the sources; empty:
+            there are none, and a live datastore counts as any other.
 
     Raises:
-        CalibrationError: `gbdt` is not what `fit` returns, a number is not finite, or JSON cannot hold `provenance`.
+        CalibrationError: `gbdt` or `live_gbdt` is not what `fit` returns, a number is not finite, or JSON cannot hold
+            `provenance`.
         NativeKernelError: the kernel was not compiled.
     """
 
     def __init__(
-        self, gbdt: bytes, weights: list[float] | None = None, provenance: Mapping[str, Any] | None = None
+        self,
+        gbdt: bytes,
+        weights: list[float] | None = None,
+        provenance: Mapping[str, Any] | None = None,
+        live_gbdt: bytes = b"",
     ) -> None:
         try:
-            self.native = native_session_kernel().NativeCalibration(gbdt)
+            self.native = native_session_kernel().NativeCalibration(gbdt, live_gbdt)
         except (TypeError, ValueError) as error:
             fault = _fault(error, "malformed")
             raise CalibrationError(describe("calibration", "gbdt", fault, "what Calibration.fit returns")) from error
@@ -58,8 +65,7 @@ class Calibration:
     @classmethod
     def default(cls) -> Calibration:
         """Return a new copy of the package's calibration; `provenance` says to which data it was fitted."""
-        gbdt, weights, provenance = _default()
-        return cls(gbdt, weights, provenance)
+        return cls(*_default())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Calibration:
@@ -75,7 +81,7 @@ class Calibration:
         return cls(*_parsed(content, path))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Calibration, (self.native.gbdt, self.weights, self.provenance)
+        return Calibration, (self.native.gbdt, self.weights, self.provenance, self.native.live_gbdt)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write this calibration with what it has learnt; `path` holds the old file or the whole new one.
@@ -83,12 +89,13 @@ class Calibration:
         Raises:
             CalibrationError: the file cannot be written, or JSON cannot hold `provenance`.
         """
-        packed = zlib.compress(self.native.gbdt, 9)
+        packed = zlib.compress(self.native.gbdt + self.native.live_gbdt, 9)
         head = {
             "version": _VERSION,
             "weights": self.weights,
             "provenance": _json_object(path, self.provenance),
             "sha256": hashlib.sha256(packed).hexdigest(),
+            "live_size": len(self.native.live_gbdt),
         }
         target = Path(path)
         temporary = target.with_name(f".{target.name}.{uuid4().hex}")  # threads may save at the same time, too
@@ -104,7 +111,7 @@ class Calibration:
     @functools.cached_property
     def fingerprint(self) -> str:
         """Identifies the trees: "sha256:" and 64 hexadecimal digits."""
-        return "sha256:" + hashlib.sha256(self.native.gbdt).hexdigest()
+        return "sha256:" + hashlib.sha256(self.native.gbdt + self.native.live_gbdt).hexdigest()
 
     @property
     def weights(self) -> list[float]:
@@ -163,12 +170,12 @@ class Calibration:
 
 
 @functools.cache
-def _default() -> tuple[bytes, list[float], dict[str, Any]]:
+def _default() -> tuple[bytes, list[float], dict[str, Any], bytes]:
     return _parsed(resources.files(__package__).joinpath("default.calibration").read_bytes(), "default")
 
 
-def _parsed(content: bytes, where: object) -> tuple[bytes, list[float], dict[str, Any]]:
-    """Return trees, weights and provenance of a file; raise CalibrationError if it is not one of this release."""
+def _parsed(content: bytes, where: object) -> tuple[bytes, list[float], dict[str, Any], bytes]:
+    """Return what a file holds, as `Calibration` takes it; raise CalibrationError if it is not one of this release."""
     if not content.startswith(_MAGIC):
         raise CalibrationError(describe(where, "content", "something else", "a calibration"))
     head, _, packed = content[len(_MAGIC) :].partition(b"\n")
@@ -176,6 +183,7 @@ def _parsed(content: bytes, where: object) -> tuple[bytes, list[float], dict[str
         fields = json.loads(head)
         version, weights, provenance = fields["version"], fields["weights"], fields["provenance"]
         digest = fields["sha256"]
+        live_size = fields.get("live_size", 0)  # files from before live datastores have none
     except (ValueError, KeyError, TypeError) as error:
         raise CalibrationError(describe(where, "header", "damaged", "one line of JSON")) from error
     if version != _VERSION:
@@ -183,10 +191,13 @@ def _parsed(content: bytes, where: object) -> tuple[bytes, list[float], dict[str
     if hashlib.sha256(packed).hexdigest() != digest:
         raise CalibrationError(describe(where, "checksum of the trees", "wrong", digest))
     try:
-        gbdt = zlib.decompress(packed)
+        trees = zlib.decompress(packed)
     except zlib.error as error:
         raise CalibrationError(describe(where, "trees", f"damaged ({error})", "compressed by zlib")) from error
-    return gbdt, [] if weights is None else weights, _json_object(where, provenance)
+    if not isinstance(live_size, int) or not 0 <= live_size < len(trees):
+        raise CalibrationError(describe(where, "bytes of trees for live datastores", live_size, "as many as there are"))
+    rest = len(trees) - live_size
+    return trees[:rest], [] if weights is None else weights, _json_object(where, provenance), trees[rest:]
 
 
 def _json_object(where: object, value: object) -> dict[str, Any]:

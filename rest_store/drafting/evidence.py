@@ -115,7 +115,7 @@ def reader_of(store: Store) -> Any:
     snapshot = store.snapshot
     snapshot.kernel.require_readable()
     if (reader := _readers.get(snapshot.kernel)) is None:
-        native = native_session_kernel().NativeEvidenceReader(snapshot.views, store.vocabulary_size)
+        native = native_session_kernel().NativeEvidenceReader(snapshot.views, store.vocabulary_size, store.is_live)
         reader = _readers.setdefault(snapshot.kernel, native)
     return reader
 

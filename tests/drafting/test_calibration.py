@@ -110,6 +110,7 @@ def test_numbers_that_are_not_finite_are_refused(bad: float) -> None:
     Calibration(gbdt(1, 1, 1))
     for one in (gbdt(base=bad), gbdt(leaf=bad), gbdt(threshold=bad)):
         refused(CalibrationError, lambda one=one: Calibration(one), "finite")  # type: ignore[misc]
+        refused(CalibrationError, lambda one=one: Calibration(gbdt(), live_gbdt=one), "finite")  # type: ignore[misc]
     refused(CalibrationError, lambda: Calibration(gbdt(leaf=3e38)), "finite")  # sums would not be
     for place in range(5):
         weights = [0.0] * 5
@@ -128,11 +129,12 @@ def test_great_log_odds_do_not_overflow() -> None:
 
 
 def test_a_saved_calibration_is_read_back_whole(tmp_path: Path) -> None:
-    fitted = Calibration.fit(*places(7, 500), trees=4, provenance={"recordings": "made up"})
-    fitted.native.weights = [0.5, -0.25, 0.0, 1.0, -1.0]
+    plain = Calibration.fit(*places(7, 500), trees=4, provenance={"recordings": "made up"})
+    fitted = Calibration(plain.native.gbdt, [0.5, -0.25, 0.0, 1.0, -1.0], plain.provenance, gbdt(leaf=1))
     fitted.save(tmp_path / "one")
     read = Calibration.load(tmp_path / "one")
-    assert read.native.gbdt == fitted.native.gbdt
+    assert (read.native.gbdt, read.native.live_gbdt) == (plain.native.gbdt, gbdt(leaf=1))
+    assert read.fingerprint == fitted.fingerprint != plain.fingerprint
     assert read.provenance == {"recordings": "made up"}
     assert read.weights == fitted.weights
     assert [path.name for path in tmp_path.iterdir()] == ["one"]
@@ -180,6 +182,15 @@ def recompressed(content: bytes) -> bytes:
     return magic + b"\n" + json.dumps(fields).encode() + b"\n" + packed[5:]
 
 
+def test_files_from_before_live_datastores_are_read(tmp_path: Path) -> None:
+    Calibration(gbdt()).save(tmp_path / "one")
+    content = (tmp_path / "one").read_bytes()
+    (tmp_path / "one").write_bytes(content.replace(b'"live_size": 0, ', b"", 1))
+    assert b"live_size" not in (tmp_path / "one").read_bytes()
+    read = Calibration.load(tmp_path / "one")
+    assert (read.native.gbdt, read.native.live_gbdt) == (gbdt(), b"")
+
+
 def test_bad_files_are_refused_by_what_is_wrong(tmp_path: Path) -> None:
     Calibration.fit(*places(8, 200), trees=2).save(tmp_path / "good")
     content = (tmp_path / "good").read_bytes()
@@ -189,6 +200,9 @@ def test_bad_files_are_refused_by_what_is_wrong(tmp_path: Path) -> None:
         "header is damaged": content.replace(b"{", b"[", 1),
         "weights is": content.replace(b'"weights": [0.0', b'"weights": [NaN', 1),
         "weights is a str": content.replace(b"[0.0, 0.0, 0.0, 0.0, 0.0]", b'"0"', 1),
+        "bytes of trees for live datastores is 99999": content.replace(b'"live_size": 0', b'"live_size": 99999', 1),
+        "bytes of trees for live datastores is a": content.replace(b'"live_size": 0', b'"live_size": "a"', 1),
+        "gbdt is of a wrong size": content.replace(b'"live_size": 0', b'"live_size": 7', 1),
         "provenance is": content.replace(b'"provenance": {}', b'"provenance": 7', 1),
         "trees is": recompressed(content),
         "version is 2": content.replace(b'"version": 1', b'"version": 2'),

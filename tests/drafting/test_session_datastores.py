@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
+from rest_store import _kernel  # type: ignore[attr-defined]
+from rest_store.datastore.datastore import Datastore
+from rest_store.datastore.store import Store
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup
-from tests.shared.strategies import Corpus, open_datastore
+from rest_store.live.live_datastore import LiveDatastore
+from tests.shared.strategies import Corpus, identity, open_datastore
+
+FEATURES = int(_kernel.FEATURES)
+# Columns of the table of candidates: the best frozen datastore, the second, and the best live one.
+BLOCK = 16
+BEST, SECOND, LIVE = (FEATURES - count * BLOCK for count in (3, 2, 1))
+SHARE = 4  # in a block: the share of the longest match's occurrences that a candidate follows
 
 
 def test_estimates_do_not_depend_on_the_number_of_shards(tmp_path: Path, calibration: Calibration) -> None:
@@ -70,3 +82,64 @@ def test_sessions_of_one_maker_learn_together(tmp_path: Path) -> None:
     assert second.calibration is first.calibration
     assert min(second.calibration.weights) < 0
     assert generate.default_session([store])([1, 2]).calibration.weights == [0] * 5
+
+
+@pytest.fixture
+def frozen(tmp_path: Path) -> Datastore:
+    (tmp_path / "frozen").mkdir()
+    return open_datastore(tmp_path / "frozen", Corpus(300, [[[1, 2, 3, 4, 5]] * 3 + [[1, 2, 9, 9]]]))
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[LiveDatastore]:
+    with LiveDatastore.open(tmp_path / "live", tokenizer=identity(300)) as live:
+        live.add([[1, 2, 3, 4, 5]] * 3 + [[1, 2, 9, 9]])
+        yield live
+
+
+def recorded(*sources: Store) -> npt.NDArray[np.float32]:
+    """Features of the candidates after 1 and 2, in the order of the fixed rule."""
+    with DraftSession(sources, [1, 2], calibration=Calibration(bytes(4))) as session:
+        session._native.record(True)
+        session.draft(1)
+        session.accept([3])
+        return np.frombuffer(session._native.recorded()[0], np.float32).reshape(-1, FEATURES)
+
+
+def test_a_live_datastore_has_columns_of_its_own(frozen: Datastore, live: LiveDatastore) -> None:
+    alone, beside = recorded(frozen), recorded(live, frozen)
+    assert alone[:, BEST + SHARE].tolist() == beside[:, BEST + SHARE].tolist() == [0.75, 0.25]
+    assert (alone[:, LIVE:] == -1).all()
+    assert (beside[:, SECOND:LIVE] == -1).all()
+    assert beside[:, LIVE:].tolist() == beside[:, BEST:SECOND].tolist()
+    assert (recorded(live)[:, BEST:LIVE] == -1).all()
+
+
+def reading(column: int) -> Calibration:
+    """A calibration that reads one column alone: candidates where it is greater than a half are probable."""
+    features = np.zeros((400, FEATURES), np.float32)
+    features[::2, column] = 1
+    return Calibration.fit(
+        features, (features[:, column] > 0).astype(np.uint8), np.arange(1, 401, dtype=np.uint32), trees=9
+    )
+
+
+def scores(source: Store, calibration: Calibration) -> dict[int, float]:
+    with DraftSession([source], [1, 2], calibration=calibration) as session:
+        tree = session.draft(2)
+        assert tree.scores is not None
+        return dict(zip(tree.tokens.tolist(), tree.scores.tolist(), strict=True))
+
+
+def test_steps_with_a_live_datastore_have_trees_of_their_own(frozen: Datastore, live: LiveDatastore) -> None:
+    usual, of_live = reading(BEST + SHARE), reading(LIVE + SHARE)
+    both = Calibration(usual.native.gbdt, live_gbdt=of_live.native.gbdt)
+    assert scores(frozen, both) == scores(frozen, usual)
+    assert scores(live, both) == scores(frozen, usual)
+    crossed = Calibration(of_live.native.gbdt, live_gbdt=usual.native.gbdt)
+    assert scores(frozen, crossed) == scores(frozen, of_live) != scores(frozen, usual)
+    assert scores(live, crossed) == scores(frozen, of_live)
+
+
+def test_without_trees_of_its_own_a_live_datastore_counts_as_any_other(frozen: Datastore, live: LiveDatastore) -> None:
+    assert scores(live, reading(BEST + SHARE)) == scores(frozen, reading(BEST + SHARE))

@@ -63,8 +63,8 @@ nb::bytes bytes_of(const std::vector<Item>& items) {
 
 // A datastore's reader, and the arrays that keep its mappings open.
 struct NativeEvidenceReader {
-  NativeEvidenceReader(const nb::list& shards, std::uint32_t vocabulary)
-      : keep(shards), reader(std::make_unique<EvidenceReader>(shard_views(shards), vocabulary)) {}
+  NativeEvidenceReader(const nb::list& shards, std::uint32_t vocabulary, bool live)
+      : keep(shards), reader(std::make_unique<EvidenceReader>(shard_views(shards), vocabulary, live)) {}
 
   nb::list keep;
   std::unique_ptr<EvidenceReader> reader;
@@ -97,7 +97,8 @@ nb::bytes packed_of(const Gbdt& gbdt) {
 
 // Fitted trees and what was learnt online, shared by sessions.
 struct NativeCalibration {
-  explicit NativeCalibration(const nb::bytes& packed) : gbdt(gbdt_of(packed)) {}
+  NativeCalibration(const nb::bytes& frozen, const nb::bytes& live)
+      : trees{gbdt_of(frozen), live.size() == 0 ? Gbdt() : gbdt_of(live)} {}
 
   OnlineCalibration online_now() const {
     const std::lock_guard lock(mutex);
@@ -134,7 +135,7 @@ struct NativeCalibration {
     online.clamp();
   }
 
-  Gbdt gbdt;
+  FittedTrees trees;
   OnlineCalibration online;
   mutable ForkMutex mutex;
 };
@@ -142,7 +143,7 @@ struct NativeCalibration {
 // One generation. Sources are identified by their places among the session's sources, of which there are at most 8.
 class NativeSession {
  public:
-  explicit NativeSession(NativeCalibration& calibration) : calibration_(calibration), builder_(calibration.gbdt) {}
+  explicit NativeSession(NativeCalibration& calibration) : calibration_(calibration), builder_(calibration.trees) {}
 
   void use_prompt_lookup(std::uint32_t place) {
     builder_.use_lookup = true;
@@ -443,7 +444,7 @@ nb::list collect_evidence(const std::vector<NativeEvidenceReader*>& readers, con
     std::vector<EvidenceReader*> evidence_readers;
     for (const NativeEvidenceReader* reader : readers) evidence_readers.push_back(reader->reader.get());
     thread_local EvidenceCollector collector;
-    collector.collect(evidence_readers, calibration.gbdt, tokens_of(tail), proposals,
+    collector.collect(evidence_readers, calibration.trees, tokens_of(tail), proposals,
                       {max_nodes, max_rows, max_suffix});
     for (std::size_t store = 0; store < evidence_readers.size(); ++store)
       packed.push_back(packed_rows(collector.paths(), evidence_readers[store]->vocabulary(),
@@ -511,11 +512,16 @@ void bind_sessions(nb::module_& module) {
       .def(nb::init<>())
       .def("__len__", &RecycledLogits::size)
       .def("memory", &RecycledLogits::memory);
-  nb::class_<NativeEvidenceReader>(module, "NativeEvidenceReader").def(nb::init<const nb::list&, std::uint32_t>());
+  nb::class_<NativeEvidenceReader>(module, "NativeEvidenceReader")
+      .def(nb::init<const nb::list&, std::uint32_t, bool>());
   nb::class_<NativeCalibration>(module, "NativeCalibration")
-      .def(nb::init<const nb::bytes&>())
+      .def(nb::init<const nb::bytes&, const nb::bytes&>())
       .def_prop_rw("weights", &NativeCalibration::weights, &NativeCalibration::set_weights)
-      .def_prop_ro("gbdt", [](const NativeCalibration& calibration) { return packed_of(calibration.gbdt); });
+      .def_prop_ro("gbdt", [](const NativeCalibration& calibration) { return packed_of(calibration.trees.frozen); })
+      .def_prop_ro("live_gbdt", [](const NativeCalibration& calibration) {
+        const Gbdt& live = calibration.trees.live;
+        return live.trees.empty() ? nb::bytes("", 0) : packed_of(live);
+      });
   nb::class_<NativeSession>(module, "NativeSession")
       .def(nb::init<NativeCalibration&>(), nb::keep_alive<1, 2>())
       .def("use_prompt_lookup", &NativeSession::use_prompt_lookup)

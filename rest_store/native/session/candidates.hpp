@@ -13,7 +13,7 @@ namespace rest_store {
 
 constexpr std::size_t kCandidates = 32;     // rows of the table
 constexpr std::size_t kMaxStores = 6;       // stores of one session: sources with counts, such as datastores
-constexpr std::size_t kRankedStores = 2;    // stores with columns of their own; the others only add to the prior
+constexpr std::size_t kRankedStores = 2;    // frozen stores with columns of their own
 constexpr std::size_t kSuffixFeatures = 6;  // suffix lengths of a store that are features: longest, middle, 4, 3, 2, 1
 
 static_assert(kCandidates % kLanes == 0);
@@ -47,7 +47,8 @@ enum Feature : std::size_t {
   kRecycledRank2,
   kRecycledRank3,
   kRecycledHitRate,
-  kFirstStore,  // columns of the best store; then those of the second
+  kFirstStore,  // columns of the best frozen store, of the second, and of the best live one; others only add to the
+                // prior
 };
 enum StoreFeature : std::size_t {
   kLength,
@@ -58,7 +59,8 @@ enum StoreFeature : std::size_t {
   kCounts = kShares + kSuffixFeatures,
   kStoreFeatures = kCounts + kSuffixFeatures
 };
-constexpr std::size_t kFeatures = kFirstStore + kRankedStores * kStoreFeatures;
+constexpr std::size_t kLiveStore = kFirstStore + kRankedStores * kStoreFeatures;
+constexpr std::size_t kFeatures = kLiveStore + kStoreFeatures;
 
 // How often a source's best candidate was right of late; a running mean.
 struct HitRate {
@@ -85,6 +87,7 @@ struct SourceEvidence {
   std::array<TopTokens, kRecycledOrders> recycled{};
   std::vector<Evidence> stores;
   std::vector<bool> present;  // which of the stores take part in this step
+  std::vector<bool> live;     // which of the stores have the columns of live ones
 
   // The best candidate of each kind of source, for its hit rate; -1: none.
   std::int64_t best_of_lookup() const {
@@ -189,8 +192,10 @@ class CandidateTable {
     }
     sort(limit);
     set_features(sources, hit_rates, node, lookup);
-    rank_stores(sources, hit_rates);
-    for (std::size_t i = 0; i < kRankedStores; ++i) set_store_features(sources, hit_rates, i);
+    const auto frozen = best_stores<kRankedStores>(sources, hit_rates, false);
+    for (std::size_t i = 0; i < kRankedStores; ++i)
+      set_store_features(sources, hit_rates, frozen[i], kFirstStore + i * kStoreFeatures);
+    set_store_features(sources, hit_rates, best_stores<1>(sources, hit_rates, true)[0], kLiveStore);
   }
 
  private:
@@ -319,25 +324,31 @@ class CandidateTable {
     }
   }
 
-  // The stores present with the best hit rates, the better first.
-  void rank_stores(const SourceEvidence& sources, const HitRates& hit_rates) {
-    best_count_ = 0;
+  static constexpr std::size_t kNoStore = kMaxStores;
+
+  // The `count` stores present, live or frozen ones, with the best hit rates, the better first; then kNoStore.
+  template <std::size_t count>
+  static std::array<std::size_t, count> best_stores(const SourceEvidence& sources, const HitRates& hit_rates,
+                                                    bool live) {
+    std::array<std::size_t, count> best;
+    best.fill(kNoStore);
     for (std::size_t store = 0; store < sources.stores.size(); ++store) {
-      if (!sources.present[store]) continue;
-      std::size_t place = best_count_ < kRankedStores ? best_count_++ : kRankedStores;
-      for (; place > 0 && hit_rates.stores[best_[place - 1]].value < hit_rates.stores[store].value; --place)
-        if (place < kRankedStores) best_[place] = best_[place - 1];
-      if (place < kRankedStores) best_[place] = store;
+      if (!sources.present[store] || sources.live[store] != live) continue;
+      std::size_t left = store;
+      for (std::size_t& place : best)
+        if (place == kNoStore || hit_rates.stores[place].value < hit_rates.stores[left].value)
+          if (std::swap(place, left); left == kNoStore) break;
     }
+    return best;
   }
 
-  void set_store_features(const SourceEvidence& sources, const HitRates& hit_rates, std::size_t place) {
-    const std::size_t first = kFirstStore + place * kStoreFeatures;
-    if (place >= best_count_) {
+  // The columns from `first` on, of `store`.
+  void set_store_features(const SourceEvidence& sources, const HitRates& hit_rates, std::size_t store,
+                          std::size_t first) {
+    if (store == kNoStore) {
       for (std::size_t column = 0; column < kStoreFeatures; ++column) set_column(first + column, -1);
       return;
     }
-    const std::size_t store = best_[place];
     const Evidence& evidence = sources.stores[store];
     const BackoffLevel* longest = evidence.longest();
     const BackoffLevel* middle = evidence.levels[1].length > 0 ? &evidence.levels[1] : evidence.longest(kShort);
@@ -364,8 +375,6 @@ class CandidateTable {
   std::array<std::uint8_t, CandidatePool::kMax> order_;     // rows of the pool, best first
   std::array<std::uint8_t, CandidatePool::kMax> places_{};  // of each row of the pool in that order
   std::array<float, kFeatures * kCandidates> columns_{};
-  std::array<std::size_t, kRankedStores> best_{};
-  std::size_t best_count_ = 0;
 };
 
 }  // namespace rest_store

@@ -26,10 +26,12 @@ class EvidenceCollector {
  public:
   // Read what `readers` know after `tail`, the end of a context, and after the paths from there that a session would
   // look past to build a tree of `max_rows` nodes.
-  void collect(std::span<EvidenceReader* const> readers, const Gbdt& gbdt, std::span<const Token> tail,
+  void collect(std::span<EvidenceReader* const> readers, const FittedTrees& trees, std::span<const Token> tail,
                std::span<const ProposedNode> proposals, const CollectorLimits& limits) {
     readers_ = readers;
-    gbdt_ = &gbdt;
+    has_live_trees_ = !trees.live.trees.empty();
+    gbdt_ =
+        &trees.of(std::any_of(readers.begin(), readers.end(), [](const EvidenceReader* one) { return one->live(); }));
     proposals_ = proposals;
     limits_ = limits;
     text_.assign(tail.begin(), tail.end());
@@ -88,6 +90,8 @@ class EvidenceCollector {
     SourceEvidence& sources = source_evidence_[paths_.size()];
     sources.stores.resize(readers_.size());
     sources.present.assign(readers_.size(), true);
+    sources.live.resize(readers_.size());
+    for (std::size_t i = 0; i < readers_.size(); ++i) sources.live[i] = has_live_trees_ && readers_[i]->live();
     children_.clear();
     for (std::size_t i = 0; i < readers_.size(); ++i)
       if (open.parent < 0) readers_[i]->root(tail, sources.stores[i]);
@@ -138,6 +142,7 @@ class EvidenceCollector {
 
   std::span<EvidenceReader* const> readers_;
   const Gbdt* gbdt_ = nullptr;
+  bool has_live_trees_ = false;
   std::span<const ProposedNode> proposals_;
   CollectorLimits limits_{};
   std::vector<Token> text_;

@@ -54,8 +54,8 @@ struct Evidence {
 // locks, scratch memory belongs to the thread.
 class EvidenceReader {
  public:
-  EvidenceReader(std::vector<ShardView> shards, std::uint32_t vocabulary)
-      : shards_(std::move(shards)), vocabulary_(vocabulary), key_tree_(shards_), slots_(kSlots) {}
+  EvidenceReader(std::vector<ShardView> shards, std::uint32_t vocabulary, bool live)
+      : shards_(std::move(shards)), vocabulary_(vocabulary), live_(live), key_tree_(shards_), slots_(kSlots) {}
   EvidenceReader(const EvidenceReader&) = delete;
   EvidenceReader& operator=(const EvidenceReader&) = delete;
   ~EvidenceReader() {
@@ -64,6 +64,7 @@ class EvidenceReader {
 
   std::uint32_t vocabulary() const { return vocabulary_; }
   std::uint32_t width() const { return shards_[0].width; }
+  bool live() const { return live_; }  // whether the datastore holds what the target model wrote
 
   // Read the evidence of the context that ends in `tail`, for the root of a tree.
   void root(std::span<const Token> tail, Evidence& out) {
@@ -350,6 +351,7 @@ class EvidenceReader {
 
   const std::vector<ShardView> shards_;
   const std::uint32_t vocabulary_;
+  const bool live_;
   KeyTree key_tree_;
   // Made when they are first filled, so that a reader of shards that are soon replaced costs little. Written under a
   // lock; never replaced, so that their memory may be prefetched without one.

@@ -69,6 +69,14 @@ struct Gbdt {
   }
 };
 
+// Of steps with frozen stores alone, and of those in which a live one takes part; without trees for these, a live store
+// ranks among the frozen ones.
+struct FittedTrees {
+  Gbdt frozen, live;
+
+  const Gbdt& of(bool with_live) const { return with_live && !live.trees.empty() ? live : frozen; }
+};
+
 // What to subtract from log odds up to `greatest`, so that the sum of their exponentials does not overflow.
 inline float softmax_shift(float greatest) { return std::max(0.0F, greatest - 80.0F); }
 

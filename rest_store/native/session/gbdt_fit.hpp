@@ -97,15 +97,14 @@ class GbdtFitter {
     ObliviousTree tree;
     splits_.clear();
     for (const std::uint32_t row : sampled_) leaves_[row] = 0;
+    sums_.assign(features_ * kBins, {});
+    sum_gradients(sampled_, sums_);
     for (std::size_t level = 0; level < kGbdtDepth; ++level) {
-      const std::size_t width = std::size_t{1} << level;
-      sum_gradients(width);
-      const auto [feature, bin] = best_split(width, options.ridge);
+      const auto [feature, bin] = best_split(std::size_t{1} << level, options.ridge);
       splits_.push_back({feature, bin});
       tree.features[level] = static_cast<std::uint16_t>(feature);
       tree.thresholds[level] = edges_[feature].empty() ? 3e38F : edges_[feature][bin];
-      for (const std::uint32_t row : sampled_)
-        leaves_[row] |= static_cast<std::uint8_t>((bins_[row * features_ + feature] > bin) << level);
+      split_rows(level, feature, bin);
     }
     std::array<double, std::size_t{1} << kGbdtDepth> gradient{}, hessian{};
     for (const std::uint32_t row : sampled_) {
@@ -117,11 +116,32 @@ class GbdtFitter {
     return tree;
   }
 
-  void sum_gradients(std::size_t width) {
-    sums_.assign(width * features_ * kBins, {});
+  // Split every leaf at `bin` of `feature`. The sums of the side with fewer rows are counted, the others' are what is
+  // left of their parents'.
+  void split_rows(std::size_t level, std::size_t feature, std::size_t bin) {
+    for (std::vector<std::uint32_t>& side : sides_) side.clear();
     for (const std::uint32_t row : sampled_) {
+      const bool greater = bins_[row * features_ + feature] > bin;
+      leaves_[row] |= static_cast<std::uint8_t>(greater << level);
+      sides_[greater].push_back(row);
+    }
+    if (level + 1 == kGbdtDepth) return;
+    const bool fewer = sides_[1].size() < sides_[0].size();
+    const std::size_t half = sums_.size();
+    sums_.resize(2 * half);
+    counted_.assign(half, {});
+    sum_gradients(sides_[fewer], counted_, (std::size_t{1} << level) - 1);
+    for (std::size_t i = 0; i < half; ++i) {
+      const Sums left{sums_[i].gradient - counted_[i].gradient, sums_[i].hessian - counted_[i].hessian};
+      sums_[i] = fewer ? left : counted_[i];
+      sums_[half + i] = fewer ? counted_[i] : left;
+    }
+  }
+
+  void sum_gradients(const std::vector<std::uint32_t>& rows, std::vector<Sums>& out, std::size_t mask = 0) const {
+    for (const std::uint32_t row : rows) {
       const std::uint8_t* bins = bins_.data() + row * features_;
-      Sums* sums = sums_.data() + leaves_[row] * features_ * kBins;
+      Sums* sums = out.data() + (leaves_[row] & mask) * features_ * kBins;
       const Sums add = gradients_[row];
       for (std::size_t feature = 0; feature < features_; ++feature) {
         Sums& sum = sums[feature * kBins + bins[feature]];
@@ -174,9 +194,10 @@ class GbdtFitter {
   std::vector<std::uint8_t> bins_;
   std::vector<std::vector<float>> edges_;
   std::vector<float> odds_;
-  std::vector<Sums> gradients_, sums_;
+  std::vector<Sums> gradients_, sums_, counted_;
   std::vector<std::uint8_t> leaves_;
   std::vector<std::uint32_t> sampled_;
+  std::array<std::vector<std::uint32_t>, 2> sides_;  // of a split: the sampled rows up to its bin, and the others
   std::vector<std::pair<std::size_t, std::size_t>> splits_;
 };
 

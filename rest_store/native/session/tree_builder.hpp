@@ -80,7 +80,7 @@ struct Recorded {
 // Not thread-safe. What it points to outlives it.
 class TreeBuilder {
  public:
-  explicit TreeBuilder(const Gbdt& gbdt) : gbdt_(gbdt) {}
+  explicit TreeBuilder(const FittedTrees& trees) : trees_(trees) {}
 
   PromptLookup lookup;  // holds the text, whether prompt lookup is a source or not
   OnlineCalibration online;
@@ -104,6 +104,9 @@ class TreeBuilder {
   // before children.
   void build(std::size_t max_nodes) {
     max_nodes_ = max_nodes;
+    has_live_ = std::any_of(stores_.begin(), stores_.end(), [](const Store& store) {
+      return store.present && store.reader != nullptr && store.reader->live();
+    });
     nodes_.clear();
     frontier_.clear();
     pushed_ = 0;
@@ -223,7 +226,12 @@ class TreeBuilder {
     SourceEvidence& sources = source_evidence_[expansions_];
     sources.stores.resize(stores_.size());
     sources.present.resize(stores_.size());
-    for (std::size_t i = 0; i < stores_.size(); ++i) sources.present[i] = stores_[i].present;
+    sources.live.resize(stores_.size());
+    for (std::size_t i = 0; i < stores_.size(); ++i) {
+      const EvidenceReader* reader = stores_[i].reader;
+      sources.present[i] = stores_[i].present;
+      sources.live[i] = reader != nullptr && reader->live() && (records || !trees_.live.trees.empty());
+    }
     if (use_lookup) lookup.find(tail, sources.lookup);
     if (recycled != nullptr) sources.recycled = recycled->find(tail);
     NodeFeatures features;
@@ -241,7 +249,8 @@ class TreeBuilder {
     }
     const std::size_t limit = features.score >= kProbable && max_nodes_ > 16 ? kCandidates : kLanes;
     candidates_.fill(sources, hit_rates_, features, lookup, limit);
-    const std::array<float, kCandidates> probabilities = acceptance_probabilities(candidates_, gbdt_, online);
+    const std::array<float, kCandidates> probabilities =
+        acceptance_probabilities(candidates_, trees_.of(has_live_), online);
     for (std::size_t row = 0; row < candidates_.size(); ++row) {
       const Token token = candidates_.token(row);
       const std::uint32_t origins = candidates_.origins(row);
@@ -280,7 +289,8 @@ class TreeBuilder {
       recorded_.ends.push_back(static_cast<std::uint32_t>(recorded_.labels.size()));
   }
 
-  const Gbdt& gbdt_;
+  const FittedTrees& trees_;
+  bool has_live_ = false;  // a live store takes part in this step
   std::vector<Store> stores_;
   HitRates hit_rates_;
   float mean_accepted_ = 1;

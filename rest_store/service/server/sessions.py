@@ -92,7 +92,7 @@ class Sessions:
         self.open.discard(session)
 
     def _new_calibration(self) -> Calibration:
-        return Calibration(self._default.native.gbdt)
+        return Calibration.default()
 
     def _weights(self, opening: pb.SessionOpening) -> list[float]:
         weights, number = opening.calibration_weights, len(self._default.weights)

@@ -1,0 +1,177 @@
+"""The command `rest-store bench live`: what remembering the outputs of a model adds to M, by replay of recordings."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import numpy as np
+
+from rest_store.bench.datastores import open_datastores
+from rest_store.bench.environment import write_result
+from rest_store.bench.options import (
+    datastores_option,
+    every_option,
+    json_option,
+    recordings_option,
+    require_datastores,
+    require_folder,
+    tokenizer_option,
+)
+from rest_store.bench.recordings import FIT_PARTS, Recording, read_all, split
+from rest_store.bench.remembering import among_others, in_turn, new_live_datastore, with_all
+from rest_store.bench.replay import Outcome, replay
+from rest_store.datastore.datastore import Datastore
+from rest_store.drafting.calibration import Calibration
+from rest_store.drafting.sources import PromptLookup, RecycledLogits, require_sources
+
+if TYPE_CHECKING:
+    from rest_store.live.live_datastore import LiveDatastore
+
+    Order = Callable[[Sequence[Recording], LiveDatastore, Callable[[Recording], bool]], Iterator[Recording]]
+
+# What the live datastore holds while a recording is replayed.
+IN_TURN = "those before it"
+REMEMBERED: dict[str, Order] = {
+    IN_TURN: in_turn,
+    "all of other tasks": among_others,
+    "all others, its task in another form too": functools.partial(among_others, same_task=True),
+    "all, itself too": with_all,
+}
+_SLICES = 5  # of the recordings in order, for the curve
+
+Replayed = list[tuple[int, Outcome]]  # tokens remembered before each recording, and its outcome
+
+
+@click.command(epilog="Example: rest-store bench live --recordings traces.jsonl.gz --datastore python.ds")
+@recordings_option
+@datastores_option
+@tokenizer_option
+@click.option("--calibration", default="default", help="'default': the one of the package; or a file.")
+@click.option(
+    "--nodes", multiple=True, default=(16, 64), type=click.IntRange(1, 1024), help="Nodes of a step. May be repeated."
+)
+@every_option
+@json_option
+def live(
+    recordings: tuple[Path, ...],
+    datastores: tuple[Path, ...],
+    tokenizer: str | None,
+    calibration: str,
+    nodes: tuple[int, ...],
+    every: int,
+    json_file: Path | None,
+) -> None:
+    """Replay recordings with a live datastore that remembers others, and print M, tokens per forward pass.
+
+    Each recording is replayed while nothing is remembered; in order, while those before it are; and while all others
+    are, without and with other prompts of its task, and itself too: the same prompt asked again. With the datastores
+    and without. All recordings are remembered; the figures are those of three tenths of the prompts, by a fixed hash,
+    to which the shipped calibration was not fitted. The first datastore says which tokenizer the tokens are from.
+    """
+    if json_file is not None:
+        require_folder(json_file)
+    require_datastores(datastores, "bench live")
+    stores = open_datastores(datastores)
+    require_sources("--datastore", list(stores.values()))
+    chosen = read_all(recordings, stores, tokenizer)[::every]
+    split(chosen, "bench live", fit=False)
+    used = Calibration.default() if calibration == "default" else Calibration.load(calibration)
+    rows = measure_live(chosen, stores, used, budgets=nodes, progress=click.echo)
+    arguments = {"recordings": recordings, "datastore": datastores, "calibration": calibration}
+    results = {
+        "datastores": {name: store.info().token_count for name, store in stores.items()},
+        "remembered": {"recordings": len(chosen), "tokens": sum(one.output.size for one in chosen)},
+        "reported": sum(_is_reported(one) for one in chosen),
+        "rows": rows,
+    }
+    write_result(json_file, "live", arguments, ("numpy", "rest-store"), results)
+
+
+def measure_live(
+    recordings: Sequence[Recording],
+    stores: Mapping[str, Datastore | LiveDatastore],
+    calibration: Calibration,
+    *,
+    budgets: Sequence[int] = (16, 64),
+    progress: Callable[[str], object] = lambda line: None,
+) -> list[dict[str, Any]]:
+    """Replay the recordings for reporting, with and without datastores, for each way to remember the others.
+
+    Args:
+        recordings: all of them, in order.
+        stores: datastores by name, at least one.
+        calibration: of the sessions; not changed.
+        budgets: nodes of a step.
+        progress: called with a line for each row.
+
+    Returns:
+        One row each: "datastores" (whether they are sources), "remembered", "nodes" and the figures of
+        `Outcome.as_json`. Where those before it are remembered, also "curve": for each fifth of the recordings the mean
+        of "remembered" tokens, "M", and "M without" a live datastore.
+    """
+    tokenizer = next(iter(stores.values())).tokenizer
+    local: list[object] = [PromptLookup()]
+    if any(recording.top_k.size for recording in recordings):
+        local.append(RecycledLogits())
+    rows: list[dict[str, Any]] = []
+
+    def replayed(sources: Sequence[object], nodes: int, order: Order) -> Replayed:
+        with new_live_datastore(tokenizer) as remembering:
+            return [
+                (
+                    remembering.info().token_count,
+                    replay([recording], [*sources, remembering], calibration, max_nodes=nodes),
+                )
+                for recording in order(recordings, remembering, _is_reported)
+            ]
+
+    def add(with_stores: bool, remembered: str, nodes: int, each: Replayed) -> dict[str, Any]:
+        outcome = Outcome.sum_of(one for _, one in each)
+        row = {"datastores": with_stores, "remembered": remembered, "nodes": nodes, **outcome.as_json()}
+        rows.append(row)
+        families = "  ".join(f"{name} {figure:.2f}" for name, figure in row["families"].items())
+        besides = "datastores" if with_stores else "no datastores"
+        progress(f"{besides + ', remembered: ' + remembered:<72}{nodes:>4} nodes {row['M']:6.3f}   {families}")
+        return row
+
+    for nodes in budgets:
+        for with_stores in (True, False):
+            sources = [*local, *(stores.values() if with_stores else ())]
+            without = [
+                (0, replay([one], sources, calibration, max_nodes=nodes)) for one in filter(_is_reported, recordings)
+            ]
+            add(with_stores, "nothing", nodes, without)
+            for remembered, order in REMEMBERED.items():
+                each = replayed(sources, nodes, order)
+                row = add(with_stores, remembered, nodes, each)
+                if remembered == IN_TURN:
+                    row["curve"] = _curve(each, without)
+                    progress(
+                        "  M by tokens remembered, and without: "
+                        + ", ".join(
+                            f"{part['remembered']}: {part['M']:.2f} ({part['M without']:.2f})" for part in row["curve"]
+                        )
+                    )
+    return rows
+
+
+def _is_reported(recording: Recording) -> bool:
+    return recording.part >= FIT_PARTS and recording.output.size > 0
+
+
+def _curve(each: Replayed, without: Replayed) -> list[dict[str, Any]]:
+    parts = []
+    for places in np.array_split(np.arange(len(each)), min(_SLICES, len(each))):
+        inside = [each[place] for place in places]
+        parts.append(
+            {
+                "remembered": round(float(np.mean([tokens for tokens, _ in inside]))),
+                "M": round(Outcome.sum_of(one for _, one in inside).mean_accepted, 4),
+                "M without": round(Outcome.sum_of(without[place][1] for place in places).mean_accepted, 4),
+            }
+        )
+    return parts

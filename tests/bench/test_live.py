@@ -1,0 +1,84 @@
+"""What a live datastore holds during replays, and `rest-store bench live`."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from rest_store.bench.exhibits import Lines, Table
+from rest_store.bench.live import IN_TURN, REMEMBERED
+from rest_store.bench.recordings import Recording
+from rest_store.bench.remembering import among_others, in_turn, new_live_datastore, with_all
+from rest_store.bench.results import read_results
+from rest_store.bench.sections import section_of
+from rest_store.cli import main
+from tests.shared.strategies import Corpus, identity, write_datastore
+
+VOCABULARY = 300
+
+
+def recording(number: int, key: str = "") -> Recording:
+    """A recording whose output is the tokens 10 * number + 1 .. 10 * number + 4."""
+    output = np.arange(10 * number + 1, 10 * number + 5, dtype=np.int32)
+    prompt = np.array([200 + number, 9], np.int32)
+    return Recording("all", number, prompt, output, np.zeros((0, 0), np.int32), key)
+
+
+@pytest.mark.parametrize(
+    ("order", "held"),
+    [
+        (in_turn, [[], [0], [0, 1]]),
+        (among_others, [[2], [2], [0, 1]]),
+        (functools.partial(among_others, same_task=True), [[1, 2], [0, 2], [0, 1]]),
+        (with_all, [[0, 1, 2]] * 3),
+    ],
+)
+def test_a_live_datastore_holds_what_each_order_says(order: Callable[..., Any], held: list[list[int]]) -> None:
+    recordings = [recording(0, "task/1"), recording(1, "task/1"), recording(2)]
+    with new_live_datastore(identity(VOCABULARY)) as live:
+
+        def held_now() -> list[int]:
+            return [number for number in range(3) if live.count([9, 10 * number + 1, 10 * number + 2])]
+
+        assert [(one, held_now()) for one in order(recordings, live)] == list(zip(recordings, held, strict=True))
+    with new_live_datastore(identity(VOCABULARY)) as live:
+        last = recordings[2]
+        assert [(one, held_now()) for one in order(recordings, live, lambda one: one is last)] == [(last, held[2])]
+
+
+def test_the_command_writes_a_row_for_all_that_is_remembered(tmp_path: Path) -> None:
+    text = [1, 2, 3, 4, 5, 6, 7, 8] * 4
+    write_datastore(tmp_path, Corpus(VOCABULARY, [[[50, 51, 52]]]))
+    rows = [{"prompt": [100 + number], "output": text, "set": "a"} for number in range(20)]
+    (tmp_path / "recordings.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = ["--recordings", tmp_path / "recordings.jsonl", "--datastore", tmp_path, "--nodes", 4]
+    done = CliRunner().invoke(main, ["bench", "live", *map(str, options), "--json", str(tmp_path / "live.json")])
+    assert done.exit_code == 0, done.output
+    results = json.loads((tmp_path / "live.json").read_text())["results"]
+    assert results["remembered"] == {"recordings": 20, "tokens": 20 * len(text)}
+    figures = {(row["datastores"], row["remembered"]): row for row in results["rows"]}
+    assert set(figures) == {(with_stores, name) for with_stores in (True, False) for name in ("nothing", *REMEMBERED)}
+    for with_stores in (True, False):
+        nothing, all_others = (figures[with_stores, name]["M"] for name in ("nothing", "all of other tasks"))
+        assert all_others > 1.2 * nothing
+        curve = figures[with_stores, IN_TURN]["curve"]
+        assert [part["remembered"] for part in curve] == sorted(part["remembered"] for part in curve)
+        assert all(part["M"] >= part["M without"] for part in curve)
+    table, curves = section_of(read_results(tmp_path)["live"]).exhibits
+    assert isinstance(table, Table)
+    assert [row[0] for row in table.rows] == ["nothing", *REMEMBERED]
+    assert isinstance(curves, Lines)
+    assert [len(points) for points in curves.series.values()] == [5, 5]
+
+
+def test_a_datastore_is_required_before_anything_is_read(tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["bench", "live", "--recordings", str(tmp_path / "missing")])
+    assert done.exit_code == 1
+    assert done.output == "Error: bench live: number of datastores is 0, expected at least one --datastore\n"
