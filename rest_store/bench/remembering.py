@@ -9,16 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-
 from rest_store.bench.recordings import Recording
 from rest_store.datastore.tokenizer import TokenizerIdentity
+from rest_store.drafting.output_document import OutputDocument
 
 if TYPE_CHECKING:
     from rest_store.live.live_datastore import LiveDatastore
-
-_PROMPT_TAIL = 8  # tokens of a prompt that are remembered with the output; more do not raise M
 
 
 @contextmanager
@@ -80,9 +76,10 @@ def with_all(
 
 
 def _add(live: LiveDatastore, numbers: Sequence[int], recordings: Sequence[Recording]) -> None:
-    documents = {str(number): _document(recordings[number]) for number in numbers if recordings[number].output.size}
+    documents = {}
+    for number in numbers:
+        recording = recordings[number]
+        document = OutputDocument.of(recording.prompt.tolist(), recording.output.tolist())
+        if document is not None:
+            documents[str(number)] = document.tokens
     live.add(list(documents.values()), list(documents))
-
-
-def _document(recording: Recording) -> npt.NDArray[np.int32]:
-    return np.concatenate([recording.prompt[-_PROMPT_TAIL:], recording.output])
