@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from rest_store.datastore.datastore import Datastore
 from rest_store.drafting.session import DraftSession
 from rest_store.errors import (
     DatastoreNotFoundError,
+    DatastoreUnavailableError,
     LiveFormatError,
     ProtocolError,
     StorageError,
@@ -311,6 +313,26 @@ def test_a_full_disk_is_a_named_error_and_asking_goes_on(directory: Path, tmp_pa
         assert counted(service, "failures") == [2.0]
         service.stop()
         assert sum(" failure " in line for line in service.log) == 2
+
+
+def test_a_truncated_segment_is_a_named_error_until_a_restart(directory: Path, tmp_path: Path) -> None:
+    texts = [phrase(16) for _ in range(2000)]
+    with LiveDatastore.open(tmp_path / "chat", tokenizer=identity(VOCABULARY)) as store:
+        store.add(texts)
+        store.compact()
+    with (
+        running(f"a={directory}", options=["--live", str(tmp_path / "chat"), METRICS]) as service,
+        DatastoreClient(service.target, timeout=PATIENCE, retries=0) as client,
+    ):
+        assert client.count(texts[1000]) == 1
+        for file in (tmp_path / "chat").glob("segment-*"):
+            os.truncate(file, 0)
+        message = failed(DatastoreUnavailableError, lambda: client.count(texts[-1]), "datastore 'chat' is unavailable")
+        assert "restart the service" in message
+        assert metrics_of(service)["rest_store_datastore_readable", "chat"] == 0
+        service.stop()
+        service.restart()
+        assert client.count(texts[-1]) == client.count(texts[1000]) == 1
 
 
 BAD_DIRECTORIES = {

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +49,8 @@ class LiveServed(Served):
     Raises:
         DatastoreError, TokenizerMismatchError: as `LiveDatastore.open`.
     """
+
+    remedy: ClassVar[str] = "restart the service, which sorts it anew from its documents"
 
     def __init__(self, name: str, path: Path, tokenizer: object, log: EventLog) -> None:
         from rest_store.live.live_datastore import LiveDatastore  # needs more packages than a frozen one

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -34,6 +34,8 @@ class Served(ABC):
         store: the datastore.
         generation: 1, and one more for each reload.
     """
+
+    remedy: ClassVar[str] = "restore and reload it"  # when it cannot be read
 
     def __init__(self, name: str, store: Store, generation: int) -> None:
         self.name = name
@@ -67,7 +69,7 @@ class Served(ABC):
         """Raise DatastoreUnavailableError unless `readable`; to be called after Reading, before the answer is used."""
         fault = self.fault
         if fault is not None:
-            raise DatastoreUnavailableError(f"datastore {self.name!r} is unavailable: {fault}; restore and reload it")
+            raise DatastoreUnavailableError(f"datastore {self.name!r} is unavailable: {fault}; {self.remedy}")
 
     def try_out(self) -> None:
         """Draft once, so that a datastore that cannot be read is refused before it is served."""
