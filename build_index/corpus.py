@@ -31,7 +31,7 @@ from build_index.readers.parquet import read_parquet
 from build_index.readers.records import KNOWN_FIELDS, RecordReader
 from build_index.readers.source_tree import TreeFile, walk
 from build_index.readers.text import read_text
-from build_index.staging import is_datastore
+from build_index.staging import is_datastore, is_live
 from rest_store.errors import CorpusError, CorpusFormatError, CorpusNotFoundError, describe
 
 _HEAD_BYTES = 4096
@@ -60,6 +60,9 @@ def open_corpus(spec: CorpusSpec) -> Corpus:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode) and is_datastore(path):
             raise CorpusError(describe(where, "corpus", "a datastore", "documents"))
+        if stat.S_ISDIR(mode) and is_live(path):
+            expected = "documents; rest-store live export makes a datastore of it"
+            raise CorpusError(describe(where, "corpus", "a live datastore", expected))
     except OSError as error:
         raise read_error(where, error) from error
     if stat.S_ISDIR(mode):

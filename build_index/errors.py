@@ -10,18 +10,19 @@ from rest_store.errors import CorpusError, CorpusNotFoundError, OutputError, Res
 
 
 @contextmanager
-def build_packages(where: object, error: type[RestStoreError]) -> Iterator[None]:
-    """Import packages of the `[build]` extra inside; a missing one raises `error`, which names it and the extra.
+def build_packages(where: object, error: type[RestStoreError], extra: str = "build") -> Iterator[None]:
+    """Import packages of an extra inside; a missing one raises `error`, which names it and the extra.
 
     Args:
         where: the input that needs the package, for the message.
         error: class of the error.
+        extra: what installs the package.
     """
     try:
         yield
     except ImportError as cause:
         package = (cause.name or str(cause)).partition(".")[0]
-        hint = "install it with: pip install 'rest-store[build]'"
+        hint = f"install it with: pip install 'rest-store[{extra}]'"
         raise error(f"{where}: the package '{package}' cannot be imported ({cause}); {hint}") from cause
 
 

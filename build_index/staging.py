@@ -27,9 +27,9 @@ from build_index.errors import output_errors
 from build_index.journal import FILE_NAME as JOURNAL_NAME
 from build_index.journal import BuildState, Journal, read_journal
 from build_index.path import local_path
+from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME, TOKENIZER_FILE_NAME
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.datastore.manifest import MAX_SIZE as MAX_MANIFEST_SIZE
-from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 from rest_store.datastore.regular_file import open_regular
 from rest_store.errors import OutputError, ResumeError, describe
 
@@ -37,6 +37,7 @@ _OLD_FILE_NAME = "prepared.drafts"  # in datastores of older builds
 _OUR_FILES = re.compile(
     "|".join(map(re.escape, (MANIFEST_NAME, TOKENIZER_FILE_NAME, _OLD_FILE_NAME))) + r"|shard-\d+\.(tokens|suffixes)"
 )
+_LIVE_FILES = (DOCUMENTS_FILE_NAME, "writer.lock")
 _BUILDING_NAME = re.compile(r"\..*\.building", re.DOTALL)
 _AT_FDCWD = -100
 RENAME_EXCHANGE = 2
@@ -236,6 +237,11 @@ def is_datastore(directory: Path) -> bool:
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(fields, dict) and fields.get("format") == "rest-store"
+
+
+def is_live(directory: Path) -> bool:
+    """Whether a directory has the files of a live datastore."""
+    return all((directory / name).is_file() for name in _LIVE_FILES)
 
 
 def is_staging(directory: Path) -> bool:

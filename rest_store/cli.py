@@ -42,6 +42,7 @@ class _Group(click.Group):
         "bench": "rest_store.bench.command:bench",
         "calibrate": "rest_store.bench.command:calibrate",
         "generate": "rest_store.generation.command:generate",
+        "live": "rest_store.live.command:live",
     }
 
     def list_commands(self, context: click.Context) -> list[str]:
@@ -97,10 +98,16 @@ def build_main() -> None:
 @click.argument("datastore", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def info(datastore: Path, as_json: bool) -> None:
-    """Show the sources, size, tokenizer and build options of DATASTORE."""
+    """Show the sources, size, tokenizer and build options of DATASTORE; of a live one, what `live info` shows."""
     from rest_store.datastore.datastore import Datastore
     from rest_store.datastore.render import one_line
+    from rest_store.live.opening import is_live
 
+    if is_live(datastore):
+        from rest_store.live.command import show
+
+        show(datastore, as_json=as_json)
+        return
     description = Datastore.open(datastore).info()
     manifest = json.loads(description.manifest.to_json())
     facts = {
@@ -151,8 +158,9 @@ def _short(value: object) -> str:
 @click.option("--full", is_flag=True, help="Compare all neighbouring suffixes, not a sample.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def check(datastore: Path, full: bool, as_json: bool) -> None:
-    """Read DATASTORE through and verify it: checksums, tokenizer, symbols, keys, order of suffix arrays."""
+    """Read DATASTORE, frozen or live, through and verify it: checksums, tokenizer, symbols, order of suffix arrays."""
     from rest_store.datastore.check import check_datastore
+    from rest_store.live.opening import is_live
 
     show = sys.stderr.isatty() and not as_json
     shown = ""
@@ -164,16 +172,21 @@ def check(datastore: Path, full: bool, as_json: bool) -> None:
             click.echo(f"\r{line:<50}", nl=False, err=True)
             shown = line
 
-    store = check_datastore(datastore, full=full, progress=progress)
+    if is_live(datastore):
+        from rest_store.live.check import check_live
+
+        shards, tokens = check_live(datastore, full=full, progress=progress)
+    else:
+        store = check_datastore(datastore, full=full, progress=progress)
+        shards, tokens = len(store.shards), store.manifest.token_count
     if show:
         click.echo("\r" + " " * 50 + "\r", nl=False, err=True)
-    verified = {"datastore": str(datastore), "verified": "full" if full else "sampled", "shards": len(store.shards)}
-    verified["tokens"] = store.manifest.token_count
+    verified = {"datastore": str(datastore), "verified": "full" if full else "sampled"}
     if as_json:
-        click.echo(json.dumps(verified))
+        click.echo(json.dumps({**verified, "shards": shards, "tokens": tokens}))
     else:
         what = "every suffix compared" if full else "suffixes compared on samples"
-        click.echo(f"{datastore}: valid: {len(store.shards)} shards, {store.manifest.token_count:,} tokens, {what}")
+        click.echo(f"{datastore}: valid: {shards} shards, {tokens:,} tokens, {what}")
 
 
 @main.command(epilog='Example: rest-store query python.ds --text "for i "')
@@ -205,8 +218,8 @@ def query(
 ) -> None:
     """Show the longest match of a context in DATASTORE, its count, and the draft tree.
 
-    DATASTORE is a directory or the address of a service, HOST:PORT or unix:/path. A service has no tokenizer: pass
-    --tokenizer with --text.
+    DATASTORE is a directory, frozen or live, or the address of a service, HOST:PORT or unix:/path. A service has no
+    tokenizer: pass --tokenizer with --text.
     """
     from rest_store.datastore.render import draft_as_json, draw_draft
 
@@ -222,12 +235,12 @@ def query(
             datastore, datastore=names or None, tokenizer=target, timeout=timeout, **access.arguments()
         )
     else:
-        from rest_store.datastore.datastore import Datastore
+        from rest_store.live.opening import open_store
 
-        store = Datastore.open(datastore)
+        store = open_store(datastore)
         target = _tokenizer(store, tokenizer, needed=text is not None)
     context = _context(text, tokens, target)
-    with contextlib.closing(store) if is_service(datastore) else contextlib.nullcontext():
+    with contextlib.closing(store):
         tree = store.draft(context, max_nodes=max_nodes, max_suffix=max_suffix, max_depth=max_depth)
     if as_json:
         text_of = target.token_text if target is not None else None

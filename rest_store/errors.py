@@ -45,6 +45,7 @@
     |   |-- DeadlineError               no answer before the deadline                    (TimeoutError)
     |   |-- OverloadedError             the service has too much work
     |   |-- AuthenticationError         a token is missing or wrong                      (PermissionError)
+    |   |-- PermissionDeniedError       a token does not allow this                      (PermissionError)
     |   |-- UnknownDatastoreError       no datastore of that name is served              (LookupError)
     |   |-- MessageSizeError            a message is too large                           (ValueError)
     |   |-- MessageOrderError           a message of a stream cannot come here           (ValueError)
@@ -56,6 +57,7 @@
     |   |-- CacheNotSupportedError      the key-value cache cannot hold trees            (ValueError)
     |   |-- CacheFullError              a static cache has no slot for the next token    (IndexError)
     |   |-- DrafterError                neither a list of sources nor a callable         (TypeError)
+    |   |-- RememberError               outputs cannot be added to this object           (TypeError)
     |   |-- PromptError                 a prompt is neither text nor token ids           (ValueError)
     |   |-- GenerationFailedError       an earlier step failed; there is no more text    (RuntimeError)
     |   `-- ModelLoadError              a model cannot be loaded                         (OSError)
@@ -227,6 +229,10 @@ class AuthenticationError(ServiceError, PermissionError):
     """The token is missing, or the service does not accept it."""
 
 
+class PermissionDeniedError(ServiceError, PermissionError):
+    """The service accepts the token, but not for this: it may only read, or is for other datastores."""
+
+
 class UnknownDatastoreError(ServiceError, LookupError):
     """The service has no datastore of that name."""
 
@@ -303,6 +309,10 @@ class DrafterError(GenerationError, TypeError):
     """The drafter is neither a list of sources nor a callable that makes a session."""
 
 
+class RememberError(GenerationError, TypeError):
+    """`remember` is neither a live datastore, a client of one, nor another object that takes documents."""
+
+
 class PromptError(GenerationError, ValueError):
     """The prompt is neither text nor token ids in rows of equal length."""
 
@@ -312,7 +322,7 @@ class GenerationFailedError(GenerationError, RuntimeError):
 
 
 class DraftingWarning(RuntimeWarning):
-    """A session or source stopped during a generation, or nothing was drafted; the text is as without drafts."""
+    """A session or source stopped, nothing was drafted, or an output was not remembered; the text is as without."""
 
 
 class ModelLoadError(GenerationError, OSError):

@@ -21,9 +21,15 @@ BUILD_INDEX = Path(build_index.__file__).parent
 ALLOWED = {
     "rest_store.errors": set[str](),
     "rest_store.datastore": {"rest_store.errors"},
-    "rest_store.live": {"rest_store.errors", "rest_store.datastore", "build_index"},
+    "rest_store.live": {"rest_store", "rest_store.errors", "rest_store.datastore", "build_index"},
     "rest_store.drafting": {"rest_store.errors", "rest_store.datastore"},
-    "rest_store.service": {"rest_store.errors", "rest_store.datastore", "rest_store.drafting", "rest_store.v1"},
+    "rest_store.service": {
+        "rest_store.errors",
+        "rest_store.datastore",
+        "rest_store.live",
+        "rest_store.drafting",
+        "rest_store.v1",
+    },
     "rest_store.generation": {"rest_store.errors", "rest_store.datastore", "rest_store.drafting"},
     "build_index": {"rest_store", "rest_store.errors", "rest_store.datastore"},
 }

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+import rest_store
 from rest_store.cli import main
+from rest_store.errors import LiveDatastoreError
 from tests.shared.strategies import Corpus, write_datastore
 
 
@@ -31,6 +34,17 @@ def test_a_command_without_its_packages_names_the_extra(
     assert done.exit_code == 1
     expected = f"the package '{package}' is missing, expected it to be installed: pip install 'rest-store[{extra}]'"
     assert done.stderr == f"Error: {words.split()[0]}: {expected}\n"
+
+
+def test_live_datastores_name_their_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(vars(rest_store), "LiveDatastore", raising=False)
+    monkeypatch.delitem(sys.modules, "rest_store.live.live_datastore", raising=False)
+    monkeypatch.setitem(sys.modules, "pydivsufsort", None)  # type: ignore[arg-type]
+    expected = r"the package 'pydivsufsort' cannot be imported .*; install it with: pip install 'rest-store\[live\]'"
+    with pytest.raises(LiveDatastoreError, match=expected):
+        _ = rest_store.LiveDatastore
+    done = CliRunner().invoke(main, ["live", "info", str(tmp_path)])
+    assert (done.exit_code, re.fullmatch(f"Error: live datastores: {expected}\n", done.stderr) is None) == (1, False)
 
 
 def test_a_module_of_nobodys_extra_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:

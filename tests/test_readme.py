@@ -72,7 +72,7 @@ def test_the_test_command_of_ci_is_the_readmes() -> None:
     "words", words_of("rest-store") + [["rest-store", "build", *words[1:]] for words in words_of("rest-build")]
 )
 def test_commands_take_the_options_shown(words: list[str]) -> None:
-    command = words[1:3] if words[1] == "bench" else words[1:2]
+    command = words[1:3] if words[1] in ("bench", "live") else words[1:2]
     shown = CliRunner().invoke(main, [*command, "--help"])
     assert shown.exit_code == 0
     assert {word for word in words if word.startswith("--")} <= set(re.findall(r"--[a-z-]+", shown.output))

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from build_index.documents import CorpusCounts
 from build_index.errors import read_error
-from build_index.staging import is_datastore, is_staging
+from build_index.staging import is_datastore, is_live, is_staging
+from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 
 # What tools keep in a source tree and nobody wrote.
@@ -76,7 +77,8 @@ def walk(
             return iter(())
         except OSError as error:
             raise read_error(f"{where}/{prefix}".rstrip("/"), error) from error
-        if any(entry.name == MANIFEST_NAME for entry in entries) and is_datastore(Path(directory)):
+        kinds = {MANIFEST_NAME: is_datastore, DOCUMENTS_FILE_NAME: is_live}
+        if any(kinds[entry.name](Path(directory)) for entry in entries if entry.name in kinds):
             counts.skip("datastore")
             return iter(())
         return ((entry, prefix + os.fsencode(entry.name).decode("utf-8", "replace")) for entry in entries)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -14,12 +15,16 @@ from rest_store.datastore.header import separator_id
 from rest_store.datastore.manifest import FILE_NAME, TOKENIZER_FILE_NAME, Manifest, ShardRecord
 from rest_store.datastore.shard import Shard, TokensFile, TokensWriter, write_suffixes
 from rest_store.errors import RecordingError, describe
+from rest_store.live.opening import open_store
+
+if TYPE_CHECKING:
+    from rest_store.live.live_datastore import LiveDatastore
 
 Document = npt.NDArray[np.integer]
 
 
-def open_datastores(paths: Sequence[Path]) -> dict[str, Datastore]:
-    """Return datastores by the names of their folders, by their paths where several folders have one name.
+def open_datastores(paths: Sequence[Path]) -> dict[str, Datastore | LiveDatastore]:
+    """Return datastores, frozen or live, by the names of their folders; by their paths where several have one name.
 
     Raises:
         RecordingError: a datastore is named twice.
@@ -30,8 +35,7 @@ def open_datastores(paths: Sequence[Path]) -> dict[str, Datastore]:
             raise RecordingError(describe("--datastore", "datastore", f"{path} twice", "each one once"))
     names = [path.name for path in resolved]
     return {
-        name if names.count(name) == 1 else str(path): Datastore.open(path)
-        for name, path in zip(names, paths, strict=True)
+        name if names.count(name) == 1 else str(path): open_store(path) for name, path in zip(names, paths, strict=True)
     }
 
 

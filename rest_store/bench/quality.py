@@ -29,7 +29,7 @@ from rest_store.bench.options import (
 from rest_store.bench.recordings import Recording, read_all, split
 from rest_store.bench.replay import Draft, Outcome, fit_calibration, replay, walk
 from rest_store.bench.serving import asking, unanswered
-from rest_store.datastore.datastore import Datastore
+from rest_store.datastore.store import Store
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import PromptLookup, RecycledLogits, require_sources
@@ -117,14 +117,14 @@ def quality(
                 sizes[share] = open_datastores(parts)
             measured = measure_series(held_out, sizes, start)
     arguments = {"recordings": recordings, "datastore": datastores, "calibration": calibration, "plots": plots}
-    tokens = {name: store.manifest.token_count for name, store in stores.items()}
+    tokens = {name: store.info().token_count for name, store in stores.items()}
     results = {"datastores": tokens, "reported": len(held_out), "rows": rows, "curves": measured}
     write_result(json_file, "quality", arguments, ("numpy", "rest-store"), results)
 
 
 def measure(
     recordings: Sequence[Recording],
-    stores: Mapping[str, Datastore],
+    stores: Mapping[str, Store],
     calibration: Calibration,
     *,
     budgets: Sequence[int] = (16, 64),
@@ -178,7 +178,7 @@ def measure(
 
 def measure_series(
     recordings: Sequence[Recording],
-    series: Mapping[float, Mapping[str, Datastore]],
+    series: Mapping[float, Mapping[str, Store]],
     calibration: Calibration,
     *,
     suffixes: Sequence[int] = (1, 2, 4, 8, 16, 32),
@@ -196,7 +196,7 @@ def measure_series(
         nodes: budget of the other two curves.
     """
 
-    def score(stores: Mapping[str, Datastore], budget: int = nodes, longest: int = 16) -> float:
+    def score(stores: Mapping[str, Store], budget: int = nodes, longest: int = 16) -> float:
         sources = [PromptLookup(), RecycledLogits(), *stores.values()]
         return round(replay(recordings, sources, calibration, max_nodes=budget, max_suffix=longest).mean_accepted, 4)
 
@@ -208,7 +208,7 @@ def measure_series(
     }
 
 
-def rest_rule(stores: Sequence[Datastore], *, max_nodes: int = 24) -> Draft:
+def rest_rule(stores: Sequence[Store], *, max_nodes: int = 24) -> Draft:
     """Return REST's rule (arXiv 2311.08252, section 3.2): the most frequent continuations of the one longest match.
 
     Of several datastores the one with the longest match drafts. The context begins after its last token outside the

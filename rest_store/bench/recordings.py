@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
+from rest_store.datastore.store import Store
 from rest_store.errors import CorpusError, RecordingError, describe
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def read_recordings(path: str | Path, encode: Encode | None = None) -> list[Reco
     return recordings
 
 
-def read_all(paths: Sequence[Path], stores: Mapping[str, Datastore], tokenizer: str | None) -> list[Recording]:
+def read_all(paths: Sequence[Path], stores: Mapping[str, Store], tokenizer: str | None) -> list[Recording]:
     """Read several files; texts become tokens with `tokenizer`, or with the copy kept in the first datastore."""
     encode = encoder(next(iter(stores.values()), None), tokenizer)
     return [recording for path in paths for recording in read_recordings(path, encode)]
@@ -143,7 +143,7 @@ def lines_of(path: str | Path) -> Iterator[tuple[int, str]]:
         raise RecordingError(describe(path, "file", f"unreadable ({error})", "JSON lines")) from error
 
 
-def encoder(store: Datastore | None, name: str | None) -> Encode | None:
+def encoder(store: Store | None, name: str | None) -> Encode | None:
     """Return a function that turns a prompt and its answer into tokens as in a chat, or None without a tokenizer.
 
     Args:

@@ -28,6 +28,7 @@ from rest_store.bench.options import (
 from rest_store.bench.prompts import Prompt, interleaved, question_prompts, read_questions, recorded_prompts
 from rest_store.bench.serving import asking, unanswered
 from rest_store.errors import RecordingError, describe
+from rest_store.live.opening import open_store
 
 if TYPE_CHECKING:
     from rest_store.bench.methods import Method
@@ -111,7 +112,7 @@ def speed(
     if through_service:
         require_datastores(datastores)
     target, tokenizer = load_model(model, dtype=dtype, device=device)
-    stores = [rest_store.Datastore.open(path, tokenizer=tokenizer) for path in datastores]
+    stores = [open_store(path, tokenizer=tokenizer) for path in datastores]
     smaller = load_assistant(target, assistant, dtype=dtype, device=device) if assistant else None
 
     def answer(prompt: list[int]) -> str:

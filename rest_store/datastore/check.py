@@ -65,23 +65,38 @@ def check_datastore(
     _check_manifest(store.path)
     _check_tokenizer(store, lambda done, total: progress(TOKENIZER_FILE_NAME, done, total))
     for record, shard in zip(store.manifest.shards, store.shards, strict=True):
-        stages: list[tuple[str, Callable[[Callable[[int, int], None]], None]]] = [
-            ("checksums", lambda report, shard=shard: _check_checksums(shard, report)),  # type: ignore[misc]
-            ("symbols", lambda report, shard=shard: _check_symbols(shard, report)),  # type: ignore[misc]
-            ("keys", lambda report, shard=shard: _check_keys(shard, report)),  # type: ignore[misc]
-            ("suffix order", lambda report, shard=shard: _check_order(shard, full, report)),  # type: ignore[misc]
-        ]
-        if full:
-            stages.append(("suffix set", lambda report, shard=shard: _check_set(shard, report)))  # type: ignore[misc]
-        for stage, run in stages:
-            try:
-                run(lambda done, total, name=f"{record.name} {stage}": progress(name, done, total))  # type: ignore[misc]
-            finally:  # zeros in place of lost pages are no fault of the content
-                store.require_readable()
+        check_shard(shard, record.name, store.require_readable, full=full, progress=progress)
     return store
 
 
 Report = Callable[[int, int], None]
+
+
+def check_shard(
+    shard: Shard, name: str, require_readable: Callable[[], None], *, full: bool, progress: Progress
+) -> None:
+    """Verify one shard; raises what `check_datastore` does.
+
+    Args:
+        shard: mapped, and structurally valid.
+        name: of the shard, for `progress`.
+        require_readable: raises DatastoreUnavailableError if a page of its files has been lost.
+        full: as of `check_datastore`.
+        progress: as of `check_datastore`.
+    """
+    stages: list[tuple[str, Callable[[Report], None]]] = [
+        ("checksums", lambda report: _check_checksums(shard, report)),
+        ("symbols", lambda report: _check_symbols(shard, report)),
+        ("keys", lambda report: _check_keys(shard, report)),
+        ("suffix order", lambda report: _check_order(shard, full, report)),
+    ]
+    if full:
+        stages.append(("suffix set", lambda report: _check_set(shard, report)))
+    for stage, run in stages:
+        try:
+            run(lambda done, total, stage=f"{name} {stage}": progress(stage, done, total))  # type: ignore[misc]
+        finally:  # zeros in place of lost pages are no fault of the content
+            require_readable()
 
 
 def _check_manifest(directory: Path) -> None:

@@ -81,7 +81,7 @@ def open_kernel(views: Sequence[KernelShard], vocabulary_size: int) -> Kernel:
             "rest-store: the native kernel was not built; queries run on the numpy reference, exact but slow. "
             "Install a C++20 compiler and reinstall to get it.",
             RuntimeWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
     return ReferenceKernel(views, vocabulary_size)
 

@@ -27,6 +27,7 @@ from rest_store.errors import (
 
 FILE_NAME = "manifest.json"
 TOKENIZER_FILE_NAME = "tokenizer.json"
+DOCUMENTS_FILE_NAME = "documents.sqlite"  # of a live datastore, which has no manifest
 MAX_SIZE = 1 << 25  # bytes: some 70,000 shards
 MAX_DEPTH = 64  # of nested objects and lists
 FIELDS_WITHOUT_CHECKSUM = {  # of manifests before they had a checksum of their own
@@ -129,7 +130,7 @@ class Manifest:
         """Read the manifest of the datastore in `directory`.
 
         Raises:
-            DatastoreNotFoundError: no directory, or no manifest in it.
+            DatastoreNotFoundError: no directory, no manifest in it, or a live datastore.
             FormatVersionError: this release cannot read its version.
             ManifestError: it is not JSON, or a field is absent or of the wrong type.
             ChecksumError: it was changed since it was written.
@@ -183,7 +184,7 @@ def read_fields(directory: Path) -> object:
     """Read the JSON of the manifest in `directory` and verify its own checksum, if it has one.
 
     Raises:
-        DatastoreNotFoundError: no directory, or no manifest in it.
+        DatastoreNotFoundError: no directory, no manifest in it, or a live datastore.
         ManifestError: it is not JSON: not UTF-8, too large, too deep, a key twice, or a number that is not finite.
         ChecksumError: it was changed since it was written.
     """
@@ -194,6 +195,9 @@ def read_fields(directory: Path) -> object:
                 raise ManifestError(describe(where, "size", f"{size} bytes", f"at most {MAX_SIZE}"))
             content = file.read(size)
     except (FileNotFoundError, NotADirectoryError):
+        if (directory / DOCUMENTS_FILE_NAME).is_file():
+            expected = "a frozen one; open it with LiveDatastore, or freeze it with rest-store live export"
+            raise DatastoreNotFoundError(describe(directory, "datastore", "a live one", expected)) from None
         what = "no manifest.json in it" if directory.is_dir() else "no such directory"
         raise DatastoreNotFoundError(describe(directory, "datastore", f"absent ({what})", "a built one")) from None
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Validation of queries: limits and contexts, checked the same way by a datastore and by the client of a service."""
+"""Validation of what callers hand over, the same in a datastore and in the client of a service."""
 
 from __future__ import annotations
 
@@ -12,7 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.kernel import MAX_DEPTH, MAX_NODES, MAX_SUFFIX
-from rest_store.errors import ContextTypeError, EmptyContextError, LimitError, QueryError, TokenRangeError, describe
+from rest_store.errors import (
+    ContextTypeError,
+    DocumentError,
+    EmptyContextError,
+    LimitError,
+    QueryError,
+    TokenRangeError,
+    describe,
+)
+
+_LONGEST_ID = 256  # characters
 
 IntSequence: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
 Contexts: TypeAlias = Sequence[IntSequence] | npt.NDArray[np.integer[Any]]  # an array is 2-D, one context per row
@@ -81,6 +91,55 @@ def limits(max_nodes: Any, max_suffix: Any, max_depth: Any) -> tuple[int, int, i
         limit("max_suffix", max_suffix, MAX_SUFFIX),
         limit("max_depth", max_depth, MAX_DEPTH),
     )
+
+
+def document_tokens(
+    tokens: IntSequence, place: int, vocabulary_size: int, *, expected: str = "1-D integers"
+) -> npt.NDArray[np.integer[Any]]:
+    """Return a document to be added, int[n].
+
+    Args:
+        tokens: 1-D integers, at least one.
+        place: of the document among those added, for messages.
+        vocabulary_size: ids are `0 .. vocabulary_size - 1`.
+        expected: what a document may be, for messages.
+
+    Raises:
+        DocumentError: no tokens, or something else.
+        TokenRangeError: a token is outside the vocabulary.
+    """
+    what = f"document {place}"
+    try:
+        array: npt.NDArray[Any] = np.asarray(tokens)
+    except (TypeError, ValueError, OverflowError):  # ragged
+        array = np.empty((), object)
+    if array.size == 0:
+        raise DocumentError(describe("add", what, "empty", "at least one token"))
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        found = f"{array.ndim}-D {array.dtype}" if array.dtype != object else type(tokens).__name__
+        raise DocumentError(describe("add", what, found, expected))
+    for extreme in (int(array.min()), int(array.max())):
+        if not 0 <= extreme < vocabulary_size:
+            raise TokenRangeError(describe("add", f"token id in {what}", extreme, f"0..{vocabulary_size - 1}"))
+    return array
+
+
+def document_ids(where: str, ids: Sequence[str]) -> list[str]:
+    """Return `ids` as a list; raise DocumentError unless each may be the id of a document."""
+    if isinstance(ids, str | bytes) or not isinstance(ids, Sequence):
+        raise DocumentError(describe(where, "ids", f"a {type(ids).__name__}", "a sequence of ids"))
+    for id in ids:
+        if not isinstance(id, str) or not 0 < len(id) <= _LONGEST_ID or not _is_text(id):
+            expected = f"1..{_LONGEST_ID} Unicode characters, none of them NUL"
+            raise DocumentError(describe(where, "an id", reprlib.repr(id), expected))
+    return list(ids)
+
+
+def _is_text(id: str) -> bool:
+    try:
+        return b"\0" not in id.encode()
+    except UnicodeEncodeError:  # a lone surrogate
+        return False
 
 
 def too_many_tokens(size: int) -> LimitError:

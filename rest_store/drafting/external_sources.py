@@ -22,6 +22,7 @@ import numpy.typing as npt
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.evidence import Evidence, rows_for
+from rest_store.drafting.kernel_session import NO_COSTS
 from rest_store.drafting.sources import EvidenceSource, EvidenceStream, Source, StreamedSource
 from rest_store.errors import TokenizerMismatchError, error_text
 
@@ -31,7 +32,7 @@ _PATH_SUFFIX = 2  # the shorter suffix of each path that the other sources would
 _PATH_NODES = 8  # such paths
 _PROPOSED_NODES = 6  # of that tree that evidence is requested for; with more of them M is the same
 _TREE_NODES, _TREE_DEPTH = 64, 12  # of each requested tree
-_NO_COSTS = np.zeros(0)
+
 _LAST_TOKEN = 2**31 - 1
 
 _Tokens = npt.NDArray[np.int32]
@@ -314,7 +315,7 @@ class ExternalSources:
 
     def _proposals(self, max_nodes: int) -> TokenTree:
         """Return the tree that the other sources would draft, without the tokens outside the vocabulary."""
-        packed, scores, _ = self._native.draft(max_nodes, _NO_COSTS)
+        packed, scores, _ = self._native.draft(max_nodes, NO_COSTS)
         tree = TokenTree.from_packed(packed, (0, 0), scores)
         if not (tree.tokens >= self._vocabulary_size).any():
             return tree
@@ -333,7 +334,7 @@ class ExternalSources:
         if tail.size:
             contexts = [tail[-min(size, self._max_suffix) :] for size in (longest, *_BACKOFF_SUFFIXES)]
         paths = [tail[:0]] * len(contexts)
-        tree = TokenTree.from_packed(self._native.draft(_PATH_NODES, _NO_COSTS)[0], (0, 0))
+        tree = TokenTree.from_packed(self._native.draft(_PATH_NODES, NO_COSTS)[0], (0, 0))
         path_to: list[_Tokens] = []
         for token, parent in zip(tree.tokens, tree.parents.tolist(), strict=True):
             path = np.append(path_to[parent] if parent >= 0 else tail[:0], token)

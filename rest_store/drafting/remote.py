@@ -7,6 +7,7 @@ is away.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -16,6 +17,7 @@ import numpy.typing as npt
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.external_sources import Drop
+from rest_store.drafting.kernel_session import TopK
 from rest_store.drafting.sources import PromptLookup, RecycledLogits, Source
 from rest_store.errors import ProtocolError, TokenizerMismatchError, describe, error_text
 
@@ -32,7 +34,7 @@ class SessionSettings:
         learn: whether it learns.
         max_suffix: longest suffix of the context that datastores are asked for, in tokens.
         tokenizer: of the session; None: that of the datastores.
-        prompt_top_k: int32[n, k], the model's most likely tokens after each of the last n tokens of the prompt, -1:
+        prompt_top_k: [n, k], the model's most likely tokens after each of the last n tokens of the prompt, -1:
             unknown; None: all are.
         prompt_lookup: whether the text is a source.
         recycled_logits: by which key sessions share what the model found likely, as a source; None: it is none.
@@ -42,7 +44,7 @@ class SessionSettings:
     learn: bool
     max_suffix: int
     tokenizer: TokenizerIdentity | None
-    prompt_top_k: npt.NDArray[np.int32] | None
+    prompt_top_k: TopK | None
     prompt_lookup: bool = False
     recycled_logits: bytes | None = None
 
@@ -65,6 +67,16 @@ class RemoteTree(NamedTuple):
 
 class RemoteSession(Protocol):
     """A session that runs elsewhere. It may be lost at any time, and is then opened again with the text."""
+
+    def open(self, text: Callable[[], tuple[npt.NDArray[np.int32], int]]) -> None:
+        """Open it ahead of the first step, if that needs no waiting. If it fails, the first step opens it.
+
+        Args:
+            text: as of `draft`.
+
+        Raises:
+            ServiceError, TokenizerMismatchError: as `draft`.
+        """
 
     def draft(
         self,
@@ -90,8 +102,8 @@ class RemoteSession(Protocol):
     def accept(
         self,
         tokens: npt.NDArray[np.int32],
-        top_k: npt.NDArray[np.int32] | None,
-        node_top_k: npt.NDArray[np.int32] | None,
+        top_k: TopK | None,
+        node_top_k: TopK | None,
     ) -> None:
         """Keep for the next step what `DraftSession.accept` was told."""
 
@@ -145,6 +157,11 @@ class RemoteDrafting:
         self._origins: dict[int, bytes] = {}  # by number of datastores: for each mask of origins, ours
         self._rows = 0  # of top-k that the remote tree drafted last may have: one of the text, and one of each node
 
+    def open(self) -> None:
+        """Open the session elsewhere, so that it is ready when the target model has read the prompt."""
+        with suppress(Exception):  # the first step says what is wrong
+            self._remote.open(self._text)
+
     def draft(self, max_nodes: int, costs: npt.NDArray[np.float64]) -> Drafted | Drop | None:
         """Return the tree of the next step.
 
@@ -174,8 +191,8 @@ class RemoteDrafting:
     def accept(
         self,
         tokens: npt.NDArray[np.int32],
-        top_k: npt.NDArray[np.int32] | None,
-        node_top_k: npt.NDArray[np.int32] | None,
+        top_k: TopK | None,
+        node_top_k: TopK | None,
     ) -> None:
         """Tell the session elsewhere, with its next step, what `DraftSession.accept` was told."""
         is_of_tree = node_top_k is not None and len(node_top_k) == self._rows

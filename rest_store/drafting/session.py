@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn
@@ -11,18 +10,15 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from rest_store.datastore.kernel import MAX_NODES, MAX_SUFFIX, native_session_kernel
-from rest_store.datastore.store import Snapshot, Store
+from rest_store.datastore.kernel import MAX_NODES, MAX_SUFFIX
 from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence, limit
 from rest_store.drafting.calibration import Calibration
-from rest_store.drafting.evidence import reader_of
 from rest_store.drafting.external_sources import Drop, ExternalSources
+from rest_store.drafting.kernel_session import NO_COSTS, TopK, append, follow_changes, kernel_session, take_prompt
 from rest_store.drafting.remote import Drafted, RemoteDrafting, SessionSettings, remote_drafting
 from rest_store.drafting.sources import (
-    PromptLookup,
-    RecycledLogits,
     Source,
     require_source_timeout,
     require_sources,
@@ -42,7 +38,6 @@ from rest_store.errors import (
 
 _LAST_TOKEN = 2**31 - 1
 _MAX_ERRORS, _MAX_ERROR_LENGTH = 4, 300  # texts kept of each source, and characters of one
-_NO_COSTS = np.zeros(0)
 
 Costs = npt.ArrayLike | Callable[[int], float]
 
@@ -52,15 +47,6 @@ class Absence(NamedTuple):
 
     steps: int
     reason: str
-
-
-@dataclass
-class _OpenStore:
-    """A datastore in this process, as a session reads it: the kernel's number of it, and the shards read so far."""
-
-    index: int
-    store: Store
-    snapshot: Snapshot
 
 
 @dataclass
@@ -156,43 +142,32 @@ class DraftSession:
         require_sources("draft session", sources)
         require_source_timeout("draft session", source_timeout)
         max_suffix = limit("max_suffix", max_suffix, MAX_SUFFIX, where="draft session")
-        kernel = native_session_kernel()
         self.calibration = Calibration.default() if calibration is None else calibration
         self.statistics = SessionStatistics()
         self._closed = False
-        self._native = kernel.NativeSession(self.calibration.native)
-        self._native.learn_online(learn)
-        self._native.limit_suffix(max_suffix)
-        self._datastores: dict[int, _OpenStore] = {}  # by place
+        self._native, self._datastores, stores = kernel_session(
+            self.calibration, sources, learn=learn, max_suffix=max_suffix
+        )
         self._left_out: list[Drop] = []  # from all steps
-        tokenizers: dict[int, TokenizerIdentity] = {}
+        tokenizers = {place: opened.store.tokenizer for place, opened in self._datastores.items()}
         external: list[tuple[int, int, Source]] = []
-        for place, source in enumerate(sources):
-            if isinstance(source, PromptLookup):
-                self._native.use_prompt_lookup(place)
-            elif isinstance(source, RecycledLogits):
-                self._native.use_recycled_logits(place, source.native)
-            elif isinstance(source, Store):
-                snapshot = source.snapshot
-                index = self._native.add_store(place, reader_of(source))
-                self._datastores[place] = _OpenStore(index, source, snapshot)
-                tokenizers[place] = source.tokenizer
-            elif isinstance(source, Source):
-                external.append((self._native.add_store(place, None), place, source))
+        for place, store in stores.items():
+            source = sources[place]
+            assert isinstance(source, Source)  # as required above
+            external.append((store, place, source))
         self._external = ExternalSources(self._native, external, timeout=source_timeout, max_suffix=max_suffix)
         tokenizers |= self._external.tokenizers()
         self._remote: RemoteDrafting | None = None
         self._leave_out_other_tokenizers(tokenizers, None if tokenizer is None else identity_of(tokenizer))
         tokens = _tokens("prompt", prompt)
-        rows = None if prompt_top_k is None else _top_k("prompt_top_k", prompt_top_k, 0, len(tokens))
+        rows = None if prompt_top_k is None else _top_k("prompt_top_k", prompt_top_k)
+        take_prompt(self._native, tokens, rows)
         if len(external) == len(self._external) == 1 and not self._datastores:
             settings = SessionSettings(self.calibration, learn, max_suffix, self._external.tokenizer, rows)
             self._remote = remote_drafting(self._native, sources, settings, len(tokens), source_timeout)
         if self._remote is not None:
             self._external.skip()
-        self._native.prompt(tokens)
-        if rows is not None:
-            self._learn_text(rows)
+            self._remote.open()
 
     def _leave_out_other_tokenizers(
         self, tokenizers: dict[int, TokenizerIdentity], expected: TokenizerIdentity | None
@@ -226,19 +201,11 @@ class DraftSession:
         for drop in drops:
             if drop.why == "tokenizer":
                 self._leave_out(*drop)
-        self._follow_changes()
+        follow_changes(self._native, self._datastores.values())
         drafted = self._native.draft(nodes, times)
         if self._leave_out_unreadable():
             drafted = self._native.draft(nodes, times)
         return drafted, [drop for drop in drops if drop.why != "tokenizer"]
-
-    def _follow_changes(self) -> None:
-        """Read the present shards of live datastores from now on."""
-        for opened in self._datastores.values():
-            if opened.store.is_live and (snapshot := opened.store.snapshot) is not opened.snapshot:
-                with suppress(DatastoreClosedError, DatastoreUnavailableError):  # left out after the step
-                    self._native.set_reader(opened.index, reader_of(opened.store))
-                    opened.snapshot = snapshot
 
     def _leave_out_unreadable(self) -> bool:
         """Leave out datastores that have lost a page or were closed; return whether there are new ones."""
@@ -292,7 +259,7 @@ class DraftSession:
         """
         self._require_open("draft")
         nodes = limit("max_nodes", max_nodes, MAX_NODES, least=0, where="draft session")
-        times = _NO_COSTS if costs is None else _times(costs, nodes)
+        times = NO_COSTS if costs is None else _times(costs, nodes)
         if times.size:
             nodes = min(nodes, times.size - 1)
             times = times[: nodes + 1]
@@ -325,21 +292,12 @@ class DraftSession:
         new = _tokens("tokens", tokens)
         if new.size == 0:
             raise EmptyContextError(describe("accept", "tokens", "empty", "at least one token"))
-        rows = None if top_k is None else _top_k("top_k", top_k, new.size, len(self) + new.size)
-        nodes = 1 + int(self._native.tree_size())
-        node_rows = None if node_top_k is None else _top_k("node_top_k", node_top_k, nodes, nodes)
+        rows = None if top_k is None else _top_k("top_k", top_k)
+        node_rows = None if node_top_k is None else _top_k("node_top_k", node_top_k)
+        self.statistics.accepted += append(self._native, new, rows, node_rows)
+        self.statistics.tokens += new.size
         if self._remote is not None:
             self._remote.accept(new, rows, node_rows)
-        if node_rows is not None:
-            self._native.learn_nodes(node_rows)
-        self.statistics.accepted += int(self._native.accept(new))
-        self.statistics.tokens += new.size
-        if rows is not None:
-            self._learn_text(rows)
-
-    def _learn_text(self, rows: npt.NDArray[np.int32]) -> None:
-        """Learn the most likely tokens after each of the last tokens of the text."""
-        self._native.learn_text(len(self) - len(rows), rows)
 
     def close(self) -> None:
         """End the session; sources stay open. May be called again."""
@@ -372,21 +330,21 @@ def _tokens(what: str, values: IntSequence) -> npt.NDArray[np.int32]:
     array = _integers(what, values)
     if array.ndim != 1:
         raise ContextTypeError(describe("draft session", what, f"{array.ndim}-D", "1-D integers"))
-    if array.size and not 0 <= int(array.min()) <= int(array.max()) <= _LAST_TOKEN:
+    narrow = array.dtype == np.int32  # then no token is too great
+    if array.size and not (array.min() >= 0 and (narrow or array.max() <= _LAST_TOKEN)):
         outside = int(array.min()) if int(array.min()) < 0 else int(array.max())
         raise TokenRangeError(describe("draft session", f"token id in {what}", outside, f"0..{_LAST_TOKEN}"))
     return np.ascontiguousarray(array, np.int32)
 
 
-def _top_k(what: str, values: npt.ArrayLike, least: int, most: int) -> npt.NDArray[np.int32]:
-    """Return `values` as int32[n, k]; raise unless they are 2-D integers, with `least` to `most` rows."""
+def _top_k(what: str, values: npt.ArrayLike) -> TopK:
+    """Return `values` as int32[n, k] or int64[n, k]; raise unless they are 2-D integers."""
     array = _integers(what, values)
-    if array.ndim != 2 or not least <= array.shape[0] <= most:
-        rows = f"{most}" if least == most else f"{least}..{most}"
-        raise ContextTypeError(describe("draft session", what, f"of shape {array.shape}", f"[{rows}, k] integers"))
-    if array.dtype != np.int32:
-        array = np.minimum(np.maximum(array, -1), _LAST_TOKEN)
-    return np.ascontiguousarray(array, np.int32)
+    if array.ndim != 2:
+        raise ContextTypeError(describe("draft session", what, f"of shape {array.shape}", "[n, k] integers"))
+    if array.dtype == np.int32:
+        return np.ascontiguousarray(array, np.int32)
+    return np.ascontiguousarray(array, np.int64)
 
 
 def _integers(what: str, values: Any) -> npt.NDArray[Any]:

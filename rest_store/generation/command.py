@@ -1,20 +1,24 @@
-"""`rest-store generate`: write text with drafts, and show where each token came from."""
+"""`rest-store generate`: write text with drafts, show where each token came from, and remember it."""
 
 from __future__ import annotations
 
 import json
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 import rest_store
-from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
+from rest_store.datastore.tokenizer import identity_of
 from rest_store.errors import DeadlineError, ServiceUnavailableError
+from rest_store.live.opening import open_store
 from rest_store.service.address import is_service
 from rest_store.service.options import Access, access_options
+
+_REMEMBER_SECONDS = 10.0  # that the command waits for an output to be added
 
 
 def _writable(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
@@ -26,7 +30,9 @@ def _writable(context: click.Context, parameter: click.Parameter, path: Path | N
 
 @click.command(epilog='Example: rest-store generate --model SmolLM2.gguf --datastore python.ds --prompt "def add("')
 @click.option("--model", "model_name", required=True, help="Hugging Face name, directory or GGUF file.")
-@click.option("--datastore", "datastores", multiple=True, help="Directory, or HOST:PORT of a service; repeatable.")
+@click.option(
+    "--datastore", "datastores", multiple=True, help="Directory, frozen or live, or HOST:PORT of a service; repeatable."
+)
 @access_options
 @click.option(
     "--send-text/--no-send-text",
@@ -34,7 +40,12 @@ def _writable(context: click.Context, parameter: click.Parameter, path: Path | N
     show_default=True,
     help="Let a service draft from the whole text, or send it the end of the prompt, the output and a few proposals.",
 )
-@click.option("--prompt", required=True, help="What to continue.")
+@click.option(
+    "--remember",
+    metavar="PLACE",
+    help="Add each output to this live datastore, a directory (new, or as it is) or HOST:PORT, and draft from it.",
+)
+@click.option("--prompt", "prompts", multiple=True, required=True, help="What to continue; repeatable.")
 @click.option("--chat", is_flag=True, help="Render the prompt as a user's turn with the model's chat template.")
 @click.option("--max-new-tokens", type=click.IntRange(1), default=256, show_default=True, help="Most new tokens.")
 @click.option("--max-nodes", type=click.IntRange(1, 1024), help="Most draft tokens of a step.")
@@ -54,15 +65,16 @@ def _writable(context: click.Context, parameter: click.Parameter, path: Path | N
     "page_path",
     type=click.Path(path_type=Path, dir_okay=False),
     callback=_writable,
-    help="Write an HTML page too.",
+    help="Write an HTML page too; one prompt only.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each prompt, each on a line.")
 def generate(
     model_name: str,
     datastores: tuple[str, ...],
     access: Access,
     send_text: bool,
-    prompt: str,
+    remember: str | None,
+    prompts: tuple[str, ...],
     chat: bool,
     max_new_tokens: int,
     max_nodes: int | None,
@@ -79,27 +91,87 @@ def generate(
     """Write text with a model and drafts from datastores; colours show where each token came from."""
     from rest_store.generation.generator import Generator, load_model
     from rest_store.generation.options import WIDTHS
-    from rest_store.generation.render import Detokenizer, coloured, origin_name, page
+    from rest_store.generation.render import page
 
-    reach = {**access.arguments(), "send_text": send_text}
-    opened = {place: rest_store.Datastore.open(place) for place in datastores if not is_service(place)}
+    if page_path is not None and len(prompts) > 1:
+        raise click.UsageError("--html takes one --prompt")
+    places = list(dict.fromkeys(map(_normal, [*datastores, *([remember] if remember is not None else [])])))
+    kept = None if remember is None else _normal(remember)
+    directories = [place for place in places if not is_service(place) and place != kept]
+    opened = {place: click.get_current_context().with_resource(open_store(place)) for place in directories}
     model, tokenizer = load_model(model_name, dtype=dtype, device=device)
     if prepacked_weights:
         click.get_current_context().with_resource(rest_store.prepacked_weights(model))
     identity = identity_of(tokenizer, model_name)
     for place, store in opened.items():
         store.tokenizer.require_same(identity, place)
-    stores = [opened[place] if place in opened else _client(place, identity, reach) for place in datastores]
-    text, inputs = _prompt(tokenizer, prompt, chat)
+    reach = {**access.arguments(), "tokenizer": identity, "send_text": send_text}
+    stores = {place: opened.get(place) or _opened(place, tokenizer, reach) for place in places}
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": temperature is not None}
     if temperature is not None:
         options["temperature"] = temperature
-    sources = [*stores, rest_store.PromptLookup(), rest_store.RecycledLogits()]
-    names = [*("datastore" for _ in stores), "prompt", "recycled"]
-
-    _set_seed(seed)
+    sources = [*stores.values(), rest_store.PromptLookup(), rest_store.RecycledLogits()]
+    names = [*("remembered" if place == kept else "datastore" for place in places), "prompt", "recycled"]
+    labels = [*places, "prompt lookup", "recycled logits"]
+    target = None if kept is None else stores[kept]
     widths = WIDTHS if graphs else ()
-    generation = Generator(model, tokenizer, sources, max_nodes=max_nodes, widths=widths).begin(inputs, **options)
+    generator = Generator(model, tokenizer, sources, max_nodes=max_nodes, widths=widths, remember=target)
+
+    for prompt in prompts:
+        text, inputs = _prompt(tokenizer, prompt, chat)
+        _set_seed(seed)
+        generation = generator.begin(inputs, **options)
+        parts = _written(generation, tokenizer, names, show=not as_json)
+        generator.flush(_REMEMBER_SECONDS)
+        facts = _facts(generation.statistics, labels)
+        if compare:
+            _set_seed(seed)
+            facts |= _compared(model, inputs, options, generation.result(), generation.statistics.seconds)
+        summary = _summary(facts)
+        if as_json:
+            click.echo(json.dumps({"text": "".join(part for part, _ in parts), **facts}, ensure_ascii=False))
+        else:
+            click.echo(summary)
+        if page_path is not None:
+            page_path.write_text(page(model_name, text, parts, summary), encoding="utf-8")
+
+
+def _normal(place: str) -> str:
+    """Return the same text for paths that are spelled differently; an address as it is."""
+    return place if is_service(place) else str(Path(place))
+
+
+def _opened(place: str, tokenizer: Any, reach: dict[str, Any]) -> rest_store.LiveDatastore | rest_store.DatastoreClient:
+    """Return what is at `place`, closed when the command ends: a live datastore to write to, or a client of a service.
+
+    Warn if the service does not answer.
+
+    Raises:
+        TokenizerMismatchError: its datastores were built with another tokenizer.
+        LiveDatastoreError: the live datastore cannot be opened for writing.
+    """
+    context = click.get_current_context()
+    if not is_service(place):
+        return context.with_resource(rest_store.LiveDatastore.open(place, tokenizer=tokenizer))
+    client = context.with_resource(rest_store.DatastoreClient(place, **reach))
+    try:
+        client.connect(timeout=2.0)
+    except (ServiceUnavailableError, DeadlineError) as error:
+        click.echo(f"Warning: {error}; its drafts are left out until it answers", err=True)
+    return client
+
+
+def _written(generation: Any, tokenizer: Any, names: Sequence[str], *, show: bool) -> list[tuple[str, str]]:
+    """Generate to the end; return the text in parts, each with the name of its origin.
+
+    Args:
+        generation: not begun yet.
+        tokenizer: the model's.
+        names: of the sources.
+        show: whether to print each part at once, in the colour of its origin.
+    """
+    from rest_store.generation.render import Detokenizer, coloured, origin_name
+
     detokenizer = Detokenizer(tokenizer)
     parts: list[tuple[str, str]] = []
     name = "model"
@@ -107,10 +179,21 @@ def generate(
         for token, origin in zip(piece.tokens[0], piece.origins[0], strict=True):
             name = origin_name(origin, names)
             parts.append((detokenizer.push(token), name))
-            if not as_json:
+            if show:
                 click.echo(coloured(*parts[-1]), nl=False)
     parts.append((detokenizer.flush(), name))
-    statistics = generation.statistics
+    if show:
+        click.echo(coloured(*parts[-1]))
+    return parts
+
+
+def _facts(statistics: Any, labels: Sequence[str]) -> dict[str, Any]:
+    """Return what a generation took, for JSON.
+
+    Args:
+        statistics: of a generation that has ended.
+        labels: of the sources.
+    """
     facts: dict[str, Any] = {
         "tokens": statistics.tokens,
         "forward_passes": statistics.forward_passes,
@@ -120,35 +203,13 @@ def generate(
     if statistics.drafts.errors:
         facts["drafter_errors"] = statistics.drafts.errors
     if statistics.drafts.dropped:
-        labels = [*datastores, "prompt lookup", "recycled logits"]
         dropped = statistics.drafts.dropped.items()
         facts["dropped_sources"] = {f"{labels[place]} ({reason})": steps for (place, reason), steps in dropped}
-    if compare:
-        _set_seed(seed)
-        facts |= _compared(model, inputs, options, generation.result(), statistics.seconds)
-    summary = _summary(facts)
-    if as_json:
-        click.echo(json.dumps({"text": "".join(part for part, _ in parts), **facts}, ensure_ascii=False))
-    else:
-        click.echo(coloured(*parts[-1]))
-        click.echo(summary)
-    if page_path is not None:
-        page_path.write_text(page(model_name, text, parts, summary), encoding="utf-8")
-
-
-def _client(target: str, tokenizer: TokenizerIdentity, reach: dict[str, Any]) -> rest_store.DatastoreClient:
-    """Return the client of a service, closed when the command ends; warn if the service does not answer.
-
-    Raises:
-        TokenizerMismatchError: its datastores were built with another tokenizer.
-    """
-    client = rest_store.DatastoreClient(target, tokenizer=tokenizer, **reach)
-    click.get_current_context().with_resource(client)
-    try:
-        client.connect(timeout=2.0)
-    except (ServiceUnavailableError, DeadlineError) as error:
-        click.echo(f"Warning: {error}; its drafts are left out until it answers", err=True)
-    return client
+    if statistics.remembered.ids:
+        facts["remembered"] = statistics.remembered.added
+    if statistics.remembered.dropped:
+        facts["not_remembered"] = statistics.remembered.error
+    return facts
 
 
 def _prompt(tokenizer: Any, prompt: str, chat: bool) -> tuple[str, dict[str, Any]]:
@@ -193,6 +254,8 @@ def _summary(facts: dict[str, Any]) -> str:
         line += f", {facts['speedup']:.2f} times as fast as plain decoding, which wrote {text}"
     for source, steps in facts.get("dropped_sources", {}).items():
         line += f"; {steps} steps without {source}"
+    if "not_remembered" in facts:
+        line += f"; not remembered ({facts['not_remembered']})"
     if "drafter_errors" in facts:
         line += f"; drafting failed ({facts['drafter_errors'][0]})"
     return line

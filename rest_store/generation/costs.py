@@ -22,8 +22,11 @@ _SHORTEST = 1e-9  # seconds, also of a clock that stands still
 # The credit, in plain steps.
 _FIRST = 0.2  # of the first generation
 _LEAST_FIRST, _MOST_FIRST = 0.1, 0.3  # of later ones
-_LARGEST = 4.0  # at any time, below zero too
+_LARGEST = 4.0  # at any time
 _SHARE = 0.015  # added with each token
+# What a step takes beyond the credit.
+_LEAST_CHARGE = 8 * _SHARE  # charged at once, if it is so much
+_FIRST_PART, _GROWTH = 1 / 16, 8  # part charged at once, and how it grows while a debt is left
 
 
 class Time(NamedTuple):
@@ -36,13 +39,14 @@ class Time(NamedTuple):
 class ForwardCosts:
     """Seconds of a forward pass that verifies n draft tokens, learned from passes of any widths.
 
-    The estimate is a line through all widths plus, at each measured width, the deviation of the median of its recent
-    times, shrunk where there are few; deviations are interpolated in between. Times of earlier generations are used
-    until those of this one contradict them. While they are neither confirmed nor contradicted, `wants_plain` asks for
-    plain steps, three at most.
+    The estimate is a line that begins at the plain step plus, at each measured width, the deviation of the median of
+    its recent times, shrunk where there are few; deviations are interpolated in between. A single time moves neither:
+    the first pass of a width often takes longer than later ones. Times of earlier generations are used until those of
+    this one contradict them. While they are neither confirmed nor contradicted, `wants_plain` asks for plain steps,
+    three at most.
 
     Args:
-        slope: part of a plain step that each draft token is assumed to add until two widths are measured.
+        slope: part of a plain step that each draft token is assumed to add until it is measured.
     """
 
     def __init__(self, slope: float = 0.04) -> None:
@@ -103,9 +107,9 @@ class ForwardCosts:
         widths = np.array(sorted(self._times), dtype=np.float64)
         medians = np.array([self._median(int(width)) for width in widths])
         counts = np.array([len(self._times[int(width)]) for width in widths], dtype=np.float64)
-        intercept, slope = self._line(widths, medians, counts)
+        intercept, slope = self._line()
         places = np.arange(max_nodes + 1, dtype=np.float64)
-        deviations = (medians - intercept - slope * widths) * counts / (counts + 1)
+        deviations = (medians - intercept - slope * widths) * (1 - 1 / counts)
         table: npt.NDArray[np.float64] = intercept + slope * places + np.interp(places, widths, deviations)
         return np.maximum(table, 0.5 * float(medians.min()))
 
@@ -117,20 +121,18 @@ class ForwardCosts:
         return float(table[0]) if table is not None else None
 
     def _median(self, nodes: int) -> float:
-        return statistics.median(time.seconds for time in self._times[nodes])
+        return statistics.median_low(time.seconds for time in self._times[nodes])
 
-    def _line(
-        self, widths: npt.NDArray[np.float64], medians: npt.NDArray[np.float64], counts: npt.NDArray[np.float64]
-    ) -> tuple[float, float]:
-        weights = np.sqrt(counts)
-        mean, height = float(np.average(widths, weights=weights)), float(np.average(medians, weights=weights))
-        if widths[-1] - widths[0] < 4:
-            intercept = height / (1 + self._slope * mean)
-            return intercept, self._slope * intercept
-        spread = float(np.average((widths - mean) ** 2, weights=weights))
-        slope = float(np.average((widths - mean) * (medians - height), weights=weights)) / spread
-        slope = max(0.0, slope)
-        return height - slope * mean, slope
+    def _line(self) -> tuple[float, float]:
+        """Return the seconds of a plain step and what each draft token adds: the median, with two guesses in it."""
+        times = [(nodes, time.seconds) for nodes, recent in self._times.items() for time in recent]
+        if 0 in self._times:
+            intercept = self._median(0)
+        else:
+            intercept = statistics.median(seconds / (1 + self._slope * nodes) for nodes, seconds in times)
+        slopes = [(seconds - intercept) / nodes for nodes, seconds in times if nodes]
+        guess = self._slope * intercept
+        return intercept, max(0.0, statistics.median([guess, guess, *slopes]))
 
 
 class DraftPolicy:
@@ -142,6 +144,11 @@ class DraftPolicy:
     narrow trees, they grow with the first success, and drafts that never pay cost about the share that is added.
     The next generation begins with what the last one left, within narrow bounds. Choosing and writing tokens is not
     compared: it takes its time in plain steps too.
+
+    A step may take more than the credit: a source was slow, or the machine. Drafting then pauses until the credit is
+    back at zero. One slow step says little about the next, so it is charged in part, and the rest is a debt that half
+    of all that drafts save pays off. While a debt is left, the next such step is charged a greater part: pauses grow
+    from about ten tokens to what the share takes to pay for everything.
 
     Args:
         costs: of forward passes like those to come.
@@ -157,6 +164,8 @@ class DraftPolicy:
         self._credit = _FIRST
         self._drafts = False  # in this step
         self._pausing = False
+        self._debt = 0.0
+        self._part = _FIRST_PART
         self.pauses = 0
 
     def begin(self) -> None:
@@ -164,6 +173,7 @@ class DraftPolicy:
         self._costs.begin()
         self._credit = min(max(self._credit, _LEAST_FIRST), _MOST_FIRST)
         self._drafts = self._pausing = False
+        self._debt, self._part = 0.0, _FIRST_PART
         self.pauses = 0
 
     def budget(self, padded: Sequence[int]) -> tuple[int, npt.NDArray[np.float64] | None]:
@@ -183,7 +193,8 @@ class DraftPolicy:
                 nodes = 0
             else:
                 costs = table[list(padded)]
-                nodes = int(np.flatnonzero(costs <= costs[0] * (1 + max(0.0, self._credit)))[-1])
+                affordable = np.flatnonzero(costs <= costs[0] * (1 + self._credit)) if self._credit >= 0 else [0]
+                nodes = int(affordable[-1])
                 costs = costs[: nodes + 1]
                 self.pauses += not nodes and not self._pausing
                 self._pausing = not nodes
@@ -204,8 +215,28 @@ class DraftPolicy:
         drafted, self._drafts = self._drafts, False
         if plain is None:
             return
-        saved = tokens - (forward + drafting) / plain if drafted else 0.0
-        self._credit = min(max(self._credit + _SHARE * tokens + saved, -_LARGEST), _LARGEST)
+        earned = _SHARE * tokens
+        if drafted:
+            earned += self._pay_debt(tokens - (forward + drafting) / plain)
+        credit = min(self._credit + earned, _LARGEST)
+        self._credit = credit if credit >= 0 or not drafted else -self._charge(-credit)
+
+    def _pay_debt(self, saved: float) -> float:
+        """Pay off the debt with half of what a step saved, if it saved anything; return what is left of that."""
+        paid = min(self._debt, max(0.0, saved / 2))
+        self._debt -= paid
+        if not self._debt:
+            self._part = _FIRST_PART
+        return saved - paid
+
+    def _charge(self, excess: float) -> float:
+        """Return the part of `excess`, what a step took beyond the credit, that is charged at once; owe the rest."""
+        counted = min(excess, _LARGEST)
+        charge = min(excess, max(_LEAST_CHARGE, self._part * counted))
+        if charge < excess:
+            self._debt += excess - charge
+            self._part = _GROWTH * charge / counted
+        return charge
 
 
 _known_policies: weakref.WeakKeyDictionary[Any, dict[Hashable, DraftPolicy]] = weakref.WeakKeyDictionary()

@@ -45,6 +45,7 @@ def generate(
     source_timeout: float | None = 0.5,
     adaptive: bool = True,
     widths: Sequence[int] = (),
+    remember: Any = None,
     stream_to: Any = None,
     streamer: Any = None,
     stop_strings: Any = None,
@@ -70,6 +71,9 @@ def generate(
         widths: widths of steps in tokens, such as `options.WIDTHS`: each step is padded to the next of these, all
             shapes are fixed, and on a CUDA device each width is a captured graph, kept for later generations. Empty:
             steps are as wide as their trees.
+        remember: what each output is added to beside generation: a `LiveDatastore` opened for writing, a
+            `DatastoreClient` of one, or another object with `add(documents, ids=None)`. To draft from it as well, name
+            it in `drafter` too. None: nothing.
         stream_to: a streamer of transformers, given the prompt and each token (one row only).
         streamer: the same, as `model.generate` takes it.
         stop_strings: refused: `model.generate` keeps their `tokenizer` to itself.
@@ -88,10 +92,12 @@ def generate(
         LimitError: `max_nodes`, `source_timeout` or `widths` out of range.
         NativeKernelError: the kernel was not compiled, and `drafter` is a list of sources.
         SessionError: a `DraftSession` that `drafter` makes refuses its sources.
+        RememberError: nothing can be added to `remember`.
         DatastoreClosedError: one of the sources is closed.
 
     A session or source that fails later changes nothing but speed. It is counted in `statistics.drafts`; one
     `DraftingWarning` at the end of the generation says that it stopped, or that nothing was drafted, and why.
+    What cannot be remembered in time is counted in `statistics.remembered`, and a warning says why.
     One generation at a time for each model.
     """
     if stop_strings is not None:
@@ -107,7 +113,7 @@ def generate(
         raise ModeNotSupportedError(
             describe("generate", "a streamer", "given twice", "streamer or stream_to, one of them")
         )
-    options = Options(max_nodes, source_timeout, adaptive, widths)
+    options = Options(max_nodes, source_timeout, adaptive, widths, remember)
     generation = Generation(
         model,
         input_ids,

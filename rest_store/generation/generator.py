@@ -20,6 +20,7 @@ from rest_store.generation.generate import session_maker
 from rest_store.generation.loop import Generation
 from rest_store.generation.options import Options
 from rest_store.generation.progress import Piece
+from rest_store.generation.remembering import flush
 from rest_store.generation.support import vocabulary_size, warn_ignored
 
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # anything else can only be a path
@@ -68,11 +69,11 @@ class Generator:
         model: a decoder-only model of transformers.
         tokenizer: its tokenizer; needed for prompts and stop strings that are text.
         sources: the `drafter` of `rest_store.generate`.
-        options: how to draft, as of `rest_store.generate`: `max_nodes`, `source_timeout`, `adaptive`, `widths`.
+        options: of `rest_store.generate`: `max_nodes`, `source_timeout`, `adaptive`, `widths`, `remember`.
 
     Raises:
         DrafterError, SourceError, NativeKernelError: `sources` cannot draft, as of `rest_store.generate`.
-        LimitError: an option out of range.
+        LimitError: an option out of range; RememberError: nothing can be added to `remember`.
         TypeError: an unknown option.
 
     One generation at a time for each model.
@@ -138,6 +139,17 @@ class Generator:
             options=draft_options,
         )
         return generation
+
+    def flush(self, seconds: float | None = None) -> bool:
+        """Wait until the outputs so far are in what this generator remembers them in.
+
+        Args:
+            seconds: wait no longer; None: as long as it takes.
+
+        Returns:
+            Whether nothing is left to be written.
+        """
+        return flush(self._options.remember, seconds)
 
     def _maker(self, options: Options) -> SessionMaker | None:
         return session_maker(self._sources, options.source_timeout, self._calibration)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rest_store.drafting.output_document import PROMPT_TOKENS, OutputDocument
 from rest_store.errors import DraftingWarning, GenerationFailedError, ModeNotSupportedError, describe
 from rest_store.generation import graph_pool
 from rest_store.generation.cache import Loan, TreeKVCache, capacity_of
@@ -20,6 +21,7 @@ from rest_store.generation.options import Options
 from rest_store.generation.output import GenerateOutput, columns, padded
 from rest_store.generation.prefill import Prompt, prefill, prompt_length, require_prompt, require_slots, row_limits
 from rest_store.generation.progress import Piece, Statistics
+from rest_store.generation.remembering import RememberTarget, remember
 from rest_store.generation.rows import Row, Rows, unpadded
 from rest_store.generation.sampling import Choice, Stops
 from rest_store.generation.support import require_mode, require_model, vocabulary_size
@@ -40,7 +42,7 @@ class Generation:
 
     Args:
         maker: makes the drafting session of a prompt; None: plain decoding.
-        options: how to draft.
+        options: how to draft, and where to remember.
 
     Attributes:
         statistics: up to date after each piece.
@@ -52,6 +54,8 @@ class Generation:
     _verifier: Verifier | None = None  # from the prompt's pass until it is closed
     _policy: DraftPolicy
     _loan: Loan | None = None
+    _target: RememberTarget | None = None  # until the output has been handed over
+    _prompt_ends: Sequence[list[int]] = ()  # of each row, without padding
     _failure = ""
     _closed = False
 
@@ -78,6 +82,7 @@ class Generation:
         require_prompt(model, input_ids, model_kwargs)
         self._model, self._config, self._model_kwargs = model, generation_config, model_kwargs
         self._input_ids, self._maker, self._options = input_ids, maker, options
+        self._target = options.remember
         self._choice = Choice(logits_processor, sample=bool(generation_config.do_sample), rows=rows, device=device)
         self._rows = Rows(input_ids, self._stops)
         self.statistics = Statistics(origins=[row.origins for row in self._rows])
@@ -114,6 +119,7 @@ class Generation:
         """Open the sessions and run the prompt."""
         with self.statistics.steps:
             prompts = unpadded(self._input_ids, self._model_kwargs)
+            self._prompt_ends = [prompt[-PROMPT_TOKENS:] for prompt in prompts]
             drafting = self._drafting = Drafting(self._maker, prompts, vocabulary_size(self._model))
         self.statistics.drafts = drafting.counts
         with torch.no_grad(), self.statistics.steps:
@@ -337,8 +343,13 @@ class Generation:
             self.close()
 
     def _release(self, *, hand_back: bool) -> None:
-        """Close the sessions, leave the cache as plain decoding leaves it if asked for, and keep captured graphs."""
+        """Remember the output, close the sessions, and keep captured graphs.
+
+        Args:
+            hand_back: whether to leave the caller's cache as plain decoding leaves it.
+        """
         self._closed = True
+        self._remember()
         drafting, self._drafting = self._drafting, None
         verifier, self._verifier = self._verifier, None
         try:
@@ -351,6 +362,16 @@ class Generation:
                     self._loan.give_back(verifier.cache)
                 if isinstance(verifier, FixedVerifier):
                     graph_pool.release(self._model, verifier)
+
+    def _remember(self) -> None:
+        """Hand the output so far over to be remembered, once."""
+        target, self._target = self._target, None
+        if target is not None:
+            start = self._input_ids.shape[1]
+            outputs = [row.tokens[start:] for row in self._rows]
+            made = [OutputDocument.of(*texts) for texts in zip(self._prompt_ends, outputs, strict=False)]
+            documents = [document for document in made if document is not None]
+            remember(target, documents, self.statistics.remembered)
 
     def stream_to(self, streamer: Any, *, prompt: bool = True) -> None:
         """Run to the end, and give a streamer of transformers each token, and before them the prompt if asked for.

@@ -1,10 +1,11 @@
-"""How to draft."""
+"""How to draft, and what to do with what was written."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -12,6 +13,7 @@ from rest_store.datastore.kernel import MAX_NODES
 from rest_store.datastore.validation import limit
 from rest_store.drafting.sources import require_source_timeout
 from rest_store.errors import LimitError, describe
+from rest_store.generation.remembering import require_target
 
 _MAX_WIDTH = 1 + MAX_NODES  # a token and its tree
 WIDTHS = (1, 9, 17, 33, 65)  # of steps, by default where graphs are asked for
@@ -19,21 +21,24 @@ WIDTHS = (1, 9, 17, 33, 65)  # of steps, by default where graphs are asked for
 
 @dataclass(frozen=True)
 class Options:
-    """How to draft; the fields are arguments of `rest_store.generate`, which describes them.
+    """How to draft, and where to remember; the fields are arguments of `rest_store.generate`, which describes them.
 
     Raises:
         LimitError: something else than a number, or one that is out of range.
+        RememberError: nothing can be added to `remember`.
     """
 
     max_nodes: int | None = None
     source_timeout: float | None = 0.5
     adaptive: bool = True
     widths: Sequence[int] = ()
+    remember: Any = None
 
     def __post_init__(self) -> None:
         if self.max_nodes is not None:
             limit("max_nodes", self.max_nodes, MAX_NODES, least=0, where="generate")
         require_source_timeout("generate", self.source_timeout)
+        require_target(self.remember)
         try:
             widths = list(self.widths)
         except TypeError:

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from rest_store.generation.drafting import DraftCounts
+from rest_store.generation.remembering import RememberCounts
 
 
 @dataclass
@@ -51,6 +52,7 @@ class Statistics:
         forward_passes: of the target model, over the prompt too.
         pauses: how often drafting paused because it did not pay.
         drafts: what the sessions did.
+        remembered: what became of the outputs, if they are remembered; goes on changing after the end.
         origins: for each row and generated token a bitmask of the sources that drafted it; 0: the model alone.
         steps: time of whole steps, without what the reader of a stream took in between.
         forward: of that, in forward passes, until their logits can be read.
@@ -61,6 +63,7 @@ class Statistics:
     forward_passes: int = 0
     pauses: int = 0
     drafts: DraftCounts = field(default_factory=DraftCounts)
+    remembered: RememberCounts = field(default_factory=RememberCounts)
     origins: list[list[int]] = field(default_factory=list)
     steps: Stopwatch = field(default_factory=Stopwatch)
     forward: Stopwatch = field(default_factory=Stopwatch)

@@ -12,6 +12,7 @@ import click
 _LOOKS = {
     "model": (None, "#444444"),
     "datastore": ("green", "#1b7f3b"),
+    "remembered": ("bright_green", "#0a8f8f"),
     "prompt": ("cyan", "#0b6e99"),
     "recycled": ("magenta", "#8a3fa0"),
     "several": ("yellow", "#a86a00"),

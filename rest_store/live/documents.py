@@ -16,10 +16,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import LiveFormatError, ManifestError, StorageError, describe
 
-FILE_NAME = "documents.sqlite"
+FILE_NAME = DOCUMENTS_FILE_NAME
 _FORMAT_VERSION = 1
 _PATIENCE = 10_000  # milliseconds to wait for a lock of SQLite
 _APPLICATION = 0x52535430  # "RST0"

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import functools
-import reprlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import numpy as np
-import numpy.typing as npt
 
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 from rest_store.datastore.shard import encode_symbols
 from rest_store.datastore.tokenizer import TokenizerIdentity
-from rest_store.datastore.validation import IntSequence
-from rest_store.errors import DocumentError, StorageError, TokenizerLoadError, TokenRangeError, describe
+from rest_store.datastore.validation import IntSequence, document_ids, document_tokens
+from rest_store.errors import DocumentError, StorageError, TokenizerLoadError, describe
 from rest_store.live.additions import NewDocument
 from rest_store.live.segments import Bounds
 
@@ -24,7 +22,6 @@ if TYPE_CHECKING:
     from build_index.target_tokenizer import TargetTokenizer
 
 _LARGEST = 1 << 24  # tokens of a document
-_LONGEST_ID = 256  # characters
 
 
 class Encoder:
@@ -47,7 +44,7 @@ class Encoder:
             raise DocumentError(
                 describe("add", "documents", f"a {type(documents).__name__}", "a sequence of documents")
             )
-        names = [uuid4().hex for _ in documents] if ids is None else require_ids("add", ids)
+        names = [uuid4().hex for _ in documents] if ids is None else document_ids("add", ids)
         if len(names) != len(documents):
             raise DocumentError(describe("add", "ids", f"{len(names)} ids", f"{len(documents)}, one for each document"))
         texts = [document for document in documents if isinstance(document, str)]
@@ -68,37 +65,11 @@ class Encoder:
 
     def _symbols(self, document: IntSequence, place: int) -> bytes:
         """Return the tokens of the document at `place` as a tokens file has them."""
-        what = f"document {place}"
-        try:
-            tokens: npt.NDArray[Any] = np.asarray(document)
-        except (TypeError, ValueError, OverflowError):  # ragged
-            tokens = np.empty((), object)
-        if tokens.size == 0:
-            raise DocumentError(describe("add", what, "empty", "at least one token"))
-        if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
-            found = f"{tokens.ndim}-D {tokens.dtype}" if tokens.dtype != object else type(document).__name__
-            raise DocumentError(describe("add", what, found, "1-D integers or text"))
+        tokens = document_tokens(document, place, self._vocabulary_size, expected="1-D integers or text")
         if tokens.size > self._most:
-            raise DocumentError(
-                describe("add", f"the size of {what}", f"{tokens.size} tokens", f"at most {self._most}")
-            )
-        for extreme in (int(tokens.min()), int(tokens.max())):
-            if not 0 <= extreme < self._vocabulary_size:
-                raise TokenRangeError(
-                    describe("add", f"token id in {what}", extreme, f"0..{self._vocabulary_size - 1}")
-                )
+            what = f"the size of document {place}"
+            raise DocumentError(describe("add", what, f"{tokens.size} tokens", f"at most {self._most}"))
         return encode_symbols(tokens, self._vocabulary_size)
-
-
-def require_ids(where: str, ids: Sequence[str]) -> list[str]:
-    """Return `ids` as a list; raise DocumentError unless each may be the id of a document."""
-    if isinstance(ids, str | bytes) or not isinstance(ids, Sequence):
-        raise DocumentError(describe(where, "ids", f"a {type(ids).__name__}", "a sequence of ids"))
-    for id in ids:
-        if not isinstance(id, str) or not 0 < len(id) <= _LONGEST_ID or not _is_text(id):
-            expected = f"1..{_LONGEST_ID} Unicode characters, none of them NUL"
-            raise DocumentError(describe(where, "an id", reprlib.repr(id), expected))
-    return list(ids)
 
 
 def store_tokenizer(tokenizer: object, directory: Path) -> None:
@@ -116,10 +87,3 @@ def store_tokenizer(tokenizer: object, directory: Path) -> None:
         (directory / TOKENIZER_FILE_NAME).write_text(str(serialize()), encoding="utf-8")
     except OSError as error:
         raise StorageError(f"{directory}: the tokenizer cannot be written ({error.strerror})") from error
-
-
-def _is_text(id: str) -> bool:
-    try:
-        return b"\0" not in id.encode()
-    except UnicodeEncodeError:  # a lone surrogate
-        return False

@@ -3,35 +3,41 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar
 
+from build_index.errors import build_packages
 from rest_store.datastore.kernel import kernel_name
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 from rest_store.datastore.store import Snapshot, Store
 from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
-from rest_store.datastore.validation import IntSequence
+from rest_store.datastore.validation import IntSequence, document_ids
 from rest_store.errors import (
     DatastoreClosedError,
     DatastoreNotFoundError,
+    LiveDatastoreError,
     LiveFormatError,
     StorageError,
     WriterError,
     describe,
 )
-from rest_store.live.documents import FILE_NAME, Documents
-from rest_store.live.encoding import Encoder, require_ids, store_tokenizer
+from rest_store.live.documents import Documents
+from rest_store.live.encoding import Encoder, store_tokenizer
 from rest_store.live.follower import Follower
 from rest_store.live.lock import FILE_NAME as LOCK_NAME
 from rest_store.live.lock import WriterLock
 from rest_store.live.maintenance import Maintenance
+from rest_store.live.opening import is_live
 from rest_store.live.segments import Bounds, Segments, require_limits
-from rest_store.live.writer import Writer
+from rest_store.live.writer import Writer, WriterCounts
+
+with build_packages("live datastores", LiveDatastoreError, "live"):
+    import pydivsufsort  # noqa: F401 - what sorts segments
 
 _BEGUN = {LOCK_NAME, TOKENIZER_FILE_NAME}  # in a directory that was being begun when the process was killed
 _REFRESH_SECONDS = 0.02  # between looks of a reading process
@@ -56,6 +62,7 @@ class LiveInfo:
         max_age: most seconds that a document is kept; None: no limit.
         kernel: the kernel that answers its queries in this process, "native" or "reference".
         failure: why merging, sealing or reading what was added failed last; None since it has succeeded again.
+        counts: what this process has written since it opened the datastore; None if it only reads.
     """
 
     path: Path
@@ -72,6 +79,7 @@ class LiveInfo:
     max_age: float | None
     kernel: str
     failure: str | None
+    counts: WriterCounts | None
 
 
 class LiveDatastore(Store):
@@ -99,10 +107,13 @@ class LiveDatastore(Store):
         self._segments: Segments | None = parts.segments
         self._lock = lock
         self._encoder = Encoder(self.tokenizer, path, bounds)
+        self._before_close: dict[Callable[[LiveDatastore], object], None] = {}
         if isinstance(parts, Writer):
             # Two threads: merging files takes seconds, in which segments in memory must not become many.
             self._threads = [
-                Maintenance("rest-store memory", [parts.evict, parts.seal, parts.merge_in_memory, parts.purge]),
+                Maintenance(
+                    "rest-store memory", [parts.evict, parts.write_log, parts.seal, parts.merge_in_memory, parts.purge]
+                ),
                 Maintenance("rest-store files", [parts.merge_files]),
             ]
         else:
@@ -189,6 +200,8 @@ class LiveDatastore(Store):
         """
         if self._segments is None:
             return
+        for call in tuple(self._before_close):
+            call(self)
         self._segments = None
         if os.getpid() != self._process:  # in a child the threads are gone, and the files are the parent's
             return
@@ -199,6 +212,10 @@ class LiveDatastore(Store):
         finally:
             if self._lock is not None:
                 self._lock.release()
+
+    def before_close(self, call: Callable[[LiveDatastore], object]) -> None:
+        """Have `close` call `call` with this datastore first, for what is queued to be added; once for each `call`."""
+        self._before_close[call] = None
 
     def __enter__(self) -> LiveDatastore:
         return self
@@ -239,6 +256,7 @@ class LiveDatastore(Store):
             max_age=self._bounds.max_age,
             kernel=kernel_name(),
             failure=failures[0] if failures else None,
+            counts=replace(self._parts.counts) if isinstance(self._parts, Writer) else None,
         )
 
     def add(self, documents: Sequence[IntSequence | str], ids: Sequence[str] | None = None) -> list[str]:
@@ -289,7 +307,7 @@ class LiveDatastore(Store):
                 been reading an older state for seconds; or in a file that cannot be removed.
             WriterError, DatastoreClosedError: as in `add`.
         """
-        return self._writer().delete(require_ids("delete", ids))
+        return self._writer().delete(document_ids("delete", ids))
 
     def compact(self) -> None:
         """Write all documents to files and merge them into as few segments as there may be.
@@ -347,11 +365,6 @@ class LiveDatastore(Store):
         return f"LiveDatastore({str(self.path)!r}, {state})"
 
 
-def is_live(path: Path) -> bool:
-    """Return whether `path` is the directory of a live datastore."""
-    return (path / FILE_NAME).is_file()
-
-
 def _require_live(directory: Path, *, new: bool) -> None:
     """Raise an error unless `directory` is a live datastore, or with `new` may become one."""
     if is_live(directory):
@@ -363,7 +376,7 @@ def _require_live(directory: Path, *, new: bool) -> None:
         raise DatastoreNotFoundError(
             describe(directory, "live datastore", found, "a directory; give a tokenizer for a new one")
         )
-    if directory.is_dir() and any(entry.name not in _BEGUN for entry in directory.iterdir()):
+    if directory.is_dir() and {entry.name for entry in directory.iterdir()} - _BEGUN:
         raise LiveFormatError(
             describe(directory, "live datastore", "a directory of something else", "one, or a new directory")
         )

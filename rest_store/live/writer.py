@@ -7,6 +7,7 @@ import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
@@ -32,6 +33,23 @@ _PAGE = 1 << 12  # bytes
 _LOG_PATIENCE = 2.0  # seconds for which a deletion waits for readers of older states
 
 
+@dataclass
+class WriterCounts:
+    """What a writer has done since it was opened.
+
+    Attributes:
+        added: documents that were added.
+        added_tokens: their tokens.
+        deleted: documents that were deleted.
+        evicted: documents that were too much or too old.
+    """
+
+    added: int = 0
+    added_tokens: int = 0
+    deleted: int = 0
+    evicted: int = 0
+
+
 class Writer:
     """Writes one live datastore. Thread-safe.
 
@@ -52,6 +70,7 @@ class Writer:
     Attributes:
         tokenizer: identity of the tokenizer that the tokens are from.
         segments: the present segments.
+        counts: of what it has done.
     """
 
     def __init__(self, directory: Path, bounds: Bounds, clock: Callable[[], float] = time.time) -> None:
@@ -76,6 +95,7 @@ class Writer:
             most = bounds.commit * self._width
             self._additions = SharedCommits(self._commit, self._commit_additions, most, separator=self._width)
             self.segments = Segments(self._vocabulary_size)
+            self.counts = WriterCounts()
             self._look(verify=True)
             self._remove_strangers()
             self.evict()
@@ -168,6 +188,8 @@ class Writer:
         removed = self._documents.add(documents, replaced=evicted, first=first, purged=purged)
         self._unpurged = self._unpurged and removed == purged
         self._last, self._newest = numbers[-1], now
+        self.counts.added += len(documents)
+        self.counts.added_tokens += sum(len(document.symbols) for document in documents) // self._width
         self._log_pages += 3 + sum(2 + len(document.symbols) // _PAGE for document in documents)
         self._show(kept, first)
         return young is None or first is not None
@@ -230,6 +252,7 @@ class Writer:
         gone = [record.name for record in before if record not in _records(kept)]
         self._documents.delete(numbers, gone, [record for record in _records(kept) if record not in before])
         self._deletions += 1
+        self.counts.deleted += len(numbers)
         self._show(kept)
 
     def _numbers(self, ids: Sequence[str], documents: Documents) -> list[int]:
@@ -260,7 +283,7 @@ class Writer:
             return True
 
     def purge(self) -> bool:
-        """Remove some evicted documents from the file, and write a long log into it; return whether there is more."""
+        """Remove some evicted documents from the file, and what deletions left; return whether there is more."""
         with self._memory:
             if self._unpurged:
                 with self._commit, self._change():
@@ -270,14 +293,19 @@ class Writer:
             if self._log_holds_deleted:
                 with self._commit, self._change():
                     self._log_holds_deleted = not self._documents.clear_log(0)
+            if self._leftovers:
+                self._remove(self._leftovers)
+            return self._unpurged
+
+    def write_log(self) -> bool:
+        """Write the log into the file if it is long; return False."""
+        with self._memory:
             if self._log_pages > _LOG_PAGES:
                 self._beside.checkpoint()  # most of it, beside additions
                 with self._commit, self._change():
                     self._documents.checkpoint()  # the rest: otherwise the log never begins anew
                     self._log_pages = 0
-            if self._leftovers:
-                self._remove(self._leftovers)
-            return self._unpurged
+        return False
 
     def seal(self, *, whole: bool = False) -> bool:
         """Write the oldest segments in memory to files as one; return whether there were enough.
@@ -380,6 +408,9 @@ class Writer:
             first: if documents were evicted, the number of the first that is left.
         """
         gone = set(_records(self.segments.all)) - set(_records(segments))
+        if first is not None:
+            evicted = [segment.span for segment in self.segments.all if segment.span.last < first]
+            self.counts.evicted += sum(span.document_count for span in evicted)
         self.segments.set(segments)
         if first is not None:
             self._first, self._unpurged = first, True

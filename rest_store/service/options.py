@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rest_store.service.tokens import TOKEN_VARIABLE, tokens_in
+from rest_store.service.tokens import TOKEN_VARIABLE, grants_in
 
 if TYPE_CHECKING:
     from rest_store.service.channel import Tls
@@ -47,7 +47,7 @@ class Access:
 
     def arguments(self) -> dict[str, Any]:
         """Return `token` and `tls` as clients take them; raise ServeError for a file that holds no token."""
-        token = tokens_in(self.token_file)[0] if self.token_file is not None else os.environ.get(TOKEN_VARIABLE)
+        token = grants_in(self.token_file)[0].token if self.token_file is not None else os.environ.get(TOKEN_VARIABLE)
         return {"token": token or None, "tls": self._tls()}
 
     def _tls(self) -> Tls | bool | None:

@@ -1,14 +1,30 @@
-"""Bearer tokens: what one is, for services and clients alike, and files of them."""
+"""Bearer tokens: what one is, for services and clients alike, and files of them with what each allows."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 from rest_store.errors import ServeError, describe
 
 TOKEN_VARIABLE = "REST_STORE_TOKEN"
 TOKEN_EXPECTED = "1 to 4096 visible ASCII characters, no blanks"
 _LONGEST = 4096  # characters; gRPC refuses metadata of more than 8 KiB
+_WRITE, _DATASTORE = "write", "datastore="
+
+
+class Grant(NamedTuple):
+    """A token, and what it allows.
+
+    Attributes:
+        token: as clients send it.
+        may_write: whether it allows adding to live datastores and deleting.
+        datastores: names of those that it is for; None: all.
+    """
+
+    token: str
+    may_write: bool = False
+    datastores: frozenset[str] | None = None
 
 
 def is_token(token: object) -> bool:
@@ -16,23 +32,38 @@ def is_token(token: object) -> bool:
     return isinstance(token, str) and 0 < len(token) <= _LONGEST and all("!" <= character <= "~" for character in token)
 
 
-def tokens_in(path: Path) -> list[str]:
-    """Return the bearer tokens of a file, one a line, without empty lines and those that start with #.
+def grants_in(path: Path) -> list[Grant]:
+    """Return what a file grants, one token a line, without empty lines and those that start with #.
+
+    A line is `TOKEN [write] [datastore=NAME ...]`.
 
     Raises:
-        ServeError: the file cannot be read, is not ASCII, holds no token, or holds a line that is none.
+        ServeError: the file cannot be read, is not ASCII, holds no token, or holds another line.
     """
     try:
         lines = [line.strip(" \t\r") for line in path.read_bytes().decode("ascii").split("\n")]
     except (OSError, UnicodeDecodeError) as error:
         found = f"unreadable ({getattr(error, 'strerror', None) or error})"
         raise ServeError(describe(path, "token file", found, "a file with one token a line, in ASCII")) from None
-    tokens = []
+    grants = []
     for number, line in enumerate(lines, 1):
         if line and not line.startswith("#"):
-            if not is_token(line):
-                raise ServeError(describe(path, f"line {number}", "not a token", TOKEN_EXPECTED))
-            tokens.append(line)
-    if not tokens:
+            grant = _grant(line)
+            if grant is None:  # what the line says is a secret
+                expected = f"{TOKEN_EXPECTED}; then, after blanks, perhaps `{_WRITE}` and `{_DATASTORE}NAME`"
+                raise ServeError(describe(path, f"line {number}", "not a token with what it allows", expected))
+            grants.append(grant)
+    if not grants:
         raise ServeError(describe(path, "token file", "without a token", "one token a line"))
-    return tokens
+    return grants
+
+
+def _grant(line: str) -> Grant | None:
+    """Return what a line grants; None if it is not one of a token file."""
+    token, *allowed = line.replace("\t", " ").split(" ")
+    allowed = [word for word in allowed if word]
+    names = frozenset(word.removeprefix(_DATASTORE) for word in allowed if word.startswith(_DATASTORE))
+    others = [word for word in allowed if not word.startswith(_DATASTORE)]
+    if not is_token(token) or "" in names or others not in ([], [_WRITE]):
+        return None
+    return Grant(token, bool(others), names or None)

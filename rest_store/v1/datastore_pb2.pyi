@@ -132,7 +132,7 @@ class DraftSessionRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[SessionOpening, _Mapping]] = ..., accepted: _Optional[_Iterable[_Union[Accepted, _Mapping]]] = ..., draft: _Optional[_Union[TreeRequest, _Mapping]] = ...) -> None: ...
 
 class SessionOpening(_message.Message):
-    __slots__ = ("selection", "tokens", "written", "top_k", "prompt_lookup", "recycled_logits", "calibration_weights", "shared_calibration", "fixed_calibration", "max_suffix")
+    __slots__ = ("selection", "tokens", "written", "top_k", "prompt_lookup", "recycled_logits", "calibration_weights", "shared_calibration", "fixed_calibration", "max_suffix", "remember")
     SELECTION_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     WRITTEN_FIELD_NUMBER: _ClassVar[int]
@@ -143,6 +143,7 @@ class SessionOpening(_message.Message):
     SHARED_CALIBRATION_FIELD_NUMBER: _ClassVar[int]
     FIXED_CALIBRATION_FIELD_NUMBER: _ClassVar[int]
     MAX_SUFFIX_FIELD_NUMBER: _ClassVar[int]
+    REMEMBER_FIELD_NUMBER: _ClassVar[int]
     selection: Selection
     tokens: _containers.RepeatedScalarFieldContainer[int]
     written: int
@@ -153,7 +154,8 @@ class SessionOpening(_message.Message):
     shared_calibration: str
     fixed_calibration: bool
     max_suffix: int
-    def __init__(self, selection: _Optional[_Union[Selection, _Mapping]] = ..., tokens: _Optional[_Iterable[int]] = ..., written: _Optional[int] = ..., top_k: _Optional[_Union[TopK, _Mapping]] = ..., prompt_lookup: bool = ..., recycled_logits: _Optional[bytes] = ..., calibration_weights: _Optional[_Iterable[float]] = ..., shared_calibration: _Optional[str] = ..., fixed_calibration: bool = ..., max_suffix: _Optional[int] = ...) -> None: ...
+    remember: str
+    def __init__(self, selection: _Optional[_Union[Selection, _Mapping]] = ..., tokens: _Optional[_Iterable[int]] = ..., written: _Optional[int] = ..., top_k: _Optional[_Union[TopK, _Mapping]] = ..., prompt_lookup: bool = ..., recycled_logits: _Optional[bytes] = ..., calibration_weights: _Optional[_Iterable[float]] = ..., shared_calibration: _Optional[str] = ..., fixed_calibration: bool = ..., max_suffix: _Optional[int] = ..., remember: _Optional[str] = ...) -> None: ...
 
 class TopK(_message.Message):
     __slots__ = ("k", "tokens")
@@ -267,7 +269,7 @@ class DescribeResponse(_message.Message):
     def __init__(self, version: _Optional[str] = ..., kernel: _Optional[str] = ..., datastores: _Optional[_Iterable[_Union[DatastoreDescription, _Mapping]]] = ..., limits: _Optional[_Union[ServiceLimits, _Mapping]] = ..., calibration: _Optional[str] = ...) -> None: ...
 
 class DatastoreDescription(_message.Message):
-    __slots__ = ("name", "tokenizer", "token_count", "document_count", "shard_count", "size", "built", "format_version", "generation")
+    __slots__ = ("name", "tokenizer", "token_count", "document_count", "shard_count", "size", "built", "format_version", "generation", "live")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FIELD_NUMBER: _ClassVar[int]
     TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -277,6 +279,7 @@ class DatastoreDescription(_message.Message):
     BUILT_FIELD_NUMBER: _ClassVar[int]
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    LIVE_FIELD_NUMBER: _ClassVar[int]
     name: str
     tokenizer: TokenizerDescription
     token_count: int
@@ -286,7 +289,26 @@ class DatastoreDescription(_message.Message):
     built: _timestamp_pb2.Timestamp
     format_version: int
     generation: int
-    def __init__(self, name: _Optional[str] = ..., tokenizer: _Optional[_Union[TokenizerDescription, _Mapping]] = ..., token_count: _Optional[int] = ..., document_count: _Optional[int] = ..., shard_count: _Optional[int] = ..., size: _Optional[int] = ..., built: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., format_version: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
+    live: LiveDescription
+    def __init__(self, name: _Optional[str] = ..., tokenizer: _Optional[_Union[TokenizerDescription, _Mapping]] = ..., token_count: _Optional[int] = ..., document_count: _Optional[int] = ..., shard_count: _Optional[int] = ..., size: _Optional[int] = ..., built: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., format_version: _Optional[int] = ..., generation: _Optional[int] = ..., live: _Optional[_Union[LiveDescription, _Mapping]] = ...) -> None: ...
+
+class LiveDescription(_message.Message):
+    __slots__ = ("memory_token_count", "memory_size", "oldest", "max_tokens", "max_age", "failure", "writable")
+    MEMORY_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_SIZE_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_AGE_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    WRITABLE_FIELD_NUMBER: _ClassVar[int]
+    memory_token_count: int
+    memory_size: int
+    oldest: _timestamp_pb2.Timestamp
+    max_tokens: int
+    max_age: float
+    failure: str
+    writable: bool
+    def __init__(self, memory_token_count: _Optional[int] = ..., memory_size: _Optional[int] = ..., oldest: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., max_tokens: _Optional[int] = ..., max_age: _Optional[float] = ..., failure: _Optional[str] = ..., writable: bool = ...) -> None: ...
 
 class TokenizerDescription(_message.Message):
     __slots__ = ("name", "fingerprint", "vocabulary_size", "special_tokens", "added_tokens")
@@ -345,6 +367,44 @@ class ServiceLimits(_message.Message):
     max_session_memory: int
     session_idle_seconds: int
     def __init__(self, max_message_bytes: _Optional[int] = ..., max_contexts: _Optional[int] = ..., max_nodes: _Optional[int] = ..., max_suffix: _Optional[int] = ..., max_depth: _Optional[int] = ..., max_streams: _Optional[int] = ..., max_in_flight: _Optional[int] = ..., max_evidence_rows: _Optional[int] = ..., max_waiting: _Optional[int] = ..., max_request_bytes: _Optional[int] = ..., max_session_tokens: _Optional[int] = ..., max_session_memory: _Optional[int] = ..., session_idle_seconds: _Optional[int] = ...) -> None: ...
+
+class Document(_message.Message):
+    __slots__ = ("tokens", "id")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    tokens: bytes
+    id: str
+    def __init__(self, tokens: _Optional[bytes] = ..., id: _Optional[str] = ...) -> None: ...
+
+class AddRequest(_message.Message):
+    __slots__ = ("datastore", "tokenizer_fingerprint", "documents")
+    DATASTORE_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    datastore: str
+    tokenizer_fingerprint: str
+    documents: _containers.RepeatedCompositeFieldContainer[Document]
+    def __init__(self, datastore: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., documents: _Optional[_Iterable[_Union[Document, _Mapping]]] = ...) -> None: ...
+
+class AddResponse(_message.Message):
+    __slots__ = ("ids",)
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class DeleteRequest(_message.Message):
+    __slots__ = ("datastore", "ids")
+    DATASTORE_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    datastore: str
+    ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, datastore: _Optional[str] = ..., ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class DeleteResponse(_message.Message):
+    __slots__ = ("deleted",)
+    DELETED_FIELD_NUMBER: _ClassVar[int]
+    deleted: int
+    def __init__(self, deleted: _Optional[int] = ...) -> None: ...
 
 class ReloadRequest(_message.Message):
     __slots__ = ()

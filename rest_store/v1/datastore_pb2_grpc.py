@@ -64,6 +64,16 @@ class DatastoreServiceStub(object):
                 request_serializer=rest__store_dot_v1_dot_datastore__pb2.DescribeRequest.SerializeToString,
                 response_deserializer=rest__store_dot_v1_dot_datastore__pb2.DescribeResponse.FromString,
                 _registered_method=True)
+        self.Add = channel.unary_unary(
+                '/rest_store.v1.DatastoreService/Add',
+                request_serializer=rest__store_dot_v1_dot_datastore__pb2.AddRequest.SerializeToString,
+                response_deserializer=rest__store_dot_v1_dot_datastore__pb2.AddResponse.FromString,
+                _registered_method=True)
+        self.Delete = channel.unary_unary(
+                '/rest_store.v1.DatastoreService/Delete',
+                request_serializer=rest__store_dot_v1_dot_datastore__pb2.DeleteRequest.SerializeToString,
+                response_deserializer=rest__store_dot_v1_dot_datastore__pb2.DeleteResponse.FromString,
+                _registered_method=True)
         self.Reload = channel.unary_unary(
                 '/rest_store.v1.DatastoreService/Reload',
                 request_serializer=rest__store_dot_v1_dot_datastore__pb2.ReloadRequest.SerializeToString,
@@ -119,9 +129,25 @@ class DatastoreServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Add(self, request, context):
+        """Adds documents to a live datastore. Answered when they are durable, and all later answers know them. The same id is
+        the same document: a request whose outcome is unknown can be sent again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Delete(self, request, context):
+        """Deletes documents of a live datastore. Answered when no later answer knows them, and no file holds them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Reload(self, request, context):
         """Opens every datastore again, after this was asked, and swaps in those whose manifest, headers and file sizes are
-        valid; the others stay as they are. For operators: answered on loopback addresses and Unix sockets only, UNAUTHENTICATED elsewhere.
+        valid; the others stay as they are, as live ones do. For operators: answered on loopback addresses and Unix sockets
+        only, UNAUTHENTICATED elsewhere.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -159,6 +185,16 @@ def add_DatastoreServiceServicer_to_server(servicer, server):
                     servicer.Describe,
                     request_deserializer=rest__store_dot_v1_dot_datastore__pb2.DescribeRequest.FromString,
                     response_serializer=rest__store_dot_v1_dot_datastore__pb2.DescribeResponse.SerializeToString,
+            ),
+            'Add': grpc.unary_unary_rpc_method_handler(
+                    servicer.Add,
+                    request_deserializer=rest__store_dot_v1_dot_datastore__pb2.AddRequest.FromString,
+                    response_serializer=rest__store_dot_v1_dot_datastore__pb2.AddResponse.SerializeToString,
+            ),
+            'Delete': grpc.unary_unary_rpc_method_handler(
+                    servicer.Delete,
+                    request_deserializer=rest__store_dot_v1_dot_datastore__pb2.DeleteRequest.FromString,
+                    response_serializer=rest__store_dot_v1_dot_datastore__pb2.DeleteResponse.SerializeToString,
             ),
             'Reload': grpc.unary_unary_rpc_method_handler(
                     servicer.Reload,
@@ -328,6 +364,60 @@ class DatastoreService(object):
             '/rest_store.v1.DatastoreService/Describe',
             rest__store_dot_v1_dot_datastore__pb2.DescribeRequest.SerializeToString,
             rest__store_dot_v1_dot_datastore__pb2.DescribeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Add(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rest_store.v1.DatastoreService/Add',
+            rest__store_dot_v1_dot_datastore__pb2.AddRequest.SerializeToString,
+            rest__store_dot_v1_dot_datastore__pb2.AddResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Delete(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rest_store.v1.DatastoreService/Delete',
+            rest__store_dot_v1_dot_datastore__pb2.DeleteRequest.SerializeToString,
+            rest__store_dot_v1_dot_datastore__pb2.DeleteResponse.FromString,
             options,
             channel_credentials,
             insecure,

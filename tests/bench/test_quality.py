@@ -19,7 +19,8 @@ from rest_store.cli import main
 from rest_store.datastore.datastore import Datastore
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import PromptLookup
-from tests.shared.strategies import Corpus, write_datastore
+from rest_store.live.live_datastore import LiveDatastore
+from tests.shared.strategies import Corpus, identity, write_datastore
 
 VOCABULARY = 300
 LINE = [1, 2, 3, 4, 5] * 10
@@ -82,6 +83,19 @@ def test_datastores_of_one_name_are_told_apart(folder: Path) -> None:
     done = bench(folder, "--datastore", folder / "a", "--datastore", folder / "b/../a", "--calibration", "default")
     assert done.exit_code == 1
     assert "twice" in done.output
+
+
+def test_a_live_datastore_is_measured_as_a_frozen_one(folder: Path) -> None:
+    with LiveDatastore.open(folder / "live", tokenizer=identity(VOCABULARY)) as live:
+        live.add([LINE])
+    done = bench(folder, "--datastore", folder / "live", "--calibration", "default", "--json", folder / "live.json")
+    assert done.exit_code == 0, done.output
+    results = json.loads((folder / "live.json").read_text())["results"]
+    assert results["datastores"] == {"live": len(LINE)}
+    (alone,) = (row for row in results["rows"] if row["drafting"] == "session, live alone")
+    assert alone["mean_tokens"] > 2
+    done = bench(folder, "--datastore", folder / "live", "--calibration", "default", "--curves")
+    assert (done.exit_code, "rest-store live export" in done.stderr) == (1, True)
 
 
 def test_larger_datastores_and_longer_suffixes_are_measured_as_such(folder: Path) -> None:

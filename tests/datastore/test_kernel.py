@@ -174,7 +174,7 @@ def test_large_batches_are_answered_in_order(tmp_path: Path) -> None:
 
 def test_the_kernel_checks_its_own_bounds(tmp_path: Path) -> None:
     """It does not rely on the checks of `Datastore`."""
-    kernel = open_datastore(tmp_path, Corpus(300, [[[1, 2, 3] * 60]]))._kernel
+    kernel = open_datastore(tmp_path, Corpus(300, [[[1, 2, 3] * 60]])).kernel
     for max_nodes, max_depth in ((1025, 1), (1, 33), (0, 1), (1, 0)):
         with pytest.raises(ValueError, match="limit out of range"):
             kernel.draft([1], max_nodes, max_depth)
@@ -186,7 +186,7 @@ def test_the_kernel_checks_its_own_bounds(tmp_path: Path) -> None:
 
 
 def test_arguments_that_are_not_tokens_are_type_errors_of_the_kernel(tmp_path: Path) -> None:
-    kernel = open_datastore(tmp_path, Corpus(300, [[[1, 2, 3]]]))._kernel
+    kernel = open_datastore(tmp_path, Corpus(300, [[[1, 2, 3]]])).kernel
     for value in (None, 5, "text", [-1], [1.5], [2**32]):
         with pytest.raises(TypeError):
             kernel.draft(value, 1, 1)  # type: ignore[arg-type]

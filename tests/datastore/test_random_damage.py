@@ -20,8 +20,9 @@ import pytest
 
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.header import SuffixesHeader, TokensHeader, entry_bits, token_width
-from rest_store.datastore.kernel import kernel_name, native_kernel, shard_view
+from rest_store.datastore.kernel import kernel_name, shard_view
 from rest_store.datastore.manifest import FILE_NAME, Manifest, ShardRecord
+from rest_store.datastore.store import Snapshot
 from rest_store.datastore.tree import TokenTree
 from rest_store.errors import DatastoreError
 from tests.shared.damage import damage, require_bounds, require_match_bounds, some_context, write_pristine
@@ -124,13 +125,11 @@ class DamagedDatastore:
 
 def on_exact_copies(store: Datastore) -> None:
     """Let the kernel read exact copies of the arrays, so that a sanitizer sees each read beyond their ends."""
-    native = native_kernel()
-    assert native is not None
     views = [
         dataclasses.replace(view, symbols=view.symbols.copy(), keys=view.keys.copy(), entries=view.entries.copy())
         for view in map(shard_view, store.shards)
     ]
-    store._kernel = native(views, store.vocabulary_size)
+    store._snapshot = Snapshot.of(views, store.vocabulary_size)
 
 
 def query(rng: random.Random, damaged: DamagedDatastore, store: Datastore) -> int:

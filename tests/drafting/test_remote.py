@@ -44,6 +44,7 @@ class Elsewhere:
         self.weights: list[float] = []
         self.datastores = 1
         self.settings: list[SessionSettings] = []
+        self.opened: list[tuple[list[int], int]] = []
         self.drafted: list[tuple[list[int], int, int, Any, float | None]] = []
         self.accepted: list[tuple[list[int], Any, Any]] = []
         self.batches = self.closed = 0
@@ -51,6 +52,12 @@ class Elsewhere:
     def session(self, settings: SessionSettings) -> Any:
         self.settings.append(settings)
         return self if self.runs else None
+
+    def open(self, text: Text) -> None:
+        tokens, written = text()
+        self.opened.append((tokens.tolist(), written))
+        if isinstance(self.answer, Exception):
+            raise self.answer
 
     def draft(self, text: Text, max_nodes: int, costs: Any, *, timeout: float | None) -> RemoteTree | None:
         tokens, written = text()
@@ -101,8 +108,9 @@ def test_any_tree_is_returned_as_it_came(nodes: Nodes, path: list[int]) -> None:
             if not children:
                 break
             followed.append(children[choice % len(children)])
-        session.accept([*tree.tokens[followed].tolist(), 299])
-        assert session.statistics.accepted >= len(followed)
+        tokens = [*tree.tokens[followed].tolist(), 299]
+        session.accept(tokens)
+        assert session.statistics.accepted == len(tree.longest_path(tokens))
         assert session.statistics.dropped == {}
 
 
@@ -160,6 +168,7 @@ def test_what_it_raises_is_counted_and_the_text_is_kept(error: BaseException) ->
         away.answer = GOOD
         assert session.draft(8).tokens.tolist() == GOOD.tokens
         assert session.statistics.absent == {}
+    assert away.opened == [(TEXT, 0)]
     assert [step[:2] for step in away.drafted] == [(TEXT, 0), ([*TEXT, 3], 1), ([*TEXT, 3, 1], 2)]
     assert away.batches == 0
 

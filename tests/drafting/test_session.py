@@ -201,6 +201,21 @@ def test_recycled_logits_come_back(calibration: Calibration) -> None:
         assert 4 in session.draft().tokens.tolist()
 
 
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64, np.int32, np.uint8])
+def test_rows_of_any_integers_mean_the_same(calibration: Calibration, dtype: type[np.integer[Any]]) -> None:
+    recycled = RecycledLogits()
+    with DraftSession([recycled], [1], calibration=calibration) as session:
+        session.accept([2, 3], top_k=np.array([[5, 8], [6, 9]], dtype))
+        assert session.draft().tokens.tolist() == [6, 9]
+
+
+def test_a_number_beyond_tokens_ends_a_row(calibration: Calibration) -> None:
+    for outside in (-1, -(2**32) + 7, 2**31, 2**32 + 7, 2**63 - 1):
+        with DraftSession([RecycledLogits()], [1], calibration=calibration) as session:
+            session.accept([2], top_k=[[5, outside, 6]])
+            assert session.draft().tokens.tolist() == [5]
+
+
 def test_node_top_k_belongs_to_the_last_tree(store: Datastore) -> None:
     """After an accept there is no tree: only the row of the context is valid."""
     recycled = RecycledLogits()

@@ -36,6 +36,7 @@ from tests.shared.messages import (
     METHODS,
     STREAMS,
     begin,
+    begin_live_datastore,
     damaged,
     ending,
     fuzzed,
@@ -149,6 +150,7 @@ class Victim:
 
     def __init__(self, datastores: list[Path], stack: ExitStack) -> None:
         options = ["--metrics", "127.0.0.1:0", "--max-session-memory", str(50 << 20)]
+        options += begin_live_datastore(datastores[0].parent)
         self.service: Service = stack.enter_context(running(*datastores, options=options))
         self.channel = stack.enter_context(self.service.channel())
         self.read = 0

@@ -47,6 +47,20 @@ def test_costs_approach_what_is_measured_whatever_its_shape() -> None:
     assert costs.plain() == 40.0
 
 
+def test_a_single_time_of_a_width_is_not_trusted() -> None:
+    """The first pass of a width may prepare what later ones use."""
+    costs = ForwardCosts(0.04)
+    costs.observe(0, 1.0)
+    costs.observe(3, 5.0)
+    table = costs.table(16)
+    assert table is not None
+    assert np.allclose(table, 1 + 0.04 * np.arange(17))
+    costs.observe(3, 5.0)
+    table = costs.table(16)
+    assert table is not None
+    assert table[3] > 3
+
+
 def test_plain_steps_are_measured_anew_after_a_while() -> None:
     costs = ForwardCosts()
     costs.observe(0, 1.0)
@@ -150,7 +164,7 @@ def test_trees_are_narrow_until_drafts_are_accepted() -> None:
     assert policy.pauses == 0
 
 
-@pytest.mark.parametrize("slope", [0.005, 0.1, 1.0])
+@pytest.mark.parametrize("slope", [0.0, 0.005, 0.1, 1.0])
 @pytest.mark.parametrize("drafting", [0.0, 0.02, 0.5])
 @pytest.mark.parametrize("steps", [8, 64, 512])
 def test_drafts_that_are_never_accepted_cost_little(slope: float, drafting: float, steps: int) -> None:
@@ -185,7 +199,52 @@ def test_a_delay_of_one_draft_does_not_end_drafting() -> None:
     policy = DraftPolicy(known())
     assert policy.budget(WIDTHS)[0]
     policy.observe(4, 1.0, 1.4, 1000.0)
-    assert any(simulate(policy, 300, 3.0))
+    assert any(simulate(policy, 30, 3.0))
+
+
+def write(drafts: int, length: int, slow: Callable[[int], float], *, of_pass: bool = False) -> tuple[float, int]:
+    """Write `length` tokens, up to `drafts` + 1 of them with each tree; return the seconds and the steps.
+
+    Args:
+        drafts: tokens accepted of each tree that is wide enough, half as many as it has at most.
+        length: tokens to write.
+        slow: by number of the drafted step, from 1, the plain steps that it takes longer.
+        of_pass: whether its forward pass does, instead of drafting.
+    """
+    policy = DraftPolicy(ForwardCosts(0.04))
+    seconds, written, steps, drafted = 0.0, 0, 0, 0
+    while written < length:
+        nodes, _ = policy.budget(WIDTHS)
+        drafted += nodes > 0
+        extra = slow(drafted) if nodes else 0.0
+        forward, drafting = 1 + 0.04 * nodes + extra * of_pass, (0.03 + extra * (not of_pass)) * (nodes > 0)
+        tokens = 1 + min(drafts, (nodes + 1) // 2)
+        policy.observe(nodes, tokens, forward, drafting)
+        seconds, written, steps = seconds + forward + drafting, written + tokens, steps + 1
+    return seconds, steps
+
+
+@pytest.mark.parametrize("number", [1, 2, 5, 20])
+@pytest.mark.parametrize(("extra", "of_pass"), [(2.5, False), (2.0, True), (10.0, False)])
+def test_one_slow_step_costs_little_more_than_itself(number: int, extra: float, *, of_pass: bool) -> None:
+    undisturbed, _ = write(2, 96, lambda _: 0.0)
+    seconds, steps = write(2, 96, lambda drafted: extra * (drafted == number), of_pass=of_pass)
+    assert 96 / steps > (2.2 if extra < 10 else 1.9)
+    assert seconds < undisturbed + extra + 10
+
+
+@pytest.mark.parametrize("period", [1, 2, 5])
+@pytest.mark.parametrize(("length", "most"), [(64, 2), (256, 3), (2048, 14)])
+def test_a_source_that_is_often_slow_is_stopped(period: int, length: int, most: int) -> None:
+    """It costs more than its drafts save."""
+    seconds, _ = write(1, length, lambda drafted: 2.5 * period * (drafted % period == 1 % period))
+    assert seconds < length + most * 2.5 * period
+
+
+def test_while_drafting_pauses_nothing_is_drafted_at_any_cost() -> None:
+    """Steps with drafts take no longer than without; drafting takes time."""
+    policy = DraftPolicy(known(0.0))
+    assert sum(map(bool, simulate(policy, 100, 1.0, slope=0.0, drafting=2.5))) <= 3
 
 
 def test_a_generation_begins_with_what_the_last_one_left() -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
+import rest_store
 from rest_store.cli import main
 from rest_store.errors import ModelLoadError
 from rest_store.generation import command
@@ -143,3 +144,57 @@ def test_a_service_that_does_not_answer_is_left_out_and_reported(model_directory
     assert "source 0: " in warnings[1]
     assert "which wrote the same text" in done.output
     assert re.search(rf"; \d+ steps without {target} \((error|late)\)", done.output)
+
+
+@pytest.fixture(scope="module")
+def speaking_model(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that writes no tokens but those of its tokenizer."""
+    model, tokenizer = load_model(str(model_directory))
+    model.resize_token_embeddings(len(tokenizer))
+    directory = tmp_path_factory.mktemp("speaking")
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+def test_what_the_command_remembers_drafts_for_the_next_prompt(speaking_model: Path, tmp_path: Path) -> None:
+    live, prompt = tmp_path / "live", ["--prompt", "for i in i in i in", "--max-new-tokens", "24"]
+    done = write(speaking_model, *prompt, *prompt, "--remember", str(live), "--json", "--compare")
+    assert done.exit_code == 0, done.output
+    first, second = map(json.loads, done.stdout.splitlines())
+    assert (first["text"], first["remembered"], first["identical"]) == (second["text"], 1, True)
+    assert second["identical"]
+    assert second["forward_passes"] < first["forward_passes"]
+    with rest_store.LiveDatastore.open(live, read_only=True) as store:
+        assert store.info().document_count == 1
+    page = tmp_path / "page.html"
+    again = write(speaking_model, *prompt, "--datastore", str(live), "--html", str(page))
+    assert again.exit_code == 0, again.output
+    assert re.search(r"24 tokens in \d+ forward passes, M ", again.stdout)
+    assert '<span class="datastore">' in page.read_text(encoding="utf-8")
+    both = ["--datastore", f"{live}/", "--remember", str(live), "--html", str(page)]
+    again = write(speaking_model, *prompt, *both)
+    assert again.exit_code == 0, again.output
+    assert '<span class="remembered">' in page.read_text(encoding="utf-8"), "one source, though named twice"
+
+
+def test_a_page_takes_one_prompt(model_directory: Path, tmp_path: Path) -> None:
+    done = write(model_directory, "--prompt", "a", "--prompt", "b", "--html", str(tmp_path / "page.html"))
+    assert (done.exit_code, "--html takes one --prompt" in done.stderr) == (2, True)
+
+
+def test_the_command_does_not_wait_for_another_writer(model_directory: Path, tmp_path: Path) -> None:
+    with rest_store.LiveDatastore.open(tmp_path / "live", tokenizer=text_tokenizer()):
+        done = write(model_directory, "--prompt", "for i in", "--remember", str(tmp_path / "live"))
+    assert (done.exit_code, "the writer's lock is taken" in done.stderr) == (1, True)
+
+
+@pytest.mark.filterwarnings("default::rest_store.errors.DraftingWarning")
+def test_what_was_not_remembered_is_said(model_directory: Path, tmp_path: Path) -> None:
+    """The model writes ids that are none of its tokenizer."""
+    done = write(
+        model_directory, "--prompt", "for i in i in i in", "--max-new-tokens", "24", "--remember", str(tmp_path)
+    )
+    assert done.exit_code == 0, done.output
+    assert "; not remembered (rest_store.errors.TokenRangeError: add: token id in document 0 is " in done.stdout
+    assert "Warning: rest-store: an output was not remembered" in done.stderr

@@ -24,6 +24,7 @@ from rest_store.service.server.handlers import Handlers, SessionState, StreamSta
 from rest_store.service.server.limits import Limits
 from rest_store.service.server.logs import EventLog
 from rest_store.service.server.metrics import Metrics
+from rest_store.service.server.rights import Rights
 from rest_store.service.server.server import Options, Server
 from rest_store.service.server.sessions import Sessions
 from rest_store.v1 import datastore_pb2 as pb
@@ -62,11 +63,11 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def answer(handlers: Handlers, method: str, data: bytes) -> bytes:
     handle = {
-        "Draft": handlers.draft,
-        "DraftStream": lambda data: handlers.draft_step(StreamState(), data),
-        "LongestSuffixMatch": handlers.longest_suffix_match,
-        "Count": handlers.count,
-        "DraftSession": lambda data: handlers.session_step(SessionState(), data),
+        "Draft": lambda data: handlers.draft(data, Rights()),
+        "DraftStream": lambda data: handlers.draft_step(StreamState(Rights()), data),
+        "LongestSuffixMatch": lambda data: handlers.longest_suffix_match(data, Rights()),
+        "Count": lambda data: handlers.count(data, Rights()),
+        "DraftSession": lambda data: handlers.session_step(SessionState(Rights()), data),
     }[method]
     return asyncio.run(handle(data))
 
@@ -323,6 +324,6 @@ def test_a_session_begins_with_its_opening_and_has_one(catalog: Catalog) -> None
     selection = pb.Selection(datastores=["one"])
     opening = pb.DraftSessionRequest(open=pb.SessionOpening(selection=selection)).SerializeToString()
     refused(MessageOrderError, lambda: answer(handlers, "DraftSession", b""), "opening is absent")
-    state = SessionState()
+    state = SessionState(Rights())
     assert asyncio.run(handlers.session_step(state, opening)) is None
     refused(MessageOrderError, lambda: asyncio.run(handlers.session_step(state, opening)), "opening is second")

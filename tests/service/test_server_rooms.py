@@ -27,6 +27,7 @@ from rest_store.service.server.limits import Gate, Limits
 from rest_store.service.server.logs import EventLog
 from rest_store.service.server.metrics import Metrics
 from rest_store.service.server.reloads import Reloads
+from rest_store.service.server.rights import Rights
 from rest_store.service.server.server import Options, Server
 from rest_store.v1 import datastore_pb2 as pb
 from rest_store.v1 import datastore_pb2_grpc
@@ -96,9 +97,9 @@ def test_small_work_goes_to_workers_for_a_while_after_it_waited_for_the_disk(mon
 
 
 def test_trees_travel_little_endian_from_any_machine(handlers: Handlers, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = asyncio.run(handlers.draft(ASKED.SerializeToString()))
+    expected = asyncio.run(handlers.draft(ASKED.SerializeToString(), Rights()))
     monkeypatch.setattr("sys.byteorder", "big")
-    assert asyncio.run(handlers.draft(ASKED.SerializeToString())) == expected
+    assert asyncio.run(handlers.draft(ASKED.SerializeToString(), Rights())) == expected
 
 
 def test_a_reload_answers_for_what_it_read_after_it_was_asked_for() -> None:
@@ -212,7 +213,7 @@ def test_a_stream_whose_step_takes_too_long_is_told_to_ask_another(
 
 
 def test_an_internal_failure_is_reported_as_such_and_logged(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Handlers, "draft", lambda self, data: 1 // 0)
+    monkeypatch.setattr(Handlers, "draft", lambda self, data, rights: 1 // 0)
     monkeypatch.setattr(Handlers, "draft_step", lambda self, state, data: 1 // 0)
     written = io.StringIO()
 

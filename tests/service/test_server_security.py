@@ -19,7 +19,8 @@ from rest_store.errors import AuthenticationError, ServeError, TargetError
 from rest_store.service.address import Address, is_local_peer
 from rest_store.service.channel import Dialer, target_of
 from rest_store.service.server.catalog import Catalog
-from rest_store.service.server.limits import BearerTokens, Limits
+from rest_store.service.server.limits import Limits
+from rest_store.service.server.rights import BearerTokens, Rights
 from rest_store.v1 import datastore_pb2 as pb
 from rest_store.v1 import datastore_pb2_grpc
 from tests.shared.services import PATIENCE, Certificates, Service, Talk, reason_of, running
@@ -318,9 +319,9 @@ def test_what_no_client_can_send_is_no_token(token: str) -> None:
 @pytest.mark.parametrize("token", ["geheim~!", "x" * 4096])
 def test_what_clients_can_send_is_a_token(token: str) -> None:
     tokens = BearerTokens(token=token)
-    digest = tokens.require([("x", "y"), *Dialer(token, None).metadata])
-    assert tokens.accepts(digest)
-    assert not tokens.accepts(b"")
+    rights = tokens.require([("x", "y"), *Dialer(token, None).metadata])
+    assert tokens.current(rights) == rights
+    assert tokens.current(Rights()) is None
     for wrong in ([("authorization", "bearer geheim")], [("authorization", b"bearer \xff")], [("authorization", "")]):
         refused(AuthenticationError, lambda wrong=wrong: tokens.require(wrong), "not accepted")
 
@@ -328,7 +329,7 @@ def test_what_clients_can_send_is_a_token(token: str) -> None:
 def test_without_tokens_everyone_is_accepted() -> None:
     tokens = BearerTokens()
     assert not tokens
-    assert tokens.accepts(tokens.require(None))
+    assert tokens.require(None) == tokens.current(Rights()) == Rights()
 
 
 @pytest.mark.parametrize("token", [BAD_TOKENS["newline"], BAD_TOKENS["not UTF-8"]], ids=["newline", "not UTF-8"])
@@ -346,11 +347,12 @@ BAD_TOKEN_FILES = {
     "absent": (None, "token file is unreadable"),
     "not ASCII": (b"p\xc3\xa4ss\n", "token file is unreadable"),
     "not UTF-8": (b"\xff\xfe", "token file is unreadable"),
+    "blank inside": (b"secret of the first fleet\n", "line 1 is not a token"),
     "empty": (b"", "token file is without a token"),
     "comments": (b"# none\n\n \t\r\n", "token file is without a token"),
     "NUL": (b"good\nsec\0ret\n", "line 2 is not a token"),
     "only NUL": (b"\0", "line 1 is not a token"),
-    "blank inside": (b"secret # of the first fleet\n", "line 1 is not a token"),
+    "comment": (b"secret # of the first fleet\n", "line 1 is not a token"),
     "other ends of lines": (b"one\x0btwo", "line 1 is not a token"),
     "carriage return": (b"one\rtwo\r", "line 1 is not a token"),
     "too long": (b"x" * 4097, "line 1 is not a token"),

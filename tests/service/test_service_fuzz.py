@@ -7,7 +7,7 @@ import random
 from collections import Counter
 from pathlib import Path
 
-from tests.shared.messages import CODES, fuzzed, outcomes, write_two_datastores
+from tests.shared.messages import CODES, begin_live_datastore, fuzzed, outcomes, write_two_datastores
 from tests.shared.services import running
 
 NUMBER = int(os.environ.get("REST_STORE_FUZZED", "10000"))
@@ -17,7 +17,7 @@ TOGETHER = 50
 def test_every_fuzzed_request_ends_with_an_answer_or_a_status_of_ours(tmp_path: Path) -> None:
     seen: Counter[str] = Counter()
     chance = random.Random(0)
-    options = ["--max-contexts", "200", "--max-message-bytes", "100000"]
+    options = ["--max-contexts", "200", "--max-message-bytes", "100000", *begin_live_datastore(tmp_path)]
     with running(*write_two_datastores(tmp_path), options=options) as service:
         with service.channel() as channel:
             for _ in range(0, NUMBER, TOGETHER):
@@ -34,6 +34,8 @@ def test_every_fuzzed_request_ends_with_an_answer_or_a_status_of_ours(tmp_path: 
         "LIMIT",
         "TOKENIZER_MISMATCH",
         "UNKNOWN_DATASTORE",
+        "NOT_LIVE",
+        "DOCUMENT",
     }
     if NUMBER >= 1000:
         assert set(seen) >= usual, seen

@@ -20,6 +20,7 @@ import pytest
 
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
+from rest_store.errors import ServiceUnavailableError
 from rest_store.service.client.client import DatastoreClient
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.clients import LATE, SLACK
@@ -328,13 +329,37 @@ def test_any_origins_and_any_weights_do_no_harm(steady: Service) -> None:
 
 def test_a_service_that_has_lost_its_sessions_is_merged_here(steady: Service) -> None:
     """An older release took its place: it has no such method."""
-    with Relay(steady.target) as relay, opened(relay.target) as (client, session):
+    with Relay(steady.target) as relay, DatastoreClient(relay.target, timeout=PATIENCE) as client:
         client.connect()
         relay.lacks = "DraftSession"
         relay.answer = without_sessions
-        assert steps(session, 3, 1, 2) == [False, True, True]
-        assert not is_run_by_the_service(session)
-        assert session.statistics.dropped == {(0, "error"): 1}
+        with DraftSession([client, PromptLookup()], TEXT) as session:
+            assert steps(session, 3, 1, 2) == [False, True, True]
+            assert not is_run_by_the_service(session)
+            assert session.statistics.dropped == {(0, "error"): 1}
+
+
+def test_a_session_is_open_before_its_first_step(steady: Service) -> None:
+    with DatastoreClient(steady.target, timeout=PATIENCE) as client:
+        client.connect()
+        with DraftSession([client, PromptLookup()], TEXT) as session:
+            end = time.monotonic() + PATIENCE
+            while not sessions_of(steady)[0]:
+                assert time.monotonic() < end
+            assert session.statistics.steps == 0
+            assert steps(session, 3) == [True]
+            assert client.statistics.streams_opened == 1
+
+
+def test_no_session_is_opened_ahead_where_calls_have_failed(service: Service) -> None:
+    with DatastoreClient(service.target, timeout=PATIENCE, failure_threshold=1, retries=0, pause=PATIENCE) as client:
+        client.connect()
+        service.kill()
+        with pytest.raises(ServiceUnavailableError):
+            client.count([1])
+        with DraftSession([client, PromptLookup()], TEXT) as session:
+            assert client.statistics.streams_opened == 0
+            assert steps(session, 3) == [False]
 
 
 # --- The end of sessions, processes and patience ----------------------------------------------------------------------
@@ -424,11 +449,11 @@ def test_many_calls_of_accept_without_a_draft_are_few_messages(steady: Service) 
         assert session.statistics.dropped == {}
         assert client.statistics.streams_opened == 2
         requests = [Request.FromString(data) for name, data in relay.received if name == "DraftSession"]
-        assert len(requests) == 2
-        assert len(requests[1].accepted) <= 512
-        accepted = sum(len(one.tokens) for one in requests[1].accepted)
-        assert requests[1].open.written + accepted == 2001
-        assert len(requests[1].open.tokens) + accepted == len(TEXT) + 2001
+        assert len(requests) == 3, "an opening, a step, and a step that opens it again"
+        assert len(requests[2].accepted) <= 512
+        accepted = sum(len(one.tokens) for one in requests[2].accepted)
+        assert requests[2].open.written + accepted == 2001
+        assert len(requests[2].open.tokens) + accepted == len(TEXT) + 2001
 
 
 def test_costs_of_wider_steps_than_asked_for_are_not_sent(steady: Service) -> None:
@@ -437,5 +462,5 @@ def test_costs_of_wider_steps_than_asked_for_are_not_sent(steady: Service) -> No
         assert len(session.draft(8, costs)) > 0
         assert session.statistics.dropped == {}
         assert is_run_by_the_service(session)
-        (request,) = [Request.FromString(data) for name, data in relay.received if name == "DraftSession"]
+        _, request = [Request.FromString(data) for name, data in relay.received if name == "DraftSession"]
         assert len(request.draft.costs.of_step) == 9

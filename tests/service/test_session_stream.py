@@ -19,6 +19,7 @@ from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.errors import TargetError
+from rest_store.service.client.async_client import AsyncDatastoreClient
 from rest_store.service.client.client import DatastoreClient
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.services import PATIENCE, Service, running
@@ -249,6 +250,12 @@ def test_clients_that_give_a_name_learn_together(service: Service) -> None:
         refused(TargetError, lambda name=name: client(shared_calibration=name), "shared_calibration")
 
 
+@pytest.mark.parametrize("option", ["send_text", "shared_calibration"])
+def test_the_client_for_asyncio_takes_no_options_of_sessions(option: str) -> None:
+    with pytest.raises(TypeError, match=option):
+        AsyncDatastoreClient("127.0.0.1:1", **{option: None})
+
+
 def test_a_step_is_one_small_message_and_one_answer(client: DatastoreClient, service: Service) -> None:
     with Relay(service.unix) as relay, DatastoreClient(relay.target, timeout=PATIENCE) as through:
         text = some_text(8, 2500)
@@ -256,11 +263,12 @@ def test_a_step_is_one_small_message_and_one_answer(client: DatastoreClient, ser
         messages = [Request.FromString(data) for name, data in relay.received if name == "DraftSession"]
         assert relay.methods() == {"Describe", "DraftSession"}
         assert through.statistics.streams_opened == 1
-    first, *rest = messages
-    assert list(first.open.tokens) == text[:2400]
+    ahead, first, *rest = messages
+    assert list(ahead.open.tokens) == text[:2400]
+    assert not ahead.HasField("draft")
     assert first.draft.HasField("costs")
     assert relay.tokens() == text
-    assert max(len(one.SerializeToString()) for one in rest) < 300
+    assert max(len(one.SerializeToString()) for one in (first, *rest)) < 300
     assert not any(one.HasField("open") or one.draft.HasField("costs") for one in rest[:-1])
 
 

@@ -7,20 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
+from rest_store.live.live_datastore import LiveDatastore
 from rest_store.service.errors import STATUSES
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.services import PATIENCE, reason_of
-from tests.shared.strategies import Corpus, write_datastore
+from tests.shared.strategies import Corpus, identity, write_datastore
 
 PREFIX = "/rest_store.v1.DatastoreService/"
 CODES = {status.reason: status.code for status in STATUSES}
 STREAMS = ("DraftStream", "DraftSession")
 NUMBERS = [0, 1, 2, 5, 16, 63, 64, 65, 299, 300, 1024, 1025, 2**31 - 1, 2**31, 2**32 - 1]
 FRACTIONS = [0.0, 0.5, 1.0, 2.0, -1.0, float("nan"), float("inf")]
-NAMES = ["one", "two", "", "none", "\x00", "\u00fc\U0001f600", "x" * 3000]
+NAMES = ["one", "two", "live", "", "none", "\x00", "\u00fc\U0001f600", "x" * 3000]
 FINGERPRINTS = ["", "sha256:" + f"{300:064x}", "sha256:" + f"{301:064x}", "sha256:", "\n" * 50]
 METHODS = {
     "Draft": pb.DraftRequest,
@@ -29,6 +31,8 @@ METHODS = {
     "LongestSuffixMatch": pb.LongestSuffixMatchRequest,
     "Count": pb.CountRequest,
     "Describe": pb.DescribeRequest,
+    "Add": pb.AddRequest,
+    "Delete": pb.DeleteRequest,
     "Reload": pb.ReloadRequest,
 }
 OPENING = pb.DraftSessionRequest(
@@ -58,6 +62,8 @@ def some_message(chance: random.Random, kind: type[Message]) -> Message:
             value.extend(chance.choice([-1, -1, 0, place - 1, -5, 2**31 - 1]) for place in range(chance.randrange(5)))
         elif field.cpp_type in (field.CPPTYPE_FLOAT, field.CPPTYPE_DOUBLE):
             value.extend(chance.choice(FRACTIONS) for _ in range(chance.choice([0, 1, 3, 5, 5, 2000])))
+        elif kind is pb.Document and field.name == "tokens" and chance.random() < 0.7:
+            message.tokens = np.array(some_tokens(chance), "<u4").tobytes()
         elif field.type == field.TYPE_BYTES:
             setattr(message, field.name, chance.randbytes(chance.choice([0, 4, 8, 16, 64, 65, 400])))
         elif field.type == field.TYPE_BOOL:
@@ -65,7 +71,9 @@ def some_message(chance: random.Random, kind: type[Message]) -> Message:
         elif field.name == "tokens":
             value.extend(some_tokens(chance))
         elif field.name == "datastores":
-            value.extend(chance.choice(NAMES[: chance.choice([2, 7])]) for _ in range(chance.randrange(3)))
+            value.extend(chance.choice(NAMES[: chance.choice([3, 8])]) for _ in range(chance.randrange(3)))
+        elif field.name == "ids":
+            value.extend(chance.choice(NAMES) for _ in range(chance.randrange(3)))
         elif field.type == field.TYPE_STRING:
             setattr(message, field.name, chance.choice(FINGERPRINTS if "fingerprint" in field.name else NAMES))
         else:
@@ -94,10 +102,16 @@ def damaged(chance: random.Random, data: bytes) -> bytes:
 
 def fuzzed(chance: random.Random) -> tuple[str, bytes]:
     """A method and what is sent to it."""
-    method = chance.choices(list(METHODS), weights=[8, 8, 8, 4, 4, 1, 1])[0]
+    method = chance.choices(list(METHODS), weights=[8, 8, 8, 4, 4, 1, 4, 2, 1])[0]
     kind = METHODS[method] if chance.random() < 0.9 else chance.choice(list(METHODS.values()))
     data = some_message(chance, kind).SerializeToString()
     return method, damaged(chance, data) if chance.random() < 0.5 else data
+
+
+def begin_live_datastore(directory: Path) -> list[str]:
+    """Begin the live datastore "live" with the tokenizer of "one"; return the options that serve it."""
+    LiveDatastore.open(directory / "live", tokenizer=identity(300)).close()
+    return ["--live", str(directory / "live")]
 
 
 def write_two_datastores(directory: Path) -> list[Path]:

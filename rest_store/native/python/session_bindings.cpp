@@ -1,10 +1,13 @@
 // Python bindings of draft sessions and calibrations: conversions and the release of the GIL, no algorithm.
 
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
+#include <limits>
 #include <memory>
 #include <numeric>
+#include <sstream>
 
 #include "python/bindings.hpp"
 #include "search/fork_mutex.hpp"
@@ -19,6 +22,30 @@ namespace {
 
 template <class Item, std::size_t Dimensions = 1>
 using Array = nb::ndarray<const Item, nb::ndim<Dimensions>, nb::c_contig, nb::device::cpu>;
+
+// Rows of most likely tokens: int32[n, k] or int64[n, k]. -1, or any other number that is no token, ends a row.
+class TopK {
+ public:
+  using Values = nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+  explicit TopK(const Values& values) : values_(values), is_wide_(values.dtype() == nb::dtype<std::int64_t>()) {
+    if (!is_wide_ && values.dtype() != nb::dtype<std::int32_t>()) throw nb::type_error("rows of another type");
+  }
+
+  std::size_t rows() const { return values_.shape(0); }
+  std::size_t width() const { return values_.shape(1); }
+  // -1 for what is no token.
+  std::int32_t at(std::size_t row, std::size_t place) const {
+    const std::size_t i = row * width() + place;
+    const std::int64_t token = is_wide_ ? static_cast<const std::int64_t*>(values_.data())[i]
+                                        : static_cast<const std::int32_t*>(values_.data())[i];
+    return token < 0 || token > std::numeric_limits<std::int32_t>::max() ? -1 : static_cast<std::int32_t>(token);
+  }
+
+ private:
+  Values values_;
+  bool is_wide_;
+};
 
 template <class Item>
 std::span<const Item> span_of(const Array<Item>& array) {
@@ -142,10 +169,14 @@ class NativeSession {
     readers_[index] = nb::find(reader);
   }
 
-  void prompt(const Array<std::int32_t>& tokens) {
+  // `top_k`: the most likely tokens after the last tokens of the text, here and in `accept`; -1 ends a row. ValueError:
+  // it has more rows than there are tokens.
+  void prompt(const Array<std::int32_t>& tokens, const std::optional<TopK::Values>& top_k) {
+    const std::optional<TopK> rows = rows_of("prompt_top_k", top_k, 0, tokens.size());
     const nb::gil_scoped_release release;
     for (const Token token : tokens_of(tokens)) builder_.lookup.append(token);
     builder_.lookup.end_prompt();
+    if (rows) learn_text(*rows);
   }
 
   // Set the trees of one step, each as (path before it, match length, match count, counts, tokens, parents); None: the
@@ -182,22 +213,22 @@ class NativeSession {
     if (fault != nullptr) throw nb::value_error(fault);
   }
 
-  // (packed tree as TokenTree has it, scores float32[N], origins uint8[N]); `costs` may be empty.
+  // (packed tree as TokenTree has it, scores float32[N], origins uint8[N]); `costs` may be empty, else the tree has
+  // fewer nodes than there are costs.
   nb::tuple draft(std::size_t max_nodes, const Array<double>& costs) {
-    {
-      const nb::gil_scoped_release release;
-      builder_.online = before_ = calibration_.online_now();
-      builder_.build(max_nodes);
-      if (costs.size() > 0) builder_.prune(pruned_size(builder_.nodes(), span_of(costs)));
-      order_ = verification_order(builder_.nodes());
-    }
+    build(max_nodes, costs);
     return tree();
   }
 
-  // Take a tree of a service, as the message DraftSessionResponse has it, as the one drafted last; returns what `draft`
-  // does, without origins. ValueError: what is wrong with it.
+  // The same as the message DraftSessionResponse has it.
+  nb::bytes draft_nodes(std::size_t max_nodes, const Array<double>& costs) {
+    build(max_nodes, costs);
+    return nodes();
+  }
+
+  // Take a tree of a service, as `draft_nodes` returns it, as the one drafted last; returns what `draft` does, without
+  // origins. ValueError: what is wrong with it.
   nb::tuple adopt(const nb::bytes& packed, std::size_t max_nodes, std::uint64_t vocabulary) {
-    constexpr std::size_t kNodeSize = sizeof(Token) + sizeof(float) + sizeof(std::int16_t) + 1;
     const std::size_t size = packed.size() / kNodeSize;
     if (packed.size() % kNodeSize != 0) throw nb::value_error("of a wrong size");
     if (size > max_nodes) throw nb::value_error("larger than asked for");
@@ -206,9 +237,8 @@ class NativeSession {
       DraftNode& node = nodes[i];
       std::int16_t parent = 0;
       std::memcpy(&node.token, packed.c_str() + i * sizeof(Token), sizeof(Token));
-      std::memcpy(&node.score, packed.c_str() + size * sizeof(Token) + i * sizeof(float), sizeof(float));
-      std::memcpy(&parent, packed.c_str() + size * (sizeof(Token) + sizeof(float)) + i * sizeof(parent),
-                  sizeof(parent));
+      std::memcpy(&node.score, packed.c_str() + size * kScores + i * sizeof(float), sizeof(float));
+      std::memcpy(&parent, packed.c_str() + size * kParents + i * sizeof(parent), sizeof(parent));
       if (node.token >= vocabulary) throw nb::value_error("with a token outside the vocabulary");
       if (parent < -1 || parent >= static_cast<std::int32_t>(i)) throw nb::value_error("with a parent after its child");
       if (!(node.score >= 0 && node.score <= 1)) throw nb::value_error("with a score outside 0..1");
@@ -221,12 +251,21 @@ class NativeSession {
     return tree();
   }
 
-  std::size_t accept(const Array<std::int32_t>& tokens) {
+  // Append what the target model produced; returns how many of its tokens are in the tree drafted last. `top_k` has a
+  // row for each token, and may have some for those before; `node_top_k` one for the context before, and one for each
+  // node of that tree. ValueError: they have not.
+  std::size_t accept(const Array<std::int32_t>& tokens, const std::optional<TopK::Values>& top_k,
+                     const std::optional<TopK::Values>& node_top_k) {
+    const std::size_t length = builder_.lookup.tokens().size() + tokens.size(), nodes = 1 + order_.size();
+    const std::optional<TopK> rows = rows_of("top_k", top_k, tokens.size(), length);
+    const std::optional<TopK> node_rows = rows_of("node_top_k", node_top_k, nodes, nodes);
     const nb::gil_scoped_release release;
+    if (node_rows) learn_nodes(*node_rows);
     const std::size_t accepted = builder_.accept(tokens_of(tokens));
     if (builder_.learns_online) calibration_.add(before_, builder_.online);
     before_ = builder_.online;
     order_.clear();
+    if (rows) learn_text(*rows);
     return accepted;
   }
 
@@ -234,29 +273,6 @@ class NativeSession {
   void forget() {
     builder_.forget();
     order_.clear();
-  }
-
-  // Nodes of the last tree.
-  std::size_t tree_size() const { return order_.size(); }
-
-  // After the text up to and including token `first + i`, the model's most likely tokens were row i; -1 ends a row.
-  void learn_text(std::size_t first, const Array<std::int32_t, 2>& rows) {
-    if (builder_.recycled == nullptr) return;
-    const nb::gil_scoped_release release;
-    const std::span<const Token> text = builder_.lookup.tokens();
-    for (std::size_t i = 0; i < rows.shape(0) && first + i < text.size(); ++i) {
-      const auto context = text.first(first + i + 1);
-      builder_.recycled->learn(context.last(std::min(context.size(), kRecycledOrders)), top_tokens_of(rows, i));
-    }
-  }
-
-  // The same after the context (row 0) and after each node of the last tree.
-  void learn_nodes(const Array<std::int32_t, 2>& rows) {
-    if (rows.shape(0) != 1 + order_.size()) throw nb::value_error("rows of another tree");
-    if (builder_.recycled == nullptr) return;
-    const nb::gil_scoped_release release;
-    for (std::size_t i = 0; i < rows.shape(0); ++i)
-      builder_.recycled->learn(builder_.tail_of(i == 0 ? -1 : order_[i - 1]), top_tokens_of(rows, i));
   }
 
   std::size_t length() { return builder_.lookup.tokens().size(); }
@@ -279,32 +295,105 @@ class NativeSession {
   }
 
  private:
+  // A node of the message DraftSessionResponse, and where its columns begin, in bytes for each node.
+  static constexpr std::size_t kScores = sizeof(Token), kParents = kScores + sizeof(float),
+                               kOrigins = kParents + sizeof(std::int16_t), kNodeSize = kOrigins + 1;
+
+  const DraftNode& node_in(std::size_t row) const { return builder_.nodes()[static_cast<std::size_t>(order_[row])]; }
+
+  // Of each node of the last tree, its row in the order of verification.
+  std::vector<std::int32_t> rows_of_nodes() const {
+    std::vector<std::int32_t> row_of(order_.size());
+    for (std::size_t i = 0; i < order_.size(); ++i)
+      row_of[static_cast<std::size_t>(order_[i])] = static_cast<std::int32_t>(i);
+    return row_of;
+  }
+
+  // The places of the sources that proposed a node, one bit each.
+  std::uint8_t origins_of(const DraftNode& node) const {
+    std::uint8_t origins = 0;
+    for (std::size_t origin = 0; origin < places_.size(); ++origin)
+      if ((node.origins >> origin & 1) != 0) origins |= static_cast<std::uint8_t>(1U << places_[origin]);
+    return origins;
+  }
+
   // The last tree in its order of verification, as `draft` returns it.
   nb::tuple tree() const {
-    const auto& nodes = builder_.nodes();
-    const std::size_t size = nodes.size();
+    const std::size_t size = order_.size();
+    const std::vector<std::int32_t> row_of = rows_of_nodes();
     std::vector<std::int64_t> counts(size);
-    std::vector<std::int32_t> columns(3 * size), row_of(size);
+    std::vector<std::int32_t> columns(3 * size);
     std::vector<float> scores(size);
     std::vector<std::uint8_t> origins(size);
-    for (std::size_t i = 0; i < size; ++i) row_of[static_cast<std::size_t>(order_[i])] = static_cast<std::int32_t>(i);
     for (std::size_t i = 0; i < size; ++i) {
-      const DraftNode& node = nodes[static_cast<std::size_t>(order_[i])];
+      const DraftNode& node = node_in(i);
       columns[i] = static_cast<std::int32_t>(node.token);
       columns[size + i] = node.parent < 0 ? -1 : row_of[static_cast<std::size_t>(node.parent)];
       columns[2 * size + i] = static_cast<std::int32_t>(node.depth);
       scores[i] = node.score;
-      for (std::size_t origin = 0; origin < places_.size(); ++origin)
-        if ((node.origins >> origin & 1) != 0) origins[i] |= static_cast<std::uint8_t>(1U << places_[origin]);
+      origins[i] = origins_of(node);
     }
     nb::bytes packed = nb::steal<nb::bytes>((nb::object(bytes_of(counts)) + nb::object(bytes_of(columns))).release());
     return nb::make_tuple(packed, bytes_of(scores), bytes_of(origins));
   }
 
-  TopTokens top_tokens_of(const Array<std::int32_t, 2>& rows, std::size_t row) const {
+  static std::optional<TopK> rows_of(const char* what, const std::optional<TopK::Values>& values, std::size_t least,
+                                     std::size_t most) {
+    if (!values) return std::nullopt;
+    const TopK rows(*values);
+    if (rows.rows() >= least && rows.rows() <= most) return rows;
+    std::ostringstream fault;
+    fault << what << " is of shape [" << rows.rows() << ", " << rows.width() << "], expected [" << least;
+    if (least < most) fault << ".." << most;
+    fault << ", k]";
+    throw nb::value_error(fault.str().c_str());
+  }
+
+  void learn_text(const TopK& rows) {
+    if (builder_.recycled == nullptr) return;
+    const std::span<const Token> text = builder_.lookup.tokens();
+    for (std::size_t i = 0; i < rows.rows(); ++i) {
+      const auto context = text.first(text.size() - rows.rows() + i + 1);
+      builder_.recycled->learn(context.last(std::min(context.size(), kRecycledOrders)), top_tokens_of(rows, i));
+    }
+  }
+
+  void learn_nodes(const TopK& rows) {
+    if (builder_.recycled == nullptr) return;
+    for (std::size_t i = 0; i < rows.rows(); ++i)
+      builder_.recycled->learn(builder_.tail_of(i == 0 ? -1 : order_[i - 1]), top_tokens_of(rows, i));
+  }
+
+  void build(std::size_t max_nodes, const Array<double>& costs) {
+    const nb::gil_scoped_release release;
+    if (costs.size() > 0) max_nodes = std::min(max_nodes, costs.size() - 1);
+    builder_.online = before_ = calibration_.online_now();
+    builder_.build(max_nodes);
+    if (costs.size() > 0) builder_.prune(pruned_size(builder_.nodes(), span_of(costs)));
+    order_ = verification_order(builder_.nodes());
+  }
+
+  // The last tree as the message DraftSessionResponse has it.
+  nb::bytes nodes() const {
+    const std::size_t size = order_.size();
+    std::vector<char> out(size * kNodeSize);
+    const std::vector<std::int32_t> row_of = rows_of_nodes();
+    for (std::size_t i = 0; i < size; ++i) {
+      const DraftNode& node = node_in(i);
+      const auto parent =
+          static_cast<std::int16_t>(node.parent < 0 ? -1 : row_of[static_cast<std::size_t>(node.parent)]);
+      std::memcpy(&out[i * sizeof(Token)], &node.token, sizeof(Token));
+      std::memcpy(&out[size * kScores + i * sizeof(float)], &node.score, sizeof(float));
+      std::memcpy(&out[size * kParents + i * sizeof(parent)], &parent, sizeof(parent));
+      out[size * kOrigins + i] = static_cast<char>(origins_of(node));
+    }
+    return bytes_of(out);
+  }
+
+  TopTokens top_tokens_of(const TopK& rows, std::size_t row) const {
     TopTokens top;
-    for (std::size_t i = 0; i < std::min<std::size_t>(rows.shape(1), kTopK); ++i) {
-      const std::int32_t token = rows.data()[row * rows.shape(1) + i];
+    for (std::size_t i = 0; i < std::min<std::size_t>(rows.width(), kTopK); ++i) {
+      const std::int32_t token = rows.at(row, i);
       if (token < 0 || static_cast<Token>(token) >= vocabulary_) break;
       top.tokens[top.size++] = static_cast<Token>(token);
     }
@@ -319,6 +408,17 @@ class NativeSession {
   std::uint64_t vocabulary_ = std::uint64_t{1} << 31;
   std::vector<std::int32_t> order_;
 };
+
+// What sessions read of rows of most likely tokens, as the message TopK has it: int32[n, width], and the width.
+nb::tuple packed_top_k(const TopK::Values& values) {
+  const TopK rows(values);
+  const std::size_t width = std::min<std::size_t>(rows.width(), kTopK);
+  std::vector<std::int32_t> out;
+  out.reserve(rows.rows() * width);
+  for (std::size_t row = 0; row < rows.rows(); ++row)
+    for (std::size_t i = 0; i < width; ++i) out.push_back(rows.at(row, i));
+  return nb::make_tuple(bytes_of(out), width);
+}
 
 // The evidence of each of `readers` as bytes, along the paths that a draft after `tail` may take. `parents` and
 // `scores` are those of the tree of `tokens` that other sources would draft.
@@ -402,6 +502,7 @@ void bind_sessions(nb::module_& module) {
   module.attr("NODE_MEMORY") = sizeof(SourceEvidence);
   module.attr("EVIDENCE_MEMORY") = sizeof(Evidence);  // of each node and store
   module.def("fit_gbdt", &fit_gbdt);
+  module.def("packed_top_k", &packed_top_k);
   module.def("collect_evidence", &collect_evidence, nb::arg("readers"), nb::arg("calibration"), nb::arg("tail"),
              nb::arg("tokens"), nb::arg("parents"), nb::arg("scores"), nb::kw_only(), nb::arg("max_nodes"),
              nb::arg("max_rows"), nb::arg("max_suffix"));
@@ -421,16 +522,14 @@ void bind_sessions(nb::module_& module) {
       .def("use_recycled_logits", &NativeSession::use_recycled_logits, nb::keep_alive<1, 3>())
       .def("add_store", &NativeSession::add_store, nb::arg("place"), nb::arg("reader").none())
       .def("set_reader", &NativeSession::set_reader)
-      .def("prompt", &NativeSession::prompt)
+      .def("prompt", &NativeSession::prompt, nb::arg("tokens"), nb::arg("top_k").none())
       .def("set_trees", &NativeSession::set_trees, nb::arg("index"), nb::arg("trees").none())
       .def("set_evidence", &NativeSession::set_evidence)
       .def("draft", &NativeSession::draft)
+      .def("draft_nodes", &NativeSession::draft_nodes)
       .def("adopt", &NativeSession::adopt)
-      .def("accept", &NativeSession::accept)
-      .def("learn_text", &NativeSession::learn_text)
-      .def("learn_nodes", &NativeSession::learn_nodes)
+      .def("accept", &NativeSession::accept, nb::arg("tokens"), nb::arg("top_k").none(), nb::arg("node_top_k").none())
       .def("forget", &NativeSession::forget)
-      .def("tree_size", &NativeSession::tree_size)
       .def("length", &NativeSession::length)
       .def("tail", &NativeSession::tail)
       .def("record", &NativeSession::record)

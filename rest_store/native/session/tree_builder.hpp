@@ -157,7 +157,7 @@ class TreeBuilder {
       if (on_tree) {
         if (expansions_ > 0) learn(place, token);  // else built elsewhere, where it is learnt from
         std::int32_t next = -1;
-        for (std::size_t i = 0; i < nodes_.size(); ++i)
+        for (std::size_t i = 0; i < nodes_.size() && next < 0; ++i)
           if (nodes_[i].parent == place && nodes_[i].token == token) next = static_cast<std::int32_t>(i);
         on_tree = next >= 0;
         place = next;

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 from google.protobuf.message import DecodeError, Message
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from rest_store.datastore.kernel import MAX_NODES, native_tree_fault
 from rest_store.datastore.tokenizer import TokenizerIdentity
@@ -28,8 +29,30 @@ _MOST_DATASTORES = 1024  # of a service
 
 
 @dataclass(frozen=True)
+class LiveDescription:
+    """What a datastore that is live has besides; names as in `LiveInfo`.
+
+    Attributes:
+        writable: whether the token of this client may add and delete.
+    """
+
+    memory_token_count: int
+    memory_size: int
+    oldest: datetime | None
+    max_tokens: int | None
+    max_age: float | None
+    failure: str | None
+    writable: bool
+
+
+@dataclass(frozen=True)
 class ServedDatastore:
-    """One datastore of a service; fields as in the message DatastoreDescription."""
+    """One datastore of a service; fields as in the message DatastoreDescription.
+
+    Attributes:
+        built: of a live one, when the newest document was added; None: there is none.
+        live: None: it is frozen.
+    """
 
     name: str
     tokenizer: TokenizerIdentity
@@ -37,9 +60,10 @@ class ServedDatastore:
     document_count: int
     shard_count: int
     size: int
-    built: datetime
+    built: datetime | None
     format_version: int
     generation: int
+    live: LiveDescription | None
 
 
 @dataclass(frozen=True)
@@ -86,9 +110,9 @@ class ServiceInfo:
         return sum(datastore.size for datastore in self.datastores)
 
     @property
-    def built(self) -> datetime:
-        """When the youngest datastore was built."""
-        return max(datastore.built for datastore in self.datastores)
+    def built(self) -> datetime | None:
+        """When the youngest datastore was built, or its newest document added; None: there is nothing in them."""
+        return max((one.built for one in self.datastores if one.built is not None), default=None)
 
 
 def tree_bytes(max_nodes: int) -> int:
@@ -129,15 +153,33 @@ def served_by(response: pb.DescribeResponse, where: str) -> tuple[ServedDatastor
         }
         try:
             tokenizer = TokenizerIdentity.from_manifest(described, f"{where}: datastore '{one.name}'")
-            built = datetime.fromtimestamp(one.built.seconds + one.built.nanos / 1e9, timezone.utc)
+            live = _live(one.live) if one.HasField("live") else None
+            built = None if live is not None and not one.HasField("built") else _time(one.built)
         except (ManifestError, ValueError, OverflowError, OSError) as error:
             raise ProtocolError(describe(where, "description", f"wrong ({error})", "one of a datastore")) from None
         sizes = (one.token_count, one.document_count, one.shard_count, one.size)
-        served.append(ServedDatastore(one.name, tokenizer, *sizes, built, one.format_version, one.generation))
+        served.append(ServedDatastore(one.name, tokenizer, *sizes, built, one.format_version, one.generation, live))
     if not served or len({one.name for one in served}) != len(served):
         names = reprlib.repr([one.name for one in served]) if served else "absent"
         raise ProtocolError(describe(where, "datastores", names, "one or more, with distinct names"))
     return tuple(served)
+
+
+def _live(message: pb.LiveDescription) -> LiveDescription:
+    return LiveDescription(
+        message.memory_token_count,
+        message.memory_size,
+        _time(message.oldest) if message.HasField("oldest") else None,
+        message.max_tokens or None,
+        message.max_age or None,
+        message.failure or None,
+        message.writable,
+    )
+
+
+def _time(message: Timestamp) -> datetime:
+    """Return the time of a message; raise ValueError, OverflowError or OSError if there is none such."""
+    return datetime.fromtimestamp(message.seconds + message.nanos / 1e9, timezone.utc)
 
 
 def read_tree(message: pb.Tree, vocabulary_size: int, limits: tuple[int, int, int], where: str) -> TokenTree:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 import grpc.aio
 
@@ -12,17 +13,18 @@ from rest_store.datastore.validation import Contexts, IntSequence, limits
 from rest_store.drafting.evidence import Evidence
 from rest_store.service.client.answers import ServiceInfo
 from rest_store.service.client.async_stream import AsyncDraftStream
-from rest_store.service.client.client_base import ClientBase, Connection
+from rest_store.service.client.client_base import WRITE_SECONDS, ClientBase, Connection
 from rest_store.service.client.endpoints import Endpoint
+from rest_store.service.client.generation_stream import Route
 from rest_store.service.client.requests import Request, T
 from rest_store.service.client.stream_call import AsyncStreamCall, task_is_cancelled
 from rest_store.service.errors import error_of_call
 
 
 class AsyncDatastoreClient(ClientBase):
-    """`DatastoreClient` for asyncio: the same arguments, methods, answers, errors, retries and counters.
+    """`DatastoreClient` for asyncio, without sessions: the same methods, answers, errors, retries and counters.
 
-    It has no sessions, which `send_text` and `shared_calibration` are for.
+    It takes the same arguments but those of sessions, `send_text` and `shared_calibration`.
 
     Belongs to the event loop in which it is first used; not thread-safe. Any number of tasks may ask at once.
     """
@@ -90,14 +92,36 @@ class AsyncDatastoreClient(ClientBase):
         request = self._requests.evidence(context, proposals, max_nodes, max_suffix, max_rows)
         return await self._ask(request, timeout, began) if self._codec.max_evidence_rows else None
 
+    async def add(
+        self,
+        documents: Sequence[IntSequence],
+        ids: Sequence[str] | None = None,
+        *,
+        datastore: str | None = None,
+        timeout: float = WRITE_SECONDS,
+    ) -> list[str]:
+        """See `DatastoreClient.add`."""
+        began = time.monotonic()
+        if not self._codec.is_known:
+            await self._ask(self._requests.describe, timeout)
+        requests = self._requests.add(documents, ids, datastore)
+        return [id for request in requests for id in await self._ask(request, timeout, began)]
+
+    async def delete(self, ids: Sequence[str], *, datastore: str | None = None, timeout: float = WRITE_SECONDS) -> int:
+        """See `DatastoreClient.delete`."""
+        began = time.monotonic()
+        if not self._codec.is_known:
+            await self._ask(self._requests.describe, timeout)
+        requests = self._requests.delete(ids, datastore)
+        return sum([await self._ask(request, timeout, began) for request in requests])
+
     def stream(
         self, *, max_nodes: int = 64, max_suffix: int = 16, max_depth: int = 10, timeout: float | None = None
     ) -> AsyncDraftStream:
         """See `DatastoreClient.stream`."""
         tree_limits = limits(max_nodes, max_suffix, max_depth)
-        return AsyncDraftStream(
-            self._codec, tree_limits, self._endpoints, self._open, self.info, self._seconds(timeout)
-        )
+        route = Route(self._codec, self._endpoints, self._open, self.info, self._seconds(timeout))
+        return AsyncDraftStream(route, tree_limits)
 
     def _open(self, endpoint: Endpoint[Connection]) -> AsyncStreamCall:
         return AsyncStreamCall(endpoint.connection.channel, self._dialer.metadata, endpoint.target)
@@ -106,7 +130,7 @@ class AsyncDatastoreClient(ClientBase):
         began = time.monotonic() if began is None else began
         if self._needs_description(request):
             await self._ask(self._requests.describe, timeout)
-        with self._counters.failures():
+        with self._counters.failures:
             message, policy = self._begin(request, timeout, began)
             return await policy.call_async(lambda endpoint, seconds: self._attempt(endpoint, request, message, seconds))
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import threading
 import time
+import weakref
+from collections.abc import Callable, Sequence
 
 import grpc
 
@@ -12,14 +15,20 @@ from rest_store.datastore.tree import SuffixMatch, TokenTree
 from rest_store.datastore.validation import Contexts, IntSequence, limits
 from rest_store.drafting.evidence import Evidence
 from rest_store.drafting.remote import SessionSettings
+from rest_store.errors import TargetError, describe
+from rest_store.service.channel import Tls
 from rest_store.service.client.answers import ServiceInfo
-from rest_store.service.client.client_base import ClientBase, Connection
+from rest_store.service.client.client_base import WRITE_SECONDS, ClientBase, Connection
 from rest_store.service.client.endpoints import Endpoint
+from rest_store.service.client.generation_stream import Route
 from rest_store.service.client.requests import Request, T
 from rest_store.service.client.session_stream import SessionStream
 from rest_store.service.client.stream import DraftStream
 from rest_store.service.client.stream_call import StreamCall
 from rest_store.service.errors import error_of_call
+
+_LONGEST_NAME = 256  # bytes of what sessions share
+_FINISH_SECONDS = 1.0  # that last messages have to be sent when a client is closed
 
 
 class DatastoreClient(ClientBase):
@@ -27,9 +36,9 @@ class DatastoreClient(ClientBase):
 
     Also a source for `DraftSession`, which the service runs if it has all datastores of the session. Connects when
     it is first used, and reconnects by itself. A call that fails because the service is away or overloaded is made
-    again, with growing pauses, at another endpoint where there is one, and never beyond its deadline; all calls
-    only read. After five failures in a row an endpoint is left alone for a while, and calls that would need it fail
-    in microseconds.
+    again, with growing pauses, at another endpoint where there is one, and never beyond its deadline: all calls only
+    read, or do nothing more the second time. After five failures in a row an endpoint is left alone for a while, and
+    calls that would need it fail in microseconds.
 
     Thread-safe. A pickled or copied client reaches the same service through connections of its own; a pickle holds the
     token. gRPC does not survive a fork: in a process forked after the first call, calls raise ServiceUnavailableError.
@@ -50,12 +59,49 @@ class DatastoreClient(ClientBase):
             writes, and a few proposed tokens in each step.
         shared_calibration: a name, such as the model's: sessions that the service runs share under it what their
             calibration learns, also those of other clients; None: they share nothing.
+        remember: name of a live datastore to which the service adds what is accepted in the sessions that it runs, each
+            with the last 16 tokens of its prompt, when they end; None: it adds nothing. A service that does not allow
+            it drafts all the same, with a DraftingWarning.
 
     Raises:
         TargetError: an address, certificate, list of datastores or name that is not valid.
         LimitError: a number out of range.
         TokenizerLoadError: `tokenizer` is not a tokenizer.
     """
+
+    def __init__(
+        self,
+        targets: str | list[str] | tuple[str, ...],
+        *,
+        datastore: str | Sequence[str] | None = None,
+        tokenizer: object = None,
+        token: str | None = None,
+        tls: Tls | bool | None = None,
+        timeout: float = 0.1,
+        retries: int = 3,
+        failure_threshold: int = 5,
+        pause: float = 1.0,
+        send_text: bool = True,
+        shared_calibration: str | None = None,
+        remember: str | None = None,
+    ) -> None:
+        super().__init__(
+            targets,
+            datastore=datastore,
+            tokenizer=tokenizer,
+            token=token,
+            tls=tls,
+            timeout=timeout,
+            retries=retries,
+            failure_threshold=failure_threshold,
+            pause=pause,
+        )
+        self._options |= {"send_text": send_text, "shared_calibration": shared_calibration, "remember": remember}
+        self._send_text = bool(send_text)
+        self._remember = _remembering(remember, self._send_text)
+        self._finishing: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+        self._before_close: dict[Callable[[DatastoreClient], object], None] = {}
+        self._shared_calibration = _shared_name(shared_calibration)
 
     def _connect(self, target: str) -> Connection:
         return Connection(self._dialer.connect(target))
@@ -171,6 +217,68 @@ class DatastoreClient(ClientBase):
         request = self._requests.evidence(context, proposals, max_nodes, max_suffix, max_rows)
         return self._ask(request, timeout, began) if self._codec.max_evidence_rows else None
 
+    def add(
+        self,
+        documents: Sequence[IntSequence],
+        ids: Sequence[str] | None = None,
+        *,
+        datastore: str | None = None,
+        timeout: float = WRITE_SECONDS,
+    ) -> list[str]:
+        """Add documents to a live datastore; return when they are durable, and visible to all its clients.
+
+        An attempt that fails is repeated: an id makes sure that nothing is added twice. With several endpoints, that
+        may be at another one, which has a live datastore of its own.
+
+        Args:
+            documents: token sequences, 1-D integers, at least one each.
+            ids: one for each, 1..256 characters; one that is there already, or was given before in `ids`, stands for
+                the same document, which is not added again. None: new ones.
+            datastore: its name; None: the only live one that this client asks.
+            timeout: seconds for all of it.
+
+        Returns:
+            The ids, in the order of `documents`.
+
+        Raises:
+            DocumentError: a document is empty, too large for the datastore or no tokens, or an id is invalid.
+            TokenRangeError: a token is outside the vocabulary.
+            MessageSizeError: a document is larger than what the service takes in one message.
+            LiveFormatError: the datastore is frozen.
+            UnknownDatastoreError: there is none of that name, or none was named and there are others than one.
+            PermissionDeniedError: the token of this client may only read.
+            StorageError: the service cannot write: its disk is full, for instance.
+            ServiceError: no answer; the subclass says why.
+
+        What does not fit into one message is sent in several. If one of them fails, those before have been added; after
+        an error without an answer, that one may have been. Calling again with the same `ids` is safe.
+        """
+        began = time.monotonic()
+        if not self._codec.is_known:
+            self._ask(self._requests.describe, timeout)
+        requests = self._requests.add(documents, ids, datastore)
+        return [id for request in requests for id in self._ask(request, timeout, began)]
+
+    def delete(self, ids: Sequence[str], *, datastore: str | None = None, timeout: float = WRITE_SECONDS) -> int:
+        """Delete documents of a live datastore: when this returns, no answer of it holds them, and none of its files.
+
+        Args:
+            ids: of the documents; those that are not there are passed over.
+            datastore: as of `add`.
+            timeout: seconds for all of it; the segments that held them are sorted anew.
+
+        Returns:
+            How many documents there were; too few where an attempt had to be repeated.
+
+        Raises:
+            DocumentError: an id is invalid.
+            LiveFormatError, UnknownDatastoreError, PermissionDeniedError, StorageError, ServiceError: as `add`.
+        """
+        began = time.monotonic()
+        if not self._codec.is_known:
+            self._ask(self._requests.describe, timeout)
+        return sum(self._ask(request, timeout, began) for request in self._requests.delete(ids, datastore))
+
     def stream(
         self, *, max_nodes: int = 64, max_suffix: int = 16, max_depth: int = 10, timeout: float | None = None
     ) -> DraftStream:
@@ -186,16 +294,17 @@ class DatastoreClient(ClientBase):
             LimitError: a limit is out of range.
         """
         tree_limits = limits(max_nodes, max_suffix, max_depth)
-        open_call = functools.partial(self._open, "DraftStream")
-        return DraftStream(self._codec, tree_limits, self._endpoints, open_call, self.info, self._seconds(timeout))
+        return DraftStream(self._route("DraftStream", self._seconds(timeout)), tree_limits)
 
     def session(self, settings: SessionSettings) -> SessionStream | None:
         """Return a session for the service to run, for `DraftSession`; None without `send_text`."""
         if not self._send_text:
             return None
-        open_call = functools.partial(self._open, "DraftSession")
-        name = self._shared_calibration
-        return SessionStream(self._codec, settings, name, self._endpoints, open_call, self.info, self._timeout)
+        route = self._route("DraftSession", self._timeout)
+        return SessionStream(route, settings, self._shared_calibration, self._remember, self._finishing)
+
+    def _route(self, method: str, timeout: float) -> Route[StreamCall]:
+        return Route(self._codec, self._endpoints, functools.partial(self._open, method), self.info, timeout)
 
     def _open(self, method: str, endpoint: Endpoint[Connection]) -> StreamCall:
         channel = endpoint.connection.channel
@@ -213,7 +322,7 @@ class DatastoreClient(ClientBase):
         began = time.monotonic() if began is None else began
         if self._needs_description(request):
             self._ask(self._requests.describe, timeout)
-        with self._counters.failures():
+        with self._counters.failures:
             message, policy = self._begin(request, timeout, began)
             return policy.call(lambda endpoint, seconds: self._attempt(endpoint, request, message, seconds))
 
@@ -229,12 +338,45 @@ class DatastoreClient(ClientBase):
         return request.decode(answer, endpoint.target)
 
     def close(self) -> None:
-        """Close its connections; later calls raise ServiceUnavailableError. May be called again."""
+        """Close its connections; later calls raise ServiceUnavailableError. May be called again.
+
+        What is to be remembered of sessions that have just ended has up to a second to be sent.
+        """
+        for call in tuple(self._before_close):
+            call(self)
+        ends = time.monotonic() + _FINISH_SECONDS
+        for thread in tuple(self._finishing):
+            thread.join(max(0.0, ends - time.monotonic()))
         for connection in self._endpoints.close():
             connection.channel.close()
+
+    def before_close(self, call: Callable[[DatastoreClient], object]) -> None:
+        """Have `close` call `call` with this client first, for what is queued to be added; once for each `call`."""
+        self._before_close[call] = None
 
     def __enter__(self) -> DatastoreClient:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _shared_name(name: str | None) -> str:
+    """Return a name for what sessions share, empty for none; raise TargetError if it is not one."""
+    if name is None:
+        return ""
+    if not isinstance(name, str) or not 1 <= len(name.encode(errors="replace")) <= _LONGEST_NAME:
+        expected = f"a name of 1 to {_LONGEST_NAME} bytes"
+        raise TargetError(describe("client", "shared_calibration", ascii(name), expected))
+    return name
+
+
+def _remembering(name: str | None, send_text: bool) -> str:
+    """Return the name of the datastore that remembers, empty for none; raise TargetError if it is not one."""
+    if name is None:
+        return ""
+    if not isinstance(name, str) or not name:
+        raise TargetError(describe("client", "remember", ascii(name), "the name of a live datastore, or None"))
+    if not send_text:
+        raise TargetError(describe("client", "remember", "a datastore", "None without send_text"))
+    return name

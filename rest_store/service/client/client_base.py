@@ -20,9 +20,9 @@ from rest_store.service.client.requests import Request, Requests, T
 from rest_store.service.client.retry import RetryPolicy
 
 METHOD = "/rest_store.v1.DatastoreService/"
-_UNARY = ("Draft", "LongestSuffixMatch", "Count", "Describe")
+_UNARY = ("Draft", "LongestSuffixMatch", "Count", "Describe", "Add", "Delete")
+WRITE_SECONDS = 10.0  # that calls which write have, unless told otherwise
 _LONGEST_PAUSE = 1e6  # seconds
-_LONGEST_NAME = 256  # bytes of what sessions share
 
 
 class Connection:
@@ -48,8 +48,6 @@ class ClientBase(ABC):
         retries: int = 3,
         failure_threshold: int = 5,
         pause: float = 1.0,
-        send_text: bool = True,
-        shared_calibration: str | None = None,
     ) -> None:
         addresses, names = _targets(targets), _names(datastore)
         self._targets = addresses
@@ -61,11 +59,7 @@ class ClientBase(ABC):
             "retries": retries,
             "failure_threshold": failure_threshold,
             "pause": pause,
-            "send_text": send_text,
-            "shared_calibration": shared_calibration,
         }
-        self._send_text = bool(send_text)
-        self._shared_calibration = _shared_name(shared_calibration)
         threshold, first_pause = _at_least(1, "failure_threshold", failure_threshold), _pause(pause)
         self._timeout = seconds_of(timeout)
         self._dialer = Dialer(token, tls)
@@ -115,16 +109,6 @@ def _targets(targets: str | Sequence[str]) -> list[str]:
     if not several:
         raise TargetError(describe("client", "targets", "empty", "at least one address"))
     return [target_of(target) for target in several]
-
-
-def _shared_name(name: str | None) -> str:
-    """Return a name for what sessions share, empty for none; raise TargetError if it is not one."""
-    if name is None:
-        return ""
-    if not isinstance(name, str) or not 1 <= len(name.encode(errors="replace")) <= _LONGEST_NAME:
-        expected = f"a name of 1 to {_LONGEST_NAME} bytes"
-        raise TargetError(describe("client", "shared_calibration", ascii(name), expected))
-    return name
 
 
 def _names(datastore: str | Sequence[str] | None) -> tuple[str, ...]:

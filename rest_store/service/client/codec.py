@@ -39,6 +39,9 @@ class Codec:
             no evidence.
         max_request_bytes: largest message that it takes.
         max_session_tokens: longest text of a session that the service runs; 0: it runs none.
+        max_message_bytes: largest message that adds or deletes documents.
+        max_documents: most documents of one.
+        live: names of the live datastores that are asked.
         calibration: fingerprint of what it weighs evidence with.
         max_datastores: most datastores that may answer.
         selection: part of every request.
@@ -51,6 +54,8 @@ class Codec:
         self.max_evidence_rows = 0
         self.max_request_bytes = 0
         self.max_session_tokens = 0
+        self.max_message_bytes = self.max_documents = 0
+        self.live: tuple[str, ...] = ()
         self.calibration = ""
         self.max_datastores = len(self._names) or _SOME_DATASTORES
         self._name_bytes = _NAME_BYTES
@@ -80,6 +85,8 @@ class Codec:
             self.max_evidence_rows = max(1, min(limits["max_evidence_rows"], of_each))
         self.max_request_bytes = limits["max_request_bytes"] or limits["max_message_bytes"]
         self.max_session_tokens, self.calibration = limits["max_session_tokens"], response.calibration
+        self.max_message_bytes, self.max_documents = limits["max_message_bytes"], limits["max_contexts"] or 1
+        self.live = tuple(one.name for one in chosen if one.live is not None)
         self.max_datastores = max(self.max_datastores, len(chosen))
         self._name_bytes = max(self._name_bytes, *(len(one.name.encode()) for one in chosen))
         self.vocabulary_size = info.tokenizer.vocabulary_size
@@ -104,6 +111,19 @@ class Codec:
                 expected = f"'{chosen[0].tokenizer.name}' as of '{chosen[0].name}'; name datastores or a tokenizer"
                 raise TokenizerMismatchError(describe(target, what, found, expected))
         return chosen
+
+    def live_name(self, name: str | None) -> str:
+        """Return the name of the live datastore to write to: `name`, or the only one that is asked.
+
+        Raises:
+            UnknownDatastoreError: none is named, and there is not exactly one.
+        """
+        if name is None and len(self.live) == 1:
+            return self.live[0]
+        if not isinstance(name, str) or not name:
+            found = f"{len(self.live)} live ones asked" if name is None else ascii(name)
+            raise UnknownDatastoreError(describe("client", "datastore to write to", found, "the name of a live one"))
+        return name
 
     def proposals(self, tree: TokenTree) -> pb.Proposals:
         """Return a tree as the proposals of a request; raise TreeError or TokenRangeError for one that cannot be."""

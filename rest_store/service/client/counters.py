@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 from rest_store.errors import (
@@ -66,9 +65,14 @@ _COUNTED_AS: tuple[tuple[type[RestStoreError], str], ...] = (
 
 
 class ClientCounters:
-    """The counters behind `ClientStatistics`. Thread-safe."""
+    """The counters behind `ClientStatistics`. Thread-safe.
+
+    Attributes:
+        failures: a context manager that counts a call that ends with one of our errors within its block.
+    """
 
     def __init__(self) -> None:
+        self.failures = _Failures(self.failed)
         self._lock = ProcessLock()
         self._counts = {field.name: 0 for field in fields(ClientStatistics)}
 
@@ -82,16 +86,21 @@ class ClientCounters:
         """Count a call that ended with `error`."""
         self.add("calls", next(name for kind, name in _COUNTED_AS if isinstance(error, kind)))
 
-    @contextmanager
-    def failures(self) -> Iterator[None]:
-        """Count a call that ends with one of our errors within the block."""
-        try:
-            yield
-        except RestStoreError as error:
-            self.failed(error)
-            raise
-
     def snapshot(self) -> ClientStatistics:
         """Return the counts at this moment."""
         with self._lock:
             return ClientStatistics(**self._counts)
+
+
+class _Failures:
+    """Passes one of our errors that ends its block to `failed`."""
+
+    def __init__(self, failed: Callable[[RestStoreError], None]) -> None:
+        self._failed = failed
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, RestStoreError):
+            self._failed(error)

@@ -97,6 +97,12 @@ class Endpoints(Generic[C]):
                     return member
         return None
 
+    @property
+    def healthy(self) -> Endpoint[C] | None:
+        """The endpoint that is asked first, if its circuit is closed."""
+        preferred = self._preferred
+        return None if preferred.circuit.is_open else preferred
+
     def require_one(self) -> None:
         """Check, in a microsecond, whether a call can be made now.
 

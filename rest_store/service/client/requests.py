@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Concatenate, Generic, ParamSpec, TypeVar
 
 from rest_store.datastore.kernel import MAX_NODES, MAX_SUFFIX
 from rest_store.datastore.tree import SuffixMatch, TokenTree
-from rest_store.datastore.validation import Contexts, IntSequence, batch, limit, limits, tail, too_many_tokens
+from rest_store.datastore.validation import (
+    Contexts,
+    IntSequence,
+    batch,
+    document_ids,
+    limit,
+    limits,
+    tail,
+    too_many_tokens,
+)
 from rest_store.drafting.evidence import MAX_EVIDENCE_ROWS, Evidence, rows_for
 from rest_store.errors import ProtocolError, describe
 from rest_store.service.client.answers import (
@@ -22,6 +31,7 @@ from rest_store.service.client.answers import (
 )
 from rest_store.service.client.codec import Codec, TreeLimits, longest
 from rest_store.service.client.counters import ClientCounters
+from rest_store.service.client.documents import batches_of, new_documents
 from rest_store.v1 import datastore_pb2 as pb
 
 T = TypeVar("T")
@@ -58,7 +68,7 @@ def _counted(make: Callable[Concatenate[Requests, P], T]) -> Callable[Concatenat
 
     @functools.wraps(make)
     def counted(self: Requests, /, *arguments: P.args, **options: P.kwargs) -> T:
-        with self.counters.failures():
+        with self.counters.failures:
             return make(self, *arguments, **options)
 
     return counted
@@ -187,3 +197,48 @@ class Requests:
             return None if response.trees else codec.evidence(response.evidence, names, bounds, target)
 
         return Request("Draft", encode, decode)
+
+    @_counted
+    def add(
+        self, documents: Sequence[IntSequence], ids: Sequence[str] | None, datastore: str | None
+    ) -> list[Request[list[str]]]:
+        """Add documents to a live datastore, in as many requests as they take, once the service is known."""
+        name, new = self.codec.live_name(datastore), new_documents(documents, ids, self.codec.vocabulary_size)
+        batches = self._batches(new, [document.ByteSize() for document in new])
+        return [self._addition(name, batch) for batch in batches]
+
+    def _batches(self, items: Sequence[T], sizes: Sequence[int]) -> Iterator[Sequence[T]]:
+        return batches_of(items, sizes, self.codec.max_message_bytes, self.codec.max_documents)
+
+    def _addition(self, name: str, documents: Sequence[pb.Document]) -> Request[list[str]]:
+        def encode() -> bytes:
+            fingerprint = self.codec.selection.tokenizer_fingerprint
+            request = pb.AddRequest(datastore=name, tokenizer_fingerprint=fingerprint, documents=documents)
+            return request.SerializeToString()
+
+        def decode(answer: bytes, target: str) -> list[str]:
+            ids = [document.id for document in documents]
+            most = sum(len(id.encode()) for id in ids) + NUMBER_BYTES * len(ids)
+            if list(parse(pb.AddResponse, answer, target, most).ids) != ids:
+                raise ProtocolError(describe(target, "ids of documents", "others", "those that were sent"))
+            return ids
+
+        return Request("Add", encode, decode)
+
+    @_counted
+    def delete(self, ids: Sequence[str], datastore: str | None) -> list[Request[int]]:
+        """Delete documents of a live datastore, in as many requests as they take, once the service is known."""
+        name, known = self.codec.live_name(datastore), document_ids("delete", ids)
+        return [self._deletion(name, batch) for batch in self._batches(known, [len(id.encode()) for id in known])]
+
+    def _deletion(self, name: str, ids: Sequence[str]) -> Request[int]:
+        def encode() -> bytes:
+            return pb.DeleteRequest(datastore=name, ids=ids).SerializeToString()
+
+        def decode(answer: bytes, target: str) -> int:
+            deleted = parse(pb.DeleteResponse, answer, target, NUMBER_BYTES).deleted
+            if deleted > len(ids):
+                raise ProtocolError(describe(target, "number of documents", deleted, f"at most {len(ids)}"))
+            return int(deleted)
+
+        return Request("Delete", encode, decode)

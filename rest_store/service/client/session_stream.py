@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, MutableSet
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rest_store.datastore.kernel import MAX_NODES
+from rest_store.datastore.kernel import MAX_NODES, native_session_kernel
+from rest_store.drafting.kernel_session import TopK
 from rest_store.drafting.remote import NODE_BYTES, RemoteTree, SessionSettings
 from rest_store.errors import (
     DeadlineError,
+    DraftingWarning,
+    LiveFormatError,
     MessageOrderError,
     MessageSizeError,
     OverloadedError,
+    PermissionDeniedError,
     ProtocolError,
     QueryError,
     RestStoreError,
     ServiceUnavailableError,
+    TokenizerMismatchError,
+    UnknownDatastoreError,
     describe,
 )
 from rest_store.service.client.answers import NUMBER_BYTES, parse
-from rest_store.service.client.codec import Codec
-from rest_store.service.client.endpoints import Endpoint, Endpoints
+from rest_store.service.client.endpoints import Endpoint
+from rest_store.service.client.generation_stream import GenerationStream, Route
 from rest_store.service.client.retry import RetryPolicy
 from rest_store.service.client.stream_call import StreamCall
 from rest_store.v1 import datastore_pb2 as pb
@@ -34,70 +42,75 @@ from rest_store.v1 import datastore_pb2 as pb
 _WEIGHTS = 5  # of a calibration
 _MOST_TOP_K = 8  # tokens of a row that a session reads
 _MOST_UNSENT = 512  # calls of `accept` since the last tree; after more the text is sent again
+# What a service refuses a session with whose output is to be remembered where it cannot be.
+_NOT_REMEMBERED = (PermissionDeniedError, LiveFormatError, UnknownDatastoreError, TokenizerMismatchError)
 # What a service that runs sessions does not take from this one: its text is too long, for instance.
 _NOT_RUN = (QueryError, MessageSizeError, MessageOrderError)
 
 Text = Callable[[], tuple[npt.NDArray[np.int32], int]]
 
 
-class SessionStream:
+class SessionStream(GenerationStream[StreamCall]):
     """A session that a service runs for a `DraftSession`; see `RemoteSession`. Make one with `DatastoreClient.session`.
 
-    The first step opens the stream and sends the text; later ones send what is new. When the service goes away, the
-    next attempt sends the text again, there or at another endpoint. While the answer of a step that was late is still
-    to come, further steps fail at once.
+    `open` opens the stream and sends the text; steps send what is new. When the service goes away, the next attempt
+    sends the text again, there or at another endpoint. While the answer of a step that was late is still to come,
+    further steps fail at once.
 
     Not thread-safe.
 
     Args:
-        codec: what is known of the service.
+        route: to its service.
         settings: of the session.
         shared_calibration: name under which sessions share what is learnt, or an empty text.
-        endpoints: where the service is.
-        open_call: opens a call at an endpoint.
-        info: asks what the service is, and counts that itself.
-        timeout: seconds for each step.
+        remember: name of the live datastore to which the service adds what is accepted, or an empty text.
+        finishing: takes the threads of streams whose last message is on its way.
     """
 
     def __init__(
         self,
-        codec: Codec,
+        route: Route[StreamCall],
         settings: SessionSettings,
         shared_calibration: str,
-        endpoints: Endpoints[Any],
-        open_call: Callable[[Endpoint[Any]], StreamCall],
-        info: Callable[..., Any],
-        timeout: float,
+        remember: str,
+        finishing: MutableSet[threading.Thread],
     ) -> None:
-        self._codec = codec
+        super().__init__(route)
         self._settings = settings
         self._shared_calibration = shared_calibration
-        self._endpoints = endpoints
-        self._open_call = open_call
-        self._info = info
-        self._timeout = timeout
-        self._closed = False
-        self._call: StreamCall | None = None
-        self._endpoint: Endpoint[Any] | None = None  # of that call
-        self._is_open = False  # whether the text has been sent on that call
-        self._unsent: list[pb.Accepted] = []
+        self._remember = remember
+        self._finishing = finishing
+        self._is_open = False  # whether the text has been sent on the call
+        self._next = pb.DraftSessionRequest()  # what the next step sends; has what was accepted since the last
         self._costs: npt.NDArray[np.float64] | None = None  # sent last
         self._datastores = 0  # that answer it
-        self._sequence = 0
         self._is_late = False  # whether the answer to the last message is still to come
+
+    def open(self, text: Text) -> None:
+        """Open the session ahead of its first step, as `RemoteSession.open`, at a service that is known to answer."""
+        endpoint = self._endpoints.healthy
+        if endpoint is None or not self._codec.is_known:
+            return
+        try:
+            if self._runs_here(text):
+                call = self._call_at(endpoint)
+                self._send(call, pb.DraftSessionRequest(open=self._opening(text)).SerializeToString())
+        except BaseException:
+            self._drop()
+            raise
 
     def accept(
         self,
         tokens: npt.NDArray[np.int32],
-        top_k: npt.NDArray[np.int32] | None,
-        node_top_k: npt.NDArray[np.int32] | None,
+        top_k: TopK | None,
+        node_top_k: TopK | None,
     ) -> None:
         """Keep for the next step what `DraftSession.accept` was told."""
-        if len(self._unsent) >= _MOST_UNSENT:
+        if len(self._next.accepted) >= _MOST_UNSENT:
             self._drop()
         if not self._is_open:
             node_top_k = None  # of a tree that the next call knows nothing of
-        self._unsent.append(pb.Accepted(tokens=tokens.tolist(), top_k=_top_k(top_k), node_top_k=_top_k(node_top_k)))
+        self._next.accepted.add(tokens=tokens.tolist(), top_k=_top_k(top_k), node_top_k=_top_k(node_top_k))
 
     def draft(
         self, text: Text, max_nodes: int, costs: npt.NDArray[np.float64] | None, *, timeout: float | None
@@ -105,11 +118,11 @@ class SessionStream:
         """Return the tree of the next step, as `RemoteSession.draft`."""
         seconds = self._timeout if timeout is None else min(timeout, self._timeout)
         ends = time.monotonic() + seconds
-        if not self._codec.is_known and not self._closed and seconds:
+        if self._needs_description and seconds:
             self._info(timeout=seconds)
-        was_open = self._is_open
+        has_answered = self._datastores > 0
         try:
-            with self._endpoints.counters.failures():
+            with self._endpoints.counters.failures:
                 if self._closed:
                     raise ServiceUnavailableError("client: the session is closed")
                 self._catch_up()
@@ -120,6 +133,12 @@ class SessionStream:
                 return policy.call(
                     lambda endpoint, left: self._attempt(endpoint, text, max_nodes, costs, time.monotonic() + left)
                 )
+        except _NOT_REMEMBERED as error:
+            if has_answered or not self._remember:
+                raise
+            warnings.warn(f"rest-store: outputs are not remembered: {error}", DraftingWarning, stacklevel=2)
+            self._remember = ""
+            return self.draft(text, max_nodes, costs, timeout=max(0.0, ends - time.monotonic()))
         except _NOT_RUN:
             return None
         except OverloadedError:
@@ -127,7 +146,7 @@ class SessionStream:
                 return None  # it opens no more sessions now
             raise
         except ProtocolError:
-            if not was_open and (left := ends - time.monotonic()) > 0:
+            if not has_answered and (left := ends - time.monotonic()) > 0:
                 with suppress(RestStoreError):
                     self._info(timeout=left)  # one that runs no sessions may have taken its place
             raise
@@ -169,17 +188,11 @@ class SessionStream:
         ends: float,
     ) -> RemoteTree:
         try:
-            unsent = sum(one.ByteSize() for one in self._unsent)
-            if self._endpoint not in (None, endpoint) or unsent > self._codec.max_request_bytes // 2:
+            if self._next.ByteSize() > self._codec.max_request_bytes // 2:
                 self._drop()
-            if self._call is None:
-                self._call, self._endpoint = self._open_call(endpoint), endpoint
-                self._endpoints.counters.add("streams_opened")
-            request = self._request(text, max_nodes, costs)
-            self._call.send(request.SerializeToString())
-            self._is_open, self._unsent = True, []
-            self._costs = None if costs is None else costs.copy()
-            answer = self._call.receive(ends)
+            call = self._call_at(endpoint)
+            self._send(call, self._message(text, max_nodes, costs))
+            answer = call.receive(ends)
             if answer is None:
                 self._is_late = True
                 raise DeadlineError(f"{endpoint.target}: service did not answer before the deadline")
@@ -189,21 +202,34 @@ class SessionStream:
                 self._drop()
             raise
 
-    def _request(self, text: Text, max_nodes: int, costs: npt.NDArray[np.float64] | None) -> pb.DraftSessionRequest:
-        """Return the next message."""
+    def _send(self, call: StreamCall, message: bytes) -> None:
+        """Send a message that has all of `_next`."""
+        call.send(message)
+        self._is_open, self._next = True, pb.DraftSessionRequest()
+
+    def _message(self, text: Text, max_nodes: int, costs: npt.NDArray[np.float64] | None) -> bytes:
+        """Return the next message, which is to be sent."""
         self._sequence += 1
-        draft = pb.TreeRequest(max_nodes=max_nodes, sequence=self._sequence)
-        is_new = not self._is_open
-        if costs is not None and (is_new or self._costs is None or not np.array_equal(costs, self._costs)):
+        request = self._next
+        draft = request.draft
+        draft.max_nodes, draft.sequence = max_nodes, self._sequence
+        if costs is None:
+            if self._costs is not None:
+                draft.costs.SetInParent()
+                self._costs = None
+        elif self._costs is None or not np.array_equal(costs, self._costs):
             draft.costs.of_step.extend(costs.tolist())
-        elif costs is None and not is_new and self._costs is not None:
-            draft.costs.SetInParent()
-        if not is_new:
-            return pb.DraftSessionRequest(accepted=self._unsent, draft=draft)
+            self._costs = costs.copy()
+        if not self._is_open:
+            request.open.MergeFrom(self._opening(text))
+        return request.SerializeToString()
+
+    def _opening(self, text: Text) -> pb.SessionOpening:
+        """Return the opening of a session, with the text but for what was accepted since the last step."""
         tokens, written = text()
-        unsent = sum(len(one.tokens) for one in self._unsent)
+        unsent = sum(len(one.tokens) for one in self._next.accepted)
         settings = self._settings
-        opening = pb.SessionOpening(
+        return pb.SessionOpening(
             selection=self._codec.selection,
             tokens=tokens[: len(tokens) - unsent].tolist(),
             written=written - unsent,
@@ -214,8 +240,8 @@ class SessionStream:
             shared_calibration=self._shared_calibration,
             fixed_calibration=not settings.learn,
             max_suffix=settings.max_suffix,
+            remember=self._remember,
         )
-        return pb.DraftSessionRequest(open=opening, accepted=self._unsent, draft=draft)
 
     def _read(self, message: bytes, target: str) -> RemoteTree:
         """Return the tree of an answer; raise ProtocolError unless it is the answer to the last message."""
@@ -232,24 +258,25 @@ class SessionStream:
 
     def _drop(self) -> None:
         """End the call; the next attempt opens another and sends the text."""
-        call, self._call, self._endpoint = self._call, None, None
-        self._is_open, self._unsent, self._costs = False, [], None
+        super()._drop()
+        self._is_open, self._next, self._costs = False, pb.DraftSessionRequest(), None
         self._datastores = 0
         self._is_late = False
-        if call is not None:
-            call.close()
 
     def close(self) -> None:
         """End the session for good. May be called again."""
         self._closed = True
+        if self._remember and self._is_open and self._call is not None and self._next.accepted:
+            self._finishing.add(self._call.finish(self._next.SerializeToString()))
+            self._call = None
         self._drop()
 
 
-def _top_k(rows: npt.NDArray[np.int32] | None, most_bytes: int | None = None) -> pb.TopK | None:
+def _top_k(rows: TopK | None, most_bytes: int | None = None) -> pb.TopK | None:
     """Return rows of most likely tokens as a message, the last ones if they are too many; None without any."""
     if rows is None or not rows.size:
         return None
-    rows = rows[:, :_MOST_TOP_K]
     if most_bytes is not None:
-        rows = rows[max(0, len(rows) - most_bytes // rows[0].nbytes) :]
-    return pb.TopK(k=rows.shape[1], tokens=rows.astype("<i4", copy=False).tobytes())
+        rows = rows[max(0, len(rows) - most_bytes // (4 * min(rows.shape[1], _MOST_TOP_K))) :]
+    tokens, k = native_session_kernel().packed_top_k(rows)
+    return pb.TopK(k=k, tokens=tokens)

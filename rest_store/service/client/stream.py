@@ -80,7 +80,7 @@ class DraftStream(StreamBase[StreamCall]):
             except RestStoreError:
                 self._add(new_tokens, may_be_empty=evidence is not None)  # for the next step
                 raise
-        with self._endpoints.counters.failures():
+        with self._endpoints.counters.failures:
             step, policy = self._begin(new_tokens, proposals, evidence, ends)
             return policy.call(lambda endpoint, seconds: self._attempt(endpoint, step, time.monotonic() + seconds))
 

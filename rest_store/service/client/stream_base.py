@@ -1,10 +1,9 @@
-"""What both streams of drafts share: the generation so far, the open call, and how answers are read."""
+"""What both streams of drafts share: the generation so far, and how answers are read."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,17 +19,14 @@ from rest_store.errors import (
     describe,
 )
 from rest_store.service.client.answers import evidence_bytes, parse, tree_bytes
-from rest_store.service.client.codec import Codec, TreeLimits
-from rest_store.service.client.endpoints import Endpoint, Endpoints
+from rest_store.service.client.codec import TreeLimits
+from rest_store.service.client.generation_stream import GenerationStream, K, Route
 from rest_store.service.client.retry import RetryPolicy
-from rest_store.service.client.stream_call import AsyncStreamCall, StreamCall
 from rest_store.v1 import datastore_pb2 as pb
 
 KEPT_TOKENS = 64  # of a generation, by service and client: the longest suffix that can be asked for
 _ANY_TOKEN = 1 << 31
 _MOST_UNANSWERED = 8
-
-K = TypeVar("K", StreamCall, AsyncStreamCall)
 
 
 class Step(NamedTuple):
@@ -47,49 +43,22 @@ class Answer(NamedTuple):
     evidence: list[Evidence] | None  # None if it was not asked for, or the service has none
 
 
-class StreamBase(Generic[K]):
+class StreamBase(GenerationStream[K]):
     """A stream of drafts without what waits. See `DraftStream`.
 
     Args:
-        codec: what is known of the service.
+        route: to its service.
         limits: of every draft tree.
-        endpoints: where the service is.
-        open_call: opens a call at an endpoint.
-        info: asks what the service is, and counts that itself.
-        timeout: seconds for each step.
     """
 
-    def __init__(
-        self,
-        codec: Codec,
-        limits: TreeLimits,
-        endpoints: Endpoints[Any],
-        open_call: Callable[[Endpoint[Any]], K],
-        info: Callable[..., Any],
-        timeout: float,
-    ) -> None:
-        self._codec = codec
+    def __init__(self, route: Route[K], limits: TreeLimits) -> None:
+        super().__init__(route)
         self._limits = limits
-        self._endpoints = endpoints
-        self._open_call: Callable[[Endpoint[Any]], K] = open_call
-        self._info = info
-        self._timeout = timeout
-        self._closed = False
         self._context: list[int] = []  # its end
         self._unsent: list[int] = []  # the part of it that has not been sent
-        self._call: K | None = None
-        self._endpoint: Endpoint[Any] | None = None  # of that call
         self._is_new = True  # nothing has been sent on that call
         self._names: tuple[str, ...] = ()  # of the datastores that answer it
-        self._sequence = 0
         self._unanswered: dict[int, Step] = {}  # by sequence number
-
-    def __reduce__(self) -> str | tuple[Any, ...]:
-        raise TypeError(f"a {type(self).__name__} belongs to one process: pickle its client, and make a stream there")
-
-    @property
-    def _needs_description(self) -> bool:
-        return not self._codec.is_known and not self._closed
 
     def _add(self, tokens: IntSequence, may_be_empty: bool) -> None:
         """Append the tokens since the last step; raise QueryError if they are not valid, or there was never one."""
@@ -132,14 +101,6 @@ class StreamBase(Generic[K]):
         self._add(new_tokens, may_be_empty=evidence is not None)
         self._endpoints.require_one()
         return step, RetryPolicy(self._endpoints, ends - time.monotonic(), self._endpoint)
-
-    def _call_at(self, endpoint: Endpoint[Any]) -> K:
-        """Return the call that is open at `endpoint`, or open one there."""
-        if self._call is None or self._endpoint is not endpoint:
-            self._drop()
-            self._call, self._endpoint = self._open_call(endpoint), endpoint
-            self._endpoints.counters.add("streams_opened")
-        return self._call
 
     def _message(self, step: Step) -> bytes:
         """Return the next message; `_sent` is to be called when it has left."""
@@ -199,9 +160,7 @@ class StreamBase(Generic[K]):
 
     def _drop(self) -> None:
         """End the call; the next attempt opens another and sends the context again."""
-        call, self._call, self._endpoint = self._call, None, None
+        super()._drop()
         self._is_new = True
         self._names = ()
         self._unanswered.clear()
-        if call is not None:
-            call.close()

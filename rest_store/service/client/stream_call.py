@@ -20,6 +20,7 @@ from rest_store.service.errors import error_of_call
 
 _Answers = queue.SimpleQueue[bytes | RestStoreError]
 _Requests = queue.SimpleQueue[bytes | None]
+_Due = queue.SimpleQueue[None]
 
 
 class StreamCall:
@@ -28,13 +29,15 @@ class StreamCall:
     def __init__(self, channel: grpc.Channel, metadata: Sequence[tuple[str, str]], target: str, method: str) -> None:
         self._requests: _Requests = queue.SimpleQueue()
         self._answers: _Answers = queue.SimpleQueue()
-        self._due = threading.Semaphore(1)  # answers that may be read: one for each message, and one before it is sent
+        self._due: _Due = queue.SimpleQueue()  # an item for each answer that may be read
+        self._due.put(None)  # before its message is sent
         self._error: RestStoreError | None = None
         stream: Any = channel.stream_stream(METHOD + method, None, None)
         call = stream(iter(self._requests.get, None), metadata=tuple(metadata))
-        threading.Thread(
+        self._reader = threading.Thread(
             target=_read, args=(call, self._answers, self._due, target), name="rest-store stream", daemon=True
-        ).start()
+        )
+        self._reader.start()
         self._end = weakref.finalize(self, _end, call, self._requests, self._due, os.getpid())
 
     def send(self, message: bytes) -> None:
@@ -42,7 +45,7 @@ class StreamCall:
         if self._error is not None:
             raise self._error
         self._requests.put(message)
-        self._due.release()
+        self._due.put(None)
 
     def receive(self, ends: float) -> bytes | None:
         """Return the next message, or None at `ends` (`time.monotonic`); raise ServiceError if the stream has ended."""
@@ -61,8 +64,15 @@ class StreamCall:
         """End the stream."""
         self._end()
 
+    def finish(self, message: bytes) -> threading.Thread:
+        """Send a last message; return the thread that ends once the service has read it and ended the stream."""
+        self._requests.put(message)
+        self._requests.put(None)
+        self._end.detach()
+        return self._reader
 
-def _read(call: Any, answers: _Answers, due: threading.Semaphore, target: str) -> None:
+
+def _read(call: Any, answers: _Answers, due: _Due, target: str) -> None:
     """Put every answer of `call` that is `due` into `answers`, and last why the call has ended.
 
     The next one is always being read, so that no message waits for this thread. What else nobody has asked for stays
@@ -70,7 +80,7 @@ def _read(call: Any, answers: _Answers, due: threading.Semaphore, target: str) -
     """
     try:
         while True:
-            due.acquire()
+            due.get()
             answers.put(next(call))
     except StopIteration:
         answers.put(_ended(target))
@@ -80,12 +90,12 @@ def _read(call: Any, answers: _Answers, due: threading.Semaphore, target: str) -
         answers.put(ServiceInternalError(f"{target}: the stream failed ({error!r})"))
 
 
-def _end(call: Any, requests: _Requests, due: threading.Semaphore, process: int) -> None:
+def _end(call: Any, requests: _Requests, due: _Due, process: int) -> None:
     if os.getpid() != process:
         return  # forked: to cancel the call would wait for gRPC's threads, which are not here
     requests.put(None)
     call.cancel()
-    due.release()
+    due.put(None)
 
 
 def _failure(target: str, status: Any) -> RestStoreError:

@@ -1,116 +1,25 @@
-"""The datastores of a service, by name: opened, selected for requests, watched, swapped for rebuilt ones."""
+"""The datastores of a service, by name: opened, selected for requests, watched, swapped for rebuilt ones, closed."""
 
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from google.protobuf.timestamp_pb2 import Timestamp
-
-from rest_store.datastore.datastore import Datastore
-from rest_store.datastore.header import FORMAT_VERSION
 from rest_store.errors import (
-    DatastoreUnavailableError,
+    LiveFormatError,
+    PermissionDeniedError,
     RestStoreError,
     ServeError,
     TokenizerMismatchError,
     UnknownDatastoreError,
     describe,
 )
-from rest_store.v1 import datastore_pb2 as pb
-
-_Stamp = tuple[int, int, int, int]  # device, inode, size, time of the last change of content
-
-
-class Served:
-    """One datastore under its name. Thread-safe."""
-
-    def __init__(self, name: str, path: Path, generation: int) -> None:
-        self.name = name
-        self.path = path
-        self.generation = generation
-        self.store = Datastore.open(path)
-        self._changed: str | None = None
-        self._stamps = {file.path: _stamp(file.path) for file in self.store.files}
-
-    @property
-    def fingerprint(self) -> str:
-        """Fingerprint of its tokenizer."""
-        return self.store.tokenizer.fingerprint
-
-    @property
-    def readable(self) -> bool:
-        """Whether its files are still as they were opened, as far as `watch` and reading them has shown."""
-        if self._changed is not None:
-            return False
-        try:
-            self.store.require_readable()
-        except DatastoreUnavailableError:
-            return False
-        return True
-
-    def require_readable(self) -> None:
-        """Raise DatastoreUnavailableError unless `readable`; to be called after reading, before the answer is used."""
-        if not self.readable:
-            fault = self._changed or "a file was truncated, or its disk fails"
-            raise DatastoreUnavailableError(f"datastore {self.name!r} is unavailable: {fault}; restore and reload it")
-
-    def try_out(self) -> None:
-        """Draft once, so that a datastore that cannot be read is refused before it is served."""
-        with reading([self]):
-            self.store.draft([0], max_nodes=1)
-
-    def watch(self) -> None:
-        """Check whether a file was changed in place. A replaced file does no harm: the old one stays open."""
-        for file, opened in self._stamps.items():
-            current = _stamp(file)
-            if opened is not None and current is not None and current[:2] == opened[:2] and current != opened:
-                self._changed = f"{file.name} was changed in place"
-
-    def describe(self) -> pb.DatastoreDescription:
-        """Return its description for Describe."""
-        info = self.store.info()
-        tokenizer = info.tokenizer
-        built = Timestamp()
-        built.FromDatetime(info.built)
-        return pb.DatastoreDescription(
-            name=self.name,
-            tokenizer=pb.TokenizerDescription(
-                name=tokenizer.name,
-                fingerprint=tokenizer.fingerprint,
-                vocabulary_size=tokenizer.vocabulary_size,
-                special_tokens=tokenizer.special_tokens,
-                added_tokens=tokenizer.added_tokens,
-            ),
-            token_count=info.token_count,
-            document_count=info.document_count,
-            shard_count=info.shard_count,
-            size=info.size,
-            built=built,
-            format_version=FORMAT_VERSION,
-            generation=self.generation,
-        )
-
-
-@contextmanager
-def reading(served: Iterable[Served]) -> Iterator[None]:
-    """Require that all of `served` are readable after the block; the error names them as clients do, not by path."""
-    try:
-        yield
-    finally:
-        for one in served:
-            one.require_readable()
-
-
-def _stamp(file: Path) -> _Stamp | None:
-    try:
-        status = file.stat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+from rest_store.service.server.live_served import LiveServed
+from rest_store.service.server.logs import EventLog
+from rest_store.service.server.rights import Rights
+from rest_store.service.server.served import FrozenServed, Served
 
 
 @dataclass(frozen=True)
@@ -126,7 +35,10 @@ class Catalog:
     """Datastores by name.
 
     Args:
-        places: names and directories, in the order in which they are served.
+        places: names and directories of built ones, in the order in which they are served.
+        live: names and directories of live ones, which come after these. This process writes them.
+        tokenizer: of live ones that are new; None: that of the built ones, if they have the same.
+        log: receives what happens to live ones.
 
     Raises:
         ServeError: no datastore, or two with the same name.
@@ -135,71 +47,105 @@ class Catalog:
     `select` may be called while another thread runs `reopen`; `swap` belongs to the thread of `select`.
     """
 
-    def __init__(self, places: Sequence[tuple[str, Path]]) -> None:
-        names = [name for name, _ in places]
+    def __init__(
+        self,
+        places: Sequence[tuple[str, Path]],
+        live: Sequence[tuple[str, Path]] = (),
+        tokenizer: object = None,
+        log: EventLog | None = None,
+    ) -> None:
+        names = [name for name, _ in (*places, *live)]
         if not names:
             raise ServeError(describe("service", "number of datastores", 0, "at least 1"))
         for name in names:
             if not name or names.count(name) > 1:
                 found = f"{names.count(name)} times {name!r}"
                 raise ServeError(describe("service", "name of a datastore", found, "distinct ones: give NAME=DIR"))
-        self._served = {name: Served(name, path, 1) for name, path in places}
-        for served in self._served.values():
-            served.try_out()
+        built = [FrozenServed(name, path, 1) for name, path in places]
+        if tokenizer is None and len({one.fingerprint for one in built}) == 1:
+            tokenizer = built[0].stored_tokenizer
+        self._served: dict[str, Served] = {one.name: one for one in built}
+        try:
+            for name, path in live:
+                self._served[name] = LiveServed(name, path, tokenizer, log or EventLog())
+            for served in self._served.values():
+                served.try_out()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the live ones, once what is being added is there."""
+        for served in self.served:
+            if isinstance(served, LiveServed):
+                served.close()
 
     @property
     def served(self) -> tuple[Served, ...]:
         """All datastores."""
         return tuple(self._served.values())
 
-    def select(self, names: tuple[str, ...], fingerprint: str) -> tuple[Served, ...]:
+    def included(self, rights: Rights) -> tuple[Served, ...]:
+        """Return the datastores that a call with `rights` may ask for; raise PermissionDeniedError without any."""
+        served = self.served
+        if rights.datastores is not None:
+            served = tuple(one for one in served if rights.include(one.name))
+            if not served:
+                expected = "one for a datastore of this service"
+                raise PermissionDeniedError(describe("request", "token", "one for other datastores", expected))
+        return served
+
+    def live(self, name: str, fingerprint: str, rights: Rights) -> LiveServed:
+        """Return the live datastore that a call with `rights`, which may write, is to write to.
+
+        Raises:
+            LiveFormatError: the datastore is a built one.
+            UnknownDatastoreError, TokenizerMismatchError: as `select`.
+        """
+        [served] = self.select((name,), fingerprint, rights)
+        if not isinstance(served, LiveServed):
+            raise LiveFormatError(describe("request", f"datastore {name!r}", "frozen", "a live one"))
+        return served
+
+    def select(self, names: tuple[str, ...], fingerprint: str, rights: Rights) -> tuple[Served, ...]:
         """Return the datastores that a Selection stands for, in the order of their answers.
 
         Raises:
-            UnknownDatastoreError: no datastore has one of `names`.
+            PermissionDeniedError: `rights` include no datastore.
+            UnknownDatastoreError: no datastore of those that `rights` include has one of `names`.
             TokenizerMismatchError: a named datastore, or every one, has another tokenizer; or there are several
                 tokenizers, and neither names nor `fingerprint` select one.
         """
         if not names:
-            return self._matching(fingerprint)
+            return _matching(self.included(rights), fingerprint)
         for name in names:
             served = self._served.get(name)
-            if served is None:
-                expected = "one of " + reprlib.repr(sorted(self._served))
+            if served is None or not rights.include(name):
+                expected = "one of " + reprlib.repr(sorted(one.name for one in self.included(rights)))
                 raise UnknownDatastoreError(describe("request", "name of a datastore", reprlib.repr(name), expected))
             if fingerprint not in ("", served.fingerprint):
                 where, found = f"datastore {name!r}", reprlib.repr(fingerprint)
                 raise TokenizerMismatchError(describe(where, "the client's tokenizer", found, served.fingerprint))
         return tuple(self._served[name] for name in names)
 
-    def _matching(self, fingerprint: str) -> tuple[Served, ...]:
-        known = {served.fingerprint for served in self.served}
-        if fingerprint:
-            matching = tuple(served for served in self.served if served.fingerprint == fingerprint)
-            if not matching:
-                found, expected = reprlib.repr(fingerprint), "one of " + ", ".join(sorted(known))
-                raise TokenizerMismatchError(describe("service", "the client's tokenizer", found, expected))
-            return matching
-        if len(known) > 1:
-            expected = "a tokenizer or names: the datastores have several tokenizers"
-            raise TokenizerMismatchError(describe("request", "selection", "empty", expected))
-        return self.served
-
     def watch(self) -> None:
         """Check whether files were changed in place; takes a system call for each file."""
         for served in self.served:
-            served.watch()
+            if isinstance(served, FrozenServed):
+                served.watch()
 
     def reopen(self) -> list[Served | Outcome]:
-        """Open every datastore again and try it out; one that fails becomes an Outcome. Changes nothing.
+        """Open every built datastore again and try it out; one that fails becomes an Outcome. Changes nothing.
 
         Opening verifies the manifest, the headers, and the sizes of all files. The content is not read, which takes
         minutes for a large datastore; `rest-store check` does that, before a datastore takes the place of another.
         """
         reopened: list[Served | Outcome] = []
         for old in self.served:
+            if not isinstance(old, FrozenServed):
+                continue
             try:
-                new = Served(old.name, old.path, old.generation + 1)
+                new = FrozenServed(old.name, old.path, old.generation + 1)
                 if new.fingerprint != old.fingerprint:
                     old.store.tokenizer.require_same(new.store.tokenizer, old.path)
                 new.try_out()
@@ -219,3 +165,18 @@ class Catalog:
                 one = Outcome(one.name, one.generation, None)
             outcomes.append(one)
         return outcomes
+
+
+def _matching(served: tuple[Served, ...], fingerprint: str) -> tuple[Served, ...]:
+    """Return those of `served` that have a tokenizer; all, without a `fingerprint`."""
+    known = {one.fingerprint for one in served}
+    if fingerprint:
+        matching = tuple(one for one in served if one.fingerprint == fingerprint)
+        if not matching:
+            found, expected = reprlib.repr(fingerprint), "one of " + ", ".join(sorted(known))
+            raise TokenizerMismatchError(describe("service", "the client's tokenizer", found, expected))
+        return matching
+    if len(known) > 1:
+        expected = "a tokenizer or names: the datastores have several tokenizers"
+        raise TokenizerMismatchError(describe("request", "selection", "empty", expected))
+    return served

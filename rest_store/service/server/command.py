@@ -39,7 +39,18 @@ class _Mode(click.ParamType[int]):
 
 
 @click.command(epilog="Example: rest-store serve python.ds --listen 127.0.0.1:50051 --listen unix:/run/rest-store.sock")
-@click.argument("datastores", nargs=-1, required=True, metavar="[NAME=]DIR...")
+@click.argument("datastores", nargs=-1, metavar="[NAME=]DIR...")
+@click.option(
+    "--live",
+    multiple=True,
+    metavar="[NAME=]DIR",
+    help="A live datastore, which clients add to and this service writes; begun if DIR is absent. May be repeated.",
+)
+@click.option(
+    "--live-tokenizer",
+    metavar="NAME_OR_PATH",
+    help="Tokenizer of live datastores that are begun. Default: that of the built ones.",
+)
 @click.option(
     "--listen",
     multiple=True,
@@ -103,6 +114,8 @@ class _Mode(click.ParamType[int]):
 )
 def serve(
     datastores: tuple[str, ...],
+    live: tuple[str, ...],
+    live_tokenizer: str | None,
     listen: tuple[str, ...],
     socket_mode: int | None,
     socket_group: str | None,
@@ -125,23 +138,31 @@ def serve(
     session_idle_seconds: int,
     drain_seconds: float,
 ) -> None:
-    """Serve drafts from datastores over gRPC.
+    """Serve drafts from datastores over gRPC: built ones, and live ones that grow with what clients add.
 
     Clients select a datastore by the name of its directory, or by NAME. After SIGTERM the service ends once running
     calls are done. SIGHUP or `rest-store reload` makes it read datastores, tokens and certificates again.
     """
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the service handles it; nothing has been read yet
+    if not datastores and not live:
+        raise click.UsageError("Missing argument '[NAME=]DIR...', or --live")
     if (tls_cert is None) != (tls_key is None) or (tls_client_ca is not None and tls_cert is None):
         raise click.UsageError("--tls-cert and --tls-key need each other, and --tls-client-ca needs both")
     if (socket_mode is not None or socket_group is not None) and not any(text.startswith("unix:") for text in listen):
         raise click.UsageError("--socket-mode and --socket-group need --listen unix:/path")
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # lines that any peer can cause, and that are not JSON
+    _spare_a_thread()
     from rest_store.service.server.credentials import CertificateFiles
     from rest_store.service.server.logs import EventLog
     from rest_store.service.server.server import Options
     from rest_store.service.server.server import serve as run
     from rest_store.service.server.unix_socket import SocketPermissions
 
+    tokenizer = None
+    if live_tokenizer is not None:
+        from build_index.tokenization import load_tokenizer
+
+        tokenizer = load_tokenizer(live_tokenizer)
     certificates = None
     if tls_cert is not None and tls_key is not None:
         certificates = CertificateFiles(tls_cert, tls_key, tls_client_ca)
@@ -150,6 +171,8 @@ def serve(
         raise ServeError(describe("service", "--metrics", metrics, "HOST:PORT"))
     options = Options(
         datastores=[_name_and_directory(text) for text in datastores],
+        live=[_name_and_directory(text) for text in live],
+        live_tokenizer=tokenizer,
         addresses=[Address.parse(text, "--listen") for text in listen],
         certificates=certificates,
         token_file=token_file,
@@ -174,6 +197,14 @@ def serve(
     log = EventLog(log_json)
     log.take_over()
     _run_loop()(run(options, rest_store.__version__, log, _announce))
+
+
+def _spare_a_thread() -> None:
+    """Let gRPC wait for messages in the thread that hands them on, as it once did: it saves a fifth of a call."""
+    import grpc
+
+    if tuple(map(int, grpc.__version__.split(".")[:2])) >= (1, 80):  # older ones may not know the name
+        os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_poller_for_python")
 
 
 def _run_loop() -> Callable[[Coroutine[Any, Any, None]], None]:

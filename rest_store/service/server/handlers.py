@@ -15,9 +15,10 @@ from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.evidence import MAX_EVIDENCE_ROWS, Evidence, collect_evidence
 from rest_store.drafting.remote import NODE_BYTES
 from rest_store.errors import LimitError, MessageOrderError, MessageSizeError, QueryError, describe
-from rest_store.service.server.catalog import Catalog, Served, reading
+from rest_store.service.server.catalog import Catalog
 from rest_store.service.server.executor import Executor
 from rest_store.service.server.limits import Limits
+from rest_store.service.server.live_served import LiveServed
 from rest_store.service.server.metrics import Metrics
 from rest_store.service.server.requests import (
     Proposals,
@@ -36,6 +37,8 @@ from rest_store.service.server.requests import (
     tails_of,
     tree_limits,
 )
+from rest_store.service.server.rights import Rights
+from rest_store.service.server.served import Reading, Served
 from rest_store.service.server.served_session import ServedSession
 from rest_store.service.server.sessions import Sessions
 from rest_store.v1 import datastore_pb2 as pb
@@ -48,8 +51,9 @@ _SMALL_ROWS = 160
 
 @dataclass
 class StreamState:
-    """What a stream chose with its first message, and the end of its context."""
+    """What a stream may do, what it chose with its first message, and the end of its context."""
 
+    rights: Rights
     selection: tuple[tuple[str, ...], str] = ((), "")  # names and fingerprint; not the message, which holds its request
     limits: TreeLimits | None = None
     context: list[int] = field(default_factory=list)
@@ -58,9 +62,11 @@ class StreamState:
 
 @dataclass
 class SessionState:
-    """The session of a stream, once it is open."""
+    """What the stream of a session may do, and the session, once it is open."""
 
+    rights: Rights
     session: ServedSession | None = None
+    remember: LiveServed | None = None  # what was accepted, there
 
 
 class _EvidenceWork(NamedTuple):
@@ -73,8 +79,8 @@ class _EvidenceWork(NamedTuple):
 class Handlers:
     """Answers requests from the datastores of `catalog`. For use within one event loop, which owns `metrics`.
 
-    Each method takes the bytes of a request, returns the bytes of the response, and raises an error of the table in
-    service/errors.py.
+    Each method takes the bytes of a request, and the rights of its call or the state of its stream, returns the bytes
+    of the response, and raises an error of the table in service/errors.py.
     """
 
     def __init__(
@@ -87,10 +93,10 @@ class Handlers:
         self._executor = executor
         self._max_evidence_rows = MAX_EVIDENCE_ROWS if metrics.build["kernel"] == "native" else 0
 
-    async def draft(self, data: bytes) -> bytes:
+    async def draft(self, data: bytes, rights: Rights) -> bytes:
         """Answer a DraftRequest."""
         request = parse(pb.DraftRequest, data)
-        served = self._catalog.select(*selection_of(request.selection, self._limits))
+        served = self._catalog.select(*selection_of(request.selection, self._limits), rights)
         require_work(len(request.contexts) * len(served), self._limits)
         response = pb.DraftResponse(datastores=[one.name for one in served])
         if request.HasField("evidence"):
@@ -110,7 +116,7 @@ class Handlers:
         request = parse(pb.DraftStreamRequest, data)
         if request.HasField("selection"):
             state.selection = selection_of(request.selection, self._limits)
-        served = self._catalog.select(*state.selection)
+        served = self._catalog.select(*state.selection, state.rights)
         require_work(len(served), self._limits)
         if state.limits is None or request.HasField("limits"):
             state.limits = tree_limits(request.limits)
@@ -141,12 +147,18 @@ class Handlers:
             found, expected = ("second", "none") if state.session is not None else ("absent", "first")
             raise MessageOrderError(describe("session", "opening", found, f"{expected}: a session is opened once"))
         if state.session is None:
-            served = self._catalog.select(*selection_of(request.open.selection, self._limits))
+            served = self._catalog.select(*selection_of(request.open.selection, self._limits), state.rights)
+            if request.open.remember:
+                state.rights.require_write()
+                state.remember = self._catalog.live(request.open.remember, served[0].fingerprint, state.rights)
             state.session = self._sessions.begin(request.open, served)
         step = state.session.step(request)
+        steps, tokens = len(request.accepted), sum(len(one.tokens) for one in request.accepted)
         del request
         [response] = await self._executor.run([step.run], small=step.small)
         state.session.require_learnt()
+        self._metrics.session_steps += steps
+        self._metrics.session_tokens += tokens
         if response is None:
             return None
         self._metrics.session_trees += 1
@@ -154,14 +166,16 @@ class Handlers:
         return response.SerializeToString()
 
     def end_session(self, state: SessionState) -> None:
-        """Give back what the session of a stream has taken."""
+        """Give back what the session of a stream has taken, and remember what was accepted."""
         if state.session is not None and self._sessions is not None:
             self._sessions.end(state.session)
+            if state.remember is not None:
+                state.remember.remember(*state.session.output())
 
-    async def longest_suffix_match(self, data: bytes) -> bytes:
+    async def longest_suffix_match(self, data: bytes, rights: Rights) -> bytes:
         """Answer a LongestSuffixMatchRequest."""
         request = parse(pb.LongestSuffixMatchRequest, data)
-        served = self._catalog.select(*selection_of(request.selection, self._limits))
+        served = self._catalog.select(*selection_of(request.selection, self._limits), rights)
         require_work(len(served), self._limits)
         max_suffix = suffix_limit(request.max_suffix)
         tail = request.tokens[-max_suffix:]
@@ -169,7 +183,7 @@ class Handlers:
         require_not_empty(tail, "context 0")
 
         def match(one: Served) -> tuple[int, int]:
-            with reading([one]):
+            with Reading([one]):
                 return one.store.longest_suffix_match(tail, max_suffix=max_suffix)
 
         small = len(served) <= _SMALL_COUNTS
@@ -179,10 +193,10 @@ class Handlers:
             response.matches.add(datastore=one.name, length=length, count=count)
         return response.SerializeToString()
 
-    async def count(self, data: bytes) -> bytes:
+    async def count(self, data: bytes, rights: Rights) -> bytes:
         """Answer a CountRequest."""
         request = parse(pb.CountRequest, data)
-        served = self._catalog.select(*selection_of(request.selection, self._limits))
+        served = self._catalog.select(*selection_of(request.selection, self._limits), rights)
         amount = len(request.sequences) * len(served)
         require_work(amount, self._limits)
         sequences = sequences_of(request.sequences)
@@ -191,7 +205,7 @@ class Handlers:
             require_tokens(sequences, one.store.vocabulary_size, "sequence")
 
         def count(piece: Sequence[list[int]]) -> list[int]:
-            with reading(served):
+            with Reading(served):
                 return [one.store.count(tokens) for tokens in piece for one in served]
 
         pieces = [sequences[start : start + _PIECE_COUNTS] for start in range(0, len(sequences), _PIECE_COUNTS)]
@@ -200,7 +214,7 @@ class Handlers:
             counts=[number for piece in counts for number in piece], datastores=[one.name for one in served]
         ).SerializeToString()
 
-    async def describe(self, data: bytes) -> bytes:
+    async def describe(self, data: bytes, rights: Rights) -> bytes:
         """Answer a DescribeRequest."""
         parse(pb.DescribeRequest, data)
         build, limits = self._metrics.build, vars(self._limits)
@@ -209,7 +223,7 @@ class Handlers:
         return pb.DescribeResponse(
             version=build["version"],
             kernel=build["kernel"],
-            datastores=[served.describe() for served in self._catalog.served],
+            datastores=[served.describe(rights) for served in self._catalog.included(rights)],
             limits=pb.ServiceLimits(
                 max_nodes=MAX_NODES,
                 max_suffix=MAX_SUFFIX,
@@ -231,7 +245,7 @@ class Handlers:
             nonlocal size
             piece = contexts[first : first + step]
             try:
-                with reading([one]):
+                with Reading([one]):
                     trees = one.store.draft_batch(piece, **limits._asdict())
             except QueryError:
                 require_tokens(piece, one.store.vocabulary_size, "context", first)  # says which
@@ -276,7 +290,7 @@ class Handlers:
         stores = {str(place): one.store for place, one in enumerate(served)}  # a name may be asked for twice
 
         def read(tail: list[int], proposals: Proposals) -> list[Evidence]:
-            with reading(served):
+            with Reading(served):
                 return collect_evidence(stores, np.array(tail, np.int32), *proposals, **limits._asdict())
 
         tasks = [partial(read, tail, proposals) for tail, proposals in zip(tails, trees, strict=True)]

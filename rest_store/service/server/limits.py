@@ -1,17 +1,13 @@
-"""Access to a service: its limits, the number of calls in flight, and bearer tokens."""
+"""The limits of a service, and the number of calls in flight."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rest_store.datastore.kernel import MAX_NODES
-from rest_store.errors import AuthenticationError, OverloadedError, ServeError, describe
-from rest_store.service.tokens import TOKEN_EXPECTED, TOKEN_VARIABLE, is_token, tokens_in
+from rest_store.errors import OverloadedError, ServeError, describe
 
 _GREATEST = 1 << 30  # of each limit
 _GREATEST_MEMORY = 1 << 50
@@ -93,61 +89,3 @@ class Gate:
             raise OverloadedError(f"service is overloaded: it has {self._limit} {self._what}; try again later")
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
-
-
-class BearerTokens:
-    """The tokens that a service accepts; without any, no token is required.
-
-    Args:
-        path: a file as `tokens_in` reads it, if there is one.
-        token: a further token, from the environment.
-
-    Raises:
-        ServeError: as `tokens_in`, or `token` is none.
-
-    Thread-safe.
-    """
-
-    def __init__(self, path: Path | None = None, token: str | None = None) -> None:
-        if token is not None and not is_token(token):
-            raise ServeError(describe("service", TOKEN_VARIABLE, "not a token", TOKEN_EXPECTED))
-        self._path = path
-        self._token = token
-        self._digests: tuple[bytes, ...] = ()
-        self.reload()
-
-    def reload(self) -> None:
-        """Read the file again; on an error the tokens stay as they are."""
-        tokens = [self._token] if self._token else []
-        if self._path is not None:
-            tokens += tokens_in(self._path)
-        self._digests = tuple(hashlib.sha256(token.encode()).digest() for token in tokens)
-
-    def __bool__(self) -> bool:
-        return bool(self._digests)
-
-    def accepts(self, digest: bytes) -> bool:
-        """Whether a token that `require` accepted once is accepted still."""
-        return not self._digests or digest in self._digests
-
-    def require(self, metadata: Any) -> bytes:
-        """Return the digest of the bearer token of a call, empty where none is required.
-
-        The time taken does not leak tokens.
-
-        Raises:
-            AuthenticationError: the call has no accepted token.
-        """
-        if not self._digests:
-            return b""
-        value = next((value for key, value in metadata or () if key == "authorization"), None)
-        if value is None:
-            raise AuthenticationError(describe("request", "authorization", "absent", "a bearer token"))
-        scheme, _, token = (value if isinstance(value, str) else value.decode("latin-1")).partition(" ")
-        digest = hashlib.sha256(token.strip().encode()).digest()
-        accepted = False
-        for known in self._digests:
-            accepted |= hmac.compare_digest(digest, known)
-        if not accepted or scheme.lower() != "bearer":
-            raise AuthenticationError(describe("request", "authorization", "not accepted", "a bearer token known here"))
-        return digest

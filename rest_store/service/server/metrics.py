@@ -7,10 +7,14 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from rest_store.service.server.live_served import LiveServed
+
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-    from rest_store.service.server.catalog import Served
+    from rest_store.live.live_datastore import LiveInfo
+    from rest_store.live.writer import WriterCounts
+    from rest_store.service.server.served import Served
     from rest_store.service.server.sessions import Sessions
 
 # Upper bounds in seconds; a last bucket takes what is longer.
@@ -56,6 +60,8 @@ class Metrics:
         self.nodes = 0
         self.evidence_rows = 0
         self.session_trees = 0
+        self.session_steps = 0
+        self.session_tokens = 0
         self.rejected: dict[str, int] = {}
         self.reloads = {"reloaded": 0, "refused": 0}
 
@@ -103,8 +109,12 @@ class Metrics:
         rows = self.evidence_rows
         yield CounterMetricFamily("rest_store_evidence_rows", "Paths along which evidence was sent.", value=rows)
 
-        drafted = self.session_trees
-        yield CounterMetricFamily("rest_store_session_trees", "Trees that sessions drafted.", value=drafted)
+        for name, meaning, count in (
+            ("trees", "Trees that sessions drafted.", self.session_trees),
+            ("steps", "Forward passes of models that sessions were told of.", self.session_steps),
+            ("tokens", "Tokens that these produced.", self.session_tokens),
+        ):
+            yield CounterMetricFamily(f"rest_store_session_{name}", meaning, value=count)
 
         for name, meaning, label, counts_by_label in (
             ("rest_store_rejected", "Requests refused before they were read, by reason.", "reason", self.rejected),
@@ -123,8 +133,8 @@ class Metrics:
             yield GaugeMetricFamily("rest_store_session_bytes", "Memory reserved for them.", value=sessions.memory)
         yield GaugeMetricFamily("rest_store_draining", "1 while the service is shutting down.", value=int(draining))
         gauges: dict[str, tuple[str, Callable[[Served], int]]] = {
-            "tokens": ("Tokens of the datastore.", lambda one: one.store.manifest.token_count),
-            "size_bytes": ("Bytes of the datastore's files.", lambda one: one.store.info().size),
+            "tokens": ("Tokens of the datastore.", lambda one: one.info().token_count),
+            "size_bytes": ("Bytes of the datastore's files.", lambda one: one.info().size),
             "generation": ("1, and one more for each reload.", lambda one: one.generation),
             "readable": ("1 while the datastore's files can be read.", lambda one: int(one.readable)),
         }
@@ -134,6 +144,40 @@ class Metrics:
             for one in datastores:
                 gauge.add_metric([one.name], value_of(one))
             yield gauge
+        yield from _of_live([one for one in datastores if isinstance(one, LiveServed)])
+
+
+def _of_live(live: Iterable[LiveServed]) -> Iterator[Metric]:
+    """Yield what there is of live datastores beside the metrics of all datastores."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    infos = {one: one.info() for one in live}
+    gauges: dict[str, tuple[str, Callable[[LiveInfo], int]]] = {
+        "documents": ("Documents of the datastore.", lambda info: info.document_count),
+        "segments": ("Segments of the datastore.", lambda info: info.shard_count),
+        "memory_bytes": ("Bytes of the segments in memory.", lambda info: info.memory_size),
+        "failing": ("1 while merging or writing segments fails.", lambda info: int(info.failure is not None)),
+    }
+    for name, (meaning, value_of) in gauges.items():
+        gauge = GaugeMetricFamily(f"rest_store_live_{name}", meaning, labels=["datastore"])
+        for one, info in infos.items():
+            gauge.add_metric([one.name], value_of(info))
+        yield gauge
+    counters: dict[str, tuple[str, Callable[[LiveServed, WriterCounts], int]]] = {
+        "added_documents": ("Documents that were added.", lambda _, counts: counts.added),
+        "added_tokens": ("Tokens of these.", lambda _, counts: counts.added_tokens),
+        "deleted_documents": ("Documents that were deleted.", lambda _, counts: counts.deleted),
+        "evicted_documents": ("Documents that were too much or too old.", lambda _, counts: counts.evicted),
+        "remembered": ("Documents that were added at the end of a session.", lambda one, _: one.remembered),
+        "dropped": ("Documents of sessions that were not added.", lambda one, _: one.dropped),
+        "failures": ("Additions and deletions that could not be written.", lambda one, _: one.failures),
+    }
+    for name, (meaning, count_of) in counters.items():
+        counter = CounterMetricFamily(f"rest_store_live_{name}", meaning, labels=["datastore"])
+        for one, info in infos.items():
+            assert info.counts is not None  # this process writes it
+            counter.add_metric([one.name], count_of(one, info.counts))
+        yield counter
 
 
 def _cumulative(bounds: Iterable[float], counts: list[int]) -> list[tuple[str, float]]:

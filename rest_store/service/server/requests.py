@@ -232,16 +232,14 @@ def accepted_of(messages: Sequence[pb.Accepted], vocabulary_size: int) -> list[A
     for message in messages:
         require_not_empty(message.tokens, "accepted")
         tokens = text_of(message.tokens, vocabulary_size, "accepted")
-        top_k, node_top_k = (
-            top_k_of(getattr(message, name), name) if message.HasField(name) else None
-            for name in ("top_k", "node_top_k")
-        )
+        top_k = top_k_of(message.top_k, "top_k") if message.HasField("top_k") else None
+        node_top_k = top_k_of(message.node_top_k, "node_top_k") if message.HasField("node_top_k") else None
         accepted.append(Accepted(tokens, top_k, node_top_k))
     return accepted
 
 
-def step_costs(message: pb.StepCosts) -> npt.NDArray[np.float64] | None:
-    """Return what steps cost, float64[n + 1]; None: no trees are cut.
+def step_costs(message: pb.StepCosts) -> npt.NDArray[np.float64]:
+    """Return what steps cost, float64[n + 1]; empty: no trees are cut.
 
     Raises:
         LimitError: too many, or not positive finite numbers.
@@ -252,4 +250,4 @@ def step_costs(message: pb.StepCosts) -> npt.NDArray[np.float64] | None:
     values = np.array(costs, np.float64)
     if not bool(np.all((values > 0) & np.isfinite(values))):
         raise LimitError(describe("session", "costs", "other numbers", "positive finite ones"))
-    return values if values.size else None
+    return values

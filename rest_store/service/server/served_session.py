@@ -7,21 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from rest_store.datastore.kernel import native_session_kernel
-from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.calibration import Calibration
-from rest_store.drafting.session import DraftSession
+from rest_store.drafting.kernel_session import (
+    NO_COSTS,
+    OpenStore,
+    append,
+    follow_changes,
+    kernel_session,
+    take_prompt,
+)
+from rest_store.drafting.output_document import PROMPT_TOKENS
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.errors import ContextTypeError, LimitError, describe
-from rest_store.service.server.catalog import Served, reading
 from rest_store.service.server.limits import Limits
 from rest_store.service.server.requests import (
     Accepted,
+    Tokens,
     accepted_of,
     node_limit,
     step_costs,
@@ -29,12 +35,14 @@ from rest_store.service.server.requests import (
     text_of,
     top_k_of,
 )
+from rest_store.service.server.served import Reading, Served
 from rest_store.v1 import datastore_pb2 as pb
 
 FIXED_MEMORY = 256 << 10  # bytes of a session beside its text and trees, above all its calibration
 _NODES = 16  # of a tree, unless the client says
 _SMALL_NODES, _SMALL_TOKENS = 64, 1024  # drafted and taken in within a millisecond or so
 _TOKENS_AHEAD = 1024  # for which memory is reserved at once
+_REMEMBERED_MEMORY = 8  # bytes of a token that is to be remembered
 
 
 class Step(NamedTuple):
@@ -86,12 +94,17 @@ class ServedSession:
         self._token_memory = int(kernel.TOKEN_MEMORY)
         self._node_memory = int(kernel.NODE_MEMORY) + len(served) * int(kernel.EVIDENCE_MEMORY)
         self._tokens_reserved = self._nodes_reserved = self._recycled_memory = 0
-        self._costs: npt.NDArray[np.float64] | None = None
+        self._costs = NO_COSTS
         self._names_sent = False
-        self._session: DraftSession | None = None
+        self._native: Any = None  # the kernel's side, once the text is taken in
+        self._datastores: list[OpenStore] = []  # that it reads
         self.memory = 0
         self._length = 0
         self._opening = opening
+        self._accepted: bytearray | None = None
+        if opening.remember:
+            self._before, self._accepted = opening.tokens[-PROMPT_TOKENS:], bytearray()
+            self._token_memory += _REMEMBERED_MEMORY
         self._grow(len(opening.tokens))
 
     def _grow(self, tokens: int, nodes: int = 0) -> None:
@@ -121,16 +134,25 @@ class ServedSession:
             LimitError, TokenRangeError, ContextTypeError, EmptyContextError: the message is malformed.
             OverloadedError: there is no memory for the text.
         """
-        first = self._session is None
+        first = self._native is None
         nodes = node_limit(request.draft.max_nodes, _NODES) if request.HasField("draft") else 0
         accepted = accepted_of(request.accepted, self._vocabulary_size)
         new = sum(len(tokens) for tokens, _, _ in accepted)
         self._grow(new, nodes)
+        if self._accepted is not None:
+            for tokens, _, _ in accepted:
+                self._accepted += tokens.tobytes()
         if request.draft.HasField("costs"):
             self._costs = step_costs(request.draft.costs)
         small = nodes <= _SMALL_NODES and new + (self._length if first else 0) <= _SMALL_TOKENS
         sequence = request.draft.sequence if nodes else None
         return Step(partial(self._run, accepted, nodes, sequence), small)
+
+    def output(self) -> tuple[Sequence[int], Tokens]:
+        """Return what is to be remembered: the end of the text before this stream, and what was accepted on it."""
+        if self._accepted is None:
+            return (), np.zeros(0, np.int32)
+        return self._before, np.frombuffer(self._accepted, np.int32)
 
     def require_learnt(self) -> None:
         """Require memory for what the recycled logits have learnt with the last step.
@@ -143,23 +165,25 @@ class ServedSession:
             self._require_memory(0)
 
     def _run(self, accepted: Sequence[Accepted], nodes: int, sequence: int | None) -> pb.DraftSessionResponse | None:
-        with reading(self._served):
-            if self._session is None:
-                self._session = self._opened()
-            for tokens, top_k, node_top_k in accepted:
-                self._session.accept(tokens, top_k, node_top_k=node_top_k)
+        with Reading(self._served):
+            if self._native is None:
+                self._native = self._opened()
+            for one in accepted:
+                append(self._native, *one)
             if sequence is None:
                 return None
-            tree = self._session.draft(nodes, self._costs)
-        response = pb.DraftSessionResponse(sequence=sequence, nodes=_packed(tree))
-        response.calibration_weights.extend(self.calibration.weights)
+            follow_changes(self._native, self._datastores)
+            drafted = self._native.draft_nodes(nodes, self._costs)
+        response = pb.DraftSessionResponse(
+            sequence=sequence, nodes=drafted, calibration_weights=self.calibration.native.weights
+        )
         if not self._names_sent:
             self._names_sent = True
             response.datastores.extend(one.name for one in self._served)
         return response
 
-    def _opened(self) -> DraftSession:
-        """Return the session with its text.
+    def _opened(self) -> Any:
+        """Return the kernel's side of the session, with its text.
 
         Raises:
             LimitError, TokenRangeError, ContextTypeError: the opening is malformed.
@@ -176,26 +200,17 @@ class ServedSession:
             sources.append(PromptLookup())
         if self.recycled is not None:
             sources.append(self.recycled)
-        session = DraftSession(
-            sources,
-            text[:prompt_length],
-            prompt_top_k=top_k,
-            calibration=self.calibration,
-            learn=not opening.fixed_calibration,
-            max_suffix=suffix_limit(opening.max_suffix),
-        )
+        max_suffix, learn = suffix_limit(opening.max_suffix), not opening.fixed_calibration
+        native, datastores, _ = kernel_session(self.calibration, sources, learn=learn, max_suffix=max_suffix)
+        first = self._served[0]
+        native.limit_tokens(first.store.vocabulary_size)
+        for place, one in enumerate(self._served):
+            if one.fingerprint == first.fingerprint:
+                self._datastores.append(datastores[place])
+            else:  # its tokens mean something else
+                native.set_trees(datastores[place].index, None)
+        take_prompt(native, text[:prompt_length], top_k)
         if opening.written:
-            session.accept(text[prompt_length:])
+            append(native, text[prompt_length:], None, None)
         del self._opening
-        return session
-
-
-def _packed(tree: TokenTree) -> bytes:
-    """Return the nodes as a DraftSessionResponse has them."""
-    scores, origins = tree.scores, tree.origins
-    assert scores is not None
-    assert origins is not None
-    tokens, parents = tree.tokens.astype("<i4", copy=False), tree.parents.astype("<i2")
-    return b"".join(
-        (tokens.tobytes(), scores.astype("<f4", copy=False).tobytes(), parents.tobytes(), origins.tobytes())
-    )
+        return native

@@ -27,11 +27,13 @@ from rest_store.service.server.credentials import CertificateFiles, Certificates
 from rest_store.service.server.executor import Executor
 from rest_store.service.server.handlers import Handlers
 from rest_store.service.server.health import Health
-from rest_store.service.server.limits import BearerTokens, Limits
+from rest_store.service.server.limits import Limits
+from rest_store.service.server.live_handlers import LiveHandlers
 from rest_store.service.server.logs import EventLog
 from rest_store.service.server.metrics import Metrics
 from rest_store.service.server.metrics_endpoint import MetricsEndpoint
 from rest_store.service.server.reloads import Reloads
+from rest_store.service.server.rights import BearerTokens
 from rest_store.service.server.servicer import METHODS, SERVICE, Answer, Servicer
 from rest_store.service.server.sessions import Sessions
 from rest_store.service.server.unix_socket import SocketPermissions
@@ -62,6 +64,8 @@ class Options:
     sockets: SocketPermissions = field(default_factory=SocketPermissions)
     drain_seconds: float = 10.0
     log_requests: bool = False
+    live: Sequence[tuple[str, Path]] = ()
+    live_tokenizer: object = None  # as `LiveDatastore.open` takes it
 
 
 class Server:
@@ -87,7 +91,7 @@ class Server:
         self._tokens = BearerTokens(options.token_file, options.token)
         self._certificates = Certificates(options.certificates) if options.certificates is not None else None
         _require_secure(options, bool(self._tokens))
-        self._catalog = Catalog(options.datastores)
+        self._catalog = Catalog(options.datastores, options.live, options.live_tokenizer, log)
         self._metrics = Metrics(METHODS, version, kernel_name())
         self._sessions = Sessions(options.limits) if kernel_name() == "native" else None
         self._workers = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="draft")
@@ -105,6 +109,7 @@ class Server:
         }
         self._servicer = Servicer(
             Handlers(self._catalog, options.limits, self._metrics, Executor(self._workers), self._sessions),
+            LiveHandlers(self._catalog, options.limits),
             self.start_reload,
             limits=options.limits,
             tokens=self._tokens,
@@ -198,7 +203,7 @@ class Server:
         return response
 
     async def drain(self) -> None:
-        """Refuse new calls, let running ones finish within `drain_seconds`, and stop."""
+        """Refuse new calls, let running ones finish within `drain_seconds`, stop, and close the live datastores."""
         self._servicer.draining = True
         self._update_health()
         requests, streams = self._servicer.requests.tasks, self._servicer.streams.tasks
@@ -213,6 +218,7 @@ class Server:
         if self._metrics_endpoint is not None:
             await self._metrics_endpoint.stop()
         self._workers.shutdown(wait=False, cancel_futures=True)
+        await asyncio.get_running_loop().run_in_executor(None, self._catalog.close)
         self._log.summarize(now=True)
         self._log("stop")
 

@@ -23,6 +23,7 @@ from rest_store.errors import (
     AuthenticationError,
     MessageSizeError,
     OverloadedError,
+    PermissionDeniedError,
     RestStoreError,
     ServiceUnavailableError,
     describe,
@@ -30,10 +31,12 @@ from rest_store.errors import (
 from rest_store.service.address import is_local_peer
 from rest_store.service.errors import DETAILS_KEY, DOMAIN, status_of
 from rest_store.service.server.handlers import Handlers, SessionState, StreamState
-from rest_store.service.server.limits import BearerTokens, Gate, Limits
+from rest_store.service.server.limits import Gate, Limits
+from rest_store.service.server.live_handlers import LiveHandlers
 from rest_store.service.server.logs import EventLog
 from rest_store.service.server.metrics import Metrics
 from rest_store.service.server.requests import parse
+from rest_store.service.server.rights import BearerTokens, Rights
 from rest_store.v1 import datastore_pb2 as pb
 
 SERVICE = pb.DESCRIPTOR.services_by_name["DatastoreService"].full_name
@@ -53,6 +56,7 @@ EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the stubs
 Context = Any  # grpc.aio.ServicerContext, which takes the types of its messages
 R = TypeVar("R", bytes, bytes | None)
 Handle = Callable[[bytes], Awaitable[R]]
+HandleUnary = Callable[[bytes, Rights], Awaitable[bytes]]
 Unary = Callable[[bytes, Context], Awaitable[bytes]]
 Answer = Callable[[AsyncIterator[Any]], AsyncGenerator[Message, None]]  # from requests to responses
 
@@ -61,7 +65,8 @@ class Servicer(GenericHandler):
     """The methods of DatastoreService, and access control for these and for further services.
 
     Args:
-        handlers: answer the requests.
+        handlers: answer the requests that ask.
+        live_handlers: answer those that change live datastores.
         reload: starts a reload, after one that runs.
         limits: of message sizes and of calls in flight.
         tokens: required by all methods except those in `public`.
@@ -75,6 +80,7 @@ class Servicer(GenericHandler):
     def __init__(
         self,
         handlers: Handlers,
+        live_handlers: LiveHandlers,
         reload: Callable[[], asyncio.Task[pb.ReloadResponse]],
         *,
         limits: Limits,
@@ -97,7 +103,7 @@ class Servicer(GenericHandler):
         self.streams = Gate("open streams", limits.max_streams)
         self.draining = False
         self._public_calls: dict[asyncio.Task[Any], None] = {}  # the oldest first
-        self._digests: WeakKeyDictionary[asyncio.Task[Any], bytes] = WeakKeyDictionary()  # of the tokens of streams
+        self._rights: WeakKeyDictionary[asyncio.Task[Any], Rights] = WeakKeyDictionary()  # of calls
         self._in_step: set[asyncio.Task[Any]] = set()  # streams whose latest message is not answered yet
         self._last_messages: dict[asyncio.Task[Any], float] = {}  # when those of streams came, on a monotonic clock
         self._endings: WeakKeyDictionary[asyncio.Task[Any], RestStoreError] = WeakKeyDictionary()  # of streams
@@ -107,6 +113,8 @@ class Servicer(GenericHandler):
             "LongestSuffixMatch": unary(self._unary("LongestSuffixMatch", handlers.longest_suffix_match)),
             "Count": unary(self._unary("Count", handlers.count)),
             "Describe": unary(self._unary("Describe", handlers.describe)),
+            "Add": unary(self._unary("Add", live_handlers.add, limits.max_message_bytes)),
+            "Delete": unary(self._unary("Delete", live_handlers.delete, limits.max_message_bytes)),
             "Reload": unary(self._reload_datastores),
             "DraftStream": self._streaming("DraftStream", self._draft_stream),
             "DraftSession": self._streaming("DraftSession", self._draft_session),
@@ -126,12 +134,11 @@ class Servicer(GenericHandler):
             self._enter_public(task)
             return handler
         try:
-            digest = self._tokens.require(handler_call_details.invocation_metadata)
+            self._rights[task] = self._tokens.require(handler_call_details.invocation_metadata)
             if self.draining:
                 raise _shutting_down()
             if handler is not None and handler.response_streaming:
                 self.streams.enter(task)
-                self._digests[task] = digest
             elif handler is not None:
                 self.requests.enter(task)
         except RestStoreError as error:
@@ -180,11 +187,14 @@ class Servicer(GenericHandler):
                 self._end(task, ServiceUnavailableError(f"session is idle: it had no message for {seconds} s"))
 
     def end_revoked_streams(self) -> None:
-        """End the streams whose token is not accepted any more."""
+        """End the streams whose token is not accepted any more, or allows something else than before."""
         for task in self.streams.tasks:
-            if not self._tokens.accepts(self._digests[task]):
+            rights = self._tokens.current(self._rights[task])
+            if rights is None:
                 found, expected = "not accepted any more", "a bearer token known here"
                 self._end(task, AuthenticationError(describe("stream", "authorization", found, expected)))
+            elif rights != self._rights[task]:
+                self._end(task, ServiceUnavailableError("stream ended: its token allows something else now"))
 
     def _end(self, task: asyncio.Task[Any], error: RestStoreError) -> None:
         self._endings[task] = error
@@ -200,11 +210,12 @@ class Servicer(GenericHandler):
         self._metrics.methods[method].answered(perf_counter() - start, len(data), size)
         return response
 
-    def _unary(self, name: str, handle: Callable[[bytes], Awaitable[bytes]]) -> Unary:
+    def _unary(self, name: str, handle: HandleUnary, most: int = 0) -> Unary:
         async def answer(data: bytes, context: Context) -> bytes:
             start = perf_counter()
             try:
-                response = await self._answer(name, handle, data)
+                rights = self._rights_of_call()
+                response = await self._answer(name, lambda data: handle(data, rights), data, most)
             except asyncio.CancelledError:
                 self._metrics.methods[name].ended("CANCELLED")
                 raise
@@ -234,15 +245,21 @@ class Servicer(GenericHandler):
             await self._fail(name, error, context)
 
     async def _draft_stream(self, context: Context) -> None:
-        await self._converse("DraftStream", partial(self._handlers.draft_step, StreamState()), context)
+        state = StreamState(self._rights_of_call())
+        await self._converse("DraftStream", partial(self._handlers.draft_step, state), context)
 
     async def _draft_session(self, context: Context) -> None:
-        state = SessionState()
+        state = SessionState(self._rights_of_call())
         handle = partial(self._handlers.session_step, state)
         try:
             await self._converse("DraftSession", handle, context, self._limits.max_opening_bytes)
         finally:
             self._handlers.end_session(state)
+
+    def _rights_of_call(self) -> Rights:
+        task = asyncio.current_task()
+        assert task is not None
+        return self._rights[task]
 
     async def _converse(
         self, name: str, handle: Handle[bytes] | Handle[bytes | None], context: Context, most_at_first: int = 0
@@ -273,8 +290,11 @@ class Servicer(GenericHandler):
                 self._log("stream", peer=context.peer(), answers=answers)
 
     async def _reload_datastores(self, data: bytes, context: Context) -> bytes:
-        async def handle(data: bytes) -> bytes:
+        async def handle(data: bytes, rights: Rights) -> bytes:
             parse(pb.ReloadRequest, data)
+            if rights.datastores is not None:
+                found, expected = "one for some datastores", "one for all of them, which a reload reads again"
+                raise PermissionDeniedError(describe("request", "token", found, expected))
             if not is_local_peer(context.peer()):
                 found, expected = context.peer(), "one on this machine"
                 raise AuthenticationError(describe("request", "peer that asks for a reload", found, expected))

@@ -12,8 +12,8 @@ from rest_store.datastore.kernel import native_session_kernel
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import RecycledLogits
 from rest_store.errors import LimitError, OverloadedError, describe
-from rest_store.service.server.catalog import Served
 from rest_store.service.server.limits import Limits
+from rest_store.service.server.served import Served
 from rest_store.service.server.served_session import FIXED_MEMORY, ServedSession
 from rest_store.v1 import datastore_pb2 as pb
 

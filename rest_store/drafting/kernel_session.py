@@ -1,0 +1,99 @@
+"""The kernel's side of a draft session: of one here, and of one that a service runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from rest_store.datastore.kernel import native_session_kernel
+from rest_store.datastore.store import Snapshot, Store
+from rest_store.drafting.calibration import Calibration
+from rest_store.drafting.evidence import reader_of
+from rest_store.drafting.sources import PromptLookup, RecycledLogits
+from rest_store.errors import ContextTypeError, DatastoreClosedError, DatastoreUnavailableError
+
+NO_COSTS = np.zeros(0)  # of a step that no tree is cut for
+
+# Rows of most likely tokens, [n, k]; -1, or any other number that is no token, ends a row.
+TopK: TypeAlias = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+
+
+@dataclass
+class OpenStore:
+    """A datastore in this process, as a session reads it: the kernel's number of it, and the shards read so far."""
+
+    index: int
+    store: Store
+    snapshot: Snapshot
+
+
+def kernel_session(
+    calibration: Calibration, sources: Sequence[object], *, learn: bool, max_suffix: int
+) -> tuple[Any, dict[int, OpenStore], dict[int, int]]:
+    """Return the kernel's side of a session, and by their places the datastores in this process, and other sources.
+
+    These others, with counts from elsewhere, are the kernel's numbers of them.
+
+    Args:
+        calibration: what evidence is weighed with.
+        sources: of the session; those that are not in this process are external stores.
+        learn: whether the calibration learns.
+        max_suffix: longest suffix of the context that datastores are asked for, in tokens.
+
+    Raises:
+        DatastoreClosedError, DatastoreUnavailableError: a datastore is closed, or a page of it could not be read.
+        NativeKernelError: the kernel was not compiled.
+    """
+    native = native_session_kernel().NativeSession(calibration.native)
+    native.learn_online(learn)
+    native.limit_suffix(max_suffix)
+    datastores: dict[int, OpenStore] = {}
+    others: dict[int, int] = {}
+    for place, source in enumerate(sources):
+        if isinstance(source, PromptLookup):
+            native.use_prompt_lookup(place)
+        elif isinstance(source, RecycledLogits):
+            native.use_recycled_logits(place, source.native)
+        elif isinstance(source, Store):
+            snapshot = source.snapshot  # before its reader: what comes between is read again
+            datastores[place] = OpenStore(native.add_store(place, reader_of(source)), source, snapshot)
+        else:
+            others[place] = native.add_store(place, None)
+    return native, datastores, others
+
+
+def follow_changes(native: Any, datastores: Iterable[OpenStore]) -> None:
+    """Read the present shards of live datastores from now on."""
+    for opened in datastores:
+        if opened.store.is_live and (snapshot := opened.store.snapshot) is not opened.snapshot:
+            with suppress(DatastoreClosedError, DatastoreUnavailableError):  # whoever reads it is told after the step
+                native.set_reader(opened.index, reader_of(opened.store))
+                opened.snapshot = snapshot
+
+
+def take_prompt(native: Any, tokens: npt.NDArray[np.int32], top_k: TopK | None) -> None:
+    """Begin the text with `tokens`; raise ContextTypeError if `top_k` has more rows."""
+    try:
+        native.prompt(tokens, top_k)
+    except ValueError as error:
+        raise ContextTypeError(f"draft session: {error}") from None
+
+
+def append(native: Any, tokens: npt.NDArray[np.int32], top_k: TopK | None, node_top_k: TopK | None) -> int:
+    """Append what the target model produced, as `DraftSession.accept`.
+
+    Returns:
+        How many of `tokens` are in the tree drafted last.
+
+    Raises:
+        ContextTypeError: another number of rows than there.
+    """
+    try:
+        return int(native.accept(tokens, top_k, node_top_k))
+    except ValueError as error:
+        raise ContextTypeError(f"draft session: {error}") from None

@@ -1,0 +1,41 @@
+"""What a live datastore keeps of an output."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+# Of the prompt, in front of the output: as many tokens as a session looks for by default, so that the first token of
+# the output is found after the longest suffix of the same prompt. No more: prompts are others' text.
+PROMPT_TOKENS = 16
+LEAST_TOKENS = 4  # shorter outputs save no forward pass that is worth a commit
+
+
+class OutputDocument(NamedTuple):
+    """An output as a document.
+
+    Attributes:
+        id: the same for the same tokens, so that what is written again and again is kept once.
+        tokens: int32[n], the end of the prompt and the output. An end token is one of them, since the place where a
+            text ends is drafted too.
+    """
+
+    id: str
+    tokens: npt.NDArray[np.int32]
+
+    @classmethod
+    def of(cls, prompt: Sequence[int], output: Sequence[int]) -> OutputDocument | None:
+        """Return the document of `output`; None if it is too short to be worth one.
+
+        Args:
+            prompt: token ids before the output; only the last `PROMPT_TOKENS` are kept.
+            output: token ids, without padding.
+        """
+        if len(output) < LEAST_TOKENS:
+            return None
+        tokens = np.array([*prompt[-PROMPT_TOKENS:], *output], dtype=np.int32)
+        return cls(hashlib.blake2b(tokens.tobytes(), digest_size=16).hexdigest(), tokens)

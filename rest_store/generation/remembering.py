@@ -1,0 +1,196 @@
+"""Outputs are added to a live datastore beside generation: a bounded queue and a daemon thread for each target.
+
+Remembering is an optimisation, as drafting is: what a target raises, and what it is too slow for, is counted and left
+out. A thread lives as long as its queue holds something.
+"""
+
+from __future__ import annotations
+
+import atexit
+import inspect
+import os
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rest_store.drafting.output_document import OutputDocument
+from rest_store.errors import DraftingWarning, RememberError, describe, error_text
+
+_MOST_TOKENS = 1 << 20  # that wait for one target: 4 MB
+_GRACE_SECONDS = 2.0  # for what is queued when the interpreter exits, or a target is closed
+_MAX_REASON_LENGTH = 200
+
+
+class RememberTarget(Protocol):
+    """What outputs are added to: a `LiveDatastore` opened for writing, a `DatastoreClient`, or your own.
+
+    One thread calls it. If it has a method `before_close`, that is called with a function that takes the target and
+    writes what is queued for it; `close` should call that function first.
+    """
+
+    def add(self, documents: Sequence[Any], ids: Sequence[str] | None = None) -> object:
+        """Add documents, int32[n] each, one id for each; the same id stands for the same document."""
+
+
+@dataclass
+class RememberCounts:
+    """What became of the outputs of one generation; goes on changing after its end.
+
+    Attributes:
+        ids: of the documents handed over, one for each row that is long enough; `delete` of the target takes them.
+        added: documents added so far.
+        dropped: documents left out, because the queue was full or the target failed.
+        error: why, as text; empty if none was.
+    """
+
+    ids: list[str] = field(default_factory=list)
+    added: int = 0
+    dropped: int = 0
+    error: str = ""
+
+    def drop(self, reason: str) -> None:
+        """Count all documents as left out; warn, which must not raise on whatever thread this is."""
+        self.dropped = len(self.ids)
+        self.error = reason[:_MAX_REASON_LENGTH]
+        with suppress(DraftingWarning):
+            warnings.warn(f"rest-store: an output was not remembered: {self.error}", DraftingWarning, stacklevel=2)
+
+
+class _Queue(threading.Thread):
+    """What waits for one target, and the thread that adds it. Everything but `run` under `_lock`."""
+
+    def __init__(self, target: RememberTarget) -> None:
+        super().__init__(name="rest-store remember", daemon=True)
+        self.target = target
+        self.batches: deque[tuple[list[OutputDocument], RememberCounts]] = deque()
+        self.tokens = 0
+
+    def put(self, documents: list[OutputDocument], counts: RememberCounts) -> bool:
+        """Queue the documents of one generation; return whether there was room."""
+        size = _size(documents)
+        if self.tokens + size > _MOST_TOKENS:
+            return False
+        self.tokens += size
+        self.batches.append((documents, counts))
+        return True
+
+    def run(self) -> None:
+        while True:
+            with _lock:
+                if not self.batches:
+                    _queues.pop(id(self.target), None)
+                    return
+                documents, counts = self.batches[0]  # it counts until it is written
+            try:
+                self.target.add([document.tokens for document in documents], ids=counts.ids)
+                counts.added = len(documents)
+            except BaseException as error:  # a target is anybody's code
+                counts.drop(error_text(error))
+            with _lock:
+                self.batches.popleft()
+                self.tokens -= _size(documents)
+
+
+_queues: dict[int, _Queue] = {}  # by the identity of the target, which a queue holds as long as it is here
+_lock = threading.RLock()  # a generation may be collected, and remembered, in the middle of any block
+
+
+def require_target(target: object) -> None:
+    """Raise RememberError unless `target` is None, or has a method `add` that takes documents and ids."""
+    if target is not None and (fault := _fault(target)) is not None:
+        expected = "a LiveDatastore for writing, a DatastoreClient, or another object with add(documents, ids=None)"
+        raise RememberError(describe("generate", "remember", fault, expected))
+
+
+def _fault(target: object) -> str | None:
+    """Return what is wrong with a target; None if outputs can be added to it."""
+    if isinstance(target, type):
+        return f"the class {target.__name__}"
+    add = getattr(target, "add", None)
+    if not callable(add):
+        return f"a {type(target).__name__}"
+    if getattr(target, "read_only", False) is True:
+        return f"a {type(target).__name__} opened for reading"
+    if inspect.iscoroutinefunction(add):
+        return f"a {type(target).__name__}, whose add has to be awaited"
+    try:
+        inspect.signature(add).bind([], ids=[])
+    except TypeError as error:
+        return f"a {type(target).__name__}, whose add does not take documents and ids ({error})"
+    except ValueError:  # built-in methods without a signature, such as that of a set
+        return f"a {type(target).__name__}"
+    return None
+
+
+def remember(target: RememberTarget, documents: list[OutputDocument], counts: RememberCounts) -> None:
+    """Queue the documents of one generation for `target`; returns at once and raises nothing.
+
+    Args:
+        target: what to add them to.
+        documents: the documents, perhaps none.
+        counts: told what becomes of them.
+    """
+    if not documents:
+        return
+    counts.ids = [document.id for document in documents]
+    with _lock:
+        queue = _queues.get(id(target))
+        is_new = queue is None
+        queue = _Queue(target) if queue is None else queue
+        reason = "" if queue.put(documents, counts) else "too much is waiting already"
+        if is_new and not reason:
+            _queues[id(target)] = queue
+            try:
+                if callable(hook := getattr(target, "before_close", None)):
+                    hook(flush)
+                queue.start()
+            except Exception as error:  # no more threads, or the interpreter is exiting
+                del _queues[id(target)]
+                reason = error_text(error)
+    if reason:
+        counts.drop(reason)
+
+
+def flush(target: object, seconds: float | None = _GRACE_SECONDS) -> bool:
+    """Wait until what is queued for `target` is written.
+
+    Args:
+        target: what outputs are added to.
+        seconds: wait no longer; None: as long as it takes.
+
+    Returns:
+        Whether nothing is left.
+    """
+    with _lock:
+        queue = _queues.get(id(target))
+    if queue is None or queue is threading.current_thread():
+        return queue is None
+    queue.join(seconds)
+    return not queue.is_alive()
+
+
+def _size(documents: Sequence[OutputDocument]) -> int:
+    return sum(document.tokens.size for document in documents)
+
+
+def _flush_all() -> None:
+    """Give all queues together some time to be written."""
+    end = time.monotonic() + _GRACE_SECONDS
+    for queue in list(_queues.values()):
+        queue.join(max(0.0, end - time.monotonic()))
+
+
+def _forget_queues() -> None:
+    """In a forked process: threads and locks are the parent's, who writes what is queued."""
+    global _lock
+    _lock = threading.RLock()
+    _queues.clear()
+
+
+atexit.register(_flush_all)
+os.register_at_fork(after_in_child=_forget_queues)

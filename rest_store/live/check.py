@@ -1,0 +1,78 @@
+"""A full read of a live datastore: its documents, its segments, and the segments against the documents."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+from rest_store.datastore.check import Progress, check_shard
+from rest_store.datastore.header import separator_id, token_width
+from rest_store.datastore.kernel import shard_view
+from rest_store.datastore.shard import Shard
+from rest_store.datastore.store import Snapshot
+from rest_store.errors import ChecksumError, DatastoreError, StorageError, describe
+from rest_store.live.documents import FILE_NAME, Document, Documents, SegmentRecord
+from rest_store.live.segment import open_segment
+
+
+class Checked(NamedTuple):
+    """What was verified: segments in files, and tokens of all documents."""
+
+    segment_count: int
+    token_count: int
+
+
+def check_live(path: Path, *, full: bool = False, progress: Progress = lambda stage, done, total: None) -> Checked:
+    """Verify the documents of a live datastore, and that its segments in files hold them, sorted.
+
+    Another process may go on writing: a segment that it replaces meanwhile is left out. Damaged segments are no loss:
+    whoever opens the datastore for writing sorts them anew from the documents.
+
+    Args:
+        path: its directory.
+        full: as of `check_datastore`.
+        progress: as of `check_datastore`.
+
+    Raises:
+        StorageError: documents cannot be read.
+        DatastoreError: the subclass that names the first fault of a segment.
+        DatastoreUnavailableError: a file was truncated meanwhile, or its disk fails.
+    """
+    with closing(Documents(path, read_only=True)) as documents:
+        size = documents.tokenizer().vocabulary_size
+        width, separator = token_width(size), separator_id(size).to_bytes(token_width(size), "big")
+        state = documents.state()
+        segments = 0
+        for number, record in enumerate(state.records):
+            progress(FILE_NAME, number, 1 + len(state.records))
+            try:
+                _check_segment(path, record, size, full=full, progress=progress)
+                _check_documents(path, record, documents.read(record.first, record.last), separator)
+                segments += 1
+            except (DatastoreError, OSError) as error:
+                if isinstance(error, StorageError) or record in documents.state().records:
+                    raise
+        tokens = sum(len(document.symbols) // width for document in documents.read(documents.state().first))
+        progress(FILE_NAME, 1, 1)
+    return Checked(segments, tokens)
+
+
+def _check_segment(path: Path, record: SegmentRecord, vocabulary_size: int, *, full: bool, progress: Progress) -> None:
+    open_segment(path, record, vocabulary_size)
+    shard = Shard.open(path, record.name)
+    kernel = Snapshot.of([shard_view(shard)], vocabulary_size).kernel
+    check_shard(shard, record.name, kernel.require_readable, full=full, progress=progress)
+
+
+def _check_documents(path: Path, record: SegmentRecord, documents: Iterable[Document], separator: bytes) -> None:
+    """Raise ChecksumError unless a segment holds exactly `documents`."""
+    sha256 = hashlib.sha256()
+    for document in documents:
+        sha256.update(document.symbols)
+        sha256.update(separator)
+    if sha256.digest() != record.tokens_sha256:
+        where = path / f"{record.name}.tokens"
+        raise ChecksumError(describe(where, "SHA-256 of the content", record.tokens_sha256.hex(), sha256.hexdigest()))

@@ -1,0 +1,84 @@
+"""Corpora into a live datastore: read and tokenized as a build does, added in batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from build_index.document_stream import BATCH_CHARACTERS, BATCH_DOCUMENTS
+from build_index.documents import Document
+from build_index.duplicates import content_digest
+from build_index.target_tokenizer import TargetTokenizer, Tokens
+from rest_store.errors import DocumentError, describe
+from rest_store.live.live_datastore import LiveDatastore
+
+
+@dataclass
+class Added:
+    """What was read and added.
+
+    Attributes:
+        documents: documents that are in the datastore now, those that were there already included.
+        tokens: their tokens.
+        without_tokens: documents that were left out, since they have none.
+    """
+
+    documents: int = 0
+    tokens: int = 0
+    without_tokens: int = 0
+
+
+def add_corpora(
+    live: LiveDatastore,
+    corpora: Sequence[Iterable[Document]],
+    tokenizer: TargetTokenizer,
+    ids: Sequence[str] = (),
+    progress: Callable[[Added], None] = lambda added: None,
+) -> Added:
+    """Add the documents of corpora; each batch is durable when the next is read.
+
+    Args:
+        live: opened for writing.
+        corpora: what to read.
+        tokenizer: the datastore's.
+        ids: one for each document, in order. Empty: an id made of the content, so that a document that is there already
+            is not added again, and an interrupted call can be made again.
+        progress: called with what was added so far.
+
+    Raises:
+        DocumentError: another number of ids than of documents, and nothing was added; or a document is too large.
+        CorpusError: a corpus cannot be read, here and below after some batches were added.
+        LiveDatastoreError: as `LiveDatastore.add`.
+    """
+    documents: Iterable[Document] = chain.from_iterable(corpora)
+    if ids:
+        documents = list(documents)
+        if len(documents) != len(ids):
+            raise DocumentError(describe("add", "number of ids", len(ids), f"{len(documents)}, one for each document"))
+    added = Added()
+    names = iter(ids)
+    for batch in _batches(documents):
+        encoded = tokenizer.encode_documents(batch)
+        keys = [next(names) for _ in batch] if ids else [content_digest(document).hex() for document in batch]
+        kept: list[tuple[str, Tokens]] = [(id, tokens) for id, tokens in zip(keys, encoded, strict=True) if len(tokens)]
+        live.add([tokens for _, tokens in kept], [id for id, _ in kept])
+        added.documents += len(kept)
+        added.tokens += sum(len(tokens) for _, tokens in kept)
+        added.without_tokens += len(batch) - len(kept)
+        progress(added)
+    return added
+
+
+def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    """Yield documents in lists that the tokenizer encodes at once."""
+    batch: list[Document] = []
+    characters = 0
+    for document in documents:
+        batch.append(document)
+        characters += document.size
+        if characters >= BATCH_CHARACTERS or len(batch) >= BATCH_DOCUMENTS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch

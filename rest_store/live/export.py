@@ -1,0 +1,63 @@
+"""A live datastore as it is now, as a frozen one."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import rest_store
+from build_index.shard_tokens import shard_name
+from build_index.staging import Staging
+from rest_store.datastore.datastore import Datastore
+from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
+from rest_store.datastore.manifest import TOKENIZER_FILE_NAME, Manifest, ShardRecord
+from rest_store.datastore.shard import Shard
+from rest_store.errors import EmptyCorpusError, describe
+from rest_store.live.live_datastore import LiveDatastore
+from rest_store.live.segment import Segment, Span, write_segment
+
+
+def export(live: LiveDatastore, out: Path) -> Datastore:
+    """Write the documents that queries of `live` see now as a frozen datastore, each segment as a shard.
+
+    Args:
+        live: opened for reading or writing; others may go on adding to it.
+        out: directory of the datastore; an old datastore there is replaced when the new one is complete.
+
+    Returns:
+        The datastore, opened.
+
+    Raises:
+        EmptyCorpusError: there are no documents.
+        OutputError: something else is at `out`, or another process builds there.
+        StorageError: a shard cannot be written.
+    """
+    views = [view for view in live.snapshot.views if view.entry_count]
+    if not views:
+        raise EmptyCorpusError(describe(live.path, "the number of documents", 0, "at least 1"))
+    with Staging(out) as staging:
+        try:
+            staging.start()
+            records = []
+            for number, view in enumerate(views):
+                name, documents = shard_name(number), view.position_count - view.entry_count
+                segment = Segment(Span(0, documents - 1, documents, 0.0, 0.0), view)
+                write_segment(segment, staging.datastore, name, live.vocabulary_size)
+                records.append(ShardRecord.of(name, Shard.open(staging.datastore, name)))
+            stored = live.path / TOKENIZER_FILE_NAME
+            tokenizer = stored.read_text(encoding="utf-8") if stored.is_file() else None
+            digest = None
+            if tokenizer is not None:
+                staging.write(TOKENIZER_FILE_NAME, tokenizer)
+                digest = hashlib.sha256(tokenizer.encode("utf-8")).hexdigest()
+            count = sum(record.document_count for record in records)
+            corpus = {"corpus": str(live.path), "reader": "live", "documents": count}
+            program = f"rest-store {rest_store.__version__}"
+            manifest = Manifest(program, live.tokenizer, tuple(records), (corpus,), {}, digest)
+            staging.write(MANIFEST_NAME, manifest.to_json())
+            staging.sync()
+            staging.put_in_place()
+        except BaseException:
+            staging.discard()
+            raise
+    return Datastore.open(out)

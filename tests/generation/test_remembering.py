@@ -1,0 +1,280 @@
+"""Outputs are remembered beside generation: the text stays the same, later drafts get better, nothing else fails."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import rest_store
+from rest_store.datastore.validation import IntSequence
+from rest_store.drafting.output_document import PROMPT_TOKENS
+from rest_store.errors import DraftingWarning, RememberError
+from rest_store.generation import remembering
+from rest_store.generation.remembering import flush
+from tests.shared.strategies import identity, refused
+from tests.shared.tiny import VOCABULARY, prompts, tiny_model
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return tiny_model("llama")
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[rest_store.LiveDatastore]:
+    with rest_store.LiveDatastore.open(tmp_path / "live", tokenizer=identity(VOCABULARY)) as store:
+        yield store
+
+
+class Kept:
+    """A target that keeps what it is given, once `open` is set."""
+
+    def __init__(self) -> None:
+        self.documents: list[list[int]] = []
+        self.ids: list[str] = []
+        self.threads: set[int] = set()
+        self.called, self.open = threading.Event(), threading.Event()
+        self.open.set()
+
+    def add(self, documents: Sequence[IntSequence], ids: Sequence[str] | None = None) -> None:
+        self.called.set()
+        self.open.wait()
+        self.threads.add(threading.get_ident())
+        self.documents += [list(map(int, document)) for document in documents]
+        self.ids += ids or []
+
+
+class Failing:
+    def add(self, documents: Sequence[IntSequence], ids: Sequence[str] | None = None) -> None:
+        raise SystemExit("no more")
+
+
+def write(model: Any, inputs: dict[str, torch.Tensor], **options: Any) -> Any:
+    arguments = {"max_new_tokens": 32, "adaptive": False, "drafter": [rest_store.PromptLookup()], **options}
+    return model.generate(**inputs, custom_generate=rest_store.generate, return_dict_in_generate=True, **arguments)
+
+
+def write_and_wait(model: Any, inputs: dict[str, torch.Tensor], target: Any) -> Any:
+    output = write(model, inputs, remember=target)
+    assert flush(target)
+    return output
+
+
+@pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "temperature": 0.7}], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_the_same_prompt_again_takes_fewer_passes_to_the_same_text(
+    model: Any, live: rest_store.LiveDatastore, rows: int, sampling: dict[str, Any]
+) -> None:
+    inputs = prompts(rows)
+    torch.manual_seed(3)
+    plain = model.generate(**inputs, max_new_tokens=32, **sampling)
+    passes = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        output = write(model, inputs, drafter=[live], remember=live, **sampling)
+        assert torch.equal(output.sequences, plain)
+        assert flush(live)
+        counts = output.statistics.remembered
+        assert (len(counts.ids), counts.added, counts.dropped) == (rows, rows, 0)
+        passes.append(output.statistics.forward_passes)
+    assert passes[1] < passes[0] / 2
+    assert live.info().document_count == rows, "the same text is kept once"
+    assert live.delete(output.statistics.remembered.ids) == rows
+
+
+def test_a_document_is_the_end_of_the_prompt_and_the_output_without_padding(model: Any) -> None:
+    inputs, target = prompts(3, length=PROMPT_TOKENS + 4), Kept()
+    plain = model.generate(**inputs, max_new_tokens=32)
+    ends = int(plain[0, -20])  # ends the first row there, at the latest
+    output = write(model, inputs, remember=target, eos_token_id=ends)
+    assert flush(target)
+    expected = []
+    for ids, mask, row in zip(inputs["input_ids"], inputs["attention_mask"], output.sequences, strict=True):
+        written = row[ids.shape[0] :].tolist()
+        written = written[: written.index(ends) + 1] if ends in written else written
+        expected.append(ids[mask.bool()].tolist()[-PROMPT_TOKENS:] + written)
+    assert target.documents == [document for document in expected if len(document) >= PROMPT_TOKENS + 4]
+    assert target.ids == output.statistics.remembered.ids
+
+
+def test_outputs_of_a_few_tokens_are_not_worth_a_document(model: Any) -> None:
+    target = Kept()
+    counts = write(model, prompts(1), remember=target, max_new_tokens=3).statistics.remembered
+    assert flush(target)
+    assert (target.documents, counts.ids, counts.dropped) == ([], [], 0)
+
+
+@pytest.mark.parametrize("way", ["closed", "dropped", "failed"])
+def test_what_was_written_before_an_early_end_is_remembered(model: Any, way: str) -> None:
+    inputs, target = prompts(1), Kept()
+    plain = model.generate(**inputs, max_new_tokens=32)[0].tolist()
+
+    def fails(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if ids.shape[1] == 14 + 8 and way == "failed":
+            raise KeyboardInterrupt
+        return scores
+
+    generator = rest_store.Generator(model, None, [], remember=target)
+    pieces = generator.begin(inputs, max_new_tokens=32, logits_processor=[fails])
+    written: list[int] = []
+    try:
+        for piece in pieces:
+            written += piece.tokens[0]
+            if len(written) == 8 and way != "failed":
+                break
+    except KeyboardInterrupt:
+        pass
+    if way == "closed":
+        pieces.close()
+        pieces.close()
+    del pieces
+    assert generator.flush()
+    assert target.documents == [plain[: 14 + 8]]
+
+
+def test_a_generation_may_remember_elsewhere(model: Any) -> None:
+    target, other = Kept(), Kept()
+    generator = rest_store.Generator(model, None, [], remember=target)
+    generator.generate(prompts(1), max_new_tokens=8, remember=None)
+    generator.generate(prompts(1), max_new_tokens=8, remember=other)
+    assert generator.flush()
+    assert flush(other)
+    assert (len(target.documents), len(other.documents)) == (0, 1)
+
+
+def test_a_failing_target_is_counted_and_changes_nothing(model: Any) -> None:
+    inputs, target = prompts(2), Failing()
+    with pytest.warns(DraftingWarning, match="an output was not remembered: SystemExit: no more") as warned:
+        output = write_and_wait(model, inputs, target)
+    assert len(warned) == 1
+    counts = output.statistics.remembered
+    assert (counts.added, counts.dropped, counts.error) == (0, 2, "SystemExit: no more")
+    assert torch.equal(output.sequences, model.generate(**inputs, max_new_tokens=32))
+
+
+def test_warnings_that_are_errors_are_none_of_the_generation(model: Any) -> None:
+    """As in all tests here: the filter is "error"."""
+    assert write_and_wait(model, prompts(1), Failing()).statistics.remembered.dropped == 1
+
+
+def test_a_closed_datastore_is_counted(model: Any, live: rest_store.LiveDatastore) -> None:
+    live.close()
+    with pytest.warns(DraftingWarning, match="DatastoreClosedError"):
+        output = write_and_wait(model, prompts(1), live)
+    assert output.statistics.remembered.dropped == 1
+
+
+def test_a_blocked_target_delays_nobody_and_what_it_cannot_take_is_counted(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remembering, "_MOST_TOKENS", 2 * (14 + 32))
+    target = Kept()
+    target.open.clear()
+    outputs = [write(model, prompts(1, seed=seed), remember=target) for seed in range(2)]
+    assert target.called.wait(60)
+    with pytest.warns(DraftingWarning, match="too much is waiting already"):
+        outputs.append(write(model, prompts(1, seed=2), remember=target))
+    assert not flush(target, 0.0)
+    target.open.set()
+    assert flush(target, None)
+    outputs.append(write(model, prompts(1, seed=3), remember=target))
+    assert flush(target, None)
+    assert [output.statistics.remembered.dropped for output in outputs] == [0, 0, 1, 0]
+    assert len(target.documents) == 3
+    assert not remembering._queues, "a target is not held any longer"
+
+
+def test_one_thread_adds_to_a_target(model: Any) -> None:
+    target = Kept()
+    target.open.clear()
+    for seed in range(3):
+        write(model, prompts(1, seed=seed), remember=target)
+    target.open.set()
+    assert flush(target, None)
+    assert (len(target.documents), len(target.threads)) == (3, 1)
+
+
+def test_where_no_thread_can_be_started_outputs_are_counted(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(remembering._Queue, "start", start)
+    with pytest.warns(DraftingWarning, match="can't start new thread"):
+        counts = write(model, prompts(1), remember=Kept()).statistics.remembered
+    assert counts.dropped == 1
+    assert not remembering._queues
+
+
+def test_closing_a_live_datastore_writes_what_is_queued(model: Any, tmp_path: Path) -> None:
+    with rest_store.LiveDatastore.open(tmp_path / "live", tokenizer=identity(VOCABULARY)) as live:
+        for seed in range(8):
+            write(model, prompts(1, seed=seed), remember=live, max_new_tokens=4)
+    with rest_store.LiveDatastore.open(tmp_path / "live") as live:
+        assert live.info().document_count == 8
+
+
+# A target that can be written to from the end of the program on.
+_PROGRAM = """
+import atexit, os, sys, threading
+from rest_store.drafting.output_document import OutputDocument
+from rest_store.generation.remembering import RememberCounts, flush, remember
+
+class Target:
+    exiting = threading.Event()
+    def add(self, documents, ids=None):
+        self.exiting.wait()
+        print(*documents[0], flush=True)
+
+target = Target()
+remember(target, [OutputDocument.of([1, 2], [3, 4, 5, 6])], RememberCounts())
+if sys.argv[1] == "fork":
+    process = os.fork()
+    if not process:
+        os._exit(0 if flush(target, None) else 1)
+    assert os.waitpid(process, 0)[1] == 0, "the child waits for the parent's queue"
+if sys.argv[1] != "blocked":
+    atexit.register(target.exiting.set)
+"""
+
+
+@pytest.mark.parametrize(("way", "printed"), [("exit", "1 2 3 4 5 6\n"), ("fork", "1 2 3 4 5 6\n"), ("blocked", "")])
+def test_a_program_that_ends_writes_what_is_queued(way: str, printed: str) -> None:
+    program = _PROGRAM if way != "blocked" else _PROGRAM + "remember.__globals__['_GRACE_SECONDS'] = 0.01\n"
+    done = subprocess.run([sys.executable, "-c", program, way], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, printed, "")
+
+
+class _TakesNoIds:
+    def add(self, documents: Sequence[IntSequence]) -> None: ...
+
+
+class _Awaited:
+    async def add(self, documents: Sequence[IntSequence], ids: Sequence[str] | None = None) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("target", "found"),
+    [
+        ("live/", "a str"),
+        (set(), "a set"),
+        (rest_store.PromptLookup(), "a PromptLookup"),
+        (rest_store.LiveDatastore, "the class LiveDatastore"),
+        (_TakesNoIds(), "a _TakesNoIds, whose add does not take documents and ids"),
+        (_Awaited(), "a _Awaited, whose add has to be awaited"),
+    ],
+)
+def test_what_takes_no_documents_is_refused_at_once(model: Any, target: Any, found: str) -> None:
+    refused(RememberError, lambda: write(model, prompts(1), remember=target), f"generate: remember is {found}")
+    refused(RememberError, lambda: rest_store.Generator(model, remember=target), found)
+
+
+def test_a_datastore_opened_for_reading_is_refused_at_once(model: Any, live: rest_store.LiveDatastore) -> None:
+    with rest_store.LiveDatastore.open(live.path, read_only=True) as reader:
+        refused(RememberError, lambda: write(model, prompts(1), remember=reader), "opened for reading")

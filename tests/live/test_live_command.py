@@ -1,0 +1,316 @@
+"""`rest-store live`, and what the other commands say of live datastores."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import rest_store
+from build_index.documents import Document
+from build_index.tokenization import load_tokenizer
+from rest_store.cli import main
+from rest_store.datastore.check import check_datastore
+from rest_store.errors import (
+    ChecksumError,
+    CorpusError,
+    DatastoreNotFoundError,
+    DocumentError,
+    EmptyCorpusError,
+    LiveFormatError,
+    OutputError,
+    StorageError,
+    WriterError,
+)
+from rest_store.live import check as live_check
+from rest_store.live.check import check_live
+from rest_store.live.command import Duration
+from rest_store.live.corpora import add_corpora
+from rest_store.live.export import export
+from tests.shared.builds import build_quick, write_jsonl, write_tokenizer
+from tests.shared.models import CHATML
+from tests.shared.strategies import edit_file, identity, refused
+
+TEXTS = [f"def add{number}(first, second):\n    return first + second\n" for number in range(6)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tokenizer(tmp_path_factory.mktemp("tokenizer") / "tokenizer.json")
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(main, [str(word) for word in words])
+
+
+def done(*words: object) -> str:
+    result = run(*words)
+    assert result.exit_code == 0, result.output or result.exception
+    return result.stdout
+
+
+def failed(*words: object) -> str:
+    """Return the one line that a command fails with."""
+    result = run(*words)
+    assert (result.exit_code, result.stdout) == (1, "")
+    (line,) = result.stderr.splitlines()
+    return line
+
+
+@pytest.fixture
+def live(tmp_path: Path, tokenizer: Path) -> Path:
+    corpus = write_jsonl(tmp_path / "texts.jsonl", TEXTS)
+    done("live", "add", tmp_path / "live", corpus, "--tokenizer", tokenizer)
+    return tmp_path / "live"
+
+
+def facts_of(live: Path) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads(done("live", "info", live, "--json"))
+    return facts
+
+
+def documents_in(store: rest_store.Datastore | rest_store.LiveDatastore, tokenizer: Path) -> list[int]:
+    """Return how often each of `TEXTS` occurs."""
+    return [store.count(tokens[:60]) for tokens in load_tokenizer(tokenizer).encode_batch(TEXTS)]
+
+
+def test_a_live_datastore_is_begun_from_a_corpus(live: Path, tokenizer: Path) -> None:
+    with rest_store.LiveDatastore.open(live, read_only=True) as store:
+        assert documents_in(store, tokenizer) == [1] * len(TEXTS)
+    shown = done("live", "info", live)
+    rows = {name: value.strip() for name, value in (line.split(":", 1) for line in shown.splitlines() if ":" in line)}
+    assert rows["tokens"].endswith(" in 6 documents")
+    assert rows["limits"] == "none"
+    figures = [line for line in shown.splitlines() if str(live.parent) not in line and str(tokenizer) not in line]
+    assert len(figures) >= 7
+    assert max(map(len, figures)) <= 80
+    assert done("info", live) == shown
+    facts = facts_of(live)
+    assert facts == json.loads(done("info", live, "--json"))
+    assert (facts["document_count"], facts["live"], facts["max_tokens"]) == (6, True, None)
+    assert facts["token_count"] == int(rows["tokens"].split()[0].replace(",", ""))
+
+
+def test_adding_again_adds_what_is_new(live: Path, tmp_path: Path) -> None:
+    tokens = facts_of(live)["token_count"]
+    corpus = write_jsonl(tmp_path / "texts.jsonl", [*TEXTS, "one more", ""])
+    facts = json.loads(done("live", "add", live, corpus, "--json"))
+    assert (facts["documents"], facts["document_count"]) == (7, 7)
+    assert tokens < facts["token_count"] == facts_of(live)["token_count"] == facts["tokens"]
+    assert f"7 documents of {facts['tokens']:,} tokens read,\nnow 7 documents of" in done("live", "add", live, corpus)
+
+
+def test_files_of_text_are_a_document_each_with_ids(live: Path, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.txt").write_text(f"the text {name}")
+    paths = [tmp_path / "one.txt", tmp_path / "two.txt"]
+    line = failed("live", "add", live, *paths, "--id", "a")
+    assert line == "Error: add: number of ids is 1, expected 2, one for each document"
+    done("live", "add", live, *paths, "--id", "a", "--id", "b")
+    assert facts_of(live)["document_count"] == 8
+    assert done("live", "delete", live, "a", "c") == f"{live}: 1 of 2 documents deleted, the others absent\n"
+    assert done("live", "delete", live, "b") == f"{live}: 1 of 1 documents deleted\n"
+    assert facts_of(live)["document_count"] == 6
+
+
+def test_a_document_that_is_too_large_is_refused(live: Path) -> None:
+    target = load_tokenizer(live / "tokenizer.json")
+    corpora = [[Document(text="first")], [Document(text="a second document of too many tokens " * 9)]]
+    with rest_store.LiveDatastore.open(live, max_tokens=50) as store:
+        refused(DocumentError, lambda: add_corpora(store, corpora, target), "document 1")
+    with rest_store.LiveDatastore.open(live) as store:
+        refused(DocumentError, lambda: add_corpora(store, corpora, target, ["a"] * 3), "number of ids is 3, expected 2")
+
+
+def test_conversations_need_a_template(live: Path, tmp_path: Path) -> None:
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text(json.dumps({"messages": [{"role": "user", "content": "hi"}]}))
+    assert "pass --chat-template FILE" in failed("live", "add", live, chats)
+    done("live", "add", live, chats, "--chat-template", CHATML)
+    assert facts_of(live)["document_count"] == 7
+
+
+def test_documents_without_tokens_are_counted(live: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode = "build_index.target_tokenizer.TargetTokenizer.encode_documents"
+    monkeypatch.setattr(encode, lambda self, documents: [[] for _ in documents])
+    corpus = write_jsonl(tmp_path / "texts.jsonl", ["other"])
+    assert "0 documents of 0 tokens read (1 more without tokens)," in done("live", "add", live, corpus)
+
+
+def test_limits_are_kept_from_then_on(live: Path, tmp_path: Path) -> None:
+    corpus = write_jsonl(tmp_path / "more.jsonl", ["one more text"])
+    done("live", "add", live, corpus, "--max-tokens", 2000, "--max-age", "30d")
+    done("live", "add", live, corpus)
+    facts = facts_of(live)
+    assert (facts["max_tokens"], facts["max_age"]) == (2000, 30 * 86_400)
+    assert "limits:    2,000 tokens, 30 days\n" in done("live", "info", live)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("1.5m", 90), ("12h", 43_200), ("4w", 2_419_200)])
+def test_times(text: str, seconds: float) -> None:
+    assert Duration().convert(text, None, None) == seconds
+
+
+@pytest.mark.parametrize("text", ["0", "0d", "-1", "1y", "d", "inf", "nan"])
+def test_what_is_no_time_is_bad_usage(text: str, tmp_path: Path) -> None:
+    result = run("live", "add", tmp_path / "live", tmp_path, "--max-age", text)
+    assert (result.exit_code, f"'{text}' is not a time such as 3600, 12h or 30d" in result.stderr) == (2, True)
+
+
+def test_compacting_writes_files(live: Path) -> None:
+    assert facts_of(live)["size"] == 0
+    assert done("live", "compact", live).startswith(f"{live}: 1 segments before, 1 now, ")
+    facts = facts_of(live)
+    assert (facts["memory_token_count"], facts["shard_count"]) == (0, 1)
+    assert facts["size"] > 0
+
+
+def test_a_frozen_one_has_the_same_documents(live: Path, tmp_path: Path, tokenizer: Path) -> None:
+    done("live", "compact", live)
+    done("live", "add", live, write_jsonl(tmp_path / "more.jsonl", ["something else"]))
+    out = tmp_path / "frozen.ds"
+    assert done("live", "export", live, "--out", out).startswith(f"{out}: ")
+    facts = facts_of(live)
+    frozen = check_datastore(out, full=True)
+    described = frozen.info()
+    assert (described.token_count, described.document_count) == (facts["token_count"], facts["document_count"])
+    assert described.shard_count == 2, "one from files, one from memory"
+    assert documents_in(frozen, tokenizer) == [1] * len(TEXTS)
+    assert "reader live" in done("info", out)
+    done("live", "delete", live, *_some_ids(live))
+    done("live", "export", live, "--out", out)
+    assert check_datastore(out, full=True).info().document_count == 1, "it replaces the old one"
+    assert not list(tmp_path.glob(".*")), "nothing is left beside it"
+
+
+def _some_ids(live: Path) -> Sequence[str]:
+    """Return the ids of all documents but the last."""
+    documents = live_check.Documents(live, read_only=True)
+    ids = [document.id for document in documents.read(0)]
+    documents.close()
+    return ids[:-1]
+
+
+def test_what_cannot_be_frozen(live: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "letter").write_text("dear")
+    with rest_store.LiveDatastore.open(live, read_only=True) as store:
+        refused(OutputError, lambda: export(store, tmp_path / "other"), "one with other content ('letter')")
+        refused(OutputError, lambda: export(store, live), "one with other content")
+    with rest_store.LiveDatastore.open(tmp_path / "empty", tokenizer=identity(300)) as store:
+        refused(EmptyCorpusError, lambda: export(store, tmp_path / "out"), "the number of documents is 0")
+        assert not (tmp_path / "out").exists()
+        store.add([[1, 2, 3]])
+        assert export(store, tmp_path / "out").info().document_count == 1, "without a tokenizer's file, too"
+        check_datastore(tmp_path / "out", full=True)
+
+
+def test_while_another_process_writes_only_reading_works(live: Path, tmp_path: Path) -> None:
+    corpus = write_jsonl(tmp_path / "more.jsonl", ["more"])
+    with rest_store.LiveDatastore.open(live) as writer:
+        for words in (["add", live, corpus], ["delete", live, "x"], ["compact", live]):
+            assert "the writer's lock is taken, expected free" in failed("live", *words)
+        refused(WriterError, lambda: rest_store.LiveDatastore.open(live), "the writer's lock is taken")
+        writer.add(["something new"])
+        assert facts_of(live)["document_count"] == 7
+        done("live", "export", live, "--out", tmp_path / "out")
+        assert "valid: 0 shards" in done("check", live)
+
+
+def test_queries_read_live_datastores(live: Path) -> None:
+    shown = done("query", live, "--text", "def add3(first", "--max-nodes", 4)
+    assert ", 1 occurrence" in shown
+
+
+# --- Directories of the other kind -----------------------------------------------------------------------------------
+
+
+def test_a_frozen_datastore_is_no_live_one(tmp_path: Path, tokenizer: Path) -> None:
+    corpus, frozen = write_jsonl(tmp_path / "texts.jsonl", TEXTS), tmp_path / "frozen"
+    build_quick(corpus, tokenizer, frozen)
+    for words in (["info"], ["add", corpus], ["add", corpus, "--tokenizer", tokenizer], ["delete", "x"], ["compact"]):
+        assert f"{frozen}: datastore is a frozen one" in failed("live", words[0], frozen, *words[1:])
+    refused(LiveFormatError, lambda: rest_store.LiveDatastore.open(frozen), "a frozen one")
+
+
+def test_a_live_datastore_is_neither_a_frozen_one_nor_a_corpus(live: Path, tmp_path: Path, tokenizer: Path) -> None:
+    refused(DatastoreNotFoundError, lambda: rest_store.Datastore.open(live), "a live one", "rest-store live export")
+    out = tmp_path / "out.ds"
+    refused(CorpusError, lambda: build_quick(live, tokenizer, out), "a live datastore", "rest-store live export")
+    refused(OutputError, lambda: build_quick(tmp_path / "texts.jsonl", tokenizer, live), "one with other content")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    live.rename(folder / "live")
+    (folder / "a.txt").write_text("a text")
+    assert build_quick(folder, tokenizer, out).skipped == {"datastore": 1}
+
+
+def test_nothing_is_there(tmp_path: Path) -> None:
+    for command in ("info", "compact"):
+        assert "live datastore is absent" in failed("live", command, tmp_path / "none")
+    assert "give a tokenizer for a new one" in failed("live", "add", tmp_path / "none", tmp_path)
+    assert not (tmp_path / "none").exists()
+
+
+# --- Checking --------------------------------------------------------------------------------------------------------
+
+
+def segment_file(live: Path) -> Path:
+    (path,) = live.glob("segment-*.tokens")
+    return path
+
+
+def test_a_live_datastore_is_checked(live: Path) -> None:
+    done("live", "compact", live)
+    tokens = facts_of(live)["token_count"]
+    assert done("check", live, "--full") == f"{live}: valid: 1 shards, {tokens:,} tokens, every suffix compared\n"
+    assert json.loads(done("check", live, "--json"))["shards"] == 1
+    stages: list[str] = []
+    check_live(live, progress=lambda stage, done, total: stages.append(stage))
+    assert {stage.split()[-1] for stage in stages} >= {"documents.sqlite", "symbols", "keys", "order"}
+
+
+def test_a_damaged_segment_is_said(live: Path) -> None:
+    done("live", "compact", live)
+
+    def damage(data: bytearray) -> None:
+        data[-20] ^= 1
+
+    edit_file(segment_file(live), damage)
+    refused(ChecksumError, lambda: check_live(live), "SHA-256 of the payload")
+    assert failed("check", live).startswith("Error: ")
+    with rest_store.LiveDatastore.open(live):
+        pass
+    assert "valid: 1 shards" in done("check", live), "opening it to write sorts the segment anew"
+
+
+def test_a_segment_of_other_documents_is_said(live: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done("live", "compact", live)
+    read = live_check.Documents.read
+    monkeypatch.setattr(live_check.Documents, "read", lambda self, first, last=None: list(read(self, first, last))[1:])
+    refused(ChecksumError, lambda: check_live(live), "SHA-256 of the content")
+
+
+def test_a_segment_that_is_replaced_meanwhile_is_left_out(live: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done("live", "compact", live)
+    opened = live_check.open_segment
+
+    def replaced_before(path: Path, *arguments: Any) -> Any:
+        with rest_store.LiveDatastore.open(path) as writer:
+            writer.delete(_some_ids(path))
+        return opened(path, *arguments)
+
+    monkeypatch.setattr(live_check, "open_segment", replaced_before)
+    checked = check_live(live)
+    assert checked.segment_count == 0
+    assert 0 < checked.token_count == facts_of(live)["token_count"]
+
+
+def test_documents_that_cannot_be_read_are_said(live: Path) -> None:
+    edit_file(live / "documents.sqlite", lambda data: data.__setitem__(slice(None), b"no database" * 100))
+    with pytest.raises(StorageError, match=r"documents\.sqlite: documents cannot be "):
+        check_live(live)

@@ -1,0 +1,355 @@
+"""Live datastores behind a service: what clients add is there for all of them, and still there after a kill."""
+
+from __future__ import annotations
+
+import json
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import grpc
+import numpy as np
+import pytest
+
+from rest_store.datastore.datastore import Datastore
+from rest_store.drafting.session import DraftSession
+from rest_store.errors import (
+    DatastoreNotFoundError,
+    LiveFormatError,
+    ProtocolError,
+    StorageError,
+    TokenizerMismatchError,
+    WriterError,
+)
+from rest_store.live.live_datastore import LiveDatastore
+from rest_store.service.client.client import DatastoreClient
+from rest_store.v1 import datastore_pb2 as pb
+from tests.shared.clients import KINDS, connected
+from tests.shared.services import PATIENCE, Service, failed, metrics_of, running
+from tests.shared.sessions import Relay, is_run_by_the_service
+from tests.shared.strategies import Corpus, identity, refused, write_datastore
+
+VOCABULARY = 300
+METRICS = "--metrics=127.0.0.1:0"
+COUNTERS = ("added_documents", "added_tokens", "deleted_documents", "evicted_documents", "failures")
+
+
+@pytest.fixture(scope="module")
+def service(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service with a frozen datastore "a" and a live one "chat", which it has begun."""
+    live = tmp_path_factory.mktemp("live") / "chat"
+    with running(f"a={directory}", options=["--live", f"chat={live}", METRICS]) as service:
+        yield service
+
+
+@pytest.fixture
+def client(service: Service) -> Iterator[DatastoreClient]:
+    with DatastoreClient(service.target, datastore="chat", timeout=PATIENCE) as client:
+        yield client
+
+
+def phrase(length: int = 8) -> list[int]:
+    """Tokens that occur nowhere else."""
+    return [10 + byte for byte in uuid4().bytes[:length]]
+
+
+def counted(service: Service, *names: str) -> list[float]:
+    """The counters of the live datastore "chat", by the ends of their names."""
+    found = metrics_of(service)
+    return [found[f"rest_store_live_{name}_total", "chat"] for name in names]
+
+
+@KINDS
+def test_what_is_added_is_there_for_everyone_when_add_returns(kind: Any, service: Service) -> None:
+    first, second = phrase(), phrase()
+    with connected(kind, service.target) as one, connected(kind, service.target, datastore="chat") as other:
+        ids = one.add([first, np.array(second, np.uint16)])  # the only live one of those that it asks
+        assert len(set(ids)) == 2
+        assert [other.count(tokens) for tokens in (first, second)] == [1, 1]
+        assert other.draft(first[:3]).longest_path(first[3:]).tolist() == list(range(5))
+        assert one.add([first, first], [ids[0], ids[0]]) == [ids[0], ids[0]]
+        assert other.count(first) == 1
+        assert one.delete([ids[0], "never there"], datastore="chat") == 1
+        assert one.delete([ids[0]], datastore="chat") == 0
+        assert [other.count(tokens) for tokens in (first, second)] == [0, 1]
+        assert one.add([]) == []
+        assert one.delete([]) == 0
+        assert other.statistics.refused == other.statistics.broken == 0
+
+
+def test_a_session_drafts_at_its_next_step_what_another_client_has_added(service: Service) -> None:
+    text = phrase(12)
+    with (
+        DatastoreClient(service.target, timeout=PATIENCE) as writer,
+        DatastoreClient(service.target, timeout=PATIENCE) as reader,
+        DraftSession([reader], prompt=text[:4]) as session,
+    ):
+        assert len(session.draft(8)) == 0
+        assert is_run_by_the_service(session)
+        writer.add([text])
+        session.accept(text[4:5])
+        tree = session.draft(8)
+        assert tree.longest_path(text[5:]).tolist() == list(range(7))
+        assert tree.origins is not None
+        [id] = writer.add([text])
+        writer.delete([id])
+        session.accept(text[5:6])
+        assert session.draft(8).longest_path(text[6:]).size  # the first one is there still
+
+
+def test_what_does_not_fit_into_one_request_is_sent_in_several(directory: Path, tmp_path: Path) -> None:
+    options = ["--live", f"chat={tmp_path / 'chat'}", "--max-contexts", "16", "--max-message-bytes", "8192", METRICS]
+    with (
+        running(f"a={directory}", options=options) as service,
+        DatastoreClient(service.target, datastore="chat", timeout=PATIENCE) as client,
+    ):
+        ids = [f"{place}" for place in range(40)]
+        assert client.add([[place, 200] for place in range(40)], ids) == ids
+        assert client.add([[7] * 900, [8] * 900, [9] * 900]) != ids
+        assert [client.count([place, 200]) for place in range(40)] == [1] * 40
+        assert [client.count([token] * 2) for token in (7, 8, 9)] == [899] * 3
+        assert metrics_of(service)["rest_store_requests_total", "OK", "Add"] == 3 + 3
+        assert client.delete(ids) == 40
+        assert metrics_of(service)["rest_store_requests_total", "OK", "Delete"] == 3
+
+
+class Forgetful(Relay):
+    """A relay that loses the first answer of each method."""
+
+    lost: set[str]
+
+    def _pass_on(self, name: str, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        answers = super()._pass_on(name, requests, context)
+        if name not in self.lost:
+            self.lost.add(name)
+            list(answers)
+            context.abort(grpc.StatusCode.UNAVAILABLE, "lost on the way")
+        yield from answers
+
+
+@KINDS
+def test_a_retry_adds_nothing_twice(kind: Any, service: Service) -> None:
+    text = phrase()
+    with Forgetful(service.target) as relay:
+        relay.lost = {"Describe", "Count"}
+        with connected(kind, relay.target, datastore="chat") as client:
+            ids = client.add([text])
+            assert [name for name, _ in relay.received].count("Add") == 2
+            assert client.count(text) == 1
+            client.delete(ids)
+            assert [name for name, _ in relay.received].count("Delete") == 2
+            assert client.count(text) == 0
+
+
+def test_a_kill_loses_nothing_that_was_acknowledged(directory: Path, tmp_path: Path) -> None:
+    texts = [phrase() for _ in range(20)]
+    with (
+        running(f"a={directory}", options=["--live", f"chat={tmp_path / 'chat'}"]) as service,
+        DatastoreClient(service.target, datastore="chat", timeout=PATIENCE) as client,
+    ):
+        for place, text in enumerate(texts):
+            client.add([text], [str(place)])
+        client.delete(["3", "7"])
+        service.kill()
+        service.restart()
+        left = [int(place not in (3, 7)) for place in range(20)]
+        assert [client.count(text) for text in texts] == left
+        assert client.info().document_count == 18
+        assert client.add(texts[:2], ["0", "1"]) == ["0", "1"]
+        assert [client.count(text) for text in texts] == left
+
+
+def test_a_service_that_ends_closes_it_with_what_is_being_added(directory: Path, tmp_path: Path) -> None:
+    live, text = tmp_path / "chat", phrase()
+    with (
+        running(f"a={directory}", options=["--live", str(live)]) as service,
+        DatastoreClient(service.target, datastore="chat", timeout=PATIENCE) as client,
+    ):
+        client.add([text], ["x"])
+        refused(WriterError, lambda: LiveDatastore.open(live), "taken")
+        with LiveDatastore.open(live, read_only=True) as reader:
+            assert reader.count(text) == 1
+        assert service.stop() == 0
+    with LiveDatastore.open(live) as store:
+        assert store.add([text], ["x"]) == ["x"]
+        assert store.count(text) == 1
+
+
+def test_a_reload_leaves_it_open(directory: Path, tmp_path: Path) -> None:
+    with (
+        running(f"a={directory}", options=["--live", f"chat={tmp_path / 'chat'}", METRICS]) as service,
+        service.stub() as stub,
+        DatastoreClient(service.target, datastore="chat", timeout=PATIENCE) as client,
+    ):
+        text = phrase()
+        client.add([text])
+        [outcome] = stub.Reload(pb.ReloadRequest(), timeout=PATIENCE).outcomes
+        assert (outcome.datastore, outcome.generation) == ("a", 2)
+        assert client.count(text) == 1
+        client.add([text])
+        assert client.count(text) == 2
+
+
+def test_live_datastores_alone_with_a_tokenizer_for_new_ones(tmp_path: Path) -> None:
+    with LiveDatastore.open(tmp_path / "one", tokenizer=identity(VOCABULARY)) as store:
+        store.add([[1, 2, 3]])
+    with (
+        running(options=["--live", str(tmp_path / "one")]) as service,
+        DatastoreClient(service.target, timeout=PATIENCE) as client,
+    ):
+        assert client.draft([1]).tokens.tolist() == [2, 3]
+        assert client.info().datastores[0].live is not None
+
+
+def test_a_new_one_has_the_tokenizer_of_the_built_ones(tmp_path: Path) -> None:
+    """Also its file, so that texts can be added to it later."""
+    (tmp_path / "a").mkdir()
+    directory = write_datastore(tmp_path / "a", Corpus(VOCABULARY, [[[1, 2, 3]]]))
+    serialized = json.dumps({"model": {"type": "WordLevel", "vocab": {"x": 0}}})
+    (directory / "tokenizer.json").write_text(serialized)
+    with running(directory, options=["--live", str(tmp_path / "live")]):
+        pass
+    assert (tmp_path / "live" / "tokenizer.json").read_text() == serialized
+    with LiveDatastore.open(tmp_path / "live", read_only=True) as store:
+        assert store.tokenizer == Datastore.open(directory).tokenizer
+
+
+def test_its_limits_are_those_that_it_was_opened_with(tmp_path: Path) -> None:
+    live = tmp_path / "chat"
+    LiveDatastore.open(live, tokenizer=identity(VOCABULARY), max_tokens=800, max_age=1e6).close()
+    with (
+        running(options=["--live", str(live), METRICS]) as service,
+        DatastoreClient(service.target, timeout=PATIENCE) as client,
+    ):
+        for _ in range(30):
+            client.add([phrase() * 5])
+        [served] = client.info().datastores
+        assert served.live is not None
+        assert (served.live.max_tokens, served.live.max_age) == (800, 1e6)
+        assert served.token_count <= 800
+        added, tokens, deleted, evicted, failures = counted(service, *COUNTERS)
+        assert (added, tokens, deleted, failures) == (30, 30 * 40, 0, 0)
+        assert evicted == 30 - served.document_count > 0
+
+
+def test_figures(service: Service, client: DatastoreClient) -> None:
+    before, (earlier,) = counted(service, *COUNTERS), client.info().datastores
+    text = phrase()
+    ids = client.add([text, text + text])
+    client.delete(ids[:1])
+    (served,) = client.info().datastores
+    live = served.live
+    assert live is not None
+    assert live.oldest is not None
+    assert served.built is not None
+    assert live.oldest <= served.built
+    assert (live.max_tokens, live.max_age, live.failure, live.writable) == (None, None, None, True)
+    assert served.token_count == live.memory_token_count == earlier.token_count + 16
+    assert served.document_count == earlier.document_count + 1
+    assert [after - was for after, was in zip(counted(service, *COUNTERS), before, strict=True)] == [2, 24, 1, 0, 0]
+    found = metrics_of(service)
+    assert found["rest_store_datastore_tokens", "chat"] == served.token_count
+    assert found["rest_store_live_documents", "chat"] == served.document_count
+    assert found["rest_store_live_segments", "chat"] == served.shard_count
+    assert found["rest_store_live_memory_bytes", "chat"] == live.memory_size > 0
+    assert found["rest_store_live_failing", "chat"] == 0
+    assert not [key for key in found if key[0].startswith("rest_store_live") and "a" in key]
+
+
+def test_how_much_is_accepted_can_be_read_off_the_metrics(service: Service) -> None:
+    """M is the rate of one by the rate of the other."""
+    before = metrics_of(service)
+    with (
+        DatastoreClient(service.target, datastore="a", timeout=PATIENCE) as client,
+        DraftSession([client], prompt=[1]) as session,
+    ):
+        for tokens in ([2, 3], [1], [2, 3, 4]):
+            session.draft(4)
+            session.accept(tokens)
+        session.draft(4)
+    after = metrics_of(service)
+    assert after["rest_store_session_tokens_total",] - before["rest_store_session_tokens_total",] == 6
+    assert after["rest_store_session_steps_total",] - before["rest_store_session_steps_total",] == 3
+
+
+def test_a_full_disk_is_a_named_error_and_asking_goes_on(directory: Path, tmp_path: Path) -> None:
+    kept, lost = phrase(), phrase() * 2000
+    with (
+        running(f"a={directory}", options=["--live", f"chat={tmp_path / 'chat'}", METRICS]) as service,
+        DatastoreClient(service.target, datastore="chat", timeout=PATIENCE) as client,
+    ):
+        client.add([kept])
+        largest = max(file.stat().st_size for file in (tmp_path / "chat").iterdir())
+        unlimited = resource.prlimit(service.process.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(service.process.pid, resource.RLIMIT_FSIZE, (largest, unlimited[1]))
+        message = failed(StorageError, lambda: client.add([lost], ["x"]), "datastore 'chat'", "cannot be written")
+        assert str(tmp_path) not in message
+        failed(StorageError, lambda: client.add([lost, kept], ["x", "y"]))
+        assert client.count(kept) == 1
+        assert client.count(lost[:8]) == 0
+        resource.prlimit(service.process.pid, resource.RLIMIT_FSIZE, unlimited)
+        client.add([lost], ["x"])
+        assert client.count(lost[:8]) == 2000
+        assert counted(service, "failures") == [2.0]
+        service.stop()
+        assert sum(" failure " in line for line in service.log) == 2
+
+
+BAD_DIRECTORIES = {
+    "frozen": (lambda path, frozen: frozen, LiveFormatError, "datastore is a frozen one"),
+    "something else": (lambda path, frozen: path, LiveFormatError, "a directory of something else"),
+    "new, without a tokenizer": (lambda path, frozen: path / "new", DatastoreNotFoundError, "give a tokenizer"),
+    "written by another": (lambda path, frozen: path / "taken", WriterError, "the writer's lock is taken"),
+}
+
+
+@pytest.mark.parametrize(("place", "error", "found"), BAD_DIRECTORIES.values(), ids=BAD_DIRECTORIES)
+def test_what_cannot_be_opened_ends_the_start_with_one_line(
+    place: Any, error: Any, found: str, directory: Path, tmp_path: Path
+) -> None:
+    with LiveDatastore.open(tmp_path / "taken", tokenizer=identity(VOCABULARY)):
+        path = place(tmp_path, directory)
+        with pytest.raises(error, match=found):
+            LiveDatastore.open(path)
+        with (
+            pytest.raises(RuntimeError, match=rf"(?s)status 1:\nError: [^\n]*{found}[^\n]*\n$"),
+            running(options=["--live", str(path)]),
+        ):
+            pass
+
+
+def test_bad_options(directory: Path, tmp_path: Path) -> None:
+    for arguments, found in (
+        ([], "Missing argument"),
+        ([str(directory), "--live", f"{directory.name}={tmp_path / 'x'}"], "name of a datastore is 2 times"),
+        (["--live", str(tmp_path / "x"), "--live-tokenizer", str(tmp_path / "none")], "tokenizer"),
+    ):
+        with pytest.raises(RuntimeError, match=found), running(options=arguments):
+            pass
+    assert not (tmp_path / "x").exists()
+
+
+def test_another_tokenizer_is_refused(directory: Path, tmp_path: Path) -> None:
+    """Beside a built datastore with another one, the live one keeps its own."""
+    LiveDatastore.open(tmp_path / "chat", tokenizer=identity(VOCABULARY + 1)).close()
+    with (
+        running(f"a={directory}", options=["--live", str(tmp_path / "chat")]) as service,
+        DatastoreClient(service.target, datastore="a", timeout=PATIENCE) as client,
+    ):
+        refused(TokenizerMismatchError, lambda: client.add([[1, 2]], datastore="chat"), "the client's tokenizer")
+
+
+def test_answers_of_a_faulty_service_are_refused(service: Service) -> None:
+    with (
+        Relay(service.target) as relay,
+        DatastoreClient(relay.target, datastore="chat", timeout=PATIENCE) as client,
+    ):
+        client.connect()
+        relay.answer = lambda _, data: pb.AddResponse(ids=["other"]).SerializeToString()
+        refused(ProtocolError, lambda: client.add([[1, 2]]), "ids of documents is others")
+        relay.answer = lambda _, data: pb.DeleteResponse(deleted=2).SerializeToString()
+        refused(ProtocolError, lambda: client.delete(["x"]), "number of documents is 2, expected at most 1")
+        relay.lacks = "Add"
+        refused(ProtocolError, lambda: client.add([[1, 2]]), "UNIMPLEMENTED")

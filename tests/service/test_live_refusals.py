@@ -1,0 +1,189 @@
+"""What a service refuses of those who write: each with a status of its own, and nothing changed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from rest_store.errors import (
+    DocumentError,
+    LiveFormatError,
+    MessageSizeError,
+    OverloadedError,
+    TokenRangeError,
+    UnknownDatastoreError,
+)
+from rest_store.live.live_datastore import LiveDatastore
+from rest_store.service.client.client import DatastoreClient
+from rest_store.service.server import live_handlers
+from rest_store.service.server.catalog import Catalog
+from rest_store.service.server.limits import Limits
+from rest_store.service.server.live_handlers import LiveHandlers
+from rest_store.service.server.rights import Rights
+from rest_store.v1 import datastore_pb2 as pb
+from tests.shared.clients import KINDS, connected
+from tests.shared.services import PATIENCE, Service, metrics_of, reason_of, running
+from tests.shared.strategies import identity, refused
+
+VOCABULARY = 300
+MOST_TOKENS = 4000
+
+
+@pytest.fixture(scope="module")
+def service(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service with a frozen datastore "a" and a live one "chat", in which there is one document."""
+    live = tmp_path_factory.mktemp("live") / "chat"
+    with LiveDatastore.open(live, tokenizer=identity(VOCABULARY), max_tokens=MOST_TOKENS) as store:
+        store.add([[1, 2, 3]], ["kept"])
+    options = ["--live", str(live), "--max-contexts", "32", "--max-message-bytes", "65536", "--metrics=127.0.0.1:0"]
+    with running(f"a={directory}", options=options) as service:
+        yield service
+
+
+def document(tokens: Sequence[int] = (1, 2), id: str = "") -> pb.Document:
+    return pb.Document(tokens=np.array(tokens, "<u4").tobytes(), id=id)
+
+
+def addition(*documents: pb.Document, **fields: Any) -> pb.AddRequest:
+    return pb.AddRequest(documents=documents, **{"datastore": "chat", **fields})
+
+
+REFUSED = {
+    "no name": (addition(document(), datastore=""), "UNKNOWN_DATASTORE", "name of a datastore is ''"),
+    "unknown": (addition(document(), datastore="no"), "UNKNOWN_DATASTORE", "name of a datastore is 'no'"),
+    "frozen": (addition(document(), datastore="a"), "NOT_LIVE", "datastore 'a' is frozen, expected a live one"),
+    "another tokenizer": (
+        addition(document(), tokenizer_fingerprint="sha256:1"),
+        "TOKENIZER_MISMATCH",
+        "the client's tokenizer is 'sha256:1'",
+    ),
+    "outside the vocabulary": (
+        addition(document(), document([1, VOCABULARY])),
+        "TOKEN_RANGE",
+        "token id in document 1 is 300, expected 0..299",
+    ),
+    "negative": (addition(document([2**32 - 1])), "TOKEN_RANGE", "token id in document 0 is -1"),
+    "empty": (addition(document(), document([])), "DOCUMENT", "document 1 is empty"),
+    "cut off": (addition(pb.Document(tokens=b"\1\0\0\0\1")), "DOCUMENT", "document 0 is 5 bytes, expected tokens of 4"),
+    "too large to keep": (addition(document([1] * (MOST_TOKENS + 1))), "DOCUMENT", "document 0 is 4001 tokens"),
+    "too large a message": (addition(document([1] * 20_000)), "MESSAGE_SIZE", "request: size is 800"),
+    "too many": (addition(*[document()] * 33), "LIMIT", "number of documents is 33, expected at most 32"),
+    "long id": (addition(document(id="x" * 257)), "DOCUMENT", "an id is 'xxxx"),
+    "id with NUL": (addition(document(id="x\0y")), "DOCUMENT", r"an id is 'x\x00y'"),
+    "delete without a name": (pb.DeleteRequest(ids=["kept"]), "UNKNOWN_DATASTORE", "name of a datastore is ''"),
+    "delete in a frozen one": (pb.DeleteRequest(datastore="a", ids=["kept"]), "NOT_LIVE", "datastore 'a' is frozen"),
+    "delete no id": (pb.DeleteRequest(datastore="chat", ids=[""]), "DOCUMENT", "delete: an id is ''"),
+    "delete a long id": (pb.DeleteRequest(datastore="chat", ids=["x" * 10_000]), "DOCUMENT", "an id is 'xxxx"),
+    "delete too many": (pb.DeleteRequest(datastore="chat", ids=["kept"] * 33), "LIMIT", "number of ids is 33"),
+}
+
+
+@pytest.mark.parametrize(("request_", "reason", "found"), REFUSED.values(), ids=REFUSED)
+def test_each_bad_request_has_its_status(request_: Any, reason: str, found: str, service: Service) -> None:
+    with service.stub() as stub:
+        method = stub.Add if isinstance(request_, pb.AddRequest) else stub.Delete
+        with pytest.raises(grpc.RpcError) as caught:
+            method(request_, timeout=PATIENCE)
+        assert reason_of(caught.value) == reason
+        assert found in caught.value.details()
+        [_, chat] = stub.Describe(pb.DescribeRequest()).datastores
+        assert (chat.token_count, chat.document_count) == (3, 1)
+    assert not metrics_of(service)["rest_store_live_failures_total", "chat"]
+
+
+def test_ids_of_no_document_are_passed_over(service: Service) -> None:
+    with service.stub() as stub:
+        for id in ("x" * 256, "\u00fc\U0001f600"):
+            assert stub.Delete(pb.DeleteRequest(datastore="chat", ids=[id]), timeout=PATIENCE).deleted == 0
+
+
+def test_the_service_makes_ids_where_there_are_none(service: Service) -> None:
+    with service.stub() as stub:
+        request = addition(document([5, 6]), document([5, 6], "\u00fc"), document([5, 6]))
+        ids = stub.Add(request, timeout=PATIENCE).ids
+        assert ids[1] == "\u00fc"
+        assert len(set(ids)) == 3
+        assert stub.Delete(pb.DeleteRequest(datastore="chat", ids=ids), timeout=PATIENCE).deleted == 3
+
+
+BAD_DOCUMENTS: dict[str, tuple[Any, Any, str]] = {
+    "no list": (5, DocumentError, "documents is a int"),
+    "text": ("ab", DocumentError, "documents is a str"),
+    "texts": (["ab"], DocumentError, "document 0 is 0-D <U2, expected 1-D integers"),
+    "fractions": ([[1.5]], DocumentError, "document 0 is 1-D float64"),
+    "2-D": ([[[1]]], DocumentError, "document 0 is 2-D int64"),
+    "ragged": ([[1, [2]]], DocumentError, "document 0 is list"),
+    "empty": ([[1], []], DocumentError, "document 1 is empty"),
+    "outside": ([[1], [2, VOCABULARY]], TokenRangeError, "token id in document 1 is 300"),
+    "far outside": ([[2**40]], TokenRangeError, "token id in document 0 is 1099511627776"),
+    "negative": ([[-1]], TokenRangeError, "token id in document 0 is -1"),
+    "too large for a message": ([[1]] * 2 + [[1] * 20_000], MessageSizeError, "size of item 2 is 800"),
+    "too large to keep": ([[1] * (MOST_TOKENS + 1)], DocumentError, "the size of document 0 is 4001 tokens"),
+}
+BAD_IDS: dict[str, tuple[Any, str]] = {
+    "too few": ([], "number of ids is 0, expected 1"),
+    "too many": (["x", "y"], "number of ids is 2, expected 1"),
+    "text": ("x", "ids is a str"),
+    "a set": ({"x"}, "ids is a set"),
+    "number": ([5], "an id is 5"),
+    "empty": ([""], "an id is ''"),
+    "long": (["x" * 257], "an id is 'xxxxx"),
+    "NUL": (["\0"], r"an id is '\x00'"),
+    "surrogate": (["\ud800"], r"an id is '\ud800'"),
+}
+
+
+@KINDS
+def test_what_clients_refuse(kind: Any, service: Service) -> None:
+    with connected(kind, service.target) as client:
+        for documents, error, found in BAD_DOCUMENTS.values():
+            refused(error, lambda documents=documents: client.add(documents), found)
+        for ids, found in BAD_IDS.values():
+            refused(DocumentError, lambda ids=ids: client.add([[1]], ids), found)
+            if len(ids) != 2 and ids != []:
+                refused(DocumentError, lambda ids=ids: client.delete(ids), found)
+        for name, error, found in (
+            ("a", LiveFormatError, "datastore 'a' is frozen"),
+            ("no", UnknownDatastoreError, "name of a datastore is 'no'"),
+            ("", UnknownDatastoreError, "datastore to write to is ''"),
+            (5, UnknownDatastoreError, "datastore to write to is 5"),
+        ):
+            refused(error, lambda name=name: client.add([[1]], datastore=name), found)
+            refused(error, lambda name=name: client.delete(["x"], datastore=name), found)
+        assert client.statistics.answers == 1  # what the service is
+        assert client.info().document_count == 2
+
+
+def test_a_client_of_frozen_datastores_has_to_name_a_live_one(service: Service) -> None:
+    with DatastoreClient(service.target, datastore="a", timeout=PATIENCE) as client:
+        refused(UnknownDatastoreError, lambda: client.add([[1]]), "datastore to write to is 0 live ones asked")
+        assert client.delete(client.add([[1]], datastore="chat"), datastore="chat") == 1
+
+
+def test_documents_that_wait_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog = Catalog([], [("chat", tmp_path / "chat")], identity(VOCABULARY))
+    [served] = catalog.served
+    waiting: Future[list[str]] = Future()
+    monkeypatch.setattr(served, "add", lambda documents, ids: waiting)
+    handlers, request = LiveHandlers(catalog, Limits()), addition(document([1] * 100)).SerializeToString()
+    monkeypatch.setattr(live_handlers, "_MOST_BYTES", int(2.5 * len(request)))
+
+    async def run() -> None:
+        tasks = [asyncio.create_task(handlers.add(request, Rights())) for _ in range(3)]
+        while sum(task.done() for task in tasks) < 1:
+            await asyncio.sleep(0)
+        refusals = [task.exception() for task in tasks if task.done()]
+        assert [type(refusal) for refusal in refusals] == [OverloadedError]
+        waiting.set_result(["x"])
+        await asyncio.wait(tasks)
+        assert await handlers.add(request, Rights())
+
+    asyncio.run(run())
+    catalog.close()
