@@ -105,7 +105,7 @@ def sort_bytes(text: npt.NDArray[np.uint8], order: npt.NDArray[np.int32]) -> Non
     from pydivsufsort.dll import libdivsufsort  # of the [build] extra
 
     status = libdivsufsort.divsufsort(
-        text.ctypes.data_as(ctypes.c_void_p), order.ctypes.data_as(ctypes.c_void_p), ctypes.c_int32(len(order))
+        ctypes.c_void_p(text.ctypes.data), ctypes.c_void_p(order.ctypes.data), ctypes.c_int32(len(order))
     )
     if status:
         raise MemoryError(f"suffix array: libdivsufsort returned {status} for {len(order)} bytes of text")

@@ -111,7 +111,9 @@ class LiveDatastore(Store):
         if isinstance(parts, Writer):
             # Two threads: merging files takes seconds, in which segments in memory must not become many.
             self._threads = [
-                Maintenance("rest-store memory", [parts.evict, parts.seal, parts.merge_in_memory, parts.purge]),
+                Maintenance(
+                    "rest-store memory", [parts.evict, parts.write_log, parts.seal, parts.merge_in_memory, parts.purge]
+                ),
                 Maintenance("rest-store files", [parts.merge_files]),
             ]
         else:
@@ -374,7 +376,7 @@ def _require_live(directory: Path, *, new: bool) -> None:
         raise DatastoreNotFoundError(
             describe(directory, "live datastore", found, "a directory; give a tokenizer for a new one")
         )
-    if directory.is_dir() and any(entry.name not in _BEGUN for entry in directory.iterdir()):
+    if directory.is_dir() and {entry.name for entry in directory.iterdir()} - _BEGUN:
         raise LiveFormatError(
             describe(directory, "live datastore", "a directory of something else", "one, or a new directory")
         )

@@ -283,7 +283,7 @@ class Writer:
             return True
 
     def purge(self) -> bool:
-        """Remove some evicted documents from the file, and write a long log into it; return whether there is more."""
+        """Remove some evicted documents from the file, and what deletions left; return whether there is more."""
         with self._memory:
             if self._unpurged:
                 with self._commit, self._change():
@@ -293,14 +293,19 @@ class Writer:
             if self._log_holds_deleted:
                 with self._commit, self._change():
                     self._log_holds_deleted = not self._documents.clear_log(0)
+            if self._leftovers:
+                self._remove(self._leftovers)
+            return self._unpurged
+
+    def write_log(self) -> bool:
+        """Write the log into the file if it is long; return False."""
+        with self._memory:
             if self._log_pages > _LOG_PAGES:
                 self._beside.checkpoint()  # most of it, beside additions
                 with self._commit, self._change():
                     self._documents.checkpoint()  # the rest: otherwise the log never begins anew
                     self._log_pages = 0
-            if self._leftovers:
-                self._remove(self._leftovers)
-            return self._unpurged
+        return False
 
     def seal(self, *, whole: bool = False) -> bool:
         """Write the oldest segments in memory to files as one; return whether there were enough.

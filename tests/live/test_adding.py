@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -135,6 +136,19 @@ def test_queries_see_one_consistent_set_while_segments_change(tmp_path: Path, mo
             thread.join()
         assert live.info().failure is None
     assert unequal == []
+
+
+def test_adding_leaves_nothing_to_the_garbage_collector(tmp_path: Path) -> None:
+    with new_live(tmp_path / "live") as live:
+        live.add([[1, 2]])
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(20):
+                live.add([[1, 2]])
+            assert gc.collect() < 20
+        finally:
+            gc.enable()
 
 
 # --- What goes wrong --------------------------------------------------------------------------------------------------
