@@ -215,6 +215,26 @@ def test_where_it_cannot_be_remembered_clients_are_told_and_draft_all_the_same(
         assert is_run_by_the_service(session)
 
 
+def test_a_warning_that_raises_costs_one_step(guarded: Service) -> None:
+    options: dict[str, Any] = {"datastore": "a", "token": "plain", "timeout": PATIENCE, "remember": "chat"}
+    with (
+        DatastoreClient(guarded.target, **options) as client,
+        DraftSession([client], prompt=[1]) as session,
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("error")
+        assert len(session.draft(4)) == 0
+        assert session.draft(4).tokens.tolist() == [2, 3]
+
+
+def test_ends_of_sessions_do_not_accumulate_in_a_client(service: Service) -> None:
+    with DatastoreClient(service.target, timeout=PATIENCE, remember="chat") as client:
+        for _ in range(2):
+            generate(client, [1, 2], phrase())
+            [thread] = client._finishing
+            thread.join(PATIENCE)
+
+
 def test_bad_arguments() -> None:
     for name in ("", 5, ["chat"]):
         refused(TargetError, lambda name=name: DatastoreClient("x:1", remember=name), "remember is")  # type: ignore[misc]
