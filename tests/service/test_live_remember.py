@@ -265,6 +265,27 @@ def test_a_full_queue_and_a_failing_disk_drop_and_count(tmp_path: Path, monkeypa
         assert [store.count([number] * 20) for number in range(1, 10)] == [1] * 7 + [0] * 2
 
 
+def test_the_end_waits_for_what_has_begun_and_for_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = LiveServed("chat", tmp_path / "chat", identity(VOCABULARY), EventLog(file=io.StringIO()))
+    begun, go_on, delete = threading.Event(), threading.Event(), served._live.delete
+
+    def slow(ids: Any) -> int:
+        begun.set()
+        go_on.wait(PATIENCE)
+        return delete(ids)
+
+    monkeypatch.setattr(served._live, "delete", slow)
+    first, others = served.delete(["x"]), [served.delete(["x"]) for _ in range(3)]
+    served.remember([], np.arange(20, dtype=np.int32))
+    begun.wait(PATIENCE)
+    closing = threading.Thread(target=served.close)
+    closing.start()
+    until(lambda: all(other.cancelled() for other in others))
+    go_on.set()
+    closing.join()
+    assert (first.result(), served.remembered) == (0, 1)
+
+
 def test_what_is_queued_for_a_client_is_added_when_it_is_closed(service: Service) -> None:
     text = phrase()
     client = DatastoreClient(service.target, timeout=PATIENCE)

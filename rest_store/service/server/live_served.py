@@ -124,9 +124,13 @@ class LiveServed(Served):
         self._remembering.submit(self._written, add).add_done_callback(count)
 
     def close(self) -> None:
-        """Close it, once what is being added or deleted is."""
-        for threads in (self._adding, self._deleting, self._remembering):
-            threads.shutdown()
+        """Close it, once what is being written is there, and all that is to be remembered; for after all calls.
+
+        Additions and deletions that have not begun have no caller left who could be told, and are left out.
+        """
+        for threads in (self._adding, self._deleting):
+            threads.shutdown(cancel_futures=True)
+        self._remembering.shutdown()
         self._live.close()
 
     def _written(self, write: Callable[[], T]) -> T:
