@@ -265,6 +265,20 @@ def test_a_full_queue_and_a_failing_disk_drop_and_count(tmp_path: Path, monkeypa
         assert [store.count([number] * 20) for number in range(1, 10)] == [1] * 7 + [0] * 2
 
 
+def test_errors_name_the_datastore_and_not_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    served = LiveServed("chat", Path("d"), identity(VOCABULARY), EventLog(file=io.StringIO()))
+    full = StorageError(f"{served._live.path}: documents cannot be written (disk full)")
+    monkeypatch.setattr(served._live, "delete", lambda ids: raised(full))
+    error = served.delete(["x"]).exception(PATIENCE)
+    served.close()
+    assert str(error) == "datastore 'chat': documents cannot be written (disk full)"
+
+
+def raised(error: Exception) -> Any:
+    raise error
+
+
 def test_the_end_waits_for_what_has_begun_and_for_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     served = LiveServed("chat", tmp_path / "chat", identity(VOCABULARY), EventLog(file=io.StringIO()))
     begun, go_on, delete = threading.Event(), threading.Event(), served._live.delete

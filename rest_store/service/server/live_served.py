@@ -55,6 +55,7 @@ class LiveServed(Served):
     def __init__(self, name: str, path: Path, tokenizer: object, log: EventLog) -> None:
         from rest_store.live.live_datastore import LiveDatastore  # needs more packages than a frozen one
 
+        path = path.absolute()  # a short name is in other words of a message, too: see `_named`
         self._live = LiveDatastore.open(path, tokenizer=None if is_live(path) else tokenizer)
         super().__init__(name, self._live, 1)
         self._log = log
