@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 from rest_store.errors import (
+    ContextTypeError,
     DocumentError,
+    LimitError,
     LiveFormatError,
     MessageSizeError,
     OverloadedError,
@@ -165,6 +167,30 @@ def test_a_client_of_frozen_datastores_has_to_name_a_live_one(service: Service) 
     with DatastoreClient(service.target, datastore="a", timeout=PATIENCE) as client:
         refused(UnknownDatastoreError, lambda: client.add([[1]]), "datastore to write to is 0 live ones asked")
         assert client.delete(client.add([[1]], datastore="chat"), datastore="chat") == 1
+
+
+@pytest.mark.parametrize(
+    "part", [b"\x1a\0", b"\x12\0", b"\x63\x64\x1a\0", b"\x60\1\x1a\0", b"\x65\0\0\0\0\x61" + bytes(8)]
+)
+def test_a_message_of_too_many_parts_is_not_parsed(part: bytes, tmp_path: Path, monkeypatch: Any) -> None:
+    catalog = Catalog([], [("chat", tmp_path / "chat")], identity(VOCABULARY))
+    handlers, parsed = LiveHandlers(catalog, Limits()), []
+    monkeypatch.setattr(live_handlers, "parse", lambda kind, data: parsed.append(kind))
+    for handle in (handlers.add, handlers.delete):
+        with pytest.raises(LimitError):
+            asyncio.run(handle(part * (1 << 20), Rights()))
+    assert not parsed
+    catalog.close()
+
+
+@pytest.mark.parametrize("data", [b"\x1a", b"\x1a\x80", b"\x80" * 100, b"\x1b", b"\x1a\5\0", b"\x1f", b"\x61\0"])
+def test_malformed_messages_are_refused(data: bytes, tmp_path: Path) -> None:
+    catalog = Catalog([], [("chat", tmp_path / "chat")], identity(VOCABULARY))
+    handlers = LiveHandlers(catalog, Limits())
+    for handle, request in ((handlers.add, addition(document())), (handlers.delete, removal("x"))):
+        with pytest.raises(ContextTypeError):
+            asyncio.run(handle(request.SerializeToString() + data, Rights()))
+    catalog.close()
 
 
 def removal(*ids: str) -> pb.DeleteRequest:

@@ -14,12 +14,13 @@ from rest_store.errors import DocumentError, LimitError, MessageSizeError, Overl
 from rest_store.service.server.catalog import Catalog
 from rest_store.service.server.limits import Limits
 from rest_store.service.server.live_served import Tokens
-from rest_store.service.server.requests import parse
+from rest_store.service.server.requests import M, parse, require_few_fields
 from rest_store.service.server.rights import Rights
 from rest_store.v1 import datastore_pb2 as pb
 
 _MOST_BYTES = 64 << 20  # of all requests that are not carried out yet
 _PART_BYTES = 1 << 10  # that a request, and each of its documents or ids, takes beside its message
+_OTHER_FIELDS = 16  # of a request, beside its documents or ids; there are two now
 
 T = TypeVar("T")
 
@@ -39,8 +40,7 @@ class LiveHandlers:
     async def add(self, data: bytes, rights: Rights) -> bytes:
         """Answer an AddRequest."""
         rights.require_write()
-        self._require_room(len(data))  # before anything is made of the message
-        request = parse(pb.AddRequest, data)
+        request = self._parsed(pb.AddRequest, data)
         served = self._catalog.live(request.datastore, request.tokenizer_fingerprint, rights)
         self._require_few("documents", len(request.documents))
         documents = [_tokens_of(document, place) for place, document in enumerate(request.documents)]
@@ -58,8 +58,7 @@ class LiveHandlers:
     async def delete(self, data: bytes, rights: Rights) -> bytes:
         """Answer a DeleteRequest."""
         rights.require_write()
-        self._require_room(len(data))
-        request = parse(pb.DeleteRequest, data)
+        request = self._parsed(pb.DeleteRequest, data)
         served = self._catalog.live(request.datastore, "", rights)
         self._require_few("ids", len(request.ids))
         size = len(data) + _PART_BYTES * (1 + len(request.ids))
@@ -80,6 +79,12 @@ class LiveHandlers:
     def _require_room(self, size: int) -> None:
         if self._bytes + size > _MOST_BYTES:
             raise OverloadedError(f"service is overloaded: writing of {_MOST_BYTES} bytes waits; try again later")
+
+    def _parsed(self, kind: type[M], data: bytes) -> M:
+        """Return a message; what is too much is refused before anything is made of it."""
+        self._require_room(len(data))
+        require_few_fields(data, self._limits.max_contexts + _OTHER_FIELDS)
+        return parse(kind, data)
 
     def _require_few(self, what: str, number: int) -> None:
         if number > self._limits.max_contexts:
