@@ -18,6 +18,7 @@ from rest_store.drafting.output_document import PROMPT_TOKENS
 from rest_store.errors import DraftingWarning, RememberError
 from rest_store.generation import remembering
 from rest_store.generation.remembering import flush
+from tests.shared.services import PATIENCE, running
 from tests.shared.strategies import identity, refused
 from tests.shared.tiny import VOCABULARY, prompts, tiny_model
 
@@ -278,3 +279,14 @@ def test_what_takes_no_documents_is_refused_at_once(model: Any, target: Any, fou
 def test_a_datastore_opened_for_reading_is_refused_at_once(model: Any, live: rest_store.LiveDatastore) -> None:
     with rest_store.LiveDatastore.open(live.path, read_only=True) as reader:
         refused(RememberError, lambda: write(model, prompts(1), remember=reader), "opened for reading")
+
+
+def test_what_the_service_of_a_session_remembers_too_is_kept_once(model: Any, tmp_path: Path) -> None:
+    directory, inputs = tmp_path / "chat", prompts(2, length=PROMPT_TOKENS + 4)
+    rest_store.LiveDatastore.open(directory, tokenizer=identity(VOCABULARY)).close()
+    with running(options=["--live", str(directory)]) as service:
+        with rest_store.DatastoreClient(service.target, timeout=PATIENCE, remember="chat") as client:
+            output = write(model, inputs, drafter=[client], remember=client)
+        assert service.stop() == 0
+    with rest_store.LiveDatastore.open(directory, read_only=True) as live:
+        assert live.info().document_count == len(output.statistics.remembered.ids) == 2

@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 from rest_store.errors import (
+    ContextTypeError,
     DocumentError,
+    LimitError,
     LiveFormatError,
     MessageSizeError,
     OverloadedError,
@@ -167,28 +169,74 @@ def test_a_client_of_frozen_datastores_has_to_name_a_live_one(service: Service) 
         assert client.delete(client.add([[1]], datastore="chat"), datastore="chat") == 1
 
 
-def test_documents_that_wait_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "part", [b"\x1a\0", b"\x12\0", b"\x63\x64\x1a\0", b"\x60\1\x1a\0", b"\x65\0\0\0\0\x61" + bytes(8)]
+)
+def test_a_message_of_too_many_parts_is_not_parsed(part: bytes, tmp_path: Path, monkeypatch: Any) -> None:
+    catalog = Catalog([], [("chat", tmp_path / "chat")], identity(VOCABULARY))
+    handlers, parsed = LiveHandlers(catalog, Limits()), []
+    monkeypatch.setattr(live_handlers, "parse", lambda kind, data: parsed.append(kind))
+    for handle in (handlers.add, handlers.delete):
+        with pytest.raises(LimitError):
+            asyncio.run(handle(part * (1 << 20), Rights()))
+    assert not parsed
+    catalog.close()
+
+
+@pytest.mark.parametrize("data", [b"\x1a", b"\x1a\x80", b"\x80" * 100, b"\x1b", b"\x1a\5\0", b"\x1f", b"\x61\0"])
+def test_malformed_messages_are_refused(data: bytes, tmp_path: Path) -> None:
+    catalog = Catalog([], [("chat", tmp_path / "chat")], identity(VOCABULARY))
+    handlers = LiveHandlers(catalog, Limits())
+    for handle, request in ((handlers.add, addition(document())), (handlers.delete, removal("x"))):
+        with pytest.raises(ContextTypeError):
+            asyncio.run(handle(request.SerializeToString() + data, Rights()))
+    catalog.close()
+
+
+def removal(*ids: str) -> pb.DeleteRequest:
+    return pb.DeleteRequest(datastore="chat", ids=ids)
+
+
+@pytest.mark.parametrize(
+    ("request_", "parts"),
+    [(addition(document([1] * 5000)), 1), (addition(*[document([1])] * 9), 9), (removal(*"abcdefgh"), 8)],
+)
+def test_what_waits_to_be_written_is_bounded(
+    request_: Any, parts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     catalog = Catalog([], [("chat", tmp_path / "chat")], identity(VOCABULARY))
     [served] = catalog.served
-    waiting: Future[list[str]] = Future()
+    waiting: Future[Any] = Future()
     monkeypatch.setattr(served, "add", lambda documents, ids: waiting)
-    handlers, request = LiveHandlers(catalog, Limits()), addition(document([1] * 100)).SerializeToString()
-    monkeypatch.setattr(live_handlers, "_MOST_BYTES", int(2.5 * len(request)))
+    monkeypatch.setattr(served, "delete", lambda ids: waiting)
+    handlers, request = LiveHandlers(catalog, Limits()), request_.SerializeToString()
+    handle = handlers.add if isinstance(request_, pb.AddRequest) else handlers.delete
+    least = len(request) + (1 + parts) * live_handlers._PART_BYTES
+    monkeypatch.setattr(live_handlers, "_MOST_BYTES", int(2.5 * least))
 
     async def run() -> None:
-        tasks = [asyncio.create_task(handlers.add(request, Rights())) for _ in range(3)]
-        while sum(task.done() for task in tasks) < 1:
-            await asyncio.sleep(0)
+        tasks = [asyncio.create_task(handle(request, Rights())) for _ in range(3)]
+        await asyncio.wait(tasks, timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
         refusals = [task.exception() for task in tasks if task.done()]
         assert [type(refusal) for refusal in refusals] == [OverloadedError]
         left = next(task for task in tasks if not task.done())
         left.cancel()
         await asyncio.wait([left])
         with pytest.raises(OverloadedError):
-            await handlers.add(request, Rights())  # what a client has left goes on
-        waiting.set_result(["x"])
+            await handle(request, Rights())  # what a client has left goes on
+        waiting.set_result(8)
         await asyncio.wait(tasks)
-        assert await handlers.add(request, Rights())
+        assert await handle(request, Rights())
 
     asyncio.run(run())
+    catalog.close()
+
+
+def test_what_cannot_be_answered_is_not_added(tmp_path: Path) -> None:
+    catalog = Catalog([], [("chat", tmp_path / "chat")], identity(VOCABULARY))
+    handlers = LiveHandlers(catalog, Limits(max_message_bytes=1024))
+    request = addition(*[document()] * 40).SerializeToString()  # ids of 32 characters are longer
+    with pytest.raises(MessageSizeError):
+        asyncio.run(handlers.add(request, Rights()))
+    assert catalog.served[0].info().document_count == 0
     catalog.close()

@@ -215,6 +215,26 @@ def test_where_it_cannot_be_remembered_clients_are_told_and_draft_all_the_same(
         assert is_run_by_the_service(session)
 
 
+def test_a_warning_that_raises_costs_one_step(guarded: Service) -> None:
+    options: dict[str, Any] = {"datastore": "a", "token": "plain", "timeout": PATIENCE, "remember": "chat"}
+    with (
+        DatastoreClient(guarded.target, **options) as client,
+        DraftSession([client], prompt=[1]) as session,
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("error")
+        assert len(session.draft(4)) == 0
+        assert session.draft(4).tokens.tolist() == [2, 3]
+
+
+def test_ends_of_sessions_do_not_accumulate_in_a_client(service: Service) -> None:
+    with DatastoreClient(service.target, timeout=PATIENCE, remember="chat") as client:
+        for _ in range(2):
+            generate(client, [1, 2], phrase())
+            [thread] = client._finishing
+            thread.join(PATIENCE)
+
+
 def test_bad_arguments() -> None:
     for name in ("", 5, ["chat"]):
         refused(TargetError, lambda name=name: DatastoreClient("x:1", remember=name), "remember is")  # type: ignore[misc]
@@ -243,6 +263,41 @@ def test_a_full_queue_and_a_failing_disk_drop_and_count(tmp_path: Path, monkeypa
     assert log.getvalue().count(" failure ") == 1
     with LiveDatastore.open(tmp_path / "chat") as store:
         assert [store.count([number] * 20) for number in range(1, 10)] == [1] * 7 + [0] * 2
+
+
+def test_errors_name_the_datastore_and_not_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    served = LiveServed("chat", Path("d"), identity(VOCABULARY), EventLog(file=io.StringIO()))
+    full = StorageError(f"{served._live.path}: documents cannot be written (disk full)")
+    monkeypatch.setattr(served._live, "delete", lambda ids: raised(full))
+    error = served.delete(["x"]).exception(PATIENCE)
+    served.close()
+    assert str(error) == "datastore 'chat': documents cannot be written (disk full)"
+
+
+def raised(error: Exception) -> Any:
+    raise error
+
+
+def test_the_end_waits_for_what_has_begun_and_for_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = LiveServed("chat", tmp_path / "chat", identity(VOCABULARY), EventLog(file=io.StringIO()))
+    begun, go_on, delete = threading.Event(), threading.Event(), served._live.delete
+
+    def slow(ids: Any) -> int:
+        begun.set()
+        go_on.wait(PATIENCE)
+        return delete(ids)
+
+    monkeypatch.setattr(served._live, "delete", slow)
+    first, others = served.delete(["x"]), [served.delete(["x"]) for _ in range(3)]
+    served.remember([], np.arange(20, dtype=np.int32))
+    begun.wait(PATIENCE)
+    closing = threading.Thread(target=served.close)
+    closing.start()
+    until(lambda: all(other.cancelled() for other in others))
+    go_on.set()
+    closing.join()
+    assert (first.result(), served.remembered) == (0, 1)
 
 
 def test_what_is_queued_for_a_client_is_added_when_it_is_closed(service: Service) -> None:

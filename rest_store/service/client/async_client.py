@@ -24,7 +24,7 @@ from rest_store.service.errors import error_of_call
 class AsyncDatastoreClient(ClientBase):
     """`DatastoreClient` for asyncio, without sessions: the same methods, answers, errors, retries and counters.
 
-    It takes the same arguments but those of sessions, `send_text` and `shared_calibration`.
+    It takes the same arguments but those of sessions: `send_text`, `shared_calibration` and `remember`.
 
     Belongs to the event loop in which it is first used; not thread-safe. Any number of tasks may ask at once.
     """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 
 import grpc
@@ -99,7 +98,7 @@ class DatastoreClient(ClientBase):
         self._options |= {"send_text": send_text, "shared_calibration": shared_calibration, "remember": remember}
         self._send_text = bool(send_text)
         self._remember = _remembering(remember, self._send_text)
-        self._finishing: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+        self._finishing: set[threading.Thread] = set()
         self._before_close: dict[Callable[[DatastoreClient], object], None] = {}
         self._shared_calibration = _shared_name(shared_calibration)
 

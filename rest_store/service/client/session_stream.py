@@ -6,7 +6,7 @@ import math
 import threading
 import time
 import warnings
-from collections.abc import Callable, MutableSet
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -64,7 +64,7 @@ class SessionStream(GenerationStream[StreamCall]):
         settings: of the session.
         shared_calibration: name under which sessions share what is learnt, or an empty text.
         remember: name of the live datastore to which the service adds what is accepted, or an empty text.
-        finishing: takes the threads of streams whose last message is on its way.
+        finishing: takes the threads of streams whose last message is on its way, from many threads.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class SessionStream(GenerationStream[StreamCall]):
         settings: SessionSettings,
         shared_calibration: str,
         remember: str,
-        finishing: MutableSet[threading.Thread],
+        finishing: set[threading.Thread],
     ) -> None:
         super().__init__(route)
         self._settings = settings
@@ -136,8 +136,8 @@ class SessionStream(GenerationStream[StreamCall]):
         except _NOT_REMEMBERED as error:
             if has_answered or not self._remember:
                 raise
+            self._remember = ""  # also if the warning raises
             warnings.warn(f"rest-store: outputs are not remembered: {error}", DraftingWarning, stacklevel=2)
-            self._remember = ""
             return self.draft(text, max_nodes, costs, timeout=max(0.0, ends - time.monotonic()))
         except _NOT_RUN:
             return None
@@ -267,6 +267,8 @@ class SessionStream(GenerationStream[StreamCall]):
         """End the session for good. May be called again."""
         self._closed = True
         if self._remember and self._is_open and self._call is not None and self._next.accepted:
+            # Copied by one instruction, as in `DatastoreClient.close`: other threads add to it.
+            self._finishing.difference_update([one for one in tuple(self._finishing) if not one.is_alive()])
             self._finishing.add(self._call.finish(self._next.SerializeToString()))
             self._call = None
         self._drop()

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import Future
 from functools import partial
+from typing import TypeVar
 from uuid import uuid4
 
 import numpy as np
 
-from rest_store.errors import DocumentError, LimitError, OverloadedError, describe
+from rest_store.errors import DocumentError, LimitError, MessageSizeError, OverloadedError, describe
 from rest_store.service.server.catalog import Catalog
 from rest_store.service.server.limits import Limits
 from rest_store.service.server.live_served import Tokens
-from rest_store.service.server.requests import parse
+from rest_store.service.server.requests import M, parse, require_few_fields
 from rest_store.service.server.rights import Rights
 from rest_store.v1 import datastore_pb2 as pb
 
-_MOST_BYTES = 64 << 20  # of all requests to add that are not answered yet
+_MOST_BYTES = 64 << 20  # of all requests that are not carried out yet
+_PART_BYTES = 1 << 10  # that a request, and each of its documents or ids, takes beside its message
+_OTHER_FIELDS = 16  # of a request, beside its documents or ids; there are two now
+
+T = TypeVar("T")
 
 
 class LiveHandlers:
@@ -29,41 +35,56 @@ class LiveHandlers:
     def __init__(self, catalog: Catalog, limits: Limits) -> None:
         self._catalog = catalog
         self._limits = limits
-        self._bytes = 0  # of requests to add that are not answered yet
+        self._bytes = 0  # of requests that are not carried out yet
 
     async def add(self, data: bytes, rights: Rights) -> bytes:
         """Answer an AddRequest."""
-        rights.require_write()  # before anything is made of the message
-        size = len(data)
-        if self._bytes + size > _MOST_BYTES:
-            raise OverloadedError(f"service is overloaded: documents of {_MOST_BYTES} bytes wait; try again later")
-        self._bytes += size
-        try:
-            request = parse(pb.AddRequest, data)
-            served = self._catalog.live(request.datastore, request.tokenizer_fingerprint, rights)
-            self._require_few("documents", len(request.documents))
-            documents = [_tokens_of(document, place) for place, document in enumerate(request.documents)]
-            ids = [document.id or uuid4().hex for document in request.documents]
-            del request, data
-            adding = asyncio.wrap_future(served.add(documents, ids))
-        except BaseException:
-            self._bytes -= size
-            raise
-        adding.add_done_callback(partial(self._added, size))
-        added = await asyncio.shield(adding)  # a client that leaves does not end it: its memory is in use until then
-        return pb.AddResponse(ids=added).SerializeToString()
-
-    def _added(self, size: int, _: object) -> None:
-        self._bytes -= size
+        rights.require_write()
+        request = self._parsed(pb.AddRequest, data)
+        served = self._catalog.live(request.datastore, request.tokenizer_fingerprint, rights)
+        self._require_few("documents", len(request.documents))
+        documents = [_tokens_of(document, place) for place, document in enumerate(request.documents)]
+        ids = [document.id or uuid4().hex for document in request.documents]
+        response = pb.AddResponse(ids=ids).SerializeToString()
+        if len(response) > self._limits.max_message_bytes:  # while nothing has been added
+            expected = f"at most {self._limits.max_message_bytes} bytes"
+            raise MessageSizeError(describe("response", "size", f"{len(response)} bytes", expected))
+        size = len(data) + _PART_BYTES * (1 + len(ids))
+        self._require_room(size)
+        del request, data
+        await self._carried_out(served.add(documents, ids), size)
+        return response
 
     async def delete(self, data: bytes, rights: Rights) -> bytes:
         """Answer a DeleteRequest."""
         rights.require_write()
-        request = parse(pb.DeleteRequest, data)
+        request = self._parsed(pb.DeleteRequest, data)
         served = self._catalog.live(request.datastore, "", rights)
         self._require_few("ids", len(request.ids))
-        deleted = await asyncio.shield(asyncio.wrap_future(served.delete(list(request.ids))))
+        size = len(data) + _PART_BYTES * (1 + len(request.ids))
+        self._require_room(size)
+        deleted = await self._carried_out(served.delete(list(request.ids)), size)
         return pb.DeleteResponse(deleted=deleted).SerializeToString()
+
+    async def _carried_out(self, writing: Future[T], size: int) -> T:
+        """Return what `writing` returns, which a client that leaves does not end: its `size` is in use until then."""
+        self._bytes += size
+        done = asyncio.wrap_future(writing)
+        done.add_done_callback(partial(self._give_back, size))
+        return await asyncio.shield(done)
+
+    def _give_back(self, size: int, _: object) -> None:
+        self._bytes -= size
+
+    def _require_room(self, size: int) -> None:
+        if self._bytes + size > _MOST_BYTES:
+            raise OverloadedError(f"service is overloaded: writing of {_MOST_BYTES} bytes waits; try again later")
+
+    def _parsed(self, kind: type[M], data: bytes) -> M:
+        """Return a message; what is too much is refused before anything is made of it."""
+        self._require_room(len(data))
+        require_few_fields(data, self._limits.max_contexts + _OTHER_FIELDS)
+        return parse(kind, data)
 
     def _require_few(self, what: str, number: int) -> None:
         if number > self._limits.max_contexts:

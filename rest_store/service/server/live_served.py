@@ -55,6 +55,7 @@ class LiveServed(Served):
     def __init__(self, name: str, path: Path, tokenizer: object, log: EventLog) -> None:
         from rest_store.live.live_datastore import LiveDatastore  # needs more packages than a frozen one
 
+        path = path.absolute()  # a short name is in other words of a message, too: see `_named`
         self._live = LiveDatastore.open(path, tokenizer=None if is_live(path) else tokenizer)
         super().__init__(name, self._live, 1)
         self._log = log
@@ -124,9 +125,13 @@ class LiveServed(Served):
         self._remembering.submit(self._written, add).add_done_callback(count)
 
     def close(self) -> None:
-        """Close it, once what is being added or deleted is."""
-        for threads in (self._adding, self._deleting, self._remembering):
-            threads.shutdown()
+        """Close it, once what is being written is there, and all that is to be remembered; for after all calls.
+
+        Additions and deletions that have not begun have no caller left who could be told, and are left out.
+        """
+        for threads in (self._adding, self._deleting):
+            threads.shutdown(cancel_futures=True)
+        self._remembering.shutdown()
         self._live.close()
 
     def _written(self, write: Callable[[], T]) -> T:
