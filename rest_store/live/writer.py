@@ -369,12 +369,13 @@ class Writer:
 
     def _settled(self) -> list[Segment]:
         """Return the segments in memory that additions do not change any more."""
-        return [segment for segment in self.segments.in_memory if not self._is_young(segment)]
+        segments = self.segments.all  # others may evict meanwhile
+        memory = [segment for segment in segments if segment.record is None]
+        return memory[:-1] if memory and self._is_young(memory[-1]) else memory
 
-    def _is_young(self, segment: Segment) -> bool:
-        """Return whether additions may still join `segment`: the newest, in memory, and small."""
-        newest = self.segments.all[-1]
-        return segment is newest and segment.record is None and segment.position_count < self._bounds.young
+    def _is_young(self, newest: Segment) -> bool:
+        """Return whether additions may still join the newest segment: in memory, and small."""
+        return newest.record is None and newest.position_count < self._bounds.young
 
     def _may_grow(self, newest: Segment, new: Sequence[NewDocument], now: float) -> bool:
         """Return whether documents that are added now join the newest segment."""

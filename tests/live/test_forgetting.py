@@ -14,6 +14,7 @@ from rest_store.errors import StorageError
 from rest_store.live import writer
 from rest_store.live.documents import Documents
 from rest_store.live.live_datastore import LiveDatastore
+from rest_store.live.segment import Segment
 from rest_store.live.segments import Bounds
 from rest_store.live.writer import NewDocument, Writer
 from tests.shared.live import file_bytes, new_live, small_segments, until
@@ -229,3 +230,18 @@ def test_evicted_documents_leave_the_file(tmp_path: Path) -> None:
         until(lambda: not live._parts.purge())
         assert BYTES not in (tmp_path / "live" / "documents.sqlite").read_bytes()
         assert live.info().failure is None
+
+
+def test_what_is_evicted_while_segments_are_chosen_is_not_missed(
+    aged: Writer, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_young = Writer._is_young
+
+    def evicting(opened: Writer, segment: Segment) -> bool:
+        clock.now += 200
+        opened.evict()
+        return is_young(opened, segment)
+
+    monkeypatch.setattr(Writer, "_is_young", evicting)
+    aged.merge_in_memory()
+    assert there(aged) == []
