@@ -46,6 +46,8 @@ class WriterLock:
     def release(self) -> None:
         """Let others write; may be called once."""
         _held.discard(self)
+        if os.getpid() == self._process:  # also for children that have not closed their descriptors yet
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         os.close(self._descriptor)
 
 

@@ -125,6 +125,15 @@ def test_a_child_keeps_no_lock(tmp_path: Path) -> None:
         os.waitpid(child, 0)
 
 
+def test_a_child_that_still_has_the_descriptor_keeps_no_lock(tmp_path: Path) -> None:
+    """As one that was forked a moment ago, by whatever code."""
+    live = new_live(tmp_path / "live")
+    inherited = os.dup(live._lock._descriptor)
+    live.close()
+    LiveDatastore.open(tmp_path / "live").close()
+    os.close(inherited)
+
+
 def test_a_session_follows_changes_and_goes_on_when_it_is_closed(tmp_path: Path) -> None:
     with new_live(tmp_path / "live") as live, rest_store.DraftSession([live], prompt=[1, 2]) as session:
         assert session.draft(4).tokens.size == 0
