@@ -110,8 +110,9 @@ class LiveDatastore(Store):
         self._before_close: dict[Callable[[LiveDatastore], object], None] = {}
         if isinstance(parts, Writer):
             # Two threads: merging files takes seconds, in which segments in memory must not become many.
+            jobs = [parts.evict, parts.checkpoint, parts.seal, parts.merge_in_memory, parts.purge]
             self._threads = [
-                Maintenance("rest-store memory", [parts.evict, parts.seal, parts.merge_in_memory, parts.purge]),
+                Maintenance("rest-store memory", jobs),
                 Maintenance("rest-store files", [parts.merge_files]),
             ]
         else:
@@ -286,7 +287,7 @@ class LiveDatastore(Store):
         return [document.id for document in new]
 
     def delete(self, ids: Sequence[str]) -> int:
-        """Delete documents: when this returns, no answer of this process holds them, and no file.
+        """Delete documents: when this returns, no answer of this process holds them, and no file. Evicted ones, too.
 
         Sorts the segments that held them anew, which takes up to some seconds; additions and queries go on meanwhile.
         Then rewrites the documents, about a second for 100 million tokens, for which additions wait: the file may hold
@@ -301,24 +302,21 @@ class LiveDatastore(Store):
         Raises:
             DocumentError: an id is invalid; nothing was deleted, likewise with the next one.
             StorageError: that cannot be written. Or the documents are deleted, and this says where they still are: in
-                unused bytes, because there is no room to rewrite the others; in the log, because another process has
-                been reading an older state for seconds; or in a file that cannot be removed.
+                unused bytes, because there is no room to rewrite the others, which the next call tries again; in the
+                log, because another process has been reading an older state for seconds; or in a file that cannot be
+                removed.
             WriterError, DatastoreClosedError: as in `add`.
         """
         return self._writer().delete(document_ids("delete", ids))
 
     def compact(self) -> None:
-        """Write all documents to files and merge them into as few segments as there may be.
+        """Write all documents that are there now to files, and merge these into as few segments as there may be.
 
         Raises:
             StorageError: that cannot be written; the documents are there as before.
             WriterError, DatastoreClosedError: as in `add`.
         """
-        writer = self._writer()
-        while writer.seal(whole=True):
-            pass
-        while writer.merge_files(whole=True):
-            pass
+        self._writer().compact()
 
     def refresh(self) -> None:
         """Make visible what another process has added or deleted so far; nothing to do in the process that writes.

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rest_store.errors import StorageError
-from rest_store.live import writer
+from rest_store.live import segment_files, writer
 from rest_store.live.documents import Documents
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.live.segment import Segment
@@ -89,11 +89,42 @@ def test_a_deletion_says_when_a_file_cannot_be_removed(tmp_path: Path, monkeypat
         live.add([SECRET], ["a"])
         live.compact()
         with monkeypatch.context() as patch:
-            patch.setattr(writer, "remove_files", refuse)
+            patch.setattr(segment_files, "remove_files", refuse)
             with pytest.raises(StorageError, match="what was deleted is still in segment-"):
                 live.delete(["a"])
         assert live.count(SECRET) == 0
         until(lambda: BYTES not in file_bytes(tmp_path / "live"))
+
+
+def test_a_deletion_that_could_not_rewrite_the_documents_is_completed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(documents: Documents) -> None:
+        raise StorageError("no room")
+
+    rewritten: list[Documents] = []
+    with new_live(tmp_path / "live") as live:
+        live.add([SECRET], ["a"])
+        with monkeypatch.context() as patch:
+            patch.setattr(Documents, "rewrite", full)
+            with pytest.raises(StorageError, match="no room"):
+                live.delete(["a"])
+        assert BYTES not in file_bytes(tmp_path / "live"), "the log is emptied nevertheless"
+        monkeypatch.setattr(Documents, "rewrite", lambda documents: rewritten.append(documents))
+        assert live.delete(["a"]) == 0
+        assert live.delete(["a"]) == 0
+    assert len(rewritten) == 1
+
+
+def test_nothing_to_delete_has_nobody_sort_anew(tmp_path: Path) -> None:
+    with new_live(tmp_path / "live") as live, LiveDatastore.open(tmp_path / "live", read_only=True) as reader:
+        live.add([SECRET])
+        reader.refresh()
+        before = reader.snapshot.views
+        assert live.delete(["absent"]) == 0
+        live.add([[1, 2]])
+        reader.refresh()
+        assert before[0] is reader.snapshot.views[0]
 
 
 # --- Eviction ---------------------------------------------------------------------------------------------------------
@@ -207,6 +238,16 @@ def test_the_oldest_are_evicted_and_no_more_than_an_eighth_too_many(
     assert size < 20_000
 
 
+def test_what_was_evicted_can_still_be_deleted_from_the_file(tmp_path: Path, clock: Clock) -> None:
+    opened = begun(tmp_path / "live", Bounds(max_age=80.0), clock)
+    opened.add([NewDocument("a", BYTES)])
+    clock.now += 100
+    opened.evict()
+    assert opened.delete(["a"]) == 0
+    assert BYTES not in file_bytes(tmp_path / "live")
+    opened.close()
+
+
 def test_smaller_limits_evict_no_more_than_they_say(tmp_path: Path) -> None:
     with new_live(tmp_path / "live", 65_535) as live:
         live.add([[1000 + token, 1, 2] for token in range(200)])
@@ -228,6 +269,7 @@ def test_evicted_documents_leave_the_file(tmp_path: Path) -> None:
         assert len(list(live._parts._documents.read(1))) < 25, "removed by what was added later"
         live._parts._log_pages = 10**9  # a long log is written into the file
         until(lambda: not live._parts.purge())
+        live._parts.checkpoint()
         assert BYTES not in (tmp_path / "live" / "documents.sqlite").read_bytes()
         assert live.info().failure is None
 
