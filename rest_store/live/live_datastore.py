@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar
@@ -90,8 +92,8 @@ class LiveDatastore(Store):
     the others in files, which are shards in the format of FORMAT.md and are made again from the documents if they are
     damaged.
 
-    A context manager; `close` ends it. Pickling keeps the path: the receiver opens the directory for reading. After a
-    fork, only the parent may go on using it.
+    A context manager; `close` ends it, and so does dropping the last reference, up to a second later. Pickling keeps
+    the path: the receiver opens the directory for reading. After a fork, only the parent may go on using it.
 
     Thread-safe; the native kernel releases the GIL.
     """
@@ -107,16 +109,19 @@ class LiveDatastore(Store):
         self._segments: Segments | None = parts.segments
         self._lock = lock
         self._encoder = Encoder(self.tokenizer, path, bounds)
+        self._end = partial(_end, parts, lock)
         self._before_close: dict[Callable[[LiveDatastore], object], None] = {}
+        self._closing = threading.Lock()
         if isinstance(parts, Writer):
             # Two threads: merging files takes seconds, in which segments in memory must not become many.
             jobs = [parts.evict, parts.checkpoint, parts.seal, parts.merge_in_memory, parts.purge]
             self._threads = [
-                Maintenance("rest-store memory", jobs),
-                Maintenance("rest-store files", [parts.merge_files]),
+                Maintenance(self, "rest-store memory", jobs, abandoned=self._end),
+                Maintenance(self, "rest-store files", [parts.merge_files]),
             ]
         else:
-            self._threads = [Maintenance("rest-store refresh", [parts.refresh], interval=_REFRESH_SECONDS)]
+            refresh = Maintenance(self, "rest-store refresh", [parts.refresh], _REFRESH_SECONDS, self._end)
+            self._threads = [refresh]
 
     @classmethod
     def open(
@@ -197,20 +202,16 @@ class LiveDatastore(Store):
         Additions in progress are completed. Files are unmapped once the queries in progress and the sessions that draft
         from them have let go of them.
         """
-        if self._segments is None:
+        if os.getpid() != self._process:  # in a child the threads are gone, and the files are the parent's
+            self._segments = None
             return
         for call in tuple(self._before_close):
             call(self)
-        self._segments = None
-        if os.getpid() != self._process:  # in a child the threads are gone, and the files are the parent's
-            return
-        for thread in self._threads:
-            thread.stop()
-        try:
-            self._parts.close()
-        finally:
-            if self._lock is not None:
-                self._lock.release()
+        with self._closing:
+            self._segments = None
+            for thread in self._threads:
+                thread.stop()
+            self._end()
 
     def before_close(self, call: Callable[[LiveDatastore], object]) -> None:
         """Have `close` call `call` with this datastore first, for what is queued to be added; once for each `call`."""
@@ -380,6 +381,13 @@ def _require_live(directory: Path, *, new: bool) -> None:
         raise DatastoreNotFoundError(
             describe(directory, "live datastore", "empty", "one; give a tokenizer for a new one")
         )
+
+
+def _end(parts: Writer | Follower, lock: WriterLock | None) -> None:
+    """Close the files, and let others write."""
+    parts.close()
+    if lock is not None:
+        lock.release()
 
 
 def _time(seconds: float) -> datetime:

@@ -238,6 +238,15 @@ def test_the_oldest_are_evicted_and_no_more_than_an_eighth_too_many(
     assert size < 20_000
 
 
+def test_a_long_log_is_written_into_the_file_while_there_is_always_more_to_merge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Writer, "merge_in_memory", lambda opened: True)
+    with new_live(tmp_path / "live") as live:
+        live._parts._log_pages = 10**9
+        until(lambda: live._parts._log_pages == 0)
+
+
 def test_what_was_evicted_can_still_be_deleted_from_the_file(tmp_path: Path, clock: Clock) -> None:
     opened = begun(tmp_path / "live", Bounds(max_age=80.0), clock)
     opened.add([NewDocument("a", BYTES)])

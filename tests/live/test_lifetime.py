@@ -13,7 +13,9 @@ import pytest
 
 import rest_store
 from rest_store.errors import DatastoreClosedError, WriterError
+from rest_store.live import lock
 from rest_store.live.live_datastore import LiveDatastore
+from rest_store.live.writer import Writer
 from tests.shared.live import new_live, small_segments, until
 from tests.shared.strategies import refused
 
@@ -71,6 +73,54 @@ def test_closing_while_threads_add_and_ask(tmp_path: Path, monkeypatch: pytest.M
     assert others == []
     with LiveDatastore.open(tmp_path / "live") as live:
         assert live.info().document_count == len(acknowledged)
+
+
+def test_threads_close_it_at_the_same_time(tmp_path: Path) -> None:
+    """The directory is free when any of the calls returns, and its descriptors are closed once."""
+    live = new_live(tmp_path / "live")
+    together = threading.Barrier(2)
+    live.before_close(lambda _: together.wait())
+    errors: list[BaseException] = []
+
+    def close() -> None:
+        try:
+            live.close()
+            assert live._lock not in lock._held
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=close) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+
+
+def test_an_interrupted_close_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    live = new_live(tmp_path / "live")
+
+    def interrupted(opened: Writer) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Writer, "close", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            live.close()
+    live.close()
+    LiveDatastore.open(tmp_path / "live").close()
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_one_that_is_dropped_is_closed(tmp_path: Path, read_only: bool) -> None:
+    before = descriptors(), threading.active_count()
+    with new_live(tmp_path / "live") as live:
+        live.add([[1, 2]])
+    dropped = LiveDatastore.open(tmp_path / "live", read_only=read_only)
+    assert dropped.count([1, 2]) == 1
+    del dropped
+    until(lambda: (descriptors(), threading.active_count()) == before)
+    LiveDatastore.open(tmp_path / "live").close()
 
 
 def test_copies_and_pickles(tmp_path: Path) -> None:
