@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
+import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -31,57 +33,19 @@ from rest_store.errors import (
 from rest_store.live.documents import Documents
 from rest_store.live.encoding import Encoder, store_tokenizer
 from rest_store.live.follower import Follower
+from rest_store.live.live_info import LiveInfo
 from rest_store.live.lock import FILE_NAME as LOCK_NAME
 from rest_store.live.lock import WriterLock
 from rest_store.live.maintenance import Maintenance
 from rest_store.live.opening import is_live
 from rest_store.live.segments import Bounds, Segments, require_limits
-from rest_store.live.writer import Writer, WriterCounts
+from rest_store.live.writer import Writer
 
 with build_packages("live datastores", LiveDatastoreError, "live"):
     import pydivsufsort  # noqa: F401 - what sorts segments
 
 _BEGUN = {LOCK_NAME, TOKENIZER_FILE_NAME}  # in a directory that was being begun when the process was killed
 _REFRESH_SECONDS = 0.02  # between looks of a reading process
-
-
-@dataclass(frozen=True)
-class LiveInfo:
-    """A description of a live datastore.
-
-    Attributes:
-        path: its directory.
-        tokenizer: identity of the tokenizer that its tokens are from.
-        token_count: tokens of all documents.
-        document_count: documents.
-        shard_count: segments.
-        memory_token_count: tokens of the segments that are in memory.
-        memory_size: bytes of these segments.
-        size: bytes of the segments in files; the documents take about two fifths of that besides.
-        built: when the newest document was added; None: there is none.
-        oldest: when the oldest document was added.
-        max_tokens: most tokens kept; None: no limit.
-        max_age: most seconds that a document is kept; None: no limit.
-        kernel: the kernel that answers its queries in this process, "native" or "reference".
-        failure: why merging, sealing or reading what was added failed last; None since it has succeeded again.
-        counts: what this process has written since it opened the datastore; None if it only reads.
-    """
-
-    path: Path
-    tokenizer: TokenizerIdentity
-    token_count: int
-    document_count: int
-    shard_count: int
-    memory_token_count: int
-    memory_size: int
-    size: int
-    built: datetime | None
-    oldest: datetime | None
-    max_tokens: int | None
-    max_age: float | None
-    kernel: str
-    failure: str | None
-    counts: WriterCounts | None
 
 
 class LiveDatastore(Store):
@@ -92,8 +56,9 @@ class LiveDatastore(Store):
     the others in files, which are shards in the format of FORMAT.md and are made again from the documents if they are
     damaged.
 
-    A context manager; `close` ends it, and so does dropping the last reference, up to a second later. Pickling keeps
-    the path: the receiver opens the directory for reading. After a fork, only the parent may go on using it.
+    A context manager; `close` ends it, and so do the end of the interpreter and, up to a second later, that of the
+    last reference. Pickling keeps the path: the receiver opens the directory for reading. After a fork, only the parent
+    may go on using it.
 
     Thread-safe; the native kernel releases the GIL.
     """
@@ -122,6 +87,7 @@ class LiveDatastore(Store):
         else:
             refresh = Maintenance(self, "rest-store refresh", [parts.refresh], _REFRESH_SECONDS, self._end)
             self._threads = [refresh]
+        _opened.add(self)
 
     @classmethod
     def open(
@@ -360,6 +326,16 @@ class LiveDatastore(Store):
         tokens = sum(segment.token_count for segment in segments)
         state = "closed" if opened is None else f"{tokens} tokens, {len(segments)} segments"
         return f"LiveDatastore({str(self.path)!r}, {state})"
+
+
+_opened: weakref.WeakSet[LiveDatastore] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Close what is open when the interpreter exits: threads that are in native code then would abort the process."""
+    for live in list(_opened):
+        live.close()
 
 
 def _require_live(directory: Path, *, new: bool) -> None:

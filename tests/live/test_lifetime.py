@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import rest_store
+from rest_store.datastore.kernel import native_kernel
 from rest_store.errors import DatastoreClosedError, WriterError
 from rest_store.live import lock
 from rest_store.live.live_datastore import LiveDatastore
@@ -121,6 +124,41 @@ def test_one_that_is_dropped_is_closed(tmp_path: Path, read_only: bool) -> None:
     del dropped
     until(lambda: (descriptors(), threading.active_count()) == before)
     LiveDatastore.open(tmp_path / "live").close()
+
+
+EXIT = """
+import sys, threading
+from rest_store.datastore.tokenizer import TokenizerIdentity
+from rest_store.live import segment
+from rest_store.live.live_datastore import LiveDatastore
+from tests.shared.strategies import identity
+
+native, busy, go = segment.native_module(), threading.Event(), threading.Event()
+
+class Slow:
+    def pack_suffixes(self, *arguments):
+        busy.set()
+        go.wait()
+        native.pack_suffixes(*arguments)
+        print("sorted", flush=True)
+
+live = LiveDatastore.open(sys.argv[1], tokenizer=identity(300))
+segment.native_module = Slow
+threading.Thread(target=live.add, args=([[1, 2]],), daemon=True).start()
+busy.wait()
+end = threading.Timer(0.05, go.set)
+end.daemon = True  # it ends while the interpreter exits
+end.start()
+"""
+
+
+@pytest.mark.skipif(native_kernel() is None, reason="the native kernel was not built")
+def test_the_interpreter_exits_when_nobody_sorts_any_more(tmp_path: Path) -> None:
+    """A thread that comes back from native code after that would abort the process."""
+    ended = subprocess.run([sys.executable, "-c", EXIT, tmp_path / "live"], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "sorted\n", "")
+    with LiveDatastore.open(tmp_path / "live") as live:
+        assert live.count([1, 2]) == 1
 
 
 def test_copies_and_pickles(tmp_path: Path) -> None:
