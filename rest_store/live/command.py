@@ -21,7 +21,8 @@ from rest_store.live.opening import is_live
 
 if TYPE_CHECKING:
     from rest_store.live.corpora import Added
-    from rest_store.live.live_datastore import LiveDatastore, LiveInfo
+    from rest_store.live.live_datastore import LiveDatastore
+    from rest_store.live.live_info import LiveInfo
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _DIRECTORY = click.Path(path_type=Path, file_okay=True)

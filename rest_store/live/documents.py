@@ -253,7 +253,9 @@ class Documents:
                 self._evict(first)
         return removed
 
-    def delete(self, numbers: Sequence[int], removed: Sequence[str], records: Sequence[SegmentRecord]) -> None:
+    def delete(
+        self, numbers: Sequence[int], removed: Sequence[SegmentRecord], records: Sequence[SegmentRecord]
+    ) -> None:
         """Delete documents, and replace the records of segments that held them, in one transaction."""
         with self._transaction("written"):
             self._delete_numbers(numbers)
@@ -265,8 +267,8 @@ class Documents:
         with self._transaction("written"):
             self._evict(first)
 
-    def replace(self, removed: Sequence[str], records: Sequence[SegmentRecord]) -> None:
-        """Replace the records of the segments named `removed` by `records`."""
+    def replace(self, removed: Sequence[SegmentRecord], records: Sequence[SegmentRecord]) -> None:
+        """Replace the records `removed` of segments by `records`."""
         with self._transaction("written"):
             self._replace(removed, records)
 
@@ -304,8 +306,8 @@ class Documents:
     def _delete_numbers(self, numbers: Sequence[int]) -> None:
         self._database.executemany("DELETE FROM documents WHERE number = ?", [(number,) for number in numbers])
 
-    def _replace(self, removed: Sequence[str], records: Sequence[SegmentRecord]) -> None:
-        self._database.executemany("DELETE FROM segments WHERE name = ?", [(name,) for name in removed])
+    def _replace(self, removed: Sequence[SegmentRecord], records: Sequence[SegmentRecord]) -> None:
+        self._database.executemany("DELETE FROM segments WHERE name = ?", [(record.name,) for record in removed])
         self._database.executemany("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?)", records)
 
     def _purge(self, most: int) -> int:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import threading
+import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar
@@ -29,57 +33,19 @@ from rest_store.errors import (
 from rest_store.live.documents import Documents
 from rest_store.live.encoding import Encoder, store_tokenizer
 from rest_store.live.follower import Follower
+from rest_store.live.live_info import LiveInfo
 from rest_store.live.lock import FILE_NAME as LOCK_NAME
 from rest_store.live.lock import WriterLock
 from rest_store.live.maintenance import Maintenance
 from rest_store.live.opening import is_live
 from rest_store.live.segments import Bounds, Segments, require_limits
-from rest_store.live.writer import Writer, WriterCounts
+from rest_store.live.writer import Writer
 
 with build_packages("live datastores", LiveDatastoreError, "live"):
     import pydivsufsort  # noqa: F401 - what sorts segments
 
 _BEGUN = {LOCK_NAME, TOKENIZER_FILE_NAME}  # in a directory that was being begun when the process was killed
 _REFRESH_SECONDS = 0.02  # between looks of a reading process
-
-
-@dataclass(frozen=True)
-class LiveInfo:
-    """A description of a live datastore.
-
-    Attributes:
-        path: its directory.
-        tokenizer: identity of the tokenizer that its tokens are from.
-        token_count: tokens of all documents.
-        document_count: documents.
-        shard_count: segments.
-        memory_token_count: tokens of the segments that are in memory.
-        memory_size: bytes of these segments.
-        size: bytes of the segments in files; the documents take about two fifths of that besides.
-        built: when the newest document was added; None: there is none.
-        oldest: when the oldest document was added.
-        max_tokens: most tokens kept; None: no limit.
-        max_age: most seconds that a document is kept; None: no limit.
-        kernel: the kernel that answers its queries in this process, "native" or "reference".
-        failure: why merging, sealing or reading what was added failed last; None since it has succeeded again.
-        counts: what this process has written since it opened the datastore; None if it only reads.
-    """
-
-    path: Path
-    tokenizer: TokenizerIdentity
-    token_count: int
-    document_count: int
-    shard_count: int
-    memory_token_count: int
-    memory_size: int
-    size: int
-    built: datetime | None
-    oldest: datetime | None
-    max_tokens: int | None
-    max_age: float | None
-    kernel: str
-    failure: str | None
-    counts: WriterCounts | None
 
 
 class LiveDatastore(Store):
@@ -90,8 +56,9 @@ class LiveDatastore(Store):
     the others in files, which are shards in the format of FORMAT.md and are made again from the documents if they are
     damaged.
 
-    A context manager; `close` ends it. Pickling keeps the path: the receiver opens the directory for reading. After a
-    fork, only the parent may go on using it.
+    A context manager; `close` ends it, and so do the end of the interpreter and, up to a second later, that of the
+    last reference. Pickling keeps the path: the receiver opens the directory for reading. After a fork, only the parent
+    may go on using it.
 
     Thread-safe; the native kernel releases the GIL.
     """
@@ -107,17 +74,20 @@ class LiveDatastore(Store):
         self._segments: Segments | None = parts.segments
         self._lock = lock
         self._encoder = Encoder(self.tokenizer, path, bounds)
+        self._end = partial(_end, parts, lock)
         self._before_close: dict[Callable[[LiveDatastore], object], None] = {}
+        self._closing = threading.Lock()
         if isinstance(parts, Writer):
             # Two threads: merging files takes seconds, in which segments in memory must not become many.
+            jobs = [parts.evict, parts.checkpoint, parts.seal, parts.merge_in_memory, parts.purge]
             self._threads = [
-                Maintenance(
-                    "rest-store memory", [parts.evict, parts.write_log, parts.seal, parts.merge_in_memory, parts.purge]
-                ),
-                Maintenance("rest-store files", [parts.merge_files]),
+                Maintenance(self, "rest-store memory", jobs, abandoned=self._end),
+                Maintenance(self, "rest-store files", [parts.merge_files]),
             ]
         else:
-            self._threads = [Maintenance("rest-store refresh", [parts.refresh], interval=_REFRESH_SECONDS)]
+            refresh = Maintenance(self, "rest-store refresh", [parts.refresh], _REFRESH_SECONDS, self._end)
+            self._threads = [refresh]
+        _opened.add(self)
 
     @classmethod
     def open(
@@ -198,20 +168,16 @@ class LiveDatastore(Store):
         Additions in progress are completed. Files are unmapped once the queries in progress and the sessions that draft
         from them have let go of them.
         """
-        if self._segments is None:
+        if os.getpid() != self._process:  # in a child the threads are gone, and the files are the parent's
+            self._segments = None
             return
         for call in tuple(self._before_close):
             call(self)
-        self._segments = None
-        if os.getpid() != self._process:  # in a child the threads are gone, and the files are the parent's
-            return
-        for thread in self._threads:
-            thread.stop()
-        try:
-            self._parts.close()
-        finally:
-            if self._lock is not None:
-                self._lock.release()
+        with self._closing:
+            self._segments = None
+            for thread in self._threads:
+                thread.stop()
+            self._end()
 
     def before_close(self, call: Callable[[LiveDatastore], object]) -> None:
         """Have `close` call `call` with this datastore first, for what is queued to be added; once for each `call`."""
@@ -288,7 +254,7 @@ class LiveDatastore(Store):
         return [document.id for document in new]
 
     def delete(self, ids: Sequence[str]) -> int:
-        """Delete documents: when this returns, no answer of this process holds them, and no file.
+        """Delete documents: when this returns, no answer of this process holds them, and no file. Evicted ones, too.
 
         Sorts the segments that held them anew, which takes up to some seconds; additions and queries go on meanwhile.
         Then rewrites the documents, about a second for 100 million tokens, for which additions wait: the file may hold
@@ -303,24 +269,21 @@ class LiveDatastore(Store):
         Raises:
             DocumentError: an id is invalid; nothing was deleted, likewise with the next one.
             StorageError: that cannot be written. Or the documents are deleted, and this says where they still are: in
-                unused bytes, because there is no room to rewrite the others; in the log, because another process has
-                been reading an older state for seconds; or in a file that cannot be removed.
+                unused bytes, because there is no room to rewrite the others, which the next call tries again; in the
+                log, because another process has been reading an older state for seconds; or in a file that cannot be
+                removed.
             WriterError, DatastoreClosedError: as in `add`.
         """
         return self._writer().delete(document_ids("delete", ids))
 
     def compact(self) -> None:
-        """Write all documents to files and merge them into as few segments as there may be.
+        """Write all documents that are there now to files, and merge these into as few segments as there may be.
 
         Raises:
             StorageError: that cannot be written; the documents are there as before.
             WriterError, DatastoreClosedError: as in `add`.
         """
-        writer = self._writer()
-        while writer.seal(whole=True):
-            pass
-        while writer.merge_files(whole=True):
-            pass
+        self._writer().compact()
 
     def refresh(self) -> None:
         """Make visible what another process has added or deleted so far; nothing to do in the process that writes.
@@ -365,6 +328,16 @@ class LiveDatastore(Store):
         return f"LiveDatastore({str(self.path)!r}, {state})"
 
 
+_opened: weakref.WeakSet[LiveDatastore] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Close what is open when the interpreter exits: threads that are in native code then would abort the process."""
+    for live in list(_opened):
+        live.close()
+
+
 def _require_live(directory: Path, *, new: bool) -> None:
     """Raise an error unless `directory` is a live datastore, or with `new` may become one."""
     if is_live(directory):
@@ -384,6 +357,13 @@ def _require_live(directory: Path, *, new: bool) -> None:
         raise DatastoreNotFoundError(
             describe(directory, "live datastore", "empty", "one; give a tokenizer for a new one")
         )
+
+
+def _end(parts: Writer | Follower, lock: WriterLock | None) -> None:
+    """Close the files, and let others write."""
+    parts.close()
+    if lock is not None:
+        lock.release()
 
 
 def _time(seconds: float) -> datetime:

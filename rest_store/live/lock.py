@@ -44,9 +44,11 @@ class WriterLock:
             )
 
     def release(self) -> None:
-        """Let others write; may be called once."""
+        """Let others write; may be called again."""
+        if self not in _held:
+            return
         _held.discard(self)
-        if os.getpid() == self._process:  # also for children that have not closed theirs yet
+        if os.getpid() == self._process:  # also for children that have not closed their descriptors yet
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         os.close(self._descriptor)
 

@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 
 from rest_store.errors import error_text
 
 
 class Maintenance:
-    """Does jobs in a thread of its own, until it is stopped. A job that fails is tried again.
+    """Does jobs in a thread of its own, until it is stopped, or nobody has its owner. A job that fails is tried again.
 
     Args:
+        owner: what the jobs are for; not kept alive.
         name: of the thread.
         jobs: each does one piece of work and returns whether there may be more; the first come first.
         interval: seconds until it looks for work again, when there was none, or after a failure.
+        abandoned: called by the thread when the owner is gone. (Whoever collects the owner may hold any lock.)
 
     Attributes:
         failure: what the latest failure was, as text; None since all jobs have succeeded again.
     """
 
-    def __init__(self, name: str, jobs: Sequence[Callable[[], bool]], interval: float = 0.5) -> None:
+    def __init__(
+        self,
+        owner: object,
+        name: str,
+        jobs: Sequence[Callable[[], bool]],
+        interval: float = 0.5,
+        abandoned: Callable[[], object] = lambda: None,
+    ) -> None:
         self.failure: str | None = None
+        self._owner = weakref.ref(owner)
+        self._abandoned = abandoned
         self._jobs = jobs
         self._interval = interval
         self._wake = threading.Event()
@@ -41,6 +53,9 @@ class Maintenance:
 
     def _run(self) -> None:
         while not self._stopped.is_set():
+            if self._owner() is None:
+                self._abandoned()
+                return
             self._wake.clear()
             busy, failure = False, None
             for job in self._jobs:

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from uuid import uuid4
 
 from rest_store.datastore.header import token_width
 from rest_store.errors import DatastoreClosedError, StorageError, describe
 from rest_store.live.additions import NewDocument, SharedCommits
-from rest_store.live.documents import Document, Documents, SegmentRecord
-from rest_store.live.segment import (
-    Segment,
-    is_intact,
-    joined_segment,
-    remove_files,
-    segment_of,
-    write_segment,
-)
+from rest_store.live.deletion import Deletion
+from rest_store.live.documents import Document, Documents
+from rest_store.live.segment import Segment, is_intact, joined_segment, segment_of
+from rest_store.live.segment_files import SegmentFiles, records_of
 from rest_store.live.segments import Bounds, Segments, to_merge, to_seal
 from rest_store.live.stored import stored_segments
 
@@ -82,9 +75,8 @@ class Writer:
         self._unsure = False  # whether what is stored may differ from what is known here
         self._last, self._newest, self._first, self._deletions = 0, 0.0, 0, 0
         self._log_pages = 0  # written to the log, about
-        self._log_holds_deleted = False
+        self._pages_hold_deleted = self._log_holds_deleted = False  # whether they may
         self._unpurged = True  # whether evicted documents may still be stored
-        self._leftovers: set[str] = set()  # segments whose files could not be removed
         with ExitStack() as opened:
             # The first belongs to the holder of `_commit`; the other, for checkpoints, to the holder of `_memory`.
             self._documents = opened.enter_context(closing(Documents(directory)))
@@ -92,12 +84,13 @@ class Writer:
             self.tokenizer = self._documents.tokenizer()
             self._vocabulary_size = self.tokenizer.vocabulary_size
             self._width = token_width(self._vocabulary_size)
+            self._segment_files = SegmentFiles(directory, self._vocabulary_size)
             most = bounds.commit * self._width
             self._additions = SharedCommits(self._commit, self._commit_additions, most, separator=self._width)
             self.segments = Segments(self._vocabulary_size)
             self.counts = WriterCounts()
             self._look(verify=True)
-            self._remove_strangers()
+            self._segment_files.remove_all_but(records_of(self.segments.all))
             self.evict()
             opened.pop_all()
 
@@ -114,24 +107,32 @@ class Writer:
         self._last, newest = self._documents.last()
         self._newest = max(self._newest, newest)
         opened = self.segments.all if state.deletions == self._deletions else self.segments.in_files
-        segments = [
-            segment if record is None or segment.record is not None else self._written(segment)
+        made: list[Segment] = []
+        with self._removed_unless_shown(made):
+            segments: list[Segment] = []
             for record, segment in stored_segments(
                 self._directory, self._documents, state, opened, self._bounds, self._vocabulary_size, verify=verify
-            )
-        ]
-        records = _records(segments)
-        gone = [record.name for record in state.records if record not in records]
-        if gone:
-            self._documents.replace(gone, [record for record in records if record not in state.records])
-        self._deletions = state.deletions
-        self._show(segments, state.first)
-        self._remove(gone)
+            ):
+                if record is not None and segment.record is None:
+                    segment = self._segment_files.write(segment)
+                    made.append(segment)
+                segments.append(segment)
+            records = records_of(segments)
+            gone = [record for record in state.records if record not in records]
+            if gone:
+                self._documents.replace(gone, records_of(made))
+            self._deletions = state.deletions
+            self._show(segments, state.first)
+        self._segment_files.remove(gone)
 
-    def _remove_strangers(self) -> None:
-        """Remove files that belong to no segment: of a process that was killed."""
-        known = {record.name for record in _records(self.segments.all)}
-        self._remove({path.stem for path in self._directory.glob("segment-*.*")} - known)
+    @contextmanager
+    def _removed_unless_shown(self, made: list[Segment]) -> Iterator[None]:
+        """Remove, at the end of the block, the files of those segments that were made for it and are not shown."""
+        try:
+            yield
+        finally:
+            shown = records_of(self.segments.all)
+            self._segment_files.remove(record for record in records_of(made) if record not in shown)
 
     @contextmanager
     def _change(self) -> Iterator[None]:
@@ -201,74 +202,47 @@ class Writer:
             StorageError: that cannot be written; nothing was deleted. Or they were, and this says where they still are.
             DatastoreClosedError: after `close`.
         """
-        prepared: dict[Segment, list[Segment]] = {}
-        with self._files, closing(Documents(self._directory)) as beside:
-            try:
-                # Segments that additions do not change are sorted anew beside them.
-                self._prepare(prepared, self.segments.in_files, ids, beside)
-                with self._memory:
-                    self._prepare(prepared, self._settled(), ids, beside)
-                    with self._commit:
-                        with self._change():
-                            numbers = self._numbers(ids, self._documents)
-                            self._delete(numbers, prepared)
-                        if numbers:
-                            self._documents.rewrite()
-                        self._log_holds_deleted = not self._documents.clear_log(_LOG_PATIENCE)
-            finally:  # evicted meanwhile, or the deletion failed
-                shown = _records(self.segments.all)
-                made = _records([segment for parts in prepared.values() for segment in parts])
-                self._remove([record.name for record in made if record not in shown])
+        deletion = Deletion(ids, self._segment_files, self._vocabulary_size)
+        with self._removed_unless_shown(deletion.made), self._files, closing(Documents(self._directory)) as beside:
+            deletion.left(self.segments.in_files, beside)  # what additions do not change is sorted anew beside them
+            with self._memory:
+                deletion.left(self._settled(), beside)
+                with self._commit:
+                    with self._change():
+                        count = self._delete(deletion)
+                    self._clear()
         if self._log_holds_deleted:
             where = "in the log, while another process reads an older state"
             raise StorageError(f"{self._directory}: what was deleted is still {where}")
-        if self._leftovers:
-            raise StorageError(f"{self._directory}: what was deleted is still in {min(self._leftovers)}")
-        return len(numbers)
+        if self._segment_files.leftovers:
+            where = min(self._segment_files.leftovers)
+            raise StorageError(f"{self._directory}: what was deleted is still in {where}")
+        return count
 
-    def _prepare(
-        self,
-        prepared: dict[Segment, list[Segment]],
-        segments: Sequence[Segment],
-        ids: Sequence[str],
-        documents: Documents,
-    ) -> None:
-        """Sort those of `segments` that hold documents with `ids` without these."""
-        numbers = self._numbers(ids, documents)
-        for segment in segments:
-            if segment not in prepared and _holds(segment, numbers):
-                prepared[segment] = self._without(segment, numbers, documents)
+    def _delete(self, deletion: Deletion) -> int:
+        """Delete documents; return how many of them were not evicted."""
+        numbers = deletion.numbers(self._documents)
+        if numbers:
+            kept = deletion.left(self.segments.all, self._documents)
+            before, after = records_of(self.segments.all), records_of(kept)
+            gone = [record for record in before if record not in after]
+            self._pages_hold_deleted = self._log_holds_deleted = True
+            self._documents.delete(numbers, gone, [record for record in after if record not in before])
+            self._deletions += 1
+            self._show(kept)
+        count = sum(number >= self._first for number in numbers)
+        self.counts.deleted += count
+        return count
 
-    def _delete(self, numbers: Sequence[int], prepared: dict[Segment, list[Segment]]) -> None:
-        before, kept = _records(self.segments.all), list[Segment]()
-        for segment in self.segments.all:
-            if not _holds(segment, numbers):
-                kept.append(segment)
-            elif segment in prepared:
-                kept += prepared[segment]
-            else:
-                prepared[segment] = self._without(segment, numbers, self._documents)
-                kept += prepared[segment]
-        gone = [record.name for record in before if record not in _records(kept)]
-        self._documents.delete(numbers, gone, [record for record in _records(kept) if record not in before])
-        self._deletions += 1
-        self.counts.deleted += len(numbers)
-        self._show(kept)
-
-    def _numbers(self, ids: Sequence[str], documents: Documents) -> list[int]:
-        """Return the numbers of the documents with `ids` that are there, ascending."""
-        return sorted(
-            number for number in documents.numbers(list(dict.fromkeys(ids))).values() if number >= self._first
-        )
-
-    def _without(self, segment: Segment, numbers: Sequence[int], documents: Documents) -> list[Segment]:
-        """Return `segment` without some of its documents: one segment, in files as it is; none if nothing is left."""
-        gone = set(numbers)
-        left = [one for one in documents.read(segment.span.first, segment.span.last) if one.number not in gone]
-        if not left:
-            return []
-        made = segment_of(left, self._vocabulary_size)
-        return [made if segment.record is None else self._written(made)]
+    def _clear(self) -> None:
+        """Remove what is left of deleted documents in unused bytes and in the log."""
+        try:
+            if self._pages_hold_deleted:
+                self._documents.rewrite()
+                self._pages_hold_deleted = False
+        finally:
+            if self._log_holds_deleted:
+                self._log_holds_deleted = not self._documents.clear_log(_LOG_PATIENCE)
 
     def evict(self) -> bool:
         """Evict what is too much or too old by now; return whether anything was."""
@@ -283,46 +257,54 @@ class Writer:
             return True
 
     def purge(self) -> bool:
-        """Remove some evicted documents from the file, and what deletions left; return whether there is more."""
+        """Remove some evicted documents, and files that could not be removed; return whether there are more of them."""
         with self._memory:
             if self._unpurged:
                 with self._commit, self._change():
                     purged = self._documents.purge(_PURGED_AT_ONCE)
                     self._unpurged = purged == _PURGED_AT_ONCE
                     self._log_pages += 2 * purged
+            self._segment_files.remove_leftovers()
+            return self._unpurged
+
+    def checkpoint(self) -> bool:
+        """Write a long log into the file, and empty it if it may hold what was deleted; return False: no more to do."""
+        with self._memory:
             if self._log_holds_deleted:
                 with self._commit, self._change():
                     self._log_holds_deleted = not self._documents.clear_log(0)
-            if self._leftovers:
-                self._remove(self._leftovers)
-            return self._unpurged
-
-    def write_log(self) -> bool:
-        """Write the log into the file if it is long; return False."""
-        with self._memory:
             if self._log_pages > _LOG_PAGES:
                 self._beside.checkpoint()  # most of it, beside additions
                 with self._commit, self._change():
                     self._documents.checkpoint()  # the rest: otherwise the log never begins anew
                     self._log_pages = 0
-        return False
+            return False
 
-    def seal(self, *, whole: bool = False) -> bool:
-        """Write the oldest segments in memory to files as one; return whether there were enough.
-
-        Args:
-            whole: seal all of them, however few; additions wait.
-        """
+    def seal(self) -> bool:
+        """Write the oldest segments in memory to files as one; return whether there were enough."""
         with self._memory:
-            if whole:
-                with self._commit, self._change():
-                    run = to_seal(self.segments.in_memory, self._bounds, whole=True)
-                    if run:
-                        self._replace(run, self._written(self._joined(run)))
-                    return bool(run)
             run = to_seal(self._settled(), self._bounds)
             if run:
-                self._put(run, self._written(self._joined(run)))
+                self._put(run, self._segment_files.write(self._joined(run)))
+            return bool(run)
+
+    def compact(self) -> None:
+        """Write all documents that are there to files, and merge these into as few segments as there may be."""
+        last = self._last
+        while self._seal_to(last):
+            pass
+        while self.merge_files(whole=True):
+            pass
+
+    def _seal_to(self, last: int) -> bool:
+        """Write segments in memory to files as one, up to that of document `last`; return whether there were any."""
+        with self._memory, self._commit, self._change():
+            memory = [segment for segment in self.segments.in_memory if segment.span.first <= last]
+            run = to_seal(memory, self._bounds, whole=True)
+            if run:
+                made = self._segment_files.write(self._joined(run))
+                with self._removed_unless_shown([made]):
+                    self._replace(run, made)
             return bool(run)
 
     def merge_in_memory(self) -> bool:
@@ -342,7 +324,7 @@ class Writer:
         with self._files:
             run = to_merge(self.segments.in_files, self._bounds, whole=whole)
             if run:
-                self._put(run, self._written(self._joined(run)))
+                self._put(run, self._segment_files.write(self._joined(run)))
             return bool(run)
 
     def _joined(self, run: Sequence[Segment]) -> Segment:
@@ -355,31 +337,26 @@ class Writer:
         return joined_segment(run, self._vocabulary_size)
 
     def _put(self, run: Sequence[Segment], made: Segment) -> None:
-        with self._commit, self._change():
+        with self._removed_unless_shown([made]), self._commit, self._change():
             self._replace(run, made)
 
     def _replace(self, run: Sequence[Segment], made: Segment) -> None:
         """Put `made` in the place of `run`, unless some of that was evicted meanwhile."""
-        stored = False
-        try:
-            kept = self.segments.replaced(run, made)
-            if kept is not None:
-                if made.record is not None:
-                    self._documents.replace([record.name for record in _records(run)], [made.record])
-                self._show(kept)
-                stored = True
-        finally:
-            if not stored:
-                self._remove([record.name for record in _records([made])])
+        kept = self.segments.replaced(run, made)
+        if kept is not None:
+            if made.record is not None:
+                self._documents.replace(records_of(run), [made.record])
+            self._show(kept)
 
     def _settled(self) -> list[Segment]:
         """Return the segments in memory that additions do not change any more."""
-        return [segment for segment in self.segments.in_memory if not self._is_young(segment)]
+        segments = self.segments.all  # others may evict meanwhile
+        memory = [segment for segment in segments if segment.record is None]
+        return memory[:-1] if memory and self._is_young(memory[-1]) else memory
 
-    def _is_young(self, segment: Segment) -> bool:
-        """Return whether additions may still join `segment`: the newest, in memory, and small."""
-        newest = self.segments.all[-1]
-        return segment is newest and segment.record is None and segment.position_count < self._bounds.young
+    def _is_young(self, newest: Segment) -> bool:
+        """Return whether additions may still join the newest segment: in memory, and small."""
+        return newest.record is None and newest.position_count < self._bounds.young
 
     def _may_grow(self, newest: Segment, new: Sequence[NewDocument], now: float) -> bool:
         """Return whether documents that are added now join the newest segment."""
@@ -407,38 +384,16 @@ class Writer:
             segments: all that there are.
             first: if documents were evicted, the number of the first that is left.
         """
-        gone = set(_records(self.segments.all)) - set(_records(segments))
+        gone = set(records_of(self.segments.all)) - set(records_of(segments))
         if first is not None:
             evicted = [segment.span for segment in self.segments.all if segment.span.last < first]
             self.counts.evicted += sum(span.document_count for span in evicted)
         self.segments.set(segments)
         if first is not None:
             self._first, self._unpurged = first, True
-        self._remove([record.name for record in gone])  # whoever still reads them has them mapped
-
-    def _remove(self, names: Iterable[str]) -> None:
-        """Remove the files of segments; those that cannot be removed are kept in mind."""
-        for name in list(names):
-            self._leftovers.add(name)
-            with suppress(OSError):
-                remove_files(self._directory, name)
-                self._leftovers.discard(name)
-
-    def _written(self, segment: Segment) -> Segment:
-        """Return a segment in files, under a new name."""
-        return write_segment(segment, self._directory, f"segment-{uuid4().hex}", self._vocabulary_size)
-
-
-def _records(segments: Iterable[Segment]) -> list[SegmentRecord]:
-    """Return the records of those of `segments` that are in files."""
-    return [segment.record for segment in segments if segment.record is not None]
+        self._segment_files.remove(gone)  # whoever still reads them has them mapped
 
 
 def _first_number(segments: Sequence[Segment], otherwise: int) -> int:
     """Return the number of the first document of `segments`; `otherwise` if there are none."""
     return segments[0].span.first if segments else otherwise
-
-
-def _holds(segment: Segment, numbers: Sequence[int]) -> bool:
-    """Return whether any of `numbers`, ascending, are of documents of `segment`."""
-    return bisect_left(numbers, segment.span.first) < bisect_right(numbers, segment.span.last)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from rest_store.errors import StorageError
-from rest_store.live import segment, writer
+from rest_store.live import segment, segment_files, writer
 from rest_store.live.documents import Documents
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.live.writer import Writer
@@ -264,14 +264,14 @@ def test_what_cannot_be_sealed_goes_on_being_merged(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(Writer, "merge_in_memory", merging)
     full = [True]
-    write = writer.write_segment
+    write = segment_files.write_segment
 
     def written(*arguments: Any) -> Any:
         if full[0]:
             raise StorageError("full")
         return write(*arguments)
 
-    monkeypatch.setattr(writer, "write_segment", written)
+    monkeypatch.setattr(segment_files, "write_segment", written)
     with new_live(tmp_path / "live") as live:
         live.add([[1, 2] * 50, [1, 2] * 50])
         until(lambda: live.info().failure is not None)
@@ -281,6 +281,53 @@ def test_what_cannot_be_sealed_goes_on_being_merged(tmp_path: Path, monkeypatch:
         full[0] = False
         until(lambda: live.info().memory_token_count == 0)
         assert live.count([1, 2]) == 100
+
+
+def test_what_was_sealed_in_vain_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often: the database cannot be read any more, and nobody knows what it holds."""
+    small_segments(monkeypatch)
+    with new_live(tmp_path / "live") as live:
+        for thread in live._threads:
+            thread.stop()
+        live.add([[1, 2] * 50] * 2)
+        with monkeypatch.context() as patch:
+            patch.setattr(Documents, "add", failing(1, StorageError("full")))
+            patch.setattr(Documents, "state", failing(2, StorageError("damaged")))
+            with pytest.raises(StorageError, match="full"):
+                live.add([[1]])
+            for _ in range(2):
+                with pytest.raises(StorageError, match="damaged"):
+                    live._parts.seal()
+        assert list((tmp_path / "live").glob("segment-*")) == []
+        assert live._parts.seal()
+        assert live.count([1, 2]) == 100
+
+
+def test_compacting_ends_while_others_add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with new_live(tmp_path / "live") as live:
+        live.add([[1, 2]])
+        written = segment_files.write_segment
+        more = iter(range(10))
+
+        def adding(*arguments: Any) -> Any:
+            if next(more, None) is not None:
+                adders.append(threading.Thread(target=live.add, args=([[1, 3]],)))
+                adders[-1].start()
+                until(lambda: live._parts._additions._queue)
+            return written(*arguments)
+
+        def joined(*arguments: Any) -> Any:
+            for adder in adders:
+                adder.join()
+            return to_seal(*arguments)
+
+        adders: list[threading.Thread] = []
+        to_seal = Writer._seal_to
+        monkeypatch.setattr(Writer, "_seal_to", joined)
+        monkeypatch.setattr(segment_files, "write_segment", adding)
+        live.compact()
+        assert len(adders) == 1
+        assert live.count([1]) == 2
 
 
 def test_adding_helps_to_seal_when_it_is_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

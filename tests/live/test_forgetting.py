@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from rest_store.errors import StorageError
-from rest_store.live import writer
+from rest_store.live import segment_files, writer
 from rest_store.live.documents import Documents
 from rest_store.live.live_datastore import LiveDatastore
+from rest_store.live.segment import Segment
 from rest_store.live.segments import Bounds
 from rest_store.live.writer import NewDocument, Writer
 from tests.shared.live import file_bytes, new_live, small_segments, until
@@ -88,11 +89,42 @@ def test_a_deletion_says_when_a_file_cannot_be_removed(tmp_path: Path, monkeypat
         live.add([SECRET], ["a"])
         live.compact()
         with monkeypatch.context() as patch:
-            patch.setattr(writer, "remove_files", refuse)
+            patch.setattr(segment_files, "remove_files", refuse)
             with pytest.raises(StorageError, match="what was deleted is still in segment-"):
                 live.delete(["a"])
         assert live.count(SECRET) == 0
         until(lambda: BYTES not in file_bytes(tmp_path / "live"))
+
+
+def test_a_deletion_that_could_not_rewrite_the_documents_is_completed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(documents: Documents) -> None:
+        raise StorageError("no room")
+
+    rewritten: list[Documents] = []
+    with new_live(tmp_path / "live") as live:
+        live.add([SECRET], ["a"])
+        with monkeypatch.context() as patch:
+            patch.setattr(Documents, "rewrite", full)
+            with pytest.raises(StorageError, match="no room"):
+                live.delete(["a"])
+        assert BYTES not in file_bytes(tmp_path / "live"), "the log is emptied nevertheless"
+        monkeypatch.setattr(Documents, "rewrite", lambda documents: rewritten.append(documents))
+        assert live.delete(["a"]) == 0
+        assert live.delete(["a"]) == 0
+    assert len(rewritten) == 1
+
+
+def test_nothing_to_delete_has_nobody_sort_anew(tmp_path: Path) -> None:
+    with new_live(tmp_path / "live") as live, LiveDatastore.open(tmp_path / "live", read_only=True) as reader:
+        live.add([SECRET])
+        reader.refresh()
+        before = reader.snapshot.views
+        assert live.delete(["absent"]) == 0
+        live.add([[1, 2]])
+        reader.refresh()
+        assert before[0] is reader.snapshot.views[0]
 
 
 # --- Eviction ---------------------------------------------------------------------------------------------------------
@@ -206,6 +238,25 @@ def test_the_oldest_are_evicted_and_no_more_than_an_eighth_too_many(
     assert size < 20_000
 
 
+def test_a_long_log_is_written_into_the_file_while_there_is_always_more_to_merge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Writer, "merge_in_memory", lambda opened: True)
+    with new_live(tmp_path / "live") as live:
+        live._parts._log_pages = 10**9
+        until(lambda: live._parts._log_pages == 0)
+
+
+def test_what_was_evicted_can_still_be_deleted_from_the_file(tmp_path: Path, clock: Clock) -> None:
+    opened = begun(tmp_path / "live", Bounds(max_age=80.0), clock)
+    opened.add([NewDocument("a", BYTES)])
+    clock.now += 100
+    opened.evict()
+    assert opened.delete(["a"]) == 0
+    assert BYTES not in file_bytes(tmp_path / "live")
+    opened.close()
+
+
 def test_smaller_limits_evict_no_more_than_they_say(tmp_path: Path) -> None:
     with new_live(tmp_path / "live", 65_535) as live:
         live.add([[1000 + token, 1, 2] for token in range(200)])
@@ -226,7 +277,21 @@ def test_evicted_documents_leave_the_file(tmp_path: Path) -> None:
             live.add([[1, 2] * 20])
         assert len(list(live._parts._documents.read(1))) < 25, "removed by what was added later"
         until(lambda: not live._parts.purge())
-        live._parts._log_pages = 10**9
-        live._parts.write_log()
+        live._parts.checkpoint()
         assert BYTES not in (tmp_path / "live" / "documents.sqlite").read_bytes()
         assert live.info().failure is None
+
+
+def test_what_is_evicted_while_segments_are_chosen_is_not_missed(
+    aged: Writer, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_young = Writer._is_young
+
+    def evicting(opened: Writer, segment: Segment) -> bool:
+        clock.now += 200
+        opened.evict()
+        return is_young(opened, segment)
+
+    monkeypatch.setattr(Writer, "_is_young", evicting)
+    aged.merge_in_memory()
+    assert there(aged) == []

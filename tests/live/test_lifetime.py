@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +14,11 @@ from pathlib import Path
 import pytest
 
 import rest_store
+from rest_store.datastore.kernel import native_kernel
 from rest_store.errors import DatastoreClosedError, WriterError
+from rest_store.live import lock
 from rest_store.live.live_datastore import LiveDatastore
+from rest_store.live.writer import Writer
 from tests.shared.live import new_live, small_segments, until
 from tests.shared.strategies import refused
 
@@ -73,6 +78,89 @@ def test_closing_while_threads_add_and_ask(tmp_path: Path, monkeypatch: pytest.M
         assert live.info().document_count == len(acknowledged)
 
 
+def test_threads_close_it_at_the_same_time(tmp_path: Path) -> None:
+    """The directory is free when any of the calls returns, and its descriptors are closed once."""
+    live = new_live(tmp_path / "live")
+    together = threading.Barrier(2)
+    live.before_close(lambda _: together.wait())
+    errors: list[BaseException] = []
+
+    def close() -> None:
+        try:
+            live.close()
+            assert live._lock not in lock._held
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=close) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+
+
+def test_an_interrupted_close_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    live = new_live(tmp_path / "live")
+
+    def interrupted(opened: Writer) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Writer, "close", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            live.close()
+    live.close()
+    LiveDatastore.open(tmp_path / "live").close()
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_one_that_is_dropped_is_closed(tmp_path: Path, read_only: bool) -> None:
+    before = descriptors(), threading.active_count()
+    with new_live(tmp_path / "live") as live:
+        live.add([[1, 2]])
+    dropped = LiveDatastore.open(tmp_path / "live", read_only=read_only)
+    assert dropped.count([1, 2]) == 1
+    del dropped
+    until(lambda: (descriptors(), threading.active_count()) == before)
+    LiveDatastore.open(tmp_path / "live").close()
+
+
+EXIT = """
+import sys, threading
+from rest_store.datastore.tokenizer import TokenizerIdentity
+from rest_store.live import segment
+from rest_store.live.live_datastore import LiveDatastore
+from tests.shared.strategies import identity
+
+native, busy, go = segment.native_module(), threading.Event(), threading.Event()
+
+class Slow:
+    def pack_suffixes(self, *arguments):
+        busy.set()
+        go.wait()
+        native.pack_suffixes(*arguments)
+        print("sorted", flush=True)
+
+live = LiveDatastore.open(sys.argv[1], tokenizer=identity(300))
+segment.native_module = Slow
+threading.Thread(target=live.add, args=([[1, 2]],), daemon=True).start()
+busy.wait()
+end = threading.Timer(0.05, go.set)
+end.daemon = True  # it ends while the interpreter exits
+end.start()
+"""
+
+
+@pytest.mark.skipif(native_kernel() is None, reason="the native kernel was not built")
+def test_the_interpreter_exits_when_nobody_sorts_any_more(tmp_path: Path) -> None:
+    """A thread that comes back from native code after that would abort the process."""
+    ended = subprocess.run([sys.executable, "-c", EXIT, tmp_path / "live"], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "sorted\n", "")
+    with LiveDatastore.open(tmp_path / "live") as live:
+        assert live.count([1, 2]) == 1
+
+
 def test_copies_and_pickles(tmp_path: Path) -> None:
     with new_live(tmp_path / "live") as live:
         live.add([[1, 2]])
@@ -123,6 +211,15 @@ def test_a_child_keeps_no_lock(tmp_path: Path) -> None:
     finally:
         os.close(write)
         os.waitpid(child, 0)
+
+
+def test_a_child_that_still_has_the_descriptor_keeps_no_lock(tmp_path: Path) -> None:
+    """As one that was forked a moment ago, by whatever code."""
+    live = new_live(tmp_path / "live")
+    inherited = os.dup(live._lock._descriptor)
+    live.close()
+    LiveDatastore.open(tmp_path / "live").close()
+    os.close(inherited)
 
 
 def test_a_session_follows_changes_and_goes_on_when_it_is_closed(tmp_path: Path) -> None:

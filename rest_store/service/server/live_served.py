@@ -20,7 +20,7 @@ from rest_store.service.server.served import Served, timestamp
 from rest_store.v1 import datastore_pb2 as pb
 
 if TYPE_CHECKING:
-    from rest_store.live.live_datastore import LiveInfo
+    from rest_store.live.live_info import LiveInfo
 
 _ADDING_THREADS = 4  # callers that share a commit
 _MOST_REMEMBERED = 1 << 22  # tokens that wait to be added

@@ -21,7 +21,7 @@ from rest_store.service.server.rights import Rights
 from rest_store.v1 import datastore_pb2 as pb
 
 if TYPE_CHECKING:
-    from rest_store.live.live_datastore import LiveInfo
+    from rest_store.live.live_info import LiveInfo
 
 _Stamp = tuple[int, int, int, int]  # device, inode, size, time of the last change of content
 
