@@ -24,7 +24,8 @@ std::vector<ShardView> shard_views(const nb::list& shards) {
     const auto field = [&](const char* name) { return nb::cast<std::uint64_t>(shard.attr(name)); };
     out.push_back({symbols.data(), reinterpret_cast<const std::uint64_t*>(keys.data()), entries.data(),
                    field("position_count"), field("entry_count"), field("key_count"),
-                   static_cast<std::uint32_t>(field("width")), static_cast<std::uint32_t>(field("bits"))});
+                   static_cast<std::uint32_t>(field("width")), static_cast<std::uint32_t>(field("bits")),
+                   nb::cast<nb::tuple>(shard.attr("files")).size() != 0});
   }
   return out;
 }
