@@ -103,8 +103,8 @@ def continue_all(
     options = {"custom_generate": rest_store.generate, "return_dict_in_generate": True}
     local = [rest_store.PromptLookup(), rest_store.RecycledLogits()]
     with (
-        rest_store.DatastoreClient(target, datastores=list(frozen), timeout=TIMEOUT) as without,
-        rest_store.DatastoreClient(target, timeout=TIMEOUT) as client,
+        rest_store.DatastoreClient(target, datastore=list(frozen) or None, timeout=TIMEOUT) as without,
+        rest_store.DatastoreClient(target, timeout=TIMEOUT, remember=LIVE) as client,
         rest_store.prepacked_weights(network),
     ):
         methods: dict[str, Any] = {
@@ -113,13 +113,10 @@ def continue_all(
             "remembering": {
                 **options,
                 "drafter": [client, rest_store.PromptLookup(), rest_store.RecycledLogits()],
-                "remember": client,
             },
         }
         for method in methods.values():
-            write(
-                network, {**method, "remember": None} if "drafter" in method else method, share[0][1].tokens, 8, {}, 0
-            )
+            write(network, method, share[0][1].tokens, 8, {}, 0)
         for number, prompt in share:
             names = list(methods)[number % 3 :] + list(methods)[: number % 3]
             runs = {name: write(network, methods[name], prompt.tokens, max_new_tokens, {}, 0) for name in names}
