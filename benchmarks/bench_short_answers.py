@@ -43,16 +43,13 @@ Ratios = list[list[float]]  # by round and prompt
 @datastores_option
 @click.option("--prompts", default=20, type=click.IntRange(2), help="Number of prompts.")
 @click.option("--length", "lengths", multiple=True, default=(8, 16, 32, 64), type=click.IntRange(2), help="New tokens.")
-@click.option(
-    "--tokens", default=64, type=click.IntRange(1), help="New tokens: a length has as many processes as write these."
-)
+@click.option("--processes", default=8, type=click.IntRange(1), help="New processes for each length.")
 @json_option
 def main(**options: Any) -> None:
     figures: dict[str, Any] = {"lengths": {}, "loop": measured(bare_loop)}
     print(f"the loop without drafts: {figures['loop']:.3f} of plain")
     for length in options["lengths"]:
-        processes = max(1, options["tokens"] // length)
-        runs = [measured(short_answers, options, length) for _ in range(processes)]
+        runs = [measured(short_answers, options, length) for _ in range(options["processes"])]
         figures["lengths"][str(length)] = summarize(runs)
         for name, row in figures["lengths"][str(length)].items():
             print(f"{length} tokens, {name}: median {row['median']:.2f}, least {row['least']:.2f}")
