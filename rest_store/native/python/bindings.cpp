@@ -142,6 +142,8 @@ NB_MODULE(_kernel, module) {
     return static_cast<int>(tree_fault(packed.c_str(), packed.size() / kNodeSize, vocabulary, max_depth));
   });
   module.def("pack_suffixes", &pack, "order"_a, "symbols"_a, "width"_a, "bits"_a, "keys"_a, "entries"_a);
+  bind_calibrations(module);
+  bind_evidence(module);
   bind_sessions(module);
   nb::class_<NativeKernel>(module, "NativeKernel", nb::is_weak_referenceable())
       .def(nb::init<const nb::list&, std::uint32_t>(), "shards"_a, "vocabulary_size"_a)

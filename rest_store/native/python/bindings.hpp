@@ -10,5 +10,7 @@
 // The shards of a datastore, given as rest_store.datastore.kernel.shard_view makes them; they own nothing.
 std::vector<rest_store::ShardView> shard_views(const nanobind::list& shards);
 
-// Add what draft sessions and calibrations need.
+// Add the classes and functions of each part to the module; sessions take calibrations and readers of evidence.
+void bind_calibrations(nanobind::module_& module);
+void bind_evidence(nanobind::module_& module);
 void bind_sessions(nanobind::module_& module);

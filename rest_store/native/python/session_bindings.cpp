@@ -1,27 +1,21 @@
 // Python bindings of draft sessions and calibrations: conversions and the release of the GIL, no algorithm.
 
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
 #include <limits>
-#include <memory>
 #include <numeric>
 #include <sstream>
 
+#include "python/arrays.hpp"
 #include "python/bindings.hpp"
-#include "search/fork_mutex.hpp"
-#include "session/collect_evidence.hpp"
-#include "session/gbdt_fit.hpp"
+#include "python/native_calibration.hpp"
+#include "python/native_evidence_reader.hpp"
 #include "session/tree_builder.hpp"
 
-namespace nb = nanobind;
 using namespace rest_store;
 
 namespace {
-
-template <class Item, std::size_t Dimensions = 1>
-using Array = nb::ndarray<const Item, nb::ndim<Dimensions>, nb::c_contig, nb::device::cpu>;
 
 // Rows of most likely tokens: int32[n, k] or int64[n, k]. -1, or any other number that is no token, ends a row.
 class TopK {
@@ -45,99 +39,6 @@ class TopK {
  private:
   Values values_;
   bool is_wide_;
-};
-
-template <class Item>
-std::span<const Item> span_of(const Array<Item>& array) {
-  return {array.data(), array.size()};
-}
-
-std::span<const Token> tokens_of(const Array<std::int32_t>& array) {
-  return {reinterpret_cast<const Token*>(array.data()), array.size()};
-}
-
-template <class Item>
-nb::bytes bytes_of(const std::vector<Item>& items) {
-  return nb::bytes(reinterpret_cast<const char*>(items.data()), items.size() * sizeof(Item));
-}
-
-// A datastore's reader, and the arrays that keep its mappings open.
-struct NativeEvidenceReader {
-  NativeEvidenceReader(const nb::list& shards, std::uint32_t vocabulary, bool live)
-      : keep(shards), reader(std::make_unique<EvidenceReader>(shard_views(shards), vocabulary, live)) {}
-
-  nb::list keep;
-  std::unique_ptr<EvidenceReader> reader;
-};
-
-// Trees as bytes: the base, then the trees as they lie in memory.
-Gbdt gbdt_of(const nb::bytes& packed) {
-  constexpr std::size_t kHead = sizeof(float);
-  if (packed.size() < kHead || (packed.size() - kHead) % sizeof(ObliviousTree) != 0)
-    throw nb::value_error("of a wrong size");
-  Gbdt gbdt;
-  std::memcpy(&gbdt.base, packed.c_str(), kHead);
-  gbdt.trees.resize((packed.size() - kHead) / sizeof(ObliviousTree));
-  if (!gbdt.trees.empty())
-    std::memcpy(static_cast<void*>(gbdt.trees.data()), packed.c_str() + kHead, packed.size() - kHead);
-  for (const ObliviousTree& tree : gbdt.trees)
-    for (const std::uint16_t feature : tree.features)
-      if (feature >= kFeatures) throw nb::value_error("of other features");
-  if (!gbdt.finite()) throw nb::value_error("of numbers that are not finite");
-  return gbdt;
-}
-
-nb::bytes packed_of(const Gbdt& gbdt) {
-  std::vector<char> out(sizeof(float) + gbdt.trees.size() * sizeof(ObliviousTree));
-  std::memcpy(out.data(), &gbdt.base, sizeof(float));
-  if (!gbdt.trees.empty())
-    std::memcpy(out.data() + sizeof(float), gbdt.trees.data(), gbdt.trees.size() * sizeof(ObliviousTree));
-  return bytes_of(out);
-}
-
-// Fitted trees and what was learnt online, shared by sessions.
-struct NativeCalibration {
-  NativeCalibration(const nb::bytes& frozen, const nb::bytes& live)
-      : trees{gbdt_of(frozen), live.size() == 0 ? Gbdt() : gbdt_of(live)} {}
-
-  OnlineCalibration online_now() const {
-    const std::lock_guard lock(mutex);
-    return online;
-  }
-  // Add what one step has changed, so that concurrent sessions do not undo each other's changes.
-  void add(const OnlineCalibration& before, const OnlineCalibration& after) {
-    OnlineCalibration change;
-    change.bias = after.bias - before.bias;
-    bool finite = std::isfinite(change.bias);
-    for (std::size_t i = 0; i < OnlineCalibration::kOrigins; ++i) {
-      change.weights[i] = after.weights[i] - before.weights[i];
-      finite = finite && std::isfinite(change.weights[i]);
-    }
-    if (!finite) return;
-    const std::lock_guard lock(mutex);
-    online.bias += change.bias;
-    for (std::size_t i = 0; i < OnlineCalibration::kOrigins; ++i) online.weights[i] += change.weights[i];
-    online.clamp();
-  }
-  std::vector<float> weights() const {
-    const OnlineCalibration now = online_now();
-    std::vector<float> out{now.bias};
-    out.insert(out.end(), now.weights.begin(), now.weights.end());
-    return out;
-  }
-  void set_weights(const std::vector<float>& weights) {
-    if (weights.size() != 1 + OnlineCalibration::kOrigins) throw nb::value_error("of another number");
-    for (const float weight : weights)
-      if (!std::isfinite(weight)) throw nb::value_error("not finite");
-    const std::lock_guard lock(mutex);
-    online.bias = weights[0];
-    std::copy(weights.begin() + 1, weights.end(), online.weights.begin());
-    online.clamp();
-  }
-
-  FittedTrees trees;
-  OnlineCalibration online;
-  mutable ForkMutex mutex;
 };
 
 // One generation. Sources are identified by their places among the session's sources, of which there are at most 8.
@@ -421,107 +322,17 @@ nb::tuple packed_top_k(const TopK::Values& values) {
   return nb::make_tuple(bytes_of(out), width);
 }
 
-// The evidence of each of `readers` as bytes, along the paths that a draft after `tail` may take. `parents` and
-// `scores` are those of the tree of `tokens` that other sources would draft.
-nb::list collect_evidence(const std::vector<NativeEvidenceReader*>& readers, const NativeCalibration& calibration,
-                          const Array<std::int32_t>& tail, const Array<std::int32_t>& tokens,
-                          const Array<std::int32_t>& parents, const Array<float>& scores, std::size_t max_nodes,
-                          std::size_t max_rows, std::size_t max_suffix) {
-  std::vector<std::string> packed;
-  {
-    const nb::gil_scoped_release release;
-    if (parents.size() != tokens.size() || scores.size() != tokens.size())
-      throw nb::value_error("columns of unequal length");
-    if (readers.size() > kMaxStores) throw nb::value_error("more datastores than a session can hold");
-    std::vector<ProposedNode> proposals;
-    for (std::size_t i = 0; i < tokens.size(); ++i) {
-      const std::int32_t parent = parents.data()[i];
-      if (parent < -1 || parent >= static_cast<std::int32_t>(i)) throw nb::value_error("a parent after its child");
-      const float above = parent < 0 ? 1 : scores.data()[parent], probability = scores.data()[i] / above;
-      proposals.push_back(
-          {static_cast<Token>(tokens.data()[i]), parent, probability > 0 ? std::min(probability, 1.0F) : 0});
-    }
-    std::vector<EvidenceReader*> evidence_readers;
-    for (const NativeEvidenceReader* reader : readers) evidence_readers.push_back(reader->reader.get());
-    thread_local EvidenceCollector collector;
-    collector.collect(evidence_readers, calibration.trees, tokens_of(tail), proposals,
-                      {max_nodes, max_rows, max_suffix});
-    for (std::size_t store = 0; store < evidence_readers.size(); ++store)
-      packed.push_back(packed_rows(collector.paths(), evidence_readers[store]->vocabulary(),
-                                   [&](std::size_t row) -> const Evidence& { return collector.evidence(row, store); }));
-  }
-  nb::list out;
-  for (const std::string& rows : packed) out.append(nb::bytes(rows.data(), rows.size()));
-  return out;
-}
-
-// Null, or what is wrong with `rows` as evidence of at most `max_rows` paths in a vocabulary.
-const char* evidence_fault(const nb::bytes& rows, std::uint64_t vocabulary, std::size_t max_rows) {
-  thread_local EvidenceRows read;  // keeps its memory
-  return read.read({rows.c_str(), rows.size()}, vocabulary, max_rows);
-}
-
-nb::bytes fit_gbdt(const Array<float, 2>& rows, const Array<std::uint8_t>& labels, const Array<std::uint32_t>& ends,
-                   std::uint32_t trees, double rate, double ridge, double share) {
-  if (rows.shape(1) != kFeatures || rows.shape(0) != labels.size() || ends.size() == 0 ||
-      ends.data()[ends.size() - 1] != labels.size())
-    throw nb::value_error("of other shapes");
-  std::uint32_t row = 0;
-  for (const std::uint32_t end : span_of(ends)) {  // ascending, so that none exceeds the last, which was checked
-    if (end <= row || end > labels.size()) throw nb::value_error("ends that do not ascend");
-    std::uint32_t right = 0;
-    for (; row < end; ++row) {
-      if (labels.data()[row] > 1) throw nb::value_error("a label greater than 1");
-      right += labels.data()[row];
-    }
-    if (right > 1) throw nb::value_error("several right rows of one place");
-  }
-  const std::span<const float> features{rows.data(), rows.size()};
-  if (!std::all_of(features.begin(), features.end(), [](float feature) { return std::isfinite(feature); }))
-    throw nb::value_error("features that are not finite");
-  if (!(rate > 0 && rate <= 1 && ridge >= 0 && ridge < 1e9 && share > 0 && share <= 1))
-    throw nb::value_error("options out of range");
-  Gbdt gbdt;
-  {
-    const nb::gil_scoped_release release;
-    GbdtOptions options;
-    options.trees = trees;
-    options.rate = rate;
-    options.ridge = ridge;
-    options.row_share = share;
-    gbdt = GbdtFitter(features, span_of(labels), span_of(ends), kFeatures).fit(options);
-  }
-  return packed_of(gbdt);
-}
-
 }  // namespace
 
 void bind_sessions(nb::module_& module) {
-  module.attr("FEATURES") = kFeatures;
   module.attr("MAX_STORES") = kMaxStores;
   module.attr("TOKEN_MEMORY") = PromptLookup::kTokenMemory;
   module.attr("NODE_MEMORY") = sizeof(SourceEvidence);
-  module.attr("EVIDENCE_MEMORY") = sizeof(Evidence);  // of each node and store
-  module.def("fit_gbdt", &fit_gbdt);
   module.def("packed_top_k", &packed_top_k);
-  module.def("collect_evidence", &collect_evidence, nb::arg("readers"), nb::arg("calibration"), nb::arg("tail"),
-             nb::arg("tokens"), nb::arg("parents"), nb::arg("scores"), nb::kw_only(), nb::arg("max_nodes"),
-             nb::arg("max_rows"), nb::arg("max_suffix"));
-  module.def("evidence_fault", &evidence_fault);
   nb::class_<RecycledLogits>(module, "NativeRecycledLogits")
       .def(nb::init<>())
       .def("__len__", &RecycledLogits::size)
       .def("memory", &RecycledLogits::memory);
-  nb::class_<NativeEvidenceReader>(module, "NativeEvidenceReader")
-      .def(nb::init<const nb::list&, std::uint32_t, bool>());
-  nb::class_<NativeCalibration>(module, "NativeCalibration")
-      .def(nb::init<const nb::bytes&, const nb::bytes&>())
-      .def_prop_rw("weights", &NativeCalibration::weights, &NativeCalibration::set_weights)
-      .def_prop_ro("gbdt", [](const NativeCalibration& calibration) { return packed_of(calibration.trees.frozen); })
-      .def_prop_ro("live_gbdt", [](const NativeCalibration& calibration) {
-        const Gbdt& live = calibration.trees.live;
-        return live.trees.empty() ? nb::bytes("", 0) : packed_of(live);
-      });
   nb::class_<NativeSession>(module, "NativeSession")
       .def(nb::init<NativeCalibration&>(), nb::keep_alive<1, 2>())
       .def("use_prompt_lookup", &NativeSession::use_prompt_lookup)

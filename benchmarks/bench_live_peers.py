@@ -30,7 +30,7 @@ ORDERS = {"those before it": in_turn, "all of other tasks": among_others}
 @click.command(
     help=__doc__,
     context_settings=SHOW_DEFAULTS,
-    epilog="Example: python benchmarks/bench_live.py --peers peers/bin/python --recordings traces.jsonl.gz "
+    epilog="Example: python benchmarks/bench_live_peers.py --peers peers/bin/python --recordings traces.jsonl.gz "
     "--datastore python.ds",
 )
 @recordings_option

@@ -1,0 +1,89 @@
+// Python bindings of calibrations and their fitting: conversions and the release of the GIL, no algorithm.
+
+#include <nanobind/stl/vector.h>
+
+#include "python/arrays.hpp"
+#include "python/bindings.hpp"
+#include "python/native_calibration.hpp"
+#include "session/candidates.hpp"
+#include "session/gbdt_fit.hpp"
+
+namespace rest_store {
+
+Gbdt gbdt_of(const nb::bytes& packed) {
+  constexpr std::size_t kHead = sizeof(float);
+  if (packed.size() < kHead || (packed.size() - kHead) % sizeof(ObliviousTree) != 0)
+    throw nb::value_error("of a wrong size");
+  Gbdt gbdt;
+  std::memcpy(&gbdt.base, packed.c_str(), kHead);
+  gbdt.trees.resize((packed.size() - kHead) / sizeof(ObliviousTree));
+  if (!gbdt.trees.empty())
+    std::memcpy(static_cast<void*>(gbdt.trees.data()), packed.c_str() + kHead, packed.size() - kHead);
+  for (const ObliviousTree& tree : gbdt.trees)
+    for (const std::uint16_t feature : tree.features)
+      if (feature >= kFeatures) throw nb::value_error("of other features");
+  if (!gbdt.finite()) throw nb::value_error("of numbers that are not finite");
+  return gbdt;
+}
+
+}  // namespace rest_store
+
+using namespace rest_store;
+
+namespace {
+
+nb::bytes packed_of(const Gbdt& gbdt) {
+  std::vector<char> out(sizeof(float) + gbdt.trees.size() * sizeof(ObliviousTree));
+  std::memcpy(out.data(), &gbdt.base, sizeof(float));
+  if (!gbdt.trees.empty())
+    std::memcpy(out.data() + sizeof(float), gbdt.trees.data(), gbdt.trees.size() * sizeof(ObliviousTree));
+  return bytes_of(out);
+}
+
+nb::bytes fit_gbdt(const Array<float, 2>& rows, const Array<std::uint8_t>& labels, const Array<std::uint32_t>& ends,
+                   std::uint32_t trees, double rate, double ridge, double share) {
+  if (rows.shape(1) != kFeatures || rows.shape(0) != labels.size() || ends.size() == 0 ||
+      ends.data()[ends.size() - 1] != labels.size())
+    throw nb::value_error("of other shapes");
+  std::uint32_t row = 0;
+  for (const std::uint32_t end : span_of(ends)) {  // ascending, so that none exceeds the last, which was checked
+    if (end <= row || end > labels.size()) throw nb::value_error("ends that do not ascend");
+    std::uint32_t right = 0;
+    for (; row < end; ++row) {
+      if (labels.data()[row] > 1) throw nb::value_error("a label greater than 1");
+      right += labels.data()[row];
+    }
+    if (right > 1) throw nb::value_error("several right rows of one place");
+  }
+  const std::span<const float> features{rows.data(), rows.size()};
+  if (!std::all_of(features.begin(), features.end(), [](float feature) { return std::isfinite(feature); }))
+    throw nb::value_error("features that are not finite");
+  if (!(rate > 0 && rate <= 1 && ridge >= 0 && ridge < 1e9 && share > 0 && share <= 1))
+    throw nb::value_error("options out of range");
+  Gbdt gbdt;
+  {
+    const nb::gil_scoped_release release;
+    GbdtOptions options;
+    options.trees = trees;
+    options.rate = rate;
+    options.ridge = ridge;
+    options.row_share = share;
+    gbdt = GbdtFitter(features, span_of(labels), span_of(ends), kFeatures).fit(options);
+  }
+  return packed_of(gbdt);
+}
+
+}  // namespace
+
+void bind_calibrations(nb::module_& module) {
+  module.attr("FEATURES") = kFeatures;
+  module.def("fit_gbdt", &fit_gbdt);
+  nb::class_<NativeCalibration>(module, "NativeCalibration")
+      .def(nb::init<const nb::bytes&, const nb::bytes&>())
+      .def_prop_rw("weights", &NativeCalibration::weights, &NativeCalibration::set_weights)
+      .def_prop_ro("gbdt", [](const NativeCalibration& calibration) { return packed_of(calibration.trees.frozen); })
+      .def_prop_ro("live_gbdt", [](const NativeCalibration& calibration) {
+        const Gbdt& live = calibration.trees.live;
+        return live.trees.empty() ? nb::bytes("", 0) : packed_of(live);
+      });
+}

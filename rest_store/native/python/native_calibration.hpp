@@ -1,0 +1,62 @@
+// A calibration as Python holds it.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <mutex>
+#include <vector>
+
+#include "search/fork_mutex.hpp"
+#include "session/acceptance.hpp"
+
+namespace rest_store {
+
+// Trees from bytes: the base, then the trees as they lie in memory. ValueError: what is wrong with them.
+Gbdt gbdt_of(const nanobind::bytes& packed);
+
+// Fitted trees and what was learnt online, shared by sessions.
+struct NativeCalibration {
+  NativeCalibration(const nanobind::bytes& frozen, const nanobind::bytes& live)
+      : trees{gbdt_of(frozen), live.size() == 0 ? Gbdt() : gbdt_of(live)} {}
+
+  OnlineCalibration online_now() const {
+    const std::lock_guard lock(mutex);
+    return online;
+  }
+  // Add what one step has changed, so that concurrent sessions do not undo each other's changes.
+  void add(const OnlineCalibration& before, const OnlineCalibration& after) {
+    OnlineCalibration change;
+    change.bias = after.bias - before.bias;
+    bool finite = std::isfinite(change.bias);
+    for (std::size_t i = 0; i < OnlineCalibration::kOrigins; ++i) {
+      change.weights[i] = after.weights[i] - before.weights[i];
+      finite = finite && std::isfinite(change.weights[i]);
+    }
+    if (!finite) return;
+    const std::lock_guard lock(mutex);
+    online.bias += change.bias;
+    for (std::size_t i = 0; i < OnlineCalibration::kOrigins; ++i) online.weights[i] += change.weights[i];
+    online.clamp();
+  }
+  std::vector<float> weights() const {
+    const OnlineCalibration now = online_now();
+    std::vector<float> out{now.bias};
+    out.insert(out.end(), now.weights.begin(), now.weights.end());
+    return out;
+  }
+  void set_weights(const std::vector<float>& weights) {
+    if (weights.size() != 1 + OnlineCalibration::kOrigins) throw nanobind::value_error("of another number");
+    for (const float weight : weights)
+      if (!std::isfinite(weight)) throw nanobind::value_error("not finite");
+    const std::lock_guard lock(mutex);
+    online.bias = weights[0];
+    std::copy(weights.begin() + 1, weights.end(), online.weights.begin());
+    online.clamp();
+  }
+
+  FittedTrees trees;
+  OnlineCalibration online;
+  mutable ForkMutex mutex;
+};
+
+}  // namespace rest_store

@@ -1,0 +1,156 @@
+"""Whether drafting pays, by a clock of known costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from rest_store.generation.costs import DraftPolicy, ForwardCosts
+
+WIDTHS = range(17)  # steps are as wide as their trees
+
+
+def known(slope: float = 0.1) -> ForwardCosts:
+    """Return costs that are known: 1 for a plain step and `slope` more for each draft token."""
+    costs = ForwardCosts(slope)
+    for _ in range(9):
+        for nodes in (0, 8, 16):
+            costs.observe(nodes, 1 + slope * nodes)
+    return costs
+
+
+def simulate(policy: DraftPolicy, steps: int, tokens: float, *, slope: float = 0.1, drafting: float = 0.0) -> list[int]:
+    """Let whole budgets be verified, each bringing `tokens`; return the budgets."""
+    budgets = []
+    for _ in range(steps):
+        nodes, _ = policy.budget(WIDTHS)
+        budgets.append(nodes)
+        policy.observe(nodes, tokens if nodes else 1.0, 1 + slope * nodes, drafting if nodes else 0.0)
+    return budgets
+
+
+def test_trees_are_narrow_until_drafts_are_accepted() -> None:
+    policy = DraftPolicy(known())
+    assert simulate(policy, 1, 1.5)[0] in range(1, 5)
+    budgets = simulate(policy, 20, 3.0)
+    assert budgets == sorted(budgets)
+    assert budgets[-1] == 16
+    assert policy.pauses == 0
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.005, 0.1, 1.0])
+@pytest.mark.parametrize("drafting", [0.0, 0.02, 0.5])
+@pytest.mark.parametrize("steps", [8, 64, 512])
+def test_drafts_that_are_never_accepted_cost_little(slope: float, drafting: float, steps: int) -> None:
+    policy = DraftPolicy(known(slope))
+    budgets = simulate(policy, steps, 1.0, slope=slope, drafting=drafting)
+    lost = sum(slope * nodes + drafting * (nodes > 0) for nodes in budgets)
+    assert lost < 0.3 + drafting + 0.02 * steps, "what is risked at first, one slow draft, and a small share"
+
+
+def test_slow_drafts_do_not_pay_although_forward_passes_would() -> None:
+    policy = DraftPolicy(known(0.02))
+    budgets = simulate(policy, 100, 2.0, slope=0.02, drafting=2.0)
+    assert sum(map(bool, budgets)) <= 5
+    assert policy.pauses >= 1
+
+
+def test_a_long_success_is_no_licence_for_a_long_failure() -> None:
+    policy = DraftPolicy(known())
+    simulate(policy, 300, 4.0)
+    budgets = simulate(policy, 100, 1.0)
+    assert 0.1 * sum(budgets) < 6
+
+
+def test_drafting_is_tried_again() -> None:
+    policy = DraftPolicy(known())
+    simulate(policy, 100, 1.0)
+    assert policy.budget(WIDTHS)[0] < 8
+    assert simulate(policy, 200, 3.0)[-50:].count(16) >= 49
+
+
+def test_a_delay_of_one_draft_does_not_end_drafting() -> None:
+    policy = DraftPolicy(known())
+    assert policy.budget(WIDTHS)[0]
+    policy.observe(4, 1.0, 1.4, 1000.0)
+    assert any(simulate(policy, 30, 3.0))
+
+
+def write(drafts: int, length: int, slow: Callable[[int], float], *, of_pass: bool = False) -> tuple[float, int]:
+    """Write `length` tokens, up to `drafts` + 1 of them with each tree; return the seconds and the steps.
+
+    Args:
+        drafts: tokens accepted of each tree that is wide enough, half as many as it has at most.
+        length: tokens to write.
+        slow: by number of the drafted step, from 1, the plain steps that it takes longer.
+        of_pass: whether its forward pass does, instead of drafting.
+    """
+    policy = DraftPolicy(ForwardCosts(0.04))
+    seconds, written, steps, drafted = 0.0, 0, 0, 0
+    while written < length:
+        nodes, _ = policy.budget(WIDTHS)
+        drafted += nodes > 0
+        extra = slow(drafted) if nodes else 0.0
+        forward, drafting = 1 + 0.04 * nodes + extra * of_pass, (0.03 + extra * (not of_pass)) * (nodes > 0)
+        tokens = 1 + min(drafts, (nodes + 1) // 2)
+        policy.observe(nodes, tokens, forward, drafting)
+        seconds, written, steps = seconds + forward + drafting, written + tokens, steps + 1
+    return seconds, steps
+
+
+@pytest.mark.parametrize("number", [1, 2, 5, 20])
+@pytest.mark.parametrize(("extra", "of_pass"), [(2.5, False), (2.0, True), (10.0, False)])
+def test_one_slow_step_costs_little_more_than_itself(number: int, extra: float, *, of_pass: bool) -> None:
+    undisturbed, _ = write(2, 96, lambda _: 0.0)
+    seconds, steps = write(2, 96, lambda drafted: extra * (drafted == number), of_pass=of_pass)
+    assert 96 / steps > (2.2 if extra < 10 else 1.9)
+    assert seconds < undisturbed + extra + 10
+
+
+@pytest.mark.parametrize("period", [1, 2, 5])
+@pytest.mark.parametrize(("length", "most"), [(64, 2), (256, 3), (2048, 14)])
+def test_a_source_that_is_often_slow_is_stopped(period: int, length: int, most: int) -> None:
+    """It costs more than its drafts save."""
+    seconds, _ = write(1, length, lambda drafted: 2.5 * period * (drafted % period == 1 % period))
+    assert seconds < length + most * 2.5 * period
+
+
+def test_while_drafting_pauses_nothing_is_drafted_at_any_cost() -> None:
+    """Steps with drafts take no longer than without; drafting takes time."""
+    policy = DraftPolicy(known(0.0))
+    assert sum(map(bool, simulate(policy, 100, 1.0, slope=0.0, drafting=2.5))) <= 3
+
+
+def test_a_generation_begins_with_what_the_last_one_left() -> None:
+    policy = DraftPolicy(known())
+    first, _ = policy.budget(WIDTHS)
+    simulate(policy, 50, 4.0)
+    policy.begin()
+    policy.observe(0, 1.0, 1.0, 0.0)  # confirms the costs
+    after_success, _ = policy.budget(WIDTHS)
+    simulate(policy, 50, 1.0)
+    policy.begin()
+    policy.observe(0, 1.0, 1.0, 0.0)
+    assert 0 < policy.budget(WIDTHS)[0] < first < after_success < 16
+
+
+def test_the_budget_knows_what_steps_are_padded_to() -> None:
+    policy = DraftPolicy(known())
+    nodes, costs = policy.budget([0, *[2] * 2, *[16] * 14])
+    assert nodes == 2
+    assert costs is not None
+    assert costs[0] < costs[1] == costs[2]
+
+
+def test_the_first_step_is_plain_while_its_cost_is_unknown() -> None:
+    policy = DraftPolicy(ForwardCosts())
+    assert policy.budget(WIDTHS) == (0, None)
+    policy.observe(0, 1.0, 1.0, 0.0)
+    assert policy.budget(WIDTHS)[0] > 0
+
+
+def test_a_policy_that_is_not_adaptive_always_drafts() -> None:
+    policy = DraftPolicy(known(), adaptive=False)
+    assert simulate(policy, 50, 1.0, drafting=9.0) == [16] * 50
+    assert policy.budget(WIDTHS) == (16, None)
