@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -23,6 +24,7 @@ from typing import Any
 import rest_store
 from build_index.corpus import Corpus, open_corpus
 from build_index.duplicates import SeenDocuments
+from build_index.encoder import EncoderError
 from build_index.errors import build_packages
 from build_index.journal import BuildState, Completion, read_journal
 from build_index.memory import MemoryPlan, available_budget, limit_arenas, plan_memory, resident_bytes
@@ -81,14 +83,36 @@ def build(options: BuildOptions, progress: ProgressListener | None = None) -> Bu
             _import_reader(corpus)
         with Staging(options.out) as staging:
             unfinished = staging.unfinished() if options.resume else None
+            if unfinished is None or not unfinished.gave_up_fastokens:
+                tokenizer.accelerate()
             try:
                 load_seconds = time.perf_counter() - start
-                summary = Build(options, corpora, tokenizer, staging, unfinished).run(progress)
+                summary = _build(options, corpora, tokenizer, staging, unfinished, progress)
             except BaseException:
                 _keep_resumable(staging)
                 raise
     seconds, stages = time.perf_counter() - start, {"load": load_seconds, **summary.stage_seconds}
     return replace(summary, seconds=seconds, stage_seconds=stages, peak_memory=resident_bytes("VmHWM"))
+
+
+def _build(
+    options: BuildOptions,
+    corpora: list[Corpus],
+    tokenizer: TargetTokenizer,
+    staging: Staging,
+    unfinished: BuildState | None,
+    progress: ProgressListener | None,
+) -> BuildSummary:
+    """Build; if `fastokens` is found to be wrong, again from the last complete shard, without it."""
+    try:
+        return Build(options, corpora, tokenizer, staging, unfinished).run(progress)
+    except EncoderError as error:
+        message = (
+            f"{staging.out}: {tokenizer.encoder}: {error}; tokenized by tokenizers from the last complete shard on"
+        )
+    warnings.warn(message, UserWarning, stacklevel=2)
+    tokenizer.decelerate()
+    return Build(options, corpora, tokenizer, staging, staging.unfinished()).run(progress)
 
 
 def _budget(options: BuildOptions) -> int:
@@ -179,6 +203,9 @@ class Build:
             journal = stack.enter_context(closing(self._staging.open_journal()))
             if not self._is_resumed:
                 journal.append("plan", {**self._state.plan, "shard_positions": memory.shard_positions})
+            if self._state.encoders[-1:] != [self._tokenizer.encoder]:
+                journal.append("encoder", {"program": self._tokenizer.encoder})
+                self._state.encoders.append(self._tokenizer.encoder)
             seen = None
             if not self._options.keep_duplicates:
                 seen = stack.enter_context(closing(SeenDocuments(memory.digests, self._staging.path)))
@@ -232,7 +259,10 @@ class Build:
             where = ", ".join(corpus.spec.path for corpus in self._corpora)
             raise EmptyCorpusError(describe(where, "the number of documents with tokens", 0, "at least 1"))
         corpora = tuple(pipeline.provenance())
-        options: dict[str, Any] = {"keep_duplicates": self._options.keep_duplicates}
+        options: dict[str, Any] = {
+            "keep_duplicates": self._options.keep_duplicates,
+            "encoders": self._state.encoders,
+        }
         if self._options.shard_tokens is not None:
             options["shard_tokens"] = self._options.shard_tokens
         if any(corpus["conversations"] for corpus in corpora):
@@ -260,6 +290,7 @@ class Build:
             shard_positions=memory.shard_positions,
             size=size,
             bytes_per_token=size / manifest.token_count,
+            encoders=self._state.encoders,
             stage_seconds=pipeline.stage_seconds(),
             memory=memory.budget,
         )

@@ -1,10 +1,11 @@
-"""The command `rest-build`, which is also `rest-store build`."""
+"""The commands `rest-build`, which is also `rest-store build`, and `rest-store merge`."""
 
 from __future__ import annotations
 
 import json
 import signal
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -129,10 +130,36 @@ def build(
             click.echo(summary_text(summary))
 
 
+@click.command(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Example: rest-store merge python.ds rust.ds --out code.ds",
+)
+@click.argument("datastores", metavar="DIR DIR...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--out", metavar="DIR", required=True, type=click.Path(path_type=Path), help="Directory to create.")
+@click.option("--copy", is_flag=True, help="Copy files even where they can be linked.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON object.")
+@click.pass_context
+def merge(context: click.Context, datastores: tuple[Path, ...], out: Path, copy: bool, as_json: bool) -> None:
+    """Make one datastore of several that were built with one tokenizer, without sorting again.
+
+    It answers as if it had been built of all their documents. Files are linked where the file system allows it.
+    """
+    with _one_line_errors(context, out):
+        from build_index.merge import merge as merge_datastores
+
+        merged = merge_datastores(datastores, out, copy=copy)
+        counts = {"documents": merged.document_count, "tokens": merged.token_count, "shards": len(merged.shards)}
+        if as_json:
+            click.echo(json.dumps({"out": str(out), **counts}))
+        else:
+            click.echo(f"{out}: " + ", ".join(f"{number:,} {what}" for what, number in counts.items()))
+
+
 @contextmanager
 def _one_line_errors(context: click.Context, out: Path) -> Iterator[None]:
     """Report an error in one line and exit with status 1, or that of a signal."""
-    with interrupts():
+    with interrupts(), warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: click.echo(f"Warning: {message}", err=True)
         try:
             yield
         except Interrupted as error:
@@ -171,7 +198,7 @@ def summary_text(summary: BuildSummary) -> str:
     rows = {
         "datastore": well_formed(summary.out),
         "documents": f"{summary.documents:,} ({', '.join(notes)})",
-        "tokens": f"{summary.tokens:,}",
+        "tokens": f"{summary.tokens:,} (by {', then '.join(summary.encoders)})",
         "shards": f"{summary.shards:,}" + (f" ({summary.resumed_shards:,} resumed)" if summary.resumed_shards else ""),
         "size": f"{size_text(summary.size)}, {summary.bytes_per_token:.2f} bytes a token",
         "time": f"{clock(summary.seconds)} ({stages}; sorting overlaps)",

@@ -1,6 +1,7 @@
 """The journal of an unfinished build: one JSON object a line, each synced to disk before the build continues.
 
     {"plan": {...}}            first: inputs, options and tokenizer
+    {"encoder": {...}}         what tokenizes from here on
     {"tokens": {...}}          a tokens file is complete, and where in the corpora it ends
     {"suffixes": {...}}        its suffix array is complete
     {"complete": {...}}        all files are complete; the datastore can be put in place
@@ -16,7 +17,7 @@ import os
 import threading
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from build_index.errors import output_errors
 from rest_store.datastore.manifest import ShardRecord
@@ -94,15 +95,25 @@ class BuildState:
 
     Attributes:
         plan: inputs, options and tokenizer.
+        encoders: names and versions of the packages that tokenized, in order.
         tokens: complete tokens files in order.
         suffixes: complete shards by name.
         completion: the complete datastore, or None.
     """
 
     plan: dict[str, Any]
+    encoders: list[str] = field(default_factory=list)
     tokens: list[TokensRecord] = field(default_factory=list)
     suffixes: dict[str, ShardRecord] = field(default_factory=dict)
     completion: Completion | None = None
+
+    @property
+    def gave_up_fastokens(self) -> bool:
+        """Whether `tokenizers` has tokenized; then it goes on to."""
+        return any(encoder.startswith("tokenizers ") for encoder in self.encoders)
+
+
+_Record: TypeAlias = BuildState | str | TokensRecord | ShardRecord | Completion
 
 
 class Journal:
@@ -153,6 +164,8 @@ def read_journal(path: Path) -> BuildState | None:
             state = record
         elif state is None:
             return None
+        elif isinstance(record, str):
+            state.encoders.append(record)
         elif isinstance(record, TokensRecord):
             state.tokens.append(record)
         elif isinstance(record, ShardRecord):
@@ -162,7 +175,7 @@ def read_journal(path: Path) -> BuildState | None:
     return state
 
 
-def _whole_lines(path: Path) -> list[tuple[bytes, BuildState | TokensRecord | ShardRecord | Completion]]:
+def _whole_lines(path: Path) -> list[tuple[bytes, _Record]]:
     """Return the lines up to the first that is cut short or damaged, and what each records."""
     try:
         data = path.read_bytes()
@@ -179,11 +192,13 @@ def _whole_lines(path: Path) -> list[tuple[bytes, BuildState | TokensRecord | Sh
     return whole
 
 
-def _record(line: bytes) -> BuildState | TokensRecord | ShardRecord | Completion:
+def _record(line: bytes) -> _Record:
     """Return what a line records; a damaged one raises ValueError, TypeError, KeyError or AttributeError."""
     ((kind, fields),) = json.loads(line).items()
     if kind == "plan":
         return BuildState(dict(fields))
+    if kind == "encoder":
+        return str(fields["program"])
     if kind == "tokens":
         end = fields.pop("end")
         counts = tuple(TokenizedCounts(**corpus) for corpus in end.pop("counts"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -65,6 +65,7 @@ class BuildSummary:
         shard_positions: most tokens and separators of a shard.
         size: bytes of all shard files.
         bytes_per_token: bytes for each token.
+        encoders: names and versions of the packages that tokenized, one after another.
         seconds: from start to end.
         stage_seconds: time by stage: `load` (packages and tokenizer), `read`, `tokenize`, `sort` and `write`. Their sum
             may exceed `seconds`, since sorting and writing suffix arrays overlap the other stages.
@@ -83,6 +84,7 @@ class BuildSummary:
     shard_positions: int
     size: int
     bytes_per_token: float
+    encoders: Sequence[str]
     seconds: float = 0.0
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
     memory: int = 0

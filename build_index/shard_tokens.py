@@ -8,10 +8,10 @@ from copy import deepcopy
 from pathlib import Path
 
 from build_index.document_stream import StreamedDocument
+from build_index.encoder import Tokens
 from build_index.errors import output_errors
 from build_index.journal import CHAIN_START, Cursor, TokenizedCounts, TokensRecord
 from build_index.staging import sync_directory
-from build_index.target_tokenizer import Tokens
 from rest_store.datastore.shard import TokensWriter
 
 

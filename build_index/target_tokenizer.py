@@ -15,27 +15,20 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from build_index.chat_template import ChatTemplate
 from build_index.documents import Document, Message, well_formed
-from build_index.errors import build_packages, first_line
+from build_index.encoder import Encoder, Tokens, open_tokenizer
 from rest_store.datastore.tokenizer import TokenizerIdentity
-from rest_store.errors import CorpusError, TokenizerLoadError, TokenRangeError, describe
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+from rest_store.errors import CorpusError, TokenRangeError, describe
 
 CONTROL_MARK = "\U0010ffff"  # noncharacters (Unicode 23.7), which text for interchange does not contain
 TEXT_MARK = "\U0010fffe"
 PIECE_CHARACTERS = 1 << 17  # longer texts are encoded in pieces, split at line ends
 BATCH_CHARACTERS = 1 << 19  # encoded at once: up to 400 bytes a character, by tokenizers and in the allocator
-
-Tokens: TypeAlias = NDArray[np.unsignedinteger[Any]]
-"""Token ids of one document: 1-D, 2 bytes each if the vocabulary has at most 65,535 tokens, otherwise 4."""
 
 
 class TargetTokenizer:
@@ -52,22 +45,41 @@ class TargetTokenizer:
     Raises:
         TokenizerLoadError: `tokenizer_json` is not a tokenizer.
 
-    Thread-safe. Encoding releases the GIL and uses all cores (`TOKENIZERS_PARALLELISM` and `RAYON_NUM_THREADS` limit
-    it). The tokens of a text do not depend on its batch. Encoded documents are 1-D arrays, `uint16` or `uint32`.
+    Thread-safe, except `accelerate` and `decelerate`. Encoding releases the GIL and uses all cores
+    (`TOKENIZERS_PARALLELISM` and `RAYON_NUM_THREADS` limit it). The tokens of a text do not depend on its batch.
     """
 
     def __init__(self, tokenizer_json: str, name: str, chat_template: ChatTemplate | None = None) -> None:
-        self._original = _open(tokenizer_json, name)
+        self._original = open_tokenizer(tokenizer_json, name)
         self._json = _canonical_json(json.loads(self._original.to_str()))
         self.identity = TokenizerIdentity.from_tokenizer_json(self._json, name)
         self._template = chat_template
-        self._dtype = np.dtype(np.uint16 if self.identity.vocabulary_size <= 65535 else np.uint32)
         controls = sorted(text for text in self.identity.special_tokens if text)
         longest_first = sorted(controls, key=len, reverse=True)  # as `tokenizers` matches them
         self._control_text = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self._control_places = {text: place for place, text in enumerate(controls)}
-        self._documents = self._marked_copy()
-        self._documents.encode_special_tokens = True
+        self._is_accelerated = False
+        self._documents = self._marked_copy(splits_special_tokens=True)
+
+    def accelerate(self) -> bool:
+        """Encode by `fastokens` from now on, if it is installed and knows this tokenizer; return whether.
+
+        Encoding may then raise EncoderError.
+        """
+        self._is_accelerated = self._documents.accelerate()
+        self.__dict__.pop("_conversations", None)
+        return self._is_accelerated
+
+    def decelerate(self) -> None:
+        """Encode by `tokenizers` from now on."""
+        self._is_accelerated = False
+        self._documents.decelerate()
+        self.__dict__.pop("_conversations", None)
+
+    @property
+    def encoder(self) -> str:
+        """Name and version of the package that encodes."""
+        return self._documents.program
 
     @property
     def chat_template(self) -> str | None:
@@ -160,13 +172,17 @@ class TargetTokenizer:
         return str(raw)
 
     @cached_property
-    def _conversations(self) -> Tokenizer:
+    def _conversations(self) -> Encoder:
         """The marked copy that recognizes control tokens; made for the first conversation."""
-        return self._marked_copy()
+        encoder = self._marked_copy(splits_special_tokens=False)
+        if self._is_accelerated:
+            encoder.accelerate()
+        return encoder
 
-    def _marked_copy(self) -> Tokenizer:
-        marked = _with_marked_controls(json.loads(self._json), self._control_places)
-        return _open(json.dumps(marked), self.identity.name)
+    def _marked_copy(self, *, splits_special_tokens: bool) -> Encoder:
+        marked = json.dumps(_with_marked_controls(json.loads(self._json), self._control_places))
+        size = self.identity.vocabulary_size
+        return Encoder(marked, self.identity.name, splits_special_tokens=splits_special_tokens, vocabulary_size=size)
 
     def _render_marked(self, messages: Sequence[Message], origin: str) -> str:
         """Render with marked texts for the control tokens that the template writes, and only for those."""
@@ -184,12 +200,11 @@ class TargetTokenizer:
         rendered = self._control_text.sub(lambda match: marked_text(self._control_places[match[0]]), rendered)
         return re.sub(f"{TEXT_MARK}(\\d+){TEXT_MARK}", lambda match: plain_texts[int(match[1])], rendered)
 
-    def _encode(self, tokenizer: Tokenizer, texts: Sequence[str]) -> list[Tokens]:
+    def _encode(self, encoder: Encoder, texts: Sequence[str]) -> list[Tokens]:
         pieces = [list(split_text(text)) for text in texts]
         arrays: list[Tokens] = []
         for batch in _batches([piece for parts in pieces for piece in parts]):
-            encodings = tokenizer.encode_batch_fast(batch, add_special_tokens=False)
-            arrays.extend(np.array(encoding.ids, dtype=self._dtype) for encoding in encodings)
+            arrays += encoder.encode(batch)
         in_order = iter(arrays)
         encoded = [list(islice(in_order, len(parts))) for parts in pieces]
         return [parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in encoded]
@@ -199,16 +214,6 @@ class TargetTokenizer:
         if not 0 <= token < size:
             raise TokenRangeError(describe(f"tokenizer '{self.identity.name}'", "token id", token, f"0..{size - 1}"))
         return int(token)
-
-
-def _open(tokenizer_json: str, name: str) -> Tokenizer:
-    with build_packages(name, TokenizerLoadError):
-        import tokenizers
-    try:
-        return tokenizers.Tokenizer.from_str(tokenizer_json)
-    except Exception as error:  # tokenizers raises Exception itself
-        problem = f"refused by tokenizers ({first_line(error)})"
-        raise TokenizerLoadError(describe(name, "tokenizer", problem, "a tokenizer.json")) from error
 
 
 def _canonical_json(tokenizer: dict[str, Any]) -> str:

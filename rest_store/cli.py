@@ -37,6 +37,7 @@ class _Group(click.Group):
 
     elsewhere = {  # noqa: RUF012  read only
         "build": "build_index.cli:build",
+        "merge": "build_index.cli:merge",
         "serve": "rest_store.service.server.command:serve",
         "reload": "rest_store.service.server.command:reload",
         "bench": "rest_store.bench.command:bench",

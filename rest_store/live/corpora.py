@@ -9,7 +9,8 @@ from itertools import chain
 from build_index.document_stream import BATCH_CHARACTERS, BATCH_DOCUMENTS
 from build_index.documents import Document
 from build_index.duplicates import content_digest
-from build_index.target_tokenizer import TargetTokenizer, Tokens
+from build_index.encoder import Tokens
+from build_index.target_tokenizer import TargetTokenizer
 from rest_store.errors import DocumentError, describe
 from rest_store.live.live_datastore import LiveDatastore
 

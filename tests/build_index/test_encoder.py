@@ -1,0 +1,281 @@
+"""Encoding by fastokens: the tokens are those of tokenizers, and a build goes on without it where they are not."""
+
+from __future__ import annotations
+
+import random
+import sys
+import warnings
+from importlib.metadata import version
+
+import numpy as np
+import pytest
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from build_index import builder, document_stream, encoder
+from build_index.chat_template import ChatTemplate
+from build_index.encoder import EncoderError
+from build_index.tokenization import TargetTokenizer, load_tokenizer
+from rest_store.datastore.manifest import Manifest
+from rest_store.errors import OutputError
+from tests.shared.builds import build_quick, contents, documents, stored_documents, write_jsonl
+from tests.shared.models import CHATML, byte_level_bpe, conversation, unigram, word_level, word_piece
+
+fastokens = pytest.importorskip("fastokens")
+
+TEXTS = [
+    "",
+    " ",
+    "\n\n\t  x",
+    "def f(x):\n    return x**2  # squared\r\n",
+    "<|im_start|>user<|im_end|> <tool_call> <|im_start",
+    "naïve café ﬁ Å A\u030a \u200d \u2028 \ufeff",
+    "漢字かな交じり文 한국어 العربية עברית हिन्दी",
+    "👩\u200d👩\u200d👧 🇩🇪 \U0010ffff1\U0010ffff \U0010fffe",
+    "\0\x01\x7f\x85\xa0",
+    "x" * 3000 + " " * 3000 + "1234567890" * 30,
+    "don't I'LL we've 's 'S \u02bcs",
+    "▁ ▁▁ a▁b",
+]
+GPT4 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def trained(tokenizer: Tokenizer) -> Tokenizer:
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600, initial_alphabet=alphabet, special_tokens=["<|im_start|>", "<|im_end|>"], show_progress=False
+    )
+    tokenizer.train_from_iterator([*TEXTS, *documents(80)], trainer)
+    tokenizer.add_tokens([AddedToken("<tool_call>", normalized=False)])
+    return tokenizer
+
+
+def split_byte_level(pattern: str, *normalizer: normalizers.Normalizer) -> Tokenizer:
+    """As Llama 3 and Qwen have it: split by a pattern, then bytes; Qwen normalizes first."""
+    tokenizer = Tokenizer(models.BPE(ignore_merges=not normalizer))
+    for each in normalizer:
+        tokenizer.normalizer = each
+    split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    tokenizer.decoder = decoders.ByteLevel()
+    return trained(tokenizer)
+
+
+def byte_fallback() -> Tokenizer:
+    """As Llama 2 and Gemma have it: SentencePiece's BPE, where characters without a token become bytes."""
+    source = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    source.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    source.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    special = ["<unk>", "<|im_start|>", "<|im_end|>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=special, show_progress=False)
+    source.train_from_iterator(documents(80), trainer)
+    return source
+
+
+KINDS = {
+    "GPT-2": byte_level_bpe,
+    "Llama 3": lambda: split_byte_level(GPT4),
+    "Qwen": lambda: split_byte_level(GPT4, normalizers.NFC()),
+    "byte fallback": byte_fallback,
+    "Unigram": unigram,
+    "WordPiece": word_piece,
+    "WordLevel": lambda: word_level(300),
+}
+SERVED = {"GPT-2", "Llama 3", "Qwen"}
+
+
+def target(tokenizer: Tokenizer) -> TargetTokenizer:
+    return TargetTokenizer(tokenizer.to_str(), "tiny", ChatTemplate(CHATML, {}, "tiny"))
+
+
+def random_texts(count: int) -> list[str]:
+    rng = random.Random(0)
+    characters = [*"ab<|>_ \n\t'sS1\u0301é漢👩", "\u200d", "im_", "start|>", "<tool_call>", "return "]
+    return ["".join(rng.choices(characters, k=rng.randrange(60))) for _ in range(count)]
+
+
+# --- The same tokens -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_tokens_are_those_of_tokenizers(kind, monkeypatch):
+    monkeypatch.setattr(encoder, "_FIRST_CHARACTERS", 0)
+    monkeypatch.setattr(encoder, "_SAMPLE", 1 << 40)  # nothing is compared but here
+    plain, fast = target(KINDS[kind]()), target(KINDS[kind]())
+    assert fast.accelerate() or kind not in SERVED
+    if not fast.encoder.startswith("fastokens "):
+        pytest.skip(f"fastokens refuses {kind}")
+    texts = [*TEXTS, *random_texts(300)]
+    chats = [conversation(*texts[place : place + 3]) for place in range(0, len(texts), 3)]
+    wrong = 0
+    for encode, inputs in ((TargetTokenizer.encode_batch, texts), (TargetTokenizer.encode_conversations, chats)):
+        expected = encode(plain, inputs)
+        found = encode(fast, inputs)
+        assert [ids.dtype for ids in found] == [ids.dtype for ids in expected]
+        wrong += sum(not np.array_equal(*pair) for pair in zip(found, expected, strict=True))
+    assert wrong == 0 or kind not in SERVED
+
+
+def test_without_fastokens_tokenizers_encodes(byte_level_file, monkeypatch):
+    monkeypatch.setitem(sys.modules, "fastokens", None)
+    tokenizer = load_tokenizer(byte_level_file)
+    assert not tokenizer.accelerate()
+    assert tokenizer.encoder.startswith("tokenizers ")
+
+
+def test_a_tokenizer_that_fastokens_refuses_is_encoded_by_tokenizers(byte_level_file, monkeypatch):
+    def refuse(text):
+        raise ValueError("unknown model")
+
+    monkeypatch.setattr(fastokens, "Tokenizer", type("Refusing", (), {"from_json_str": staticmethod(refuse)}))
+    tokenizer = load_tokenizer(byte_level_file)
+    assert not tokenizer.accelerate()
+    assert tokenizer.encode("print").tolist() == load_tokenizer(byte_level_file).encode("print").tolist()
+
+
+# --- Other tokens ----------------------------------------------------------------------------------------------------
+
+
+class Wrong:
+    """fastokens, except for texts that hold a marker."""
+
+    marker = "document 31"
+    original = fastokens.Tokenizer
+
+    def __init__(self, tokenizer_json: str) -> None:
+        self._inner = self.original.from_json_str(tokenizer_json)
+
+    @classmethod
+    def from_json_str(cls, tokenizer_json: str) -> Wrong:
+        return cls(tokenizer_json)
+
+    def encode_batch_flat(self, texts: list[str], split_special_tokens: bool) -> tuple[bytes, bytes]:
+        return self._inner.encode_batch_flat(self.changed(texts), split_special_tokens=split_special_tokens)
+
+    def changed(self, texts: list[str]) -> list[str]:
+        return [text.upper() if self.marker in text else text for text in texts]
+
+
+class Failing(Wrong):
+    def changed(self, texts: list[str]) -> list[str]:
+        if any(self.marker in text for text in texts):
+            raise BaseException("panicked\nat a place")  # as a panic in Rust arrives
+        return texts
+
+
+class Outside(Wrong):
+    def encode_batch_flat(self, texts: list[str], split_special_tokens: bool) -> tuple[bytes, bytes]:
+        ids, ends = super().encode_batch_flat(texts, split_special_tokens)
+        if any(self.marker in text for text in texts):
+            ids = np.full(len(ids) // 4, 65_536 + 7, np.uint32).tobytes()  # 7 in two bytes
+        return ids, ends
+
+
+WRONG = [
+    (Wrong, r"other tokens than tokenizers for '.*document 31"),
+    (Failing, "failed: panicked$"),
+    (Outside, "token id 65543 of a vocabulary of"),
+]
+
+
+@pytest.mark.parametrize(("broken", "message"), WRONG)
+def test_wrong_tokens_are_found(byte_level_file, monkeypatch, broken, message):
+    monkeypatch.setattr(fastokens, "Tokenizer", broken)
+    tokenizer = load_tokenizer(byte_level_file)
+    assert tokenizer.accelerate()
+    texts = [f"text of document {number}" for number in range(40)]
+    tokenizer.encode_batch(texts[:31])
+    with pytest.raises(EncoderError, match=message):
+        tokenizer.encode_batch(texts[31:])
+    tokenizer.decelerate()
+    tokenizer.encode_batch(texts[31:])
+
+
+def test_after_the_first_texts_a_sample_by_content_is_checked(byte_level_file, monkeypatch):
+    monkeypatch.setattr(fastokens, "Tokenizer", Wrong)
+    monkeypatch.setattr(encoder, "_FIRST_CHARACTERS", 1000)
+    texts = [f"{number} document 31" for number in range(4000)]
+
+    def first_difference() -> int:
+        tokenizer = load_tokenizer(byte_level_file)
+        tokenizer.accelerate()
+        tokenizer.encode_batch(["right " * 200])
+        for number, text in enumerate(texts):
+            try:
+                tokenizer.encode_batch([text])
+            except EncoderError:
+                return number
+        raise AssertionError("no text was checked")
+
+    first = first_difference()
+    assert 0 < first == first_difference()
+
+
+# --- Builds ----------------------------------------------------------------------------------------------------------
+
+DOCUMENTS = [f"{text} document {number}" for number, text in enumerate(documents(60))]
+
+
+@pytest.fixture
+def corpus(tmp_path, monkeypatch):
+    monkeypatch.setattr(document_stream, "BATCH_DOCUMENTS", 4)
+    (tmp_path / "in").mkdir()
+    return write_jsonl(tmp_path / "in" / "corpus.jsonl", DOCUMENTS)
+
+
+def build_without(corpus, tokenizer, out, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "fastokens", None)
+        build_quick(corpus, tokenizer, out, shard_tokens=500)
+    return contents(out)
+
+
+def shards(files):
+    return {name: data for name, data in files.items() if name.startswith("shard")}
+
+
+def test_a_build_uses_fastokens_and_says_so(corpus, byte_level_file, out, tmp_path, monkeypatch):
+    expected = build_without(corpus, byte_level_file, tmp_path / "plain", monkeypatch)
+    summary = build_quick(corpus, byte_level_file, out, shard_tokens=500)
+    assert shards(contents(out)) == shards(expected)
+    assert len(shards(expected)) > 4
+    assert summary.encoders == Manifest.read(out).options["encoders"] == [f"fastokens {version('fastokens')}"]
+
+
+@pytest.mark.parametrize("broken", [Wrong, Failing, Outside])
+def test_a_build_goes_on_from_the_last_complete_shard(corpus, byte_level_file, out, tmp_path, monkeypatch, broken):
+    expected = build_without(corpus, byte_level_file, tmp_path / "plain", monkeypatch)
+    monkeypatch.setattr(fastokens, "Tokenizer", broken)
+    with pytest.warns(UserWarning, match=r"ds: fastokens [\d.]+: .*; tokenized by tokenizers from the last complete"):
+        summary = build_quick(corpus, byte_level_file, out, shard_tokens=500)
+    assert shards(contents(out)) == shards(expected)
+    assert [name.split()[0] for name in summary.encoders] == ["fastokens", "tokenizers"]
+    assert 0 < summary.resumed_shards < summary.shards
+    assert len(stored_documents(out)) == summary.documents == 60
+
+
+def test_a_difference_in_the_first_shard_begins_the_build_again(corpus, byte_level_file, out, tmp_path, monkeypatch):
+    expected = build_without(corpus, byte_level_file, tmp_path / "plain", monkeypatch)
+    monkeypatch.setattr(Wrong, "marker", "document 0")
+    monkeypatch.setattr(fastokens, "Tokenizer", Wrong)
+    with pytest.warns(UserWarning, match="tokenized by tokenizers"):
+        summary = build_quick(corpus, byte_level_file, out, shard_tokens=500)
+    assert shards(contents(out)) == shards(expected)
+    assert summary.resumed_shards == 0
+
+
+def test_a_resumed_build_does_not_return_to_fastokens(corpus, byte_level_file, out, tmp_path, monkeypatch):
+    def refuse(self, pipeline, memory):
+        raise OutputError("disk full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(builder.Build, "complete", refuse)
+        patched.setattr(fastokens, "Tokenizer", Wrong)
+        with pytest.warns(UserWarning, match="tokenized by tokenizers"), pytest.raises(OutputError):
+            build_quick(corpus, byte_level_file, out, shard_tokens=500)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        summary = build_quick(corpus, byte_level_file, out, shard_tokens=500, resume=True)
+    assert [name.split()[0] for name in summary.encoders] == ["fastokens", "tokenizers"]
