@@ -2,8 +2,8 @@
 
     summary = build(BuildOptions((CorpusSpec("src/"),), "HuggingFaceTB/SmolLM2-135M-Instruct", Path("ds")))
 
-Tokens go straight to disk. One shard is sorted in a thread of its own while the next is tokenized; there are never more
-than these two. A journal records every complete tokens file and suffix array, and an interrupted build resumes from it
+Tokens go straight to disk. Complete shards are sorted, each in a thread of its own, while the next is tokenized. A journal
+records every complete tokens file and suffix array, and an interrupted build resumes from it
 to the same bytes. The complete datastore appears at its place in one rename.
 """
 
@@ -230,9 +230,9 @@ class Build:
 
     def _memory(self) -> MemoryPlan:
         positions = self._state.plan["shard_positions"] if self._is_resumed else self._options.shard_tokens
-        return plan_memory(
-            _budget(self._options), resident_bytes(), self._tokenizer.identity.vocabulary_size, positions
-        )
+        size = self._tokenizer.identity.vocabulary_size
+        workers = self._options.workers or len(os.sched_getaffinity(0))
+        return plan_memory(_budget(self._options), resident_bytes(), size, positions, workers)
 
     def _require_intact(self) -> None:
         """Check the headers of the files in the journal, and remove all other files."""

@@ -84,7 +84,8 @@ class MemorySize(click.ParamType[int]):
     "--workers",
     metavar="N",
     type=click.IntRange(1),
-    help="Threads that tokenize; they do not affect the result. Default: one for each core.",
+    help="Threads that tokenize, and most shards sorted at once, memory permitting; they do not affect the result. "
+    "Default: one for each core.",
 )
 @click.option("--resume", is_flag=True, help="Resume an interrupted build after its last complete shard.")
 @reading_options

@@ -1,7 +1,7 @@
 """The memory of a build, and the size of shard that fits into it.
 
 Resident at the peak are: the process with its packages and tokenizer; documents being read and tokenized; digests of
-documents already read; and one shard being sorted, with the pages of its tokens file. The bytes of a shard are bounded
+documents already read; and shards being sorted, with the pages of their tokens files. The bytes of a shard are bounded
 for any tokens (`suffix_array.peak_bytes`), so real text leaves some of the budget unused. A document is held whole;
 larger ones than `LARGEST_DOCUMENT_BYTES` are refused. Text files are read in pieces; compressed and parquet files that
 need more than a share of the budget are refused.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from build_index.size import MIB, size_text
@@ -38,7 +38,8 @@ class MemoryPlan:
         process: packages and tokenizer, before the first document.
         digests: digests of documents already read; further ones go to disk.
         shard_positions: tokens and separators of a shard.
-        shard: bytes that sorting the shard takes.
+        shard: bytes that sorting a shard takes.
+        sorts: shards sorted at once.
     """
 
     budget: int
@@ -46,11 +47,12 @@ class MemoryPlan:
     digests: int
     shard_positions: int
     shard: int
+    sorts: int = 1
 
     @property
     def spare(self) -> int:
         """What is left; negative: the budget is too small."""
-        return self.budget - self.process - self.digests - WORK_BYTES - self.shard
+        return self.budget - self.process - self.digests - WORK_BYTES - self.sorts * self.shard
 
     @property
     def decoder_bytes(self) -> int:
@@ -59,9 +61,9 @@ class MemoryPlan:
 
 
 def plan_memory(
-    budget: int, process_bytes: int, vocabulary_size: int, shard_positions: int | None = None
+    budget: int, process_bytes: int, vocabulary_size: int, shard_positions: int | None = None, workers: int = 1
 ) -> MemoryPlan:
-    """Choose the size of shards.
+    """Choose the size of shards, and how many are sorted at once.
 
     Args:
         budget: bound on the peak of resident memory, in bytes.
@@ -69,6 +71,7 @@ def plan_memory(
         vocabulary_size: `V`.
         shard_positions: tokens and separators of a shard; None: the largest power of two that fits, or the most that
             can be sorted, so that small changes of the budget do not change the shards.
+        workers: most shards to sort at once; the size of shards does not depend on it.
 
     Raises:
         BuildError: `shard_positions` is not between 2 and what can be sorted.
@@ -85,7 +88,7 @@ def plan_memory(
     for positions in sizes if shard_positions is None else [shard_positions]:
         plan = MemoryPlan(budget, process, digests, positions, shard_bytes(positions, vocabulary_size))
         if plan.spare >= 0:
-            return plan
+            return replace(plan, sorts=min(workers, 1 + plan.spare // plan.shard))
     smallest = sizes[-1] if shard_positions is None else shard_positions
     needed = process + WORK_BYTES + shard_bytes(smallest, vocabulary_size)
     needed = -(-needed * _DIGESTS_SHARE // (_DIGESTS_SHARE - 1))

@@ -20,8 +20,9 @@ class BuildOptions:
         out: directory of the datastore; an old datastore there is replaced when the new one is complete.
         shard_tokens: tokens and separators of a shard; None: as many as the memory allows, a power of two.
         memory: bound on the peak of resident memory, in bytes; None: half of the available memory.
-        workers: threads that tokenize; None: one for each core. Takes effect if this process has not tokenized
-            anything before. The result does not depend on it.
+        workers: threads that tokenize, and most shards sorted at once, memory permitting; None: one for each core. For
+            tokenizing it takes effect if this process has not tokenized anything before. The result does not depend on
+            it.
         resume: resume an interrupted build after its last complete shard.
         keep_duplicates: store exact duplicates, too.
         chat_template: Jinja text, or a file with it, instead of the tokenizer's own.

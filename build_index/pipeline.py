@@ -1,4 +1,4 @@
-"""From documents to complete shards: one shard is sorted while the next is tokenized."""
+"""From documents to complete shards: some are sorted while the next is tokenized."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Pipeline:
         self.shard_tokens = ShardTokens(
             staging.datastore, size, memory.shard_positions, start, shard_count=len(state.tokens)
         )
-        self._sorter = ShardSorter(staging.datastore, size, self.record_suffixes)
+        self._sorter = ShardSorter(staging.datastore, size, self.record_suffixes, most=memory.sorts)
         self._unsorted = [record for record in state.tokens if record.name not in state.suffixes]
         self._listener: ProgressListener | None = None
         self._reported = 0.0
@@ -92,7 +92,7 @@ class Pipeline:
             self._reported = 0.0
             self._report()
         except Exception:
-            # The current shard will be complete when the build is resumed. An interrupt does not wait for it.
+            # The current shards will be complete when the build is resumed. An interrupt does not wait for it.
             self._sorter.finish()
             raise
         finally:
@@ -120,12 +120,11 @@ class Pipeline:
         }
 
     def sort(self, record: TokensRecord) -> None:
-        """Record a complete tokens file, and sort it as soon as the previous one is done."""
+        """Record a complete tokens file, and begin to sort it as soon as there is room."""
         if record not in self._state.tokens:
             self._journal.append("tokens", record)
             self._state.tokens.append(record)
-        self._sorter.wait(self._report)
-        self._sorter.submit(record.name, record.position_count)
+        self._sorter.submit(record.name, record.position_count, self._report)
 
     def record_suffixes(self, record: ShardRecord) -> None:
         """Record a complete shard."""

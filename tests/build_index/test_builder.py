@@ -186,9 +186,10 @@ def test_a_document_longer_than_a_shard_is_split_into_pieces(out, tmp_path, shar
     assert Manifest.read(out).corpora[0]["split_documents"] == 1
 
 
-def test_one_shard_is_sorted_while_the_next_is_tokenized_and_never_more(corpus, tokenizer, out, monkeypatch):
+@pytest.mark.parametrize("workers", [1, 3])
+def test_shards_are_sorted_while_the_next_is_tokenized(corpus, tokenizer, out, monkeypatch, workers):
     sort = pipeline.ShardSorter.sort
-    at_work, at_once = threading.Lock(), []
+    at_work, at_once = threading.Semaphore(workers), []
     tokenized = threading.Event()
 
     def slow(self, name, positions):
@@ -209,8 +210,8 @@ def test_one_shard_is_sorted_while_the_next_is_tokenized_and_never_more(corpus, 
 
     monkeypatch.setattr(pipeline.ShardSorter, "sort", slow)
     monkeypatch.setattr(pipeline.ShardTokens, "write", written)
-    summary = build_quick(corpus, tokenizer, out, shard_tokens=400)
-    assert at_once == [True] * summary.shards
+    summary = build_quick(corpus, tokenizer, out, shard_tokens=400, workers=workers)
+    assert at_once == [True] * summary.shards, f"never more than {workers}"
     assert Datastore.open(out).info().shard_count == summary.shards
 
 
