@@ -1,0 +1,42 @@
+"""Drafts for every generation of the model in whose directory this file stands, as `custom_generate/generate.py`.
+
+transformers calls `generate` instead of the model's own where code of the directory is trusted. The datastores are
+named by the variable REST_STORE_DATASTORES: directories, and addresses of services, separated by blanks.
+"""
+
+import functools
+import os
+from copy import copy
+
+from transformers import StopStringCriteria
+
+import rest_store
+
+
+def generate(model, tokenizer=None, generation_config=None, stopping_criteria=None, **arguments):
+    """Generate as `model.generate` does, with drafts."""
+    if generation_config is not None and generation_config.stop_strings:
+        criterion = StopStringCriteria(tokenizer, generation_config.stop_strings)
+        stopping_criteria = [*(stopping_criteria or []), criterion]
+        generation_config = copy(generation_config)
+        generation_config.stop_strings = None
+    return type(model).generate(
+        model,
+        generation_config=generation_config,
+        stopping_criteria=stopping_criteria,
+        custom_generate=rest_store.generate,
+        drafter=sources(),
+        **arguments,
+    )
+
+
+@functools.cache
+def sources():
+    """Return what drafts, opened once for each process."""
+    places = os.environ.get("REST_STORE_DATASTORES", "").split()
+    return [*map(opened, places), rest_store.PromptLookup(), rest_store.RecycledLogits()]
+
+
+def opened(place):
+    """Return the datastore in a directory, or a client of the service at an address."""
+    return rest_store.Datastore.open(place) if os.path.isdir(place) else rest_store.DatastoreClient(place)

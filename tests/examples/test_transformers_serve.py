@@ -1,0 +1,129 @@
+"""The generate.py of examples/transformers-serve/, loaded by transformers from a model's directory and by its server."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+import rest_store
+from tests.shared.builds import build_quick, documents, write_jsonl
+from tests.shared.models import CHATML, byte_level_bpe
+from tests.shared.services import PATIENCE
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "transformers-serve"
+TEXTS = documents(60)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model's directory with the example in it, and a datastore `ds` beside it."""
+    place = tmp_path_factory.mktemp("serve")
+    torch.manual_seed(0)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=byte_level_bpe(), eos_token="<|im_end|>", pad_token="<|im_end|>"
+    )
+    tokenizer.chat_template = CHATML
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=512, eos_token_id=None, pad_token_id=0, bos_token_id=None,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(place / "model")
+    tokenizer.save_pretrained(place / "model")
+    shutil.copytree(EXAMPLE / "custom_generate", place / "model" / "custom_generate")
+    build_quick(write_jsonl(place / "corpus.jsonl", TEXTS), place / "model" / "tokenizer.json", place / "ds")
+    return place / "model"
+
+
+def test_a_trusted_model_generates_with_drafts(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REST_STORE_DATASTORES", str(directory.parent / "ds"))
+    plain = AutoModelForCausalLM.from_pretrained(directory)
+    drafting = AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=True)
+    assert not isinstance(drafting.generate, type(plain.generate)), "transformers has taken the example"
+    drafted = []
+    original = rest_store.DraftSession.draft
+
+    def counting(self: Any, *arguments: Any, **options: Any) -> Any:
+        tree = original(self, *arguments, **options)
+        drafted.append(len(tree))
+        return tree
+
+    monkeypatch.setattr(rest_store.DraftSession, "draft", counting)
+    ids = torch.tensor([[5, 6, 7, 8, 9, 7, 8]])
+    options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 40, "do_sample": False}
+    assert drafting.generate(ids, **options).tolist() == plain.generate(ids, **options).tolist()
+    assert sum(drafted) > 0
+
+
+def test_it_serves_openai_clients(directory: Path) -> None:
+    """The texts of the real server are those of the same server without the example; streams and stop strings too."""
+    for package in ("fastapi", "uvicorn", "openai"):
+        pytest.importorskip(package)
+    texts = {}
+    for name, options in (("plain", []), ("drafted", ["--trust-remote-code"])):
+        port = free_port()
+        command = [sys.executable, "-m", "transformers.cli.transformers", "serve", str(directory), *options]
+        environment = {**os.environ, "REST_STORE_DATASTORES": str(directory.parent / "ds")}
+        server = subprocess.Popen(
+            [*command, "--dtype", "float32", "--port", str(port), "--device", "cpu"],
+            env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        try:
+            texts[name] = [
+                asked(port, server, prompt, **more)
+                for prompt in ("return first", TEXTS[3])
+                for more in ({}, {"stream": True}, {"stop": ["e"]})
+            ]
+        finally:
+            server.kill()
+            server.wait()
+    assert texts["drafted"] == texts["plain"]
+    assert all(texts["plain"][:2])
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return int(probe.getsockname()[1])
+
+
+def asked(port: int, server: subprocess.Popen[str], prompt: str, **options: Any) -> str:
+    """Return the server's answer; wait until it has begun to answer."""
+    body = {
+        "model": "any", "messages": [{"role": "user", "content": prompt}], "max_tokens": 30, "temperature": 0, **options
+    }  # fmt: skip
+    request = urllib.request.Request(
+        f"http://localhost:{port}/v1/chat/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    give_up = time.monotonic() + PATIENCE
+    while True:
+        try:
+            with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+                content = answer.read().decode()
+            break
+        except ConnectionError:
+            pass
+        except urllib.error.URLError as error:
+            if not isinstance(error.reason, ConnectionError):
+                raise
+        assert server.poll() is None, server.communicate()[0]
+        assert time.monotonic() < give_up, "the server does not answer"
+        time.sleep(0.2)
+    if not options.get("stream"):
+        return json.loads(content)["choices"][0]["message"]["content"] or ""
+    events = [json.loads(line[6:]) for line in content.splitlines() if line.startswith("data: {")]
+    return "".join(event["choices"][0]["delta"].get("content") or "" for event in events if event["choices"])
