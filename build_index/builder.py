@@ -2,9 +2,9 @@
 
     summary = build(BuildOptions((CorpusSpec("src/"),), "HuggingFaceTB/SmolLM2-135M-Instruct", Path("ds")))
 
-Tokens go straight to disk. Complete shards are sorted, each in a thread of its own, while the next is tokenized. A journal
-records every complete tokens file and suffix array, and an interrupted build resumes from it
-to the same bytes. The complete datastore appears at its place in one rename.
+Tokens go straight to disk. Complete shards are sorted, each in a thread of its own, while the next is tokenized. A
+journal records every complete tokens file and suffix array, and an interrupted build resumes from it to the same bytes.
+The complete datastore appears at its place in one rename.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def test_a_summary_for_people(corpus, tokenizer, out):
     manifest = Manifest.read(out)
     assert rows["datastore"] == str(out)
     assert rows["documents"] == "40 (3 exact duplicates dropped, 1 empty)"
-    assert rows["tokens"] == f"{manifest.token_count:,}"
+    assert rows["tokens"] == f"{manifest.token_count:,} (by {manifest.options['encoders'][0]})"
     assert rows["shards"] == str(len(manifest.shards))
     assert rows["size"].endswith(" bytes a token")
     assert all(stage in rows["time"] for stage in ("load", "read", "tokenize", "sort", "write"))
@@ -80,6 +80,7 @@ def test_quiet_prints_nothing(corpus, tokenizer, out):
 
 def test_the_summary_counts_resumed_shards_and_split_documents():
     numbers = {"documents": 5, "tokens": 100, "duplicates": 0, "skipped": {"binary": 2}, "split_documents": 1}
+    numbers["encoders"] = ["fastokens 1", "tokenizers 2"]
     shards = {"shards": 3, "resumed_shards": 2, "shard_positions": 50, "size": 550, "bytes_per_token": 5.5}
     text = summary_text(BuildSummary(out="ds", **numbers, **shards, seconds=75, stage_seconds={"read": 61}))
     assert "5 (0 exact duplicates dropped, 2 binary, 1 split)" in text

@@ -83,7 +83,7 @@ KINDS = {
     "WordPiece": word_piece,
     "WordLevel": lambda: word_level(300),
 }
-SERVED = {"GPT-2", "Llama 3", "Qwen"}
+SERVED = {"GPT-2", "Llama 3", "Qwen", "byte fallback"}
 
 
 def target(tokenizer: Tokenizer) -> TargetTokenizer:

@@ -1,4 +1,4 @@
-"""The generate.py of examples/transformers-serve/, loaded by transformers from a model's directory and by its server."""
+"""The generate.py of examples/transformers-serve/, loaded from a model's directory by transformers and its server."""
 
 from __future__ import annotations
 
@@ -76,19 +76,17 @@ def test_it_serves_openai_clients(directory: Path) -> None:
         port = free_port()
         command = [sys.executable, "-m", "transformers.cli.transformers", "serve", str(directory), *options]
         environment = {**os.environ, "REST_STORE_DATASTORES": str(directory.parent / "ds")}
-        server = subprocess.Popen(
-            [*command, "--dtype", "float32", "--port", str(port), "--device", "cpu"],
-            env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
-        try:
-            texts[name] = [
-                asked(port, server, prompt, **more)
-                for prompt in ("return first", TEXTS[3])
-                for more in ({}, {"stream": True}, {"stop": ["e"]})
-            ]
-        finally:
-            server.kill()
-            server.wait()
+        arguments = [*command, "--dtype", "float32", "--port", str(port), "--device", "cpu"]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        with subprocess.Popen(arguments, env=environment, text=True, **pipes) as server:
+            try:
+                texts[name] = [
+                    asked(port, server, directory, prompt, **more)
+                    for prompt in ("return first", TEXTS[3])
+                    for more in ({}, {"stream": True}, {"stop": ["e"]})
+                ]
+            finally:
+                server.kill()
     assert texts["drafted"] == texts["plain"]
     assert all(texts["plain"][:2])
 
@@ -99,11 +97,10 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def asked(port: int, server: subprocess.Popen[str], prompt: str, **options: Any) -> str:
+def asked(port: int, server: subprocess.Popen[str], model: Path, prompt: str, **options: Any) -> str:
     """Return the server's answer; wait until it has begun to answer."""
-    body = {
-        "model": "any", "messages": [{"role": "user", "content": prompt}], "max_tokens": 30, "temperature": 0, **options
-    }  # fmt: skip
+    messages = [{"role": "user", "content": prompt}]
+    body = {"model": str(model), "messages": messages, "max_tokens": 30, "temperature": 0, **options}
     request = urllib.request.Request(
         f"http://localhost:{port}/v1/chat/completions",
         json.dumps(body).encode(),
@@ -117,6 +114,8 @@ def asked(port: int, server: subprocess.Popen[str], prompt: str, **options: Any)
             break
         except ConnectionError:
             pass
+        except urllib.error.HTTPError as error:
+            raise AssertionError(error.read().decode()) from error
         except urllib.error.URLError as error:
             if not isinstance(error.reason, ConnectionError):
                 raise

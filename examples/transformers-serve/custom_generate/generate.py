@@ -7,13 +7,14 @@ named by the variable REST_STORE_DATASTORES: directories, and addresses of servi
 import functools
 import os
 from copy import copy
+from pathlib import Path
 
 from transformers import StopStringCriteria
 
 import rest_store
 
 
-def generate(model, tokenizer=None, generation_config=None, stopping_criteria=None, **arguments):
+def generate(inputs=None, *, model, tokenizer=None, generation_config=None, stopping_criteria=None, **arguments):
     """Generate as `model.generate` does, with drafts."""
     if generation_config is not None and generation_config.stop_strings:
         criterion = StopStringCriteria(tokenizer, generation_config.stop_strings)
@@ -22,6 +23,7 @@ def generate(model, tokenizer=None, generation_config=None, stopping_criteria=No
         generation_config.stop_strings = None
     return type(model).generate(
         model,
+        inputs,
         generation_config=generation_config,
         stopping_criteria=stopping_criteria,
         custom_generate=rest_store.generate,
@@ -39,4 +41,4 @@ def sources():
 
 def opened(place):
     """Return the datastore in a directory, or a client of the service at an address."""
-    return rest_store.Datastore.open(place) if os.path.isdir(place) else rest_store.DatastoreClient(place)
+    return rest_store.Datastore.open(place) if Path(place).is_dir() else rest_store.DatastoreClient(place)
