@@ -158,7 +158,11 @@ class Handlers:
         step = state.session.step(request)
         steps, tokens = len(request.accepted), sum(len(one.tokens) for one in request.accepted)
         del request
-        [response] = await self._executor.run([step.run], small=step.small)
+        state.session.in_step = True
+        try:
+            [response] = await self._executor.run([step.run], small=step.small)
+        finally:
+            state.session.in_step = False
         if is_opening and state.output is not None:
             self._outputs.begin(state.output)
         state.session.require_learnt()

@@ -69,6 +69,7 @@ class ServedSession:
     Attributes:
         calibration: of the session; to be set before the first step.
         recycled: the recycled logits; None: they are no source.
+        in_step: whether a step runs, perhaps in another thread; set by whoever runs it.
         memory: bytes reserved.
 
     Raises:
@@ -78,6 +79,7 @@ class ServedSession:
 
     calibration: Calibration
     recycled: RecycledLogits | None = None
+    in_step = False
 
     def __init__(
         self,
@@ -147,6 +149,11 @@ class ServedSession:
         small = nodes <= _SMALL_NODES and new + (self._length if first else 0) <= _SMALL_TOKENS
         sequence = request.draft.sequence if nodes else None
         return Step(partial(self._run, accepted, nodes, sequence), small)
+
+    def follow_changes(self) -> None:
+        """Let go of shards that live datastores have replaced, unless a step reads them: they keep files and memory."""
+        if not self.in_step:
+            follow_changes(self._native, self._datastores)
 
     def output(self) -> tuple[Sequence[int], Tokens]:
         """Return what is to be remembered: the end of the prompt, and all that the model has written since."""
