@@ -82,6 +82,7 @@ class Writer:
         """Close the files, after additions in progress; later calls raise DatastoreClosedError."""
         with self._files, self._memory, self._commit:
             self._closed = True
+            self.segments = Segments(self._vocabulary_size)  # which keeps no files mapped
             self._beside.close()
             self._documents.close()
 

@@ -122,14 +122,16 @@ class DraftStreamResponse(_message.Message):
     def __init__(self, trees: _Optional[_Iterable[_Union[Tree, _Mapping]]] = ..., datastores: _Optional[_Iterable[str]] = ..., sequence: _Optional[int] = ..., evidence: _Optional[_Iterable[_Union[Evidence, _Mapping]]] = ...) -> None: ...
 
 class DraftSessionRequest(_message.Message):
-    __slots__ = ("open", "accepted", "draft")
+    __slots__ = ("open", "accepted", "draft", "finished")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
     open: SessionOpening
     accepted: _containers.RepeatedCompositeFieldContainer[Accepted]
     draft: TreeRequest
-    def __init__(self, open: _Optional[_Union[SessionOpening, _Mapping]] = ..., accepted: _Optional[_Iterable[_Union[Accepted, _Mapping]]] = ..., draft: _Optional[_Union[TreeRequest, _Mapping]] = ...) -> None: ...
+    finished: bool
+    def __init__(self, open: _Optional[_Union[SessionOpening, _Mapping]] = ..., accepted: _Optional[_Iterable[_Union[Accepted, _Mapping]]] = ..., draft: _Optional[_Union[TreeRequest, _Mapping]] = ..., finished: bool = ...) -> None: ...
 
 class SessionOpening(_message.Message):
     __slots__ = ("selection", "tokens", "written", "top_k", "prompt_lookup", "recycled_logits", "calibration_weights", "shared_calibration", "fixed_calibration", "max_suffix", "remember", "output_id")

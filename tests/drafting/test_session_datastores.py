@@ -147,8 +147,9 @@ def test_without_trees_of_its_own_a_live_datastore_counts_as_any_other(frozen: D
 
 
 def test_the_evidence_of_a_live_datastore_counts_as_in_process(frozen: Datastore, live: LiveDatastore) -> None:
-    crossed = Calibration(reading(LIVE + SHARE).native.gbdt, live_gbdt=reading(BEST + SHARE).native.gbdt)
-    of_live, of_frozen = (scores(Behind({"one": store}), crossed) for store in (live, frozen))
-    assert of_live == scores(live, crossed) != of_frozen == scores(frozen, crossed)
-    usual = Calibration.default()
-    assert scores(Behind({"one": live}), usual) == scores(live, usual) != scores(Behind({"one": frozen}), usual)
+    usual = reading(BEST + SHARE).native.gbdt
+    for calibration in (Calibration(usual, live_gbdt=usual), Calibration.default()):
+        of_live, of_frozen = (scores(Behind({"one": store}), calibration) for store in (live, frozen))
+        assert of_live == scores(live, calibration)
+        assert of_frozen == scores(frozen, calibration)
+        assert of_live != of_frozen

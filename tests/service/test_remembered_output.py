@@ -13,7 +13,7 @@ from rest_store.drafting.session import DraftSession
 from rest_store.service.client.client import DatastoreClient
 from tests.service.test_live_remember import count, phrase, until
 from tests.shared.services import PATIENCE, Service, reason_of, running
-from tests.shared.sessions import Relay, SessionTalk, opening, step
+from tests.shared.sessions import Relay, Request, SessionTalk, opening, step
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +43,13 @@ def text_of(length: int) -> list[int]:
 
 def remembering(target: str) -> DatastoreClient:
     return DatastoreClient(target, timeout=PATIENCE, failure_threshold=1000, remember="chat")
+
+
+def finished(*tokens: int) -> Request:
+    """The last tokens of a generation."""
+    message = step(*tokens)
+    message.finished = True
+    return message
 
 
 @pytest.mark.parametrize("broken_at", [[32], [4, 8, 40], [60]], ids=str)
@@ -85,7 +92,7 @@ def test_a_stream_whose_end_is_noticed_later_than_its_successor_adds_nothing(ser
         first.ask(opening(*text[:20], remember="chat", output_id="one"))
         first.ask(step(*text[20:30]))
         second.ask(opening(*text[:30], written=10, remember="chat", output_id="one"))
-        second.ask(step(*text[30:]))
+        second.ask(finished(*text[30:]))
         second.close()
         first.close()
     require_one(service, before, text[:20], text[20:])
@@ -104,12 +111,12 @@ def test_an_output_that_nobody_goes_on_with_is_there_and_replaced_if_somebody_do
             talk.leave()
         talk = SessionTalk(stub)
         talk.ask(opening(*text[:30], written=10, remember="chat", output_id="another"))
-        talk.ask(step(*text[30:]))
+        talk.ask(finished(*text[30:]))
         talk.close()
         require_one(service, before, text[:20], text[20:])
         talk = SessionTalk(stub)  # the same output of another generation
         talk.ask(opening(*text[:20], remember="chat", output_id="a third"))
-        talk.ask(step(*text[20:]))
+        talk.ask(finished(*text[20:]))
         talk.close()
     assert documents(service) == before + 1
 

@@ -290,6 +290,7 @@ class SessionStream(GenerationStream[StreamCall]):
             self._next.open.MergeFrom(self._opening(text))
             self._call_at(endpoint)
         assert self._call is not None
+        self._next.finished = True
         # Copied by one instruction, as in `DatastoreClient.close`: other threads add to it.
         self._finishing.difference_update([one for one in tuple(self._finishing) if not one.is_alive()])
         self._finishing.add(self._call.finish(self._next.SerializeToString()))

@@ -154,7 +154,7 @@ class Handlers:
                 live = self._catalog.live(request.open.remember, served[0].fingerprint, state.rights)
                 state.output = RememberedOutput.of(request.open, live)
             state.session = self._sessions.begin(request.open, served)
-        is_opening = request.HasField("open")
+        is_opening, finished = request.HasField("open"), request.finished
         step = state.session.step(request)
         steps, tokens = len(request.accepted), sum(len(one.tokens) for one in request.accepted)
         del request
@@ -163,8 +163,10 @@ class Handlers:
             [response] = await self._executor.run([step.run], small=step.small)
         finally:
             state.session.in_step = False
-        if is_opening and state.output is not None:
-            self._outputs.begin(state.output)
+        if state.output is not None:
+            if is_opening:
+                self._outputs.begin(state.output)
+            state.output.finished |= finished
         state.session.require_learnt()
         self._metrics.session_steps += steps
         self._metrics.session_tokens += tokens
@@ -174,17 +176,12 @@ class Handlers:
         self._metrics.nodes += len(response.nodes) // NODE_BYTES
         return response.SerializeToString()
 
-    def end_session(self, state: SessionState, *, finished: bool) -> None:
-        """Give back what the session of a stream has taken, and remember its output.
-
-        Args:
-            state: of the stream.
-            finished: whether its client has ended it.
-        """
+    def end_session(self, state: SessionState) -> None:
+        """Give back what the session of a stream has taken, and remember its output."""
         if state.session is not None and self._sessions is not None:
             self._sessions.end(state.session)
             if state.output is not None:
-                self._outputs.end(state.output, *state.session.output(), finished=finished)
+                self._outputs.end(state.output, *state.session.output())
 
     async def longest_suffix_match(self, data: bytes, rights: Rights) -> bytes:
         """Answer a LongestSuffixMatchRequest."""

@@ -22,12 +22,14 @@ class RememberedOutput:
         live: where.
         id: that its client has chosen for all streams of one generation; empty: none.
         continues: whether the model had written something before this stream.
-        replaced: whether another stream has come, which has all of the output.
+        finished: whether the generation has ended. Otherwise another stream may come with all of the output.
+        replaced: whether one has.
     """
 
     live: LiveServed
     id: str
     continues: bool
+    finished: bool = False
     replaced: bool = False
 
     @classmethod
@@ -53,14 +55,13 @@ class RememberedOutputs:
                 before.replaced = True
             self._latest[key] = output
 
-    def end(self, output: RememberedOutput, prompt_end: Sequence[int], tokens: Tokens, *, finished: bool) -> None:
-        """Have an output remembered whose stream has ended.
+    def end(self, output: RememberedOutput, prompt_end: Sequence[int], tokens: Tokens) -> None:
+        """Have an output remembered whose stream has ended, under an id that a later stream knows if one may come.
 
         Args:
             output: of the stream.
             prompt_end: the end of the text before it.
             tokens: all that the model has written.
-            finished: whether that is all. Otherwise another stream may come and replace it, and it has a name for that.
         """
         if output.replaced:
             return
@@ -70,6 +71,6 @@ class RememberedOutputs:
         output.live.remember(
             prompt_end,
             tokens,
-            id="" if finished else unfinished,
+            id="" if output.finished else unfinished,
             replaced=unfinished if output.continues else "",
         )

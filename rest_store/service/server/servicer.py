@@ -251,12 +251,10 @@ class Servicer(GenericHandler):
     async def _draft_session(self, context: Context) -> None:
         state = SessionState(self._rights_of_call())
         handle = partial(self._handlers.session_step, state)
-        finished = False
         try:
             await self._converse("DraftSession", handle, context, self._limits.max_opening_bytes)
-            finished = True
         finally:
-            self._handlers.end_session(state, finished=finished)
+            self._handlers.end_session(state)
 
     def _rights_of_call(self) -> Rights:
         task = asyncio.current_task()
