@@ -26,10 +26,12 @@ class Evidence:
         datastore: its name; a session tells the datastores of one source apart by it.
         rows: one row for each path: the suffixes that occur, how often, and what follows them. The message Evidence in
             `proto/rest_store/v1/datastore.proto` defines the layout.
+        live: whether the datastore is a live one.
     """
 
     datastore: str
     rows: bytes
+    live: bool = False
 
     @property
     def row_count(self) -> int:
@@ -95,7 +97,7 @@ def collect_evidence(
         )
     for store in stores.values():
         store.require_readable()
-    return [Evidence(name, rows) for name, rows in zip(stores, packed, strict=True)]
+    return [Evidence(name, rows, store.is_live) for (name, store), rows in zip(stores.items(), packed, strict=True)]
 
 
 # By kernel, which a closed datastore drops: its reader goes with it.

@@ -376,7 +376,7 @@ class ExternalSources:
             if store is None:
                 left_out.append(evidence.datastore)
             else:
-                self._native.set_evidence(store, evidence.rows, self._vocabulary_size, request.max_rows)
+                self._native.set_evidence(store, evidence.rows, self._vocabulary_size, request.max_rows, evidence.live)
         if not left_out:
             return None
         return Drop(source.place, "full", f"the session has no room for its datastores {', '.join(left_out)}")

@@ -107,8 +107,12 @@ class RemoteSession(Protocol):
     ) -> None:
         """Keep for the next step what `DraftSession.accept` was told."""
 
-    def close(self) -> None:
-        """End the session."""
+    def close(self, text: Callable[[], tuple[npt.NDArray[np.int32], int]]) -> None:
+        """End the session; may be called again.
+
+        Args:
+            text: as of `draft`, for what is done at the end.
+        """
 
 
 @runtime_checkable
@@ -201,7 +205,7 @@ class RemoteDrafting:
 
     def close(self) -> None:
         """End the session elsewhere."""
-        self._remote.close()
+        self._remote.close(self._text)
 
     def _text(self) -> tuple[npt.NDArray[np.int32], int]:
         """Return the text so far, and how many of its last tokens the model has written."""

@@ -19,23 +19,16 @@ from typing import Any, NamedTuple
 from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import LiveFormatError, ManifestError, StorageError, describe
+from rest_store.live.schema import DIGEST, FORMAT, FORMAT_WITH_IDS, create, digest_of, upgrade
 
 FILE_NAME = DOCUMENTS_FILE_NAME
-_FORMAT_VERSION = 1
 _PATIENCE = 10_000  # milliseconds to wait for a lock of SQLite
-_APPLICATION = 0x52535430  # "RST0"
 _IDS_AT_ONCE = 500  # variables of one statement
 _LOG_BYTES = 1 << 24  # of the write-ahead log that are kept once it begins anew
 _SEGMENT = re.compile("segment-[0-9a-f]{32}")  # names of segments
-_SCHEMA = """
-CREATE TABLE properties (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
-CREATE TABLE documents (
-    number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, added REAL NOT NULL, symbols BLOB NOT NULL,
-    crc INTEGER NOT NULL);
-CREATE TABLE segments (
-    name TEXT PRIMARY KEY, first INTEGER NOT NULL, last INTEGER NOT NULL, oldest REAL NOT NULL, newest REAL NOT NULL,
-    tokens_sha256 BLOB NOT NULL, suffixes_sha256 BLOB NOT NULL) WITHOUT ROWID;
-"""
+_LEAST_DIGEST = (1 << 64).to_bytes(DIGEST, "big")  # below it are those of what was deleted
+_LEAST_LOCAL = 489  # bytes that SQLite keeps at least in a page of rows, of a row that is larger than that
+_MOVED = 4 << 12  # bytes: more than three pages hold
 
 
 class Document(NamedTuple):
@@ -43,13 +36,11 @@ class Document(NamedTuple):
 
     Attributes:
         number: ascending in the order of addition; never used again.
-        id: the caller's.
         added: seconds since 1970.
         symbols: its tokens as a tokens file has them, without a separator.
     """
 
     number: int
-    id: str
     added: float
     symbols: bytes
 
@@ -88,6 +79,8 @@ class State(NamedTuple):
 class Documents:
     """An open file of documents. One thread at a time; a writer's other threads open it again.
 
+    A file of the version before is read as it is, and changed to this one when it is opened for writing.
+
     Args:
         directory: of the live datastore.
         read_only: whether another process writes it.
@@ -105,45 +98,42 @@ class Documents:
             try:
                 self._database.execute(f"PRAGMA busy_timeout={_PATIENCE}")
                 self._database.execute("PRAGMA cell_size_check=ON")
-                self._version = self._pragma("user_version"), self._pragma("application_id")
-                self._require_version()
+                self._format = self._pragma("user_version"), self._pragma("application_id")
+                self._require_format()
                 if not read_only:
                     self._database.execute("PRAGMA journal_mode=WAL")
                     self._database.execute("PRAGMA synchronous=FULL")
                     self._database.execute("PRAGMA secure_delete=ON")
                     self._database.execute("PRAGMA wal_autocheckpoint=0")  # `checkpoint` does that, beside adding
                     self._database.execute(f"PRAGMA journal_size_limit={_LOG_BYTES}")
+                    if self._format == FORMAT_WITH_IDS:
+                        with self._transaction("written"):
+                            upgrade(self._database)
             except BaseException:
                 self._database.close()
                 raise
 
-    def _require_version(self) -> None:
-        if self._version == (_FORMAT_VERSION, _APPLICATION):
+    def _require_format(self) -> None:
+        if self._format in (FORMAT, FORMAT_WITH_IDS):
             return
         tables = self._database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        if self._version != (0, 0) or tables:
-            found, expected = (
-                f"{self._version[0]} (of {self._version[1]:#x})",
-                f"{_FORMAT_VERSION} (of {_APPLICATION:#x})",
-            )
+        if self._format != (0, 0) or tables:
+            found, expected = (f"{version} (of {application:#x})" for version, application in (self._format, FORMAT))
             raise LiveFormatError(describe(self.path, "format version", found, expected))
 
     @property
     def is_new(self) -> bool:
         """Whether the file has not been given its tables yet."""
-        return self._version == (0, 0)
+        return self._format == (0, 0)
 
     def create(self, tokenizer: TokenizerIdentity) -> None:
         """Make the tables of a new file, for the tokens of `tokenizer`."""
         with self._transaction("created"):
-            for statement in _SCHEMA.split(";"):
-                self._database.execute(statement)
+            create(self._database)
             properties = {"tokenizer": json.dumps(tokenizer.to_manifest()), "first": 0, "deletions": 0}
-            properties |= {"max_tokens": None, "max_age": None}
+            properties |= {"max_tokens": None, "max_age": None, "moved": 0}
             self._database.executemany("INSERT INTO properties VALUES (?, ?)", list(properties.items()))
-            self._database.execute(f"PRAGMA application_id={_APPLICATION}")
-            self._database.execute(f"PRAGMA user_version={_FORMAT_VERSION}")
-        self._version = (_FORMAT_VERSION, _APPLICATION)
+        self._format = FORMAT
 
     def close(self) -> None:
         """Close the file; may be called again."""
@@ -201,13 +191,13 @@ class Documents:
     def read(self, first: int, last: int | None = None) -> Iterator[Document]:
         """Yield the documents `first .. last`, all from `first` on without `last`, in the order of their numbers."""
         with self._named_errors("read"):
-            query = "SELECT * FROM documents WHERE number BETWEEN ? AND ? ORDER BY number"
-            for number, id, added, symbols, crc in self._database.execute(
-                query, (first, 2**62 if last is None else last)
-            ):
+            query = "SELECT number, added, symbols, crc FROM documents WHERE number BETWEEN ? AND ? ORDER BY number"
+            for number, added, symbols, crc in self._database.execute(query, (first, 2**62 if last is None else last)):
+                if symbols == b"" and crc == 0:
+                    continue  # deleted
                 sound = _is_time(added) and isinstance(symbols, bytes) and len(symbols) and zlib.crc32(symbols) == crc
                 self._require(f"document {number}", "damaged", bool(sound))
-                yield Document(number, id, added, symbols)
+                yield Document(number, added, symbols)
 
     @contextmanager
     def one_state(self) -> Iterator[None]:
@@ -225,18 +215,26 @@ class Documents:
         found: dict[str, int] = {}
         with self._named_errors("read"):
             for start in range(0, len(ids), _IDS_AT_ONCE):
-                some = ids[start : start + _IDS_AT_ONCE]
-                marks = ",".join("?" * len(some))
-                found |= self._database.execute(f"SELECT id, number FROM documents WHERE id IN ({marks})", some)
+                some = {digest_of(id): id for id in ids[start : start + _IDS_AT_ONCE]}
+                query = f"SELECT digest, number FROM documents WHERE digest IN ({','.join('?' * len(some))})"
+                rows = self._database.execute(query, list(some))
+                found |= {some[digest]: number for digest, number in rows}
         return found
 
     def add(
-        self, documents: Sequence[Document], *, replaced: Sequence[int] = (), first: int | None = None, purged: int = 0
+        self,
+        documents: Sequence[Document],
+        ids: Sequence[str],
+        *,
+        replaced: Sequence[int] = (),
+        first: int | None = None,
+        purged: int = 0,
     ) -> int:
         """Store `documents` in one transaction.
 
         Args:
             documents: with numbers greater than any before.
+            ids: of each.
             replaced: numbers of evicted documents whose ids are used again.
             first: if given, evict the documents with smaller numbers.
             purged: remove up to so many evicted documents from the file.
@@ -246,8 +244,11 @@ class Documents:
         """
         with self._transaction("written"):
             removed = self._purge(purged) if purged else 0
-            self._delete_numbers(replaced)
-            rows = ((*document, zlib.crc32(document.symbols)) for document in documents)
+            self._database.executemany("DELETE FROM documents WHERE number = ?", [(number,) for number in replaced])
+            rows = (
+                (number, digest_of(id), added, symbols, zlib.crc32(symbols))
+                for (number, added, symbols), id in zip(documents, ids, strict=True)
+            )
             self._database.executemany("INSERT INTO documents VALUES (?, ?, ?, ?, ?)", rows)
             if first is not None:
                 self._evict(first)
@@ -256,9 +257,14 @@ class Documents:
     def delete(
         self, numbers: Sequence[int], removed: Sequence[SegmentRecord], records: Sequence[SegmentRecord]
     ) -> None:
-        """Delete documents, and replace the records of segments that held them, in one transaction."""
+        """Delete documents, and replace the records of segments that held them, in one transaction.
+
+        Their rows stay, empty, until they are purged or the file is rewritten: to remove rows would have SQLite move
+        others, which leaves copies of them in unused bytes. What a row gives up, it overwrites.
+        """
         with self._transaction("written"):
-            self._delete_numbers(numbers)
+            rows = [(number.to_bytes(DIGEST, "big"), number) for number in numbers]
+            self._database.executemany("UPDATE documents SET digest = ?, symbols = x'', crc = 0 WHERE number = ?", rows)
             self._replace(removed, records)
             self._database.execute("UPDATE properties SET value = value + 1 WHERE name = 'deletions'")
 
@@ -277,34 +283,55 @@ class Documents:
         with self._transaction("written"):
             return self._purge(most)
 
+    def last_moved(self) -> int:
+        """Return the last document that may have been moved between pages, which leaves copies in unused bytes.
+
+        Additions move none. When a row is removed, up to three pages of rows are, its own among them: those that follow
+        what was evicted.
+        """
+        first, size = self._property("first"), 0
+        if self._property("moved"):
+            return 2**62
+        if first == 0:
+            return 0
+        with self._named_errors("read"):
+            query = "SELECT number, length(symbols) FROM documents WHERE number >= ? ORDER BY number"
+            for number, length in self._database.execute(query, (first,)):
+                size += min(DIGEST + length, _LEAST_LOCAL)
+                if size > _MOVED:
+                    return int(number)
+        return 2**62
+
     def rewrite(self) -> None:
-        """Write the whole file anew: rows that SQLite has moved leave copies of themselves in unused bytes of pages."""
+        """Write the whole file anew, with nothing in unused bytes."""
         with self._named_errors("rewritten; what was deleted may still be in unused bytes"):
             self._database.execute("VACUUM")
+            self._database.execute("UPDATE properties SET value = 0 WHERE name = 'moved'")
+
+    def shrink(self) -> None:
+        """Write the whole file anew without the rows of what was deleted, if there are any."""
+        with self._transaction("written"):
+            deleted = self._database.execute("DELETE FROM documents WHERE digest < ?", (_LEAST_DIGEST,)).rowcount
+            self._database.execute("UPDATE properties SET value = 1 WHERE name = 'moved' AND ?", (deleted > 0,))
+        if deleted:
+            self.rewrite()
 
     def checkpoint(self) -> None:
         """Write the log into the file; it begins anew if nothing was added meanwhile."""
         with self._named_errors("written"):
             self._database.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
-    def clear_log(self, patience: float) -> bool:
-        """Write the log into the file and empty it, so that nothing deleted is left in it.
+    def clear_log(self) -> bool:
+        """Write the log into the file and empty it, so that nothing deleted is left; return False if readers keep it.
 
-        Args:
-            patience: seconds to wait for readers of older states.
-
-        Returns:
-            False if there still were some.
+        Waits for none of them.
         """
         with self._named_errors("written"):
-            self._database.execute(f"PRAGMA busy_timeout={round(1000 * patience)}")
+            self._database.execute("PRAGMA busy_timeout=0")
             try:
                 return not self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
             finally:
                 self._database.execute(f"PRAGMA busy_timeout={_PATIENCE}")
-
-    def _delete_numbers(self, numbers: Sequence[int]) -> None:
-        self._database.executemany("DELETE FROM documents WHERE number = ?", [(number,) for number in numbers])
 
     def _replace(self, removed: Sequence[SegmentRecord], records: Sequence[SegmentRecord]) -> None:
         self._database.executemany("DELETE FROM segments WHERE name = ?", [(record.name,) for record in removed])

@@ -45,6 +45,7 @@ class Follower:
     def close(self) -> None:
         """Close the file of documents."""
         with self._lock:
+            self.segments = Segments(self.tokenizer.vocabulary_size)  # which keeps no files mapped
             self._documents.close()
 
     def refresh(self) -> bool:

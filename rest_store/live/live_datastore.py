@@ -257,8 +257,9 @@ class LiveDatastore(Store):
         """Delete documents: when this returns, no answer of this process holds them, and no file. Evicted ones, too.
 
         Sorts the segments that held them anew, which takes up to some seconds; additions and queries go on meanwhile.
-        Then rewrites the documents, about a second for 100 million tokens, for which additions wait: the file may hold
-        further copies in unused bytes. So delete many at once.
+        So delete many at once. Where one of them is among the oldest, and documents were evicted before, additions then
+        wait until the file of documents is rewritten, about a second for 100 million tokens: SQLite has moved what came
+        after the evicted ones, and may have left copies in unused bytes.
 
         Args:
             ids: of the documents, as in `add`; those that are not there are passed over.
@@ -278,6 +279,9 @@ class LiveDatastore(Store):
 
     def compact(self) -> None:
         """Write all documents that are there now to files, and merge these into as few segments as there may be.
+
+        Then gives back the room of what was deleted: if there was anything, additions wait until the file of documents
+        is rewritten.
 
         Raises:
             StorageError: that cannot be written; the documents are there as before.

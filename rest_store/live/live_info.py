@@ -7,7 +7,23 @@ from datetime import datetime
 from pathlib import Path
 
 from rest_store.datastore.tokenizer import TokenizerIdentity
-from rest_store.live.writer import WriterCounts
+
+
+@dataclass
+class WriterCounts:
+    """What a writer has done since it was opened.
+
+    Attributes:
+        added: documents that were added.
+        added_tokens: their tokens.
+        deleted: documents that were deleted.
+        evicted: documents that were too much or too old.
+    """
+
+    added: int = 0
+    added_tokens: int = 0
+    deleted: int = 0
+    evicted: int = 0
 
 
 @dataclass(frozen=True)

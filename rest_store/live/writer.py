@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from rest_store.datastore.header import token_width
@@ -14,6 +13,7 @@ from rest_store.errors import DatastoreClosedError, StorageError, describe
 from rest_store.live.additions import NewDocument, SharedCommits
 from rest_store.live.deletion import Deletion
 from rest_store.live.documents import Document, Documents
+from rest_store.live.live_info import WriterCounts
 from rest_store.live.segment import Segment, is_intact, joined_segment, segment_of
 from rest_store.live.segment_files import SegmentFiles, records_of
 from rest_store.live.segments import Bounds, Segments, to_merge, to_seal
@@ -24,23 +24,7 @@ _PURGED_AT_ONCE = 500  # documents, in one commit
 _LOG_PAGES = 1 << 10  # of the write-ahead log, about, from which on it is written into the file
 _PAGE = 1 << 12  # bytes
 _LOG_PATIENCE = 2.0  # seconds for which a deletion waits for readers of older states
-
-
-@dataclass
-class WriterCounts:
-    """What a writer has done since it was opened.
-
-    Attributes:
-        added: documents that were added.
-        added_tokens: their tokens.
-        deleted: documents that were deleted.
-        evicted: documents that were too much or too old.
-    """
-
-    added: int = 0
-    added_tokens: int = 0
-    deleted: int = 0
-    evicted: int = 0
+_LOG_PAUSE = 0.01  # seconds between its looks for them
 
 
 class Writer:
@@ -98,6 +82,7 @@ class Writer:
         """Close the files, after additions in progress; later calls raise DatastoreClosedError."""
         with self._files, self._memory, self._commit:
             self._closed = True
+            self.segments = Segments(self._vocabulary_size)  # which keeps no files mapped
             self._beside.close()
             self._documents.close()
 
@@ -178,7 +163,7 @@ class Writer:
             return False
         now = max(self._newest, self._clock())  # a clock that was set back evicts nothing early
         numbers = range(self._last + 1, self._last + 1 + len(new))
-        documents = [Document(number, id, now, symbols) for number, (id, symbols) in zip(numbers, new, strict=True)]
+        documents = [Document(number, now, document.symbols) for number, document in zip(numbers, new, strict=True)]
         segments = list(self.segments.all)
         young = segments.pop() if segments and self._may_grow(segments[-1], new, now) else None
         segments.append(segment_of(documents, self._vocabulary_size, young))
@@ -186,7 +171,8 @@ class Writer:
         first = None if len(kept) == len(segments) else _first_number(kept, numbers[-1] + 1)
         # The file stays as small as what is kept, however fast documents come and go.
         purged = 2 * len(new) if self._unpurged else 0
-        removed = self._documents.add(documents, replaced=evicted, first=first, purged=purged)
+        ids = [document.id for document in new]
+        removed = self._documents.add(documents, ids, replaced=evicted, first=first, purged=purged)
         self._unpurged = self._unpurged and removed == purged
         self._last, self._newest = numbers[-1], now
         self.counts.added += len(documents)
@@ -207,10 +193,9 @@ class Writer:
             deletion.left(self.segments.in_files, beside)  # what additions do not change is sorted anew beside them
             with self._memory:
                 deletion.left(self._settled(), beside)
-                with self._commit:
-                    with self._change():
-                        count = self._delete(deletion)
-                    self._clear()
+                with self._commit, self._change():
+                    count = self._delete(deletion)
+                self._clear()
         if self._log_holds_deleted:
             where = "in the log, while another process reads an older state"
             raise StorageError(f"{self._directory}: what was deleted is still {where}")
@@ -226,7 +211,8 @@ class Writer:
             kept = deletion.left(self.segments.all, self._documents)
             before, after = records_of(self.segments.all), records_of(kept)
             gone = [record for record in before if record not in after]
-            self._pages_hold_deleted = self._log_holds_deleted = True
+            self._pages_hold_deleted |= numbers[0] <= self._documents.last_moved()
+            self._log_holds_deleted = True
             self._documents.delete(numbers, gone, [record for record in after if record not in before])
             self._deletions += 1
             self._show(kept)
@@ -235,14 +221,23 @@ class Writer:
         return count
 
     def _clear(self) -> None:
-        """Remove what is left of deleted documents in unused bytes and in the log."""
+        """Remove what is left of deleted documents in unused bytes and in the log; for the holder of `_memory`."""
         try:
             if self._pages_hold_deleted:
-                self._documents.rewrite()
+                with self._commit:
+                    self._documents.rewrite()
                 self._pages_hold_deleted = False
         finally:
-            if self._log_holds_deleted:
-                self._log_holds_deleted = not self._documents.clear_log(_LOG_PATIENCE)
+            ends = time.monotonic() + _LOG_PATIENCE
+            while self._log_holds_deleted and not self._clear_log() and time.monotonic() < ends:
+                time.sleep(_LOG_PAUSE)
+
+    def _clear_log(self) -> bool:
+        """Empty the log; return False if readers of older states keep it. For the holder of `_memory`."""
+        self._beside.checkpoint()  # most of it, beside additions
+        with self._commit:
+            self._log_holds_deleted = not self._documents.clear_log()
+        return not self._log_holds_deleted
 
     def evict(self) -> bool:
         """Evict what is too much or too old by now; return whether anything was."""
@@ -271,8 +266,7 @@ class Writer:
         """Write a long log into the file, and empty it if it may hold what was deleted; return False: no more to do."""
         with self._memory:
             if self._log_holds_deleted:
-                with self._commit, self._change():
-                    self._log_holds_deleted = not self._documents.clear_log(0)
+                self._clear_log()
             if self._log_pages > _LOG_PAGES:
                 self._beside.checkpoint()  # most of it, beside additions
                 with self._commit, self._change():
@@ -289,12 +283,17 @@ class Writer:
             return bool(run)
 
     def compact(self) -> None:
-        """Write all documents that are there to files, and merge these into as few segments as there may be."""
+        """Write all documents that are there to files, and merge these into as few segments as there may be.
+
+        Then give back the room of what was deleted.
+        """
         last = self._last
         while self._seal_to(last):
             pass
         while self.merge_files(whole=True):
             pass
+        with self._memory, self._commit, self._change():
+            self._documents.shrink()
 
     def _seal_to(self, last: int) -> bool:
         """Write segments in memory to files as one, up to that of document `last`; return whether there were any."""

@@ -73,7 +73,9 @@ class Elsewhere:
         rows = [None if array is None else array.tolist() for array in (top_k, node_top_k)]
         self.accepted.append((tokens.tolist(), rows[0], rows[1]))
 
-    def close(self) -> None:
+    def close(self, text: Text) -> None:
+        tokens, written = text()
+        assert 0 <= written <= len(tokens)
         self.closed += 1
 
     def draft_batch(self, contexts: Any, **limits: int) -> list[TokenTree]:

@@ -17,6 +17,7 @@ from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup
 from rest_store.live.live_datastore import LiveDatastore
+from tests.drafting.test_evidence import Behind
 from tests.shared.strategies import Corpus, identity, open_datastore
 
 FEATURES = int(_kernel.FEATURES)
@@ -124,7 +125,7 @@ def reading(column: int) -> Calibration:
     )
 
 
-def scores(source: Store, calibration: Calibration) -> dict[int, float]:
+def scores(source: object, calibration: Calibration) -> dict[int, float]:
     with DraftSession([source], [1, 2], calibration=calibration) as session:
         tree = session.draft(2)
         assert tree.scores is not None
@@ -143,3 +144,12 @@ def test_steps_with_a_live_datastore_have_trees_of_their_own(frozen: Datastore, 
 
 def test_without_trees_of_its_own_a_live_datastore_counts_as_any_other(frozen: Datastore, live: LiveDatastore) -> None:
     assert scores(live, reading(BEST + SHARE)) == scores(frozen, reading(BEST + SHARE))
+
+
+def test_the_evidence_of_a_live_datastore_counts_as_in_process(frozen: Datastore, live: LiveDatastore) -> None:
+    usual = reading(BEST + SHARE).native.gbdt
+    for calibration in (Calibration(usual, live_gbdt=usual), Calibration.default()):
+        of_live, of_frozen = (scores(Behind({"one": store}), calibration) for store in (live, frozen))
+        assert of_live == scores(live, calibration)
+        assert of_frozen == scores(frozen, calibration)
+        assert of_live != of_frozen

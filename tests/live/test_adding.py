@@ -83,9 +83,9 @@ def test_threads_share_commits_and_lose_nothing(tmp_path: Path, monkeypatch: pyt
     commits: list[int] = []
     add = Documents.add
 
-    def counted(self: Documents, documents, **options) -> None:
+    def counted(self: Documents, documents, ids, **options) -> int:
         commits.append(len(documents))
-        add(self, documents, **options)
+        return add(self, documents, ids, **options)
 
     monkeypatch.setattr(Documents, "add", counted)
     with new_live(tmp_path / "live") as live:

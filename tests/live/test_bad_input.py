@@ -181,7 +181,7 @@ def test_a_file_and_nothing(tmp_path: Path) -> None:
     refused(DatastoreNotFoundError, lambda: LiveDatastore.open(tmp_path / "file", tokenizer=identity(3)), "is a file")
 
 
-@pytest.mark.parametrize(("version", "application"), [(2, 0x52535430), (0, 0), (1, 5)])
+@pytest.mark.parametrize(("version", "application"), [(3, 0x52535430), (0, 0), (2, 5)])
 def test_a_database_of_another_release_or_program(tmp_path: Path, version: int, application: int) -> None:
     database = sqlite3.connect(tmp_path / "documents.sqlite")
     database.execute("CREATE TABLE things (name)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sqlite3
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,6 +65,119 @@ def test_no_page_of_the_database_holds_what_was_deleted(tmp_path: Path, seed: in
     assert left <= kept
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_nor_where_the_oldest_were_evicted_before(tmp_path: Path, seed: int) -> None:
+    """Purging has rows moved that are deleted later."""
+    chance = random.Random(seed)
+    with new_live(tmp_path / "live", 65_535, max_tokens=20_000) as live:
+        ids: list[str] = []
+        for first in range(0, 600, 25):
+            some = [[token_of(place)] * chance.choice([8, 40, 400]) for place in range(first, first + 25)]
+            ids += live.add(some)
+            if chance.random() < 0.5:
+                live.delete(chance.sample(ids, 10))
+        until(lambda: not live._parts.purge())
+        there = [place for place in range(600) if live.count([token_of(place)])]
+        assert there[0] > 100, "some were evicted"
+        kept = set(chance.sample(there, 30))
+        live.delete([id for place, id in enumerate(ids) if place not in kept])
+        stored = file_bytes(tmp_path / "live")
+    left = {place for place in range(600) if np.array([token_of(place)] * 4, ">u2").tobytes() in stored}
+    assert left <= kept
+
+
+def token_of(place: int) -> int:
+    """A token of two bytes that are not those of another one in their other order."""
+    return 256 * (1 + place // 200) + 50 + place % 200
+
+
+def counted_rewrites(patch: pytest.MonkeyPatch) -> list[Documents]:
+    rewritten: list[Documents] = []
+    rewrite = Documents.rewrite
+    patch.setattr(Documents, "rewrite", lambda documents: (rewritten.append(documents), rewrite(documents)))
+    return rewritten
+
+
+def test_only_what_eviction_may_have_moved_has_the_file_rewritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rewritten = counted_rewrites(monkeypatch)
+    with new_live(tmp_path / "live", max_tokens=100_000) as live:
+        ids = live.add([[1, 2, 3] * 50] * 600)
+        live.delete(ids[::7])
+        assert len(rewritten) == 0
+        ids = live.add([[1, 2, 3] * 50] * 600)
+        until(lambda: not live._parts.purge())
+        live.delete(ids[200:300])
+        assert len(rewritten) == 0
+        ids = live.add([SECRET] * 4000)
+        until(lambda: not live._parts.purge())
+        there = live.info().document_count
+        live.delete(ids[: 4000 - there + 20])
+        assert len(rewritten) == 1
+        assert live.info().failure is None
+
+
+def test_compacting_gives_back_the_room_of_what_was_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rewritten = counted_rewrites(monkeypatch)
+    with new_live(tmp_path / "live") as live:
+        ids = live.add([[1, 2, 3] * 400] * 100)
+        live.add([SECRET])
+        live.compact()
+        live._parts._clear_log()
+        size = (tmp_path / "live" / "documents.sqlite").stat().st_size
+        live.delete(ids)
+        assert len(rewritten) == 0
+        live.compact()
+        live.compact()
+        assert len(rewritten) == 1
+        live._parts._clear_log()
+        assert (tmp_path / "live" / "documents.sqlite").stat().st_size < size / 4
+        assert (live.count([1]), live.count(SECRET)) == (0, 1)
+    with LiveDatastore.open(tmp_path / "live") as live:
+        assert (live.info().document_count, live.count(SECRET)) == (1, 1)
+
+
+def test_what_compacting_has_moved_and_could_not_rewrite_is_rewritten_with_the_next_deletion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(documents: Documents) -> None:
+        raise StorageError("no room")
+
+    with new_live(tmp_path / "live") as live:
+        ids = live.add([[1, 2, 3]] * 3)
+        live.delete(ids[:1])
+        with monkeypatch.context() as patch:
+            patch.setattr(Documents, "rewrite", full)
+            with pytest.raises(StorageError, match="no room"):
+                live.compact()
+    rewritten = counted_rewrites(monkeypatch)
+    with LiveDatastore.open(tmp_path / "live") as live:
+        live.delete(ids[1:2])
+        live.delete(ids[2:])
+        assert len(rewritten) == 1
+
+
+def test_additions_go_on_while_a_deletion_waits_for_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "_LOG_PATIENCE", 60.0)
+    with new_live(tmp_path / "live") as live:
+        live.add([SECRET], ["a"])
+        reader = sqlite3.connect(tmp_path / "live" / "documents.sqlite", isolation_level=None)
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM documents").fetchall()
+        deletion = threading.Thread(target=live.delete, args=(["a"],))
+        deletion.start()
+        until(lambda: live.count(SECRET) == 0)
+        for _ in range(3):
+            live.add([[1, 2]])
+        assert deletion.is_alive()
+        reader.execute("COMMIT")
+        reader.close()
+        deletion.join()
+        assert BYTES not in file_bytes(tmp_path / "live")
+        assert live.count([1, 2]) == 3
+
+
 def test_a_deletion_says_when_a_reader_keeps_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "_LOG_PATIENCE", 0.01)
     with new_live(tmp_path / "live") as live:
@@ -103,7 +217,8 @@ def test_a_deletion_that_could_not_rewrite_the_documents_is_completed_by_the_nex
         raise StorageError("no room")
 
     rewritten: list[Documents] = []
-    with new_live(tmp_path / "live") as live:
+    with new_live(tmp_path / "live", max_tokens=400) as live:
+        live.add([[1, 2] * 20] * 40)
         live.add([SECRET], ["a"])
         with monkeypatch.context() as patch:
             patch.setattr(Documents, "rewrite", full)

@@ -43,6 +43,18 @@ def test_a_closed_datastore_refuses_everything(tmp_path: Path) -> None:
     assert "closed" in repr(live)
 
 
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_closed_datastore_keeps_no_files_mapped(tmp_path: Path, read_only: bool) -> None:
+    with new_live(tmp_path / "live") as live:
+        live.add([[1, 2]])
+        live.compact()
+    with LiveDatastore.open(tmp_path / "live", read_only=read_only) as other:
+        assert other.count([1, 2]) == 1
+        assert str(tmp_path) in Path("/proc/self/maps").read_text(encoding="utf-8")
+    assert (live.read_only, other.read_only) == (False, read_only)
+    assert str(tmp_path / "live" / "segment-") not in Path("/proc/self/maps").read_text(encoding="utf-8")
+
+
 def test_closing_while_threads_add_and_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each call is completed, or says that the datastore is closed; what was acknowledged is there."""
     small_segments(monkeypatch)

@@ -22,7 +22,7 @@ NATIVE = pytest.mark.skipif(native_kernel() is None, reason="the native kernel w
 
 def stored(documents: list[list[int]], vocabulary_size: int, first: int = 1) -> list[Document]:
     return [
-        Document(first + place, str(place), 5.0 + place, encode_symbols(np.array(document), vocabulary_size))
+        Document(first + place, 5.0 + place, encode_symbols(np.array(document), vocabulary_size))
         for place, document in enumerate(documents)
     ]
 

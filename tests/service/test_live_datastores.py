@@ -16,7 +16,9 @@ import pytest
 
 from build_index.tokenization import load_tokenizer
 from rest_store.datastore.datastore import Datastore
+from rest_store.drafting import external_sources
 from rest_store.drafting.session import DraftSession
+from rest_store.drafting.sources import PromptLookup
 from rest_store.errors import (
     DatastoreNotFoundError,
     DatastoreUnavailableError,
@@ -29,6 +31,7 @@ from rest_store.errors import (
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.service.client.client import DatastoreClient
 from rest_store.v1 import datastore_pb2 as pb
+from tests.drafting.test_evidence import replayed, require_same
 from tests.shared.builds import write_tokenizer
 from tests.shared.clients import KINDS, connected
 from tests.shared.services import PATIENCE, Service, failed, metrics_of, running
@@ -41,10 +44,15 @@ COUNTERS = ("added_documents", "added_tokens", "deleted_documents", "evicted_doc
 
 
 @pytest.fixture(scope="module")
-def service(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of the live datastore "chat"."""
+    return tmp_path_factory.mktemp("live") / "chat"
+
+
+@pytest.fixture(scope="module")
+def service(directory: Path, place: Path) -> Iterator[Service]:
     """A service with a frozen datastore "a" and a live one "chat", which it has begun."""
-    live = tmp_path_factory.mktemp("live") / "chat"
-    with running(f"a={directory}", options=["--live", f"chat={live}", METRICS]) as service:
+    with running(f"a={directory}", options=["--live", f"chat={place}", METRICS]) as service:
         yield service
 
 
@@ -101,6 +109,21 @@ def test_a_session_drafts_at_its_next_step_what_another_client_has_added(service
         writer.delete([id])
         session.accept(text[5:6])
         assert session.draft(8).longest_path(text[6:]).size  # the first one is there still
+
+
+def test_merged_here_it_weighs_as_in_process(
+    service: Service, directory: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(external_sources, "rows_for", lambda _: 1024)
+    text = phrase(24)
+    with (
+        DatastoreClient(service.target, timeout=PATIENCE, send_text=False) as client,
+        Datastore.open(directory) as built,
+    ):
+        client.add([text[:16], text[4:]])
+        with LiveDatastore.open(place, read_only=True) as live:
+            through = replayed([PromptLookup(), client], text, 8, learn=True, max_suffix=16)
+            require_same(through, replayed([PromptLookup(), built, live], text, 8, learn=True, max_suffix=16))
 
 
 def test_what_does_not_fit_into_one_request_is_sent_in_several(directory: Path, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from rest_store.service.server.live_served import LiveServed
 from rest_store.service.server.logs import EventLog
 from tests.service.test_server_security import bearer
 from tests.shared.services import PATIENCE, Service, metrics_of, reason_of, running
-from tests.shared.sessions import Relay, SessionTalk, is_run_by_the_service, opening, step
+from tests.shared.sessions import SessionTalk, is_run_by_the_service, opening, step
 from tests.shared.strategies import identity, refused
 
 VOCABULARY = 300
@@ -156,22 +156,6 @@ def test_an_idle_stream_and_one_that_is_drained_are_remembered(directory: Path, 
         other.leave()
     with LiveDatastore.open(tmp_path / "chat", read_only=True) as store:
         assert [store.count(text) for text in (idle, drained)] == [1, 1]
-
-
-def test_a_stream_that_replaces_another_remembers_only_what_is_new(service: Service) -> None:
-    prompt, output, before = phrase(), phrase() + phrase() + phrase() + phrase(), counted(service, "remembered")
-    with (
-        Relay(service.target) as relay,
-        DatastoreClient(relay.target, timeout=PATIENCE, remember="chat") as client,
-        DraftSession([client], prompt=prompt) as session,
-    ):
-        for place in range(0, 64, 4):
-            relay.aborts = grpc.StatusCode.UNAVAILABLE if place == 32 else None
-            session.draft(8)  # without an answer at 32
-            session.accept(output[place : place + 4])
-    until(lambda: counted(service, "remembered") == before + 2)
-    assert [count(service, output[start : start + 16]) for start in (0, 16, 32, 48)] == [1, 2, 1, 1]
-    assert count(service, output[16:]) == 1  # what comes before the new ones, so that they are found
 
 
 REFUSED = {

@@ -19,6 +19,7 @@ import pytest
 from rest_store.datastore.kernel import native_kernel
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup
+from rest_store.live.live_datastore import LiveDatastore
 from rest_store.service.address import Address
 from rest_store.service.channel import Dialer
 from rest_store.service.client.client import DatastoreClient
@@ -31,7 +32,7 @@ from rest_store.v1 import datastore_pb2 as pb
 from rest_store.v1 import datastore_pb2_grpc
 from tests.shared.services import PATIENCE, Service, metrics_of, reason_of, running
 from tests.shared.sessions import Request, SessionTalk, opening, sessions_of, step, top_k
-from tests.shared.strategies import Corpus, write_datastore
+from tests.shared.strategies import Corpus, identity, write_datastore
 
 CHANCE = random.Random(5)
 CORPUS = Corpus(300, [[[CHANCE.randrange(100) for _ in range(50)] for _ in range(400)]])  # several pages
@@ -266,6 +267,22 @@ def test_streams_without_messages_end(original: Path, monkeypatch: pytest.Monkey
         await server.drain()
 
     asyncio.run(run())
+
+
+def test_a_service_has_idle_sessions_let_go_of_what_its_live_datastores_have_replaced(tmp_path: Path) -> None:
+    with LiveDatastore.open(tmp_path / "chat", tokenizer=identity(300)) as live:
+        ids = live.add([[1, 2, 3], [1, 2, 4]])
+        live.compact()
+    with running(options=["--live", str(tmp_path / "chat")]) as service, service.stub() as stub:
+        talk = SessionTalk(stub)
+        talk.ask(opening(1, 2, selection=pb.Selection()))
+        with DatastoreClient(service.target, timeout=PATIENCE) as client:
+            client.delete(ids[:1])
+        maps, ends = Path(f"/proc/{service.process.pid}/maps"), time.monotonic() + PATIENCE
+        while "(deleted)" in "".join(line for line in maps.read_text().splitlines() if "/segment-" in line):
+            assert time.monotonic() < ends
+            time.sleep(0.01)
+        talk.close()
 
 
 def test_a_session_whose_token_is_revoked_ends(original: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import sys
 import threading
@@ -15,8 +16,11 @@ import pytest
 from rest_store.datastore.datastore import Datastore
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
+from rest_store.live.live_datastore import LiveDatastore
 from rest_store.service.server.catalog import Catalog
 from rest_store.service.server.limits import Limits
+from rest_store.service.server.live_served import LiveServed
+from rest_store.service.server.logs import EventLog
 from rest_store.service.server.sessions import Sessions
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.messages import CODES, begin, ending
@@ -296,3 +300,33 @@ def test_memory_may_be_asked_for_while_sessions_come_and_go(directory: Path) -> 
         sys.setswitchinterval(interval)
     assert failed == []
     assert not sessions.open
+
+
+def test_an_idle_session_lets_go_of_what_a_live_datastore_has_replaced(tmp_path: Path) -> None:
+    def mapped() -> int:
+        """Files of segments that are mapped here though they are removed."""
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8")
+        return sum(str(tmp_path) in line and "(deleted)" in line for line in maps.splitlines())
+
+    with LiveDatastore.open(tmp_path / "chat", tokenizer=identity(300)) as live:
+        ids = live.add([[1, 2, 3], [1, 2, 4]])
+        live.compact()
+    served = LiveServed("chat", tmp_path / "chat", None, EventLog(file=io.StringIO()))
+    sessions = Sessions(Limits())
+    both = [sessions.begin(pb.SessionOpening(tokens=[1, 2]), [served]) for _ in range(2)]
+    for session in both:
+        answer = session.step(step()).run()
+        assert answer is not None
+        assert Nodes.of(answer.nodes).tokens[:2] in ([3, 4], [4, 3])
+    both[1].in_step = True
+    served.delete(ids[:1]).result()
+    sessions.follow_changes()
+    assert mapped() > 0, "one is in a step"
+    both[1].in_step = False
+    sessions.follow_changes()
+    assert mapped() == 0
+    for session in both:
+        answer = session.step(step()).run()
+        assert answer is not None
+        assert Nodes.of(answer.nodes).tokens == [4]
+    served.close()

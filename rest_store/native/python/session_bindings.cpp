@@ -106,10 +106,13 @@ class NativeSession {
     }
   }
 
-  // Set the evidence of one step. ValueError if the bytes are not evidence; then the store takes no part in the step.
-  void set_evidence(std::size_t index, const nb::bytes& rows, std::uint64_t vocabulary, std::size_t max_rows) {
+  // Set the evidence of one step, of a live store or a frozen one. ValueError if the bytes are not evidence; then the
+  // store takes no part in the step.
+  void set_evidence(std::size_t index, const nb::bytes& rows, std::uint64_t vocabulary, std::size_t max_rows,
+                    bool live) {
     Store& store = builder_.store(index);
     store.trees.clear();
+    store.live_rows = live;
     const char* fault = store.rows.read({rows.c_str(), rows.size()}, vocabulary, max_rows);
     store.present = fault == nullptr;
     if (fault != nullptr) throw nb::value_error(fault);

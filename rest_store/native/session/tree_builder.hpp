@@ -59,7 +59,10 @@ struct Store {
   EvidenceReader* reader = nullptr;  // null: an external source
   TreeEvidence trees;
   EvidenceRows rows;
-  bool present = true;  // in this step
+  bool present = true;     // in this step
+  bool live_rows = false;  // whether the rows are of a live store
+
+  bool live() const { return reader != nullptr ? reader->live() : !rows.empty() && live_rows; }
 
   // What an external source knows after `path`. Returns whether it has been asked: no row does not mean no occurrence.
   bool evidence_after(std::span<const Token> path, Evidence& out) {
@@ -104,9 +107,8 @@ class TreeBuilder {
   // before children.
   void build(std::size_t max_nodes) {
     max_nodes_ = max_nodes;
-    has_live_ = std::any_of(stores_.begin(), stores_.end(), [](const Store& store) {
-      return store.present && store.reader != nullptr && store.reader->live();
-    });
+    has_live_ = std::any_of(stores_.begin(), stores_.end(),
+                            [](const Store& store) { return store.present && store.live(); });
     nodes_.clear();
     frontier_.clear();
     pushed_ = 0;
@@ -228,9 +230,8 @@ class TreeBuilder {
     sources.present.resize(stores_.size());
     sources.live.resize(stores_.size());
     for (std::size_t i = 0; i < stores_.size(); ++i) {
-      const EvidenceReader* reader = stores_[i].reader;
       sources.present[i] = stores_[i].present;
-      sources.live[i] = reader != nullptr && reader->live() && (records || !trees_.live.trees.empty());
+      sources.live[i] = stores_[i].live() && (records || !trees_.live.trees.empty());
     }
     if (use_lookup) lookup.find(tail, sources.lookup);
     if (recycled != nullptr) sources.recycled = recycled->find(tail);

@@ -173,7 +173,7 @@ class Codec:
             if fault is not None:
                 expected = f"rows of a vocabulary of {self.vocabulary_size}, at most {limits.max_rows}"
                 raise ProtocolError(describe(target, "evidence", fault, expected))
-        return [Evidence(name, message.rows) for name, message in zip(names, messages, strict=True)]
+        return [Evidence(name, one.rows, name in self.live) for name, one in zip(names, messages, strict=True)]
 
 
 def longest(trees: Sequence[TokenTree]) -> TokenTree:

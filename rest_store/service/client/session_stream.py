@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
@@ -79,6 +80,7 @@ class SessionStream(GenerationStream[StreamCall]):
         self._settings = settings
         self._shared_calibration = shared_calibration
         self._remember = remember
+        self._output_id = uuid4().hex if remember else ""
         self._finishing = finishing
         self._is_open = False  # whether the text has been sent on the call
         self._next = pb.DraftSessionRequest()  # what the next step sends; has what was accepted since the last
@@ -241,6 +243,7 @@ class SessionStream(GenerationStream[StreamCall]):
             fixed_calibration=not settings.learn,
             max_suffix=settings.max_suffix,
             remember=self._remember,
+            output_id=self._output_id if self._remember else "",
         )
 
     def _read(self, message: bytes, target: str) -> RemoteTree:
@@ -263,15 +266,35 @@ class SessionStream(GenerationStream[StreamCall]):
         self._datastores = 0
         self._is_late = False
 
-    def close(self) -> None:
-        """End the session for good. May be called again."""
-        self._closed = True
-        if self._remember and self._is_open and self._call is not None and self._next.accepted:
-            # Copied by one instruction, as in `DatastoreClient.close`: other threads add to it.
-            self._finishing.difference_update([one for one in tuple(self._finishing) if not one.is_alive()])
-            self._finishing.add(self._call.finish(self._next.SerializeToString()))
-            self._call = None
-        self._drop()
+    def close(self, text: Text) -> None:
+        """End the session for good, as `RemoteSession.close`."""
+        try:
+            if self._remember and not self._closed:
+                with suppress(RestStoreError):
+                    self._finish(text)
+        finally:
+            self._closed = True
+            self._drop()
+
+    def _finish(self, text: Text) -> None:
+        """Hand over what was accepted since the last step; if the stream has ended, the whole text on another one."""
+        if self._is_open and self._call is not None:
+            try:
+                self._call.receive(time.monotonic())  # waits for nothing
+            except RestStoreError:
+                self._drop()
+        if not self._is_open:
+            endpoint = self._endpoints.healthy
+            if endpoint is None or not text()[1] or not self._runs_here(text):
+                return
+            self._next.open.MergeFrom(self._opening(text))
+            self._call_at(endpoint)
+        assert self._call is not None
+        self._next.finished = True
+        # Copied by one instruction, as in `DatastoreClient.close`: other threads add to it.
+        self._finishing.difference_update([one for one in tuple(self._finishing) if not one.is_alive()])
+        self._finishing.add(self._call.finish(self._next.SerializeToString()))
+        self._call = None
 
 
 def _top_k(rows: TopK | None, most_bytes: int | None = None) -> pb.TopK | None:

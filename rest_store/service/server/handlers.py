@@ -18,8 +18,8 @@ from rest_store.errors import LimitError, MessageOrderError, MessageSizeError, Q
 from rest_store.service.server.catalog import Catalog
 from rest_store.service.server.executor import Executor
 from rest_store.service.server.limits import Limits
-from rest_store.service.server.live_served import LiveServed
 from rest_store.service.server.metrics import Metrics
+from rest_store.service.server.remembered_output import RememberedOutput, RememberedOutputs
 from rest_store.service.server.requests import (
     Proposals,
     TreeLimits,
@@ -66,7 +66,7 @@ class SessionState:
 
     rights: Rights
     session: ServedSession | None = None
-    remember: LiveServed | None = None  # what was accepted, there
+    output: RememberedOutput | None = None
 
 
 class _EvidenceWork(NamedTuple):
@@ -91,6 +91,7 @@ class Handlers:
         self._limits = limits
         self._metrics = metrics
         self._executor = executor
+        self._outputs = RememberedOutputs()
         self._max_evidence_rows = MAX_EVIDENCE_ROWS if metrics.build["kernel"] == "native" else 0
 
     async def draft(self, data: bytes, rights: Rights) -> bytes:
@@ -150,12 +151,22 @@ class Handlers:
             served = self._catalog.select(*selection_of(request.open.selection, self._limits), state.rights)
             if request.open.remember:
                 state.rights.require_write()
-                state.remember = self._catalog.live(request.open.remember, served[0].fingerprint, state.rights)
+                live = self._catalog.live(request.open.remember, served[0].fingerprint, state.rights)
+                state.output = RememberedOutput.of(request.open, live)
             state.session = self._sessions.begin(request.open, served)
+        is_opening, finished = request.HasField("open"), request.finished
         step = state.session.step(request)
         steps, tokens = len(request.accepted), sum(len(one.tokens) for one in request.accepted)
         del request
-        [response] = await self._executor.run([step.run], small=step.small)
+        state.session.in_step = True
+        try:
+            [response] = await self._executor.run([step.run], small=step.small)
+        finally:
+            state.session.in_step = False
+        if state.output is not None:
+            if is_opening:
+                self._outputs.begin(state.output)
+            state.output.finished |= finished
         state.session.require_learnt()
         self._metrics.session_steps += steps
         self._metrics.session_tokens += tokens
@@ -166,11 +177,11 @@ class Handlers:
         return response.SerializeToString()
 
     def end_session(self, state: SessionState) -> None:
-        """Give back what the session of a stream has taken, and remember what was accepted."""
+        """Give back what the session of a stream has taken, and remember its output."""
         if state.session is not None and self._sessions is not None:
             self._sessions.end(state.session)
-            if state.remember is not None:
-                state.remember.remember(*state.session.output())
+            if state.output is not None:
+                self._outputs.end(state.output, *state.session.output())
 
     async def longest_suffix_match(self, data: bytes, rights: Rights) -> bytes:
         """Answer a LongestSuffixMatchRequest."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
@@ -94,12 +95,14 @@ class LiveServed(Served):
         """Delete documents, as `LiveDatastore.delete` does."""
         return self._deleting.submit(self._written, lambda: self._live.delete(ids))
 
-    def remember(self, before: Sequence[int], output: Tokens) -> None:
+    def remember(self, before: Sequence[int], output: Tokens, *, id: str = "", replaced: str = "") -> None:
         """Add an output that nobody waits for, or count it as dropped. Never waits.
 
         Args:
             before: the end of the text before it.
             output: what a model wrote; if it is too short to be worth it, nothing happens.
+            id: of the document; empty: as `OutputDocument` makes it of the tokens.
+            replaced: id of a document that is deleted first, if it is there; empty: none.
         """
         if len(output) < LEAST_TOKENS:
             return
@@ -120,9 +123,13 @@ class LiveServed(Served):
 
         def add() -> list[str]:
             document = OutputDocument.of(before, output.tolist())
-            return [] if document is None else self._live.add([document.tokens], [document.id])
+            assert document is not None  # it is long enough
+            if replaced:
+                with suppress(StorageError, WriterError):  # one too many is better than none
+                    self._written(lambda: self._live.delete([replaced]))
+            return self._written(lambda: self._live.add([document.tokens], [id or document.id]))
 
-        self._remembering.submit(self._written, add).add_done_callback(count)
+        self._remembering.submit(add).add_done_callback(count)
 
     def close(self) -> None:
         """Close it, once what is being written is there, and all that is to be remembered; for after all calls.

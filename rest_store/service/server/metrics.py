@@ -12,8 +12,7 @@ from rest_store.service.server.live_served import LiveServed
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-    from rest_store.live.live_info import LiveInfo
-    from rest_store.live.writer import WriterCounts
+    from rest_store.live.live_info import LiveInfo, WriterCounts
     from rest_store.service.server.served import Served
     from rest_store.service.server.sessions import Sessions
 

@@ -69,6 +69,7 @@ class ServedSession:
     Attributes:
         calibration: of the session; to be set before the first step.
         recycled: the recycled logits; None: they are no source.
+        in_step: whether a step runs, perhaps in another thread; set by whoever runs it.
         memory: bytes reserved.
 
     Raises:
@@ -78,6 +79,7 @@ class ServedSession:
 
     calibration: Calibration
     recycled: RecycledLogits | None = None
+    in_step = False
 
     def __init__(
         self,
@@ -101,9 +103,9 @@ class ServedSession:
         self.memory = 0
         self._length = 0
         self._opening = opening
-        self._accepted: bytearray | None = None
+        self._output: bytearray | None = None
         if opening.remember:
-            self._before, self._accepted = opening.tokens[-PROMPT_TOKENS:], bytearray()
+            self._output = bytearray()
             self._token_memory += _REMEMBERED_MEMORY
         self._grow(len(opening.tokens))
 
@@ -139,20 +141,25 @@ class ServedSession:
         accepted = accepted_of(request.accepted, self._vocabulary_size)
         new = sum(len(tokens) for tokens, _, _ in accepted)
         self._grow(new, nodes)
-        if self._accepted is not None:
+        if self._output is not None:
             for tokens, _, _ in accepted:
-                self._accepted += tokens.tobytes()
+                self._output += tokens.tobytes()
         if request.draft.HasField("costs"):
             self._costs = step_costs(request.draft.costs)
         small = nodes <= _SMALL_NODES and new + (self._length if first else 0) <= _SMALL_TOKENS
         sequence = request.draft.sequence if nodes else None
         return Step(partial(self._run, accepted, nodes, sequence), small)
 
+    def follow_changes(self) -> None:
+        """Let go of shards that live datastores have replaced, unless a step reads them: they keep files and memory."""
+        if not self.in_step:
+            follow_changes(self._native, self._datastores)
+
     def output(self) -> tuple[Sequence[int], Tokens]:
-        """Return what is to be remembered: the end of the text before this stream, and what was accepted on it."""
-        if self._accepted is None or self._native is None:  # or its opening was refused
+        """Return what is to be remembered: the end of the prompt, and all that the model has written since."""
+        if self._output is None or self._native is None:  # or its opening was refused
             return (), np.zeros(0, np.int32)
-        return self._before, np.frombuffer(self._accepted, np.int32)
+        return self._prompt_end, np.frombuffer(self._output, np.int32)
 
     def require_learnt(self) -> None:
         """Require memory for what the recycled logits have learnt with the last step.
@@ -212,5 +219,8 @@ class ServedSession:
         take_prompt(native, text[:prompt_length], top_k)
         if opening.written:
             append(native, text[prompt_length:], None, None)
+        if self._output is not None:
+            self._prompt_end = text[:prompt_length][-PROMPT_TOKENS:].tolist()
+            self._output[:0] = text[prompt_length:].tobytes()
         del self._opening
         return native

@@ -172,6 +172,8 @@ class Server:
             await asyncio.get_running_loop().run_in_executor(self._workers, self._catalog.watch)
             self._update_health()
             self._servicer.end_idle_streams(self._options.limits.session_idle_seconds)
+            if self._sessions is not None:
+                self._sessions.follow_changes()
             self._log.summarize()
 
     def _update_health(self) -> None:

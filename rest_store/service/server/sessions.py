@@ -87,6 +87,11 @@ class Sessions:
         self.open.add(session)
         return session
 
+    def follow_changes(self) -> None:
+        """Have sessions between two steps, which may be far apart, let go of what live datastores have replaced."""
+        for session in self.open:
+            session.follow_changes()
+
     def end(self, session: ServedSession) -> None:
         """Give back what `session` has reserved."""
         self.open.discard(session)

@@ -1,0 +1,76 @@
+"""The outputs that sessions have a live datastore remember: one document of each, however many streams it takes."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rest_store.errors import LimitError, describe
+from rest_store.service.server.live_served import LiveServed
+from rest_store.service.server.requests import Tokens
+from rest_store.v1 import datastore_pb2 as pb
+
+_LONGEST_ID = 64  # characters
+
+
+@dataclass(eq=False)
+class RememberedOutput:
+    """What one stream is to have remembered.
+
+    Attributes:
+        live: where.
+        id: that its client has chosen for all streams of one generation; empty: none.
+        continues: whether the model had written something before this stream.
+        finished: whether the generation has ended. Otherwise another stream may come with all of the output.
+        replaced: whether one has.
+    """
+
+    live: LiveServed
+    id: str
+    continues: bool
+    finished: bool = False
+    replaced: bool = False
+
+    @classmethod
+    def of(cls, opening: pb.SessionOpening, live: LiveServed) -> RememberedOutput:
+        """Return what `opening` asks for; raise LimitError unless its id may be part of one of a document."""
+        if len(opening.output_id) > _LONGEST_ID or not opening.output_id.isprintable():
+            found, expected = reprlib.repr(opening.output_id), f"at most {_LONGEST_ID} printable characters"
+            raise LimitError(describe("session", "id of the output", found, expected))
+        return cls(live, opening.output_id, opening.written > 0)
+
+
+class RememberedOutputs:
+    """The outputs of open streams. For use within one event loop."""
+
+    def __init__(self) -> None:
+        self._latest: dict[tuple[LiveServed, str], RememberedOutput] = {}  # by the ids of clients
+
+    def begin(self, output: RememberedOutput) -> None:
+        """Have the stream of `output` alone remember it, though the end of one before may not be noticed yet."""
+        if output.id:
+            key = output.live, output.id
+            if (before := self._latest.get(key)) is not None:
+                before.replaced = True
+            self._latest[key] = output
+
+    def end(self, output: RememberedOutput, prompt_end: Sequence[int], tokens: Tokens) -> None:
+        """Have an output remembered whose stream has ended, under an id that a later stream knows if one may come.
+
+        Args:
+            output: of the stream.
+            prompt_end: the end of the text before it.
+            tokens: all that the model has written.
+        """
+        if output.replaced:
+            return
+        if output.id and self._latest.get(key := (output.live, output.id)) is output:
+            del self._latest[key]
+        unfinished = f"unfinished {output.id}" if output.id else ""
+        output.live.remember(
+            prompt_end,
+            tokens,
+            id="" if output.finished else unfinished,
+            replaced=unfinished if output.continues else "",
+        )

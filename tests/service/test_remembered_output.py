@@ -1,0 +1,131 @@
+"""One generation leaves one document with all of its output, however many streams it takes and however these end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from rest_store.drafting.output_document import PROMPT_TOKENS
+from rest_store.drafting.session import DraftSession
+from rest_store.service.client.client import DatastoreClient
+from tests.service.test_live_remember import count, phrase, until
+from tests.shared.services import PATIENCE, Service, reason_of, running
+from tests.shared.sessions import Relay, Request, SessionTalk, opening, step
+
+
+@pytest.fixture(scope="module")
+def service(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service with a frozen datastore "a" and a live one "chat"."""
+    with running(f"a={directory}", options=["--live", str(tmp_path_factory.mktemp("live") / "chat")]) as one:
+        yield one
+
+
+def documents(service: Service) -> int:
+    with DatastoreClient(service.target, datastore="chat", timeout=PATIENCE) as client:
+        return client.info().datastores[0].document_count
+
+
+def require_one(service: Service, before: int, prompt: list[int], output: list[int]) -> None:
+    """One document more, and that with all of the output."""
+    until(lambda: count(service, output[-8:]) > 0)
+    assert documents(service) == before + 1
+    assert count(service, (prompt[-PROMPT_TOKENS:] + output)[:64]) == 1
+    assert count(service, output[-64:]) == 1
+
+
+def text_of(length: int) -> list[int]:
+    """Tokens in an order that occurs nowhere else."""
+    return [token for _ in range(0, length, 16) for token in phrase(16)][:length]
+
+
+def remembering(target: str) -> DatastoreClient:
+    return DatastoreClient(target, timeout=PATIENCE, failure_threshold=1000, remember="chat")
+
+
+def finished(*tokens: int) -> Request:
+    """The last tokens of a generation."""
+    message = step(*tokens)
+    message.finished = True
+    return message
+
+
+@pytest.mark.parametrize("broken_at", [[32], [4, 8, 40], [60]], ids=str)
+def test_a_stream_that_replaces_another_has_all_of_the_output(service: Service, broken_at: list[int]) -> None:
+    """Also if there was no answer to the last step, and no other comes that would open another stream."""
+    prompt, output, before = text_of(32), text_of(64), documents(service)
+    with (
+        Relay(service.target) as relay,
+        remembering(relay.target) as client,
+        DraftSession([client], prompt=prompt) as session,
+    ):
+        for place in range(0, 64, 4):
+            relay.aborts = grpc.StatusCode.UNAVAILABLE if place in broken_at else None
+            session.draft(8)
+            session.accept(output[place : place + 4])
+        assert sum(session.statistics.dropped.values()) == len(broken_at)
+        relay.aborts = None
+    require_one(service, before, prompt, output)
+
+
+def test_a_stream_that_ended_after_the_last_step_is_replaced(directory: Path, tmp_path: Path) -> None:
+    """As when a service is restarted: what the first process has added is deleted."""
+    prompt, output = text_of(32), text_of(64)
+    with running(f"a={directory}", options=["--live", str(tmp_path / "chat")]) as service:
+        with remembering(service.target) as client, DraftSession([client], prompt=prompt) as session:
+            for place in range(0, 64, 4):
+                session.draft(8)
+                session.accept(output[place : place + 4])
+            assert service.stop() == 0
+            service.restart()
+            assert (documents(service), count(service, output[:60])) == (1, 1)
+            client.connect(PATIENCE)
+        require_one(service, 0, prompt, output)
+
+
+def test_a_stream_whose_end_is_noticed_later_than_its_successor_adds_nothing(service: Service) -> None:
+    text, before = text_of(40), documents(service)
+    with service.stub() as stub:
+        first, second = SessionTalk(stub), SessionTalk(stub)
+        first.ask(opening(*text[:20], remember="chat", output_id="one"))
+        first.ask(step(*text[20:30]))
+        second.ask(opening(*text[:30], written=10, remember="chat", output_id="one"))
+        second.ask(finished(*text[30:]))
+        second.close()
+        first.close()
+    require_one(service, before, text[:20], text[20:])
+
+
+def test_an_output_that_nobody_goes_on_with_is_there_and_replaced_if_somebody_does(service: Service) -> None:
+    text, before = text_of(40), documents(service)
+    with service.stub() as stub:
+        for end in (26, 30):
+            talk = SessionTalk(stub)
+            talk.ask(opening(*text[: end - 6], written=end - 26, remember="chat", output_id="another"))
+            talk.ask(step(*text[end - 6 : end]))
+            talk.call.cancel()
+            until(lambda end=end: count(service, text[20:end]) == 1)  # type: ignore[misc]
+            assert documents(service) == before + 1
+            talk.leave()
+        talk = SessionTalk(stub)
+        talk.ask(opening(*text[:30], written=10, remember="chat", output_id="another"))
+        talk.ask(finished(*text[30:]))
+        talk.close()
+        require_one(service, before, text[:20], text[20:])
+        talk = SessionTalk(stub)  # the same output of another generation
+        talk.ask(opening(*text[:20], remember="chat", output_id="a third"))
+        talk.ask(finished(*text[20:]))
+        talk.close()
+    assert documents(service) == before + 1
+
+
+@pytest.mark.parametrize("name", ["a" * 65, "\0", "\n"], ids=ascii)
+def test_an_id_that_cannot_be(service: Service, name: str) -> None:
+    with service.stub() as stub:
+        talk = SessionTalk(stub)
+        with pytest.raises(grpc.RpcError) as caught:
+            talk.ask(opening(1, remember="chat", output_id=name))
+        assert (reason_of(caught.value), "id of the output" in caught.value.details()) == ("LIMIT", True)
+        talk.leave()
