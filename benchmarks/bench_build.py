@@ -1,7 +1,8 @@
 """Measure time and memory of whole builds, from files to a datastore, by stage.
 
-Each build from Python source runs in a process of its own. Reported: tokens a second by stage, the seconds gained by
-sorting one shard while the next is tokenized, the peak of resident memory and its budget, and bytes a token.
+Each build from Python source runs in a process of its own, with `fastokens` and without it. Reported: tokens a second
+by stage, the seconds gained by sorting shards while the next is tokenized, the peak of resident memory and its budget,
+and bytes a token.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,10 @@ from rest_store.bench.environment import write_result
 from rest_store.bench.options import SHOW_DEFAULTS, json_option
 
 STAGES = ("read", "tokenize", "sort", "write")
+PROGRAMS = {  # by what tokenizes
+    "fastokens": "from build_index.cli import build; build()",
+    "tokenizers": "import sys; sys.modules['fastokens'] = None; from build_index.cli import build; build()",
+}
 
 
 @click.command(
@@ -43,6 +49,14 @@ STAGES = ("read", "tokenize", "sort", "write")
     default=["auto", str(1 << 24)],
     help="A build with so many tokens a shard; auto: as the memory budget allows. May be repeated.",
 )
+@click.option(
+    "--encoder",
+    "encoders",
+    multiple=True,
+    default=list(PROGRAMS),
+    type=click.Choice(list(PROGRAMS)),
+    help="Repeatable.",
+)
 @click.option("--max-documents", type=int, help="Of each corpus.")
 @json_option
 def main(
@@ -50,11 +64,11 @@ def main(
     corpora: tuple[str, ...],
     memory: str,
     sizes: tuple[str, ...],
+    encoders: tuple[str, ...],
     max_documents: int | None,
     json_file: Path | None,
 ) -> None:
-    command = [sys.executable, "-c", "from build_index.cli import build; build()", "--json", "--include", "*.py"]
-    command += ["--tokenizer", tokenizer, "--memory", memory]
+    command = ["--json", "--include", "*.py", "--tokenizer", tokenizer, "--memory", memory]
     if not corpora:
         command += ["--exclude", "site-packages"]  # of the standard library's folder
     for corpus in corpora or (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")):
@@ -62,14 +76,15 @@ def main(
     if max_documents:
         command += ["--max-documents", str(max_documents)]
     rows = []
-    for size in sizes:
-        row = measure(command if size == "auto" else [*command, "--shard-tokens", size])
+    for size, encoder in product(sizes, encoders):
+        program = [sys.executable, "-c", PROGRAMS[encoder], *command]
+        row = measure(program if size == "auto" else [*program, "--shard-tokens", size])
         rows.append({**row, "shard_tokens": size})
         rates = ", ".join(f"{stage} {rate / 1e6:.2f}" for stage, rate in row["tokens_per_second"].items())
-        print(f"{row['shards']} shards, {row['tokens']:,} tokens, million a second: {rates}")
+        print(f"{encoder}, {row['shards']} shards, {row['tokens']:,} tokens, million a second: {rates}")
         print(f"  {row['overlap_seconds']:.1f} s overlap, peak {row['peak_memory'] / 2**20:.0f} MiB", end=" ")
         print(f"of {row['memory'] / 2**20:.0f}, {row['bytes_per_token']:.3f} bytes a token", flush=True)
-    packages = ("numpy", "pydivsufsort", "tokenizers")
+    packages = ("numpy", "pydivsufsort", "tokenizers", "fastokens")
     write_result(json_file, "build", click.get_current_context().params, packages, rows)
 
 

@@ -183,7 +183,7 @@ def _build(figures: Sequence[Mapping[str, Any]]) -> list[Exhibit]:
     stages = [name for name in figures[0]["tokens_per_second"] if name != "all"]
     rows: list[list[Cell]] = [
         [
-            f"shards: {one['shard_tokens']}",
+            f"{' then '.join(one['encoders'])}, shards: {one['shard_tokens']}",
             one["shards"],
             one["tokens"],
             one["tokens_per_second"]["all"] / 1e6,
