@@ -65,6 +65,8 @@ def some_opening(chance: random.Random) -> pb.SessionOpening:
     if chance.random() < 0.3:
         opening.calibration_weights.extend(chance.choice(FRACTIONS[:5]) for _ in range(5))
     if chance.random() < 0.3:
+        opening.recent.extend(chance.choice(FRACTIONS[:5]) for _ in range(chance.choice([3, 4, 5, 16])))
+    if chance.random() < 0.3:
         opening.shared_calibration = chance.choice(NAMES[:6])
     return opening
 

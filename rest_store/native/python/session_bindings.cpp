@@ -187,6 +187,10 @@ class NativeSession {
     return nb::bytes(reinterpret_cast<const char*>(last.data()), last.size_bytes());
   }
 
+  // What recent steps have taught of this text, for a session that goes on with it; finite numbers.
+  std::vector<float> recent() { return builder_.recent(); }
+  void set_recent(const std::vector<float>& values) { builder_.set_recent(values); }
+
   void record(bool on) { builder_.records = on; }
   void limit_suffix(std::size_t tokens) { builder_.max_suffix = tokens; }
   // Rows of most likely tokens end at one that is not below `vocabulary`.
@@ -352,6 +356,7 @@ void bind_sessions(nb::module_& module) {
       .def("forget", &NativeSession::forget)
       .def("length", &NativeSession::length)
       .def("tail", &NativeSession::tail)
+      .def_prop_rw("recent", &NativeSession::recent, &NativeSession::set_recent)
       .def("record", &NativeSession::record)
       .def("limit_suffix", &NativeSession::limit_suffix)
       .def("limit_tokens", &NativeSession::limit_tokens)

@@ -181,6 +181,23 @@ class TreeBuilder {
     nodes_.clear();
   }
 
+  // What recent steps have taught of this text: the mean accepted length, and the hit rates of prompt lookup, of recycled
+  // logits and of each store.
+  std::vector<float> recent() const {
+    std::vector<float> out{mean_accepted_, hit_rates_.lookup.value, hit_rates_.recycled.value};
+    for (const HitRate& rate : hit_rates_.stores) out.push_back(rate.value);
+    return out;
+  }
+  // Go on from what recent() of another session was, if that had as many stores.
+  void set_recent(std::span<const float> values) {
+    if (values.size() != 3 + hit_rates_.stores.size()) return;
+    mean_accepted_ = std::clamp(values[0], 0.0F, static_cast<float>(kMaxTreeDepth));
+    const auto rate = [&](std::size_t place) { return HitRate{std::clamp(values[place], 0.0F, 1.0F)}; };
+    hit_rates_.lookup = rate(1);
+    hit_rates_.recycled = rate(2);
+    for (std::size_t i = 0; i < hit_rates_.stores.size(); ++i) hit_rates_.stores[i] = rate(3 + i);
+  }
+
   // The candidates of places that accepted paths led through, recorded since the last call.
   Recorded take_recorded() { return std::exchange(recorded_, {}); }
 

@@ -41,6 +41,7 @@ from rest_store.service.client.stream_call import StreamCall
 from rest_store.v1 import datastore_pb2 as pb
 
 _WEIGHTS = 5  # of a calibration
+_MOST_RECENT = 16  # numbers
 _MOST_TOP_K = 8  # tokens of a row that a session reads
 _MOST_UNSENT = 512  # calls of `accept` since the last tree; after more the text is sent again
 # What a service refuses a session with whose output is to be remembered where it cannot be.
@@ -86,6 +87,7 @@ class SessionStream(GenerationStream[StreamCall]):
         self._next = pb.DraftSessionRequest()  # what the next step sends; has what was accepted since the last
         self._costs: npt.NDArray[np.float64] | None = None  # sent last
         self._datastores = 0  # that answer it
+        self._recent: list[float] = []  # what recent steps have taught the session there
         self._is_late = False  # whether the answer to the last message is still to come
 
     def open(self, text: Text) -> None:
@@ -244,6 +246,7 @@ class SessionStream(GenerationStream[StreamCall]):
             max_suffix=settings.max_suffix,
             remember=self._remember,
             output_id=self._output_id if self._remember else "",
+            recent=self._recent,
         )
 
     def _read(self, message: bytes, target: str) -> RemoteTree:
@@ -254,9 +257,13 @@ class SessionStream(GenerationStream[StreamCall]):
             raise ProtocolError(describe(target, "sequence of an answer", response.sequence, self._sequence))
         if response.datastores or not self._datastores:
             self._datastores = len(self._codec.require_names(response.datastores, target))
-        weights = list(response.calibration_weights)
+        weights, recent = list(response.calibration_weights), list(response.recent)
         if weights and (len(weights) != _WEIGHTS or not all(map(math.isfinite, weights))):
             raise ProtocolError(describe(target, "calibration weights", weights[:8], f"{_WEIGHTS} finite numbers"))
+        if len(recent) > _MOST_RECENT or not all(map(math.isfinite, recent)):
+            expected = f"at most {_MOST_RECENT} finite numbers"
+            raise ProtocolError(describe(target, "what recent steps have taught", recent[:8], expected))
+        self._recent = recent
         return RemoteTree(response.nodes, self._codec.vocabulary_size, self._datastores, weights)
 
     def _drop(self) -> None:
