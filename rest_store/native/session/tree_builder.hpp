@@ -107,8 +107,8 @@ class TreeBuilder {
   // before children.
   void build(std::size_t max_nodes) {
     max_nodes_ = max_nodes;
-    has_live_ = std::any_of(stores_.begin(), stores_.end(),
-                            [](const Store& store) { return store.present && store.live(); });
+    has_live_ =
+        std::any_of(stores_.begin(), stores_.end(), [](const Store& store) { return store.present && store.live(); });
     nodes_.clear();
     frontier_.clear();
     pushed_ = 0;
@@ -181,8 +181,8 @@ class TreeBuilder {
     nodes_.clear();
   }
 
-  // What recent steps have taught of this text: the mean accepted length, and the hit rates of prompt lookup, of recycled
-  // logits and of each store.
+  // What recent steps have taught of this text: the mean accepted length, and the hit rates of prompt lookup, of
+  // recycled logits and of each store.
   std::vector<float> recent() const {
     std::vector<float> out{mean_accepted_, hit_rates_.lookup.value, hit_rates_.recycled.value};
     for (const HitRate& rate : hit_rates_.stores) out.push_back(rate.value);
