@@ -7,12 +7,10 @@ A source that was late goes on being asked, but no step waits for it until it ha
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from dataclasses import dataclass, field
 from functools import partial
-from queue import SimpleQueue
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 
@@ -23,6 +21,7 @@ from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.evidence import Evidence, rows_for
 from rest_store.drafting.kernel_session import NO_COSTS
+from rest_store.drafting.source_thread import SourceThread
 from rest_store.drafting.sources import EvidenceSource, EvidenceStream, Source, StreamedSource
 from rest_store.errors import TokenizerMismatchError, error_text
 
@@ -73,38 +72,6 @@ class _Answer(NamedTuple):
     tokenizer: TokenizerIdentity | None
 
 
-class _Call(Future[_Result]):
-    """A call of a source on its thread; `seconds` says how long it took, once it is done."""
-
-    def __init__(self, function: Callable[[], _Result]) -> None:
-        super().__init__()
-        self.seconds = 0.0
-        self._function: Callable[[], _Result] | None = function
-
-    def run(self) -> None:
-        """Make the call."""
-        function, self._function = self._function, None
-        assert function is not None
-        began = monotonic()
-        try:
-            result = function()
-        except BaseException as error:
-            self.seconds = monotonic() - began
-            self.set_exception(error)
-        else:
-            self.seconds = monotonic() - began
-            self.set_result(result)
-
-
-_Calls = SimpleQueue[_Call[Any] | None]  # None ends the thread
-
-
-def _run(calls: _Calls) -> None:
-    while (call := calls.get()) is not None:
-        call.run()
-        del call  # an idle thread keeps nothing alive
-
-
 @dataclass(eq=False)
 class _External:
     """One source, and where its answers go.
@@ -114,9 +81,7 @@ class _External:
         place: among the session's sources.
         stores: by name of datastore, where its evidence goes.
         gives_evidence: whether its last answer was evidence.
-        calls: to its thread, if there is a timeout.
-        pending: the last of them.
-        late: whether its latest answer took longer than the timeout; then no step waits for the next one.
+        thread: that calls it, if there is a timeout.
         stream: its stream for this session, if it has streams.
         evidence: what asks for evidence, if it may have any.
     """
@@ -126,9 +91,7 @@ class _External:
     source: Source
     stores: dict[str, int] = field(default_factory=dict)
     gives_evidence: bool = False
-    calls: _Calls | None = None
-    pending: _Call[Any] | None = None
-    late: bool = False
+    thread: SourceThread = field(default_factory=SourceThread)
     stream: EvidenceStream | None = None
     evidence: Callable[..., list[Evidence] | None] | None = None
 
@@ -138,24 +101,6 @@ class _External:
             self.evidence = self.stream.evidence_after
         elif isinstance(self.source, EvidenceSource):
             self.evidence = self.source.evidence
-
-    def submit(self, function: Callable[[], _Result], timeout: float) -> _Call[_Result] | None:
-        """Start a call on the thread; return None while the last one still runs."""
-        if self.pending is not None:
-            if not self.pending.done():
-                self.late = True
-                return None
-            self.late = self.pending.seconds > timeout
-        self.pending = call = _Call(function)
-        try:
-            if self.calls is None:
-                calls: _Calls = SimpleQueue()
-                threading.Thread(target=_run, args=(calls,), name="rest-store-source", daemon=True).start()
-                self.calls = calls
-            self.calls.put(call)
-        except RuntimeError as error:  # no more threads; the next step tries again
-            call.set_exception(error)
-        return call
 
     def answer(self, request: _Request) -> _Answer:
         """Ask for evidence, and for trees if there is none."""
@@ -179,12 +124,7 @@ class _External:
 
     def close(self) -> None:
         """End the stream, and the thread once its call returns; may be called again."""
-        if self.calls is not None:
-            if self.stream is not None:
-                self.calls.put(_Call(self.stream.close))
-            self.calls.put(None)
-        elif self.stream is not None:
-            self.stream.close()
+        self.thread.close(None if self.stream is None else self.stream.close)
 
     __del__ = close
 
@@ -220,6 +160,7 @@ class ExternalSources:
         self._sources = [_External(*source) for source in sources]
         self._max_suffix = max_suffix
         self._reads_evidence = any(source.evidence is not None for source in self._sources)
+        self._asked: tuple[_Request, Callable[[], dict[int, _Answer | BaseException | None]]] | None = None
 
     def __len__(self) -> int:
         """Return the number of sources that are still asked."""
@@ -245,19 +186,27 @@ class ExternalSources:
     def tokenizers(self) -> dict[int, TokenizerIdentity]:
         """Return the tokenizers of the sources that report one in time, by place."""
         calls = {source.place: partial(_tokenizer_of, source.source) for source in self._sources}
-        reported = self._outcomes(calls)
+        reported = self._start(calls)()
         return {place: value for place, value in reported.items() if isinstance(value, TokenizerIdentity)}
 
-    def ask(self, max_nodes: int) -> list[Drop]:
-        """Ask about this step's context, for a tree of `max_nodes`; return what the step goes on without.
+    def send(self, max_nodes: int) -> None:
+        """Ask about this step's context, for a tree of `max_nodes`; without a timeout `receive` does."""
+        self.skip()
+        request = self._request(max(1, max_nodes))
+        self._asked = None
+        if request is not None:
+            self._asked = request, self._start({one.place: partial(one.answer, request) for one in self._sources})
+
+    def receive(self) -> list[Drop]:
+        """Wait for the answers to what was sent last; return what the step goes on without.
 
         A source that reports another tokenizer is to be removed.
         """
-        self.skip()
-        request = self._request(max(1, max_nodes))
-        if request is None:
+        asked, self._asked = self._asked, None
+        if asked is None:
             return []
-        outcomes = self._outcomes({source.place: partial(source.answer, request) for source in self._sources})
+        request, answers = asked
+        outcomes = answers()
         drops = []
         for source in self._sources:
             outcome = outcomes[source.place]
@@ -274,20 +223,29 @@ class ExternalSources:
         why = "tokenizer" if isinstance(error, TokenizerMismatchError) else "error"
         return Drop(source.place, why, error_text(error))
 
-    def _outcomes(self, calls: Mapping[int, Callable[[], _Result]]) -> dict[int, _Result | BaseException | None]:
-        """Return, by place, what each source's call returned or raised; None: it was not done in time.
+    def _start(
+        self, calls: Mapping[int, Callable[[], _Result]]
+    ) -> Callable[[], dict[int, _Result | BaseException | None]]:
+        """Begin each source's call, by place; return what waits for them.
 
-        KeyboardInterrupt passes through. So does SystemExit without a timeout, when it may come from a handler of
-        signals; on a thread of the source it would end that thread alone.
+        That returns, by place, what each call returned or raised; None: it was not done in time. KeyboardInterrupt
+        passes through. So does SystemExit without a timeout, when it may come from a handler of signals; on a thread of
+        the source it would end that thread alone.
         """
         if self.timeout is None:
-            return {place: _outcome(call, KeyboardInterrupt, SystemExit) for place, call in calls.items()}
-        started = {source.place: source.submit(calls[source.place], self.timeout) for source in self._sources}
-        late = {source.place for source in self._sources if source.late}
-        wait([call for place, call in started.items() if call is not None and place not in late], self.timeout)
-        outcomes: dict[int, _Result | BaseException | None] = {}
-        for place, call in started.items():
-            outcomes[place] = _outcome(call.result, KeyboardInterrupt) if call is not None and call.done() else None
+            return lambda: {place: _outcome(call, KeyboardInterrupt, SystemExit) for place, call in calls.items()}
+        ends = monotonic() + self.timeout
+        started = {source.place: source.thread.submit(calls[source.place], self.timeout) for source in self._sources}
+        late = {source.place for source in self._sources if source.thread.late}
+
+        def outcomes() -> dict[int, _Result | BaseException | None]:
+            awaited = [call for place, call in started.items() if call is not None and place not in late]
+            wait(awaited, max(0.0, ends - monotonic()))
+            return {
+                place: _outcome(call.result, KeyboardInterrupt) if call is not None and call.done() else None
+                for place, call in started.items()
+            }
+
         return outcomes
 
     def _skip(self, source: _External) -> None:

@@ -134,7 +134,7 @@ class DraftSessionRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[SessionOpening, _Mapping]] = ..., accepted: _Optional[_Iterable[_Union[Accepted, _Mapping]]] = ..., draft: _Optional[_Union[TreeRequest, _Mapping]] = ..., finished: bool = ...) -> None: ...
 
 class SessionOpening(_message.Message):
-    __slots__ = ("selection", "tokens", "written", "top_k", "prompt_lookup", "recycled_logits", "calibration_weights", "shared_calibration", "fixed_calibration", "max_suffix", "remember", "output_id")
+    __slots__ = ("selection", "tokens", "written", "top_k", "prompt_lookup", "recycled_logits", "calibration_weights", "shared_calibration", "fixed_calibration", "max_suffix", "remember", "output_id", "recent")
     SELECTION_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     WRITTEN_FIELD_NUMBER: _ClassVar[int]
@@ -147,6 +147,7 @@ class SessionOpening(_message.Message):
     MAX_SUFFIX_FIELD_NUMBER: _ClassVar[int]
     REMEMBER_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_ID_FIELD_NUMBER: _ClassVar[int]
+    RECENT_FIELD_NUMBER: _ClassVar[int]
     selection: Selection
     tokens: _containers.RepeatedScalarFieldContainer[int]
     written: int
@@ -159,7 +160,8 @@ class SessionOpening(_message.Message):
     max_suffix: int
     remember: str
     output_id: str
-    def __init__(self, selection: _Optional[_Union[Selection, _Mapping]] = ..., tokens: _Optional[_Iterable[int]] = ..., written: _Optional[int] = ..., top_k: _Optional[_Union[TopK, _Mapping]] = ..., prompt_lookup: bool = ..., recycled_logits: _Optional[bytes] = ..., calibration_weights: _Optional[_Iterable[float]] = ..., shared_calibration: _Optional[str] = ..., fixed_calibration: bool = ..., max_suffix: _Optional[int] = ..., remember: _Optional[str] = ..., output_id: _Optional[str] = ...) -> None: ...
+    recent: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, selection: _Optional[_Union[Selection, _Mapping]] = ..., tokens: _Optional[_Iterable[int]] = ..., written: _Optional[int] = ..., top_k: _Optional[_Union[TopK, _Mapping]] = ..., prompt_lookup: bool = ..., recycled_logits: _Optional[bytes] = ..., calibration_weights: _Optional[_Iterable[float]] = ..., shared_calibration: _Optional[str] = ..., fixed_calibration: bool = ..., max_suffix: _Optional[int] = ..., remember: _Optional[str] = ..., output_id: _Optional[str] = ..., recent: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class TopK(_message.Message):
     __slots__ = ("k", "tokens")
@@ -196,16 +198,18 @@ class StepCosts(_message.Message):
     def __init__(self, of_step: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class DraftSessionResponse(_message.Message):
-    __slots__ = ("sequence", "datastores", "nodes", "calibration_weights")
+    __slots__ = ("sequence", "datastores", "nodes", "calibration_weights", "recent")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     DATASTORES_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     CALIBRATION_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    RECENT_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     datastores: _containers.RepeatedScalarFieldContainer[str]
     nodes: bytes
     calibration_weights: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, sequence: _Optional[int] = ..., datastores: _Optional[_Iterable[str]] = ..., nodes: _Optional[bytes] = ..., calibration_weights: _Optional[_Iterable[float]] = ...) -> None: ...
+    recent: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, sequence: _Optional[int] = ..., datastores: _Optional[_Iterable[str]] = ..., nodes: _Optional[bytes] = ..., calibration_weights: _Optional[_Iterable[float]] = ..., recent: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class LongestSuffixMatchRequest(_message.Message):
     __slots__ = ("selection", "max_suffix", "tokens")

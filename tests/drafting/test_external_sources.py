@@ -19,7 +19,7 @@ import pytest
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import SuffixMatch, TokenTree
-from rest_store.drafting import external_sources
+from rest_store.drafting import external_sources, source_thread
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import Absence, DraftSession, SessionStatistics
 from rest_store.drafting.sources import PromptLookup
@@ -219,7 +219,8 @@ def test_no_step_waits_for_a_source_that_was_late_until_it_has_answered_in_time(
             return [chain(7)] * len(contexts)
 
     monkeypatch.setattr(external_sources, "wait", waiting)
-    monkeypatch.setattr(external_sources, "monotonic", lambda: now)
+    for module in (external_sources, source_thread):
+        monkeypatch.setattr(module, "monotonic", lambda: now)
     with DraftSession([Slow(), store], [1, 2], calibration=calibration, source_timeout=30.0) as session:
         awaited.clear()
         hanging = True
@@ -228,7 +229,7 @@ def test_no_step_waits_for_a_source_that_was_late_until_it_has_answered_in_time(
         session.draft()  # the call still runs
         for _ in range(2):  # it ends late; the next one is in time
             answers.release()
-            session._external._sources[0].pending.result()  # type: ignore[union-attr]
+            session._external._sources[0].thread.pending.result()  # type: ignore[union-attr]
             answers.release()
             session.draft()
         assert awaited == [1, 0, 0, 1]

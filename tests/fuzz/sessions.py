@@ -18,6 +18,7 @@ def some_session(chance: random.Random) -> list[bytes]:
     for message in messages:
         for _ in range(chance.choice([0, 1, 1, 2, 40])):
             message.accepted.append(some_accepted(chance))
+        message.finished = chance.random() < 0.1
         if chance.random() < 0.8:
             message.draft.max_nodes = chance.choice([0, 1, 8, 8, 64, 1024])
             message.draft.sequence = chance.choice([0, 1, 2**64 - 1])
@@ -56,6 +57,7 @@ def some_opening(chance: random.Random) -> pb.SessionOpening:
         prompt_lookup=chance.random() < 0.5,
         fixed_calibration=chance.random() < 0.2,
         max_suffix=chance.choice([0, 1, 16, 64]),
+        output_id=chance.choice(NAMES[:6]),
     )
     if chance.random() < 0.5:
         opening.recycled_logits = chance.choice([b"", b"key", chance.randbytes(64)])
@@ -64,6 +66,8 @@ def some_opening(chance: random.Random) -> pb.SessionOpening:
             opening.top_k.CopyFrom(some_top_k(chance, rows))
     if chance.random() < 0.3:
         opening.calibration_weights.extend(chance.choice(FRACTIONS[:5]) for _ in range(5))
+    if chance.random() < 0.3:
+        opening.recent.extend(chance.choice(FRACTIONS[:5]) for _ in range(chance.choice([3, 4, 5, 16])))
     if chance.random() < 0.3:
         opening.shared_calibration = chance.choice(NAMES[:6])
     return opening

@@ -177,7 +177,7 @@ def test_what_sessions_share_makes_room_for_sessions(original: Path) -> None:
 
 def test_what_sessions_learn_is_within_their_memory(original: Path) -> None:
     """Recycled logits grow as they learn; a session that has no more memory for them ends."""
-    most = 7_500_000
+    most = 6_500_000
     rows = top_k([[number % 100, (number * 7) % 100] for number in range(1000)])
     with running(f"a={original}", options=[METRICS, f"--max-session-memory={most}"]) as service, service.stub() as stub:
         talks, _ = refused_openings(stub, 8, recycled_logits=b"")

@@ -164,6 +164,8 @@ BAD: dict[str, tuple[list[Request | bytes], str]] = {
     "six weights": ([opening(1, 2, calibration_weights=[0.1] * 6)], "LIMIT"),
     "a weight that is no number": ([opening(1, 2, calibration_weights=[0.1, 0, 0, 0, NAN])], "LIMIT"),
     "a weight without end": ([opening(1, 2, calibration_weights=[-INFINITE, 0, 0, 0, 0])], "LIMIT"),
+    "seventeen numbers of recent steps": ([opening(1, 2, recent=[0.1] * 17)], "LIMIT"),
+    "a number of recent steps that is none": ([opening(1, 2, recent=[0.1, 0, 0, NAN])], "LIMIT"),
     # Datastores.
     "seven datastores": ([selecting(*NAMES)], "LIMIT"),
     "very many datastores": ([selecting(*["a"] * 65)], "LIMIT"),
@@ -201,6 +203,8 @@ GOOD: dict[str, list[Request]] = {
     "costs of one node": [opening(1, 2), costing(1.0)],
     "costs that are taken back": [opening(1, 2), costing(1.0, 1.1), costing()],
     "the longest names": [opening(1, 2, recycled_logits=b"\xff" * 64)],
+    "numbers of recent steps": [opening(1, 2, recent=[3.0e38, -3.0e38, 7, -1])],
+    "more numbers of recent steps than a session has": [opening(1, 2, recent=[0.5] * 16)],
     "weights": [opening(1, 2, calibration_weights=[3.0e38, -3.0e38, 0, 0, 0])],
     "six datastores": [selecting(*NAMES[:6])],
     "all of a tokenizer": [selecting(tokenizer_fingerprint=identity(301).fingerprint)],
@@ -244,6 +248,23 @@ def test_a_stream_is_the_session_in_process(service: Service, directory: Path) -
             assert (answer.sequence, list(answer.datastores)) == (turn, [])
             tree = here.draft(8, [1.0, 1.2, 1.3] if turn >= 1 else None)
         talk.close()
+
+
+def test_a_session_goes_on_where_another_was(service: Service) -> None:
+    """Its tree is the one that the other has drafted there, if it is told what that had learnt."""
+    with service.stub() as stub:
+        talk, written = SessionTalk(stub), [3, 4, 5, 6, 1, 2, 3, 7, 8, 5, 6, 1, 2]
+        answer = talk.ask(opening(1, 2, prompt_lookup=True))
+        for token in written:
+            answer = talk.ask(step(token))
+        learnt = {"calibration_weights": answer.calibration_weights, "prompt_lookup": True, "written": len(written)}
+        trees = []
+        for recent in (answer.recent, []):
+            other = SessionTalk(stub)
+            trees.append(other.ask(opening(1, 2, *written, recent=recent, **learnt)).nodes)
+            other.close()
+        talk.close()
+    assert trees[0] == answer.nodes != trees[1]
 
 
 def test_metrics_show_sessions_and_their_memory(service: Service, channel: grpc.Channel) -> None:

@@ -66,103 +66,71 @@ class EvidenceReader {
   std::uint32_t width() const { return shards_[0].width; }
   bool live() const { return live_; }  // whether the datastore holds what the target model wrote
 
-  // Read the evidence of the context that ends in `tail`, for the root of a tree.
-  void root(std::span<const Token> tail, Evidence& out) {
-    tail = in_vocabulary(tail);
-    if (tail.empty()) return out.clear();
-    Scratch& scratch = thread_scratch();
-    const Suffix suffix = suffix_of(tail);
-    scratch.clear();
-    const Missing missing = short_levels(tail, suffix, nullptr, out);
-    finish_searches();
-    queue(missing, out);
-    out.levels[0].clear();
-    out.levels[1].clear();
-    if (out.levels[2].length > 0) {
-      const Match& match = scratch.matcher.longest(shards_, key_tree_, suffix);
-      if (match.length > kShort) {
-        BackoffLevel& longest = out.levels[0];
-        longest.length = match.length;
-        longest.count = match.count;
-        longest.intervals = match.intervals;
-        queue(longest, kSamples);
-        if (longest.length >= kShort + 3) {
-          seek(suffix, longest.length > 9 ? 8 : longest.length - 2, out.levels[1]);
-          finish_searches();
-          queue(out.levels[1], kSamples);
-        }
-      }
-    }
-    scratch.reader.read(scratch.queries);
-    cache(tail, missing, out);
-  }
-
-  // A request for the evidence of the context that ends in `tail`: the context of `parent` and one more token.
-  struct Child {
+  // A request for the evidence of the context that ends in `tail`: the context of `parent` and one more token or,
+  // without a parent, the root of a tree.
+  struct Request {
     EvidenceReader* reader;
     const Evidence* parent;
     std::span<const Token> tail;
     Evidence* out;
   };
 
-  // Read the evidence of all `children`, which wait for memory together.
-  static void read(std::span<const Child> children) {
+  // Read the evidence of all `requests`, which wait for memory together.
+  static void read(std::span<const Request> requests) {
     Scratch& scratch = thread_scratch();
     scratch.clear();
-    scratch.children.clear();
-    scratch.children.reserve(children.size());  // searches point into them
-    scratch.longer.resize(std::max(scratch.longer.size(), children.size()));
-    for (std::size_t i = 0; i < children.size(); ++i) {
-      const auto& [reader, parent, whole, out] = children[i];
-      const std::span<const Token> tail = reader->in_vocabulary(whole);
-      scratch.children.push_back({tail, reader->suffix_of(tail), {}});
+    scratch.pending.clear();
+    scratch.pending.reserve(requests.size());  // searches point into them
+    scratch.longer.resize(std::max(scratch.longer.size(), requests.size()));
+    for (const Request& request : requests) {
+      const std::span<const Token> tail = request.reader->in_vocabulary(request.tail);
+      scratch.pending.push_back({tail, request.reader->suffix_of(tail), {}});
       for (std::uint32_t length = 1; length <= std::min<std::size_t>(kShort, tail.size()); ++length)
-        reader->prefetch_slot(short_suffix(tail.last(length)));
+        request.reader->prefetch_slot(short_suffix(tail.last(length)));
     }
-    for (std::size_t i = 0; i < children.size(); ++i) {
-      const auto& [reader, parent, whole, out] = children[i];
-      PendingChild& pending = scratch.children[i];
-      const std::span<const Token> tail = pending.tail;
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      const auto& [reader, parent, whole, out] = requests[i];
+      PendingRequest& pending = scratch.pending[i];
       for (BackoffLevel& level : scratch.longer[i]) level.clear();
-      if (tail.empty()) continue;
-      pending.missing = reader->short_levels(tail, pending.suffix, parent, *out);
-      for (std::size_t level = 0; level < kLonger; ++level) {
+      if (pending.tail.empty()) continue;
+      pending.missing = reader->short_levels(pending.tail, pending.suffix, parent, *out);
+      for (std::size_t level = 0; parent != nullptr && level < kLonger; ++level) {
         const BackoffLevel& from = parent->levels[level];
-        if (from.length == 0 || from.length >= std::min<std::size_t>(kLongest, tail.size())) continue;
-        reader->narrow(from, pending.suffix, scratch.longer[i][level]);
+        if (from.length == 0 || from.length >= std::min<std::size_t>(kLongest, pending.tail.size())) continue;
+        reader->narrow(from, pending.tail.back(), pending.suffix, scratch.longer[i][level]);
       }
     }
     finish_searches();
-    for (std::size_t i = 0; i < children.size(); ++i) {
-      const auto& [reader, parent, whole, out] = children[i];
-      if (scratch.children[i].tail.empty()) {
+    read_roots(requests);
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      const auto& [reader, parent, whole, out] = requests[i];
+      if (scratch.pending[i].tail.empty()) {
         out->clear();
         continue;
       }
-      reader->queue(scratch.children[i].missing, *out);
+      reader->queue(scratch.pending[i].missing, *out);
       out->levels[0].clear();
       out->levels[1].clear();
       std::size_t filled = 0;
       for (BackoffLevel& level : scratch.longer[i])
         if (level.length > 0 && filled < 2) {
           std::swap(out->levels[filled], level);
-          reader->queue(out->levels[filled++], kSamples);
+          reader->queue(out->levels[filled++]);
         }
     }
     scratch.reader.read(scratch.queries);
-    for (std::size_t i = 0; i < children.size(); ++i)
-      children[i].reader->cache(scratch.children[i].tail, scratch.children[i].missing, *children[i].out);
+    for (std::size_t i = 0; i < requests.size(); ++i)
+      requests[i].reader->cache(scratch.pending[i].tail, scratch.pending[i].missing, *requests[i].out);
   }
 
  private:
-  static constexpr std::size_t kSamples = 24, kShortSamples = 96;
   static constexpr std::size_t kSlots = std::size_t{1} << 15, kLocks = 64;
   static constexpr std::size_t kLonger = 3;  // levels of a parent from which levels longer than kShort follow
 
   using Missing = std::array<bool, kShort + 1>;  // by length: whether a short suffix is not in the cache
 
-  // A child whose searches have begun.
-  struct PendingChild {
+  // A request whose searches have begun.
+  struct PendingRequest {
     std::span<const Token> tail;
     Suffix suffix;
     Missing missing;
@@ -183,8 +151,10 @@ class EvidenceReader {
     std::vector<Boundary> boundaries;
     std::vector<PendingLevel> searched, narrowed;  // in whole shards; within known intervals
     std::vector<ContinuationQuery> queries;
-    std::vector<PendingChild> children;
-    std::vector<std::array<BackoffLevel, kLonger>> longer;  // of each child
+    std::vector<PendingRequest> pending;
+    std::vector<std::array<BackoffLevel, kLonger>> longer;  // levels above the short ones, of each request
+    std::vector<MatchQuery> matches;
+    std::vector<Match> longest;  // of each request, if it is of a root
 
     void clear() {
       searches.clear();
@@ -199,6 +169,34 @@ class EvidenceReader {
   [[gnu::noinline]] static Scratch& thread_scratch() {
     thread_local Scratch scratch;
     return scratch;
+  }
+
+  // Find the longest matches of the roots among `requests`, and a level between them and the short ones.
+  static void read_roots(std::span<const Request> requests) {
+    Scratch& scratch = thread_scratch();
+    scratch.matches.clear();
+    scratch.longest.resize(std::max(scratch.longest.size(), requests.size()));
+    const auto is_long = [&](std::size_t i) {  // whether a suffix longer than the short ones may occur
+      return requests[i].parent == nullptr && !scratch.pending[i].tail.empty() && requests[i].out->levels[2].length > 0;
+    };
+    for (std::size_t i = 0; i < requests.size(); ++i)
+      if (EvidenceReader& reader = *requests[i].reader; is_long(i))
+        scratch.matches.push_back(
+            {&reader.shards_, &reader.key_tree_, &scratch.pending[i].suffix, &scratch.longest[i], kShort});
+    if (scratch.matches.empty()) return;
+    scratch.matcher.longest(scratch.matches);
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      if (!is_long(i)) continue;
+      Match& match = scratch.longest[i];
+      if (match.length <= kShort) continue;
+      auto& [longest, middle, unused] = scratch.longer[i];
+      longest.length = match.length;
+      longest.count = match.count;
+      std::swap(longest.intervals, match.intervals);
+      if (match.length >= kShort + 3)
+        requests[i].reader->seek(scratch.pending[i].suffix, match.length > 9 ? 8 : match.length - 2, middle);
+    }
+    finish_searches();
   }
 
   // The last tokens that are all in this vocabulary.
@@ -230,7 +228,7 @@ class EvidenceReader {
         continue;
       }
       missing[length] = true;
-      if (length > 1 && parent != nullptr) narrow(parent->levels[kLevels - length + 1], suffix, level);
+      if (length > 1 && parent != nullptr) narrow(parent->levels[kLevels - length + 1], tail.back(), suffix, level);
       else seek(suffix, length, level);
     }
     return missing;
@@ -251,15 +249,34 @@ class EvidenceReader {
     scratch.searched.push_back({&level, shards_.size(), scratch.searches.size() - shards_.size()});
   }
 
-  // Begin to search for the occurrences of `from` that continue with the last token of `suffix`.
-  void narrow(const BackoffLevel& from, const Suffix& suffix, BackoffLevel& to) const {
+  // Begin to search for the occurrences of `from` that continue with `token`, the last one of `suffix`. What was read
+  // of the continuations of `from`, at even strides, tells about where they are.
+  void narrow(const BackoffLevel& from, Token token, const Suffix& suffix, BackoffLevel& to) const {
+    const Continuations& next = from.next;
+    const std::uint64_t stride = stride_of(from.count, samples_of(from.length));
+    std::size_t place = 0;
+    while (place < next.size && next.top[place].token != token) ++place;
+    if (stride == 1 && place == next.size && next.size < kContinuations) return to.clear();  // all were read
+    const Run run = place < next.size ? next.runs[place] : Run();
     Scratch& scratch = thread_scratch();
     to.length = from.length + 1;
     scratch.narrowed.push_back({&to, shards_.size(), scratch.boundaries.size()});
-    for (std::size_t i = 0; i < shards_.size(); ++i)
-      for (const bool after : {false, true})
-        scratch.boundaries.push_back({&shards_[i], suffix.last(1), width(), from.length, after, from.intervals[i].begin,
-                                      from.intervals[i].end, 0});
+    std::uint64_t before = 0;  // occurrences in the shards before
+    for (std::size_t i = 0; i < shards_.size(); ++i) {
+      const Interval whole = from.intervals[i];
+      Interval begin = whole, end = whole;  // where the boundaries may be
+      const std::uint64_t first = stride / 2 + run.first * stride, last = stride / 2 + run.last * stride;
+      if (run.is_known() && first >= before && first < before + whole.width()) {
+        begin.end = whole.begin + (first - before);
+        begin.begin += begin.end - whole.begin >= stride ? begin.end - whole.begin - stride + 1 : 0;
+        end.begin += last - before + 1;
+        end.end = std::min(whole.end, end.begin + stride - 1);
+      }
+      before += whole.width();
+      scratch.boundaries.push_back(
+          {&shards_[i], suffix.last(1), width(), from.length, false, begin.begin, begin.end, 0});
+      scratch.boundaries.push_back({&shards_[i], suffix.last(1), width(), from.length, true, end.begin, end.end, 0});
+    }
   }
 
   // Finish all searches; clear the levels of suffixes that do not occur.
@@ -295,14 +312,17 @@ class EvidenceReader {
     scratch.narrowed.clear();
   }
 
+  // Most occurrences of a suffix of `length` tokens whose continuations are read.
+  static std::size_t samples_of(std::uint32_t length) { return length > kShort ? 24 : 96; }
+
   // Request the continuations of `level`.
-  void queue(BackoffLevel& level, std::size_t samples) const {
-    thread_scratch().queries.push_back({&shards_, vocabulary_, level.intervals, level.length, samples, &level.next});
+  void queue(BackoffLevel& level) const {
+    thread_scratch().queries.push_back(
+        {&shards_, vocabulary_, level.intervals, level.length, samples_of(level.length), &level.next});
   }
   void queue(const Missing& missing, Evidence& out) const {
     for (std::uint32_t length = 1; length <= kShort; ++length)
-      if (BackoffLevel& level = out.levels[kLevels - length]; missing[length] && level.length > 0)
-        queue(level, kShortSamples);
+      if (BackoffLevel& level = out.levels[kLevels - length]; missing[length] && level.length > 0) queue(level);
   }
 
   void cache(std::span<const Token> tail, const Missing& missing, const Evidence& out) {

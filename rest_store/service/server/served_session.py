@@ -182,7 +182,10 @@ class ServedSession:
             follow_changes(self._native, self._datastores)
             drafted = self._native.draft_nodes(nodes, self._costs)
         response = pb.DraftSessionResponse(
-            sequence=sequence, nodes=drafted, calibration_weights=self.calibration.native.weights
+            sequence=sequence,
+            nodes=drafted,
+            calibration_weights=self.calibration.native.weights,
+            recent=self._native.recent,
         )
         if not self._names_sent:
             self._names_sent = True
@@ -219,6 +222,7 @@ class ServedSession:
         take_prompt(native, text[:prompt_length], top_k)
         if opening.written:
             append(native, text[prompt_length:], None, None)
+        native.recent = list(opening.recent)
         if self._output is not None:
             self._prompt_end = text[:prompt_length][-PROMPT_TOKENS:].tolist()
             self._output[:0] = text[prompt_length:].tobytes()
