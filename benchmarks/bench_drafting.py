@@ -1,19 +1,25 @@
-"""Measure `DraftSession.draft` in process with a long context: median and 90th percentile of a step.
+"""Measure draft sessions in process with a long context: steps of one session and of batches, stages, and openings.
 
 Recordings that the shipped calibration was not fitted to are replayed, each after so much text of the other recordings
-that its context is 2,000 tokens long, from prompt lookup, recycled logits and the datastores.
+that its context is 2,000 tokens long, from prompt lookup, recycled logits and the datastores. Trees come first, without
+a warm-up; then chains; then the same again with a clock for each stage. In a batch, 64 sessions of one calibration take
+their steps in one call, on one core and on two in turns.
 """
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 from timing import percentiles
-from walks import CONTEXT, long_walks
+from walks import CONTEXT, Walk, long_walks
 
+from rest_store import accept_all, draft_all
 from rest_store.bench.datastores import open_datastores
 from rest_store.bench.environment import write_result
 from rest_store.bench.options import SHOW_DEFAULTS, datastores_option, every_option, json_option, recordings_option
@@ -21,6 +27,10 @@ from rest_store.bench.recordings import read_recordings, split
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
+
+DRAFTS = {"16 nodes": (16, "tree"), "64 nodes": (64, "tree"), "chain of 8": (8, "chain")}
+SESSIONS, STEPS, ROUNDS = 64, 12, 5  # of a batch
+OPENINGS = {4_000: 50, 128_000: 10}  # tokens of a prompt: how often it is opened
 
 
 @click.command(
@@ -38,25 +48,106 @@ def main(recordings: tuple[Path, ...], datastores: tuple[Path, ...], every: int,
     stores = list(open_datastores(datastores).values())
     walks = long_walks(held_out[::every], fitting)
     results: dict[str, Any] = {"context": CONTEXT, "datastores": [store.manifest.token_count for store in stores]}
-    for nodes in (16, 64):
-        times: list[float] = []
-        for walk in walks:
-            place = walk.start
-            sources = [PromptLookup(), RecycledLogits(), *stores]
-            with DraftSession(sources, walk.text[:place], calibration=Calibration.default()) as session:
-                while place < walk.text.size:
-                    began = time.perf_counter()
-                    tree = session.draft(nodes)
-                    times.append((time.perf_counter() - began) * 1e6)
-                    path = tree.longest_path(walk.text[place:])
-                    end = walk.end_of(place, path)
-                    session.accept(walk.text[place:end], **walk.likely(place, tree, path))
-                    place = end
-        figures = percentiles(times)
-        row = {"median_us": round(figures["median"], 1), "p90_us": round(figures["p90"], 1), "steps": len(times)}
-        results[f"{nodes} nodes"] = row
-        print(f"{nodes} nodes: {row}", flush=True)
+    for clocked in (False, True):
+        for name, (nodes, shape) in DRAFTS.items():
+            times, stages = one_by_one(walks, stores, nodes, shape, clocked=clocked)
+            figures = percentiles(times)
+            row = {"median_us": round(figures["median"], 1), "p90_us": round(figures["p90"], 1), "steps": len(times)}
+            if clocked:
+                results[name]["stages_us"] = {stage: round(value, 1) for stage, value in stages.items()}
+                print(f"{name}, means by stage: {results[name]['stages_us']}", flush=True)
+            else:
+                results[name] = row
+                print(f"{name}: {row}", flush=True)
+    name = f"{SESSIONS} chains of 8 in a batch"
+    results[name] = batches(walks, stores)
+    print(f"{name}: {results[name]}", flush=True)
+    text = np.concatenate([walk.text for walk in walks])
+    for tokens, count in OPENINGS.items():
+        prompt = np.resize(text, tokens)
+        results[f"opening, {tokens} tokens"] = row = {"median_ms": round(opening(stores, prompt, count), 3)}
+        print(f"opening, {tokens} tokens: {row}", flush=True)
     write_result(json_file, "drafting", click.get_current_context().params, ("numpy",), results)
+
+
+def sources_with(stores: Sequence[object]) -> list[object]:
+    return [PromptLookup(), RecycledLogits(), *stores]
+
+
+def one_by_one(
+    walks: Sequence[Walk], stores: Sequence[object], nodes: int, shape: str, *, clocked: bool
+) -> tuple[list[float], dict[str, float]]:
+    """Return the microseconds of each step of all walks, and if `clocked` the mean microseconds by stage."""
+    times: list[float] = []
+    stages: dict[str, float] = {}
+    for walk in walks:
+        place = walk.start
+        with DraftSession(sources_with(stores), walk.text[:place], calibration=Calibration.default()) as session:
+            session._native.time_stages(clocked)
+            while place < walk.text.size:
+                began = time.perf_counter()
+                tree = session.draft(nodes, shape=shape)
+                times.append((time.perf_counter() - began) * 1e6)
+                path = tree.longest_path(walk.text[place:])
+                end = walk.end_of(place, path)
+                session.accept(walk.text[place:end], **walk.likely(place, tree, path))
+                place = end
+            for stage, seconds in session._native.stage_seconds().items():
+                stages[stage] = stages.get(stage, 0.0) + seconds * 1e6
+    return times, {stage: total / len(times) for stage, total in stages.items()}
+
+
+def batches(walks: Sequence[Walk], stores: Sequence[object]) -> dict[str, Any]:
+    """Return the median milliseconds of a batch on one core and on two, and the ratio."""
+    long = [walk for walk in walks if walk.text.size - walk.start >= 9 * STEPS] or list(walks)
+    chosen = [long[i % len(long)] for i in range(SESSIONS)]
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    drafting: dict[int, list[float]] = {count: [] for count in range(1, 1 + len(cores))}
+    accepting: list[float] = []
+    for _ in range(ROUNDS):
+        for count, times in drafting.items():
+            os.sched_setaffinity(0, cores[:count])
+            for drafted, accepted in steps_of_batch(chosen, stores):
+                times.append(drafted)
+                accepting.append(accepted)
+    os.sched_setaffinity(0, cores)
+    medians = {count: float(np.median(times)) * 1e3 for count, times in drafting.items()}
+    row: dict[str, Any] = {f"median_ms, cores: {count}": round(median, 3) for count, median in medians.items()}
+    return row | {
+        "speedup": round(medians[1] / medians[len(cores)], 2),
+        "accept_all_ms": round(float(np.median(accepting)) * 1e3, 3),
+        "steps": sum(map(len, drafting.values())),
+    }
+
+
+def steps_of_batch(walks: Sequence[Walk], stores: Sequence[object]) -> Iterator[tuple[float, float]]:
+    """Yield the seconds of `draft_all` and of `accept_all`, step by step, without the first step."""
+    calibration, sources = Calibration.default(), sources_with(stores)
+    places = [walk.start for walk in walks]
+    sessions = [DraftSession(sources, walk.text[: walk.start], calibration=calibration) for walk in walks]
+    for step in range(1 + STEPS):
+        began = time.perf_counter()
+        chains = draft_all(sessions, 8, shape="chain")
+        drafted = time.perf_counter()
+        tokens = []
+        for i, (walk, chain) in enumerate(zip(walks, chains, strict=True)):
+            end = walk.end_of(places[i], chain.longest_path(walk.text[places[i] :]))
+            tokens.append(walk.text[min(places[i], end - 1) : end])
+            places[i] = end
+        accepting = time.perf_counter()
+        accept_all(sessions, tokens)
+        if step:
+            yield drafted - began, time.perf_counter() - accepting
+
+
+def opening(stores: Sequence[object], prompt: Any, count: int) -> float:
+    """Return the median milliseconds of opening a session with `prompt`."""
+    calibration, sources, times = Calibration.default(), sources_with(stores), []
+    for _ in range(count):
+        began = time.perf_counter()
+        DraftSession(sources, prompt, calibration=calibration)
+        times.append((time.perf_counter() - began) * 1e3)
+    return float(np.median(times))
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ struct BatchDraft {
 // Build all drafts; each is what its builder alone builds. A thread takes several at a time, and reads the evidence of
 // all of them together. Builders may share readers and recycled logits, which are thread-safe.
 inline void build_all(std::span<const BatchDraft> drafts) {
-  constexpr std::size_t kTogether = 4;
+  constexpr std::size_t kTogether = 8;
   on_all_cores((drafts.size() + kTogether - 1) / kTogether, [&](std::size_t group) {
     const auto together = drafts.subspan(group * kTogether, std::min(kTogether, drafts.size() - group * kTogether));
     std::vector<EvidenceReader::Request> requests;

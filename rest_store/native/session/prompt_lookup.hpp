@@ -38,11 +38,10 @@ class PromptLookup {
   void append(std::span<const Token> tokens) {
     const std::size_t from = tokens_.size();
     tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
-    for (std::size_t i = 0; i < kOrders.size(); ++i) orders_[i].append(tokens_, from, kOrders[i]);
-    for (std::size_t i = from; i < tokens_.size(); ++i) {
-      const std::uint32_t before = orders_[0].before[i];
-      occurrence_.push_back(before == 0 ? 1 : occurrence_[before - 1] + 1);
-    }
+    before_.resize(tokens_.size());
+    for (std::size_t i = 0; i < kOrders.size(); ++i) append(i, from);
+    for (std::size_t i = from; i < tokens_.size(); ++i)
+      occurrence_.push_back(before_[i][0] == 0 ? 1 : occurrence_[before_[i][0] - 1] + 1);
   }
 
   const std::vector<Token>& tokens() const { return tokens_; }
@@ -53,9 +52,15 @@ class PromptLookup {
 
   // How often `token` occurs, and how many tokens ago last.
   std::pair<std::uint32_t, std::uint32_t> occurrences(Token token) const {
-    const std::uint32_t end = orders_[0].last(tag_of(std::span(&token, 1)));
+    const std::uint32_t end = tables_[0].last(tag_of(std::span(&token, 1)));
     if (end == 0) return {0, 0};
     return {occurrence_[end - 1], static_cast<std::uint32_t>(tokens_.size()) - end};
+  }
+
+  // Have the memory fetched that find() will read first.
+  void prefetch_for(std::span<const Token> tail) const {
+    for (std::size_t i = 0; i < kOrders.size() && kOrders[i] <= tail.size(); ++i)
+      tables_[i].prefetch_slot(tag_of(tail.last(kOrders[i])));
   }
 
   // Find what follows occurrences of suffixes of `tail`: the last tokens of this text and, behind them, a path.
@@ -63,10 +68,16 @@ class PromptLookup {
     out.length = 0;
     out.counts = {};
     out.candidates.clear();
+    std::array<std::uint32_t, kOrders.size()> ends{};
+    for (std::size_t i = 0; i < kOrders.size() && kOrders[i] <= tail.size(); ++i) {
+      ends[i] = tables_[i].last(tag_of(tail.last(kOrders[i])));
+      if (ends[i] == 0) break;  // nor does a longer suffix occur
+      prefetch(&before_[ends[i] - 1]);
+      prefetch(&tokens_[ends[i] - 1]);
+    }
     for (std::size_t i = kOrders.size(); i-- > 0;) {
-      if (kOrders[i] > tail.size()) continue;
       static constexpr std::array<int, kOrders.size()> kShares{0, 1, -1, 2, -1};
-      walk(i, kShares[i], tail, out);
+      if (ends[i] != 0) walk(i, ends[i], kShares[i], tail, out);
     }
   }
 
@@ -81,62 +92,65 @@ class PromptLookup {
     return static_cast<std::uint32_t>(hash_of(tokens, 0x243F6A8885A308D3ULL) >> 32);
   }
 
-  // One suffix length: where each n-gram was last, as end position + 1, and where each was before (0: nowhere).
-  struct Order {
+  // Where each n-gram of one length was last, as end position + 1.
+  struct Table {
     struct Entry {
       std::uint32_t tag = 0, end = 0;  // end 0: free
     };
 
-    std::vector<std::uint32_t> before;
-    std::vector<Entry> table = std::vector<Entry>(64);
+    std::vector<Entry> entries = std::vector<Entry>(64);
     std::size_t used = 0;
 
     std::size_t slot(std::uint32_t tag) const {
-      std::size_t place = tag & (table.size() - 1);
-      while (table[place].end != 0 && table[place].tag != tag) place = (place + 1) & (table.size() - 1);
+      std::size_t place = tag & (entries.size() - 1);
+      while (entries[place].end != 0 && entries[place].tag != tag) place = (place + 1) & (entries.size() - 1);
       return place;
     }
 
-    std::uint32_t last(std::uint32_t tag) const { return table[slot(tag)].end; }
+    std::uint32_t last(std::uint32_t tag) const { return entries[slot(tag)].end; }
+    void prefetch_slot(std::uint32_t tag) const { prefetch(&entries[tag & (entries.size() - 1)]); }
 
-    // Add the n-grams that end at the positions of `text` from `from` on; they wait for memory together.
-    void append(std::span<const Token> text, std::size_t from, std::size_t size) {
-      reserve(used + text.size() - from);
-      before.resize(text.size());
-      std::array<std::uint32_t, 32> tags;
-      for (std::size_t first = std::max(from, size - 1); first < text.size(); first += tags.size()) {
-        const std::size_t count = std::min(tags.size(), text.size() - first);
-        for (std::size_t i = 0; i < count; ++i) {
-          tags[i] = tag_of(text.subspan(first + i + 1 - size, size));
-          prefetch(&table[tags[i] & (table.size() - 1)]);
-        }
-        for (std::size_t i = 0; i < count; ++i) {
-          const auto end = static_cast<std::uint32_t>(first + i + 1);
-          Entry& entry = table[slot(tags[i])];
-          used += entry.end == 0;
-          before[end - 1] = std::exchange(entry, {tags[i], end}).end;
-        }
-      }
+    // Set where an n-gram was last; returns where it was before.
+    std::uint32_t swap_last(std::uint32_t tag, std::uint32_t end) {
+      Entry& entry = entries[slot(tag)];
+      used += entry.end == 0;
+      return std::exchange(entry, {tag, end}).end;
     }
 
     // Make room for `count` n-grams: tables are at most half full and double.
     void reserve(std::size_t count) {
-      if (2 * count <= table.size()) return;
+      if (2 * count <= entries.size()) return;
       std::vector<Entry> old(std::bit_ceil(2 * count));
-      old.swap(table);
+      old.swap(entries);
       for (const Entry& entry : old)
-        if (entry.end != 0) table[slot(entry.tag)] = entry;
+        if (entry.end != 0) entries[slot(entry.tag)] = entry;
     }
   };
 
-  void walk(std::size_t order, int share, std::span<const Token> tail, PromptMatches& out) const {
+  // Add the n-grams of an order that end at the positions from `from` on; they wait for memory together.
+  void append(std::size_t order, std::size_t from) {
+    const std::size_t size = kOrders[order];
+    Table& table = tables_[order];
+    table.reserve(table.used + tokens_.size() - from);
+    std::array<std::uint32_t, 32> tags;
+    for (std::size_t first = std::max(from, size - 1); first < tokens_.size(); first += tags.size()) {
+      const std::size_t count = std::min(tags.size(), tokens_.size() - first);
+      for (std::size_t i = 0; i < count; ++i) {
+        tags[i] = tag_of(std::span(tokens_).subspan(first + i + 1 - size, size));
+        table.prefetch_slot(tags[i]);
+      }
+      for (std::size_t i = 0; i < count; ++i)
+        before_[first + i][order] = table.swap_last(tags[i], static_cast<std::uint32_t>(first + i + 1));
+    }
+  }
+
+  // Read occurrences of the last tokens of `tail`, from the last one on, which ends before `end`.
+  void walk(std::size_t order, std::uint32_t end, int share, std::span<const Token> tail, PromptMatches& out) const {
     const std::uint32_t size = kOrders[order];
-    const Order& links = orders_[order];
     float weight = 1, total = 0;
     std::uint32_t seen = 0;
-    std::uint32_t visited = 0;
-    for (std::uint32_t end = links.last(tag_of(tail.last(size))); end != 0 && seen < kWalk && visited < kVisited;
-         end = links.before[end - 1], ++visited) {
+    for (std::uint32_t visited = 0; end != 0 && seen < kWalk && visited < kVisited;
+         end = before_[end - 1][order], ++visited) {
       if (end >= tokens_.size()) continue;  // nothing follows yet
       std::uint32_t length = 0;
       while (length < kCompared && length < end && length < tail.size() &&
@@ -165,7 +179,9 @@ class PromptLookup {
 
   std::vector<Token> tokens_;
   std::vector<std::uint32_t> occurrence_;  // of each position: 1 for the first occurrence of its token, 2 for the next
-  std::array<Order, kOrders.size()> orders_;
+  // Of each position and order, where the n-gram that ends there was before, as end position + 1 (0: nowhere).
+  std::vector<std::array<std::uint32_t, kOrders.size()>> before_;
+  std::array<Table, kOrders.size()> tables_;
   std::size_t prompt_ = 0;
 };
 

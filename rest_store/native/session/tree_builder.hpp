@@ -100,6 +100,7 @@ class TreeBuilder {
   // Append the requests for what stores know of the next token after the place that is expanded next.
   void request(std::vector<EvidenceReader::Request>& requests) {
     const std::span<const Token> tail = tail_of(next_);
+    if (use_lookup) lookup.prefetch_for(tail);
     if (expansions_ == source_evidence_.size()) source_evidence_.emplace_back();
     SourceEvidence& sources = source_evidence_[expansions_];
     sources.stores.resize(stores_.size());
