@@ -311,6 +311,10 @@ class CandidateTable {
     set_column(kLookupHitRate, hit_rates.lookup.value);
     set_column(kRecycledHitRate, hit_rates.recycled.value);
     for (std::size_t i = 0; i < 3; ++i) set_column(kLookupCount1 + i, static_cast<float>(sources.lookup.counts[i]));
+    std::array<Token, kCandidates> tokens;
+    for (std::size_t row = 0; row < size_; ++row) tokens[row] = token(row);
+    std::array<std::pair<std::uint32_t, std::uint32_t>, kCandidates> occurrences;
+    lookup.occurrences(std::span(tokens).first(size_), occurrences.data());
     float above = 0;
     for (std::size_t row = 0; row < size_; ++row) {
       const std::size_t pooled = order_[row];
@@ -319,7 +323,7 @@ class CandidateTable {
       at(kPriorRival, row) = row > 0 ? prior(0) : size_ > 1 ? prior(1) : 0.0F;
       at(kPriorAbove, row) = above;
       above += pool_.prior[pooled];
-      const auto [count, age] = lookup.occurrences(token(row));
+      const auto [count, age] = occurrences[row];
       at(kOccurrences, row) = static_cast<float>(count);
       at(kLastSeen, row) = count == 0 ? 1e6F : static_cast<float>(age);
       at(kLookupInterpolated, row) = pool_.lookup[pooled];

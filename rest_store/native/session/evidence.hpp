@@ -84,16 +84,22 @@ class EvidenceReader {
     scratch.longer.resize(std::max(scratch.longer.size(), requests.size()));
     for (const Request& request : requests) {
       const std::span<const Token> tail = request.reader->in_vocabulary(request.tail);
-      scratch.pending.push_back({tail, request.reader->suffix_of(tail), {}});
-      for (std::uint32_t length = 1; length <= std::min<std::size_t>(kShort, tail.size()); ++length)
-        request.reader->prefetch_slot(short_suffix(tail.last(length)));
+      scratch.pending.push_back({tail, request.reader->suffix_of(tail), {}, {}});
+      PendingRequest& pending = scratch.pending.back();
+      for (std::uint32_t length = 1; length <= std::min<std::size_t>(kShort, tail.size()); ++length) {
+        pending.slots[length] = slot_of(short_suffix(tail.last(length)));
+        prefetch(&request.reader->slots_[pending.slots[length]]);
+      }
     }
+    for (std::size_t i = 0; i < requests.size(); ++i)
+      for (std::uint32_t length = 1; length <= std::min<std::size_t>(kShort, scratch.pending[i].tail.size()); ++length)
+        requests[i].reader->prefetch_slot(scratch.pending[i].slots[length]);
     for (std::size_t i = 0; i < requests.size(); ++i) {
       const auto& [reader, parent, whole, out] = requests[i];
       PendingRequest& pending = scratch.pending[i];
       for (BackoffLevel& level : scratch.longer[i]) level.clear();
       if (pending.tail.empty()) continue;
-      pending.missing = reader->short_levels(pending.tail, pending.suffix, parent, *out);
+      reader->short_levels(pending, parent, *out);
       for (std::size_t level = 0; parent != nullptr && level < kLonger; ++level) {
         const BackoffLevel& from = parent->levels[level];
         if (from.length == 0 || from.length >= std::min<std::size_t>(kLongest, pending.tail.size())) continue;
@@ -119,8 +125,7 @@ class EvidenceReader {
         }
     }
     scratch.reader.read(scratch.queries);
-    for (std::size_t i = 0; i < requests.size(); ++i)
-      requests[i].reader->cache(scratch.pending[i].tail, scratch.pending[i].missing, *requests[i].out);
+    for (std::size_t i = 0; i < requests.size(); ++i) requests[i].reader->cache(scratch.pending[i], *requests[i].out);
   }
 
  private:
@@ -133,6 +138,7 @@ class EvidenceReader {
   struct PendingRequest {
     std::span<const Token> tail;
     Suffix suffix;
+    std::array<std::size_t, kShort + 1> slots;  // in the cache, by length of a short suffix
     Missing missing;
   };
 
@@ -213,8 +219,8 @@ class EvidenceReader {
 
   // Take the levels of the short suffixes from the cache, and begin to search for those that are not there, among the
   // occurrences of the parent's if there is one.
-  Missing short_levels(std::span<const Token> tail, const Suffix& suffix, const Evidence* parent, Evidence& out) {
-    Missing missing{};
+  void short_levels(PendingRequest& pending, const Evidence* parent, Evidence& out) {
+    const auto& [tail, suffix, slots, unused] = pending;
     bool occurs = true;
     for (std::uint32_t length = 1; length <= kShort; ++length) {
       BackoffLevel& level = out.levels[kLevels - length];
@@ -223,15 +229,14 @@ class EvidenceReader {
         level.clear();
         continue;
       }
-      if (cached(short_suffix(tail.last(length)), level)) {
+      if (cached(slots[length], short_suffix(tail.last(length)), level)) {
         occurs = level.length > 0;
         continue;
       }
-      missing[length] = true;
+      pending.missing[length] = true;
       if (length > 1 && parent != nullptr) narrow(parent->levels[kLevels - length + 1], tail.back(), suffix, level);
       else seek(suffix, length, level);
     }
-    return missing;
   }
 
   // Begin to search for the last `length` tokens of `suffix`.
@@ -325,9 +330,10 @@ class EvidenceReader {
       if (BackoffLevel& level = out.levels[kLevels - length]; missing[length] && level.length > 0) queue(level);
   }
 
-  void cache(std::span<const Token> tail, const Missing& missing, const Evidence& out) {
+  void cache(const PendingRequest& pending, const Evidence& out) {
     for (std::uint32_t length = 1; length <= kShort; ++length)
-      if (missing[length]) cache(short_suffix(tail.last(length)), out.levels[kLevels - length]);
+      if (pending.missing[length])
+        cache(pending.slots[length], short_suffix(pending.tail.last(length)), out.levels[kLevels - length]);
   }
 
   // The tokens of a short suffix, the last one first, padded with a value that is not a token.
@@ -347,14 +353,13 @@ class EvidenceReader {
   };
 
   // Have the memory fetched that cached() will read.
-  void prefetch_slot(const ShortSuffix& suffix) const {
-    const Slot* slot = slots_[slot_of(suffix)].load(std::memory_order_relaxed);
+  void prefetch_slot(std::size_t place) const {
+    const Slot* slot = slots_[place].load(std::memory_order_relaxed);
     if (slot == nullptr) return;
     for (std::size_t at = 0; at < sizeof(Slot); at += 64) prefetch(reinterpret_cast<const std::uint8_t*>(slot) + at);
   }
 
-  bool cached(const ShortSuffix& suffix, BackoffLevel& level) {
-    const std::size_t place = slot_of(suffix);
+  bool cached(std::size_t place, const ShortSuffix& suffix, BackoffLevel& level) {
     const std::lock_guard lock(locks_[place % kLocks]);
     const Slot* slot = slots_[place].load(std::memory_order_relaxed);
     if (slot == nullptr || slot->suffix != suffix) return false;
@@ -362,8 +367,7 @@ class EvidenceReader {
     return true;
   }
 
-  void cache(const ShortSuffix& suffix, const BackoffLevel& level) {
-    const std::size_t place = slot_of(suffix);
+  void cache(std::size_t place, const ShortSuffix& suffix, const BackoffLevel& level) {
     const std::lock_guard lock(locks_[place % kLocks]);
     if (Slot* slot = slots_[place].load(std::memory_order_relaxed); slot != nullptr) *slot = {suffix, level};
     else slots_[place].store(new Slot{suffix, level}, std::memory_order_relaxed);

@@ -50,11 +50,16 @@ class PromptLookup {
   static constexpr std::size_t kTokenMemory =
       4 * sizeof(std::uint32_t) + kOrders.size() * (2 * sizeof(std::uint32_t) + 4 * 2 * sizeof(std::uint32_t));
 
-  // How often `token` occurs, and how many tokens ago last.
-  std::pair<std::uint32_t, std::uint32_t> occurrences(Token token) const {
-    const std::uint32_t end = tables_[0].last(tag_of(std::span(&token, 1)));
-    if (end == 0) return {0, 0};
-    return {occurrence_[end - 1], static_cast<std::uint32_t>(tokens_.size()) - end};
+  // For each of `tokens`, how often it occurs, and how many tokens ago last. They wait for memory together.
+  void occurrences(std::span<const Token> tokens, std::pair<std::uint32_t, std::uint32_t>* out) const {
+    for (const Token token : tokens) tables_[0].prefetch_slot(tag_of(std::span(&token, 1)));
+    for (std::size_t i = 0; i < tokens.size(); ++i) {
+      out[i].second = tables_[0].last(tag_of(tokens.subspan(i, 1)));
+      if (out[i].second != 0) prefetch(&occurrence_[out[i].second - 1]);
+    }
+    for (std::size_t i = 0; i < tokens.size(); ++i)
+      if (const std::uint32_t end = out[i].second; end == 0) out[i] = {0, 0};
+      else out[i] = {occurrence_[end - 1], static_cast<std::uint32_t>(tokens_.size()) - end};
   }
 
   // Have the memory fetched that find() will read first.
