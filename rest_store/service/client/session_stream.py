@@ -232,12 +232,16 @@ class SessionStream(GenerationStream[StreamCall]):
         self, endpoint: Endpoint[Any], text: Text, max_nodes: int, costs: npt.NDArray[np.float64] | None
     ) -> None:
         try:
-            if self._next.ByteSize() > self._codec.max_request_bytes // 2:
-                self._drop()
+            self._drop_if_large()
             self._send(self._call_at(endpoint), self._message(text, max_nodes, costs))
         except BaseException:
             self._drop()
             raise
+
+    def _drop_if_large(self) -> None:
+        """Drop the call if the next message is too large for it; an opening holds all of the text."""
+        if self._next.ByteSize() > self._codec.max_request_bytes // 2:
+            self._drop()
 
     def _receive(self, endpoint: Endpoint[Any], ends: float) -> RemoteTree:
         try:
@@ -332,6 +336,7 @@ class SessionStream(GenerationStream[StreamCall]):
 
     def _finish(self, text: Text) -> None:
         """Hand over what was accepted since the last step; if the stream has ended, the whole text on another one."""
+        self._drop_if_large()
         if self._is_open and self._call is not None:
             try:
                 self._call.receive(time.monotonic())  # waits for nothing
