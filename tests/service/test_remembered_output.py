@@ -29,9 +29,8 @@ def documents(service: Service) -> int:
 
 
 def require_one(service: Service, before: int, prompt: list[int], output: list[int]) -> None:
-    """One document more, and that with all of the output."""
-    until(lambda: count(service, output[-8:]) > 0)
-    assert documents(service) == before + 1
+    """One document more, and that with all of the output: what it replaces is deleted next."""
+    until(lambda: count(service, output[-8:]) > 0 and documents(service) == before + 1)
     assert count(service, (prompt[-PROMPT_TOKENS:] + output)[:64]) == 1
     assert count(service, output[-64:]) == 1
 
