@@ -421,13 +421,18 @@ def test_what_a_kill_leaves_of_a_deletion_is_removed_by_the_next(
 ) -> None:
     """A kill between the commit of a deletion and the end of it, while another process reads."""
     killed = tmp_path / "killed"
+
+    def kill(opened: Writer) -> None:
+        shutil.copytree(tmp_path / "live", killed)
+        raise StorageError("killed")
+
     with new_live(tmp_path / "live", max_tokens=20_000 if evicted else None) as live:
         ids = live.add([[*SECRET, 1, 2]] * 200)
         if evicted:
             ids += live.add([[*SECRET, 1, 2]] * 400)
             until(lambda: not live._parts.purge())
-        monkeypatch.setattr(Writer, "_clear", lambda opened: shutil.copytree(tmp_path / "live", killed))
-        with pytest.raises(StorageError, match="still in the log"):
+        monkeypatch.setattr(Writer, "_clear", kill)
+        with pytest.raises(StorageError, match="killed"):
             live.delete(ids)
         monkeypatch.undo()
     with LiveDatastore.open(killed, read_only=True), LiveDatastore.open(killed) as live:
