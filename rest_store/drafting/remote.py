@@ -24,6 +24,7 @@ from rest_store.drafting.sources import PromptLookup, RecycledLogits, Source
 from rest_store.errors import ProtocolError, TokenizerMismatchError, describe, error_text
 
 NODE_BYTES = 11  # of a node as the message DraftSessionResponse has it
+MOST_RECENT = 16  # numbers that recent steps have taught a session; now it has 3, and one for each datastore
 _ORIGINS = 8  # bits
 
 

@@ -260,9 +260,12 @@ class Documents:
         """Delete documents, and replace the records of segments that held them, in one transaction.
 
         Their rows stay, empty, until they are purged or the file is rewritten: to remove rows would have SQLite move
-        others, which leaves copies of them in unused bytes. What a row gives up, it overwrites.
+        others, which leaves copies of them in unused bytes. What a row gives up, it overwrites. Of those that may have
+        been moved before, copies are left: then the file says that it `is_to_be_rewritten`.
         """
         with self._transaction("written"):
+            if numbers and min(numbers) <= self._last_moved():
+                self._set_to_be_rewritten(True)
             rows = [(number.to_bytes(DIGEST, "big"), number) for number in numbers]
             self._database.executemany("UPDATE documents SET digest = ?, symbols = x'', crc = 0 WHERE number = ?", rows)
             self._replace(removed, records)
@@ -283,38 +286,22 @@ class Documents:
         with self._transaction("written"):
             return self._purge(most)
 
-    def last_moved(self) -> int:
-        """Return the last document that may have been moved between pages, which leaves copies in unused bytes.
-
-        Additions move none. When a row is removed, up to three pages of rows are, its own among them: those that follow
-        what was evicted.
-        """
-        first, size = self._property("first"), 0
-        if self._property("moved"):
-            return 2**62
-        if first == 0:
-            return 0
-        with self._named_errors("read"):
-            query = "SELECT number, length(symbols) FROM documents WHERE number >= ? ORDER BY number"
-            for number, length in self._database.execute(query, (first,)):
-                size += min(DIGEST + length, _LEAST_LOCAL)
-                if size > _MOVED:
-                    return int(number)
-        return 2**62
+    @property
+    def is_to_be_rewritten(self) -> bool:
+        """Whether unused bytes may hold what was deleted, or much room is unused."""
+        return bool(self._property("moved"))
 
     def rewrite(self) -> None:
         """Write the whole file anew, with nothing in unused bytes."""
         with self._named_errors("rewritten; what was deleted may still be in unused bytes"):
             self._database.execute("VACUUM")
-            self._database.execute("UPDATE properties SET value = 0 WHERE name = 'moved'")
+            self._set_to_be_rewritten(False)
 
-    def shrink(self) -> None:
-        """Write the whole file anew without the rows of what was deleted, if there are any."""
+    def remove_deleted(self) -> None:
+        """Remove the rows of what was deleted; then the file is to be rewritten, if there were any."""
         with self._transaction("written"):
-            deleted = self._database.execute("DELETE FROM documents WHERE digest < ?", (_LEAST_DIGEST,)).rowcount
-            self._database.execute("UPDATE properties SET value = 1 WHERE name = 'moved' AND ?", (deleted > 0,))
-        if deleted:
-            self.rewrite()
+            if self._database.execute("DELETE FROM documents WHERE digest < ?", (_LEAST_DIGEST,)).rowcount:
+                self._set_to_be_rewritten(True)
 
     def checkpoint(self) -> None:
         """Write the log into the file; it begins anew if nothing was added meanwhile."""
@@ -336,6 +323,26 @@ class Documents:
     def _replace(self, removed: Sequence[SegmentRecord], records: Sequence[SegmentRecord]) -> None:
         self._database.executemany("DELETE FROM segments WHERE name = ?", [(record.name,) for record in removed])
         self._database.executemany("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?)", records)
+
+    def _last_moved(self) -> int:
+        """Return the last document that may have been moved between pages, which leaves copies in unused bytes.
+
+        Additions move none. When a row is removed, up to three pages of rows are, its own among them: those that follow
+        what was evicted.
+        """
+        first, size = self._property("first"), 0
+        if first == 0:
+            return 0
+        with self._named_errors("read"):
+            query = "SELECT number, length(symbols) FROM documents WHERE number >= ? ORDER BY number"
+            for number, length in self._database.execute(query, (first,)):
+                size += min(DIGEST + length, _LEAST_LOCAL)
+                if size > _MOVED:
+                    return int(number)
+        return 2**62
+
+    def _set_to_be_rewritten(self, value: bool) -> None:
+        self._database.execute("UPDATE properties SET value = ? WHERE name = 'moved'", (int(value),))
 
     def _purge(self, most: int) -> int:
         query = "DELETE FROM documents WHERE number IN (SELECT number FROM documents WHERE number < ? LIMIT ?)"

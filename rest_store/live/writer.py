@@ -59,7 +59,7 @@ class Writer:
         self._unsure = False  # whether what is stored may differ from what is known here
         self._last, self._newest, self._first, self._deletions = 0, 0.0, 0, 0
         self._log_pages = 0  # written to the log, about
-        self._pages_hold_deleted = self._log_holds_deleted = False  # whether they may
+        self._log_holds_deleted = True  # whether it may: of a deletion that a kill has ended, for instance
         self._unpurged = True  # whether evicted documents may still be stored
         with ExitStack() as opened:
             # The first belongs to the holder of `_commit`; the other, for checkpoints, to the holder of `_memory`.
@@ -211,7 +211,6 @@ class Writer:
             kept = deletion.left(self.segments.all, self._documents)
             before, after = records_of(self.segments.all), records_of(kept)
             gone = [record for record in before if record not in after]
-            self._pages_hold_deleted |= numbers[0] <= self._documents.last_moved()
             self._log_holds_deleted = True
             self._documents.delete(numbers, gone, [record for record in after if record not in before])
             self._deletions += 1
@@ -223,14 +222,18 @@ class Writer:
     def _clear(self) -> None:
         """Remove what is left of deleted documents in unused bytes and in the log; for the holder of `_memory`."""
         try:
-            if self._pages_hold_deleted:
-                with self._commit:
-                    self._documents.rewrite()
-                self._pages_hold_deleted = False
+            with self._commit:
+                self._rewrite()
         finally:
             ends = time.monotonic() + _LOG_PATIENCE
             while self._log_holds_deleted and not self._clear_log() and time.monotonic() < ends:
                 time.sleep(_LOG_PAUSE)
+
+    def _rewrite(self) -> None:
+        """Write the file of documents anew if that is to be done; for the holder of `_commit`."""
+        if self._documents.is_to_be_rewritten:
+            self._log_holds_deleted = True  # the file is as it was until the log is written into it
+            self._documents.rewrite()
 
     def _clear_log(self) -> bool:
         """Empty the log; return False if readers of older states keep it. For the holder of `_memory`."""
@@ -293,7 +296,8 @@ class Writer:
         while self.merge_files(whole=True):
             pass
         with self._memory, self._commit, self._change():
-            self._documents.shrink()
+            self._documents.remove_deleted()
+            self._rewrite()
 
     def _seal_to(self, last: int) -> bool:
         """Write segments in memory to files as one, up to that of document `last`; return whether there were any."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+import shutil
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -138,8 +139,11 @@ def test_compacting_gives_back_the_room_of_what_was_deleted(tmp_path: Path, monk
         assert (live.info().document_count, live.count(SECRET)) == (1, 1)
 
 
-def test_what_compacting_has_moved_and_could_not_rewrite_is_rewritten_with_the_next_deletion(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "again", [LiveDatastore.compact, lambda live: live.delete(["none"])], ids=["compact", "delete"]
+)
+def test_what_compacting_has_moved_and_could_not_rewrite_is_rewritten_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: Callable[[LiveDatastore], object]
 ) -> None:
     def full(documents: Documents) -> None:
         raise StorageError("no room")
@@ -153,8 +157,8 @@ def test_what_compacting_has_moved_and_could_not_rewrite_is_rewritten_with_the_n
                 live.compact()
     rewritten = counted_rewrites(monkeypatch)
     with LiveDatastore.open(tmp_path / "live") as live:
-        live.delete(ids[1:2])
-        live.delete(ids[2:])
+        again(live)
+        live.delete(ids[1:])
         assert len(rewritten) == 1
 
 
@@ -216,7 +220,6 @@ def test_a_deletion_that_could_not_rewrite_the_documents_is_completed_by_the_nex
     def full(documents: Documents) -> None:
         raise StorageError("no room")
 
-    rewritten: list[Documents] = []
     with new_live(tmp_path / "live", max_tokens=400) as live:
         live.add([[1, 2] * 20] * 40)
         live.add([SECRET], ["a"])
@@ -225,7 +228,7 @@ def test_a_deletion_that_could_not_rewrite_the_documents_is_completed_by_the_nex
             with pytest.raises(StorageError, match="no room"):
                 live.delete(["a"])
         assert BYTES not in file_bytes(tmp_path / "live"), "the log is emptied nevertheless"
-        monkeypatch.setattr(Documents, "rewrite", lambda documents: rewritten.append(documents))
+        rewritten = counted_rewrites(monkeypatch)
         assert live.delete(["a"]) == 0
         assert live.delete(["a"]) == 0
     assert len(rewritten) == 1
@@ -410,3 +413,28 @@ def test_what_is_evicted_while_segments_are_chosen_is_not_missed(
     monkeypatch.setattr(Writer, "_is_young", evicting)
     aged.merge_in_memory()
     assert there(aged) == []
+
+
+@pytest.mark.parametrize("evicted", [False, True])
+def test_what_a_kill_leaves_of_a_deletion_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evicted: bool
+) -> None:
+    """A kill between the commit of a deletion and the end of it, while another process reads."""
+    killed = tmp_path / "killed"
+
+    def kill(opened: Writer) -> None:
+        shutil.copytree(tmp_path / "live", killed)
+        raise StorageError("killed")
+
+    with new_live(tmp_path / "live", max_tokens=20_000 if evicted else None) as live:
+        ids = live.add([[*SECRET, 1, 2]] * 200)
+        if evicted:
+            ids += live.add([[*SECRET, 1, 2]] * 400)
+            until(lambda: not live._parts.purge())
+        monkeypatch.setattr(Writer, "_clear", kill)
+        with pytest.raises(StorageError, match="killed"):
+            live.delete(ids)
+        monkeypatch.undo()
+    with LiveDatastore.open(killed, read_only=True), LiveDatastore.open(killed) as live:
+        assert live.delete(ids) == 0
+        assert BYTES not in file_bytes(killed)

@@ -249,6 +249,18 @@ def test_a_full_queue_and_a_failing_disk_drop_and_count(tmp_path: Path, monkeypa
         assert [store.count([number] * 20) for number in range(1, 10)] == [1] * 7 + [0] * 2
 
 
+def test_what_an_output_was_to_replace_stays_if_it_cannot_be_added(tmp_path: Path) -> None:
+    with LiveDatastore.open(tmp_path / "chat", tokenizer=identity(VOCABULARY), max_tokens=40):
+        pass
+    served = LiveServed("chat", tmp_path / "chat", None, EventLog(file=io.StringIO()))
+    served.remember([1], np.arange(20, dtype=np.int32), id="unfinished")
+    served.remember([1], np.arange(50, dtype=np.int32), replaced="unfinished")
+    served.close()
+    assert (served.remembered, served.dropped) == (1, 1)
+    with LiveDatastore.open(tmp_path / "chat") as store:
+        assert store.count(range(20)) == 1
+
+
 def test_errors_name_the_datastore_and_not_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     served = LiveServed("chat", Path("d"), identity(VOCABULARY), EventLog(file=io.StringIO()))

@@ -29,9 +29,8 @@ def documents(service: Service) -> int:
 
 
 def require_one(service: Service, before: int, prompt: list[int], output: list[int]) -> None:
-    """One document more, and that with all of the output."""
-    until(lambda: count(service, output[-8:]) > 0)
-    assert documents(service) == before + 1
+    """One document more, and that with all of the output: what it replaces is deleted next."""
+    until(lambda: count(service, output[-8:]) > 0 and documents(service) == before + 1)
     assert count(service, (prompt[-PROMPT_TOKENS:] + output)[:64]) == 1
     assert count(service, output[-64:]) == 1
 
@@ -129,3 +128,16 @@ def test_an_id_that_cannot_be(service: Service, name: str) -> None:
             talk.ask(opening(1, remember="chat", output_id=name))
         assert (reason_of(caught.value), "id of the output" in caught.value.details()) == ("LIMIT", True)
         talk.leave()
+
+
+def test_more_than_one_message_holds_that_is_accepted_at_the_end(service: Service) -> None:
+    """The text is sent on another stream, which may be longer."""
+    prompt, output, before = text_of(32), text_of(128), documents(service)
+    with remembering(service.target) as client, DraftSession([client], prompt=prompt) as session:
+        session.draft(8)
+        session.accept(output[:64])
+        session.draft(8)
+        for _ in range(400):
+            session.accept(output[:64], top_k=[[*range(10, 74)]] * 64)
+        session.accept(output[64:])
+    require_one(service, before, prompt, output)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from rest_store.datastore.kernel import MAX_NODES, native_session_kernel
 from rest_store.drafting.kernel_session import TopK
-from rest_store.drafting.remote import NODE_BYTES, RemoteTree, SessionSettings
+from rest_store.drafting.remote import MOST_RECENT, NODE_BYTES, RemoteTree, SessionSettings
 from rest_store.errors import (
     DeadlineError,
     DraftingWarning,
@@ -41,7 +41,6 @@ from rest_store.service.client.stream_call import StreamCall
 from rest_store.v1 import datastore_pb2 as pb
 
 _WEIGHTS = 5  # of a calibration
-_MOST_RECENT = 16  # numbers
 _MOST_TOP_K = 8  # tokens of a row that a session reads
 _MOST_UNSENT = 512  # calls of `accept` since the last tree; after more the text is sent again
 # What a service refuses a session with whose output is to be remembered where it cannot be.
@@ -232,12 +231,16 @@ class SessionStream(GenerationStream[StreamCall]):
         self, endpoint: Endpoint[Any], text: Text, max_nodes: int, costs: npt.NDArray[np.float64] | None
     ) -> None:
         try:
-            if self._next.ByteSize() > self._codec.max_request_bytes // 2:
-                self._drop()
+            self._drop_if_large()
             self._send(self._call_at(endpoint), self._message(text, max_nodes, costs))
         except BaseException:
             self._drop()
             raise
+
+    def _drop_if_large(self) -> None:
+        """Drop the call if the next message is too large for it; an opening holds all of the text."""
+        if self._next.ByteSize() > self._codec.max_request_bytes // 2:
+            self._drop()
 
     def _receive(self, endpoint: Endpoint[Any], ends: float) -> RemoteTree:
         try:
@@ -306,8 +309,8 @@ class SessionStream(GenerationStream[StreamCall]):
         weights, recent = list(response.calibration_weights), list(response.recent)
         if weights and (len(weights) != _WEIGHTS or not all(map(math.isfinite, weights))):
             raise ProtocolError(describe(target, "calibration weights", weights[:8], f"{_WEIGHTS} finite numbers"))
-        if len(recent) > _MOST_RECENT or not all(map(math.isfinite, recent)):
-            expected = f"at most {_MOST_RECENT} finite numbers"
+        if len(recent) > MOST_RECENT or not all(map(math.isfinite, recent)):
+            expected = f"at most {MOST_RECENT} finite numbers"
             raise ProtocolError(describe(target, "what recent steps have taught", recent[:8], expected))
         self._recent = recent
         return RemoteTree(response.nodes, self._codec.vocabulary_size, self._datastores, weights)
@@ -332,6 +335,7 @@ class SessionStream(GenerationStream[StreamCall]):
 
     def _finish(self, text: Text) -> None:
         """Hand over what was accepted since the last step; if the stream has ended, the whole text on another one."""
+        self._drop_if_large()
         if self._is_open and self._call is not None:
             try:
                 self._call.receive(time.monotonic())  # waits for nothing

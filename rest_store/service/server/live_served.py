@@ -102,7 +102,7 @@ class LiveServed(Served):
             before: the end of the text before it.
             output: what a model wrote; if it is too short to be worth it, nothing happens.
             id: of the document; empty: as `OutputDocument` makes it of the tokens.
-            replaced: id of a document that is deleted first, if it is there; empty: none.
+            replaced: id of a document that is deleted for it, if it is there; empty: none.
         """
         if len(output) < LEAST_TOKENS:
             return
@@ -121,13 +121,20 @@ class LiveServed(Served):
                 else:
                     self.dropped += 1
 
-        def add() -> list[str]:
-            document = OutputDocument.of(before, output.tolist())
-            assert document is not None  # it is long enough
+        def delete() -> None:
             if replaced:
                 with suppress(StorageError, WriterError):  # one too many is better than none
                     self._written(lambda: self._live.delete([replaced]))
-            return self._written(lambda: self._live.add([document.tokens], [id or document.id]))
+
+        def add() -> list[str]:
+            document = OutputDocument.of(before, output.tolist())
+            assert document is not None  # it is long enough
+            if replaced == id:
+                delete()
+            ids = self._written(lambda: self._live.add([document.tokens], [id or document.id]))
+            if replaced != id:  # not before: it may be that nothing can be added
+                delete()
+            return ids
 
         self._remembering.submit(add).add_done_callback(count)
 

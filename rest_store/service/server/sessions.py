@@ -10,6 +10,7 @@ import numpy as np
 
 from rest_store.datastore.kernel import native_session_kernel
 from rest_store.drafting.calibration import Calibration
+from rest_store.drafting.remote import MOST_RECENT
 from rest_store.drafting.sources import RecycledLogits
 from rest_store.errors import LimitError, OverloadedError, describe
 from rest_store.service.server.limits import Limits
@@ -18,7 +19,6 @@ from rest_store.service.server.served_session import FIXED_MEMORY, ServedSession
 from rest_store.v1 import datastore_pb2 as pb
 
 _LONGEST_KEY, _LONGEST_NAME = 64, 256  # bytes
-_MOST_RECENT = 16  # numbers
 _MOST_KEPT = 256  # calibrations, and recycled logits, that are kept for further sessions
 
 S = TypeVar("S")
@@ -77,11 +77,9 @@ class Sessions:
         for what, value, longest in (("recycled logits", key, _LONGEST_KEY), ("calibration", name, _LONGEST_NAME)):
             if len(value) > longest:
                 raise LimitError(describe("session", f"key of {what}", f"{len(value)} bytes", f"at most {longest}"))
-        if len(opening.recent) > _MOST_RECENT or not np.isfinite(opening.recent).all():
-            expected = f"at most {_MOST_RECENT} finite numbers"
-            raise LimitError(
-                describe("session", "what recent steps have taught", opening.recent[:_MOST_RECENT], expected)
-            )
+        if len(opening.recent) > MOST_RECENT or not np.isfinite(opening.recent).all():
+            found, expected = opening.recent[:MOST_RECENT], f"at most {MOST_RECENT} finite numbers"
+            raise LimitError(describe("session", "what recent steps have taught", found, expected))
         weights = self._weights(opening)
         session = ServedSession(opening, served, self._limits, self.require_memory)
         names = tuple(one.name for one in served)
