@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from rest_store.generation.drafting import DraftCounts
-from rest_store.generation.remembering import RememberCounts
+from rest_store.drafting.remembering import RememberCounts
 
 
 @dataclass
