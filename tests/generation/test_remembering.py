@@ -14,10 +14,10 @@ import torch
 
 import rest_store
 from rest_store.datastore.validation import IntSequence
-from rest_store.drafting.output_document import PROMPT_TOKENS
-from rest_store.errors import DraftingWarning, RememberError
 from rest_store.drafting import remembering
+from rest_store.drafting.output_document import PROMPT_TOKENS
 from rest_store.drafting.remembering import flush
+from rest_store.errors import DraftingWarning, RememberError
 from tests.shared.services import PATIENCE, running
 from tests.shared.strategies import identity, refused
 from tests.shared.tiny import VOCABULARY, prompts, tiny_model
