@@ -32,6 +32,7 @@
     |   |-- NativeKernelError           the compiled kernel is missing                   (RuntimeError)
     |   |-- SourceError                 a source is invalid, or there are too many       (TypeError)
     |   |-- SessionClosedError          the session is closed                            (ValueError)
+    |   |-- BatchError                  sessions cannot be asked together                (ValueError)
     |   `-- CopyError                   a session or its memory cannot be copied         (TypeError)
     |-- CalibrationError                a calibration is unreadable or of another release (ValueError)
     |-- RecordingError                  recordings are unreadable or insufficient        (ValueError)
@@ -268,6 +269,10 @@ class SourceError(SessionError, TypeError):
 
 class SessionClosedError(SessionError, ValueError):
     """The draft session is closed."""
+
+
+class BatchError(SessionError, ValueError):
+    """What was passed for a batch is no list of different sessions, or not of its length."""
 
 
 class CopyError(SessionError, TypeError):
