@@ -23,6 +23,7 @@ Tokens = npt.NDArray[np.int32]
 _WINDOW = 512
 _MOST_ABSENT = 256
 _QUIET_SECONDS = 2.0  # without a call, or without its row; then a request counts as finished
+_QUIET_STEPS = 8  # that take as long, at least
 _ABSENT_SECONDS = 30.0  # that a session is kept without its row
 
 
@@ -139,7 +140,8 @@ class RowSessions:
         self._present: dict[int, RowSession] = {}  # by row
         self._absent: dict[RowSession, None] = {}  # the longest absent first
         self._finished: list[OutputDocument] = []
-        self._called = 0.0
+        self._called: float | None = None
+        self._pace = 0.0  # seconds between calls, smoothed
         self.opened = 0
         self.resumed = 0
 
@@ -202,6 +204,8 @@ class RowSessions:
         for session in others:
             if session.absent_since is None and self._present.get(session.row) is not session:
                 self._leave(session, now)
+        if self._called is not None and plain:
+            self._pace += (now - self._called - self._pace) / 8
         self._called = now
         return Step(followed, plain, verified)
 
@@ -231,7 +235,8 @@ class RowSessions:
         Returns:
             What the model wrote in them, and sessions to be closed.
         """
-        if now - self._called >= _QUIET_SECONDS:
+        quiet = max(_QUIET_SECONDS, _QUIET_STEPS * self._pace)
+        if self._called is not None and now - self._called >= quiet:
             for session in self._present.values():
                 self._leave(session, self._called)
             self._present = {}
@@ -240,10 +245,10 @@ class RowSessions:
         for place, session in enumerate(list(self._absent)):
             assert session.absent_since is not None
             seconds = now - session.absent_since
-            if place >= surplus and seconds < _QUIET_SECONDS:
+            if place >= surplus and seconds < quiet:
                 break
             self._finish(session)
-            if place < surplus or seconds >= _ABSENT_SECONDS:
+            if place < surplus or seconds >= max(_ABSENT_SECONDS, quiet):
                 del self._absent[session]
                 closed += _closable(session)
         documents, self._finished = self._finished, []

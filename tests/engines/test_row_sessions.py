@@ -156,6 +156,14 @@ def test_an_output_is_remembered_while_others_go_on(followed: Followed) -> None:
     assert 1.9 < seconds < 2.1
 
 
+def test_slow_steps_are_no_end(followed: Followed) -> None:
+    for count in range(5, 25):
+        followed.now += 3.0
+        followed.step({0: list(range(count))})
+    assert followed.documents(5.0) == []
+    assert followed.documents(30.0) == [list(range(24))]
+
+
 def test_what_follows_a_pause_is_remembered_too(followed: Followed) -> None:
     followed.step({0: [1, 2, 3, 4, 5, 6]}, 5)
     assert followed.documents() == [[1, 2, 3, 4, 5, 6]]
