@@ -18,21 +18,11 @@ from rest_store.engines import batch_drafter
 from rest_store.engines.batch_drafter import BatchDrafter
 from rest_store.engines.settings import EngineSettings
 from rest_store.engines.sources import EngineSources
-from tests.shared.engine import Engine, Model, Request, cyclic, plain_output
+from tests.shared.engine import Clock, Engine, Model, Request, cyclic, plain_output
 from tests.shared.strategies import Corpus, identity, write_datastore
 
 LOG = logging.getLogger("test")
 VOCABULARY, MOST, LONGEST = 300, 4, 200
-
-
-class Clock:
-    """Seconds in which each look takes a hundredth of one."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        self.now += 0.01
-        return self.now
 
 
 @pytest.fixture
