@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from prometheus_client import REGISTRY
+from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from rest_store.drafting.remembering import RememberCounts
 from rest_store.engines import metrics
@@ -128,3 +133,25 @@ def test_engines_one_after_the_other_add_to_the_same_metrics(counters: Counters)
         add(counters, [0], [0b01], [1])
         exported(figures(counters))
     assert values()["rest_store_engine_steps_total",] == 1 + 2
+
+
+# An engine's process, which ends without the finalizers of a server.
+_ENGINE = """
+import os
+from rest_store.engines.counters import Counters
+from rest_store.engines.metrics import PrometheusCounters
+
+counters = Counters(["code.ds"], most=3)
+counters.calls = 5
+PrometheusCounters({"engine": "0"})(counters.figures(sessions=2, opened=3, resumed=1))
+os._exit(0)
+"""
+
+
+def test_a_server_sees_the_metrics_of_the_engines_process(tmp_path: Path) -> None:
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", _ENGINE], check=True, env=environment)
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, path=str(tmp_path))
+    assert registry.get_sample_value("rest_store_engine_steps_total", {"engine": "0"}) == 5
+    assert registry.get_sample_value("rest_store_engine_sessions", {"engine": "0"}) == 2
