@@ -22,9 +22,11 @@ Tokens = npt.NDArray[np.int32]
 # text than in the call before.
 _WINDOW = 512
 _MOST_ABSENT = 256
-_QUIET_SECONDS = 2.0  # without a call, or without its row; then a request counts as finished
-_QUIET_STEPS = 8  # that take as long, at least
-_ABSENT_SECONDS = 30.0  # that a session is kept without its row
+# After these seconds, and as many usual steps, a request counts as ended.
+_ABSENT_SECONDS = 2.0  # without its row
+_IDLE_SECONDS = 5.0  # without a call
+_STEPS = 8
+_KEPT_SECONDS = 30.0  # that a session is kept without its row
 
 
 class RowSession:
@@ -45,6 +47,7 @@ class RowSession:
         "_context",
         "_last",
         "_output",
+        "_taken",
         "_window",
         "absent_since",
         "accepted",
@@ -100,13 +103,14 @@ class RowSession:
         prompt = text.size - len(output)
         self._context: list[int] = text[max(0, prompt - PROMPT_TOKENS) : prompt].tolist()
         self._output = list(output)
+        self._taken = 0
 
     def take_document(self) -> OutputDocument | None:
-        """Return what the model wrote since the last call; None if that is too short to be remembered."""
-        document = OutputDocument.of(self._context, self._output)
-        self._context = [*self._context, *self._output][-PROMPT_TOKENS:]
-        self._output = []
-        return document
+        """Return what the model wrote; None if that is too short to be remembered, or was returned before."""
+        if len(self._output) == self._taken:
+            return None
+        self._taken = len(self._output)
+        return OutputDocument.of(self._context, self._output)
 
 
 def _end_of(text: Tokens) -> tuple[bytes, int]:
@@ -235,8 +239,8 @@ class RowSessions:
         Returns:
             What the model wrote in them, and sessions to be closed.
         """
-        quiet = max(_QUIET_SECONDS, _QUIET_STEPS * self._pace)
-        if self._called is not None and now - self._called >= quiet:
+        steps = _STEPS * self._pace
+        if self._called is not None and now - self._called >= max(_IDLE_SECONDS, steps):
             for session in self._present.values():
                 self._leave(session, self._called)
             self._present = {}
@@ -245,10 +249,10 @@ class RowSessions:
         for place, session in enumerate(list(self._absent)):
             assert session.absent_since is not None
             seconds = now - session.absent_since
-            if place >= surplus and seconds < quiet:
+            if place >= surplus and seconds < max(_ABSENT_SECONDS, steps):
                 break
             self._finish(session)
-            if place < surplus or seconds >= max(_ABSENT_SECONDS, quiet):
+            if place < surplus or seconds >= max(_KEPT_SECONDS, steps):
                 del self._absent[session]
                 closed += _closable(session)
         documents, self._finished = self._finished, []

@@ -134,6 +134,17 @@ def test_more_is_drafted_from_what_was_remembered(tmp_path: Path) -> None:
             assert len(one.prompt) <= 16 or live.count(one.prompt[-17:]) == 0
 
 
+def test_what_is_written_again_is_kept_once(tmp_path: Path) -> None:
+    batch = drafter(remember=str(tmp_path / "memory"))
+    for _ in range(3):
+        outputs_are_plain(Engine(batch, cyclic(VOCABULARY), rows=2), requests(5, 4, most=90))
+        batch._clock.now += 10  # type: ignore[attr-defined]
+        batch.tend()
+        assert rest_store.drafting.remembering.flush(batch._sources.target, None)
+    assert batch.figures().remembered == 4
+    batch.close()
+
+
 def test_ended_requests_are_remembered_beside_the_steps(tmp_path: Path) -> None:
     batch = drafter(remember=str(tmp_path / "memory"))
     outputs_are_plain(Engine(batch, cyclic(VOCABULARY)), requests(5))
