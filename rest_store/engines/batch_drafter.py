@@ -112,7 +112,7 @@ class BatchDrafter:
             seconds = time.monotonic() - began
             self._log.info("rest-store: read %.0f of %.0f MB in %.1f s", touched / 1e6, total / 1e6, seconds)
         except Exception as error:
-            self._say("preload", error)
+            self.say("preload", error)
 
     def propose(
         self, sampled: Sequence[Sequence[int]], lengths: npt.NDArray[np.integer[Any]], tokens: Tokens
@@ -175,7 +175,7 @@ class BatchDrafter:
         try:
             accept_all([one.session for one in told], [one.new for one in told])
         except Exception as error:
-            self._say("accept", error)
+            self.say("accept", error)
             for one in told:
                 self._accept_alone(one)
         for one in told:
@@ -194,12 +194,12 @@ class BatchDrafter:
         try:
             trees = draft_all([one.session for one in asked], rooms, shape="chain")
         except Exception as error:
-            self._say("draft", error)
+            self.say("draft", error)
             trees = [self._draft_alone(one, room) for one, room in zip(asked, rooms, strict=True)]
         for one in asked:
             if absent := one.session.statistics.absent:
                 for absence in absent.values():
-                    self._say("source", absence.reason)
+                    self.say("source", absence.reason)
         return trees
 
     def _draft_alone(self, one: _Asked, room: int) -> TokenTree:
@@ -212,7 +212,7 @@ class BatchDrafter:
 
     def _give_up(self, one: _Asked, where: str, error: Exception) -> None:
         """Go on without the session of a row."""
-        self._say(where, error)
+        self.say(where, error)
         one.row.session = None
         self._let_go([], [one.session])
 
@@ -254,18 +254,23 @@ class BatchDrafter:
         try:
             return self._sources.session(text.copy())
         except Exception as error:
-            self._say("open", error)
+            self.say("open", error)
             return None
 
     def _start_over(self, error: Exception) -> None:
         """Let go of all sessions: what they hold is doubtful after an error."""
         with self._lock:
-            self._say("propose", error)
+            self.say("propose", error)
             self._drafted = None
             self._let_go(*self._rows.clear())
 
-    def _say(self, where: str, error: BaseException | str) -> None:
-        """Count an error, and log it if it is the first of its kind."""
+    def say(self, where: str, error: BaseException | str) -> None:
+        """Count an error, and log it if it is the first of its kind.
+
+        Args:
+            where: a word for what failed.
+            error: why.
+        """
         reason = self._counters.add_error(where, error)
         if reason is not None:
             self._log.warning("rest-store: no drafts (%s): %s; said once", where, reason)
@@ -281,7 +286,7 @@ class BatchDrafter:
             try:
                 session.close()
             except Exception as error:
-                self._say("close", error)
+                self.say("close", error)
 
     def _unknown(self, documents: list[OutputDocument]) -> list[OutputDocument]:
         """Return the documents that are to be added: those whose text is not in the live datastore yet.
@@ -295,7 +300,7 @@ class BatchDrafter:
         try:
             return [document for document in documents if not _has(target, document.tokens[: -self._most])]
         except Exception as error:
-            self._say("remember", error)
+            self.say("remember", error)
             return []
 
     def listen(self, listener: Callable[[Figures], None]) -> None:
@@ -333,7 +338,7 @@ class BatchDrafter:
                 try:
                     target.add([document.tokens for document in documents], ids=[document.id for document in documents])
                 except Exception as error:
-                    self._say("remember", error)
+                    self.say("remember", error)
             self._sources.close()
 
 
@@ -350,5 +355,8 @@ def _keep(drafter: weakref.ref[BatchDrafter], closed: threading.Event) -> None:
         alive = drafter()
         if alive is None:
             return
-        alive.tend()
+        try:
+            alive.tend()
+        except Exception as error:
+            alive.say("tend", error)
         del alive
