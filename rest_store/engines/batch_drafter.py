@@ -28,6 +28,9 @@ from rest_store.engines.sources import EngineSources
 from rest_store.errors import TokenRangeError, describe
 
 _TEND_SECONDS = 0.5  # between looks at what has ended
+# Draft tokens that a row is asked for: so many, and for each that was verified last so many more. Longer drafts would
+# seldom be verified, and take time.
+_LEAST_ASKED, _GROWTH = 4, 2
 
 
 _EMPTY = TokenTree([], [], [], scores=[], origins=[])
@@ -159,7 +162,8 @@ class BatchDrafter:
             return
         asked, rooms = [], []
         for session, text in zip(step.sessions, texts, strict=True):
-            room = min(self._most, self._longest - 1 - session.length)
+            reach = self._most if session.chosen is None else _LEAST_ASKED + _GROWTH * session.chosen
+            room = min(self._most, reach, self._longest - 1 - session.length)
             if session.session is not None and room > 0:
                 asked.append(_Asked(session, session.session, text[session.told :]))
                 rooms.append(room)
@@ -236,7 +240,7 @@ class BatchDrafter:
         flat, start = tokens.tolist(), 0
         for one, size, count in zip(asked, sizes.tolist(), counts, strict=True):
             drafts[one.row.row] = flat[start : start + count]
-            one.row.drafted = count
+            one.row.drafted = one.row.chosen = count
             start += size
         origins = np.concatenate([tree.origins for tree in drafting])
         self._drafted = _Drafted([one.row for one in asked], owners[chosen], places[chosen], origins[chosen])
