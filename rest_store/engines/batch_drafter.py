@@ -31,8 +31,6 @@ _TEND_SECONDS = 0.5  # between looks at what has ended
 # Draft tokens that a row is asked for: so many, and for each that was verified last so many more. Longer drafts would
 # seldom be verified, and take time.
 _LEAST_ASKED, _GROWTH = 4, 2
-
-
 _EMPTY = TokenTree([], [], [], scores=[], origins=[])
 
 
@@ -270,7 +268,10 @@ class BatchDrafter:
         with self._lock:
             self.say("propose", error)
             self._drafted = None
-            self._let_go(*self._rows.clear())
+            try:
+                self._let_go(*self._rows.clear())
+            except Exception as another:
+                self.say("close", another)
 
     def say(self, where: str, error: BaseException | str) -> None:
         """Count an error, and log it if it is the first of its kind.
@@ -339,10 +340,8 @@ class BatchDrafter:
         with self._lock:
             documents, sessions = self._rows.clear()
             self._let_go([], sessions)
-            target = self._sources.target
-            if (
-                documents := self._unknown(documents)
-            ) and target is not None:  # at the end of a program, no thread of a queue starts any more
+            documents, target = self._unknown(documents), self._sources.target
+            if documents and target is not None:  # at the end of a program, no thread of a queue starts any more
                 try:
                     target.add([document.tokens for document in documents], ids=[document.id for document in documents])
                 except Exception as error:
