@@ -62,6 +62,7 @@
     |   |-- PromptError                 a prompt is neither text nor token ids           (ValueError)
     |   |-- GenerationFailedError       an earlier step failed; there is no more text    (RuntimeError)
     |   `-- ModelLoadError              a model cannot be loaded                         (OSError)
+    |-- EngineSettingsError             a drafter's setting in a serving engine is wrong (ValueError)
     `-- BuildError                      a datastore cannot be built
         |-- CorpusError                 a corpus cannot be read                          (ValueError)
         |   |-- CorpusNotFoundError     no such file, directory or data set              (FileNotFoundError)
@@ -332,6 +333,10 @@ class DraftingWarning(RuntimeWarning):
 
 class ModelLoadError(GenerationError, OSError):
     """A model cannot be loaded from this name or path."""
+
+
+class EngineSettingsError(RestStoreError, ValueError):
+    """A setting of a drafter inside a serving engine is unknown, or has the wrong type."""
 
 
 class BuildError(RestStoreError):
