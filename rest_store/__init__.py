@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rest_store.datastore.datastore import Datastore
     from rest_store.datastore.tokenizer import TokenizerIdentity
     from rest_store.datastore.tree import SuffixMatch, TokenTree
+    from rest_store.drafting.batch import accept_all, draft_all
     from rest_store.drafting.calibration import Calibration
     from rest_store.drafting.session import DraftSession
     from rest_store.drafting.sources import PromptLookup, RecycledLogits
@@ -42,6 +43,8 @@ __all__ = [
     "TokenTree",
     "TokenizerIdentity",
     "__version__",
+    "accept_all",
+    "draft_all",
     "generate",
     "prepacked_weights",
 ]
@@ -53,6 +56,8 @@ _HOMES = {
     "Calibration": "rest_store.drafting.calibration",
     "Datastore": "rest_store.datastore.datastore",
     "DraftSession": "rest_store.drafting.session",
+    "accept_all": "rest_store.drafting.batch",
+    "draft_all": "rest_store.drafting.batch",
     "PromptLookup": "rest_store.drafting.sources",
     "RecycledLogits": "rest_store.drafting.sources",
     "Generator": "rest_store.generation.generator",

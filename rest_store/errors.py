@@ -32,6 +32,7 @@
     |   |-- NativeKernelError           the compiled kernel is missing                   (RuntimeError)
     |   |-- SourceError                 a source is invalid, or there are too many       (TypeError)
     |   |-- SessionClosedError          the session is closed                            (ValueError)
+    |   |-- BatchError                  sessions cannot be asked together                (ValueError)
     |   `-- CopyError                   a session or its memory cannot be copied         (TypeError)
     |-- CalibrationError                a calibration is unreadable or of another release (ValueError)
     |-- RecordingError                  recordings are unreadable or insufficient        (ValueError)
@@ -61,6 +62,7 @@
     |   |-- PromptError                 a prompt is neither text nor token ids           (ValueError)
     |   |-- GenerationFailedError       an earlier step failed; there is no more text    (RuntimeError)
     |   `-- ModelLoadError              a model cannot be loaded                         (OSError)
+    |-- EngineSettingsError             a drafter's setting in a serving engine is wrong (ValueError)
     `-- BuildError                      a datastore cannot be built
         |-- CorpusError                 a corpus cannot be read                          (ValueError)
         |   |-- CorpusNotFoundError     no such file, directory or data set              (FileNotFoundError)
@@ -269,6 +271,10 @@ class SessionClosedError(SessionError, ValueError):
     """The draft session is closed."""
 
 
+class BatchError(SessionError, ValueError):
+    """What was passed for a batch is no list of different sessions, or not of its length."""
+
+
 class CopyError(SessionError, TypeError):
     """A draft session, or recycled logits, can neither be copied nor pickled: they belong to one process."""
 
@@ -327,6 +333,10 @@ class DraftingWarning(RuntimeWarning):
 
 class ModelLoadError(GenerationError, OSError):
     """A model cannot be loaded from this name or path."""
+
+
+class EngineSettingsError(RestStoreError, ValueError):
+    """A setting of a drafter inside a serving engine is unknown, or has the wrong type."""
 
 
 class BuildError(RestStoreError):

@@ -31,6 +31,13 @@ ALLOWED = {
         "rest_store.v1",
     },
     "rest_store.generation": {"rest_store.errors", "rest_store.datastore", "rest_store.drafting"},
+    "rest_store.engines": {
+        "rest_store.errors",
+        "rest_store.datastore",
+        "rest_store.drafting",
+        "rest_store.live",
+        "rest_store.service",
+    },
     "build_index": {"rest_store", "rest_store.errors", "rest_store.datastore"},
 }
 COMMANDS = {"rest_store", "rest_store.cli", "rest_store.__main__", "rest_store.bench"}  # may import everything
@@ -38,6 +45,7 @@ HEAVY = {  # package: where it may be imported
     "torch": {"rest_store.generation", "rest_store.bench.methods", "rest_store.bench.record", "rest_store.bench.speed"},
     "transformers": {"rest_store.generation", "build_index"},
     "grpc": {"rest_store.service", "rest_store.v1"},
+    "vllm": {"rest_store.engines.vllm"},
 }
 
 

@@ -220,6 +220,7 @@ class ExternalSources:
         self._sources = [_External(*source) for source in sources]
         self._max_suffix = max_suffix
         self._reads_evidence = any(source.evidence is not None for source in self._sources)
+        self._asked: tuple[_Request, Callable[[], dict[int, _Answer | BaseException | None]]] | None = None
 
     def __len__(self) -> int:
         """Return the number of sources that are still asked."""
@@ -245,19 +246,27 @@ class ExternalSources:
     def tokenizers(self) -> dict[int, TokenizerIdentity]:
         """Return the tokenizers of the sources that report one in time, by place."""
         calls = {source.place: partial(_tokenizer_of, source.source) for source in self._sources}
-        reported = self._outcomes(calls)
+        reported = self._start(calls)()
         return {place: value for place, value in reported.items() if isinstance(value, TokenizerIdentity)}
 
-    def ask(self, max_nodes: int) -> list[Drop]:
-        """Ask about this step's context, for a tree of `max_nodes`; return what the step goes on without.
+    def send(self, max_nodes: int) -> None:
+        """Ask about this step's context, for a tree of `max_nodes`; without a timeout `receive` does."""
+        self.skip()
+        request = self._request(max(1, max_nodes))
+        self._asked = None
+        if request is not None:
+            self._asked = request, self._start({one.place: partial(one.answer, request) for one in self._sources})
+
+    def receive(self) -> list[Drop]:
+        """Wait for the answers to what was sent last; return what the step goes on without.
 
         A source that reports another tokenizer is to be removed.
         """
-        self.skip()
-        request = self._request(max(1, max_nodes))
-        if request is None:
+        asked, self._asked = self._asked, None
+        if asked is None:
             return []
-        outcomes = self._outcomes({source.place: partial(source.answer, request) for source in self._sources})
+        request, answers = asked
+        outcomes = answers()
         drops = []
         for source in self._sources:
             outcome = outcomes[source.place]
@@ -274,20 +283,29 @@ class ExternalSources:
         why = "tokenizer" if isinstance(error, TokenizerMismatchError) else "error"
         return Drop(source.place, why, error_text(error))
 
-    def _outcomes(self, calls: Mapping[int, Callable[[], _Result]]) -> dict[int, _Result | BaseException | None]:
-        """Return, by place, what each source's call returned or raised; None: it was not done in time.
+    def _start(
+        self, calls: Mapping[int, Callable[[], _Result]]
+    ) -> Callable[[], dict[int, _Result | BaseException | None]]:
+        """Begin each source's call, by place; return what waits for them.
 
-        KeyboardInterrupt passes through. So does SystemExit without a timeout, when it may come from a handler of
-        signals; on a thread of the source it would end that thread alone.
+        That returns, by place, what each call returned or raised; None: it was not done in time. KeyboardInterrupt
+        passes through. So does SystemExit without a timeout, when it may come from a handler of signals; on a thread of
+        the source it would end that thread alone.
         """
         if self.timeout is None:
-            return {place: _outcome(call, KeyboardInterrupt, SystemExit) for place, call in calls.items()}
+            return lambda: {place: _outcome(call, KeyboardInterrupt, SystemExit) for place, call in calls.items()}
+        ends = monotonic() + self.timeout
         started = {source.place: source.submit(calls[source.place], self.timeout) for source in self._sources}
         late = {source.place for source in self._sources if source.late}
-        wait([call for place, call in started.items() if call is not None and place not in late], self.timeout)
-        outcomes: dict[int, _Result | BaseException | None] = {}
-        for place, call in started.items():
-            outcomes[place] = _outcome(call.result, KeyboardInterrupt) if call is not None and call.done() else None
+
+        def outcomes() -> dict[int, _Result | BaseException | None]:
+            awaited = [call for place, call in started.items() if call is not None and place not in late]
+            wait(awaited, max(0.0, ends - monotonic()))
+            return {
+                place: _outcome(call.result, KeyboardInterrupt) if call is not None and call.done() else None
+                for place, call in started.items()
+            }
+
         return outcomes
 
     def _skip(self, source: _External) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,14 @@ NO_COSTS = np.zeros(0)  # of a step that no tree is cut for
 
 # Rows of most likely tokens, [n, k]; -1, or any other number that is no token, ends a row.
 TopK: TypeAlias = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+
+
+class Drafted(NamedTuple):
+    """A draft as the kernel packs it; see `TokenTree.from_packed`."""
+
+    packed: bytes
+    scores: bytes
+    origins: bytes
 
 
 @dataclass

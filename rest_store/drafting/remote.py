@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from time import monotonic
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy.typing as npt
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.external_sources import Drop
-from rest_store.drafting.kernel_session import TopK
+from rest_store.drafting.kernel_session import Drafted, TopK
 from rest_store.drafting.sources import PromptLookup, RecycledLogits, Source
 from rest_store.errors import ProtocolError, TokenizerMismatchError, describe, error_text
 
@@ -99,6 +100,22 @@ class RemoteSession(Protocol):
             TokenizerMismatchError: the datastores have another tokenizer.
         """
 
+    def send(
+        self,
+        text: Callable[[], tuple[npt.NDArray[np.int32], int]],
+        max_nodes: int,
+        costs: npt.NDArray[np.float64] | None,
+        *,
+        timeout: float | None,
+    ) -> bool:
+        """Send the request of the next `draft`, which has the same arguments, if that needs no waiting.
+
+        Its time then counts from now on.
+
+        Returns:
+            Whether it was sent. If not, `draft` sends it, and says why it could not be sent if it still cannot.
+        """
+
     def accept(
         self,
         tokens: npt.NDArray[np.int32],
@@ -117,14 +134,6 @@ class SessionSource(Source, Protocol):
 
     def session(self, settings: SessionSettings) -> RemoteSession | None:
         """Return a session; None if it is not to run any."""
-
-
-class Drafted(NamedTuple):
-    """A tree as the kernel packs it; see `TokenTree.from_packed`."""
-
-    packed: bytes
-    scores: bytes
-    origins: bytes
 
 
 class RemoteDrafting:
@@ -154,6 +163,7 @@ class RemoteDrafting:
         self._places = places
         self._prompt_length = prompt_length
         self._timeout = timeout
+        self._ends: float | None = None  # of the step, `time.monotonic`
         self._origins: dict[int, bytes] = {}  # by number of datastores: for each mask of origins, ours
         self._rows = 0  # of top-k that the remote tree drafted last may have: one of the text, and one of each node
 
@@ -162,18 +172,29 @@ class RemoteDrafting:
         with suppress(Exception):  # the first step says what is wrong
             self._remote.open(self._text)
 
-    def draft(self, max_nodes: int, costs: npt.NDArray[np.float64]) -> Drafted | Drop | None:
-        """Return the tree of the next step.
+    def send(self, max_nodes: int, costs: npt.NDArray[np.float64]) -> bool:
+        """Send the request of the next `draft` if that needs no waiting; return whether it was sent."""
+        self._ends = None if self._timeout is None else monotonic() + self._timeout
+        try:
+            return self._remote.send(self._text, max_nodes, costs if costs.size else None, timeout=self._timeout)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:
+            return False  # `draft` says what is wrong
+
+    def draft(self, max_nodes: int, costs: npt.NDArray[np.float64], is_chain: bool) -> Drafted | Drop | None:
+        """Return the draft of the next step, within the timeout from `send` on. A chain is cut out of a tree.
 
         A Drop says why there are none in this step; None, that there will never be any.
         """
         self._rows = 0
+        timeout = None if self._ends is None else max(0.0, self._ends - monotonic())
         try:
-            tree = self._remote.draft(self._text, max_nodes, costs if costs.size else None, timeout=self._timeout)
+            tree = self._remote.draft(self._text, max_nodes, costs if costs.size else None, timeout=timeout)
             if tree is None:
                 return None
             try:
-                packed, scores, _ = self._native.adopt(tree.nodes, max_nodes, tree.vocabulary_size)
+                packed, scores, origins = self._native.adopt(tree.nodes, max_nodes, tree.vocabulary_size, is_chain)
             except ValueError as error:
                 expected = f"at most {max_nodes} nodes of a vocabulary of {tree.vocabulary_size}"
                 raise ProtocolError(describe("session", "tree", str(error), expected)) from None
@@ -184,8 +205,8 @@ class RemoteDrafting:
             return Drop(self._places[0], why, error_text(error))
         if self._settings.learn and tree.calibration_weights:
             self._settings.calibration.native.weights = tree.calibration_weights
-        self._rows = 1 + len(scores) // 4
-        origins = tree.nodes[len(tree.nodes) - len(scores) // 4 :]
+        if not is_chain:  # the session elsewhere knows of the whole tree
+            self._rows = 1 + len(origins)
         return Drafted(packed, scores, origins.translate(self._origins_of(tree.datastores)))
 
     def accept(

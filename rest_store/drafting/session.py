@@ -2,44 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from rest_store.datastore.kernel import MAX_NODES, MAX_SUFFIX
+from rest_store.datastore.kernel import MAX_SUFFIX
 from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence, limit
+from rest_store.drafting.arguments import Costs, is_chain, node_limit, times_of, tokens_of, top_k_of
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.external_sources import Drop, ExternalSources
-from rest_store.drafting.kernel_session import NO_COSTS, TopK, append, follow_changes, kernel_session, take_prompt
-from rest_store.drafting.remote import Drafted, RemoteDrafting, SessionSettings, remote_drafting
+from rest_store.drafting.kernel_session import Drafted, TopK, append, follow_changes, kernel_session, take_prompt
+from rest_store.drafting.remote import RemoteDrafting, SessionSettings, remote_drafting
 from rest_store.drafting.sources import (
     Source,
     require_source_timeout,
     require_sources,
 )
 from rest_store.errors import (
-    ContextTypeError,
     CopyError,
     DatastoreClosedError,
     DatastoreUnavailableError,
     EmptyContextError,
-    LimitError,
     SessionClosedError,
     TokenizerMismatchError,
-    TokenRangeError,
     describe,
 )
 
-_LAST_TOKEN = 2**31 - 1
 _MAX_ERRORS, _MAX_ERROR_LENGTH = 4, 300  # texts kept of each source, and characters of one
-
-Costs = npt.ArrayLike | Callable[[int], float]
 
 
 class Absence(NamedTuple):
@@ -159,8 +154,8 @@ class DraftSession:
         tokenizers |= self._external.tokenizers()
         self._remote: RemoteDrafting | None = None
         self._leave_out_other_tokenizers(tokenizers, None if tokenizer is None else identity_of(tokenizer))
-        tokens = _tokens("prompt", prompt)
-        rows = None if prompt_top_k is None else _top_k("prompt_top_k", prompt_top_k)
+        tokens = tokens_of("prompt", prompt)
+        rows = None if prompt_top_k is None else top_k_of("prompt_top_k", prompt_top_k)
         take_prompt(self._native, tokens, rows)
         if len(external) == len(self._external) == 1 and not self._datastores:
             settings = SessionSettings(self.calibration, learn, max_suffix, self._external.tokenizer, rows)
@@ -185,27 +180,47 @@ class DraftSession:
             except TokenizerMismatchError as error:
                 self._leave_out(place, "tokenizer", str(error))
 
-    def _drafted(self, nodes: int, times: npt.NDArray[np.float64]) -> tuple[tuple[bytes, bytes, bytes], list[Drop]]:
-        """Return the next tree, its scores and origins, and what this step goes on without, besides `_left_out`."""
+    @property
+    def _asks_elsewhere(self) -> bool:
+        return self._remote is not None or len(self._external) > 0
+
+    def _send(self, nodes: int, times: npt.NDArray[np.float64]) -> bool:
+        """Ask the sources of the next step that are elsewhere; for batches, as the next two.
+
+        Returns:
+            Whether `_receive` waits for nothing but their answers.
+        """
+        if self._remote is not None and nodes:
+            return self._remote.send(nodes, times)
+        if self._remote is None and self._external:
+            self._external.send(nodes)
+        return True
+
+    def _receive(self, nodes: int, times: npt.NDArray[np.float64], chain: bool) -> tuple[Drafted | None, list[Drop]]:
+        """Wait for their answers; return the draft if it came whole, and the sources that the step goes on without."""
         drops: list[Drop] = []
         if self._remote is not None and nodes:
-            answer = self._remote.draft(nodes, times)
+            answer = self._remote.draft(nodes, times, chain)
             if isinstance(answer, Drafted):
                 return answer, []
             if answer is None:
                 self._end_remote()
+                self._external.send(nodes)
             else:
                 drops.append(answer)
         if self._remote is None and self._external:
-            drops = self._external.ask(nodes)
+            drops = self._external.receive()
         for drop in drops:
             if drop.why == "tokenizer":
                 self._leave_out(*drop)
-        follow_changes(self._native, self._datastores.values())
-        drafted = self._native.draft(nodes, times)
-        if self._leave_out_unreadable():
-            drafted = self._native.draft(nodes, times)
-        return drafted, [drop for drop in drops if drop.why != "tokenizer"]
+        return None, [drop for drop in drops if drop.why != "tokenizer"]
+
+    def _finish(self, drafted: Drafted, drops: Iterable[Drop]) -> TokenTree:
+        """Count a step; return its draft."""
+        packed, scores, origins = drafted
+        tree = TokenTree.from_packed(packed, (0, 0), scores, origins)
+        self.statistics.add_step(len(tree), [*drops, *self._left_out])
+        return tree
 
     def _leave_out_unreadable(self) -> bool:
         """Leave out datastores that have lost a page or were closed; return whether there are new ones."""
@@ -235,42 +250,50 @@ class DraftSession:
         """Return the number of tokens of prompt and output so far."""
         return int(self._native.length())
 
-    def draft(self, max_nodes: int = 16, costs: Costs | None = None) -> TokenTree:
-        """Return the draft tree that is worth verifying next.
+    def draft(self, max_nodes: int = 16, costs: Costs | None = None, *, shape: str = "tree") -> TokenTree:
+        """Return the draft that is worth verifying next.
 
-        Built best-first: a node's score is the probability that it is accepted, its parent's score times its own
-        acceptance probability. Parents come before children, and the most probable path is contiguous from node 0.
+        A tree is built best-first: a node's score is the probability that it is accepted, its parent's score times its
+        own acceptance probability. Parents come before children, and the most probable path is contiguous from node 0.
+
+        A chain is the path with the greatest sum of scores, which is its expected accepted length, as far as a search
+        that looks past hardly more nodes than it has finds it. It ends early where further nodes would bring nothing.
 
         Args:
-            max_nodes: most draft tokens, 0..1024.
+            max_nodes: most draft tokens, 0..1024; of a chain never more than 48.
             costs: float[n + 1], the time of a step that verifies 0, 1, .. n draft tokens, in any unit; or a function
-                from the width of a step, which is 1 + that number, to its time. The tree is then cut to the number of
-                nodes that makes (1 + sum of scores) / time greatest, which may be 0.
+                from the width of a step, which is 1 + that number, to its time. The draft then has the number of nodes
+                that makes (1 + sum of scores) / time greatest, which may be 0.
+            shape: "tree", or "chain": one path, for engines that verify no trees.
 
         Returns:
-            The tree, with `scores` and `origins`; its counts are zero.
+            The draft, with `scores` and `origins`; its counts are zero. The parents of a chain are -1, 0, 1 ..
 
         Raises:
-            LimitError: `max_nodes` out of range, or `costs` that are not 1-D positive numbers or a function of one.
+            LimitError: `max_nodes` out of range, `costs` that are not 1-D positive numbers or a function of one, or an
+                unknown `shape`.
             SessionClosedError: after `close`.
 
         What an external source raises is counted in `statistics`, except an interrupt: KeyboardInterrupt, and without
         `source_timeout` also SystemExit. That passes through, and the session is as it was before the call.
         """
         self._require_open("draft")
-        nodes = limit("max_nodes", max_nodes, MAX_NODES, least=0, where="draft session")
-        times = NO_COSTS if costs is None else _times(costs, nodes)
+        nodes, chain = node_limit(max_nodes), is_chain(shape)
+        times = times_of(costs, nodes)
         if times.size:
             nodes = min(nodes, times.size - 1)
-            times = times[: nodes + 1]
         try:
-            (packed, scores, origins), drops = self._drafted(nodes, times)
+            self._send(nodes, times)
+            drafted, drops = self._receive(nodes, times, chain)
+            if drafted is None:
+                follow_changes(self._native, self._datastores.values())
+                drafted = self._native.draft(nodes, times, chain)
+                if self._leave_out_unreadable():
+                    drafted = self._native.draft(nodes, times, chain)
         except BaseException:
             self._native.forget()
             raise
-        tree = TokenTree.from_packed(packed, (0, 0), scores, origins)
-        self.statistics.add_step(len(tree), [*drops, *self._left_out])
-        return tree
+        return self._finish(drafted, drops)
 
     def accept(
         self, tokens: IntSequence, top_k: npt.ArrayLike | None = None, *, node_top_k: npt.ArrayLike | None = None
@@ -289,15 +312,21 @@ class DraftSession:
             SessionClosedError: after `close`.
         """
         self._require_open("accept")
-        new = _tokens("tokens", tokens)
+        new = tokens_of("tokens", tokens)
         if new.size == 0:
             raise EmptyContextError(describe("accept", "tokens", "empty", "at least one token"))
-        rows = None if top_k is None else _top_k("top_k", top_k)
-        node_rows = None if node_top_k is None else _top_k("node_top_k", node_top_k)
-        self.statistics.accepted += append(self._native, new, rows, node_rows)
-        self.statistics.tokens += new.size
+        rows = None if top_k is None else top_k_of("top_k", top_k)
+        node_rows = None if node_top_k is None else top_k_of("node_top_k", node_top_k)
+        self._appended(new, append(self._native, new, rows, node_rows), rows, node_rows)
+
+    def _appended(
+        self, tokens: npt.NDArray[np.int32], accepted: int, top_k: TopK | None = None, node_top_k: TopK | None = None
+    ) -> None:
+        """Count what the kernel's side has taken in, and tell the session elsewhere."""
+        self.statistics.accepted += accepted
+        self.statistics.tokens += tokens.size
         if self._remote is not None:
-            self._remote.accept(new, rows, node_rows)
+            self._remote.accept(tokens, top_k, node_top_k)
 
     def close(self) -> None:
         """End the session; sources stay open. May be called again."""
@@ -323,46 +352,3 @@ class DraftSession:
     def __repr__(self) -> str:
         done = self.statistics
         return f"DraftSession({len(self)} tokens, {done.steps} steps, {done.accepted} of {done.drafted} accepted)"
-
-
-def _tokens(what: str, values: IntSequence) -> npt.NDArray[np.int32]:
-    """Return `values` as int32; raise unless they are 1-D integers from 0 on."""
-    array = _integers(what, values)
-    if array.ndim != 1:
-        raise ContextTypeError(describe("draft session", what, f"{array.ndim}-D", "1-D integers"))
-    narrow = array.dtype == np.int32  # then no token is too great
-    if array.size and not (array.min() >= 0 and (narrow or array.max() <= _LAST_TOKEN)):
-        outside = int(array.min()) if int(array.min()) < 0 else int(array.max())
-        raise TokenRangeError(describe("draft session", f"token id in {what}", outside, f"0..{_LAST_TOKEN}"))
-    return np.ascontiguousarray(array, np.int32)
-
-
-def _top_k(what: str, values: npt.ArrayLike) -> TopK:
-    """Return `values` as int32[n, k] or int64[n, k]; raise unless they are 2-D integers."""
-    array = _integers(what, values)
-    if array.ndim != 2:
-        raise ContextTypeError(describe("draft session", what, f"of shape {array.shape}", "[n, k] integers"))
-    if array.dtype == np.int32:
-        return np.ascontiguousarray(array, np.int32)
-    return np.ascontiguousarray(array, np.int64)
-
-
-def _integers(what: str, values: Any) -> npt.NDArray[Any]:
-    try:
-        array = np.asarray(values)
-    except (TypeError, ValueError):  # ragged
-        array = np.empty((), dtype=object)
-    if array.size and array.dtype.kind not in "iu":
-        raise ContextTypeError(describe("draft session", what, f"{array.ndim}-D {array.dtype}", "integers"))
-    return array
-
-
-def _times(costs: Costs, nodes: int) -> npt.NDArray[np.float64]:
-    try:
-        values = [costs(1 + count) for count in range(nodes + 1)] if callable(costs) else costs
-        array = np.asarray(values, np.float64, order="C")
-    except (TypeError, ValueError):
-        array = np.empty((0, 0))
-    if array.ndim != 1 or array.size == 0 or not bool(np.all((array > 0) & np.isfinite(array))):
-        raise LimitError(describe("draft", "costs", f"of shape {array.shape}", "1-D positive finite numbers"))
-    return array

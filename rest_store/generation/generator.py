@@ -14,13 +14,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, StopStringCriteria
 from transformers.utils import logging
 
 from rest_store.drafting.calibration import Calibration
+from rest_store.drafting.remembering import flush
 from rest_store.errors import DrafterError, ModelLoadError, ModeNotSupportedError, PromptError, describe
 from rest_store.generation.drafting import SessionMaker
 from rest_store.generation.generate import session_maker
 from rest_store.generation.loop import Generation
 from rest_store.generation.options import Options
 from rest_store.generation.progress import Piece
-from rest_store.generation.remembering import flush
 from rest_store.generation.support import vocabulary_size, warn_ignored
 
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # anything else can only be a path

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from rest_store.drafting.output_document import PROMPT_TOKENS, OutputDocument
+from rest_store.drafting.remembering import RememberTarget, remember
 from rest_store.errors import DraftingWarning, GenerationFailedError, ModeNotSupportedError, describe
 from rest_store.generation import graph_pool
 from rest_store.generation.cache import Loan, TreeKVCache, capacity_of
@@ -21,7 +22,6 @@ from rest_store.generation.options import Options
 from rest_store.generation.output import GenerateOutput, columns, padded
 from rest_store.generation.prefill import Prompt, prefill, prompt_length, require_prompt, require_slots, row_limits
 from rest_store.generation.progress import Piece, Statistics
-from rest_store.generation.remembering import RememberTarget, remember
 from rest_store.generation.rows import Row, Rows, unpadded
 from rest_store.generation.sampling import Choice, Stops
 from rest_store.generation.support import require_mode, require_model, vocabulary_size

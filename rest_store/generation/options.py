@@ -11,9 +11,9 @@ import torch
 
 from rest_store.datastore.kernel import MAX_NODES
 from rest_store.datastore.validation import limit
+from rest_store.drafting.remembering import require_target
 from rest_store.drafting.sources import require_source_timeout
 from rest_store.errors import LimitError, describe
-from rest_store.generation.remembering import require_target
 
 _MAX_WIDTH = 1 + MAX_NODES  # a token and its tree
 WIDTHS = (1, 9, 17, 33, 65)  # of steps, by default where graphs are asked for

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from rest_store.drafting.remembering import RememberCounts
 from rest_store.generation.drafting import DraftCounts
-from rest_store.generation.remembering import RememberCounts
 
 
 @dataclass

@@ -14,10 +14,10 @@ import torch
 
 import rest_store
 from rest_store.datastore.validation import IntSequence
+from rest_store.drafting import remembering
 from rest_store.drafting.output_document import PROMPT_TOKENS
+from rest_store.drafting.remembering import flush
 from rest_store.errors import DraftingWarning, RememberError
-from rest_store.generation import remembering
-from rest_store.generation.remembering import flush
 from tests.shared.services import PATIENCE, running
 from tests.shared.strategies import identity, refused
 from tests.shared.tiny import VOCABULARY, prompts, tiny_model
@@ -225,7 +225,7 @@ def test_closing_a_live_datastore_writes_what_is_queued(model: Any, tmp_path: Pa
 _PROGRAM = """
 import atexit, os, sys, threading
 from rest_store.drafting.output_document import OutputDocument
-from rest_store.generation.remembering import RememberCounts, flush, remember
+from rest_store.drafting.remembering import RememberCounts, flush, remember
 
 class Target:
     exiting = threading.Event()

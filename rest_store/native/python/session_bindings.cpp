@@ -1,315 +1,14 @@
-// Python bindings of draft sessions and calibrations: conversions and the release of the GIL, no algorithm.
+// Python bindings of draft sessions, alone and in batches.
 
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
-#include <limits>
-#include <numeric>
-#include <sstream>
-
-#include "python/arrays.hpp"
 #include "python/bindings.hpp"
-#include "python/native_calibration.hpp"
-#include "python/native_evidence_reader.hpp"
-#include "session/tree_builder.hpp"
+#include "python/native_session.hpp"
+#include "session/batch.hpp"
 
 using namespace rest_store;
 
 namespace {
-
-// Rows of most likely tokens: int32[n, k] or int64[n, k]. -1, or any other number that is no token, ends a row.
-class TopK {
- public:
-  using Values = nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-
-  explicit TopK(const Values& values) : values_(values), is_wide_(values.dtype() == nb::dtype<std::int64_t>()) {
-    if (!is_wide_ && values.dtype() != nb::dtype<std::int32_t>()) throw nb::type_error("rows of another type");
-  }
-
-  std::size_t rows() const { return values_.shape(0); }
-  std::size_t width() const { return values_.shape(1); }
-  // -1 for what is no token.
-  std::int32_t at(std::size_t row, std::size_t place) const {
-    const std::size_t i = row * width() + place;
-    const std::int64_t token = is_wide_ ? static_cast<const std::int64_t*>(values_.data())[i]
-                                        : static_cast<const std::int32_t*>(values_.data())[i];
-    return token < 0 || token > std::numeric_limits<std::int32_t>::max() ? -1 : static_cast<std::int32_t>(token);
-  }
-
- private:
-  Values values_;
-  bool is_wide_;
-};
-
-// One generation. Sources are identified by their places among the session's sources, of which there are at most 8.
-class NativeSession {
- public:
-  explicit NativeSession(NativeCalibration& calibration) : calibration_(calibration), builder_(calibration.trees) {}
-
-  void use_prompt_lookup(std::uint32_t place) {
-    builder_.use_lookup = true;
-    places_[0] = place;
-  }
-
-  void use_recycled_logits(std::uint32_t place, RecycledLogits& recycled) {
-    builder_.recycled = &recycled;
-    places_[1] = place;
-  }
-
-  // Add a store of the source at `place` and return the store's index. Without a reader it is external: evidence or
-  // trees are set for each step.
-  std::size_t add_store(std::uint32_t place, NativeEvidenceReader* reader) {
-    if (builder_.store_count() == kMaxStores) throw nb::value_error("more datastores than a session can hold");
-    places_.push_back(place);
-    readers_.push_back(nb::find(reader));
-    return builder_.add_store(reader == nullptr ? nullptr : reader->reader.get());
-  }
-
-  // Read store `index` through `reader` from now on: its datastore has other shards.
-  void set_reader(std::size_t index, NativeEvidenceReader& reader) {
-    builder_.store(index).reader = reader.reader.get();
-    readers_[index] = nb::find(reader);
-  }
-
-  // `top_k`: the most likely tokens after the last tokens of the text, here and in `accept`; -1 ends a row. ValueError:
-  // it has more rows than there are tokens.
-  void prompt(const Array<std::int32_t>& tokens, const std::optional<TopK::Values>& top_k) {
-    const std::optional<TopK> rows = rows_of("prompt_top_k", top_k, 0, tokens.size());
-    const nb::gil_scoped_release release;
-    for (const Token token : tokens_of(tokens)) builder_.lookup.append(token);
-    builder_.lookup.end_prompt();
-    if (rows) learn_text(*rows);
-  }
-
-  // Set the trees of one step, each as (path before it, match length, match count, counts, tokens, parents); None: the
-  // store takes no part in this step.
-  void set_trees(std::size_t index, const nb::object& trees) {
-    Store& store = builder_.store(index);
-    store.trees.clear();
-    store.rows.clear();
-    store.present = !trees.is_none();
-    if (trees.is_none()) return;
-    for (nb::handle item : trees) {
-      const auto fields = nb::cast<nb::tuple>(item);
-      const auto path = nb::cast<Array<std::int32_t>>(fields[0]);
-      SourceTree tree{{}, nb::cast<std::uint32_t>(fields[1]), nb::cast<std::uint64_t>(fields[2]), {}, {}, {}};
-      tree.path.assign(tokens_of(path).begin(), tokens_of(path).end());
-      const auto counts = nb::cast<Array<std::int64_t>>(fields[3]);
-      const auto tokens = nb::cast<Array<std::int32_t>>(fields[4]), parents = nb::cast<Array<std::int32_t>>(fields[5]);
-      if (counts.size() != tokens.size() || parents.size() != tokens.size())
-        throw nb::value_error("columns of unequal length");
-      tree.tokens.assign(tokens_of(tokens).begin(), tokens_of(tokens).end());
-      tree.parents.assign(parents.data(), parents.data() + parents.size());
-      for (const std::int64_t count : span_of(counts))
-        tree.counts.push_back(static_cast<std::uint64_t>(std::max<std::int64_t>(0, count)));
-      store.trees.add(std::move(tree));
-    }
-  }
-
-  // Set the evidence of one step. ValueError if the bytes are not evidence; then the store takes no part in the step.
-  void set_evidence(std::size_t index, const nb::bytes& rows, std::uint64_t vocabulary, std::size_t max_rows) {
-    Store& store = builder_.store(index);
-    store.trees.clear();
-    const char* fault = store.rows.read({rows.c_str(), rows.size()}, vocabulary, max_rows);
-    store.present = fault == nullptr;
-    if (fault != nullptr) throw nb::value_error(fault);
-  }
-
-  // (packed tree as TokenTree has it, scores float32[N], origins uint8[N]); `costs` may be empty, else the tree has
-  // fewer nodes than there are costs.
-  nb::tuple draft(std::size_t max_nodes, const Array<double>& costs) {
-    build(max_nodes, costs);
-    return tree();
-  }
-
-  // The same as the message DraftSessionResponse has it.
-  nb::bytes draft_nodes(std::size_t max_nodes, const Array<double>& costs) {
-    build(max_nodes, costs);
-    return nodes();
-  }
-
-  // Take a tree of a service, as `draft_nodes` returns it, as the one drafted last; returns what `draft` does, without
-  // origins. ValueError: what is wrong with it.
-  nb::tuple adopt(const nb::bytes& packed, std::size_t max_nodes, std::uint64_t vocabulary) {
-    const std::size_t size = packed.size() / kNodeSize;
-    if (packed.size() % kNodeSize != 0) throw nb::value_error("of a wrong size");
-    if (size > max_nodes) throw nb::value_error("larger than asked for");
-    std::vector<DraftNode> nodes(size);
-    for (std::size_t i = 0; i < size; ++i) {
-      DraftNode& node = nodes[i];
-      std::int16_t parent = 0;
-      std::memcpy(&node.token, packed.c_str() + i * sizeof(Token), sizeof(Token));
-      std::memcpy(&node.score, packed.c_str() + size * kScores + i * sizeof(float), sizeof(float));
-      std::memcpy(&parent, packed.c_str() + size * kParents + i * sizeof(parent), sizeof(parent));
-      if (node.token >= vocabulary) throw nb::value_error("with a token outside the vocabulary");
-      if (parent < -1 || parent >= static_cast<std::int32_t>(i)) throw nb::value_error("with a parent after its child");
-      if (!(node.score >= 0 && node.score <= 1)) throw nb::value_error("with a score outside 0..1");
-      node.parent = parent;
-      node.depth = parent < 0 ? 1 : nodes[static_cast<std::size_t>(parent)].depth + 1;
-    }
-    builder_.adopt(std::move(nodes));
-    order_.resize(size);
-    std::iota(order_.begin(), order_.end(), 0);
-    return tree();
-  }
-
-  // Append what the target model produced; returns how many of its tokens are in the tree drafted last. `top_k` has a
-  // row for each token, and may have some for those before; `node_top_k` one for the context before, and one for each
-  // node of that tree. ValueError: they have not.
-  std::size_t accept(const Array<std::int32_t>& tokens, const std::optional<TopK::Values>& top_k,
-                     const std::optional<TopK::Values>& node_top_k) {
-    const std::size_t length = builder_.lookup.tokens().size() + tokens.size(), nodes = 1 + order_.size();
-    const std::optional<TopK> rows = rows_of("top_k", top_k, tokens.size(), length);
-    const std::optional<TopK> node_rows = rows_of("node_top_k", node_top_k, nodes, nodes);
-    const nb::gil_scoped_release release;
-    if (node_rows) learn_nodes(*node_rows);
-    const std::size_t accepted = builder_.accept(tokens_of(tokens));
-    if (builder_.learns_online) calibration_.add(before_, builder_.online);
-    before_ = builder_.online;
-    order_.clear();
-    if (rows) learn_text(*rows);
-    return accepted;
-  }
-
-  // As if nothing had been drafted since the last accept.
-  void forget() {
-    builder_.forget();
-    order_.clear();
-  }
-
-  std::size_t length() { return builder_.lookup.tokens().size(); }
-  nb::bytes tail(std::size_t count) {
-    const auto& text = builder_.lookup.tokens();
-    const std::span<const Token> last = std::span(text).last(std::min(count, text.size()));
-    return nb::bytes(reinterpret_cast<const char*>(last.data()), last.size_bytes());
-  }
-
-  void record(bool on) { builder_.records = on; }
-  void limit_suffix(std::size_t tokens) { builder_.max_suffix = tokens; }
-  // Rows of most likely tokens end at one that is not below `vocabulary`.
-  void limit_tokens(std::uint64_t vocabulary) { vocabulary_ = vocabulary; }
-  void learn_online(bool on) { builder_.learns_online = on; }
-
-  // (features float32[rows, kFeatures], labels uint8[rows], ends uint32[places]) recorded since the last call.
-  nb::tuple recorded() {
-    const Recorded recorded = builder_.take_recorded();
-    return nb::make_tuple(bytes_of(recorded.features), bytes_of(recorded.labels), bytes_of(recorded.ends));
-  }
-
- private:
-  // A node of the message DraftSessionResponse, and where its columns begin, in bytes for each node.
-  static constexpr std::size_t kScores = sizeof(Token), kParents = kScores + sizeof(float),
-                               kOrigins = kParents + sizeof(std::int16_t), kNodeSize = kOrigins + 1;
-
-  const DraftNode& node_in(std::size_t row) const { return builder_.nodes()[static_cast<std::size_t>(order_[row])]; }
-
-  // Of each node of the last tree, its row in the order of verification.
-  std::vector<std::int32_t> rows_of_nodes() const {
-    std::vector<std::int32_t> row_of(order_.size());
-    for (std::size_t i = 0; i < order_.size(); ++i)
-      row_of[static_cast<std::size_t>(order_[i])] = static_cast<std::int32_t>(i);
-    return row_of;
-  }
-
-  // The places of the sources that proposed a node, one bit each.
-  std::uint8_t origins_of(const DraftNode& node) const {
-    std::uint8_t origins = 0;
-    for (std::size_t origin = 0; origin < places_.size(); ++origin)
-      if ((node.origins >> origin & 1) != 0) origins |= static_cast<std::uint8_t>(1U << places_[origin]);
-    return origins;
-  }
-
-  // The last tree in its order of verification, as `draft` returns it.
-  nb::tuple tree() const {
-    const std::size_t size = order_.size();
-    const std::vector<std::int32_t> row_of = rows_of_nodes();
-    std::vector<std::int64_t> counts(size);
-    std::vector<std::int32_t> columns(3 * size);
-    std::vector<float> scores(size);
-    std::vector<std::uint8_t> origins(size);
-    for (std::size_t i = 0; i < size; ++i) {
-      const DraftNode& node = node_in(i);
-      columns[i] = static_cast<std::int32_t>(node.token);
-      columns[size + i] = node.parent < 0 ? -1 : row_of[static_cast<std::size_t>(node.parent)];
-      columns[2 * size + i] = static_cast<std::int32_t>(node.depth);
-      scores[i] = node.score;
-      origins[i] = origins_of(node);
-    }
-    nb::bytes packed = nb::steal<nb::bytes>((nb::object(bytes_of(counts)) + nb::object(bytes_of(columns))).release());
-    return nb::make_tuple(packed, bytes_of(scores), bytes_of(origins));
-  }
-
-  static std::optional<TopK> rows_of(const char* what, const std::optional<TopK::Values>& values, std::size_t least,
-                                     std::size_t most) {
-    if (!values) return std::nullopt;
-    const TopK rows(*values);
-    if (rows.rows() >= least && rows.rows() <= most) return rows;
-    std::ostringstream fault;
-    fault << what << " is of shape [" << rows.rows() << ", " << rows.width() << "], expected [" << least;
-    if (least < most) fault << ".." << most;
-    fault << ", k]";
-    throw nb::value_error(fault.str().c_str());
-  }
-
-  void learn_text(const TopK& rows) {
-    if (builder_.recycled == nullptr) return;
-    const std::span<const Token> text = builder_.lookup.tokens();
-    for (std::size_t i = 0; i < rows.rows(); ++i) {
-      const auto context = text.first(text.size() - rows.rows() + i + 1);
-      builder_.recycled->learn(context.last(std::min(context.size(), kRecycledOrders)), top_tokens_of(rows, i));
-    }
-  }
-
-  void learn_nodes(const TopK& rows) {
-    if (builder_.recycled == nullptr) return;
-    for (std::size_t i = 0; i < rows.rows(); ++i)
-      builder_.recycled->learn(builder_.tail_of(i == 0 ? -1 : order_[i - 1]), top_tokens_of(rows, i));
-  }
-
-  void build(std::size_t max_nodes, const Array<double>& costs) {
-    const nb::gil_scoped_release release;
-    if (costs.size() > 0) max_nodes = std::min(max_nodes, costs.size() - 1);
-    builder_.online = before_ = calibration_.online_now();
-    builder_.build(max_nodes);
-    if (costs.size() > 0) builder_.prune(pruned_size(builder_.nodes(), span_of(costs)));
-    order_ = verification_order(builder_.nodes());
-  }
-
-  // The last tree as the message DraftSessionResponse has it.
-  nb::bytes nodes() const {
-    const std::size_t size = order_.size();
-    std::vector<char> out(size * kNodeSize);
-    const std::vector<std::int32_t> row_of = rows_of_nodes();
-    for (std::size_t i = 0; i < size; ++i) {
-      const DraftNode& node = node_in(i);
-      const auto parent =
-          static_cast<std::int16_t>(node.parent < 0 ? -1 : row_of[static_cast<std::size_t>(node.parent)]);
-      std::memcpy(&out[i * sizeof(Token)], &node.token, sizeof(Token));
-      std::memcpy(&out[size * kScores + i * sizeof(float)], &node.score, sizeof(float));
-      std::memcpy(&out[size * kParents + i * sizeof(parent)], &parent, sizeof(parent));
-      out[size * kOrigins + i] = static_cast<char>(origins_of(node));
-    }
-    return bytes_of(out);
-  }
-
-  TopTokens top_tokens_of(const TopK& rows, std::size_t row) const {
-    TopTokens top;
-    for (std::size_t i = 0; i < std::min<std::size_t>(rows.width(), kTopK); ++i) {
-      const std::int32_t token = rows.at(row, i);
-      if (token < 0 || static_cast<Token>(token) >= vocabulary_) break;
-      top.tokens[top.size++] = static_cast<Token>(token);
-    }
-    return top;
-  }
-
-  NativeCalibration& calibration_;
-  std::vector<nb::object> readers_;          // of each store, kept alive
-  std::vector<std::uint32_t> places_{0, 0};  // of prompt lookup, recycled logits and each store
-  OnlineCalibration before_;
-  TreeBuilder builder_;
-  std::uint64_t vocabulary_ = std::uint64_t{1} << 31;
-  std::vector<std::int32_t> order_;
-};
 
 // What sessions read of rows of most likely tokens, as the message TopK has it: int32[n, width], and the width.
 nb::tuple packed_top_k(const TopK::Values& values) {
@@ -322,6 +21,34 @@ nb::tuple packed_top_k(const TopK::Values& values) {
   return nb::make_tuple(bytes_of(out), width);
 }
 
+// What `NativeSession::draft` returns for each of different sessions, with `max_nodes` for each.
+nb::list draft_all(const std::vector<NativeSession*>& sessions, const std::vector<std::size_t>& max_nodes,
+                   bool is_chain) {
+  if (max_nodes.size() != sessions.size()) throw nb::value_error("of unequal length");
+  {
+    const nb::gil_scoped_release release;
+    std::vector<BatchDraft> drafts;
+    for (std::size_t i = 0; i < sessions.size(); ++i)
+      drafts.push_back({&sessions[i]->begin(), {max_nodes[i], is_chain ? Shape::kChain : Shape::kTree, {}}});
+    build_all(drafts);
+    for (NativeSession* session : sessions) session->end();
+  }
+  nb::list out;
+  for (const NativeSession* session : sessions) out.append(session->tree());
+  return out;
+}
+
+// What `NativeSession::accept` returns for each of different sessions. One after the other, so that what a shared
+// calibration learns does not depend on threads.
+std::vector<std::size_t> accept_all(const std::vector<NativeSession*>& sessions,
+                                    const std::vector<Array<std::int32_t>>& tokens) {
+  if (tokens.size() != sessions.size()) throw nb::value_error("of unequal length");
+  const nb::gil_scoped_release release;
+  std::vector<std::size_t> accepted;
+  for (std::size_t i = 0; i < sessions.size(); ++i) accepted.push_back(sessions[i]->append(tokens_of(tokens[i])));
+  return accepted;
+}
+
 }  // namespace
 
 void bind_sessions(nb::module_& module) {
@@ -329,6 +56,8 @@ void bind_sessions(nb::module_& module) {
   module.attr("TOKEN_MEMORY") = PromptLookup::kTokenMemory;
   module.attr("NODE_MEMORY") = sizeof(SourceEvidence);
   module.def("packed_top_k", &packed_top_k);
+  module.def("draft_all", &draft_all);
+  module.def("accept_all", &accept_all);
   nb::class_<RecycledLogits>(module, "NativeRecycledLogits")
       .def(nb::init<>())
       .def("__len__", &RecycledLogits::size)
@@ -342,9 +71,10 @@ void bind_sessions(nb::module_& module) {
       .def("prompt", &NativeSession::prompt, nb::arg("tokens"), nb::arg("top_k").none())
       .def("set_trees", &NativeSession::set_trees, nb::arg("index"), nb::arg("trees").none())
       .def("set_evidence", &NativeSession::set_evidence)
-      .def("draft", &NativeSession::draft)
+      .def("draft", &NativeSession::draft, nb::arg("max_nodes"), nb::arg("costs"), nb::arg("is_chain") = false)
       .def("draft_nodes", &NativeSession::draft_nodes)
-      .def("adopt", &NativeSession::adopt)
+      .def("adopt", &NativeSession::adopt, nb::arg("packed"), nb::arg("max_nodes"), nb::arg("vocabulary"),
+           nb::arg("is_chain") = false)
       .def("accept", &NativeSession::accept, nb::arg("tokens"), nb::arg("top_k").none(), nb::arg("node_top_k").none())
       .def("forget", &NativeSession::forget)
       .def("length", &NativeSession::length)
@@ -353,5 +83,7 @@ void bind_sessions(nb::module_& module) {
       .def("limit_suffix", &NativeSession::limit_suffix)
       .def("limit_tokens", &NativeSession::limit_tokens)
       .def("learn_online", &NativeSession::learn_online)
-      .def("recorded", &NativeSession::recorded);
+      .def("recorded", &NativeSession::recorded)
+      .def("time_stages", &NativeSession::time_stages)
+      .def("stage_seconds", &NativeSession::stage_seconds);
 }

@@ -35,121 +35,162 @@ struct Match {
   std::vector<Interval> intervals;  // of the suffixes that start with the match, one for each shard
 };
 
-// Finds the longest match of a context. Keeps its memory between calls; not thread-safe.
-//
-// Occurrence is monotone in suffix length, in all shards together and in each. The first round tries the short lengths,
-// which the keys alone mostly decide. Each further round narrows the gap between the longest length known to occur and
-// the shortest known not to, in the shards where no shorter suffix is known not to occur.
+// A context whose longest match is wanted.
+struct MatchQuery {
+  const std::vector<ShardView>* shards;
+  KeyTree* key_tree;
+  const Suffix* suffix;
+  Match* out;
+  std::uint32_t present = 0;  // a length known to occur; if no longer one does, `out` gets neither count nor intervals
+};
+
+// Finds the longest matches of contexts, which wait for memory together. Keeps its memory between calls; not
+// thread-safe.
 class Matcher {
  public:
   // The result is valid until the next call.
   const Match& longest(const std::vector<ShardView>& shards, KeyTree& key_tree, const Suffix& suffix) {
-    present_ = 0;
-    absent_ = suffix.length + 1;
-    absent_in_.assign(shards.size(), kMaxSuffix + 1);
-    searches_.clear();
-    best_ = {};
-    while (present_ + 1 < absent_) {
-      const std::size_t first = searches_.size();
-      plan(shards, suffix);
-      key_tree.descend(std::span(walks_.data(), probe_count_));
-      const auto round = std::span(searches_).subspan(first);
-      for (Search& search : round) search.keys_within(key_tree.places(walks_[search.group], place_of(search, shards)));
-      locate(round, probe_count_, occurs_);
-      learn(shards);
-    }
-    find_intervals(shards);
+    const MatchQuery query{&shards, &key_tree, &suffix, &match_};
+    longest(std::span(&query, 1));
     return match_;
   }
 
- private:
-  static constexpr std::size_t kProbes = 4;    // lengths tried in one round, at most
-  static constexpr std::size_t kInFlight = 8;  // searches in one round, about: more of them take longer
+  void longest(std::span<const MatchQuery> queries) {
+    searches_.clear();
+    if (contexts_.size() < queries.size()) contexts_.resize(queries.size());
+    const auto contexts = std::span(contexts_).first(queries.size());
+    for (std::size_t i = 0; i < queries.size(); ++i) contexts[i].begin(queries[i]);
+    for (;;) {
+      const std::size_t first = searches_.size();
+      std::size_t groups = 0;
+      for (LengthSearch& one : contexts) groups += one.plan(searches_, groups);
+      if (groups == 0) break;
+      locate(std::span(searches_).subspan(first), groups, occurs_);
+      for (LengthSearch& one : contexts) one.learn(searches_, occurs_);
+    }
+    find_intervals(contexts);
+  }
 
-  // A range of `searches_`.
+ private:
+  static constexpr std::size_t kProbes = 4;    // lengths of a context tried in one round, at most
+  static constexpr std::size_t kInFlight = 8;  // searches of a context in one round, about: more of them take longer
+
+  // A range of searches.
   struct Range {
     std::size_t begin = 0, end = 0;
   };
 
-  static std::size_t place_of(const Search& search, const std::vector<ShardView>& shards) {
-    return static_cast<std::size_t>(search.shard - shards.data());
-  }
+  // The search for the longest length that occurs.
+  //
+  // Occurrence is monotone in suffix length, in all shards together and in each. The first round tries the short
+  // lengths, which the keys alone mostly decide. Each further round narrows the gap between the longest length known to
+  // occur and the shortest known not to, in the shards where no shorter suffix is known not to occur.
+  struct LengthSearch {
+    MatchQuery query;
+    std::uint32_t present;                 // the longest length known to occur
+    std::uint32_t absent;                  // the shortest length known not to occur
+    std::vector<std::uint32_t> absent_in;  // the same of each shard
+    Range best;                            // the searches for the longest length known to occur
+    std::uint32_t probe_count;             // lengths tried in this round; of each:
+    std::size_t first_group;               // the number of the first of them
+    std::array<std::uint32_t, kProbes> lengths;
+    std::array<Range, kProbes> ranges;
 
-  // Append the searches of the next round: for each length to try, one in each shard where it may occur. Most matches
-  // are short: until a length fails, lengths grow by half of what is known to occur; after that they divide the gap
-  // evenly.
-  void plan(const std::vector<ShardView>& shards, const Suffix& suffix) {
-    const std::uint32_t gap = absent_ - present_ - 1;
-    const bool growing = absent_ > suffix.length;
-    const std::size_t probes = std::clamp<std::size_t>(kInFlight / shards.size(), 1, kProbes);
-    probe_count_ = std::min(gap, static_cast<std::uint32_t>(probes));
-    std::uint32_t length = present_;
-    for (std::uint32_t i = 0; i < probe_count_; ++i) {
-      if (!growing) length = present_ + ((i + 1) * (gap + 1) + probe_count_) / (probe_count_ + 1);
-      else if (present_ == 0 && probes == 1) length = std::min(3U, gap);
-      else length = std::min(length + std::max(1U, present_ / 2), absent_ - (probe_count_ - i));
-      lengths_[i] = length;
-      ranges_[i].begin = searches_.size();
-      const Search pattern(shards[0], suffix.last(length), length * suffix.width, i);
-      for (std::size_t s = 0; s < shards.size(); ++s)
-        if (length < absent_in_[s]) {
-          searches_.push_back(pattern);
-          searches_.back().shard = &shards[s];
-        }
-      ranges_[i].end = searches_.size();
-      walks_[i] = {pattern.least};
+    void begin(const MatchQuery& of) {
+      query = of;
+      present = query.present;
+      absent = query.suffix->length + 1;
+      absent_in.assign(query.shards->size(), kMaxSuffix + 1);
+      best = {};
     }
-  }
 
-  // Read the results of the searches that plan() appended.
-  void learn(const std::vector<ShardView>& shards) {
-    for (std::uint32_t i = probe_count_; i-- > 0;) {
-      for (std::size_t at = ranges_[i].begin; at < ranges_[i].end; ++at)
-        if (searches_[at].failed()) absent_in_[place_of(searches_[at], shards)] = lengths_[i];
-      if (occurs_[i]) {
-        present_ = lengths_[i];
-        best_ = ranges_[i];
-        return;
+    std::size_t place_of(const Search& search) const {
+      return static_cast<std::size_t>(search.shard - query.shards->data());
+    }
+
+    // Append the searches of the next round: for each length to try, one in each shard where it may occur. Most matches
+    // are short: until a length fails, lengths grow by half of what is known to occur; after that they divide the gap
+    // evenly. Returns the number of lengths; their groups count from `group` on.
+    std::size_t plan(std::vector<Search>& searches, std::size_t group) {
+      const std::vector<ShardView>& shards = *query.shards;
+      const std::uint32_t gap = absent - present - 1;
+      const bool growing = absent > query.suffix->length;
+      const std::size_t probes = std::clamp<std::size_t>(kInFlight / shards.size(), 1, kProbes);
+      probe_count = std::min(gap, static_cast<std::uint32_t>(probes));
+      first_group = group;
+      std::uint32_t length = present;
+      std::array<KeyTree::Walk, kProbes> walks{};
+      for (std::uint32_t i = 0; i < probe_count; ++i) {
+        if (!growing) length = present + ((i + 1) * (gap + 1) + probe_count) / (probe_count + 1);
+        else if (present == 0 && probes == 1) length = std::min(3U, gap);
+        else length = std::min(length + std::max(1U, present / 2), absent - (probe_count - i));
+        lengths[i] = length;
+        ranges[i].begin = searches.size();
+        const Search pattern(shards[0], query.suffix->last(length), length * query.suffix->width, group + i);
+        for (std::size_t s = 0; s < shards.size(); ++s)
+          if (length < absent_in[s]) {
+            searches.push_back(pattern);
+            searches.back().shard = &shards[s];
+          }
+        ranges[i].end = searches.size();
+        walks[i] = {pattern.least};
       }
-      absent_ = lengths_[i];
+      query.key_tree->descend(std::span(walks.data(), probe_count));
+      for (std::uint32_t i = 0; i < probe_count; ++i)
+        for (std::size_t at = ranges[i].begin; at < ranges[i].end; ++at)
+          searches[at].keys_within(query.key_tree->places(walks[i], place_of(searches[at])));
+      return probe_count;
     }
-  }
 
-  // Find the intervals of the longest length that occurs: first whether it occurs in the shards whose searches locate()
-  // left half-way, then where.
-  void find_intervals(const std::vector<ShardView>& shards) {
-    match_.length = present_;
-    match_.count = 0;
-    match_.intervals.assign(shards.size(), {});
-    const auto searches = std::span(searches_).subspan(best_.begin, best_.end - best_.begin);
-    finish(searches);
+    // Read the results of the searches that plan() appended.
+    void learn(std::span<const Search> searches, std::span<const std::uint8_t> occurs) {
+      for (std::uint32_t i = probe_count; i-- > 0;) {
+        for (std::size_t at = ranges[i].begin; at < ranges[i].end; ++at)
+          if (searches[at].failed()) absent_in[place_of(searches[at])] = lengths[i];
+        if (occurs[first_group + i]) {
+          present = lengths[i];
+          best = ranges[i];
+          return;
+        }
+        absent = lengths[i];
+      }
+    }
+  };
+
+  // Find the intervals of the longest lengths that occur: first whether they occur in the shards whose searches
+  // locate() left half-way, then where.
+  void find_intervals(std::span<const LengthSearch> contexts) {
+    wanted_.clear();
+    for (const LengthSearch& one : contexts)
+      for (std::size_t at = one.best.begin; at < one.best.end; ++at) wanted_.push_back(searches_[at]);
+    finish(wanted_);
     boundaries_.clear();
-    for (const Search& search : searches)
+    for (const Search& search : wanted_)
       if (search.found) {
         boundaries_.resize(boundaries_.size() + 2);
         interval_boundaries(search, boundaries_.data() + boundaries_.size() - 2);
       }
     find_boundaries(std::span(boundaries_));
     const Boundary* boundary = boundaries_.data();
-    for (const Search& search : searches)
-      if (search.found) {
+    const Search* search = wanted_.data();
+    for (const LengthSearch& one : contexts) {
+      Match& match = *one.query.out;
+      match.length = one.present;
+      match.count = 0;
+      match.intervals.assign(one.query.shards->size(), {});
+      for (std::size_t at = one.best.begin; at < one.best.end; ++at, ++search) {
+        if (!search->found) continue;
         const Interval interval{boundary[0].low, std::max(boundary[0].low, boundary[1].low)};
-        match_.intervals[place_of(search, shards)] = interval;
-        match_.count += interval.width();
+        match.intervals[one.place_of(*search)] = interval;
+        match.count += interval.width();
         boundary += 2;
       }
+    }
   }
 
-  std::uint32_t present_ = 0;             // the longest length known to occur
-  std::uint32_t absent_ = 0;              // the shortest length known not to occur
-  std::vector<std::uint32_t> absent_in_;  // the same of each shard
-  std::uint32_t probe_count_ = 0;         // lengths tried in this round; of each:
-  std::array<std::uint32_t, kProbes> lengths_{};
-  std::array<Range, kProbes> ranges_{};
-  std::array<KeyTree::Walk, kProbes> walks_{};
+  std::vector<LengthSearch> contexts_;
   std::vector<std::uint8_t> occurs_;
-  Range best_;  // the searches for the longest length known to occur
-  std::vector<Search> searches_;
+  std::vector<Search> searches_, wanted_;
   std::vector<Boundary> boundaries_;
   Match match_;
 };

@@ -374,7 +374,7 @@ class CandidateTable {
   std::size_t size_ = 0;
   std::array<std::uint8_t, CandidatePool::kMax> order_;     // rows of the pool, best first
   std::array<std::uint8_t, CandidatePool::kMax> places_{};  // of each row of the pool in that order
-  std::array<float, kFeatures * kCandidates> columns_{};
+  alignas(64) std::array<float, kFeatures * kCandidates> columns_{};
 };
 
 }  // namespace rest_store

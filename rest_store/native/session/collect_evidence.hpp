@@ -92,13 +92,12 @@ class EvidenceCollector {
     sources.present.assign(readers_.size(), true);
     sources.live.resize(readers_.size());
     for (std::size_t i = 0; i < readers_.size(); ++i) sources.live[i] = has_live_trees_ && readers_[i]->live();
-    children_.clear();
+    requests_.clear();
     for (std::size_t i = 0; i < readers_.size(); ++i)
-      if (open.parent < 0) readers_[i]->root(tail, sources.stores[i]);
-      else
-        children_.push_back({readers_[i], &source_evidence_[static_cast<std::size_t>(open.parent)].stores[i], tail,
-                             &sources.stores[i]});
-    EvidenceReader::read(children_);
+      requests_.push_back(
+          {readers_[i], open.parent < 0 ? nullptr : &source_evidence_[static_cast<std::size_t>(open.parent)].stores[i],
+           tail, &sources.stores[i]});
+    EvidenceReader::read(requests_);
     return sources;
   }
 
@@ -155,7 +154,7 @@ class EvidenceCollector {
   std::uint32_t pushed_ = 0;
   std::size_t left_ = 0;  // nodes still to be taken
   std::vector<Token> tail_;
-  std::vector<EvidenceReader::Child> children_;
+  std::vector<EvidenceReader::Request> requests_;
   CandidateTable candidates_;
 };
 

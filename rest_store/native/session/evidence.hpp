@@ -66,80 +66,49 @@ class EvidenceReader {
   std::uint32_t width() const { return shards_[0].width; }
   bool live() const { return live_; }  // whether the datastore holds what the target model wrote
 
-  // Read the evidence of the context that ends in `tail`, for the root of a tree.
-  void root(std::span<const Token> tail, Evidence& out) {
-    tail = in_vocabulary(tail);
-    if (tail.empty()) return out.clear();
-    Scratch& scratch = thread_scratch();
-    const Suffix suffix = suffix_of(tail);
-    scratch.clear();
-    const Missing missing = short_levels(tail, suffix, nullptr, out);
-    finish_searches();
-    queue(missing, out);
-    out.levels[0].clear();
-    out.levels[1].clear();
-    if (out.levels[2].length > 0) {
-      const Match& match = scratch.matcher.longest(shards_, key_tree_, suffix);
-      if (match.length > kShort) {
-        BackoffLevel& longest = out.levels[0];
-        longest.length = match.length;
-        longest.count = match.count;
-        longest.intervals = match.intervals;
-        queue(longest, kSamples);
-        if (longest.length >= kShort + 3) {
-          seek(suffix, longest.length > 9 ? 8 : longest.length - 2, out.levels[1]);
-          finish_searches();
-          queue(out.levels[1], kSamples);
-        }
-      }
-    }
-    scratch.reader.read(scratch.queries);
-    cache(tail, missing, out);
-  }
-
-  // A request for the evidence of the context that ends in `tail`: the context of `parent` and one more token.
-  struct Child {
+  // A request for the evidence of the context that ends in `tail`: the context of `parent` and one more token or,
+  // without a parent, the root of a tree.
+  struct Request {
     EvidenceReader* reader;
     const Evidence* parent;
     std::span<const Token> tail;
     Evidence* out;
   };
 
-  // Read the evidence of all `children`, which wait for memory together.
-  static void read(std::span<const Child> children) {
+  // Read the evidence of all `requests`, which wait for memory together.
+  static void read(std::span<const Request> requests) {
     Scratch& scratch = thread_scratch();
     scratch.clear();
-    scratch.children.clear();
-    scratch.children.reserve(children.size());  // searches point into them
-    scratch.longer.resize(std::max(scratch.longer.size(), children.size()));
-    for (std::size_t i = 0; i < children.size(); ++i) {
-      const auto& [reader, parent, whole, out] = children[i];
-      const std::span<const Token> tail = reader->in_vocabulary(whole);
-      scratch.children.push_back({tail, reader->suffix_of(tail), {}});
+    scratch.pending.clear();
+    scratch.pending.reserve(requests.size());  // searches point into them
+    scratch.longer.resize(std::max(scratch.longer.size(), requests.size()));
+    for (const Request& request : requests) {
+      const std::span<const Token> tail = request.reader->in_vocabulary(request.tail);
+      scratch.pending.push_back({tail, request.reader->suffix_of(tail), {}});
       for (std::uint32_t length = 1; length <= std::min<std::size_t>(kShort, tail.size()); ++length)
-        reader->prefetch_slot(short_suffix(tail.last(length)));
+        request.reader->prefetch_slot(short_suffix(tail.last(length)));
     }
-    for (std::size_t i = 0; i < children.size(); ++i) {
-      const auto& [reader, parent, whole, out] = children[i];
-      PendingChild& pending = scratch.children[i];
-      const std::span<const Token> tail = pending.tail;
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      const auto& [reader, parent, whole, out] = requests[i];
+      PendingRequest& pending = scratch.pending[i];
       for (BackoffLevel& level : scratch.longer[i]) level.clear();
-      if (tail.empty()) continue;
-      pending.missing = reader->short_levels(tail, pending.suffix, parent, *out);
-      for (std::size_t level = 0; level < kLonger; ++level) {
+      if (pending.tail.empty()) continue;
+      pending.missing = reader->short_levels(pending.tail, pending.suffix, parent, *out);
+      for (std::size_t level = 0; parent != nullptr && level < kLonger; ++level) {
         const BackoffLevel& from = parent->levels[level];
-        if (from.length == 0 || from.length >= std::min<std::size_t>(kLongest, tail.size())) continue;
+        if (from.length == 0 || from.length >= std::min<std::size_t>(kLongest, pending.tail.size())) continue;
         reader->narrow(from, pending.suffix, scratch.longer[i][level]);
       }
     }
     finish_searches();
-    for (std::size_t i = 0; i < children.size(); ++i) {
-      const auto& [reader, parent, whole, out] = children[i];
-      if (scratch.children[i].tail.empty()) {
+    read_roots(requests);
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      const auto& [reader, parent, whole, out] = requests[i];
+      if (scratch.pending[i].tail.empty()) {
         out->clear();
         continue;
       }
-      reader->queue(scratch.children[i].missing, *out);
+      reader->queue(scratch.pending[i].missing, *out);
       out->levels[0].clear();
       out->levels[1].clear();
       std::size_t filled = 0;
@@ -150,8 +119,8 @@ class EvidenceReader {
         }
     }
     scratch.reader.read(scratch.queries);
-    for (std::size_t i = 0; i < children.size(); ++i)
-      children[i].reader->cache(scratch.children[i].tail, scratch.children[i].missing, *children[i].out);
+    for (std::size_t i = 0; i < requests.size(); ++i)
+      requests[i].reader->cache(scratch.pending[i].tail, scratch.pending[i].missing, *requests[i].out);
   }
 
  private:
@@ -161,8 +130,8 @@ class EvidenceReader {
 
   using Missing = std::array<bool, kShort + 1>;  // by length: whether a short suffix is not in the cache
 
-  // A child whose searches have begun.
-  struct PendingChild {
+  // A request whose searches have begun.
+  struct PendingRequest {
     std::span<const Token> tail;
     Suffix suffix;
     Missing missing;
@@ -183,8 +152,10 @@ class EvidenceReader {
     std::vector<Boundary> boundaries;
     std::vector<PendingLevel> searched, narrowed;  // in whole shards; within known intervals
     std::vector<ContinuationQuery> queries;
-    std::vector<PendingChild> children;
-    std::vector<std::array<BackoffLevel, kLonger>> longer;  // of each child
+    std::vector<PendingRequest> pending;
+    std::vector<std::array<BackoffLevel, kLonger>> longer;  // levels above the short ones, of each request
+    std::vector<MatchQuery> matches;
+    std::vector<Match> longest;  // of each request, if it is of a root
 
     void clear() {
       searches.clear();
@@ -199,6 +170,34 @@ class EvidenceReader {
   [[gnu::noinline]] static Scratch& thread_scratch() {
     thread_local Scratch scratch;
     return scratch;
+  }
+
+  // Find the longest matches of the roots among `requests`, and a level between them and the short ones.
+  static void read_roots(std::span<const Request> requests) {
+    Scratch& scratch = thread_scratch();
+    scratch.matches.clear();
+    scratch.longest.resize(std::max(scratch.longest.size(), requests.size()));
+    const auto is_long = [&](std::size_t i) {  // whether a suffix longer than the short ones may occur
+      return requests[i].parent == nullptr && !scratch.pending[i].tail.empty() && requests[i].out->levels[2].length > 0;
+    };
+    for (std::size_t i = 0; i < requests.size(); ++i)
+      if (EvidenceReader& reader = *requests[i].reader; is_long(i))
+        scratch.matches.push_back(
+            {&reader.shards_, &reader.key_tree_, &scratch.pending[i].suffix, &scratch.longest[i], kShort});
+    if (scratch.matches.empty()) return;
+    scratch.matcher.longest(scratch.matches);
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      if (!is_long(i)) continue;
+      Match& match = scratch.longest[i];
+      if (match.length <= kShort) continue;
+      auto& [longest, middle, unused] = scratch.longer[i];
+      longest.length = match.length;
+      longest.count = match.count;
+      std::swap(longest.intervals, match.intervals);
+      if (match.length >= kShort + 3)
+        requests[i].reader->seek(scratch.pending[i].suffix, match.length > 9 ? 8 : match.length - 2, middle);
+    }
+    finish_searches();
   }
 
   // The last tokens that are all in this vocabulary.

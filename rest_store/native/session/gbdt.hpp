@@ -11,9 +11,11 @@
 #include <span>
 #include <vector>
 
-// Also compiled for wide registers, chosen at load time where the system supports that. Sums are the same, bit for bit.
+// Also compiled for wide registers, chosen at run time where the system supports that. Sums are the same, bit for bit.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__linux__)
-#define REST_STORE_WIDE __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#include <immintrin.h>
+#define REST_STORE_WIDE __attribute__((target_clones("arch=x86-64-v3", "default")))
+#define REST_STORE_AVX512 __attribute__((target("avx512f")))
 #else
 #define REST_STORE_WIDE
 #endif
@@ -50,7 +52,16 @@ struct Gbdt {
   }
 
   // Log odds of `kLanes` rows; `columns` holds feature f of row r at [f * stride + r].
-  REST_STORE_WIDE void evaluate(const float* columns, std::size_t stride, float* out) const {
+  void evaluate(const float* columns, std::size_t stride, float* out) const {
+#ifdef REST_STORE_AVX512
+    static const bool has_avx512 = __builtin_cpu_supports("avx512f") != 0;
+    if (has_avx512) return evaluate_in_registers(columns, stride, out);
+#endif
+    evaluate_in_memory(columns, stride, out);
+  }
+
+ private:
+  REST_STORE_WIDE void evaluate_in_memory(const float* columns, std::size_t stride, float* out) const {
     using Floats __attribute__((vector_size(4 * kLanes))) = float;
     using Places __attribute__((vector_size(4 * kLanes))) = std::int32_t;
     Floats sum = Floats{} + base;
@@ -67,6 +78,28 @@ struct Gbdt {
     }
     std::memcpy(out, &sum, sizeof sum);
   }
+
+#ifdef REST_STORE_AVX512
+  // The same with the leaves of a tree in four registers, from which all rows take theirs at once.
+  REST_STORE_AVX512 void evaluate_in_registers(const float* columns, std::size_t stride, float* out) const {
+    static_assert(kLanes == 16 && kGbdtDepth == 6);
+    __m512 sum = _mm512_set1_ps(base);
+    for (const ObliviousTree& tree : trees) {
+      __m512i leaf = _mm512_setzero_si512();
+      __mmask16 right = 0;
+      for (std::size_t level = 0; level < kGbdtDepth; ++level) {
+        const __m512 column = _mm512_loadu_ps(columns + tree.features[level] * stride);
+        right = _mm512_cmp_ps_mask(column, _mm512_set1_ps(tree.thresholds[level]), _CMP_GT_OQ);
+        leaf = _mm512_mask_or_epi32(leaf, right, leaf, _mm512_set1_epi32(1 << level));
+      }
+      const float* leaves = tree.leaves.data();
+      const __m512 low = _mm512_permutex2var_ps(_mm512_loadu_ps(leaves), leaf, _mm512_loadu_ps(leaves + 16));
+      const __m512 high = _mm512_permutex2var_ps(_mm512_loadu_ps(leaves + 32), leaf, _mm512_loadu_ps(leaves + 48));
+      sum = _mm512_add_ps(sum, _mm512_mask_blend_ps(right, low, high));  // `right`: of the last level, the highest bit
+    }
+    _mm512_storeu_ps(out, sum);
+  }
+#endif
 };
 
 // Of steps with frozen stores alone, and of those in which a live one takes part; without trees for these, a live store

@@ -6,7 +6,8 @@
 // whatever the length of the text.
 #pragma once
 
-#include <cmath>
+#include <bit>
+#include <utility>
 
 #include "session/continuations.hpp"
 
@@ -34,30 +35,25 @@ class PromptLookup {
   // The tokens so far are the prompt; the output follows.
   void end_prompt() { prompt_ = tokens_.size(); }
 
-  void append(Token token) {
-    tokens_.push_back(token);
-    for (std::size_t i = 0; i < kOrders.size(); ++i) {
-      if (tokens_.size() < kOrders[i]) {
-        orders_[i].before.push_back(0);
-        continue;
-      }
-      const std::uint64_t hash = key_of(std::span(tokens_).last(kOrders[i]));
-      orders_[i].before.push_back(orders_[i].swap_last(hash, static_cast<std::uint32_t>(tokens_.size())));
+  void append(std::span<const Token> tokens) {
+    const std::size_t from = tokens_.size();
+    tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
+    for (std::size_t i = 0; i < kOrders.size(); ++i) orders_[i].append(tokens_, from, kOrders[i]);
+    for (std::size_t i = from; i < tokens_.size(); ++i) {
+      const std::uint32_t before = orders_[0].before[i];
+      occurrence_.push_back(before == 0 ? 1 : occurrence_[before - 1] + 1);
     }
-    const std::uint32_t before = orders_[0].before.back();
-    occurrence_.push_back(before == 0 ? 1 : occurrence_[before - 1] + 1);
   }
 
   const std::vector<Token>& tokens() const { return tokens_; }
 
   // Most bytes that a token may take; tables are at most half full and double.
   static constexpr std::size_t kTokenMemory =
-      4 * sizeof(std::uint32_t) +
-      kOrders.size() * (2 * sizeof(std::uint32_t) + 4 * sizeof(std::pair<std::uint64_t, std::uint32_t>));
+      4 * sizeof(std::uint32_t) + kOrders.size() * (2 * sizeof(std::uint32_t) + 4 * 2 * sizeof(std::uint32_t));
 
   // How often `token` occurs, and how many tokens ago last.
   std::pair<std::uint32_t, std::uint32_t> occurrences(Token token) const {
-    const std::uint32_t end = orders_[0].last(key_of(std::span(&token, 1)));
+    const std::uint32_t end = orders_[0].last(tag_of(std::span(&token, 1)));
     if (end == 0) return {0, 0};
     return {occurrence_[end - 1], static_cast<std::uint32_t>(tokens_.size()) - end};
   }
@@ -76,53 +72,77 @@ class PromptLookup {
 
  private:
   static constexpr std::uint32_t kWalk = 24;      // occurrences seen of one suffix
+  static constexpr std::uint32_t kVisited = 256;  // among others, should a text be made of n-grams with the same tag
   static constexpr std::uint32_t kCompared = 48;  // tokens compared to tell the length of a match
 
-  // One suffix length: where each n-gram was last, as end position + 1 (0: nowhere), and where each was before.
+  // Of an n-gram. Different tokens have different tags; for longer n-grams, whoever reads them compares the tokens.
+  static std::uint32_t tag_of(std::span<const Token> tokens) {
+    if (tokens.size() == 1) return (tokens[0] * 0x9E3779B1U) ^ ((tokens[0] * 0x9E3779B1U) >> 15);
+    return static_cast<std::uint32_t>(hash_of(tokens, 0x243F6A8885A308D3ULL) >> 32);
+  }
+
+  // One suffix length: where each n-gram was last, as end position + 1, and where each was before (0: nowhere).
   struct Order {
+    struct Entry {
+      std::uint32_t tag = 0, end = 0;  // end 0: free
+    };
+
     std::vector<std::uint32_t> before;
-    std::vector<std::pair<std::uint64_t, std::uint32_t>> table =
-        std::vector<std::pair<std::uint64_t, std::uint32_t>>(64);
+    std::vector<Entry> table = std::vector<Entry>(64);
     std::size_t used = 0;
 
-    std::size_t slot(std::uint64_t hash) const {
-      std::size_t place = hash & (table.size() - 1);
-      while (table[place].second != 0 && table[place].first != hash) place = (place + 1) & (table.size() - 1);
+    std::size_t slot(std::uint32_t tag) const {
+      std::size_t place = tag & (table.size() - 1);
+      while (table[place].end != 0 && table[place].tag != tag) place = (place + 1) & (table.size() - 1);
       return place;
     }
 
-    std::uint32_t last(std::uint64_t hash) const { return table[slot(hash)].second; }
+    std::uint32_t last(std::uint32_t tag) const { return table[slot(tag)].end; }
 
-    std::uint32_t swap_last(std::uint64_t hash, std::uint32_t end) {
-      if (2 * (used + 1) > table.size()) {
-        std::vector<std::pair<std::uint64_t, std::uint32_t>> old(2 * table.size());
-        old.swap(table);
-        for (const auto& entry : old)
-          if (entry.second != 0) table[slot(entry.first)] = entry;
+    // Add the n-grams that end at the positions of `text` from `from` on; they wait for memory together.
+    void append(std::span<const Token> text, std::size_t from, std::size_t size) {
+      reserve(used + text.size() - from);
+      before.resize(text.size());
+      std::array<std::uint32_t, 32> tags;
+      for (std::size_t first = std::max(from, size - 1); first < text.size(); first += tags.size()) {
+        const std::size_t count = std::min(tags.size(), text.size() - first);
+        for (std::size_t i = 0; i < count; ++i) {
+          tags[i] = tag_of(text.subspan(first + i + 1 - size, size));
+          prefetch(&table[tags[i] & (table.size() - 1)]);
+        }
+        for (std::size_t i = 0; i < count; ++i) {
+          const auto end = static_cast<std::uint32_t>(first + i + 1);
+          Entry& entry = table[slot(tags[i])];
+          used += entry.end == 0;
+          before[end - 1] = std::exchange(entry, {tags[i], end}).end;
+        }
       }
-      auto& entry = table[slot(hash)];
-      const std::uint32_t before = entry.second;
-      used += before == 0;
-      entry = {hash, end};
-      return before;
+    }
+
+    // Make room for `count` n-grams: tables are at most half full and double.
+    void reserve(std::size_t count) {
+      if (2 * count <= table.size()) return;
+      std::vector<Entry> old(std::bit_ceil(2 * count));
+      old.swap(table);
+      for (const Entry& entry : old)
+        if (entry.end != 0) table[slot(entry.tag)] = entry;
     }
   };
-
-  static std::uint64_t key_of(std::span<const Token> tokens) { return hash_of(tokens, 0x243F6A8885A308D3ULL); }
 
   void walk(std::size_t order, int share, std::span<const Token> tail, PromptMatches& out) const {
     const std::uint32_t size = kOrders[order];
     const Order& links = orders_[order];
     float weight = 1, total = 0;
     std::uint32_t seen = 0;
-    for (std::uint32_t end = links.last(key_of(tail.last(size))); end != 0 && seen < kWalk;
-         end = links.before[end - 1]) {
+    std::uint32_t visited = 0;
+    for (std::uint32_t end = links.last(tag_of(tail.last(size))); end != 0 && seen < kWalk && visited < kVisited;
+         end = links.before[end - 1], ++visited) {
       if (end >= tokens_.size()) continue;  // nothing follows yet
       std::uint32_t length = 0;
       while (length < kCompared && length < end && length < tail.size() &&
              tokens_[end - 1 - length] == tail[tail.size() - 1 - length])
         ++length;
-      if (length < size) continue;  // another n-gram with the same hash
+      if (length < size) continue;  // another n-gram with the same tag
       ++seen;
       const Token token = tokens_[end];
       auto candidate = std::find_if(out.candidates.begin(), out.candidates.end(),

@@ -3,8 +3,11 @@
 #pragma once
 
 #include "session/acceptance.hpp"
+#include "session/chain_search.hpp"
+#include "session/draft_nodes.hpp"
 #include "session/evidence_rows.hpp"
 #include "session/frontier.hpp"
+#include "session/stage_clock.hpp"
 #include "session/tree_evidence.hpp"
 
 namespace rest_store {
@@ -12,47 +15,6 @@ namespace rest_store {
 constexpr std::size_t kWindow = 64;  // last tokens of a context that sources read
 constexpr float kMinScore = 1e-9F;   // of a node
 constexpr std::uint32_t kMaxTreeDepth = 48;
-
-struct DraftNode {
-  Token token;
-  std::int32_t parent;  // -1: child of the context
-  std::uint32_t depth;
-  std::uint32_t origins;
-  float score;        // probability that it is accepted
-  float probability;  // given that its parent is
-};
-
-// How many of `nodes`, in the order in which they were taken, make a step produce most tokens in its time; of equals
-// the fewest. `costs[n]` is the time of a step that verifies n nodes.
-inline std::size_t pruned_size(std::span<const DraftNode> nodes, std::span<const double> costs) {
-  double tokens = 1, best_rate = 0;
-  std::size_t best = 0;
-  for (std::size_t count = 0; count < costs.size() && count <= nodes.size(); ++count) {
-    if (count > 0) tokens += static_cast<double>(nodes[count - 1].score);
-    if (const double rate = tokens / costs[count]; rate > best_rate) {
-      best_rate = rate;
-      best = count;
-    }
-  }
-  return best;
-}
-
-// The order in which to verify nodes: the most probable path first, so that its KV cache entries are contiguous, then
-// the others as they were taken. Parents stay before their children.
-inline std::vector<std::int32_t> verification_order(std::span<const DraftNode> nodes) {
-  std::vector<std::int32_t> order;
-  std::vector<bool> on_path(nodes.size());
-  std::int32_t last = -1;
-  for (std::size_t i = 0; i < nodes.size(); ++i)  // of a node's children, the most probable was taken first
-    if (nodes[i].parent == last) {
-      last = static_cast<std::int32_t>(i);
-      order.push_back(last);
-      on_path[i] = true;
-    }
-  for (std::size_t i = 0; i < nodes.size(); ++i)
-    if (!on_path[i]) order.push_back(static_cast<std::int32_t>(i));
-  return order;
-}
 
 // A source with counts: a datastore in this process, or one whose evidence or trees are set for each step.
 struct Store {
@@ -89,6 +51,7 @@ class TreeBuilder {
   bool learns_online = true;
   bool records = false;
   std::size_t max_suffix = 16;  // of the context, for stores; below the root, the path is added
+  StageClock clock;
 
   Store& store(std::size_t place) { return stores_[place]; }
   std::size_t store_count() const { return stores_.size(); }
@@ -100,36 +63,69 @@ class TreeBuilder {
   }
   const std::vector<DraftNode>& nodes() const { return nodes_; }
 
-  // Build a tree of at most `max_nodes` nodes, in the order in which they are taken: by descending score, parents
-  // before children.
-  void build(std::size_t max_nodes) {
-    max_nodes_ = max_nodes;
+  // Build a tree, in the order in which nodes are taken: by descending score, parents before children; or a chain.
+  void build(const DraftLimits& limits) {
+    for (begin(limits); unfinished(); expand()) {
+      requests_.clear();
+      request(requests_);
+      EvidenceReader::read(requests_);
+      clock.count(nodes_.empty() ? Stage::kRoot : Stage::kBelow);
+    }
+  }
+
+  // The same in steps, so that the evidence of several builders is read together: while a builder is unfinished, read
+  // the evidence that it requests, and let it expand the next node.
+  void begin(const DraftLimits& limits) {
+    clock.start();
+    limits_ = limits;
     has_live_ = std::any_of(stores_.begin(), stores_.end(), [](const Store& store) {
       return store.present && store.reader != nullptr && store.reader->live();
     });
     nodes_.clear();
     frontier_.clear();
+    chain_.begin(std::min<std::size_t>(limits.max_nodes, kMaxTreeDepth), limits.costs);
     pushed_ = 0;
     expansions_ = 0;
     expansion_of_.clear();
     features_.clear();
     rows_.clear();
-    if (lookup.tokens().empty()) return;
-    expand(-1);
-    while (nodes_.size() < max_nodes && !frontier_.empty()) {
-      const Open best = frontier_.pop();
-      const std::uint32_t depth = best.parent < 0 ? 1 : node(best.parent).depth + 1;
-      nodes_.push_back({best.token, best.parent, depth, best.origins, best.score, best.probability});
-      expansion_of_.push_back(-1);
-      if (depth < kMaxTreeDepth && (records || frontier_.may_contribute(best.score, max_nodes - nodes_.size())))
-        expand(static_cast<std::int32_t>(nodes_.size()) - 1);
-    }
+    next_ = lookup.tokens().empty() ? kNowhere : kContext;
   }
 
-  // Keep only the first `count` nodes: the others are not verified.
-  void prune(std::size_t count) {
-    nodes_.resize(count);
-    expansion_of_.resize(count);
+  bool unfinished() const { return next_ != kNowhere; }
+
+  // Append the requests for what stores know of the next token after the place that is expanded next.
+  void request(std::vector<EvidenceReader::Request>& requests) {
+    const std::span<const Token> tail = tail_of(next_);
+    if (expansions_ == source_evidence_.size()) source_evidence_.emplace_back();
+    SourceEvidence& sources = source_evidence_[expansions_];
+    sources.stores.resize(stores_.size());
+    sources.present.resize(stores_.size());
+    sources.live.resize(stores_.size());
+    const std::size_t depth = next_ == kContext ? 0 : node(next_).depth;
+    const SourceEvidence* above =
+        next_ == kContext ? nullptr : &source_evidence_[static_cast<std::size_t>(expansion_of(node(next_).parent))];
+    const std::span<const Token> suffix = tail.last(std::min(tail.size(), max_suffix + depth));
+    for (std::size_t i = 0; i < stores_.size(); ++i) {
+      Store& store = stores_[i];
+      EvidenceReader* reader = store.reader;
+      Evidence& evidence = sources.stores[i];
+      sources.present[i] = store.present;
+      sources.live[i] = reader != nullptr && reader->live() && (records || !trees_.live.trees.empty());
+      if (!store.present) evidence.clear();
+      else if (reader == nullptr) sources.present[i] = store.evidence_after(tail.last(depth), evidence);
+      else requests.push_back({reader, above == nullptr ? nullptr : &above->stores[i], suffix, &evidence});
+    }
+    clock.count(Stage::kSearch);
+  }
+
+  // Weigh the candidates for that place, and choose the one to be expanded next.
+  void expand() {
+    const std::size_t first = rows_.size();
+    weigh();
+    if (limits_.shape == Shape::kTree) grow_tree(first);
+    else grow_chain(first);
+    clock.count(Stage::kSearch);
   }
 
   // Take a tree that was built elsewhere, parents before children, as the one drafted last.
@@ -156,18 +152,16 @@ class TreeBuilder {
     const bool drafted = expansions_ > 0 || !nodes_.empty();
     bool on_tree = drafted;
     std::size_t depth = 0;
-    for (const Token token : tokens) {
-      if (on_tree) {
-        if (expansions_ > 0) learn(place, token);  // else built elsewhere, where it is learnt from
-        std::int32_t next = -1;
-        for (std::size_t i = 0; i < nodes_.size() && next < 0; ++i)
-          if (nodes_[i].parent == place && nodes_[i].token == token) next = static_cast<std::int32_t>(i);
-        on_tree = next >= 0;
-        place = next;
-        depth += on_tree;
-      }
-      lookup.append(token);
+    for (std::size_t i = 0; i < tokens.size() && on_tree; ++i) {
+      if (expansions_ > 0) learn(place, tokens[i]);  // else built elsewhere, where it is learnt from
+      std::int32_t next = -1;
+      for (std::size_t node = 0; node < nodes_.size() && next < 0; ++node)
+        if (nodes_[node].parent == place && nodes_[node].token == tokens[i]) next = static_cast<std::int32_t>(node);
+      on_tree = next >= 0;
+      place = next;
+      depth += on_tree;
     }
+    lookup.append(tokens);
     if (drafted) mean_accepted_ += 0.2F * (static_cast<float>(depth) - mean_accepted_);
     forget();
     return depth;
@@ -183,20 +177,29 @@ class TreeBuilder {
   Recorded take_recorded() { return std::exchange(recorded_, {}); }
 
  private:
+  static constexpr std::int32_t kContext = -1, kNowhere = -2;  // places that are no nodes
+
+  // A candidate that may become a node.
   struct Open {
     float score;
     std::uint32_t number;
-    Token token;
+    std::size_t row;
     std::int32_t parent;
-    std::uint32_t origins;
-    float probability;
   };
+  // A candidate.
   struct Row {
     std::uint32_t expansion;
     Token token;
-    float probability;
     std::uint32_t origins;
+    float probability;  // that it comes next
+    float score;        // that the path up to it is accepted
   };
+
+  // Not inlined: otherwise the compiler looks up the thread's object at every use.
+  [[gnu::noinline]] static CandidateTable& thread_table() {
+    thread_local CandidateTable table;
+    return table;
+  }
 
   const DraftNode& node(std::int32_t place) const { return nodes_[static_cast<std::size_t>(place)]; }
 
@@ -205,63 +208,105 @@ class TreeBuilder {
     return place < 0 ? 0 : expansion_of_[static_cast<std::size_t>(place)];
   }
 
-  // Read the evidence of every store after `tail`, which ends `depth` tokens below the root; `above` is the parent's.
-  void read_stores(const SourceEvidence* above, std::span<const Token> tail, std::size_t depth, SourceEvidence& out) {
-    children_.clear();
-    for (std::size_t i = 0; i < stores_.size(); ++i) {
-      Store& store = stores_[i];
-      const std::span<const Token> suffix = tail.last(std::min(tail.size(), max_suffix + depth));
-      if (!store.present) out.stores[i].clear();
-      else if (store.reader == nullptr) out.present[i] = store.evidence_after(tail.last(depth), out.stores[i]);
-      else if (above == nullptr) store.reader->root(suffix, out.stores[i]);
-      else children_.push_back({store.reader, &above->stores[i], suffix, &out.stores[i]});
-    }
-    EvidenceReader::read(children_);
-  }
-
-  // Ask all sources what follows node `place`, or the context, and push the candidates.
-  void expand(std::int32_t place) {
-    const std::span<const Token> tail = tail_of(place);
-    if (expansions_ == source_evidence_.size()) source_evidence_.emplace_back();
+  // Ask all sources for the candidates after the place that is expanded next, and append their rows.
+  void weigh() {
+    const std::span<const Token> tail = tail_of(next_);
     SourceEvidence& sources = source_evidence_[expansions_];
-    sources.stores.resize(stores_.size());
-    sources.present.resize(stores_.size());
-    sources.live.resize(stores_.size());
-    for (std::size_t i = 0; i < stores_.size(); ++i) {
-      const EvidenceReader* reader = stores_[i].reader;
-      sources.present[i] = stores_[i].present;
-      sources.live[i] = reader != nullptr && reader->live() && (records || !trees_.live.trees.empty());
-    }
     if (use_lookup) lookup.find(tail, sources.lookup);
+    clock.count(Stage::kText);
     if (recycled != nullptr) sources.recycled = recycled->find(tail);
+    clock.count(Stage::kLogits);
     NodeFeatures features;
     features.mean_accepted = mean_accepted_;
-    if (place < 0) {
-      read_stores(nullptr, tail, 0, sources);
-    } else {
-      const DraftNode& parent = node(place);
-      const auto above = static_cast<std::size_t>(expansion_of(parent.parent));
-      read_stores(&source_evidence_[above], tail, parent.depth, sources);
+    if (next_ != kContext) {
+      const DraftNode& parent = node(next_);
       features.depth = static_cast<float>(parent.depth);
       features.score = parent.score;
       features.probability = parent.probability;
-      expansion_of_[static_cast<std::size_t>(place)] = static_cast<std::int32_t>(expansions_);
+      expansion_of_[static_cast<std::size_t>(next_)] = static_cast<std::int32_t>(expansions_);
     }
-    const std::size_t limit = features.score >= kProbable && max_nodes_ > 16 ? kCandidates : kLanes;
-    candidates_.fill(sources, hit_rates_, features, lookup, limit);
+    const bool is_wide = features.score >= kProbable && limits_.max_nodes > 16 && limits_.shape == Shape::kTree;
+    CandidateTable& candidates = thread_table();
+    candidates.fill(sources, hit_rates_, features, lookup, is_wide ? kCandidates : kLanes);
+    clock.count(Stage::kCandidates);
     const std::array<float, kCandidates> probabilities =
-        acceptance_probabilities(candidates_, trees_.of(has_live_), online);
-    for (std::size_t row = 0; row < candidates_.size(); ++row) {
-      const Token token = candidates_.token(row);
-      const std::uint32_t origins = candidates_.origins(row);
-      const float probability = probabilities[row], score = features.score * probability;
-      if (score >= std::max(frontier_.cutoff(), kMinScore))
-        frontier_.push({score, pushed_++, token, place, origins, probability});
-      rows_.push_back({static_cast<std::uint32_t>(expansions_), token, probability, origins});
+        acceptance_probabilities(candidates, trees_.of(has_live_), online);
+    for (std::size_t row = 0; row < candidates.size(); ++row) {
+      const float probability = probabilities[row];
+      rows_.push_back({static_cast<std::uint32_t>(expansions_), candidates.token(row), candidates.origins(row),
+                       probability, features.score * probability});
       if (records)
-        for (std::size_t i = 0; i < kFeatures; ++i) features_.push_back(candidates_.feature(row, i));
+        for (std::size_t i = 0; i < kFeatures; ++i) features_.push_back(candidates.feature(row, i));
     }
     ++expansions_;
+    clock.count(Stage::kCalibration);
+  }
+
+  // Make the candidate of a row the next node, below `parent`.
+  void take(std::size_t row, std::int32_t parent) {
+    const Row& candidate = rows_[row];
+    const std::uint32_t depth = parent < 0 ? 1 : node(parent).depth + 1;
+    nodes_.push_back({candidate.token, parent, depth, candidate.origins, candidate.score, candidate.probability});
+    expansion_of_.push_back(-1);
+  }
+
+  // Take nodes, of the candidates from row `first` on and those before, up to the next that has to be expanded.
+  void grow_tree(std::size_t first) {
+    for (std::size_t row = first; row < rows_.size(); ++row)
+      if (const float score = rows_[row].score; score >= std::max(frontier_.cutoff(), kMinScore))
+        frontier_.push({score, pushed_++, row, next_});
+    while (nodes_.size() < limits_.max_nodes && !frontier_.empty()) {
+      const Open best = frontier_.pop();
+      take(best.row, best.parent);
+      if (const DraftNode& node = nodes_.back();
+          node.depth < kMaxTreeDepth &&
+          (records || frontier_.may_contribute(node.score, limits_.max_nodes - nodes_.size()))) {
+        next_ = static_cast<std::int32_t>(nodes_.size()) - 1;
+        return;
+      }
+    }
+    next_ = kNowhere;
+    if (!limits_.costs.empty()) cut(pruned_size(nodes_, limits_.costs));
+  }
+
+  // Keep only the first `count` nodes: the others are not verified.
+  void cut(std::size_t count) {
+    nodes_.resize(count);
+    expansion_of_.resize(count);
+  }
+
+  // The same for a chain.
+  void grow_chain(std::size_t first) {
+    const std::size_t depth = next_ == kContext ? 1 : node(next_).depth + 1;
+    for (std::size_t row = first; row < rows_.size(); ++row)
+      if (rows_[row].score >= kMinScore) chain_.add(next_, row, depth, rows_[row].score);
+    if (const std::optional<ChainEnd> end = chain_.next(expansions_)) {
+      take(end->row, end->parent);
+      next_ = static_cast<std::int32_t>(nodes_.size()) - 1;
+      return;
+    }
+    next_ = kNowhere;
+    keep_chain();
+  }
+
+  // Keep only the nodes of the best chain.
+  void keep_chain() {
+    const std::vector<DraftNode> nodes = std::exchange(nodes_, {});
+    const std::vector<std::int32_t> expansions = std::exchange(expansion_of_, {});
+    if (!chain_.best()) return;
+    const auto& [rate, number, parent, row, length] = *chain_.best();
+    std::vector<std::size_t> path;
+    for (std::int32_t place = parent; place >= 0; place = nodes[static_cast<std::size_t>(place)].parent)
+      path.push_back(static_cast<std::size_t>(place));
+    for (std::size_t i = path.size(); i-- > 0;) {
+      nodes_.push_back(nodes[path[i]]);
+      nodes_.back().parent = static_cast<std::int32_t>(nodes_.size()) - 2;
+      expansion_of_.push_back(expansions[path[i]]);
+    }
+    take(row, static_cast<std::int32_t>(nodes_.size()) - 1);
+    for (std::size_t place = 0; place < nodes.size(); ++place)  // the last one, if it was looked past
+      if (nodes[place].parent == parent && nodes[place].token == rows_[row].token)
+        expansion_of_.back() = expansions[place];
   }
 
   // `token` came after node `place`, or after the context.
@@ -299,16 +344,18 @@ class TreeBuilder {
   std::vector<DraftNode> nodes_;
   std::vector<std::int32_t> expansion_of_;  // of each node; -1: not expanded
   Frontier<Open> frontier_;
+  ChainSearch chain_;
   std::vector<SourceEvidence> source_evidence_;
-  std::size_t expansions_ = 0, max_nodes_ = 0;
+  DraftLimits limits_{};
+  std::int32_t next_ = kNowhere;  // the place that is expanded next
+  std::size_t expansions_ = 0;
   std::uint32_t pushed_ = 0;
   std::vector<Row> rows_;        // the candidates of all expansions
   std::vector<float> features_;  // theirs, if they are recorded
   Recorded recorded_;
 
   std::vector<Token> tail_;
-  std::vector<EvidenceReader::Child> children_;
-  CandidateTable candidates_;
+  std::vector<EvidenceReader::Request> requests_;
 };
 
 }  // namespace rest_store

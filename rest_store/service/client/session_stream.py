@@ -85,6 +85,7 @@ class SessionStream(GenerationStream[StreamCall]):
         self._costs: npt.NDArray[np.float64] | None = None  # sent last
         self._datastores = 0  # that answer it
         self._is_late = False  # whether the answer to the last message is still to come
+        self._sent: tuple[RetryPolicy[Any], float] | None = None  # of a step whose message was sent ahead; its deadline
 
     def open(self, text: Text) -> None:
         """Open the session ahead of its first step, as `RemoteSession.open`, at a service that is known to answer."""
@@ -112,24 +113,47 @@ class SessionStream(GenerationStream[StreamCall]):
             node_top_k = None  # of a tree that the next call knows nothing of
         self._next.accepted.add(tokens=tokens.tolist(), top_k=_top_k(top_k), node_top_k=_top_k(node_top_k))
 
+    def send(self, text: Text, max_nodes: int, costs: npt.NDArray[np.float64] | None, *, timeout: float | None) -> bool:
+        """Send the message of the next step ahead, as `RemoteSession.send`, to a service that is known to answer."""
+        if self._sent is not None:  # and nobody has waited for the answer
+            self._sent, self._is_late = None, True
+        endpoint = self._endpoints.healthy if self._call is None else self._endpoint
+        if endpoint is None or endpoint.circuit.is_open or self._closed or self._is_late or not self._codec.is_known:
+            return False
+        self._endpoints.require_one()
+        if not self._is_open and not self._runs_here(text):
+            return False
+        seconds = self._timeout if timeout is None else min(timeout, self._timeout)
+        policy = RetryPolicy(self._endpoints, seconds, endpoint)
+        ends = time.monotonic() + policy.allowance()
+        self._send_step(policy.endpoint, text, max_nodes, costs)
+        self._sent = policy, ends
+        return True
+
     def draft(
         self, text: Text, max_nodes: int, costs: npt.NDArray[np.float64] | None, *, timeout: float | None
     ) -> RemoteTree | None:
         """Return the tree of the next step, as `RemoteSession.draft`."""
         seconds = self._timeout if timeout is None else min(timeout, self._timeout)
         ends = time.monotonic() + seconds
-        if self._needs_description and seconds:
+        sent, self._sent = self._sent, None
+        if sent is None and self._needs_description and seconds:
             self._info(timeout=seconds)
         has_answered = self._datastores > 0
         try:
             with self._endpoints.counters.failures:
                 if self._closed:
                     raise ServiceUnavailableError("client: the session is closed")
-                self._catch_up()
-                self._endpoints.require_one()
-                if not self._is_open and not self._runs_here(text):
-                    return None
-                policy = RetryPolicy(self._endpoints, ends - time.monotonic(), self._endpoint)
+                if sent is not None:
+                    policy, sent_ends = sent
+                    if (tree := self._answer_to_sent(policy, sent_ends)) is not None:
+                        return tree
+                else:
+                    self._catch_up()
+                    self._endpoints.require_one()
+                    if not self._is_open and not self._runs_here(text):
+                        return None
+                    policy = RetryPolicy(self._endpoints, ends - time.monotonic(), self._endpoint)
                 return policy.call(
                     lambda endpoint, left: self._attempt(endpoint, text, max_nodes, costs, time.monotonic() + left)
                 )
@@ -179,6 +203,16 @@ class SessionStream(GenerationStream[StreamCall]):
             self._drop()
             raise
 
+    def _answer_to_sent(self, policy: RetryPolicy[Any], ends: float) -> RemoteTree | None:
+        """Return the answer to a message that was sent ahead; None if the step is to be attempted again."""
+        try:
+            tree = self._receive(policy.endpoint, ends)
+        except RestStoreError as error:
+            time.sleep(policy.failed(error))
+            return None
+        policy.succeeded()
+        return tree
+
     def _attempt(
         self,
         endpoint: Endpoint[Any],
@@ -187,12 +221,24 @@ class SessionStream(GenerationStream[StreamCall]):
         costs: npt.NDArray[np.float64] | None,
         ends: float,
     ) -> RemoteTree:
+        self._send_step(endpoint, text, max_nodes, costs)
+        return self._receive(endpoint, ends)
+
+    def _send_step(
+        self, endpoint: Endpoint[Any], text: Text, max_nodes: int, costs: npt.NDArray[np.float64] | None
+    ) -> None:
         try:
             if self._next.ByteSize() > self._codec.max_request_bytes // 2:
                 self._drop()
-            call = self._call_at(endpoint)
-            self._send(call, self._message(text, max_nodes, costs))
-            answer = call.receive(ends)
+            self._send(self._call_at(endpoint), self._message(text, max_nodes, costs))
+        except BaseException:
+            self._drop()
+            raise
+
+    def _receive(self, endpoint: Endpoint[Any], ends: float) -> RemoteTree:
+        try:
+            assert self._call is not None  # a message has been sent
+            answer = self._call.receive(ends)
             if answer is None:
                 self._is_late = True
                 raise DeadlineError(f"{endpoint.target}: service did not answer before the deadline")
@@ -262,6 +308,7 @@ class SessionStream(GenerationStream[StreamCall]):
         self._is_open, self._next, self._costs = False, pb.DraftSessionRequest(), None
         self._datastores = 0
         self._is_late = False
+        self._sent = None
 
     def close(self) -> None:
         """End the session for good. May be called again."""

@@ -1,0 +1,163 @@
+"""Batches of draft sessions: a step of all of them in one call of the kernel, on all cores."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import cast
+
+from rest_store.datastore.kernel import native_session_kernel
+from rest_store.datastore.store import Store
+from rest_store.datastore.tree import TokenTree
+from rest_store.datastore.validation import IntSequence
+from rest_store.drafting.arguments import is_chain, node_limit, tokens_of
+from rest_store.drafting.external_sources import Drop
+from rest_store.drafting.kernel_session import NO_COSTS, Drafted, follow_changes
+from rest_store.drafting.session import DraftSession
+from rest_store.errors import (
+    BatchError,
+    DatastoreClosedError,
+    DatastoreUnavailableError,
+    EmptyContextError,
+    describe,
+)
+
+
+def draft_all(
+    sessions: Sequence[DraftSession], max_nodes: int | Sequence[int] = 16, *, shape: str = "tree"
+) -> list[TokenTree]:
+    """Return the next draft of each session: what its `draft` alone would return.
+
+    Sessions in this process are drafted by one call of the kernel, which uses all cores without the GIL. Services are
+    asked for those that they run all at once, as are sources of sessions with a `source_timeout`; other external
+    sources are asked one after the other.
+
+    Args:
+        sessions: different ones. They may share sources and a calibration, which learns in `accept_all` only.
+        max_nodes: most draft tokens of each, or one number for each session, 0..1024.
+        shape: as of `DraftSession.draft`.
+
+    Raises:
+        BatchError: a session is given twice, something is no session, or there are not as many numbers as sessions.
+        LimitError: `max_nodes` out of range, or an unknown `shape`.
+        SessionClosedError: a session is closed.
+
+    With an error nothing has been asked. Waits at most the longest `source_timeout` of all sessions. Interrupts pass
+    through as in `DraftSession.draft`; all sessions are then as they were before.
+    """
+    _require_sessions("draft_all", sessions)
+    limits = _node_limits(max_nodes, len(sessions))
+    chain = is_chain(shape)
+    try:
+        return _draft_all(sessions, limits, chain)
+    except BaseException:
+        for session in sessions:
+            session._native.forget()
+        raise
+
+
+def accept_all(sessions: Sequence[DraftSession], tokens: Sequence[IntSequence]) -> None:
+    """Append what the target model produced to each session, as `DraftSession.accept`.
+
+    Args:
+        sessions: different ones.
+        tokens: of each session: 1-D integers, at least one.
+
+    Raises:
+        BatchError: a session is given twice, something is no session, or there are not as many `tokens`.
+        ContextTypeError, EmptyContextError, TokenRangeError: one of `tokens` is not as above.
+        SessionClosedError: a session is closed.
+
+    With an error nothing has been appended. What a shared calibration learns does not depend on threads: sessions are
+    learnt from in their order.
+    """
+    _require_sessions("accept_all", sessions)
+    if len(tokens) != len(sessions):
+        raise BatchError(describe("accept_all", "number of tokens", len(tokens), f"{len(sessions)}, as of sessions"))
+    arrays = [tokens_of("tokens", one) for one in tokens]
+    if not all(array.size for array in arrays):
+        raise EmptyContextError(describe("accept_all", "tokens of a session", "empty", "at least one token"))
+    accepted = native_session_kernel().accept_all([session._native for session in sessions], arrays)
+    for session, array, count in zip(sessions, arrays, accepted, strict=True):
+        session._appended(array, count)
+
+
+def _require_sessions(where: str, sessions: Sequence[DraftSession]) -> None:
+    for session in sessions:
+        if not isinstance(session, DraftSession):
+            raise BatchError(describe(where, "session", f"a {type(session).__name__}", "a DraftSession"))
+        session._require_open(where)
+    if len({id(session) for session in sessions}) < len(sessions):
+        raise BatchError(describe(where, "session", "given twice", "different sessions"))
+
+
+def _node_limits(max_nodes: int | Sequence[int], count: int) -> list[int]:
+    if not hasattr(max_nodes, "__len__"):
+        return [node_limit(max_nodes)] * count
+    limits = [node_limit(one) for one in cast("Sequence[int]", max_nodes)]
+    if len(limits) != count:
+        raise BatchError(describe("draft_all", "number of max_nodes", len(limits), f"{count}, as of sessions"))
+    return limits
+
+
+def _draft_all(sessions: Sequence[DraftSession], limits: Sequence[int], chain: bool) -> list[TokenTree]:
+    """Ask elsewhere first, draft what is here meanwhile, then wait for the answers."""
+    drops: dict[int, list[Drop]] = {}
+    drafts: dict[int, Drafted] = {}
+
+    def receive(i: int) -> None:
+        drafted, drops[i] = sessions[i]._receive(limits[i], NO_COSTS, chain)
+        if drafted is not None:
+            drafts[i] = drafted
+
+    here, elsewhere = set(range(len(sessions))), [i for i, session in enumerate(sessions) if session._asks_elsewhere]
+    if not elsewhere:
+        drafts = _drafted_here(sessions, limits, chain, here)
+    else:
+        unsent = [i for i in elsewhere if not sessions[i]._send(limits[i], NO_COSTS)]
+        # What could not be sent waits, for a connection perhaps: on threads, so that no session waits for another.
+        with ThreadPoolExecutor(max(1, len(unsent)), "rest-store-batch") as threads:
+            waiting = [threads.submit(receive, i) for i in unsent]
+            drafts |= _drafted_here(sessions, limits, chain, here.difference(elsewhere))
+            for i in elsewhere:
+                if i not in unsent:
+                    receive(i)
+            for one in waiting:
+                one.result()
+        drafts |= _drafted_here(sessions, limits, chain, [i for i in elsewhere if i not in drafts])
+    return [session._finish(drafts[i], drops.get(i, ())) for i, session in enumerate(sessions)]
+
+
+def _drafted_here(
+    sessions: Sequence[DraftSession], limits: Sequence[int], chain: bool, chosen: Collection[int]
+) -> dict[int, Drafted]:
+    """Return what the kernel drafts for the `chosen` sessions."""
+    stores: set[Store] = set()
+    for i in chosen:
+        opened = sessions[i]._datastores.values()
+        follow_changes(sessions[i]._native, opened)
+        stores.update(one.store for one in opened)
+    drafted = _drafted_by_kernel(sessions, limits, chain, chosen)
+    if not all(map(_is_readable, stores)):
+        again = [i for i in chosen if sessions[i]._leave_out_unreadable()]
+        drafted |= _drafted_by_kernel(sessions, limits, chain, again)
+    return drafted
+
+
+def _drafted_by_kernel(
+    sessions: Sequence[DraftSession], limits: Sequence[int], chain: bool, chosen: Collection[int]
+) -> dict[int, Drafted]:
+    if not chosen:
+        return {}
+    draft = native_session_kernel().draft_all
+    return dict(
+        zip(chosen, draft([sessions[i]._native for i in chosen], [limits[i] for i in chosen], chain), strict=True)
+    )
+
+
+def _is_readable(store: Store) -> bool:
+    try:
+        store.require_readable()
+    except (DatastoreClosedError, DatastoreUnavailableError):
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""Drafting inside serving engines: one package for each engine, and beside them what knows nothing of any."""

@@ -1,0 +1,327 @@
+"""Drafts for the batch of a serving engine: whatever happens, the engine gets lists of tokens."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rest_store.datastore.tree import TokenTree
+from rest_store.drafting.batch import accept_all, draft_all
+from rest_store.drafting.output_document import OutputDocument
+from rest_store.drafting.remembering import RememberCounts, remember
+from rest_store.drafting.session import DraftSession
+from rest_store.engines.counters import Counters, Figures
+from rest_store.engines.goodput import Goodput
+from rest_store.engines.preloading import preload
+from rest_store.engines.row_sessions import RowSession, RowSessions, Tokens
+from rest_store.engines.sources import EngineSources
+from rest_store.errors import TokenRangeError, describe
+
+_TEND_SECONDS = 0.5  # between looks at what has ended
+
+
+_EMPTY = TokenTree([], [], [], scores=[], origins=[])
+
+
+class _Asked(NamedTuple):
+    """A row whose session is asked.
+
+    Attributes:
+        row: the row's text.
+        session: its session.
+        new: int32[n], tokens that the session does not have yet.
+    """
+
+    row: RowSession
+    session: DraftSession
+    new: Tokens
+
+
+class _Drafted(NamedTuple):
+    """The draft tokens that the engine was given last, those of all rows one after the other.
+
+    Attributes:
+        sessions: those that drafted.
+        owners: int[n], the place of each draft token's session among them.
+        places: int[n], of each in its row's draft.
+        origins: uint8[n], the sources that proposed it.
+    """
+
+    sessions: list[RowSession]
+    owners: npt.NDArray[np.int64]
+    places: npt.NDArray[np.int64]
+    origins: npt.NDArray[np.uint8]
+
+
+class BatchDrafter:
+    """Draft tokens for each row of a batch, as many as pay, from sessions that follow the rows.
+
+    Args:
+        sources: what sessions draft from; closed with this.
+        most: draft tokens of a row.
+        longest: tokens of the longest row that the engine allows.
+        vocabulary_size: token ids of the model.
+        log: is told of each kind of error once.
+        clock: seconds that pass.
+
+    Thread-safe. `tend` is called by a thread of its own, until `close`.
+    """
+
+    def __init__(
+        self,
+        sources: EngineSources,
+        *,
+        most: int,
+        longest: int,
+        vocabulary_size: int,
+        log: logging.Logger,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._sources = sources
+        self._most = most
+        self._longest = longest
+        self._vocabulary_size = vocabulary_size
+        self._log = log
+        self._clock = clock
+        self._counters = Counters(sources.labels, most)
+        self._rows = RowSessions(self._open_session)
+        self._goodput = Goodput()
+        self._drafted: _Drafted | None = None
+        self._returned: float | None = None  # when the latest call did; None: the next interval is not a step's
+        self._lock = threading.RLock()
+        self._listeners: list[Callable[[Figures], None]] = []
+        self._closed = threading.Event()
+        keeper = threading.Thread(target=_keep, args=(weakref.ref(self), self._closed), name="rest-store", daemon=True)
+        keeper.start()
+
+    def warm_up(self) -> None:
+        """Read the datastores, so that the first requests do not wait for disks; bounded in time and memory."""
+        try:
+            began = time.monotonic()
+            touched, total = preload(self._sources.stores)
+            seconds = time.monotonic() - began
+            self._log.info("rest-store: read %.0f of %.0f MB in %.1f s", touched / 1e6, total / 1e6, seconds)
+        except Exception as error:
+            self._say("preload", error)
+
+    def propose(
+        self, sampled: Sequence[Sequence[int]], lengths: npt.NDArray[np.integer[Any]], tokens: Tokens
+    ) -> list[list[int]]:
+        """Return the draft tokens of each row for the next step. Raises nothing but interrupts.
+
+        Args:
+            sampled: for each row what the model has just produced; empty while its prompt is being read.
+            lengths: int[B], tokens that each row holds, with those in `sampled`.
+            tokens: int32[B, n], the rows.
+
+        Returns:
+            A list for each of `sampled`, of at most `most` tokens, within the vocabulary and the longest length.
+        """
+        began = self._clock()
+        drafts: list[list[int]] = [[] for _ in sampled]
+        try:
+            with self._lock:
+                self._propose(sampled, lengths, tokens, began, drafts)
+        except Exception as error:
+            self._start_over(error)
+            drafts = [[] for _ in sampled]
+        self._returned = self._clock()
+        self._counters.calls += 1
+        self._counters.seconds += self._returned - began
+        return drafts
+
+    def _propose(
+        self,
+        sampled: Sequence[Sequence[int]],
+        lengths: npt.NDArray[np.integer[Any]],
+        tokens: Tokens,
+        began: float,
+        drafts: list[list[int]],
+    ) -> None:
+        rows = [row for row, new in enumerate(sampled) if new]
+        sizes = lengths[: len(sampled)].tolist()
+        texts = [tokens[row, : sizes[row]] for row in rows]
+        step = self._rows.follow(rows, texts, [sampled[row] for row in rows], began)
+        self._count_drafted()
+        if step.is_plain_decoding and len(rows) == len(sampled) and rows and self._returned is not None:
+            self._goodput.observe(len(rows), step.verified, began - self._returned)
+        if not rows or not self._goodput.wants_drafts():
+            return
+        asked, rooms = [], []
+        for session, text in zip(step.sessions, texts, strict=True):
+            room = min(self._most, self._longest - 1 - session.length)
+            if session.session is not None and room > 0:
+                asked.append(_Asked(session, session.session, text[session.told :]))
+                rooms.append(room)
+        if asked:
+            asked_at = self._clock()
+            self._tell(asked)
+            self._choose(asked, self._trees(asked, rooms), len(rows), drafts)
+            self._goodput.settle(self._clock() - asked_at)
+
+    def _tell(self, asked: list[_Asked]) -> None:
+        """Tell sessions what their rows have grown by since they were told last."""
+        told = [one for one in asked if one.new.size]
+        try:
+            accept_all([one.session for one in told], [one.new for one in told])
+        except Exception as error:
+            self._say("accept", error)
+            for one in told:
+                self._accept_alone(one)
+        for one in told:
+            one.row.told = one.row.length
+
+    def _accept_alone(self, one: _Asked) -> None:
+        """Tell one session, unless it was; give it up if that fails."""
+        try:
+            if len(one.session) == one.row.told:
+                one.session.accept(one.new)
+        except Exception as error:
+            self._give_up(one, "accept", error)
+
+    def _trees(self, asked: list[_Asked], rooms: list[int]) -> list[TokenTree]:
+        """Return a chain for each row."""
+        try:
+            trees = draft_all([one.session for one in asked], rooms, shape="chain")
+        except Exception as error:
+            self._say("draft", error)
+            trees = [self._draft_alone(one, room) for one, room in zip(asked, rooms, strict=True)]
+        for one in asked:
+            if absent := one.session.statistics.absent:
+                for absence in absent.values():
+                    self._say("source", absence.reason)
+        return trees
+
+    def _draft_alone(self, one: _Asked, room: int) -> TokenTree:
+        """Return the chain of one row; if that fails, give its session up."""
+        try:
+            return one.session.draft(room, shape="chain")
+        except Exception as error:
+            self._give_up(one, "draft", error)
+            return _EMPTY
+
+    def _give_up(self, one: _Asked, where: str, error: Exception) -> None:
+        """Go on without the session of a row."""
+        self._say(where, error)
+        one.row.session = None
+        self._let_go([], [one.session])
+
+    def _choose(self, asked: list[_Asked], trees: list[TokenTree], rows: int, drafts: list[list[int]]) -> None:
+        """Put the draft tokens that pay into `drafts`, by row."""
+        sizes = np.array([len(tree) for tree in trees], np.int64)
+        total = int(sizes.sum())
+        if not total:
+            self._goodput.chosen(np.zeros(0), rows)
+            return
+        drafting = [tree for tree in trees if len(tree)]
+        scores = np.concatenate([tree.scores for tree in drafting])
+        tokens = np.concatenate([tree.tokens for tree in drafting])
+        if int(tokens.min()) < 0 or int(tokens.max()) >= self._vocabulary_size:
+            found = int(tokens.max()) if int(tokens.min()) >= 0 else int(tokens.min())
+            raise TokenRangeError(describe("draft", "token id", found, f"0..{self._vocabulary_size - 1}"))
+        owners = np.repeat(np.arange(sizes.size), sizes)
+        places = np.arange(total) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        chosen = self._goodput.chosen(scores, rows)
+        counts = np.bincount(owners[chosen], minlength=sizes.size).tolist()
+        flat, start = tokens.tolist(), 0
+        for one, size, count in zip(asked, sizes.tolist(), counts, strict=True):
+            drafts[one.row.row] = flat[start : start + count]
+            one.row.drafted = count
+            start += size
+        origins = np.concatenate([tree.origins for tree in drafting])
+        self._drafted = _Drafted([one.row for one in asked], owners[chosen], places[chosen], origins[chosen])
+
+    def _count_drafted(self) -> None:
+        """Count what became of the latest draft tokens, of rows that show it."""
+        drafted, self._drafted = self._drafted, None
+        if drafted is None or not drafted.owners.size:
+            return
+        accepted = np.array([-1 if s.accepted is None else s.accepted for s in drafted.sessions])[drafted.owners]
+        seen = accepted >= 0
+        self._counters.add_step(drafted.places[seen], drafted.origins[seen], (drafted.places < accepted)[seen])
+
+    def _open_session(self, text: Tokens) -> DraftSession | None:
+        try:
+            return self._sources.session(text.copy())
+        except Exception as error:
+            self._say("open", error)
+            return None
+
+    def _start_over(self, error: Exception) -> None:
+        """Let go of all sessions: what they hold is doubtful after an error."""
+        with self._lock:
+            self._say("propose", error)
+            self._drafted = None
+            self._let_go(*self._rows.clear())
+
+    def _say(self, where: str, error: BaseException | str) -> None:
+        """Count an error, and log it if it is the first of its kind."""
+        reason = self._counters.add_error(where, error)
+        if reason is not None:
+            self._log.warning("rest-store: no drafts (%s): %s; said once", where, reason)
+
+    def _let_go(self, documents: list[OutputDocument], sessions: list[DraftSession]) -> None:
+        """Have documents remembered, and close sessions."""
+        if documents and self._sources.target is not None:
+            counts = RememberCounts()
+            self._counters.documents.append(counts)
+            remember(self._sources.target, documents, counts)
+        for session in sessions:
+            try:
+                session.close()
+            except Exception as error:
+                self._say("close", error)
+
+    def listen(self, listener: Callable[[Figures], None]) -> None:
+        """Have `listener` called with the figures about twice a second."""
+        self._listeners.append(listener)
+
+    def figures(self) -> Figures:
+        """Return what was done so far."""
+        with self._lock:
+            rows = self._rows
+            return self._counters.figures(sessions=len(rows), opened=rows.opened, resumed=rows.resumed)
+
+    def tend(self) -> None:
+        """Remember and close what has ended, and tell listeners."""
+        with self._lock:
+            documents, sessions = self._rows.retire(self._clock())
+        self._let_go(documents, sessions)
+        figures = self.figures()
+        for listener in self._listeners:
+            with suppress(Exception):
+                listener(figures)
+
+    def close(self) -> None:
+        """Remember all outputs, and close sessions and sources. May be called again."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        with self._lock:
+            documents, sessions = self._rows.clear()
+            self._let_go([], sessions)
+            target = self._sources.target
+            if documents and target is not None:  # at the end of a program, no thread of a queue starts any more
+                try:
+                    target.add([document.tokens for document in documents], ids=[document.id for document in documents])
+                except Exception as error:
+                    self._say("remember", error)
+            self._sources.close()
+
+
+def _keep(drafter: weakref.ref[BatchDrafter], closed: threading.Event) -> None:
+    """Tend a drafter until it is closed or gone."""
+    while not closed.wait(_TEND_SECONDS):
+        alive = drafter()
+        if alive is None:
+            return
+        alive.tend()
+        del alive

@@ -1,0 +1,206 @@
+"""How many draft tokens pay in a batch: what a step costs is learned from the steps, and set against what they bring.
+
+A row's draft tokens are a chain. Each has a score, the probability that it is accepted with all before it. A step over
+R rows with draft tokens of scores s_1 .. s_m brings R + s_1 + .. + s_m tokens, so the batch writes fastest where that
+sum over the step's time is greatest.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+_KEPT = 256  # plain steps, and steps with draft tokens, that costs are fitted to
+_HALF_LIFE = 128.0  # steps after which a step counts half
+_REFIT = 4  # steps between fits
+_FIRST_PLAIN, _LAST_PLAIN = 8, 128  # steps between plain ones, at first and after a surprise, and in the end
+_SURPRISE = 0.2  # part by which a step differs from what was expected; as a smoothed mean, half of that
+_SLOPE = 0.04  # part of a step of one token that each further token is assumed to take
+_SLOPE_WEIGHT = 4.0  # of that assumption: of a step at two tokens from the others
+_JUMP_WEIGHT = 1.0  # steps' worth of the assumption that drafting as such takes no time
+_LEAST_SLOPE = 0.001
+
+_SMOOTHING = 1 / 8  # of what drafting gains
+_LOSS = 0.005  # part of the speed that drafting may cost before it pauses
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 4, 32  # steps
+
+
+class _Steps:
+    """The latest steps of one kind: rows, draft tokens, seconds, and the number of each among all steps."""
+
+    def __init__(self) -> None:
+        self.columns = np.zeros((4, _KEPT))
+        self.count = 0
+
+    def add(self, *values: float) -> None:
+        self.columns[:, self.count % _KEPT] = values
+        self.count += 1
+
+    @property
+    def present(self) -> Floats:
+        """Those that are kept, float64[4, n]."""
+        return self.columns[:, : self.count]
+
+
+class StepCosts:
+    """Seconds of a step over n tokens, all rows together, of which some may be draft tokens.
+
+    Fitted is a line over n, and a jump for steps with draft tokens, which engines verify in another way than they
+    sample. The fit is weighted towards recent steps and those with about as many rows, and outliers are held down.
+    Where the steps say nothing, because all had the same width, each further token is taken to cost a little. So steps
+    without draft tokens are asked for: often at first and when steps take another time than expected, seldom later.
+    """
+
+    def __init__(self) -> None:
+        self._plain, self._drafted = _Steps(), _Steps()
+        self._observed = 0
+        self._plain_at, self._plain_after = -_FIRST_PLAIN, _FIRST_PLAIN
+        self._fit_at = 0
+        self._fit_rows = 0
+        self._line = (1.0, _SLOPE, 0.0)  # intercept, slope, jump
+        self._surprise = 0.0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a step was observed."""
+        return self._observed > 0
+
+    def wants_plain(self) -> bool:
+        """Return whether the next step should have no draft tokens, because such a step was not measured for long."""
+        if self._observed - self._plain_at < self._plain_after:
+            return False
+        self._plain_at = self._observed  # whether that step can be measured or not
+        self._plain_after = min(2 * self._plain_after, _LAST_PLAIN)
+        return True
+
+    def observe(self, rows: int, drafted: int, seconds: float) -> None:
+        """Learn that a step over `rows` rows, with `drafted` draft tokens in all, took `seconds`."""
+        if self._fit_at:
+            expected = self._time(rows, drafted)
+            surprise = max(-0.5, min(seconds / expected - 1, 0.5))
+            self._surprise += (surprise - self._surprise) / 8
+            if abs(self._surprise) > _SURPRISE / 2:
+                self._plain_after, self._surprise = _FIRST_PLAIN, 0.0
+            if abs(surprise) > _SURPRISE:
+                self._fit_rows = 0
+        self._observed += 1
+        (self._drafted if drafted else self._plain).add(rows, drafted, seconds, self._observed)
+        if not drafted:
+            self._plain_at = self._observed
+
+    def _time(self, rows: int, drafted: int) -> float:
+        intercept, slope, jump = self._line
+        return intercept + slope * (rows + drafted) + jump * (drafted > 0)
+
+    def table(self, rows: int, most: int) -> Floats:
+        """Return the seconds of a step over `rows` rows with 0 .. most draft tokens, float64[most + 1].
+
+        Before any step was observed, the unit is another one.
+        """
+        others = not self._fit_rows / 1.25 <= rows <= self._fit_rows * 1.25
+        if self._observed and (others or self._observed - self._fit_at >= _REFIT):
+            self._line = self._fitted(rows)
+            self._fit_at, self._fit_rows = self._observed, rows
+        intercept, slope, jump = self._line
+        times: Floats = intercept + slope * np.arange(rows, rows + most + 1, dtype=np.float64)
+        times[1:] += jump
+        return times
+
+    def _fitted(self, rows: int) -> tuple[float, float, float]:
+        """Return intercept, slope and jump around `rows` rows."""
+        of_rows, drafted, seconds, numbers = np.concatenate([self._plain.present, self._drafted.present], axis=1)
+        weights = 0.5 ** ((self._observed - numbers) / _HALF_LIFE) / (1 + (2 * np.log2(of_rows / rows)) ** 2)
+        widths, jumps = of_rows + drafted, (drafted > 0).astype(np.float64)
+        typical = float(np.median(seconds))
+        assumed = _SLOPE * typical / (1 + _SLOPE * float(np.median(widths)))
+        intercept, slope, jump = _solved(widths, jumps, seconds, weights, assumed)
+        for _ in range(2):
+            errors = np.abs(seconds - intercept - slope * widths - jump * jumps)
+            bound = max(2 * float(np.median(errors)), 1e-3 * typical)
+            held = weights * np.minimum(1, bound / np.maximum(errors, bound))
+            intercept, slope, jump = _solved(widths, jumps, seconds, held, assumed)
+        least = _LEAST_SLOPE * typical
+        slope = max(slope, least)
+        return max(intercept, least - slope * rows), slope, max(jump, 0.0)
+
+
+def _solved(
+    widths: Floats, jumps: Floats, seconds: Floats, weights: Floats, assumed: float
+) -> tuple[float, float, float]:
+    """Return the weighted least squares of intercept, slope and jump, with what is assumed of slope and jump.
+
+    Without BLAS, whose threads would compete with the engine's.
+    """
+    total = float(weights.sum())
+    w, j, s = (float((weights * column).sum()) / total for column in (widths, jumps, seconds))
+    widths, jumps, seconds = widths - w, jumps - j, seconds - s
+    ww = float((weights * widths * widths).sum()) + _SLOPE_WEIGHT
+    jj = float((weights * jumps * jumps).sum()) + _JUMP_WEIGHT
+    wj = float((weights * widths * jumps).sum())
+    ws = float((weights * widths * seconds).sum()) + _SLOPE_WEIGHT * assumed
+    js = float((weights * jumps * seconds).sum())
+    slope = (ws * jj - js * wj) / (ww * jj - wj * wj)
+    jump = (js - slope * wj) / jj
+    return s - slope * w - jump * j, slope, jump
+
+
+class Goodput:
+    """Decides for each step whether sessions are asked at all, and how many of their draft tokens are verified.
+
+    Asking takes time too. While that brings less than it takes, as on a saturated machine, with a slow service, or in
+    texts that nothing matches, only some steps ask.
+    """
+
+    def __init__(self) -> None:
+        self._costs = StepCosts()
+        self._expected = (1.0, 1.0, 1.0)  # of the latest choice: tokens a row, its time, and that of a plain step
+        self._gain = 0.0  # smoothed, as part of the speed without drafts
+        self._pause = 0
+        self._next_pause = _SHORTEST_PAUSE
+
+    def observe(self, rows: int, drafted: int, seconds: float) -> None:
+        """Learn from a step: its rows, its draft tokens, and the seconds that the engine took for it."""
+        self._costs.observe(rows, drafted, seconds)
+
+    def wants_drafts(self) -> bool:
+        """Whether to ask the sessions for this step; called once for each."""
+        if self._pause:
+            self._pause -= 1
+            return False
+        return not self._costs.wants_plain()
+
+    def chosen(self, scores: npt.NDArray[np.floating[Any]], rows: int) -> npt.NDArray[np.bool_]:
+        """Return which draft tokens to verify: those that make tokens per second greatest.
+
+        Args:
+            scores: of the draft tokens of all rows, each row's in their order, which is descending.
+            rows: of the batch, with those that have none.
+
+        Returns:
+            bool[n], of each row's tokens the first few.
+        """
+        order = np.argsort(-scores, kind="stable")
+        tokens = np.concatenate([[0.0], np.cumsum(scores[order], dtype=np.float64)]) + rows
+        times = self._costs.table(rows, scores.size)
+        count = int(np.argmax(tokens / times))
+        chosen = np.zeros(scores.size, dtype=np.bool_)
+        chosen[order[:count]] = True
+        self._expected = float(tokens[count]) / rows, float(times[count]), float(times[0])
+        return chosen
+
+    def settle(self, seconds: float) -> None:
+        """Learn that drafting for the latest `chosen`, all of it, took `seconds`."""
+        if not self._costs.is_known:
+            return
+        tokens, time, plain = self._expected
+        gain = tokens * plain / (time + seconds) - 1
+        self._gain += _SMOOTHING * (gain - self._gain)
+        if gain > 0:
+            self._next_pause = _SHORTEST_PAUSE
+        if self._gain < -_LOSS:
+            self._gain = 0.0
+            self._pause, self._next_pause = self._next_pause, min(2 * self._next_pause, _LONGEST_PAUSE)

@@ -1,0 +1,264 @@
+"""Which session belongs to which row of an engine's batch, told from the text that the row holds.
+
+An engine may say nothing of a request but the row that holds its tokens. Rows are moved, and reused by other requests.
+A row continues a session if it begins with the session's text.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rest_store.drafting.output_document import PROMPT_TOKENS, OutputDocument
+from rest_store.drafting.session import DraftSession
+
+Tokens = npt.NDArray[np.int32]
+
+# Tokens at the end of a text that each call compares; longer texts are compared as a whole when a row holds another
+# text than in the call before.
+_WINDOW = 512
+_MOST_ABSENT = 256
+_QUIET_SECONDS = 2.0  # without a call, or without its row; then a request counts as finished
+_ABSENT_SECONDS = 30.0  # that a session is kept without its row
+
+
+class RowSession:
+    """The text of one request as far as rows have shown it, and its draft session.
+
+    Attributes:
+        session: None if there is none any more, because it failed.
+        row: that holds the text.
+        length: tokens of the text.
+        told: tokens of it that the session has.
+        drafted: draft tokens that the engine was given last.
+        accepted: how many of them were accepted; None if that cannot be told.
+        absent_since: when its row was first missed; None while it has one.
+    """
+
+    __slots__ = (
+        "_checksum",
+        "_context",
+        "_last",
+        "_output",
+        "_window",
+        "absent_since",
+        "accepted",
+        "drafted",
+        "length",
+        "row",
+        "session",
+        "told",
+    )
+
+    def __init__(self, session: DraftSession | None, text: Tokens, output: Sequence[int], row: int) -> None:
+        self.session = session
+        self.row = row
+        self.length = self.told = text.size
+        self.drafted = 0
+        self.accepted: int | None = None
+        self.absent_since: float | None = None
+        self._checksum = zlib.crc32(text.data)
+        self._window, self._last = _end_of(text)
+        self._begin_document(text, output)
+
+    def is_continued_by(self, text: Tokens, *, entirely: bool) -> bool:
+        """Return whether `text` is longer than this one and begins with it.
+
+        Args:
+            text: int32[n], what a row holds.
+            entirely: compare more than the last tokens.
+        """
+        length = self.length
+        if text.size <= length or text.item(length - 1) != self._last:
+            return False
+        if text[max(0, length - _WINDOW) : length].tobytes() != self._window:
+            return False
+        return not entirely or length <= _WINDOW or zlib.crc32(text[:length].data) == self._checksum
+
+    def extend(self, text: Tokens, output: Sequence[int]) -> None:
+        """Take over what is new.
+
+        Args:
+            text: int32[n], which begins with this one.
+            output: the tokens at its end that the model produced last.
+        """
+        new = text[self.length :]
+        if new.size == len(output):
+            self._output.extend(output)
+        else:  # some of it may be another prompt, such as the next turn of a conversation
+            self._begin_document(text, output)
+        self._checksum = zlib.crc32(new.data, self._checksum)
+        self.length = text.size
+        self._window, self._last = _end_of(text)
+
+    def _begin_document(self, text: Tokens, output: Sequence[int]) -> None:
+        prompt = text.size - len(output)
+        self._context: list[int] = text[max(0, prompt - PROMPT_TOKENS) : prompt].tolist()
+        self._output = list(output)
+
+    def take_document(self) -> OutputDocument | None:
+        """Return what the model wrote since the last call; None if that is too short to be remembered."""
+        document = OutputDocument.of(self._context, self._output)
+        self._context = [*self._context, *self._output][-PROMPT_TOKENS:]
+        self._output = []
+        return document
+
+
+def _end_of(text: Tokens) -> tuple[bytes, int]:
+    return text[-_WINDOW:].tobytes(), text.item(-1)
+
+
+class Step(NamedTuple):
+    """What the rows of one call say about the step before it.
+
+    Attributes:
+        sessions: of the rows, in their order.
+        is_plain_decoding: whether each row is one of the call before and has grown by what was sampled last: no prompt
+            was read, and no call was left out.
+        verified: draft tokens of that step.
+    """
+
+    sessions: list[RowSession]
+    is_plain_decoding: bool
+    verified: int
+
+
+class RowSessions:
+    """The sessions of all rows, and for a while of requests without a row. Not thread-safe.
+
+    Args:
+        open_session: given the text of a new request, returns its session, or None if that fails.
+    """
+
+    def __init__(self, open_session: Callable[[Tokens], DraftSession | None]) -> None:
+        self._open_session = open_session
+        self._present: dict[int, RowSession] = {}  # by row
+        self._absent: dict[RowSession, None] = {}  # the longest absent first
+        self._finished: list[OutputDocument] = []
+        self._called = 0.0
+        self.opened = 0
+        self.resumed = 0
+
+    def __len__(self) -> int:
+        """Return the number of sessions, with those whose requests have no row."""
+        return len(self._present) + len(self._absent)
+
+    @property
+    def absent(self) -> int:
+        """The number of sessions whose requests have no row."""
+        return len(self._absent)
+
+    def follow(
+        self, rows: Sequence[int], texts: Sequence[Tokens], outputs: Sequence[Sequence[int]], now: float
+    ) -> Step:
+        """Find the session of each row, or open one.
+
+        Args:
+            rows: numbers of the rows.
+            texts: int32[n] for each, the tokens that it holds.
+            outputs: for each, the tokens at its end that the step before produced, at least one.
+            now: seconds of a clock.
+        """
+        before, self._present = self._present, {}
+        plain, verified = True, 0
+        sessions: list[RowSession | None] = []
+        for row, text in zip(rows, texts, strict=True):
+            session = before.get(row)
+            if session is not None and session.is_continued_by(text, entirely=False):
+                del before[row]
+                sessions.append(session)
+            else:
+                sessions.append(None)
+        others = [*before.values(), *self._absent]  # whose rows were moved or left
+        followed: list[RowSession] = []
+        for row, text, output, found in zip(rows, texts, outputs, sessions, strict=True):
+            session = found if found is not None else self._find(others, text)
+            if session is None:
+                session = RowSession(self._open_session(text), text, output, row)
+                self.opened += 1
+                plain = False
+            else:
+                grown = text.size - session.length
+                was_present = session.absent_since is None
+                is_step = was_present and grown == len(output)
+                session.accepted = min(len(output) - 1, session.drafted) if is_step else None
+                verified += session.drafted
+                session.drafted = 0
+                plain = plain and is_step
+                if grown != len(output):
+                    self._finish(session)
+                if not was_present:
+                    self._absent.pop(session)
+                    session.absent_since = None
+                    self.resumed += 1
+                session.extend(text, output)
+                session.row = row
+            self._present[row] = session
+            followed.append(session)
+        for session in others:
+            if session.absent_since is None and self._present.get(session.row) is not session:
+                self._leave(session, now)
+        self._called = now
+        return Step(followed, plain, verified)
+
+    def _find(self, others: list[RowSession], text: Tokens) -> RowSession | None:
+        """Return the longest of `others` that `text` continues, taken from the list."""
+        fitting = [session for session in others if session.is_continued_by(text, entirely=True)]
+        if not fitting:
+            return None
+        longest = max(fitting, key=lambda session: session.length)
+        others.remove(longest)
+        return longest
+
+    def _leave(self, session: RowSession, now: float) -> None:
+        session.absent_since, session.accepted, session.drafted = now, None, 0
+        self._absent[session] = None
+
+    def _finish(self, session: RowSession) -> None:
+        if (document := session.take_document()) is not None:
+            self._finished.append(document)
+
+    def retire(self, now: float) -> tuple[list[OutputDocument], list[DraftSession]]:
+        """Let go of requests that have ended, as far as that can be told: without a row, or without calls, for seconds.
+
+        Args:
+            now: seconds of the clock of `follow`.
+
+        Returns:
+            What the model wrote in them, and sessions to be closed.
+        """
+        if now - self._called >= _QUIET_SECONDS:
+            for session in self._present.values():
+                self._leave(session, self._called)
+            self._present = {}
+        closed: list[DraftSession] = []
+        surplus = len(self._absent) - _MOST_ABSENT
+        for place, session in enumerate(list(self._absent)):
+            assert session.absent_since is not None
+            seconds = now - session.absent_since
+            if place >= surplus and seconds < _QUIET_SECONDS:
+                break
+            self._finish(session)
+            if place < surplus or seconds >= _ABSENT_SECONDS:
+                del self._absent[session]
+                closed += _closable(session)
+        documents, self._finished = self._finished, []
+        return documents, closed
+
+    def clear(self) -> tuple[list[OutputDocument], list[DraftSession]]:
+        """Let go of all requests; returns what `retire` does."""
+        sessions = [*self._present.values(), *self._absent]
+        self._present, self._absent = {}, {}
+        for session in sessions:
+            self._finish(session)
+        documents, self._finished = self._finished, []
+        return documents, [closed for session in sessions for closed in _closable(session)]
+
+
+def _closable(session: RowSession) -> Iterator[DraftSession]:
+    if session.session is not None:
+        yield session.session

@@ -1,0 +1,119 @@
+"""What a user sets for drafts inside a serving engine, checked when the engine starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rest_store.drafting.sources import require_source_timeout
+from rest_store.errors import EngineSettingsError, LimitError, describe
+from rest_store.service.options import Access
+
+_SOURCE_TIMEOUT = 0.02  # seconds: about a step of an engine
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """The settings of a drafter inside a serving engine.
+
+    Attributes:
+        datastores: what to draft from: directories, frozen or live, and `HOST:PORT` or `unix:/path` of services.
+        remember: a live datastore that finished requests are added to, and that is drafted from too: a directory, new
+            or as it is, or the address of a service that has one; None: nothing is remembered.
+        source_timeout: seconds that a step waits for services, for the whole batch together.
+        token_file: file with a bearer token for services; None: the environment variable `REST_STORE_TOKEN`.
+        tls: whether services are reached through TLS; the other TLS settings imply it.
+        tls_ca: PEM file of the authority of the services' certificates.
+        tls_cert: PEM file of a client certificate.
+        tls_key: PEM file of its key.
+        tls_server_name: name in the services' certificates, if not the host.
+    """
+
+    datastores: tuple[str, ...] = ()
+    remember: str | None = None
+    source_timeout: float = _SOURCE_TIMEOUT
+    token_file: str | None = None
+    tls: bool = False
+    tls_ca: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_server_name: str | None = None
+
+    @classmethod
+    def read(cls, settings: object, where: str) -> EngineSettings:
+        """Return the settings that an engine's configuration holds.
+
+        Args:
+            settings: an object as JSON has it.
+            where: its place in the configuration, for messages.
+
+        Raises:
+            EngineSettingsError: not an object, an unknown key, or a value of the wrong type; the message is one line.
+        """
+        if not isinstance(settings, Mapping):
+            found = "absent" if settings is None else f"a {type(settings).__name__}"
+            raise EngineSettingsError(describe(where, "the object of settings", found, "{'datastores': [...]}"))
+        known = [field.name for field in fields(cls)]
+        for name, value in settings.items():
+            if name not in known:
+                raise EngineSettingsError(describe(where, "a key", ascii(name), f"one of {', '.join(known)}"))
+            kind = _KINDS[name]
+            if not kind.holds(value):
+                raise EngineSettingsError(describe(where, name, _shown(value), kind.expected))
+        values = dict(settings)
+        if "datastores" in values:
+            values["datastores"] = tuple(values["datastores"])
+        return cls(**values)
+
+    def access(self) -> dict[str, Any]:
+        """Return `token` and `tls` as clients of services take them; raise ServeError for a file without a token."""
+        paths = [self.token_file, self.tls_ca, self.tls_cert, self.tls_key]
+        token_file, ca, cert, key = (None if path is None else Path(path) for path in paths)
+        return Access(token_file, self.tls, ca, cert, key, self.tls_server_name).arguments()
+
+
+class _Kind(NamedTuple):
+    """What a value has to be."""
+
+    holds: Callable[[object], bool]
+    expected: str
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, list | tuple) and all(map(_is_text, value))
+
+
+def _is_timeout(value: object) -> bool:
+    try:
+        require_source_timeout("", value)
+    except LimitError:
+        return False
+    return value is not None
+
+
+_TEXT = _Kind(_is_text, "a string")
+_KINDS = {
+    "datastores": _Kind(
+        lambda value: isinstance(value, list | tuple) and all(map(_is_text, value)), "a list of strings"
+    ),
+    "remember": _TEXT,
+    "source_timeout": _Kind(_is_timeout, "seconds from 0 on"),
+    "token_file": _TEXT,
+    "tls": _Kind(lambda value: isinstance(value, bool), "true or false"),
+    "tls_ca": _TEXT,
+    "tls_cert": _TEXT,
+    "tls_key": _TEXT,
+    "tls_server_name": _TEXT,
+}
+
+
+def _shown(value: object) -> str:
+    """Return the text of a value for a message, at most 60 characters."""
+    text = ascii(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,155 @@
+"""What the sessions of an engine draft from, opened once and shared by all of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rest_store.datastore.store import Store
+from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
+from rest_store.drafting.calibration import Calibration
+from rest_store.drafting.remembering import RememberTarget
+from rest_store.drafting.session import DraftSession
+from rest_store.drafting.sources import PromptLookup, require_sources
+from rest_store.engines.settings import EngineSettings
+from rest_store.errors import DeadlineError, ServiceUnavailableError, TokenRangeError, describe
+from rest_store.live.opening import open_store
+from rest_store.service.address import is_service
+
+if TYPE_CHECKING:
+    from rest_store.live.live_datastore import LiveDatastore
+    from rest_store.service.client.client import DatastoreClient
+
+_CONNECT_SECONDS = 2.0
+
+
+class EngineSources:
+    """The sources of an engine's sessions, and the calibration that they learn together. Thread-safe.
+
+    Args:
+        settings: what to open.
+        tokenizer: the model's; None: unknown, then that of the first source with one is everybody's.
+        name: of the tokenizer, for messages.
+        vocabulary_size: token ids of the model.
+        where: where the settings stand, for messages.
+        log: is told of services that do not answer yet.
+
+    Attributes:
+        labels: names of the sources in figures, by their place in a session.
+        target: what finished requests are added to; None: nothing.
+
+    Raises:
+        RestStoreError: the subclass that names what cannot be opened, has another tokenizer, or is one too many.
+    """
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        tokenizer: object,
+        *,
+        name: str,
+        vocabulary_size: int,
+        where: str,
+        log: logging.Logger,
+    ) -> None:
+        identity = None if tokenizer is None else identity_of(tokenizer, name)
+        remember = None if settings.remember is None else _normal(settings.remember)
+        places = list(dict.fromkeys([*map(_normal, settings.datastores), *([remember] if remember else [])]))
+        reach = {**settings.access(), "tokenizer": identity} if any(map(is_service, places)) else {}
+        self._timeout = settings.source_timeout
+        self._identity = identity
+        self._calibration = Calibration.default()
+        self._opened: list[Any] = []
+        with ExitStack() as stack:
+            for place in places:
+                source: Store | DatastoreClient
+                if is_service(place):
+                    source = _client(place, reach, log)
+                elif place == remember:
+                    source = _writable(place, tokenizer)
+                else:
+                    source = open_store(place, tokenizer=identity)
+                stack.callback(source.close)
+                self._opened.append(source)
+            require_sources(where, [*self._opened, PromptLookup()])
+            self._require_same_tokenizers(vocabulary_size)
+            stack.pop_all()
+        self.labels = [*("memory" if place == remember else place for place in places), "prompt"]
+        self.target: RememberTarget | None = self._opened[places.index(remember)] if remember else None
+
+    def _require_same_tokenizers(self, vocabulary_size: int) -> None:
+        """Refuse datastores of different tokenizers, and tokens that the model does not have."""
+        for store in self.stores:
+            if self._identity is None:
+                self._identity = store.tokenizer
+            self._identity.require_same(store.tokenizer, store.path)
+            if store.vocabulary_size > vocabulary_size:
+                found, expected = store.vocabulary_size, f"at most the model's {vocabulary_size}"
+                raise TokenRangeError(describe(store.path, "vocabulary size", found, expected))
+
+    @property
+    def tokenizer(self) -> TokenizerIdentity | None:
+        """The tokenizer of all sources; None if it is not known."""
+        return self._identity
+
+    @property
+    def stores(self) -> Sequence[Store]:
+        """The datastores in this process."""
+        return [source for source in self._opened if isinstance(source, Store)]
+
+    def session(self, text: npt.NDArray[np.int32]) -> DraftSession:
+        """Return a session that begins with `text`, int32[n].
+
+        Raises:
+            RestStoreError: as `DraftSession`.
+        """
+        return DraftSession(
+            [*self._opened, PromptLookup()],
+            text,
+            calibration=self._calibration,
+            tokenizer=self._identity,
+            source_timeout=self._timeout,
+        )
+
+    def close(self) -> None:
+        """Close all sources; what is queued to be remembered is written first, for two seconds at most."""
+        for source in self._opened:
+            source.close()
+
+
+def _normal(place: str) -> str:
+    """Return the same text for paths that are spelled differently; an address as it is."""
+    return place if is_service(place) else str(Path(place))
+
+
+def _writable(place: str, tokenizer: object) -> LiveDatastore:
+    """Return the live datastore in the directory `place`, opened for writing."""
+    from rest_store.live.live_datastore import LiveDatastore
+
+    return LiveDatastore.open(place, tokenizer=tokenizer)
+
+
+def _client(place: str, reach: dict[str, Any], log: logging.Logger) -> DatastoreClient:
+    """Return a client of the service at `place`; warn if it does not answer, as it may later.
+
+    Raises:
+        TokenizerMismatchError: its datastores were built with another tokenizer.
+        ServiceError: it answers, and refuses.
+    """
+    from rest_store.service.client.client import DatastoreClient
+
+    client = DatastoreClient(place, **reach)
+    try:
+        client.connect(timeout=_CONNECT_SECONDS)
+    except (ServiceUnavailableError, DeadlineError) as error:
+        log.warning("rest-store: %s; its drafts are left out until it answers", error)
+    except BaseException:
+        client.close()
+        raise
+    return client

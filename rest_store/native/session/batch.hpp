@@ -1,0 +1,79 @@
+// The drafts of many sessions at once, on all cores.
+#pragma once
+
+#include <atomic>
+#include <exception>
+#include <system_error>
+#include <thread>
+
+#include "session/tree_builder.hpp"
+
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
+namespace rest_store {
+
+// How many threads of this process may run at the same time.
+inline std::size_t core_count() {
+#if defined(__linux__)
+  if (cpu_set_t cores; sched_getaffinity(0, sizeof cores, &cores) == 0)
+    return static_cast<std::size_t>(CPU_COUNT(&cores));
+#endif
+  return std::max(1U, std::thread::hardware_concurrency());
+}
+
+// Call `work(i)` for all i below `count`, on this thread and on as many others as there are cores. Throws what one of
+// the calls threw.
+template <class Work>
+void on_all_cores(std::size_t count, Work&& work) {
+  std::atomic<std::size_t> next{0};
+  std::atomic<bool> has_failed{false};
+  std::exception_ptr failure;
+  const auto run = [&] {
+    try {
+      for (std::size_t i = next++; i < count; i = next++) work(i);
+    } catch (...) {
+      if (!has_failed.exchange(true)) failure = std::current_exception();
+    }
+  };
+  std::vector<std::thread> others;
+  try {
+    for (std::size_t i = 1; i < std::min(core_count(), count); ++i) others.emplace_back(run);
+  } catch (const std::system_error&) {  // no more threads
+  }
+  run();
+  for (std::thread& other : others) other.join();
+  if (failure) std::rethrow_exception(failure);
+}
+
+struct BatchDraft {
+  TreeBuilder* builder;
+  DraftLimits limits;
+};
+
+// Build all drafts; each is what its builder alone builds. A thread takes several at a time, and reads the evidence of
+// all of them together. Builders may share readers and recycled logits, which are thread-safe.
+inline void build_all(std::span<const BatchDraft> drafts) {
+  constexpr std::size_t kTogether = 4;
+  on_all_cores((drafts.size() + kTogether - 1) / kTogether, [&](std::size_t group) {
+    const auto together = drafts.subspan(group * kTogether, std::min(kTogether, drafts.size() - group * kTogether));
+    std::vector<EvidenceReader::Request> requests;
+    for (const auto& [builder, limits] : together) builder->begin(limits);
+    for (;;) {
+      requests.clear();
+      for (const auto& [builder, limits] : together)
+        if (builder->unfinished()) builder->request(requests);
+      EvidenceReader::read(requests);
+      bool are_done = true;
+      for (const auto& [builder, limits] : together)
+        if (builder->unfinished()) {
+          builder->expand();
+          are_done = are_done && !builder->unfinished();
+        }
+      if (are_done) return;
+    }
+  });
+}
+
+}  // namespace rest_store

@@ -1,0 +1,211 @@
+"""Batches: each session's draft is what it would be alone, whatever the others do."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rest_store import accept_all, draft_all
+from rest_store.datastore.datastore import Datastore
+from rest_store.datastore.tree import TokenTree
+from rest_store.drafting.calibration import Calibration
+from rest_store.drafting.session import DraftSession, SessionStatistics
+from rest_store.drafting.sources import PromptLookup, RecycledLogits
+from rest_store.errors import (
+    BatchError,
+    ContextTypeError,
+    EmptyContextError,
+    LimitError,
+    SessionClosedError,
+    TokenRangeError,
+)
+from rest_store.live.live_datastore import LiveDatastore
+from tests.drafting.test_remote import TEXT, Elsewhere
+from tests.drafting.test_session import Blocked, PythonSource, Raising
+from tests.shared.strategies import ONE_TO_NINE, contexts, corpora, identity, open_datastore, refused
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Datastore:
+    return open_datastore(tmp_path, ONE_TO_NINE)
+
+
+@settings(max_examples=25)
+@given(data=st.data())
+def test_a_batch_drafts_and_learns_what_its_sessions_do_alone(data: st.DataObject) -> None:
+    """Two sets of the same sessions, each with a calibration and recycled logits of its own that its sessions share."""
+    corpus = data.draw(corpora())
+    texts = [data.draw(contexts(corpus)) for _ in range(data.draw(st.integers(0, 11)))]
+    shape = data.draw(st.sampled_from(["tree", "chain"]))
+    nodes = [data.draw(st.sampled_from([0, 1, 8, 16, 64])) for _ in texts]
+    with tempfile.TemporaryDirectory() as directory:
+        store = open_datastore(Path(directory), corpus)
+        together, alone = Calibration.default(), Calibration.default()
+
+        def opened(calibration: Calibration) -> list[DraftSession]:
+            shared = [PromptLookup(), RecycledLogits(), store, PythonSource(store)]
+            rows = [[[text[-1], corpus.vocabulary_size // 2]] for text in texts]
+            return [
+                DraftSession(shared[: 3 + i % 2], text, calibration=calibration, prompt_top_k=rows[i])
+                for i, text in enumerate(texts)
+            ]
+
+        batch, others = opened(together), opened(alone)
+        for step in range(3):
+            trees = draft_all(batch, nodes, shape=shape)
+            assert trees == [one.draft(most, shape=shape) for one, most in zip(others, nodes, strict=True)]
+            for tree, other in zip(trees, others, strict=True):
+                assert tree.scores is not None
+                assert len(tree) == 0 or other.statistics.steps == step + 1
+            tokens = [[*tree.tokens[: step + 1].tolist(), text[0]] for tree, text in zip(trees, texts, strict=True)]
+            accept_all(batch, tokens)
+            for other, new in zip(others, tokens, strict=True):
+                other.accept(new)
+            assert together.weights == alone.weights
+        assert [one.statistics for one in batch] == [one.statistics for one in others]
+        assert [len(one) for one in batch] == [len(one) for one in others]
+
+
+def test_many_sessions_of_one_calibration_draft_the_same_every_time(store: Datastore) -> None:
+    calibration, recycled = Calibration.default(), RecycledLogits()
+    texts = [[start % 9 + 1, (start + 1) % 9 + 1] for start in range(100)]
+    sessions = [DraftSession([PromptLookup(), recycled, store], text, calibration=calibration) for text in texts]
+    expected = [session.draft(16) for session in sessions]
+    for _ in range(5):
+        assert draft_all(sessions, 16) == expected
+
+
+def test_an_empty_batch_is_none(store: Datastore) -> None:
+    assert draft_all([]) == []
+    accept_all([], [])
+    with DraftSession([store]) as without_text:
+        assert [len(tree) for tree in draft_all([without_text])] == [0]
+
+
+def test_a_batch_that_cannot_be_asked_is_refused_before_anything_happens(store: Datastore) -> None:
+    one, other, closed = (DraftSession([store], [1, 2]) for _ in range(3))
+    closed.close()
+    for both in ([one, other, one], [one, None], [one, store]):
+        refused(BatchError, lambda both=both: draft_all(both), "draft_all: session")  # type: ignore[misc]
+        refused(BatchError, lambda both=both: accept_all(both, [[3]] * len(both)), "accept_all: session")  # type: ignore[misc]
+    refused(SessionClosedError, lambda: draft_all([one, closed]), "closed")
+    refused(SessionClosedError, lambda: accept_all([one, closed], [[3], [3]]), "closed")
+    refused(BatchError, lambda: draft_all([one, other], [8]), "max_nodes", "1", "2")
+    refused(BatchError, lambda: accept_all([one, other], [[3]]), "tokens", "1", "2")
+    refused(LimitError, lambda: draft_all([one, other], [8, 1025]), "max_nodes")
+    refused(LimitError, lambda: draft_all([one, other], 1.5), "max_nodes")  # type: ignore[arg-type]
+    refused(LimitError, lambda: draft_all([one, other], shape="path"), "shape")
+    refused(EmptyContextError, lambda: accept_all([one, other], [[3], []]), "tokens")
+    refused(ContextTypeError, lambda: accept_all([one, other], [[3], [[4]]]), "tokens")  # type: ignore[list-item]
+    refused(TokenRangeError, lambda: accept_all([one, other], [[3], [-1]]), "-1")
+    for session in (one, other):
+        assert session.statistics == SessionStatistics()
+        assert len(session) == 2
+
+
+def test_datastores_that_change_or_close_are_seen_by_every_session(tmp_path: Path, store: Datastore) -> None:
+    with LiveDatastore.open(tmp_path / "live", tokenizer=identity(300)) as live:
+        sessions = [DraftSession([live, store], [1, 2]) for _ in range(6)]
+        assert not any(250 in tree.tokens for tree in draft_all(sessions))
+        live.add([[1, 2, 250, 251]])
+        assert all(250 in tree.tokens for tree in draft_all(sessions))
+        store.close()
+        trees = draft_all(sessions)
+        assert trees == [DraftSession([live], [1, 2]).draft()] * 6
+        assert all(session.statistics.dropped == {(1, "error"): 1} for session in sessions)
+
+
+class Meeting(PythonSource):
+    """Answers once as many sources as expected have been asked."""
+
+    def __init__(self, store: Datastore, barrier: threading.Barrier) -> None:
+        super().__init__(store)
+        self.barrier = barrier
+
+    def draft_batch(self, contexts: Any, **limits: int) -> list[TokenTree]:
+        self.barrier.wait()
+        return super().draft_batch(contexts, **limits)
+
+
+def test_sources_with_a_timeout_are_asked_all_at_once_and_faults_stay_with_their_session(store: Datastore) -> None:
+    barrier = threading.Barrier(3)
+    sources = [Meeting(store, barrier), Raising(store), Meeting(store, barrier), Meeting(store, barrier)]
+    sessions = [DraftSession([source, PromptLookup()], TEXT, source_timeout=30) for source in sources]
+    blocked = Blocked(store)
+    sessions.append(DraftSession([blocked, PromptLookup()], TEXT, source_timeout=0.01))
+    trees = draft_all(sessions, 8)
+    blocked.go.set()
+    dropped = [session.statistics.dropped for session in sessions]
+    assert dropped == [{}, {(0, "error"): 1}, {}, {}, {(0, "late"): 1}]
+    assert trees[0] == trees[2] == trees[3] != trees[1] == trees[4]
+    with DraftSession([PythonSource(store), PromptLookup()], TEXT) as alone:
+        assert trees[0] == alone.draft(8)
+
+
+class Remote(Elsewhere):
+    """A session elsewhere that takes requests ahead, unless it is `shy`.
+
+    Args:
+        log: gets "send" and "draft".
+        shy: whether it has to wait for a connection.
+        meets: where it waits for others before it answers.
+    """
+
+    def __init__(
+        self, log: list[str], answer: Any = None, *, shy: bool = False, meets: threading.Barrier | None = None
+    ) -> None:
+        super().__init__(Elsewhere().answer if answer is None else answer)
+        self.log, self.shy, self.meets = log, shy, meets
+
+    def send(self, *_: Any, **__: Any) -> bool:
+        self.log.append("send")
+        return not self.shy
+
+    def draft(self, *arguments: Any, **options: Any) -> Any:
+        self.log.append("draft")
+        if self.meets is not None:
+            self.meets.wait()
+        return super().draft(*arguments, **options)
+
+
+def test_services_are_asked_for_all_sessions_before_any_answer_is_awaited(store: Datastore) -> None:
+    log: list[str] = []
+    answers: list[Any] = [None, ValueError("no"), b"no tree", None]
+    sessions = [DraftSession([Remote(log, answer), PromptLookup()], TEXT) for answer in answers]
+    sessions.insert(1, DraftSession([store], [1, 2]))
+    trees = draft_all(sessions, [8, 4, 8, 8, 8])
+    assert log == ["send"] * 4 + ["draft"] * 4
+    assert trees[0] == trees[4] != trees[2]
+    assert trees[2] == trees[3]
+    assert trees[2].tokens.tolist() == DraftSession([PromptLookup()], TEXT).draft(8).tokens.tolist()
+    assert trees[1] == DraftSession([store], [1, 2]).draft(4)
+    assert [session.statistics.dropped for session in sessions] == [{}, {}, {(0, "error"): 1}, {(0, "error"): 1}, {}]
+    accept_all(sessions, [[3]] * 5)
+    assert [session.statistics.accepted for session in sessions] == [1] * 5
+
+
+def test_services_that_cannot_be_asked_ahead_wait_side_by_side() -> None:
+    barrier = threading.Barrier(3)
+    log: list[str] = []
+    sources = [Remote(log, shy=True, meets=barrier) for _ in range(3)]
+    sessions = [DraftSession([source], TEXT) for source in sources]
+    trees = draft_all(sessions, 8)
+    assert trees[0] == trees[1] == trees[2]
+    assert len(trees[0]) == 3
+
+
+@pytest.mark.parametrize("shy", [False, True])
+def test_an_interrupt_passes_through_and_the_batch_is_as_before(store: Datastore, shy: bool) -> None:
+    sources = [Remote([], KeyboardInterrupt(), shy=shy), Remote([])]
+    sessions = [DraftSession([source], TEXT) for source in sources] + [DraftSession([store], [1, 2])]
+    with pytest.raises(KeyboardInterrupt):
+        draft_all(sessions, 8)
+    assert all(session.statistics == SessionStatistics() for session in sessions)
+    accept_all(sessions, [[3]] * 3)
+    assert [session.statistics.accepted for session in sessions] == [0, 0, 0]

@@ -1,0 +1,138 @@
+"""Chains: one path, the one with the greatest expected accepted length for its cost."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rest_store.datastore.datastore import Datastore
+from rest_store.datastore.tree import TokenTree
+from rest_store.drafting.calibration import Calibration
+from rest_store.drafting.session import DraftSession
+from rest_store.drafting.sources import PromptLookup, RecycledLogits
+from rest_store.errors import LimitError
+from tests.drafting.test_remote import TEXT, Elsewhere
+from tests.shared.sessions import Nodes
+from tests.shared.strategies import ONE_TO_NINE, Corpus, contexts, corpora, open_datastore, refused
+
+# After 7 comes 8 more often than 9, but nobody knows what follows 8, and after 9 always comes the same.
+FORKED = Corpus(300, [[[7, 8, 20 + i, 60 + i] for i in range(12)] + [[7, 9, 1, 2, 3, 4, 5, 6]] * 11])
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Datastore:
+    return open_datastore(tmp_path, ONE_TO_NINE)
+
+
+def require_chain(chain: TokenTree, max_nodes: int) -> None:
+    assert len(chain) <= max_nodes
+    assert chain.parents.tolist() == list(range(-1, len(chain) - 1))
+    assert chain.depths.tolist() == list(range(1, len(chain) + 1))
+    assert chain.scores is not None
+    assert chain.origins is not None
+    assert (np.diff(chain.scores) <= 0).all()
+    assert ((chain.scores > 0) & (chain.scores <= 1)).all()
+    assert (chain.origins > 0).all()
+
+
+@settings(max_examples=25)
+@given(data=st.data())
+def test_a_chain_is_a_path_of_the_tree_with_the_same_scores(data: st.DataObject) -> None:
+    corpus = data.draw(corpora())
+    context = data.draw(contexts(corpus))
+    nodes = data.draw(st.sampled_from([0, 1, 3, 8]))
+    with tempfile.TemporaryDirectory() as directory:
+        store = open_datastore(Path(directory), corpus)
+        with DraftSession([PromptLookup(), store], context) as session:
+            chain, tree = session.draft(nodes, shape="chain"), session.draft(16)
+            assert session.draft(nodes, shape="chain") == chain
+            assert session.draft(16) == tree
+    require_chain(chain, nodes)
+    assert tree.scores is not None
+    assert chain.scores is not None
+    path = tree.longest_path(chain.tokens)
+    assert tree.scores[path].tolist() == chain.scores[: len(path)].tolist()
+    assert len(chain) == 0 or len(path) > 0 or len(tree) == 16
+
+
+def test_a_certain_continuation_of_the_second_candidate_wins(tmp_path: Path, calibration: Calibration) -> None:
+    with DraftSession([open_datastore(tmp_path, FORKED)], [50, 7], calibration=calibration) as session:
+        likeliest, chain = session.draft(1), session.draft(6, shape="chain")
+        assert likeliest.tokens.tolist() == [8]
+        assert chain.tokens.tolist() == [9, 1, 2, 3, 4, 5]
+        assert session.draft(1, shape="chain") == likeliest
+        assert session.draft(6, [1, 1, 9, 9, 9, 9, 9], shape="chain") == likeliest
+        assert session.draft(6, np.ones(7), shape="chain") == chain
+
+
+def test_costs_cut_a_chain_to_the_best_rate(store: Datastore, calibration: Calibration) -> None:
+    with DraftSession([store], [1, 2], calibration=calibration) as session:
+        whole = session.draft(16, shape="chain")
+        assert whole.scores is not None
+        for slope in (0.01, 0.03, 0.1, 0.3, 1.0, 1000.0):
+            costs = 1 + slope * np.arange(17)
+            rates = (1 + np.concatenate([[0], np.cumsum(whole.scores, dtype=np.float64)])) / costs[: len(whole) + 1]
+            cut = session.draft(16, costs, shape="chain")
+            assert cut.tokens.tolist() == whole.tokens[: int(np.argmax(rates))].tolist()
+        assert len(session.draft(16, [1.0, 1.0, 1.0], shape="chain")) == 2
+        assert len(session.draft(16, [1.0], shape="chain")) == 0
+
+
+def test_a_chain_may_be_as_long_as_a_text_repeats(calibration: Calibration) -> None:
+    with DraftSession([PromptLookup()], list(range(100)) * 3, calibration=calibration) as session:
+        chain = session.draft(1024, shape="chain")
+        require_chain(chain, 48)
+        assert chain.tokens.tolist() == list(range(len(chain)))
+        assert len(chain) > 16
+
+
+def test_what_is_accepted_of_a_chain_is_counted_and_learnt(store: Datastore) -> None:
+    calibration, recycled = Calibration.default(), RecycledLogits()
+    with DraftSession([store, recycled], [1, 2], calibration=calibration) as session:
+        chain = session.draft(4, shape="chain")
+        assert chain.tokens.tolist() == [3, 4, 5, 6]
+        rows = [[100 + i, 200 + i] for i in range(len(chain) + 1)]
+        session.accept([3, 4, 250], node_top_k=rows)
+        assert session.statistics.accepted == 2
+        assert calibration.weights != [0] * 5
+        session.accept([3])  # after which the row of the first node stands
+        assert {101, 201} <= set(session.draft(16).tokens.tolist())
+        before = session.draft(4, shape="chain")
+        for _ in range(200):
+            session.accept([250, 1, 2])
+            after = session.draft(4, shape="chain")
+    assert before.scores is not None
+    assert after.scores is not None
+    assert calibration.weights[0] < 0
+
+
+def test_of_what_a_service_drafts_the_best_path_is_the_chain() -> None:
+    """The likeliest child has no likely continuation."""
+    nodes = Nodes([3, 5, 4, 6, 7], [0.5, 0.4, 0.1, 0.39, 0.38], [-1, -1, 0, 1, 3], [1, 2, 1, 2, 3])
+    away = Elsewhere(nodes)
+    with DraftSession([away, PromptLookup(), RecycledLogits()], TEXT) as session:
+        chain = session.draft(8, shape="chain")
+        assert chain.tokens.tolist() == [5, 6, 7]
+        assert chain.scores is not None
+        assert chain.origins is not None
+        assert chain.scores.tolist() == np.array([0.4, 0.39, 0.38], np.float32).tolist()
+        assert chain.origins.tolist() == [2, 2, 3]
+        require_chain(chain, 8)
+        session.accept([5, 6, 9], node_top_k=[[1, 2]] * 4)  # rows that mean nothing to the whole tree
+        assert session.statistics.accepted == 2
+        away.answer = Nodes([], [], [], [])
+        assert len(session.draft(8, shape="chain")) == 0
+    assert away.accepted == [([5, 6, 9], None, None)]
+
+
+@pytest.mark.parametrize("shape", ["Chain", "path", "", None, 3, ["chain"]])
+def test_other_shapes_are_refused(store: Datastore, shape: Any) -> None:
+    with DraftSession([store], [1, 2]) as session:
+        refused(LimitError, lambda: session.draft(8, shape=shape), "shape")
+        assert session.statistics.steps == 0

@@ -1,0 +1,281 @@
+"""Drafts for a batch: valid lists whatever happens, the same text as without, and fewer steps."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rest_store
+from rest_store.drafting.session import DraftSession
+from rest_store.engines import batch_drafter
+from rest_store.engines.batch_drafter import BatchDrafter
+from rest_store.engines.settings import EngineSettings
+from rest_store.engines.sources import EngineSources
+from tests.shared.engine import Engine, Model, Request, cyclic, plain_output
+from tests.shared.strategies import Corpus, identity, write_datastore
+
+LOG = logging.getLogger("test")
+VOCABULARY, MOST, LONGEST = 300, 4, 200
+
+
+class Clock:
+    """Seconds in which each look takes a hundredth of one."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 0.01
+        return self.now
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A datastore of what the model writes."""
+    model = cyclic(VOCABULARY)
+    texts = [[start, start + 1, *plain_output(model, [start, start + 1], 60)] for start in range(0, 200, 10)]
+    (tmp_path / "ds").mkdir()
+    return write_datastore(tmp_path / "ds", Corpus(VOCABULARY, [texts]))
+
+
+def sources(**settings: Any) -> EngineSources:
+    tokenizer = identity(VOCABULARY)
+    read = EngineSettings.read(settings, "settings")
+    return EngineSources(read, tokenizer, name="test", vocabulary_size=VOCABULARY, where="settings", log=LOG)
+
+
+def drafter(**settings: Any) -> BatchDrafter:
+    return BatchDrafter(
+        sources(**settings), most=MOST, longest=LONGEST, vocabulary_size=VOCABULARY, log=LOG, clock=Clock()
+    )
+
+
+@pytest.fixture
+def batch(place: Path) -> Iterator[BatchDrafter]:
+    made = drafter(datastores=[str(place)])
+    yield made
+    made.close()
+
+
+def requests(seed: int, count: int = 8, most: int = 40) -> list[Request]:
+    chance = random.Random(seed)
+    return [Request([chance.randrange(290) for _ in range(chance.randrange(2, 30))], most) for _ in range(count)]
+
+
+def outputs_are_plain(engine: Engine, asked: list[Request], **options: Any) -> None:
+    outputs = engine.run(*asked, **options)
+    assert outputs == [plain_output(engine.model, one.prompt, one.most, LONGEST) for one in asked]
+
+
+def test_the_model_writes_the_same_in_fewer_steps(batch: BatchDrafter) -> None:
+    engine = Engine(batch, cyclic(VOCABULARY))
+    outputs_are_plain(engine, requests(0))
+    assert engine.steps < 0.7 * 80
+    figures = batch.figures()
+    assert figures.errors == {}
+    assert figures.opened == 8
+    assert 0 < sum(figures.accepted) <= engine.accepted
+    assert 0 < sum(figures.drafted) <= engine.verified
+    assert figures.drafted[0] >= figures.drafted[-1]
+    (store, prompt) = figures.accepted_by.values()
+    assert store > prompt
+
+
+def test_figures_are_those_of_the_engine_but_for_last_steps(batch: BatchDrafter) -> None:
+    """The step in which a request ends is not seen; the engine's own figures have it."""
+    engine = Engine(batch, cyclic(VOCABULARY), rows=1)
+    outputs_are_plain(engine, requests(1, 1, most=100))
+    assert engine.accepted - MOST <= sum(batch.figures().accepted) <= engine.accepted
+    assert engine.verified - MOST <= sum(batch.figures().drafted) <= engine.verified
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_requests_are_preempted_and_chunked(batch: BatchDrafter, seed: int) -> None:
+    engine = Engine(batch, cyclic(VOCABULARY), chunk=random.Random(seed).choice([3, 7, 1000]))
+    outputs_are_plain(engine, requests(seed), seed=seed)
+    figures = batch.figures()
+    assert (figures.errors, figures.opened) == ({}, 8), "preempted requests get their sessions back"
+
+
+def test_rows_near_the_longest_length_are_left_alone(batch: BatchDrafter) -> None:
+    """Then the engine asks nobody; the other rows go on, and what was missed is made up for."""
+    engine = Engine(batch, cyclic(VOCABULARY), rows=3)
+    long, short = Request(list(range(150)), 100), requests(2, 5, most=90)
+    outputs_are_plain(engine, [long, *short])
+    assert engine.skipped > 0
+    assert batch.figures().errors == {}
+
+
+def test_aborted_requests_leave_their_rows(batch: BatchDrafter) -> None:
+    engine = Engine(batch, cyclic(VOCABULARY))
+    asked = requests(3)
+    engine.waiting += asked
+    for _ in range(5):
+        engine.step()
+    aborted = engine.requests[1]
+    engine.abort(1)
+    outputs_are_plain(engine, [])
+    assert all(one.output == plain_output(engine.model, one.prompt, one.most) for one in asked if one is not aborted)
+
+
+def test_more_is_drafted_from_what_was_remembered(tmp_path: Path) -> None:
+    def model(text: list[int]) -> int:
+        return hash(tuple(text[-3:])) % 290
+
+    memory = str(tmp_path / "memory")
+    steps = []
+    for _ in range(2):
+        batch = drafter(remember=memory)
+        engine = Engine(batch, model)
+        outputs_are_plain(engine, requests(4))
+        steps.append(engine.steps)
+        batch.close()
+    assert steps[1] < 0.6 * steps[0]
+    with rest_store.LiveDatastore.open(memory, read_only=True) as live:
+        for one in requests(4):
+            output = plain_output(model, one.prompt, one.most)
+            assert live.count([*one.prompt[-16:], *output]) > 0
+            assert len(one.prompt) <= 16 or live.count(one.prompt[-17:]) == 0
+
+
+def test_ended_requests_are_remembered_beside_the_steps(tmp_path: Path) -> None:
+    batch = drafter(remember=str(tmp_path / "memory"))
+    outputs_are_plain(Engine(batch, cyclic(VOCABULARY)), requests(5))
+    batch._clock.now += 10  # type: ignore[attr-defined]
+    batch.tend()
+    target = batch._sources.target
+    assert rest_store.drafting.remembering.flush(target, None)
+    assert batch.figures().remembered == 8
+    batch.close()
+
+
+def failing(*_: Any, **__: Any) -> Any:
+    raise MemoryError("no more\nmemory")
+
+
+def test_a_batch_that_fails_is_drafted_row_by_row(
+    batch: BatchDrafter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(batch_drafter, "draft_all", failing)
+    monkeypatch.setattr(batch_drafter, "accept_all", failing)
+    engine = Engine(batch, cyclic(VOCABULARY))
+    outputs_are_plain(engine, requests(0))
+    assert engine.accepted > 0
+    assert set(batch.figures().errors) == {"accept", "draft"}
+    said = [record.getMessage() for record in caplog.records if "no drafts" in record.getMessage()]
+    assert said == ["rest-store: no drafts (accept): MemoryError: no more memory; said once"]
+
+
+@pytest.mark.parametrize("name", ["draft", "accept", "close"])
+def test_sessions_that_fail_are_given_up(batch: BatchDrafter, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(batch_drafter, "draft_all", failing)
+    monkeypatch.setattr(batch_drafter, "accept_all", failing)
+    monkeypatch.setattr(DraftSession, name, failing)
+    engine = Engine(batch, cyclic(VOCABULARY))
+    outputs_are_plain(engine, requests(0))
+    batch._clock.now += 100  # type: ignore[attr-defined]
+    batch.tend()
+    assert batch.figures().errors[name] >= 8
+    monkeypatch.undo()
+
+
+def test_sessions_that_cannot_be_opened_are_done_without(batch: BatchDrafter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EngineSources, "session", failing)
+    engine = Engine(batch, cyclic(VOCABULARY))
+    outputs_are_plain(engine, requests(0))
+    assert (engine.verified, batch.figures().errors) == (0, {"open": 8})
+
+
+def test_whatever_fails_is_answered_with_no_drafts(batch: BatchDrafter, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(batch, cyclic(VOCABULARY))
+    engine.waiting += requests(0)
+    engine.step()
+    with monkeypatch.context() as patched:
+        patched.setattr(batch._rows, "follow", failing)
+        engine.step()
+        engine.step()
+    assert batch.figures().errors == {"propose": 2}
+    outputs_are_plain(engine, [])
+    assert engine.accepted > 0
+
+
+def test_malformed_arguments_are_answered_with_no_drafts(batch: BatchDrafter) -> None:
+    tokens, lengths = np.zeros((2, 9), np.int32), np.array([3, 4], np.int32)
+    assert batch.propose([[1], [2]], None, tokens) == [[], []]  # type: ignore[arg-type]
+    assert batch.propose([[1], [2]], lengths, None) == [[], []]  # type: ignore[arg-type]
+    assert batch.propose([[1], [2]], lengths, tokens[:1]) == [[], []]
+    assert batch.propose([], lengths, tokens) == []
+    assert batch.propose([[], []], lengths, tokens) == [[], []]
+    assert batch.figures().errors == {"propose": 3}
+
+
+def test_tokens_that_no_vocabulary_has_are_done_without(batch: BatchDrafter) -> None:
+    """As the rows of embedded prompts hold them."""
+    tokens = np.full((1, 9), -1, np.int32)
+    assert batch.propose([[1]], np.array([4], np.int32), tokens) == [[]]
+    assert batch.figures().errors == {"open": 1}
+
+
+def test_a_datastore_that_is_closed_is_done_without(batch: BatchDrafter) -> None:
+    engine = Engine(batch, cyclic(VOCABULARY))
+    engine.waiting += requests(0)
+    for _ in range(4):
+        engine.step()
+    batch._sources.stores[0].close()  # type: ignore[attr-defined]
+    outputs_are_plain(engine, [])
+    assert batch.figures().errors["source"] > 0
+
+
+def test_interrupts_pass(batch: BatchDrafter, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(batch._rows, "follow", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        batch.propose([[1]], np.array([4], np.int32), np.ones((1, 9), np.int32))
+    assert batch._lock.acquire(blocking=False)
+    batch._lock.release()
+
+
+def test_listeners_get_figures_and_cannot_fail(batch: BatchDrafter) -> None:
+    told: list[int] = []
+    batch.listen(failing)
+    batch.listen(lambda figures: told.append(figures.calls))
+    batch.propose([[]], np.array([4], np.int32), np.ones((1, 9), np.int32))
+    batch.tend()
+    assert told[-1] == 1
+
+
+def test_its_thread_ends_with_it(place: Path) -> None:
+    made = drafter(datastores=[str(place)])
+    (thread,) = [one for one in threading.enumerate() if one.name == "rest-store"]
+    made.close()
+    made.close()
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+def test_reading_the_datastores_cannot_fail(batch: BatchDrafter, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch.warm_up()
+    assert batch.figures().errors == {}
+    monkeypatch.setattr(batch_drafter, "preload", failing)
+    batch.warm_up()
+    assert batch.figures().errors == {"preload": 1}
+
+
+def model_of_one_token(text: list[int]) -> int:
+    return 7
+
+
+@pytest.mark.parametrize("model", [model_of_one_token, cyclic(VOCABULARY)])
+def test_texts_that_end_alike_stay_apart(batch: BatchDrafter, model: Model) -> None:
+    """A model that repeats one token makes all rows alike at their ends."""
+    engine = Engine(batch, model)
+    outputs_are_plain(engine, requests(6, 12, most=120), seed=6)
+    assert batch.figures().opened <= 14

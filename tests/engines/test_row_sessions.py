@@ -1,0 +1,195 @@
+"""Rows are told apart by what they hold: moved, reused, preempted and resumed, and what is remembered of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rest_store.engines import row_sessions
+from rest_store.engines.row_sessions import RowSessions, Step
+
+
+class Followed:
+    """Rows as lists, and sessions that are numbers, in the order in which they were opened."""
+
+    def __init__(self) -> None:
+        self.opened: list[list[int]] = []
+        self.rows = RowSessions(self._open)
+        self.now = 0.0
+
+    def _open(self, text: Any) -> Any:
+        self.opened.append(text.tolist())
+        return len(self.opened) - 1
+
+    def step(self, rows: dict[int, list[int]], new: int | dict[int, int] = 1) -> Step:
+        """Follow rows whose last `new` tokens were sampled."""
+        counts = dict.fromkeys(rows, new) if isinstance(new, int) else new
+        self.now += 0.02
+        texts = [np.array(text, np.int32) for text in rows.values()]
+        outputs = [text[-counts[row] :] for row, text in rows.items()]
+        return self.rows.follow(list(rows), texts, outputs, self.now)
+
+    def sessions(self, rows: dict[int, list[int]], new: int | dict[int, int] = 1) -> list[Any]:
+        """Follow rows; return the number of each one's session."""
+        return [followed.session for followed in self.step(rows, new).sessions]
+
+    def documents(self, seconds: float = 3.0) -> list[list[int]]:
+        """Let seconds pass without a call; return what is to be remembered."""
+        self.now += seconds
+        return [document.tokens.tolist() for document in self.rows.retire(self.now)[0]]
+
+
+@pytest.fixture
+def followed() -> Followed:
+    return Followed()
+
+
+def text(seed: int, length: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, 1000, length).tolist()
+
+
+def test_a_row_continues_its_session(followed: Followed) -> None:
+    assert followed.sessions({0: [1, 2, 3], 1: [1, 2, 4]}) == [0, 1]
+    assert followed.sessions({0: [1, 2, 3, 5, 6], 1: [1, 2, 4, 3]}, {0: 2, 1: 1}) == [0, 1]
+    assert followed.opened == [[1, 2, 3], [1, 2, 4]]
+
+
+def test_rows_that_are_moved_keep_their_sessions(followed: Followed) -> None:
+    a, b, c = text(0, 40), text(1, 30), text(2, 50)
+    assert followed.sessions({0: a, 1: b, 2: c}) == [0, 1, 2]
+    step = followed.step({0: [*c, 1], 1: [*b, 1]})
+    assert [one.session for one in step.sessions] == [2, 1]
+    assert step.is_plain_decoding
+    assert followed.sessions({0: [*b, 1, 2], 1: [*c, 1, 2]}) == [1, 2]
+    assert (len(followed.opened), followed.rows.resumed) == (3, 0)
+
+
+@pytest.mark.parametrize("length", [20, 2000])
+def test_texts_that_end_alike_are_told_apart_when_rows_move(followed: Followed, length: int) -> None:
+    """Repeated tokens make the ends of texts equal; other texts of the batch may begin in another way."""
+    a, b = [1] + [7] * length, [2] + [7] * (length + 3)
+    assert followed.sessions({0: a, 1: b, 2: [5]}) == [0, 1, 2]
+    assert followed.sessions({2: [*a, 7], 0: [5, 6], 1: [*b, 7]}) == [0, 2, 1]
+
+
+def test_equal_ends_of_equal_length_are_told_apart_within_the_window(followed: Followed) -> None:
+    a, b = [1] + [7] * 100, [2] + [7] * 100
+    assert followed.sessions({0: a, 1: b}) == [0, 1]
+    assert followed.sessions({0: [*b, 7], 1: [*a, 7]}) == [1, 0]
+
+
+def test_a_row_that_is_reused_gets_a_session_of_its_own(followed: Followed) -> None:
+    assert followed.sessions({0: [1, 2, 3]}) == [0]
+    step = followed.step({0: [1, 2, 4, 5]})
+    assert [one.session for one in step.sessions] == [1]
+    assert not step.is_plain_decoding
+    assert followed.rows.absent == 1
+
+
+def test_the_same_text_again_is_another_request(followed: Followed) -> None:
+    """The row has not grown, so it is not the request of the step before."""
+    assert followed.sessions({0: [1, 2, 3]}) == [0]
+    assert followed.sessions({0: [1, 2, 3]}) == [1]
+
+
+def test_equal_prompts_in_one_batch_have_sessions_of_their_own(followed: Followed) -> None:
+    assert followed.sessions({0: [1, 2, 3], 1: [1, 2, 3]}) == [0, 1]
+    assert followed.sessions({0: [1, 2, 3, 4], 1: [1, 2, 3, 4]}) == [0, 1]
+    assert followed.sessions({0: [1, 2, 3, 4, 5], 1: [1, 2, 3, 4, 6]}) == [0, 1]
+
+
+def test_a_preempted_request_is_found_again(followed: Followed) -> None:
+    long = text(0, 3000)
+    assert followed.sessions({0: long, 1: [1, 2]}) == [0, 1]
+    for length in range(4, 20):
+        assert followed.sessions({0: list(range(1, length))}) == [1]
+    assert followed.rows.absent == 1
+    step = followed.step({0: [*range(1, 20)], 1: [*long, 4]})
+    assert [one.session for one in step.sessions] == [1, 0]
+    assert not step.is_plain_decoding, "the step read its prompt again"
+    assert (followed.rows.absent, followed.rows.resumed) == (0, 1)
+
+
+def test_the_longest_of_several_texts_is_continued(followed: Followed) -> None:
+    followed.sessions({0: [1, 2], 1: [1, 2, 3]})
+    followed.sessions({5: [9]})
+    assert followed.sessions({5: [9, 9], 6: [1, 2, 3, 4]}) == [2, 1]
+
+
+def test_accepted_tokens_are_those_before_the_last(followed: Followed) -> None:
+    (one,) = followed.step({0: [1, 2, 3]}).sessions
+    one.drafted = 4
+    step = followed.step({0: [1, 2, 3, 4, 5, 6]}, 3)
+    assert (one.accepted, step.verified, one.drafted) == (2, 4, 0)
+
+
+def test_calls_that_were_left_out_are_noticed(followed: Followed) -> None:
+    """The engine asks nobody while a row is near the longest length; the others grow by more than was sampled last."""
+    (one,) = followed.step({0: [1, 2, 3]}).sessions
+    one.drafted = 4
+    step = followed.step({0: [1, 2, 3, 4, 5, 6]}, 1)
+    assert step.sessions == [one]
+    assert (one.accepted, step.is_plain_decoding) == (None, False)
+
+
+def test_an_output_is_remembered_with_the_end_of_its_prompt(followed: Followed) -> None:
+    prompt, output = text(0, 40), text(1, 10)
+    for count in range(1, 11):
+        followed.step({0: prompt + output[:count]})
+    assert followed.documents(1.0) == [], "the request may go on"
+    assert followed.documents() == [prompt[-16:] + output]
+    assert followed.documents() == [], "once"
+
+
+def test_an_output_is_remembered_while_others_go_on(followed: Followed) -> None:
+    for count in range(5, 10):
+        followed.step({0: list(range(count)), 1: [50, *range(count)]})
+    seconds = 0.0
+    for count in range(10, 200):
+        followed.step({1: [50, *range(count)]})
+        if documents := followed.documents(0.0):
+            break
+        seconds += 0.02
+    assert documents == [[0, 1, 2, 3, 4, 5, 6, 7, 8]]
+    assert 1.9 < seconds < 2.1
+
+
+def test_what_follows_a_pause_is_remembered_too(followed: Followed) -> None:
+    followed.step({0: [1, 2, 3, 4, 5, 6]}, 5)
+    assert followed.documents() == [[1, 2, 3, 4, 5, 6]]
+    assert followed.sessions({0: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]}, 4) == [0]
+    assert followed.documents() == [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]]
+
+
+def test_the_next_turn_of_a_conversation_is_no_output(followed: Followed) -> None:
+    """A request whose prompt continues another's text takes over its session; only outputs are remembered."""
+    first, message = [1, *range(10, 20)], text(2, 40)
+    followed.step({0: first}, 10)
+    assert followed.sessions({0: [*first, *message, 3]}) == [0]
+    followed.step({0: [*first, *message, 3, 4, 5, 6]}, 3)
+    assert followed.documents() == [first, [*message[-16:], 3, 4, 5, 6]]
+
+
+def test_sessions_without_a_row_are_closed_in_the_end(followed: Followed) -> None:
+    followed.step({0: [1], 1: [2]})
+    followed.step({1: [2, 3]})
+    assert followed.rows.retire(followed.now + 29) == ([], [])
+    assert followed.rows.retire(followed.now + 31) == ([], [0, 1])
+    assert len(followed.rows) == 0
+
+
+def test_few_sessions_are_kept_without_a_row(followed: Followed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_sessions, "_MOST_ABSENT", 3)
+    for place in range(8):
+        followed.step({0: [place, 1]})
+    assert followed.rows.retire(followed.now) == ([], [0, 1, 2, 3])
+    assert (len(followed.rows), followed.rows.absent) == (4, 3)
+
+
+def test_all_can_be_let_go_of(followed: Followed) -> None:
+    followed.step({0: [1, 2, 3, 4, 5], 1: [2]}, {0: 4, 1: 1})
+    documents, sessions = followed.rows.clear()
+    assert ([document.tokens.tolist() for document in documents], sessions) == ([[1, 2, 3, 4, 5]], [0, 1])
+    assert len(followed.rows) == 0

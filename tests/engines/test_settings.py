@@ -1,0 +1,66 @@
+"""Settings of a drafter inside an engine: what is wrong is named in one line, before anything is opened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rest_store.engines.settings import EngineSettings
+from rest_store.errors import EngineSettingsError, ServeError
+
+WHERE = "additional_config.rest_store"
+
+
+def test_defaults_draft_from_the_prompt_alone() -> None:
+    assert EngineSettings.read({}, WHERE) == EngineSettings()
+
+
+def test_settings_are_read_as_json_has_them() -> None:
+    settings = EngineSettings.read({"datastores": ["a.ds", "h:1"], "remember": "m", "source_timeout": 1}, WHERE)
+    assert settings == EngineSettings(("a.ds", "h:1"), "m", 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (None, "the object of settings is absent, expected {'datastores': [...]}"),
+        (["a.ds"], "the object of settings is a list, expected {'datastores': [...]}"),
+        ({"datastore": []}, "a key is 'datastore', expected one of datastores, remember, source_timeout, token_file, "),
+        ({3: 4}, "a key is 3, expected one of datastores, "),
+        ({"datastores": "a.ds"}, "datastores is 'a.ds', expected a list of strings"),
+        ({"datastores": ["a.ds", 3]}, "datastores is ['a.ds', 3], expected a list of strings"),
+        ({"datastores": [""]}, "datastores is [''], expected a list of strings"),
+        ({"remember": True}, "remember is True, expected a string"),
+        ({"remember": ""}, "remember is '', expected a string"),
+        ({"source_timeout": "1"}, "source_timeout is '1', expected seconds from 0 on"),
+        ({"source_timeout": None}, "source_timeout is None, expected seconds from 0 on"),
+        ({"source_timeout": -1}, "source_timeout is -1, expected seconds from 0 on"),
+        ({"source_timeout": True}, "source_timeout is True, expected seconds from 0 on"),
+        ({"tls": 1}, "tls is 1, expected true or false"),
+        ({"tls_ca": 1}, "tls_ca is 1, expected a string"),
+        ({"remember": ["x\n" * 100]}, "remember is ['x\\nx\\n"),
+    ],
+)
+def test_what_is_wrong_is_named(given: Any, message: str) -> None:
+    with pytest.raises(EngineSettingsError) as raised:
+        EngineSettings.read(given, WHERE)
+    assert str(raised.value).startswith(f"{WHERE}: {message}")
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_a_token_comes_from_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("secret\n")
+    assert EngineSettings(token_file=str(file)).access() == {"token": "secret", "tls": None}
+    file.write_text("\n")
+    with pytest.raises(ServeError):
+        EngineSettings(token_file=str(file)).access()
+
+
+def test_certificates_imply_tls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REST_STORE_TOKEN", "from the environment")
+    access = EngineSettings(tls_ca="ca.pem", tls_server_name="name").access()
+    assert access["token"] == "from the environment"
+    assert (access["tls"].ca, access["tls"].server_name) == (Path("ca.pem"), "name")
