@@ -114,7 +114,7 @@ def _draft_all(sessions: Sequence[DraftSession], limits: Sequence[int], chain: b
     if not elsewhere:
         drafts = _drafted_here(sessions, limits, chain, here)
     else:
-        unsent = [i for i in elsewhere if not sessions[i]._send(limits[i], NO_COSTS)]
+        unsent = [i for i in elsewhere if not sessions[i]._send(limits[i], NO_COSTS, chain)]
         # What could not be sent waits, for a connection perhaps: on threads, so that no session waits for another.
         with ThreadPoolExecutor(max(1, len(unsent)), "rest-store-batch") as threads:
             waiting = [threads.submit(receive, i) for i in unsent]

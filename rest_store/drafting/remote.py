@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from rest_store.datastore.kernel import MAX_NODES
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.external_sources import Drop
@@ -172,31 +173,34 @@ class RemoteDrafting:
         with suppress(Exception):  # the first step says what is wrong
             self._remote.open(self._text)
 
-    def send(self, max_nodes: int, costs: npt.NDArray[np.float64]) -> bool:
+    def send(self, max_nodes: int, costs: npt.NDArray[np.float64], is_chain: bool) -> bool:
         """Send the request of the next `draft` if that needs no waiting; return whether it was sent."""
         self._ends = None if self._timeout is None else monotonic() + self._timeout
         try:
-            return self._remote.send(self._text, max_nodes, costs if costs.size else None, timeout=self._timeout)
+            return self._remote.send(self._text, *_asked(max_nodes, costs, is_chain), timeout=self._timeout)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException:
             return False  # `draft` says what is wrong
 
     def draft(self, max_nodes: int, costs: npt.NDArray[np.float64], is_chain: bool) -> Drafted | Drop | None:
-        """Return the draft of the next step, within the timeout from `send` on. A chain is cut out of a tree.
+        """Return the draft of the next step, within the timeout from `send` on.
 
         A Drop says why there are none in this step; None, that there will never be any.
         """
         self._rows = 0
         timeout = None if self._ends is None else max(0.0, self._ends - monotonic())
+        asked = _asked(max_nodes, costs, is_chain)
         try:
-            tree = self._remote.draft(self._text, max_nodes, costs if costs.size else None, timeout=timeout)
+            tree = self._remote.draft(self._text, *asked, timeout=timeout)
             if tree is None:
                 return None
             try:
-                packed, scores, origins = self._native.adopt(tree.nodes, max_nodes, tree.vocabulary_size, is_chain)
+                packed, scores, origins = self._native.adopt(
+                    tree.nodes, asked[0], tree.vocabulary_size, max_nodes if is_chain else None, costs
+                )
             except ValueError as error:
-                expected = f"at most {max_nodes} nodes of a vocabulary of {tree.vocabulary_size}"
+                expected = f"at most {asked[0]} nodes of a vocabulary of {tree.vocabulary_size}"
                 raise ProtocolError(describe("session", "tree", str(error), expected)) from None
         except (KeyboardInterrupt, SystemExit):
             raise
@@ -241,6 +245,15 @@ class RemoteDrafting:
                 masks.append(ours)
             self._origins[datastores] = bytes(masks)
         return self._origins[datastores]
+
+
+def _asked(
+    max_nodes: int, costs: npt.NDArray[np.float64], is_chain: bool
+) -> tuple[int, npt.NDArray[np.float64] | None]:
+    """Return nodes and costs of the tree to ask for. A chain is cut out of one with twice as many nodes."""
+    if is_chain:
+        return min(2 * max_nodes, MAX_NODES), None
+    return max_nodes, costs if costs.size else None
 
 
 def remote_drafting(

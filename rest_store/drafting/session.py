@@ -184,14 +184,14 @@ class DraftSession:
     def _asks_elsewhere(self) -> bool:
         return self._remote is not None or len(self._external) > 0
 
-    def _send(self, nodes: int, times: npt.NDArray[np.float64]) -> bool:
+    def _send(self, nodes: int, times: npt.NDArray[np.float64], chain: bool) -> bool:
         """Ask the sources of the next step that are elsewhere; for batches, as the next two.
 
         Returns:
             Whether `_receive` waits for nothing but their answers.
         """
         if self._remote is not None and nodes:
-            return self._remote.send(nodes, times)
+            return self._remote.send(nodes, times, chain)
         if self._remote is None and self._external:
             self._external.send(nodes)
         return True
@@ -256,8 +256,8 @@ class DraftSession:
         A tree is built best-first: a node's score is the probability that it is accepted, its parent's score times its
         own acceptance probability. Parents come before children, and the most probable path is contiguous from node 0.
 
-        A chain is the path with the greatest sum of scores, which is its expected accepted length, as far as a search
-        that looks past hardly more nodes than it has finds it. It ends early where further nodes would bring nothing.
+        A chain follows the likeliest token of each place. The sum of its scores is its expected accepted length. It
+        ends where further nodes would bring nothing.
 
         Args:
             max_nodes: most draft tokens, 0..1024; of a chain never more than 48.
@@ -283,7 +283,7 @@ class DraftSession:
         if times.size:
             nodes = min(nodes, times.size - 1)
         try:
-            self._send(nodes, times)
+            self._send(nodes, times, chain)
             drafted, drops = self._receive(nodes, times, chain)
             if drafted is None:
                 follow_changes(self._native, self._datastores.values())

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from rest_store.datastore.kernel import MAX_SUFFIX
+from rest_store.datastore.store import Store
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.batch import accept_all, draft_all
 from rest_store.drafting.output_document import OutputDocument
@@ -270,15 +272,31 @@ class BatchDrafter:
 
     def _let_go(self, documents: list[OutputDocument], sessions: list[DraftSession]) -> None:
         """Have documents remembered, and close sessions."""
-        if documents and self._sources.target is not None:
+        if documents := self._unknown(documents):
             counts = RememberCounts()
             self._counters.documents.append(counts)
+            assert self._sources.target is not None
             remember(self._sources.target, documents, counts)
         for session in sessions:
             try:
                 session.close()
             except Exception as error:
                 self._say("close", error)
+
+    def _unknown(self, documents: list[OutputDocument]) -> list[OutputDocument]:
+        """Return the documents that are to be added: those whose text is not in the live datastore yet.
+
+        An engine samples beyond the end of a request, a few tokens more or less each time, so the same answer has many
+        ids.
+        """
+        target = self._sources.target
+        if target is None or not isinstance(target, Store):
+            return documents if target is not None else []
+        try:
+            return [document for document in documents if not _has(target, document.tokens[: -self._most])]
+        except Exception as error:
+            self._say("remember", error)
+            return []
 
     def listen(self, listener: Callable[[Figures], None]) -> None:
         """Have `listener` called with the figures about twice a second."""
@@ -309,12 +327,21 @@ class BatchDrafter:
             documents, sessions = self._rows.clear()
             self._let_go([], sessions)
             target = self._sources.target
-            if documents and target is not None:  # at the end of a program, no thread of a queue starts any more
+            if (
+                documents := self._unknown(documents)
+            ) and target is not None:  # at the end of a program, no thread of a queue starts any more
                 try:
                     target.add([document.tokens for document in documents], ids=[document.id for document in documents])
                 except Exception as error:
                     self._say("remember", error)
             self._sources.close()
+
+
+def _has(store: Store, text: Tokens) -> bool:
+    """Return whether each piece of `text` is in a datastore."""
+    pieces = [text[start : start + MAX_SUFFIX] for start in range(0, text.size - MAX_SUFFIX, MAX_SUFFIX)]
+    pieces.append(text[-MAX_SUFFIX:])
+    return text.size > 0 and all(store.count(piece) for piece in pieces)
 
 
 def _keep(drafter: weakref.ref[BatchDrafter], closed: threading.Event) -> None:

@@ -115,12 +115,12 @@ class StepCosts:
         of_rows, drafted, seconds, numbers = np.concatenate([self._plain.present, self._drafted.present], axis=1)
         weights = 0.5 ** ((self._observed - numbers) / _HALF_LIFE) / (1 + (2 * np.log2(of_rows / rows)) ** 2)
         widths, jumps = of_rows + drafted, (drafted > 0).astype(np.float64)
-        typical = float(np.median(seconds))
-        assumed = _SLOPE * typical / (1 + _SLOPE * float(np.median(widths)))
+        typical = _median(seconds)
+        assumed = _SLOPE * typical / (1 + _SLOPE * _median(widths))
         intercept, slope, jump = _solved(widths, jumps, seconds, weights, assumed)
         for _ in range(2):
             errors = np.abs(seconds - intercept - slope * widths - jump * jumps)
-            bound = max(2 * float(np.median(errors)), 1e-3 * typical)
+            bound = max(2 * _median(errors), 1e-3 * typical)
             held = weights * np.minimum(1, bound / np.maximum(errors, bound))
             intercept, slope, jump = _solved(widths, jumps, seconds, held, assumed)
         least = _LEAST_SLOPE * typical
@@ -146,6 +146,11 @@ def _solved(
     slope = (ws * jj - js * wj) / (ww * jj - wj * wj)
     jump = (js - slope * wj) / jj
     return s - slope * w - jump * j, slope, jump
+
+
+def _median(values: Floats) -> float:
+    middle = values.size // 2
+    return float(np.partition(values, middle)[middle])
 
 
 class Goodput:

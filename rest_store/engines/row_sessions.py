@@ -22,8 +22,11 @@ Tokens = npt.NDArray[np.int32]
 # text than in the call before.
 _WINDOW = 512
 _MOST_ABSENT = 256
-_QUIET_SECONDS = 2.0  # without a call, or without its row; then a request counts as finished
-_ABSENT_SECONDS = 30.0  # that a session is kept without its row
+# After these seconds, and as many usual steps, a request counts as ended.
+_ABSENT_SECONDS = 2.0  # without its row
+_IDLE_SECONDS = 5.0  # without a call
+_STEPS = 8
+_KEPT_SECONDS = 30.0  # that a session is kept without its row
 
 
 class RowSession:
@@ -44,6 +47,7 @@ class RowSession:
         "_context",
         "_last",
         "_output",
+        "_taken",
         "_window",
         "absent_since",
         "accepted",
@@ -99,13 +103,14 @@ class RowSession:
         prompt = text.size - len(output)
         self._context: list[int] = text[max(0, prompt - PROMPT_TOKENS) : prompt].tolist()
         self._output = list(output)
+        self._taken = 0
 
     def take_document(self) -> OutputDocument | None:
-        """Return what the model wrote since the last call; None if that is too short to be remembered."""
-        document = OutputDocument.of(self._context, self._output)
-        self._context = [*self._context, *self._output][-PROMPT_TOKENS:]
-        self._output = []
-        return document
+        """Return what the model wrote; None if that is too short to be remembered, or was returned before."""
+        if len(self._output) == self._taken:
+            return None
+        self._taken = len(self._output)
+        return OutputDocument.of(self._context, self._output)
 
 
 def _end_of(text: Tokens) -> tuple[bytes, int]:
@@ -139,7 +144,8 @@ class RowSessions:
         self._present: dict[int, RowSession] = {}  # by row
         self._absent: dict[RowSession, None] = {}  # the longest absent first
         self._finished: list[OutputDocument] = []
-        self._called = 0.0
+        self._called: float | None = None
+        self._pace = 0.0  # seconds between calls, smoothed
         self.opened = 0
         self.resumed = 0
 
@@ -202,6 +208,8 @@ class RowSessions:
         for session in others:
             if session.absent_since is None and self._present.get(session.row) is not session:
                 self._leave(session, now)
+        if self._called is not None and plain:
+            self._pace += (now - self._called - self._pace) / 8
         self._called = now
         return Step(followed, plain, verified)
 
@@ -231,7 +239,8 @@ class RowSessions:
         Returns:
             What the model wrote in them, and sessions to be closed.
         """
-        if now - self._called >= _QUIET_SECONDS:
+        steps = _STEPS * self._pace
+        if self._called is not None and now - self._called >= max(_IDLE_SECONDS, steps):
             for session in self._present.values():
                 self._leave(session, self._called)
             self._present = {}
@@ -240,10 +249,10 @@ class RowSessions:
         for place, session in enumerate(list(self._absent)):
             assert session.absent_since is not None
             seconds = now - session.absent_since
-            if place >= surplus and seconds < _QUIET_SECONDS:
+            if place >= surplus and seconds < max(_ABSENT_SECONDS, steps):
                 break
             self._finish(session)
-            if place < surplus or seconds >= _ABSENT_SECONDS:
+            if place < surplus or seconds >= max(_KEPT_SECONDS, steps):
                 del self._absent[session]
                 closed += _closable(session)
         documents, self._finished = self._finished, []

@@ -18,21 +18,11 @@ from rest_store.engines import batch_drafter
 from rest_store.engines.batch_drafter import BatchDrafter
 from rest_store.engines.settings import EngineSettings
 from rest_store.engines.sources import EngineSources
-from tests.shared.engine import Engine, Model, Request, cyclic, plain_output
+from tests.shared.engine import Clock, Engine, Model, Request, cyclic, plain_output
 from tests.shared.strategies import Corpus, identity, write_datastore
 
 LOG = logging.getLogger("test")
 VOCABULARY, MOST, LONGEST = 300, 4, 200
-
-
-class Clock:
-    """Seconds in which each look takes a hundredth of one."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        self.now += 0.01
-        return self.now
 
 
 @pytest.fixture
@@ -142,6 +132,17 @@ def test_more_is_drafted_from_what_was_remembered(tmp_path: Path) -> None:
             output = plain_output(model, one.prompt, one.most)
             assert live.count([*one.prompt[-16:], *output]) > 0
             assert len(one.prompt) <= 16 or live.count(one.prompt[-17:]) == 0
+
+
+def test_what_is_written_again_is_kept_once(tmp_path: Path) -> None:
+    batch = drafter(remember=str(tmp_path / "memory"))
+    for _ in range(3):
+        outputs_are_plain(Engine(batch, cyclic(VOCABULARY), rows=2), requests(5, 4, most=90))
+        batch._clock.now += 10  # type: ignore[attr-defined]
+        batch.tend()
+        assert rest_store.drafting.remembering.flush(batch._sources.target, None)
+    assert batch.figures().remembered == 4
+    batch.close()
 
 
 def test_ended_requests_are_remembered_beside_the_steps(tmp_path: Path) -> None:

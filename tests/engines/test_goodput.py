@@ -139,14 +139,19 @@ def run(goodput: Goodput | None, cost: Cost, rows: int, likely: float, drafting:
     return Run(tokens, milliseconds, asked)
 
 
-@pytest.mark.parametrize("cost", [cpu, saturated, flat, jumping])
-@pytest.mark.parametrize("rows", [1, 16, 128])
+@pytest.mark.parametrize(
+    ("cost", "rows"),
+    [
+        (cost, rows)
+        for cost in (cpu, saturated, flat, jumping)
+        for rows in (1, 16, 128)
+        if (cost, rows) != (saturated, 1)
+    ],
+)
 @pytest.mark.parametrize("likely", [0.0, 0.1, 0.4, 0.8])
 def test_no_load_is_slower_than_without_drafts(cost: Cost, rows: int, likely: float) -> None:
     plain = run(None, cost, rows, likely, 0)
     drafted = run(Goodput(), cost, rows, likely, 0.02 * rows)
-    if rows == 1 and cost is saturated:
-        pytest.skip("one row saturates no machine")
     assert drafted.tokens / drafted.milliseconds >= 0.98 * plain.tokens / plain.milliseconds
 
 

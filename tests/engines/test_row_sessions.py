@@ -35,7 +35,7 @@ class Followed:
         """Follow rows; return the number of each one's session."""
         return [followed.session for followed in self.step(rows, new).sessions]
 
-    def documents(self, seconds: float = 3.0) -> list[list[int]]:
+    def documents(self, seconds: float = 6.0) -> list[list[int]]:
         """Let seconds pass without a call; return what is to be remembered."""
         self.now += seconds
         return [document.tokens.tolist() for document in self.rows.retire(self.now)[0]]
@@ -138,7 +138,7 @@ def test_an_output_is_remembered_with_the_end_of_its_prompt(followed: Followed) 
     prompt, output = text(0, 40), text(1, 10)
     for count in range(1, 11):
         followed.step({0: prompt + output[:count]})
-    assert followed.documents(1.0) == [], "the request may go on"
+    assert followed.documents(4.0) == [], "the request may go on"
     assert followed.documents() == [prompt[-16:] + output]
     assert followed.documents() == [], "once"
 
@@ -154,6 +154,14 @@ def test_an_output_is_remembered_while_others_go_on(followed: Followed) -> None:
         seconds += 0.02
     assert documents == [[0, 1, 2, 3, 4, 5, 6, 7, 8]]
     assert 1.9 < seconds < 2.1
+
+
+def test_slow_steps_are_no_end(followed: Followed) -> None:
+    for count in range(5, 25):
+        followed.now += 3.0
+        followed.step({0: list(range(count))})
+    assert followed.documents(5.0) == []
+    assert followed.documents(30.0) == [list(range(24))]
 
 
 def test_what_follows_a_pause_is_remembered_too(followed: Followed) -> None:

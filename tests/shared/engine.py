@@ -12,6 +12,16 @@ import numpy as np
 Model = Callable[[list[int]], int]  # the next token after a text
 
 
+class Clock:
+    """Seconds in which each look takes a hundredth of one."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 0.01
+        return self.now
+
+
 class Proposer(Protocol):
     def propose(self, sampled: Any, lengths: Any, tokens: Any) -> list[list[int]]: ...
 

@@ -148,9 +148,11 @@ class NativeSession {
     return nb::make_tuple(bytes_of(packed), bytes_of(scores), bytes_of(origins));
   }
 
-  // Take a tree of a service, as `draft_nodes` returns it, or the chain in it, as what was drafted last. Returns what
-  // `draft` does, with origins as they came. ValueError: what is wrong with it.
-  nb::tuple adopt(const nb::bytes& packed, std::size_t max_nodes, std::uint64_t vocabulary, bool is_chain) {
+  // Take a tree of a service, as `draft_nodes` returns it, as what was drafted last; if `chain_nodes` is given, only
+  // the most probable path, at most so many nodes and as many as `costs` say. Returns what `draft` does, with origins
+  // as they came. ValueError: what is wrong with the tree.
+  nb::tuple adopt(const nb::bytes& packed, std::size_t max_nodes, std::uint64_t vocabulary,
+                  const std::optional<std::size_t>& chain_nodes, const Array<double>& costs) {
     const std::size_t size = packed.size() / kNodeSize;
     if (packed.size() % kNodeSize != 0) throw nb::value_error("of a wrong size");
     if (size > max_nodes) throw nb::value_error("larger than asked for");
@@ -168,7 +170,13 @@ class NativeSession {
       node.depth = parent < 0 ? 1 : nodes[static_cast<std::size_t>(parent)].depth + 1;
       node.origins = static_cast<std::uint8_t>(packed.c_str()[size * kOrigins + i]);
     }
-    if (is_chain) nodes = best_chain(nodes);
+    if (chain_nodes) {
+      std::size_t count = 0;
+      while (count < std::min(*chain_nodes, size) && nodes[count].parent == static_cast<std::int32_t>(count) - 1)
+        ++count;
+      nodes.resize(count);
+      if (costs.size() > 0) nodes.resize(pruned_size(nodes, span_of(costs)));
+    }
     order_.resize(nodes.size());
     std::iota(order_.begin(), order_.end(), 0);
     std::vector<std::uint8_t> origins;

@@ -74,7 +74,7 @@ void bind_sessions(nb::module_& module) {
       .def("draft", &NativeSession::draft, nb::arg("max_nodes"), nb::arg("costs"), nb::arg("is_chain") = false)
       .def("draft_nodes", &NativeSession::draft_nodes)
       .def("adopt", &NativeSession::adopt, nb::arg("packed"), nb::arg("max_nodes"), nb::arg("vocabulary"),
-           nb::arg("is_chain") = false)
+           nb::arg("chain_nodes").none(), nb::arg("costs"))
       .def("accept", &NativeSession::accept, nb::arg("tokens"), nb::arg("top_k").none(), nb::arg("node_top_k").none())
       .def("forget", &NativeSession::forget)
       .def("length", &NativeSession::length)

@@ -113,11 +113,13 @@ class CandidatePool {
  public:
   static constexpr std::size_t kMax = 192;    // more are ignored
   static constexpr std::size_t kNone = kMax;  // no row
+  static constexpr std::uint8_t kUnmatched = 255;
 
   std::size_t size = 0;
   bool overflowed = false;  // whether a token was ignored
   std::array<Token, kMax> tokens;
   std::array<std::uint32_t, kMax> origins;  // bit 0: prompt lookup, bit 1: recycled logits, bit 2 + i: store i
+  std::array<std::uint8_t, kMax> matched;   // place among the candidates of prompt lookup, or kUnmatched
   std::array<float, kMax> prior;            // probability by the rule
   std::array<float, kMax> lookup;           // by the rule from prompt lookup alone
   std::array<std::array<float, kMax>, kMaxStores> stores;  // from each store alone
@@ -146,6 +148,7 @@ class CandidatePool {
       slot = {round_, static_cast<std::uint32_t>(size)};
       tokens[size] = token;
       origins[size] = 0;
+      matched[size] = kUnmatched;
       prior[size] = lookup[size] = 0;
       for (std::size_t store = 0; store < store_count_; ++store) stores[store][size] = 0;
       ++size;
@@ -230,6 +233,7 @@ class CandidateTable {
       if (candidate.length == lookup.length && candidate.length > 4) interpolated = 0.5F * interpolated + 0.5F;
       const std::size_t row = pool_.add(candidate.token, 0);
       if (row == CandidatePool::kNone) continue;
+      pool_.matched[row] = static_cast<std::uint8_t>(&candidate - lookup.candidates.data());
       pool_.lookup[row] = interpolated;
       pool_.prior[row] += lookup_weight * interpolated;
     }
@@ -240,9 +244,12 @@ class CandidateTable {
       static constexpr std::array<float, kRecycledOrders> kFirstShare{0.4F, 0.6F, 0.75F};
       const float weight = longest_order ? weight_of(hit_rates.recycled, 2 * static_cast<float>(order)) : 0;
       total += weight;
-      for (std::size_t rank = 0; rank < top.size; ++rank)
-        if (const std::size_t row = pool_.add(top.tokens[rank], 1); row != CandidatePool::kNone)
+      for (std::size_t rank = 0; rank < top.size; ++rank) {
+        const std::size_t row = pool_.add(top.tokens[rank], 1);
+        recycled_rows_[order - 1][rank] = static_cast<std::uint8_t>(row);
+        if (row != CandidatePool::kNone)
           pool_.prior[row] += weight * kFirstShare[order - 1] / static_cast<float>((rank + 1) * (rank + 1));
+      }
       longest_order = false;
     }
     for (std::size_t store = 0; store < sources.stores.size(); ++store) {
@@ -253,8 +260,10 @@ class CandidateTable {
         const float count = static_cast<float>(std::min<std::uint64_t>(levels[i].count, 10'000)), pseudo_count = 3;
         const float backoff = pseudo_count / (count + pseudo_count), gain = count / (count + pseudo_count);
         for (std::size_t row = 0; row < pool_.size; ++row) interpolated[row] *= backoff;
+        std::uint8_t* rows = store_rows_[store][i].data();
         for (const Continuation& next : levels[i].next) {
           const std::size_t row = pool_.add(next.token, static_cast<std::uint32_t>(2 + store));
+          *rows++ = static_cast<std::uint8_t>(row);
           if (row != CandidatePool::kNone) interpolated[row] += gain * next.share;
         }
       }
@@ -273,18 +282,23 @@ class CandidateTable {
   // Order by prior, of equals the lesser token first, and keep the best.
   void sort(std::size_t limit) {
     size_ = std::min(pool_.size, limit);
-    for (std::size_t row = 0; row < pool_.size; ++row) order_[row] = static_cast<std::uint8_t>(row);
-    const auto better = [this](std::uint8_t a, std::uint8_t b) {
-      return pool_.prior[a] != pool_.prior[b] ? pool_.prior[a] > pool_.prior[b] : pool_.tokens[a] < pool_.tokens[b];
-    };
-    std::partial_sort(order_.begin(), order_.begin() + static_cast<std::ptrdiff_t>(size_),
-                      order_.begin() + static_cast<std::ptrdiff_t>(pool_.size), better);
-    for (std::size_t row = 0; row < pool_.size; ++row) places_[order_[row]] = static_cast<std::uint8_t>(row);
+    lanes_ = size_ <= kLanes ? kLanes : kCandidates;
+    std::array<std::uint64_t, CandidatePool::kMax> keys;  // priors are not negative, so their bits are in their order
+    for (std::size_t row = 0; row < pool_.size; ++row)
+      keys[row] = std::uint64_t{~std::bit_cast<std::uint32_t>(pool_.prior[row])} << 32 | pool_.tokens[row];
+    std::partial_sort(keys.begin(), keys.begin() + static_cast<std::ptrdiff_t>(size_),
+                      keys.begin() + static_cast<std::ptrdiff_t>(pool_.size));
+    std::fill_n(places_.begin(), pool_.size, kNoPlace);
+    places_[CandidatePool::kNone] = kNoPlace;
+    for (std::size_t row = 0; row < size_; ++row) {
+      order_[row] = static_cast<std::uint8_t>(pool_.find(static_cast<Token>(keys[row])));
+      places_[order_[row]] = static_cast<std::uint8_t>(row);
+    }
   }
 
   float& at(std::size_t column, std::size_t row) { return columns_[column * kCandidates + row]; }
   void set_column(std::size_t column, float value) {
-    std::fill_n(columns_.begin() + static_cast<std::ptrdiff_t>(column * kCandidates), kCandidates, value);
+    std::fill_n(columns_.begin() + static_cast<std::ptrdiff_t>(column * kCandidates), lanes_, value);
   }
 
   void set_features(const SourceEvidence& sources, const HitRates& hit_rates, const NodeFeatures& node,
@@ -310,17 +324,20 @@ class CandidateTable {
       at(kLastSeen, row) = count == 0 ? 1e6F : static_cast<float>(age);
       at(kLookupInterpolated, row) = pool_.lookup[pooled];
       at(kAgreement, row) = static_cast<float>(std::popcount(pool_.origins[pooled]));
-      const auto& matched = sources.lookup.candidates;
-      const auto candidate = std::find_if(matched.begin(), matched.end(),
-                                          [&](const LookupCandidate& other) { return other.token == token(row); });
-      const bool has = candidate != matched.end();
-      at(kLookupLength, row) = has ? static_cast<float>(candidate->length) : 0;
-      at(kLookupAge, row) = has ? static_cast<float>(candidate->age) : 1e6F;
-      at(kLookupWritten, row) = has ? static_cast<float>(candidate->written) : -1;
-      for (std::size_t i = 0; i < 3; ++i) at(kLookupShare1 + i, row) = has ? candidate->shares[i] : 0;
-      for (std::size_t i = 0; i < kRecycledOrders; ++i)
-        at(kRecycledRank1 + i, row) =
-            static_cast<float>(sources.recycled[i].size > 0 ? sources.recycled[i].rank(token(row)) : kTopK + 1);
+      const std::uint8_t matched = pool_.matched[pooled];
+      const bool has = matched != CandidatePool::kUnmatched;
+      const LookupCandidate& candidate = has ? sources.lookup.candidates[matched] : kNoCandidate;
+      at(kLookupLength, row) = static_cast<float>(candidate.length);
+      at(kLookupAge, row) = has ? static_cast<float>(candidate.age) : 1e6F;
+      at(kLookupWritten, row) = has ? static_cast<float>(candidate.written) : -1;
+      for (std::size_t i = 0; i < 3; ++i) at(kLookupShare1 + i, row) = candidate.shares[i];
+    }
+    for (std::size_t i = 0; i < kRecycledOrders; ++i) {
+      const std::size_t size = sources.recycled[i].size;
+      set_column(kRecycledRank1 + i, static_cast<float>(size > 0 ? kTopK : kTopK + 1));
+      for (std::size_t rank = size; rank-- > 0;)
+        if (const std::size_t row = places_[recycled_rows_[i][rank]]; row != kNoPlace)
+          at(kRecycledRank1 + i, row) = static_cast<float>(rank);
     }
   }
 
@@ -363,17 +380,23 @@ class CandidateTable {
       set_column(first + kCounts + i, level ? static_cast<float>(level->count) : 0);
       set_column(first + kShares + i, 0);
       if (!level) continue;
-      for (const Continuation& next : level->next) {
-        const std::size_t row = pool_.find(next.token);
-        if (row != CandidatePool::kNone && places_[row] < size_) at(first + kShares + i, places_[row]) = next.share;
-      }
+      const std::uint8_t* pooled = store_rows_[store][static_cast<std::size_t>(level - evidence.levels.data())].data();
+      for (const Continuation& next : level->next)
+        if (const std::size_t row = places_[*pooled++]; row != kNoPlace) at(first + kShares + i, row) = next.share;
     }
   }
 
+  static constexpr std::uint8_t kNoPlace = 255;
+  static constexpr LookupCandidate kNoCandidate{};
+
   CandidatePool pool_;
+  // The rows of the pool, or kNone, of recycled logits and of the continuations of each store's levels.
+  std::array<std::array<std::uint8_t, kTopK>, kRecycledOrders> recycled_rows_{};
+  std::array<std::array<std::array<std::uint8_t, kContinuations>, kLevels>, kMaxStores> store_rows_{};
   std::size_t size_ = 0;
-  std::array<std::uint8_t, CandidatePool::kMax> order_;     // rows of the pool, best first
-  std::array<std::uint8_t, CandidatePool::kMax> places_{};  // of each row of the pool in that order
+  std::size_t lanes_ = kCandidates;                             // rows that are filled
+  std::array<std::uint8_t, kCandidates> order_{};               // rows of the pool, best first
+  std::array<std::uint8_t, CandidatePool::kMax + 1> places_{};  // of each row of the pool in that order, or kNoPlace
   alignas(64) std::array<float, kFeatures * kCandidates> columns_{};
 };
 

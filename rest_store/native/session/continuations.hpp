@@ -22,32 +22,53 @@ struct Continuation {
   float share = 0;  // estimated, of the match's occurrences
 };
 
+// Numbers of the occurrences read that continue with one token; none if they are not side by side in one shard.
+struct Run {
+  std::uint8_t first = 1, last = 0;
+  bool is_known() const { return first <= last; }
+};
+
+// How far apart the occurrences lie that are read of `count`, of which at most `samples` are.
+inline std::uint64_t stride_of(std::uint64_t count, std::size_t samples) {
+  return count <= samples ? 1 : (count + samples - 1) / samples;
+}
+
 // The next tokens of a match, heaviest first.
 struct Continuations {
   std::uint32_t size = 0;
   std::uint32_t probes = 0;  // occurrences that were read; shares are multiples of 1 / probes
   std::array<Continuation, kContinuations> top{};
+  std::array<Run, kContinuations> runs{};  // where each was read
 
   const Continuation* begin() const { return top.data(); }
   const Continuation* end() const { return top.data() + size; }
 };
 
-// Sums of weights by token, for tokens that come mostly in runs.
+// Sums of weights by token.
 class TokenWeights {
  public:
-  void clear() { sums_.clear(); }
+  void clear() {
+    sums_.clear();
+    shard_ = 0;
+  }
 
   void add(Token token, double weight) {
-    if (!sums_.empty() && sums_.back().first == token) {
-      sums_.back().second += weight;
-      return;
+    if (Sum* sum = find(token, sums_.size())) sum->weight += weight;
+    else sums_.push_back({token, weight, {}});
+  }
+
+  // The tokens of another shard follow, in ascending order.
+  void begin_shard() { shard_ = sums_.size(); }
+  void add_read(Token token, std::uint8_t number) {
+    if (sums_.size() > shard_ && sums_.back().token == token) {
+      sums_.back().weight += 1;
+      sums_.back().run.last = number;
+    } else if (Sum* sum = find(token, shard_)) {
+      sum->weight += 1;
+      sum->run = {};
+    } else {
+      sums_.push_back({token, 1, {number, number}});
     }
-    for (auto& [other, sum] : sums_)
-      if (other == token) {
-        sum += weight;
-        return;
-      }
-    sums_.emplace_back(token, weight);
   }
 
   // The heaviest tokens, of equal weights the lesser token first, as shares of `total`.
@@ -55,14 +76,31 @@ class TokenWeights {
     const std::size_t size = std::min(sums_.size(), kContinuations);
     std::partial_sort(
         sums_.begin(), sums_.begin() + static_cast<std::ptrdiff_t>(size), sums_.end(),
-        [](const auto& a, const auto& b) { return a.second != b.second ? a.second > b.second : a.first < b.first; });
+        [](const Sum& a, const Sum& b) { return a.weight != b.weight ? a.weight > b.weight : a.token < b.token; });
     out.size = static_cast<std::uint32_t>(size);
     out.probes = 0;
-    for (std::size_t i = 0; i < size; ++i) out.top[i] = {sums_[i].first, static_cast<float>(sums_[i].second / total)};
+    for (std::size_t i = 0; i < size; ++i) {
+      out.top[i] = {sums_[i].token, static_cast<float>(sums_[i].weight / total)};
+      out.runs[i] = sums_[i].run;
+    }
   }
 
  private:
-  std::vector<std::pair<Token, double>> sums_;
+  struct Sum {
+    Token token;
+    double weight;
+    Run run;
+  };
+
+  // The sum of `token` among the first `count`.
+  Sum* find(Token token, std::size_t count) {
+    for (std::size_t i = 0; i < count; ++i)
+      if (sums_[i].token == token) return &sums_[i];
+    return nullptr;
+  }
+
+  std::vector<Sum> sums_;
+  std::size_t shard_ = 0;  // sums before those of the shard that is being read
 };
 
 // One match whose continuations are wanted: where its `length` tokens occur in each of `shards`, and how many
@@ -97,14 +135,15 @@ class ContinuationReader {
       }
     next = 0;
     for (std::size_t i = 0; i < queries.size(); ++i) {
-      const std::size_t count = ends_[i] - next;
+      const std::size_t first = next, count = ends_[i] - next;
       weights_.clear();
       for (; next < ends_[i]; ++next) {
         const Probe& probe = probes_[next];
+        if (next > first && probe.shard != probes_[next - 1].shard) weights_.begin_shard();
         const std::uint8_t* at = probe.shard->suffix(probe.place);
         Token token = 0;
         for (std::uint32_t byte = 0; byte < probe.shard->width; ++byte) token = token << 8 | at[byte];
-        if (token < queries[i].vocabulary) weights_.add(token, 1);
+        if (token < queries[i].vocabulary) weights_.add_read(token, static_cast<std::uint8_t>(next - first));
       }
       Continuations& out = *queries[i].out;
       weights_.heaviest(static_cast<double>(count), out);
@@ -124,7 +163,7 @@ class ContinuationReader {
     std::uint64_t count = 0;
     for (const Interval& interval : query.intervals) count += interval.width();
     if (count == 0) return;
-    const std::uint64_t stride = count <= query.samples ? 1 : (count + query.samples - 1) / query.samples;
+    const std::uint64_t stride = stride_of(count, query.samples);
     std::uint64_t skip = stride / 2;  // carried from shard to shard, so that shares do not depend on their number
     for (std::size_t i = 0; i < shards.size(); ++i) {
       const Interval& interval = query.intervals[i];

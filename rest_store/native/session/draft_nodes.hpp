@@ -51,23 +51,6 @@ inline std::vector<std::int32_t> verification_order(std::span<const DraftNode> n
   return order;
 }
 
-// The path of `nodes` with the greatest sum of scores, as a chain.
-inline std::vector<DraftNode> best_chain(std::span<const DraftNode> nodes) {
-  std::vector<double> lengths(nodes.size());
-  std::int32_t end = -1;
-  for (std::size_t i = 0; i < nodes.size(); ++i) {
-    const std::int32_t parent = nodes[i].parent;
-    lengths[i] = static_cast<double>(nodes[i].score) + (parent < 0 ? 0 : lengths[static_cast<std::size_t>(parent)]);
-    if (end < 0 || lengths[i] > lengths[static_cast<std::size_t>(end)]) end = static_cast<std::int32_t>(i);
-  }
-  std::vector<DraftNode> chain(end < 0 ? 0 : nodes[static_cast<std::size_t>(end)].depth);
-  for (std::size_t i = chain.size(); i-- > 0; end = nodes[static_cast<std::size_t>(end)].parent) {
-    chain[i] = nodes[static_cast<std::size_t>(end)];
-    chain[i].parent = static_cast<std::int32_t>(i) - 1;
-  }
-  return chain;
-}
-
 enum class Shape { kTree, kChain };
 
 // What is drafted. `costs[n]` is the time of a step that verifies n nodes, and there are more of them than `max_nodes`;

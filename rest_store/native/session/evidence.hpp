@@ -97,7 +97,7 @@ class EvidenceReader {
       for (std::size_t level = 0; parent != nullptr && level < kLonger; ++level) {
         const BackoffLevel& from = parent->levels[level];
         if (from.length == 0 || from.length >= std::min<std::size_t>(kLongest, pending.tail.size())) continue;
-        reader->narrow(from, pending.suffix, scratch.longer[i][level]);
+        reader->narrow(from, pending.tail.back(), pending.suffix, scratch.longer[i][level]);
       }
     }
     finish_searches();
@@ -115,7 +115,7 @@ class EvidenceReader {
       for (BackoffLevel& level : scratch.longer[i])
         if (level.length > 0 && filled < 2) {
           std::swap(out->levels[filled], level);
-          reader->queue(out->levels[filled++], kSamples);
+          reader->queue(out->levels[filled++]);
         }
     }
     scratch.reader.read(scratch.queries);
@@ -124,7 +124,6 @@ class EvidenceReader {
   }
 
  private:
-  static constexpr std::size_t kSamples = 24, kShortSamples = 96;
   static constexpr std::size_t kSlots = std::size_t{1} << 15, kLocks = 64;
   static constexpr std::size_t kLonger = 3;  // levels of a parent from which levels longer than kShort follow
 
@@ -229,7 +228,7 @@ class EvidenceReader {
         continue;
       }
       missing[length] = true;
-      if (length > 1 && parent != nullptr) narrow(parent->levels[kLevels - length + 1], suffix, level);
+      if (length > 1 && parent != nullptr) narrow(parent->levels[kLevels - length + 1], tail.back(), suffix, level);
       else seek(suffix, length, level);
     }
     return missing;
@@ -250,15 +249,34 @@ class EvidenceReader {
     scratch.searched.push_back({&level, shards_.size(), scratch.searches.size() - shards_.size()});
   }
 
-  // Begin to search for the occurrences of `from` that continue with the last token of `suffix`.
-  void narrow(const BackoffLevel& from, const Suffix& suffix, BackoffLevel& to) const {
+  // Begin to search for the occurrences of `from` that continue with `token`, the last one of `suffix`. What was read
+  // of the continuations of `from`, at even strides, tells about where they are.
+  void narrow(const BackoffLevel& from, Token token, const Suffix& suffix, BackoffLevel& to) const {
+    const Continuations& next = from.next;
+    const std::uint64_t stride = stride_of(from.count, samples_of(from.length));
+    std::size_t place = 0;
+    while (place < next.size && next.top[place].token != token) ++place;
+    if (stride == 1 && place == next.size && next.size < kContinuations) return to.clear();  // all were read
+    const Run run = place < next.size ? next.runs[place] : Run();
     Scratch& scratch = thread_scratch();
     to.length = from.length + 1;
     scratch.narrowed.push_back({&to, shards_.size(), scratch.boundaries.size()});
-    for (std::size_t i = 0; i < shards_.size(); ++i)
-      for (const bool after : {false, true})
-        scratch.boundaries.push_back({&shards_[i], suffix.last(1), width(), from.length, after, from.intervals[i].begin,
-                                      from.intervals[i].end, 0});
+    std::uint64_t before = 0;  // occurrences in the shards before
+    for (std::size_t i = 0; i < shards_.size(); ++i) {
+      const Interval whole = from.intervals[i];
+      Interval begin = whole, end = whole;  // where the boundaries may be
+      const std::uint64_t first = stride / 2 + run.first * stride, last = stride / 2 + run.last * stride;
+      if (run.is_known() && first >= before && first < before + whole.width()) {
+        begin.end = whole.begin + (first - before);
+        begin.begin += begin.end - whole.begin >= stride ? begin.end - whole.begin - stride + 1 : 0;
+        end.begin += last - before + 1;
+        end.end = std::min(whole.end, end.begin + stride - 1);
+      }
+      before += whole.width();
+      scratch.boundaries.push_back(
+          {&shards_[i], suffix.last(1), width(), from.length, false, begin.begin, begin.end, 0});
+      scratch.boundaries.push_back({&shards_[i], suffix.last(1), width(), from.length, true, end.begin, end.end, 0});
+    }
   }
 
   // Finish all searches; clear the levels of suffixes that do not occur.
@@ -294,14 +312,17 @@ class EvidenceReader {
     scratch.narrowed.clear();
   }
 
+  // Most occurrences of a suffix of `length` tokens whose continuations are read.
+  static std::size_t samples_of(std::uint32_t length) { return length > kShort ? 24 : 96; }
+
   // Request the continuations of `level`.
-  void queue(BackoffLevel& level, std::size_t samples) const {
-    thread_scratch().queries.push_back({&shards_, vocabulary_, level.intervals, level.length, samples, &level.next});
+  void queue(BackoffLevel& level) const {
+    thread_scratch().queries.push_back(
+        {&shards_, vocabulary_, level.intervals, level.length, samples_of(level.length), &level.next});
   }
   void queue(const Missing& missing, Evidence& out) const {
     for (std::uint32_t length = 1; length <= kShort; ++length)
-      if (BackoffLevel& level = out.levels[kLevels - length]; missing[length] && level.length > 0)
-        queue(level, kShortSamples);
+      if (BackoffLevel& level = out.levels[kLevels - length]; missing[length] && level.length > 0) queue(level);
   }
 
   void cache(std::span<const Token> tail, const Missing& missing, const Evidence& out) {

@@ -70,7 +70,7 @@ class Frontier {
     scores_.clear();
     for (const Node& node : nodes_) scores_.push_back(node.score);
     std::nth_element(scores_.begin(), scores_.begin() + nth, scores_.end(), std::greater<>());
-    return scores_[count - 1];
+    return cutoff_ = scores_[count - 1];
   }
 
   std::vector<Node> nodes_;  // a heap

@@ -80,22 +80,25 @@ struct Gbdt {
   }
 
 #ifdef REST_STORE_AVX512
+  // The rows whose bit of this level is set.
+  REST_STORE_AVX512 static __mmask16 right(const ObliviousTree& tree, std::size_t level, const float* columns,
+                                           std::size_t stride) {
+    const __m512 column = _mm512_loadu_ps(columns + tree.features[level] * stride);
+    return _mm512_cmp_ps_mask(column, _mm512_set1_ps(tree.thresholds[level]), _CMP_GT_OQ);
+  }
+
   // The same with the leaves of a tree in four registers, from which all rows take theirs at once.
   REST_STORE_AVX512 void evaluate_in_registers(const float* columns, std::size_t stride, float* out) const {
     static_assert(kLanes == 16 && kGbdtDepth == 6);
     __m512 sum = _mm512_set1_ps(base);
     for (const ObliviousTree& tree : trees) {
       __m512i leaf = _mm512_setzero_si512();
-      __mmask16 right = 0;
-      for (std::size_t level = 0; level < kGbdtDepth; ++level) {
-        const __m512 column = _mm512_loadu_ps(columns + tree.features[level] * stride);
-        right = _mm512_cmp_ps_mask(column, _mm512_set1_ps(tree.thresholds[level]), _CMP_GT_OQ);
-        leaf = _mm512_mask_or_epi32(leaf, right, leaf, _mm512_set1_epi32(1 << level));
-      }
+      for (std::size_t level = 0; level < 5; ++level)
+        leaf = _mm512_mask_or_epi32(leaf, right(tree, level, columns, stride), leaf, _mm512_set1_epi32(1 << level));
       const float* leaves = tree.leaves.data();
       const __m512 low = _mm512_permutex2var_ps(_mm512_loadu_ps(leaves), leaf, _mm512_loadu_ps(leaves + 16));
       const __m512 high = _mm512_permutex2var_ps(_mm512_loadu_ps(leaves + 32), leaf, _mm512_loadu_ps(leaves + 48));
-      sum = _mm512_add_ps(sum, _mm512_mask_blend_ps(right, low, high));  // `right`: of the last level, the highest bit
+      sum = _mm512_add_ps(sum, _mm512_mask_blend_ps(right(tree, 5, columns, stride), low, high));
     }
     _mm512_storeu_ps(out, sum);
   }

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "session/acceptance.hpp"
-#include "session/chain_search.hpp"
 #include "session/draft_nodes.hpp"
 #include "session/evidence_rows.hpp"
 #include "session/frontier.hpp"
@@ -15,6 +14,7 @@ namespace rest_store {
 constexpr std::size_t kWindow = 64;  // last tokens of a context that sources read
 constexpr float kMinScore = 1e-9F;   // of a node
 constexpr std::uint32_t kMaxTreeDepth = 48;
+constexpr float kMinChainScore = 0.005F;  // of a node whose continuation is looked for in a chain
 
 // A source with counts: a datastore in this process, or one whose evidence or trees are set for each step.
 struct Store {
@@ -63,7 +63,9 @@ class TreeBuilder {
   }
   const std::vector<DraftNode>& nodes() const { return nodes_; }
 
-  // Build a tree, in the order in which nodes are taken: by descending score, parents before children; or a chain.
+  // Build a tree, in the order in which nodes are taken: by descending score, parents before children; or a chain,
+  // which follows the likeliest candidate of each place. A search for the path with the greatest sum of scores accepted
+  // less: it finds the paths whose scores are too high.
   void build(const DraftLimits& limits) {
     for (begin(limits); unfinished(); expand()) {
       requests_.clear();
@@ -83,7 +85,6 @@ class TreeBuilder {
     });
     nodes_.clear();
     frontier_.clear();
-    chain_.begin(std::min<std::size_t>(limits.max_nodes, kMaxTreeDepth), limits.costs);
     pushed_ = 0;
     expansions_ = 0;
     expansion_of_.clear();
@@ -265,48 +266,27 @@ class TreeBuilder {
         return;
       }
     }
-    next_ = kNowhere;
-    if (!limits_.costs.empty()) cut(pruned_size(nodes_, limits_.costs));
+    end();
   }
 
-  // Keep only the first `count` nodes: the others are not verified.
-  void cut(std::size_t count) {
+  // Take the likeliest of the candidates from row `first` on.
+  void grow_chain(std::size_t first) {
+    const auto likeliest = std::max_element(rows_.begin() + static_cast<std::ptrdiff_t>(first), rows_.end(),
+                                            [](const Row& a, const Row& b) { return a.score < b.score; });
+    if (likeliest == rows_.end() || likeliest->score < kMinScore || nodes_.size() == limits_.max_nodes) return end();
+    take(static_cast<std::size_t>(likeliest - rows_.begin()), next_);
+    next_ = static_cast<std::int32_t>(nodes_.size()) - 1;
+    if (likeliest->score < kMinChainScore || nodes_.size() == std::min<std::size_t>(limits_.max_nodes, kMaxTreeDepth))
+      end();
+  }
+
+  // The draft is complete.
+  void end() {
+    next_ = kNowhere;
+    if (limits_.costs.empty()) return;
+    const std::size_t count = pruned_size(nodes_, limits_.costs);
     nodes_.resize(count);
     expansion_of_.resize(count);
-  }
-
-  // The same for a chain.
-  void grow_chain(std::size_t first) {
-    const std::size_t depth = next_ == kContext ? 1 : node(next_).depth + 1;
-    for (std::size_t row = first; row < rows_.size(); ++row)
-      if (rows_[row].score >= kMinScore) chain_.add(next_, row, depth, rows_[row].score);
-    if (const std::optional<ChainEnd> end = chain_.next(expansions_)) {
-      take(end->row, end->parent);
-      next_ = static_cast<std::int32_t>(nodes_.size()) - 1;
-      return;
-    }
-    next_ = kNowhere;
-    keep_chain();
-  }
-
-  // Keep only the nodes of the best chain.
-  void keep_chain() {
-    const std::vector<DraftNode> nodes = std::exchange(nodes_, {});
-    const std::vector<std::int32_t> expansions = std::exchange(expansion_of_, {});
-    if (!chain_.best()) return;
-    const auto& [rate, number, parent, row, length] = *chain_.best();
-    std::vector<std::size_t> path;
-    for (std::int32_t place = parent; place >= 0; place = nodes[static_cast<std::size_t>(place)].parent)
-      path.push_back(static_cast<std::size_t>(place));
-    for (std::size_t i = path.size(); i-- > 0;) {
-      nodes_.push_back(nodes[path[i]]);
-      nodes_.back().parent = static_cast<std::int32_t>(nodes_.size()) - 2;
-      expansion_of_.push_back(expansions[path[i]]);
-    }
-    take(row, static_cast<std::int32_t>(nodes_.size()) - 1);
-    for (std::size_t place = 0; place < nodes.size(); ++place)  // the last one, if it was looked past
-      if (nodes[place].parent == parent && nodes[place].token == rows_[row].token)
-        expansion_of_.back() = expansions[place];
   }
 
   // `token` came after node `place`, or after the context.
@@ -344,7 +324,6 @@ class TreeBuilder {
   std::vector<DraftNode> nodes_;
   std::vector<std::int32_t> expansion_of_;  // of each node; -1: not expanded
   Frontier<Open> frontier_;
-  ChainSearch chain_;
   std::vector<SourceEvidence> source_evidence_;
   DraftLimits limits_{};
   std::int32_t next_ = kNowhere;  // the place that is expanded next

@@ -1,0 +1,148 @@
+"""What an engine's sessions draft from: opened once, refused by name, and done without while a service is away."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rest_store
+from rest_store.engines import sources as sources_module
+from rest_store.engines.batch_drafter import BatchDrafter
+from rest_store.engines.settings import EngineSettings
+from rest_store.engines.sources import EngineSources
+from rest_store.errors import (
+    DatastoreNotFoundError,
+    LiveFormatError,
+    RestStoreError,
+    SourceError,
+    TokenizerMismatchError,
+    TokenRangeError,
+    WriterError,
+)
+from tests.shared.clients import free_port
+from tests.shared.engine import Clock, Engine, Model, Request, cyclic, plain_output
+from tests.shared.services import running
+from tests.shared.strategies import ONE_TO_NINE, Corpus, identity, write_datastore
+
+LOG = logging.getLogger("test")
+VOCABULARY = 300
+
+
+def opened(*, tokenizer: object = None, vocabulary_size: int = VOCABULARY, **settings: Any) -> EngineSources:
+    read = EngineSettings.read(settings, "settings")
+    return EngineSources(read, tokenizer, name="model", vocabulary_size=vocabulary_size, where="settings", log=LOG)
+
+
+def datastore(directory: Path, corpus: Corpus = ONE_TO_NINE) -> str:
+    directory.mkdir()
+    return str(write_datastore(directory, corpus))
+
+
+def of_model(directory: Path) -> str:
+    """A datastore of what the cyclic model writes."""
+    texts = [[start, start + 1, *plain_output(cyclic(VOCABULARY), [start, start + 1], 60)] for start in range(100)]
+    return datastore(directory, Corpus(VOCABULARY, [texts]))
+
+
+def test_a_datastore_named_twice_is_one(tmp_path: Path) -> None:
+    place, memory = datastore(tmp_path / "a"), str(tmp_path / "m")
+    made = opened(datastores=[place, f"{place}/", memory], remember=f"{memory}/", tokenizer=identity(VOCABULARY))
+    assert made.labels == [place, "memory", "prompt"]
+    assert made.target is made.stores[1]
+    made.close()
+
+
+def test_an_existing_memory_needs_no_tokenizer(tmp_path: Path) -> None:
+    memory = tmp_path / "m"
+    rest_store.LiveDatastore.open(memory, tokenizer=identity(VOCABULARY)).close()
+    made = opened(remember=str(memory))
+    assert made.tokenizer == identity(VOCABULARY)
+    made.close()
+
+
+def refused(error: type[RestStoreError], message: str, **settings: Any) -> None:
+    with pytest.raises(error) as raised:
+        opened(**settings)
+    assert message in str(raised.value)
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    place, absent = datastore(tmp_path / "a"), str(tmp_path / "absent")
+    refused(DatastoreNotFoundError, absent, datastores=[place, absent])
+    refused(LiveFormatError, place, remember=place)
+    many = [datastore(tmp_path / f"{number}") for number in range(7)]
+    refused(SourceError, "settings: number of sources with counts is 7, expected at most 6", datastores=many)
+
+
+def test_other_tokenizers_are_refused(tmp_path: Path) -> None:
+    place, other = datastore(tmp_path / "a"), datastore(tmp_path / "b", Corpus(400, [[[1, 2]]]))
+    refused(TokenizerMismatchError, "'model'", datastores=[place], tokenizer=_tokenizer(301))
+    refused(TokenizerMismatchError, other, datastores=[place, other], vocabulary_size=400)
+    message = "vocabulary size is 300, expected at most the model's 299"
+    refused(TokenRangeError, message, datastores=[place], vocabulary_size=299)
+
+
+def _tokenizer(size: int) -> object:
+    """A tokenizer as `identity_of` takes it, which has no name of its own."""
+
+    class Fast:
+        def to_str(self) -> str:
+            words = ", ".join(f'"{number}": {number}' for number in range(size))
+            return f'{{"model": {{"type": "WordLevel", "vocab": {{{words}}}}}}}'
+
+    return Fast()
+
+
+def test_what_was_opened_is_closed_when_another_fails(tmp_path: Path) -> None:
+    memory = str(tmp_path / "m")
+    refused(TokenRangeError, "vocabulary size", remember=memory, tokenizer=identity(VOCABULARY), vocabulary_size=9)
+    made = opened(remember=memory)
+    refused(WriterError, memory, remember=memory)
+    made.close()
+
+
+def drafted(made: EngineSources, model: Model = cyclic(VOCABULARY)) -> tuple[Engine, dict[str, int]]:  # noqa: B008
+    """Write with these sources; return the engine and what went wrong."""
+    batch = BatchDrafter(made, most=4, longest=200, vocabulary_size=VOCABULARY, log=LOG, clock=Clock())
+    engine = Engine(batch, model)
+    asked = [Request([number, number + 1], 40) for number in range(5, 45, 5)]
+    assert engine.run(*asked) == [plain_output(engine.model, one.prompt, 40) for one in asked]
+    errors = batch.figures().errors
+    batch.close()
+    return engine, errors
+
+
+def test_a_service_drafts(tmp_path: Path) -> None:
+    with running(of_model(tmp_path / "ds")) as service:
+        engine, errors = drafted(opened(datastores=[service.target], source_timeout=60))
+    assert errors == {}
+    assert engine.accepted > 0
+
+
+def test_a_service_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    with running(datastore(tmp_path / "ds")) as service:
+        refused(TokenizerMismatchError, "301", datastores=[service.target], tokenizer=identity(301))
+
+
+def test_a_service_that_is_away_is_done_without(caplog: pytest.LogCaptureFixture) -> None:
+    target = f"127.0.0.1:{free_port()}"
+    engine, errors = drafted(opened(datastores=[target]), lambda text: (text[-1] + 1) % 7)
+    assert f"{target}" in caplog.text
+    assert "its drafts are left out until it answers" in caplog.text
+    assert errors["source"] > 0
+    assert engine.accepted > 0, "the prompt is drafted from all the same"
+
+
+def test_a_service_that_never_answers_is_done_without(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sources_module, "_CONNECT_SECONDS", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        target = f"127.0.0.1:{silent.getsockname()[1]}"
+        settings = {"datastores": [target, of_model(tmp_path / "ds")], "source_timeout": 0.005}
+        engine, errors = drafted(opened(**settings))
+    assert errors["source"] > 0
+    assert engine.accepted > 0

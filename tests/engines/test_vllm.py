@@ -1,0 +1,134 @@
+"""What vLLM makes and calls, with modules in its place; `tests/engines/vllm/` has the real one."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from prometheus_client import REGISTRY
+
+from rest_store.engines import metrics
+from rest_store.engines.vllm import Drafter
+from rest_store.errors import DatastoreNotFoundError, EngineSettingsError, TokenizerMismatchError
+from tests.shared.engine import Engine, Request, cyclic, plain_output
+from tests.shared.strategies import ONE_TO_NINE, Corpus, identity, write_datastore
+
+VOCABULARY = 300
+
+
+class Vllm:
+    """The parts of vLLM that the drafter asks for.
+
+    Attributes:
+        rank: of this worker among those that share each layer.
+        tokenizer: the model's; None: it is run without one.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.rank = 0
+        self.tokenizer: object = identity(VOCABULARY)
+        parts: dict[str, dict[str, Any]] = {
+            "vllm": {"envs": SimpleNamespace(VLLM_LOG_STATS_INTERVAL=10.0)},
+            "vllm.logger": {"init_logger": logging.getLogger},
+            "vllm.tokenizers": {"cached_tokenizer_from_config": lambda _: self.tokenizer},
+            "vllm.distributed": {},
+            "vllm.distributed.parallel_state": {"get_tp_group": lambda: SimpleNamespace(rank_in_group=self.rank)},
+        }
+        for name, members in parts.items():
+            module = ModuleType(name)
+            vars(module).update(members)
+            patch.setitem(sys.modules, name, module)
+
+    def config(self, settings: object, **speculative: Any) -> Any:
+        model = SimpleNamespace(
+            get_vocab_size=lambda: 320, max_model_len=200, tokenizer="the-model", served_model_name="served"
+        )
+        return SimpleNamespace(
+            additional_config={"rest_store": settings},
+            model_config=model,
+            speculative_config=SimpleNamespace(num_speculative_tokens=4, **speculative),
+            parallel_config=SimpleNamespace(data_parallel_index=0),
+        )
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Vllm]:
+    yield Vllm(monkeypatch)
+    counters, sessions = metrics._metrics(("engine", "model_name"))
+    for metric in (*counters.values(), sessions):
+        REGISTRY.unregister(metric)
+    metrics._metrics.cache_clear()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> str:
+    texts = [[start, start + 1, *plain_output(cyclic(VOCABULARY), [start, start + 1], 60)] for start in range(100)]
+    (tmp_path / "ds").mkdir()
+    return str(write_datastore(tmp_path / "ds", Corpus(VOCABULARY, [texts])))
+
+
+class Asked:
+    """Calls a drafter as vLLM 0.32 does."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
+
+    def propose(self, sampled: Any, lengths: Any, tokens: Any) -> list[list[int]]:
+        return self.drafter.propose(sampled, lengths, tokens, slot_mappings=None)
+
+
+def test_it_is_made_loaded_and_asked(vllm: Vllm, place: str) -> None:
+    drafter = Drafter(vllm.config({"datastores": [place]}))
+    drafter.load_model(object())
+    engine = Engine(Asked(drafter), cyclic(VOCABULARY))
+    asked = [Request([number, number + 1], 40) for number in range(5, 45, 5)]
+    assert engine.run(*asked) == [plain_output(engine.model, one.prompt, 40) for one in asked]
+    assert engine.verified > 0
+    assert drafter._batch is not None
+    drafter._batch.tend()
+    assert REGISTRY.get_sample_value("rest_store_engine_steps_total", {"engine": "0", "model_name": "served"})
+
+
+def test_workers_that_are_not_asked_open_nothing(vllm: Vllm, tmp_path: Path) -> None:
+    vllm.rank = 1
+    drafter = Drafter(vllm.config({"datastores": [str(tmp_path / "absent")]}))
+    drafter.load_model(object())
+    assert drafter.propose([[1], []], np.array([3, 4]), np.zeros((2, 9), np.int32)) == [[], []]
+
+
+def test_settings_are_checked_when_it_is_made(vllm: Vllm, tmp_path: Path, place: str) -> None:
+    with pytest.raises(EngineSettingsError, match=r"additional_config\.rest_store: a key is 'datastors'"):
+        Drafter(vllm.config({"datastors": [place]}))
+    with pytest.raises(EngineSettingsError, match="the object of settings is absent"):
+        Drafter(vllm.config(None))
+    with pytest.raises(EngineSettingsError, match="num_speculative_tokens_per_batch_size"):
+        Drafter(vllm.config({}, num_speculative_tokens_per_batch_size=[[1, 4, 2]]))
+    with pytest.raises(DatastoreNotFoundError):
+        Drafter(vllm.config({"datastores": [str(tmp_path / "absent")]}))
+    (tmp_path / "other").mkdir()
+    other = write_datastore(tmp_path / "other", Corpus(301, ONE_TO_NINE.shards))
+    with pytest.raises(TokenizerMismatchError):
+        Drafter(vllm.config({"datastores": [str(other)]}))
+
+
+def test_a_model_without_tokenizer_takes_that_of_the_datastores(vllm: Vllm, place: str) -> None:
+    vllm.tokenizer = None
+    drafter = Drafter(vllm.config({"datastores": [place]}))
+    assert drafter._batch is not None
+    drafter._batch.close()
+
+
+def test_memory_can_be_written_by_the_next_engine_of_the_process(vllm: Vllm, tmp_path: Path) -> None:
+    """An engine that is dropped closes what it has opened."""
+    settings = {"remember": str(tmp_path / "memory")}
+    for _ in range(2):
+        drafter = Drafter(vllm.config(settings))
+        del drafter
+        gc.collect()
