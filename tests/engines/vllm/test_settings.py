@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.engines.vllm.engine import DRAFTER, IN_VLLM, engine, speculative
+from tests.engines.vllm.engine import COMMAND, DRAFTER, IN_VLLM, engine, speculative
 from tests.shared.builds import build_quick, documents, write_jsonl, write_tokenizer
 
 pytestmark = IN_VLLM
@@ -47,9 +46,9 @@ def test_wrong_settings_stop_the_engine(kind: str, model: Path, foreign: Path) -
 
 
 def test_the_server_says_what_is_wrong(model: Path, tmp_path: Path) -> None:
-    command = [Path(sys.executable).with_name("vllm"), "serve", model, "--dtype", "float32", "--enforce-eager"]
+    command = [*COMMAND, "serve", model, "--dtype", "float32", "--enforce-eager"]
     command += ["--speculative-config", json.dumps(speculative(DRAFTER))]
     command += ["--additional-config", json.dumps({"rest_store": {"datastores": [str(tmp_path / "absent")]}})]
     ended = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     assert ended.returncode != 0
-    assert f"{tmp_path / 'absent'}: " in ended.stdout + ended.stderr
+    assert str(tmp_path / "absent") in ended.stdout + ended.stderr
