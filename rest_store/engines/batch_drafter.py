@@ -28,6 +28,9 @@ from rest_store.engines.sources import EngineSources
 from rest_store.errors import TokenRangeError, describe
 
 _TEND_SECONDS = 0.5  # between looks at what has ended
+# Draft tokens that a row is asked for: so many, and for each that was verified last so many more. Longer drafts would
+# seldom be verified, and take time.
+_LEAST_ASKED, _GROWTH = 4, 2
 
 
 _EMPTY = TokenTree([], [], [], scores=[], origins=[])
@@ -112,7 +115,7 @@ class BatchDrafter:
             seconds = time.monotonic() - began
             self._log.info("rest-store: read %.0f of %.0f MB in %.1f s", touched / 1e6, total / 1e6, seconds)
         except Exception as error:
-            self._say("preload", error)
+            self.say("preload", error)
 
     def propose(
         self, sampled: Sequence[Sequence[int]], lengths: npt.NDArray[np.integer[Any]], tokens: Tokens
@@ -159,7 +162,8 @@ class BatchDrafter:
             return
         asked, rooms = [], []
         for session, text in zip(step.sessions, texts, strict=True):
-            room = min(self._most, self._longest - 1 - session.length)
+            reach = self._most if session.chosen is None else _LEAST_ASKED + _GROWTH * session.chosen
+            room = min(self._most, reach, self._longest - 1 - session.length)
             if session.session is not None and room > 0:
                 asked.append(_Asked(session, session.session, text[session.told :]))
                 rooms.append(room)
@@ -175,7 +179,7 @@ class BatchDrafter:
         try:
             accept_all([one.session for one in told], [one.new for one in told])
         except Exception as error:
-            self._say("accept", error)
+            self.say("accept", error)
             for one in told:
                 self._accept_alone(one)
         for one in told:
@@ -194,12 +198,12 @@ class BatchDrafter:
         try:
             trees = draft_all([one.session for one in asked], rooms, shape="chain")
         except Exception as error:
-            self._say("draft", error)
+            self.say("draft", error)
             trees = [self._draft_alone(one, room) for one, room in zip(asked, rooms, strict=True)]
         for one in asked:
             if absent := one.session.statistics.absent:
                 for absence in absent.values():
-                    self._say("source", absence.reason)
+                    self.say("source", absence.reason)
         return trees
 
     def _draft_alone(self, one: _Asked, room: int) -> TokenTree:
@@ -212,7 +216,7 @@ class BatchDrafter:
 
     def _give_up(self, one: _Asked, where: str, error: Exception) -> None:
         """Go on without the session of a row."""
-        self._say(where, error)
+        self.say(where, error)
         one.row.session = None
         self._let_go([], [one.session])
 
@@ -236,7 +240,7 @@ class BatchDrafter:
         flat, start = tokens.tolist(), 0
         for one, size, count in zip(asked, sizes.tolist(), counts, strict=True):
             drafts[one.row.row] = flat[start : start + count]
-            one.row.drafted = count
+            one.row.drafted = one.row.chosen = count
             start += size
         origins = np.concatenate([tree.origins for tree in drafting])
         self._drafted = _Drafted([one.row for one in asked], owners[chosen], places[chosen], origins[chosen])
@@ -254,18 +258,23 @@ class BatchDrafter:
         try:
             return self._sources.session(text.copy())
         except Exception as error:
-            self._say("open", error)
+            self.say("open", error)
             return None
 
     def _start_over(self, error: Exception) -> None:
         """Let go of all sessions: what they hold is doubtful after an error."""
         with self._lock:
-            self._say("propose", error)
+            self.say("propose", error)
             self._drafted = None
             self._let_go(*self._rows.clear())
 
-    def _say(self, where: str, error: BaseException | str) -> None:
-        """Count an error, and log it if it is the first of its kind."""
+    def say(self, where: str, error: BaseException | str) -> None:
+        """Count an error, and log it if it is the first of its kind.
+
+        Args:
+            where: a word for what failed.
+            error: why.
+        """
         reason = self._counters.add_error(where, error)
         if reason is not None:
             self._log.warning("rest-store: no drafts (%s): %s; said once", where, reason)
@@ -281,7 +290,7 @@ class BatchDrafter:
             try:
                 session.close()
             except Exception as error:
-                self._say("close", error)
+                self.say("close", error)
 
     def _unknown(self, documents: list[OutputDocument]) -> list[OutputDocument]:
         """Return the documents that are to be added: those whose text is not in the live datastore yet.
@@ -295,7 +304,7 @@ class BatchDrafter:
         try:
             return [document for document in documents if not _has(target, document.tokens[: -self._most])]
         except Exception as error:
-            self._say("remember", error)
+            self.say("remember", error)
             return []
 
     def listen(self, listener: Callable[[Figures], None]) -> None:
@@ -333,7 +342,7 @@ class BatchDrafter:
                 try:
                     target.add([document.tokens for document in documents], ids=[document.id for document in documents])
                 except Exception as error:
-                    self._say("remember", error)
+                    self.say("remember", error)
             self._sources.close()
 
 
@@ -350,5 +359,8 @@ def _keep(drafter: weakref.ref[BatchDrafter], closed: threading.Event) -> None:
         alive = drafter()
         if alive is None:
             return
-        alive.tend()
+        try:
+            alive.tend()
+        except Exception as error:
+            alive.say("tend", error)
         del alive

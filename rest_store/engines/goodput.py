@@ -23,6 +23,7 @@ _SLOPE = 0.04  # part of a step of one token that each further token is assumed 
 _SLOPE_WEIGHT = 4.0  # of that assumption: of a step at two tokens from the others
 _JUMP_WEIGHT = 1.0  # steps' worth of the assumption that drafting as such takes no time
 _LEAST_SLOPE = 0.001
+_SHORTEST = 1e-6  # seconds, also of a clock that stands still
 
 _SMOOTHING = 1 / 8  # of what drafting gains
 _LOSS = 0.005  # part of the speed that drafting may cost before it pauses
@@ -79,6 +80,7 @@ class StepCosts:
 
     def observe(self, rows: int, drafted: int, seconds: float) -> None:
         """Learn that a step over `rows` rows, with `drafted` draft tokens in all, took `seconds`."""
+        seconds = max(seconds, _SHORTEST)
         if self._fit_at:
             expected = self._time(rows, drafted)
             surprise = max(-0.5, min(seconds / expected - 1, 0.5))

@@ -37,7 +37,8 @@ class RowSession:
         row: that holds the text.
         length: tokens of the text.
         told: tokens of it that the session has.
-        drafted: draft tokens that the engine was given last.
+        drafted: draft tokens that the engine verifies in this step.
+        chosen: how many were chosen when the session was asked last; None if it was not asked yet.
         accepted: how many of them were accepted; None if that cannot be told.
         absent_since: when its row was first missed; None while it has one.
     """
@@ -51,6 +52,7 @@ class RowSession:
         "_window",
         "absent_since",
         "accepted",
+        "chosen",
         "drafted",
         "length",
         "row",
@@ -63,6 +65,7 @@ class RowSession:
         self.row = row
         self.length = self.told = text.size
         self.drafted = 0
+        self.chosen: int | None = None
         self.accepted: int | None = None
         self.absent_since: float | None = None
         self._checksum = zlib.crc32(text.data)

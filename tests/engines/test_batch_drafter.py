@@ -19,6 +19,7 @@ from rest_store.engines.batch_drafter import BatchDrafter
 from rest_store.engines.settings import EngineSettings
 from rest_store.engines.sources import EngineSources
 from tests.shared.engine import Clock, Engine, Model, Request, cyclic, plain_output
+from tests.shared.live import until
 from tests.shared.strategies import Corpus, identity, write_datastore
 
 LOG = logging.getLogger("test")
@@ -251,6 +252,12 @@ def test_listeners_get_figures_and_cannot_fail(batch: BatchDrafter) -> None:
     batch.propose([[]], np.array([4], np.int32), np.ones((1, 9), np.int32))
     batch.tend()
     assert told[-1] == 1
+
+
+def test_its_thread_survives_errors(batch: BatchDrafter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_drafter, "_TEND_SECONDS", 0.001)
+    monkeypatch.setattr(batch._rows, "retire", failing)
+    until(lambda: batch.figures().errors.get("tend", 0) > 1)
 
 
 def test_its_thread_ends_with_it(place: Path) -> None:

@@ -56,6 +56,13 @@ def test_a_few_slow_steps_change_little() -> None:
     assert costs.table(1, 8) == pytest.approx([cpu(1, drafted) for drafted in range(9)], rel=0.05)
 
 
+def test_a_clock_that_stands_still_is_survived() -> None:
+    costs = StepCosts()
+    for drafted in (0, 3, 0, 5, 0, 0, 2):
+        costs.observe(2, drafted, 0.0)
+        assert np.all(costs.table(2, 8) > 0)
+
+
 def test_costs_follow_the_load() -> None:
     costs, chance = StepCosts(), np.random.default_rng(0)
     for cost in (cpu, saturated):
