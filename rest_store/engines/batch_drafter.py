@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -75,6 +75,7 @@ class BatchDrafter:
         longest: tokens of the longest row that the engine allows.
         vocabulary_size: token ids of the model.
         log: is told of each kind of error once.
+        ends: tokens that end an output, as a rule; it is then remembered at once.
         clock: seconds that pass.
 
     Thread-safe. `tend` is called by a thread of its own, until `close`.
@@ -88,6 +89,7 @@ class BatchDrafter:
         longest: int,
         vocabulary_size: int,
         log: logging.Logger,
+        ends: Set[int] = frozenset(),
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._sources = sources
@@ -97,7 +99,7 @@ class BatchDrafter:
         self._log = log
         self._clock = clock
         self._counters = Counters(sources.labels, most)
-        self._rows = RowSessions(self._open_session)
+        self._rows = RowSessions(self._open_session, ends)
         self._goodput = Goodput()
         self._drafted: _Drafted | None = None
         self._returned: float | None = None  # when the latest call did; None: the next interval is not a step's

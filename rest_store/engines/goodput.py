@@ -16,7 +16,7 @@ Floats = npt.NDArray[np.float64]
 
 _KEPT = 256  # plain steps, and steps with draft tokens, that costs are fitted to
 _HALF_LIFE = 128.0  # steps after which a step counts half
-_REFIT = 4  # steps between fits
+_REFIT = 8  # steps between fits
 _FIRST_PLAIN, _LAST_PLAIN = 8, 128  # steps between plain ones, at first and after a surprise, and in the end
 _SURPRISE = 0.2  # part by which a step differs from what was expected; as a smoothed mean, half of that
 _SLOPE = 0.04  # part of a step of one token that each further token is assumed to take

@@ -7,7 +7,7 @@ A row continues a session if it begins with the session's text.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence, Set
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ _WINDOW = 512
 _MOST_ABSENT = 256
 # After these seconds, and as many usual steps, a request counts as ended.
 _ABSENT_SECONDS = 2.0  # without its row
-_IDLE_SECONDS = 5.0  # without a call
+_IDLE_SECONDS = 3.0  # without a call
 _STEPS = 8
 _KEPT_SECONDS = 30.0  # that a session is kept without its row
 
@@ -47,6 +47,7 @@ class RowSession:
         "_checksum",
         "_context",
         "_last",
+        "_latest",
         "_output",
         "_taken",
         "_window",
@@ -98,6 +99,7 @@ class RowSession:
             self._output.extend(output)
         else:  # some of it may be another prompt, such as the next turn of a conversation
             self._begin_document(text, output)
+        self._latest = len(output)
         self._checksum = zlib.crc32(new.data, self._checksum)
         self.length = text.size
         self._window, self._last = _end_of(text)
@@ -106,14 +108,21 @@ class RowSession:
         prompt = text.size - len(output)
         self._context: list[int] = text[max(0, prompt - PROMPT_TOKENS) : prompt].tolist()
         self._output = list(output)
-        self._taken = 0
+        self._latest = len(output)  # tokens of the last step
+        self._taken = 0  # tokens of the latest document
 
-    def take_document(self) -> OutputDocument | None:
-        """Return what the model wrote; None if that is too short to be remembered, or was returned before."""
+    def take_document(self, ends: Container[int]) -> OutputDocument | None:
+        """Return what the model wrote; None if that is too short to be remembered, or was returned before.
+
+        Args:
+            ends: tokens that end an output; what the last step has after one is left out.
+        """
         if len(self._output) == self._taken:
             return None
         self._taken = len(self._output)
-        return OutputDocument.of(self._context, self._output)
+        last = self._output[-self._latest :]
+        beyond = next((len(last) - 1 - place for place, token in enumerate(last) if token in ends), 0)
+        return OutputDocument.of(self._context, self._output[: self._taken - beyond])
 
 
 def _end_of(text: Tokens) -> tuple[bytes, int]:
@@ -140,10 +149,12 @@ class RowSessions:
 
     Args:
         open_session: given the text of a new request, returns its session, or None if that fails.
+        ends: tokens that end an output, as a rule.
     """
 
-    def __init__(self, open_session: Callable[[Tokens], DraftSession | None]) -> None:
+    def __init__(self, open_session: Callable[[Tokens], DraftSession | None], ends: Set[int] = frozenset()) -> None:
         self._open_session = open_session
+        self._ends = ends
         self._present: dict[int, RowSession] = {}  # by row
         self._absent: dict[RowSession, None] = {}  # the longest absent first
         self._finished: list[OutputDocument] = []
@@ -206,6 +217,8 @@ class RowSessions:
                     self.resumed += 1
                 session.extend(text, output)
                 session.row = row
+            if not self._ends.isdisjoint(output):
+                self._finish(session)
             self._present[row] = session
             followed.append(session)
         for session in others:
@@ -230,7 +243,7 @@ class RowSessions:
         self._absent[session] = None
 
     def _finish(self, session: RowSession) -> None:
-        if (document := session.take_document()) is not None:
+        if (document := session.take_document(self._ends)) is not None:
             self._finished.append(document)
 
     def retire(self, now: float) -> tuple[list[OutputDocument], list[DraftSession]]:

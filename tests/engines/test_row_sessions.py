@@ -14,9 +14,9 @@ from rest_store.engines.row_sessions import RowSessions, Step
 class Followed:
     """Rows as lists, and sessions that are numbers, in the order in which they were opened."""
 
-    def __init__(self) -> None:
+    def __init__(self, ends: frozenset[int] = frozenset()) -> None:
         self.opened: list[list[int]] = []
-        self.rows = RowSessions(self._open)
+        self.rows = RowSessions(self._open, ends)
         self.now = 0.0
 
     def _open(self, text: Any) -> Any:
@@ -138,7 +138,7 @@ def test_an_output_is_remembered_with_the_end_of_its_prompt(followed: Followed) 
     prompt, output = text(0, 40), text(1, 10)
     for count in range(1, 11):
         followed.step({0: prompt + output[:count]})
-    assert followed.documents(4.0) == [], "the request may go on"
+    assert followed.documents(2.0) == [], "the request may go on"
     assert followed.documents() == [prompt[-16:] + output]
     assert followed.documents() == [], "once"
 
@@ -154,6 +154,23 @@ def test_an_output_is_remembered_while_others_go_on(followed: Followed) -> None:
         seconds += 0.02
     assert documents == [[0, 1, 2, 3, 4, 5, 6, 7, 8]]
     assert 1.9 < seconds < 2.1
+
+
+def test_an_output_that_ends_is_remembered_at_once() -> None:
+    """A step may have sampled more, which nobody has seen."""
+    followed = Followed(frozenset({99}))
+    followed.step({0: [1, 2, 3, 4, 5]}, 3)
+    assert followed.documents(0.0) == []
+    followed.step({0: [1, 2, 3, 4, 5, 6, 99, 7, 8]}, 4)
+    assert followed.documents(0.0) == [[1, 2, 3, 4, 5, 6, 99]]
+    assert followed.documents() == []
+
+
+def test_an_output_that_goes_on_after_an_end_is_remembered_as_a_whole() -> None:
+    followed = Followed(frozenset({99}))
+    followed.step({0: [1, 2, 3, 4, 99, 5]}, 5)
+    followed.step({0: [1, 2, 3, 4, 99, 5, 6, 7]}, 2)
+    assert followed.documents() == [[1, 2, 3, 4, 99], [1, 2, 3, 4, 99, 5, 6, 7]]
 
 
 def test_slow_steps_are_no_end(followed: Followed) -> None:

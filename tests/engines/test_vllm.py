@@ -29,11 +29,13 @@ class Vllm:
     Attributes:
         rank: of this worker among those that share each layer.
         tokenizer: the model's; None: it is run without one.
+        generation: what the model's generation_config.json holds.
     """
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.rank = 0
         self.tokenizer: object = identity(VOCABULARY)
+        self.generation: dict[str, Any] = {}
         parts: dict[str, dict[str, Any]] = {
             "vllm": {"envs": SimpleNamespace(VLLM_LOG_STATS_INTERVAL=10.0)},
             "vllm.logger": {"init_logger": logging.getLogger},
@@ -48,7 +50,11 @@ class Vllm:
 
     def config(self, settings: object, **speculative: Any) -> Any:
         model = SimpleNamespace(
-            get_vocab_size=lambda: 320, max_model_len=200, tokenizer="the-model", served_model_name="served"
+            get_vocab_size=lambda: 320,
+            max_model_len=200,
+            tokenizer="the-model",
+            served_model_name="served",
+            try_get_generation_config=lambda: self.generation,
         )
         return SimpleNamespace(
             additional_config={"rest_store": settings},
@@ -94,6 +100,19 @@ def test_it_is_made_loaded_and_asked(vllm: Vllm, place: str) -> None:
     assert drafter._batch is not None
     drafter._batch.tend()
     assert REGISTRY.get_sample_value("rest_store_engine_steps_total", {"engine": "0", "model_name": "served"})
+
+
+@pytest.mark.parametrize(
+    ("of_tokenizer", "of_model", "ends"), [(None, None, set()), (2, None, {2}), (2, [2, 7], {2, 7}), (None, 7, {7})]
+)
+def test_tokens_that_end_outputs_are_found(
+    vllm: Vllm, place: str, of_tokenizer: int | None, of_model: Any, ends: set[int]
+) -> None:
+    vllm.tokenizer = SimpleNamespace(identity=identity(VOCABULARY), eos_token_id=of_tokenizer)
+    vllm.generation = {"eos_token_id": of_model}
+    drafter = Drafter(vllm.config({"datastores": [place]}))
+    assert drafter._batch is not None
+    assert drafter._batch._rows._ends == ends
 
 
 def test_workers_that_are_not_asked_open_nothing(vllm: Vllm, tmp_path: Path) -> None:

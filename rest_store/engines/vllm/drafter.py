@@ -106,9 +106,10 @@ def _batch_drafter(vllm_config: VllmConfig, settings: EngineSettings) -> BatchDr
     model = vllm_config.model_config
     assert vllm_config.speculative_config is not None  # or vLLM would not make this
     vocabulary_size = int(model.get_vocab_size())
+    tokenizer = cached_tokenizer_from_config(model)
     sources = EngineSources(
         settings,
-        cached_tokenizer_from_config(model),
+        tokenizer,
         name=str(model.tokenizer),
         vocabulary_size=vocabulary_size,
         where=_WHERE,
@@ -120,8 +121,15 @@ def _batch_drafter(vllm_config: VllmConfig, settings: EngineSettings) -> BatchDr
         longest=int(model.max_model_len),
         vocabulary_size=vocabulary_size,
         log=log,
+        ends=_ends(getattr(tokenizer, "eos_token_id", None), model.try_get_generation_config().get("eos_token_id")),
     )
     batch.listen(LogLines(log, float(envs.VLLM_LOG_STATS_INTERVAL)))
     engine = str(vllm_config.parallel_config.data_parallel_index)
     batch.listen(PrometheusCounters({"engine": engine, "model_name": str(model.served_model_name)}))
     return batch
+
+
+def _ends(*tokens: int | list[int] | None) -> frozenset[int]:
+    """Return the tokens that end an output: of each source one, several, or none."""
+    several = [one if isinstance(one, list) else [one] for one in tokens if one is not None]
+    return frozenset(token for some in several for token in some)
