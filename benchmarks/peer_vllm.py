@@ -94,11 +94,16 @@ class Engine:
             "drafted": self._drafted,
         }
 
-    def begin(self, known: list[Text]) -> None:
-        """Put a new drafter in place of the one that is there, which knows these texts alone."""
-        self._llm.collective_rpc(self._replace, args=(known,))
+    def begin(self, known: list[Text], suffix: dict[str, Any]) -> None:
+        """Put a new drafter in place of the one that is there.
 
-    def _replace(self, worker: Any, known: list[Text]) -> None:
+        Args:
+            known: the texts that it knows.
+            suffix: settings if it is that of suffix decoding.
+        """
+        self._llm.collective_rpc(self._replace, args=(known, suffix))
+
+    def _replace(self, worker: Any, known: list[Text], suffix: dict[str, Any]) -> None:
         runner = worker.model_runner
         if not hasattr(runner, "drafter"):
             return
@@ -109,6 +114,7 @@ class Engine:
         drafter = runner.drafter = make(runner.vllm_config)
         drafter.load_model(runner.get_model())
         if hasattr(drafter, "suffix_cache"):
+            vars(drafter).update(suffix)
             for number, (prompt, output) in enumerate(known):
                 drafter.suffix_cache.start_request(-1 - number, np.array(prompt, np.int32))
                 drafter.suffix_cache.add_active_response(-1 - number, output)
@@ -146,7 +152,7 @@ if __name__ == "__main__":
     serve(
         {
             "start": start,
-            "begin": lambda known: one["engine"].begin(known),
+            "begin": lambda **arguments: one["engine"].begin(**arguments),
             "answer": lambda **arguments: one["engine"].answer(**arguments),
         }
     )

@@ -41,10 +41,8 @@ class Server:
         command = [*COMMAND, "serve", model, "--served-model-name", "tiny"]
         command += ["--host", "127.0.0.1", "--port", self.url.rpartition(":")[2]]
         command += ["--dtype", "float32", "--enforce-eager", "--max-model-len", LENGTH, "--max-num-seqs", 4]
-        command += [
-            "--shutdown-timeout",
-            PATIENCE,
-        ]  # without it, vLLM kills its processes with what is not remembered yet
+        # Without this, vLLM kills its processes with what is not remembered yet.
+        command += ["--shutdown-timeout", int(PATIENCE)]
         command += ["--speculative-config", json.dumps(speculative(DRAFTER))]
         command += ["--additional-config", json.dumps({"rest_store": settings})]
         (figures := log.with_name("figures")).mkdir()
