@@ -31,8 +31,6 @@ _TEND_SECONDS = 0.5  # between looks at what has ended
 # Draft tokens that a row is asked for: so many, and for each that was verified last so many more. Longer drafts would
 # seldom be verified, and take time.
 _LEAST_ASKED, _GROWTH = 4, 2
-
-
 _EMPTY = TokenTree([], [], [], scores=[], origins=[])
 
 
@@ -43,11 +41,13 @@ class _Asked(NamedTuple):
         row: the row's text.
         session: its session.
         new: int32[n], tokens that the session does not have yet.
+        room: draft tokens that it is asked for.
     """
 
     row: RowSession
     session: DraftSession
     new: Tokens
+    room: int
 
 
 class _Drafted(NamedTuple):
@@ -162,21 +162,20 @@ class BatchDrafter:
             self._goodput.observe(len(rows), step.verified, began - self._returned)
         if not rows or not self._goodput.wants_drafts():
             return
-        asked, rooms = [], []
+        asked = []
         for session, text in zip(step.sessions, texts, strict=True):
             reach = self._most if session.chosen is None else _LEAST_ASKED + _GROWTH * session.chosen
             room = min(self._most, reach, self._longest - 1 - session.length)
             if session.session is not None and room > 0:
-                asked.append(_Asked(session, session.session, text[session.told :]))
-                rooms.append(room)
+                asked.append(_Asked(session, session.session, text[session.told :], room))
         if asked:
             asked_at = self._clock()
-            self._tell(asked)
-            self._choose(asked, self._trees(asked, rooms), len(rows), drafts)
+            asked = self._told(asked)
+            self._choose(asked, self._trees(asked), len(rows), drafts)
             self._goodput.settle(self._clock() - asked_at)
 
-    def _tell(self, asked: list[_Asked]) -> None:
-        """Tell sessions what their rows have grown by since they were told last."""
+    def _told(self, asked: list[_Asked]) -> list[_Asked]:
+        """Tell sessions what their rows have grown by since they were told last; return those that took it."""
         told = [one for one in asked if one.new.size]
         try:
             accept_all([one.session for one in told], [one.new for one in told])
@@ -186,6 +185,7 @@ class BatchDrafter:
                 self._accept_alone(one)
         for one in told:
             one.row.told = one.row.length
+        return [one for one in asked if one.row.session is not None]
 
     def _accept_alone(self, one: _Asked) -> None:
         """Tell one session, unless it was; give it up if that fails."""
@@ -195,23 +195,23 @@ class BatchDrafter:
         except Exception as error:
             self._give_up(one, "accept", error)
 
-    def _trees(self, asked: list[_Asked], rooms: list[int]) -> list[TokenTree]:
+    def _trees(self, asked: list[_Asked]) -> list[TokenTree]:
         """Return a chain for each row."""
         try:
-            trees = draft_all([one.session for one in asked], rooms, shape="chain")
+            trees = draft_all([one.session for one in asked], [one.room for one in asked], shape="chain")
         except Exception as error:
             self.say("draft", error)
-            trees = [self._draft_alone(one, room) for one, room in zip(asked, rooms, strict=True)]
+            trees = [self._draft_alone(one) for one in asked]
         for one in asked:
             if absent := one.session.statistics.absent:
                 for absence in absent.values():
                     self.say("source", absence.reason)
         return trees
 
-    def _draft_alone(self, one: _Asked, room: int) -> TokenTree:
+    def _draft_alone(self, one: _Asked) -> TokenTree:
         """Return the chain of one row; if that fails, give its session up."""
         try:
-            return one.session.draft(room, shape="chain")
+            return one.session.draft(one.room, shape="chain")
         except Exception as error:
             self._give_up(one, "draft", error)
             return _EMPTY
@@ -268,7 +268,10 @@ class BatchDrafter:
         with self._lock:
             self.say("propose", error)
             self._drafted = None
-            self._let_go(*self._rows.clear())
+            try:
+                self._let_go(*self._rows.clear())
+            except Exception as another:
+                self.say("close", another)
 
     def say(self, where: str, error: BaseException | str) -> None:
         """Count an error, and log it if it is the first of its kind.
@@ -337,10 +340,8 @@ class BatchDrafter:
         with self._lock:
             documents, sessions = self._rows.clear()
             self._let_go([], sessions)
-            target = self._sources.target
-            if (
-                documents := self._unknown(documents)
-            ) and target is not None:  # at the end of a program, no thread of a queue starts any more
+            documents, target = self._unknown(documents), self._sources.target
+            if documents and target is not None:  # at the end of a program, no thread of a queue starts any more
                 try:
                     target.add([document.tokens for document in documents], ids=[document.id for document in documents])
                 except Exception as error:

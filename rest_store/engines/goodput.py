@@ -17,8 +17,8 @@ Floats = npt.NDArray[np.float64]
 _KEPT = 256  # plain steps, and steps with draft tokens, that costs are fitted to
 _HALF_LIFE = 128.0  # steps after which a step counts half
 _REFIT = 8  # steps between fits
-_FIRST_PLAIN, _LAST_PLAIN = 8, 128  # steps between plain ones, at first and after a surprise, and in the end
-_SURPRISE = 0.2  # part by which a step differs from what was expected; as a smoothed mean, half of that
+_FIRST_PLAIN, _LAST_PLAIN = 16, 128  # steps between plain ones, at first and after a surprise, and in the end
+_SURPRISE = 0.3  # part by which a step differs from what was expected; as a smoothed mean, half of that
 _SLOPE = 0.04  # part of a step of one token that each further token is assumed to take
 _SLOPE_WEIGHT = 4.0  # of that assumption: of a step at two tokens from the others
 _JUMP_WEIGHT = 1.0  # steps' worth of the assumption that drafting as such takes no time
@@ -59,7 +59,7 @@ class StepCosts:
     def __init__(self) -> None:
         self._plain, self._drafted = _Steps(), _Steps()
         self._observed = 0
-        self._plain_at, self._plain_after = -_FIRST_PLAIN, _FIRST_PLAIN
+        self._plain_at, self._plain_after = 0, _FIRST_PLAIN
         self._fit_at = 0
         self._fit_rows = 0
         self._line = (1.0, _SLOPE, 0.0)  # intercept, slope, jump

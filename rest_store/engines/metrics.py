@@ -49,7 +49,7 @@ class LogLines:
         if now - self._said_at < self._interval:
             return
         self._said_at = now
-        if self._said is None or figures.calls != self._said.calls:
+        if figures.calls != (self._said.calls if self._said is not None else 0):
             self._log.info("rest-store: %s", line(figures, self._said))
         self._said = figures
 

@@ -193,7 +193,7 @@ class RowSessions:
                 sessions.append(session)
             else:
                 sessions.append(None)
-        others = [*before.values(), *self._absent]  # whose rows were moved or left
+        others = [*before.values(), *self._absent]  # whose requests were moved, or have no row
         followed: list[RowSession] = []
         for row, text, output, found in zip(rows, texts, outputs, sessions, strict=True):
             session = found if found is not None else self._find(others, text)
@@ -222,7 +222,7 @@ class RowSessions:
             self._present[row] = session
             followed.append(session)
         for session in others:
-            if session.absent_since is None and self._present.get(session.row) is not session:
+            if session.absent_since is None:
                 self._leave(session, now)
         if self._called is not None and plain:
             self._pace += (now - self._called - self._pace) / 8

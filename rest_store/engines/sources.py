@@ -79,7 +79,7 @@ class EngineSources:
                 self._opened.append(source)
             require_sources(where, [*self._opened, PromptLookup()])
             self._require_same_tokenizers(vocabulary_size)
-            stack.pop_all()
+            self._stack = stack.pop_all()
         self.labels = [*("memory" if place == remember else place for place in places), "prompt"]
         self.target: RememberTarget | None = self._opened[places.index(remember)] if remember else None
 
@@ -119,8 +119,7 @@ class EngineSources:
 
     def close(self) -> None:
         """Close all sources; what is queued to be remembered is written first, for two seconds at most."""
-        for source in self._opened:
-            source.close()
+        self._stack.close()
 
 
 def _normal(place: str) -> str:

@@ -201,8 +201,9 @@ def test_whatever_fails_is_answered_with_no_drafts(batch: BatchDrafter, monkeypa
     with monkeypatch.context() as patched:
         patched.setattr(batch._rows, "follow", failing)
         engine.step()
+        patched.setattr(batch._rows, "clear", failing)
         engine.step()
-    assert batch.figures().errors == {"propose": 2}
+    assert batch.figures().errors == {"propose": 2, "close": 1}
     outputs_are_plain(engine, [])
     assert engine.accepted > 0
 

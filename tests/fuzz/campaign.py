@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-NAMES = ("generations", "messages", "damage", "kills", "live_kills")
+NAMES = ("generations", "messages", "damage", "kills", "live_kills", "engine_batches")
 CASE = "case.txt"
 HANGS_AFTER = 90.0  # seconds; a case takes a few, on a busy machine some more
 

@@ -162,7 +162,7 @@ class Engine:
         for draft, request in zip(drafts, self.requests, strict=True):
             assert type(draft) is list
             assert len(draft) <= self.most
-            assert len(request.text) + len(draft) + 1 <= self.longest
+            assert not draft or len(request.text) + len(draft) + 1 <= self.longest
             for token in draft:
                 assert type(token) is int
                 assert 0 <= token < self.vocabulary
