@@ -50,7 +50,7 @@ $(VLLM)/.packages: $(VLLM_LIST)
 
 test-vllm: $(VLLM)/.packages
 	REST_STORE_REQUIRE_NATIVE=1 $(VLLM_PIP) install -q --no-deps --no-build-isolation -C build-dir=build/vllm -e .
-	$(VLLM)/bin/python -m pytest tests/engines
+	$(VLLM)/bin/python -m pytest tests/engines/vllm
 
 # Random generations, messages, damage and kills; a failure says how to run its case again.
 fuzz: setup

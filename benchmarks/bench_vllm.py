@@ -130,7 +130,6 @@ def started(stack: ExitStack, name: str, options: Mapping[str, Any]) -> Ask:
         LD_PRELOAD=":".join(map(str, libraries)),
         KMP_BLOCKTIME="1",
         VLLM_ENABLE_V1_MULTIPROCESSING="0",
-        VLLM_CPU_KVCACHE_SPACE="1",
         VLLM_NO_USAGE_STATS="1",
         VLLM_LOGGING_LEVEL="ERROR",
     )

@@ -45,6 +45,7 @@ class Engine:
             dtype="float32",
             enforce_eager=True,
             enable_prefix_caching=False,  # later rounds would read no prompts
+            kv_cache_memory_bytes=512 << 20,
             max_num_seqs=rows,
             max_model_len=length,
             speculative_config=speculative,

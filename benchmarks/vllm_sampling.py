@@ -11,12 +11,12 @@ from typing import Any
 
 
 def repeat_settings() -> None:
-    """Have vLLM repeat them rightly in this process; call it once an engine has started."""
+    """Have vLLM repeat them rightly in this process."""
     import torch
-    from vllm.triton_utils.dispatcher import register_kernels
+    from vllm.v1.sample import rejection_sampler
 
-    def expand(output: Any, values: Any, ends: Any, replaced: float, replacement: float, most: int = 0) -> None:
+    def repeated(values: Any, ends: Any, number: int, replace_from: float = 0, replace_to: float = 0) -> Any:
         counts = torch.diff(ends, prepend=ends.new_zeros(1))
-        output.copy_(values.masked_fill(values == replaced, replacement).repeat_interleave(counts))
+        return values.masked_fill(values == replace_from, replace_to).repeat_interleave(counts)
 
-    register_kernels({"vllm.v1.sample.rejection_sampler.expand_kernel": expand})
+    rejection_sampler.expand_batch_to_tokens = repeated

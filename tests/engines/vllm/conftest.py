@@ -37,17 +37,19 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model"), hidden_size=128, vocab_size=len(text_tokenizer()))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def plain(model: Path) -> Iterator[Any]:
-    """Plain vLLM."""
+    """Plain vLLM; not longer than a module, since the end of any engine ends what all in a process share."""
     with engine(model) as llm:
         yield llm
 
 
 @pytest.fixture(scope="session")
-def vocabulary(plain: Any) -> int:
+def vocabulary() -> int:
     """The number of token ids."""
-    return len(plain.get_tokenizer())
+    from tests.shared.tiny import text_tokenizer
+
+    return len(text_tokenizer())
 
 
 @pytest.fixture(scope="session")
@@ -75,9 +77,10 @@ def requests(vocabulary: int) -> list[Request]:
 
 
 @pytest.fixture(scope="session")
-def texts(plain: Any, requests: list[Request]) -> list[list[int]]:
+def texts(model: Path, requests: list[Request]) -> list[list[int]]:
     """What plain vLLM answers."""
-    return answers(plain, requests)
+    with engine(model) as llm:
+        return answers(llm, requests)
 
 
 @pytest.fixture(scope="session")
