@@ -48,6 +48,7 @@ class Engine:
             kv_cache_memory_bytes=512 << 20,
             max_num_seqs=rows,
             max_model_len=length,
+            max_num_batched_tokens=length,
             speculative_config=speculative,
             additional_config={"rest_store": settings} if settings else {},
         )
