@@ -15,7 +15,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 MINUTES ?= 10
 SEED ?=
 
-.PHONY: setup test fuzz demo lint format proto bench docs sanitize clean
+.PHONY: setup test test-vllm fuzz demo lint format proto bench docs sanitize clean
 .DELETE_ON_ERROR:
 
 setup: $(STAMP)
@@ -36,6 +36,21 @@ $(STAMP): $(VENV)/.packages $(NATIVE)
 
 test: setup
 	$(BIN)/python -m pytest
+
+# vLLM in an environment of its own, since it wants other versions. Its own requirements name torch's packages for images
+# and sound, too; all that it needs for text is in the list.
+VLLM := .venv-vllm
+VLLM_LIST := tests/engines/vllm/requirements.txt
+VLLM_PIP := $(VLLM)/bin/python -m pip --disable-pip-version-check
+$(VLLM)/.packages: $(VLLM_LIST)
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM_PIP) install -q -c $(VLLM_LIST) torch
+	$(VLLM_PIP) install -q --no-deps -r $(VLLM_LIST)
+	touch $@
+
+test-vllm: $(VLLM)/.packages
+	REST_STORE_REQUIRE_NATIVE=1 $(VLLM_PIP) install -q --no-deps --no-build-isolation -C build-dir=build/vllm -e .
+	$(VLLM)/bin/python -m pytest tests/engines/vllm
 
 # Random generations, messages, damage and kills; a failure says how to run its case again.
 fuzz: setup

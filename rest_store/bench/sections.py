@@ -10,6 +10,7 @@ from rest_store.bench.results import Result
 from rest_store.bench.tables import (
     DRAFTED,
     FAMILIES,
+    VLLM,
     drafting_table,
     in_order,
     infini_gram_table,
@@ -22,6 +23,7 @@ from rest_store.bench.tables import (
     sizes_table,
     speed_table,
     suffix_decoding_table,
+    vllm_table,
 )
 
 _CURVES = {
@@ -224,6 +226,27 @@ def _live(figures: Mapping[str, Any]) -> list[Exhibit]:
     return [live_table(figures), Lines(title, "tokens remembered", "M, relative", curves)]
 
 
+def _vllm(figures: Mapping[str, Any]) -> list[Exhibit]:
+    batches = figures["batches"]
+    ways = list(next(iter(batches.values())))
+    speeds = {VLLM.get(way, way): [part[way]["of none"] for part in batches.values()] for way in ways if way != "none"}
+    shares: list[list[Cell]] = [
+        [VLLM.get(way, way), *(f"{100 * part[way]['share of propose']:.1f} %" for part in batches.values())]
+        for way in ways
+        if way != "none"
+    ]
+    against: list[list[Cell]] = [
+        [VLLM.get(way, way), *(part[way].get("of suffix") for part in batches.values())] for way in ways
+    ]
+    categories = [f"{batch} at once" for batch in batches]
+    return [
+        vllm_table(figures),
+        Bars("Speed by rows at once", "times no drafts", categories, speeds, reference=1.0),
+        Table("Speed relative to suffix decoding, cold or warm as it is", ["drafting", *categories], against),
+        Table("Share of time in `propose`", ["drafting", *categories], shares),
+    ]
+
+
 def _paper(figures: Mapping[str, Any]) -> list[Exhibit]:
     rows = figures["rows"]
     exhibits: list[Exhibit] = [*paper_tables(figures)]
@@ -274,6 +297,11 @@ _KINDS: dict[str, tuple[str, str, _Show]] = {
         "Generation",
         "The same prompts continued by each method in turn, on one model. Speed is relative to plain generation.",
         _speed,
+    ),
+    "vllm": (
+        "vLLM",
+        "The same prompts answered by vLLM with each way of drafting in turn.",
+        _vllm,
     ),
     "query": ("Queries", "What a draft costs through the Python API, for contexts of recorded outputs.", _query),
     "service": (

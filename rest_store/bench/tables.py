@@ -37,6 +37,15 @@ QUERIES = {
     "draft, 8 shards": "`draft`, eight shards",
     "longest_suffix_match": "`longest_suffix_match`",
 }
+VLLM = {
+    "none": "none",
+    "ngram": "n-gram lookup",
+    "suffix, cold": "suffix decoding, cold",
+    "suffix, warm": "suffix decoding, warm",
+    "corpora": "rest-store, corpora",
+    "corpora and memory, cold": "rest-store, corpora and memory, cold",
+    "corpora and memory, warm": "rest-store, corpora and memory, warm",
+}
 _TRANSPORTS = {"TCP": "TCP", "Unix": "Unix socket"}
 
 
@@ -266,6 +275,26 @@ def live_table(figures: Mapping[str, Any]) -> Table:
         for remembered in dict.fromkeys(row["remembered"] for row in figures["rows"])
     ]
     return Table("M by what is remembered", header, rows)
+
+
+def vllm_table(figures: Mapping[str, Any]) -> Table:
+    """Tokens a second in vLLM, relative to no drafts, and of a row and step, by way of drafting and rows at once."""
+    parts = {"": figures["batches"], "nothing to draft; ": figures["nothing to draft"]}
+    batches = list(figures["batches"])
+    rows: list[list[Cell]] = []
+    for name, part in parts.items():
+        for way in dict.fromkeys(way for batch in batches for way in part[batch]):
+            cells = [_vllm_cell(part[batch][way]) for batch in batches]
+            rows.append([name + VLLM.get(way, way), *cells])
+    header = [
+        "tokens a second / relative to none / tokens of a row and step",
+        *(f"{batch} at once" for batch in batches),
+    ]
+    return Table("Speed in vLLM", header, rows)
+
+
+def _vllm_cell(row: Mapping[str, Any]) -> str:
+    return f"{row['tokens a second']:.0f} / {row['of none']:.2f} / {row['tokens a row and step']:.2f}"
 
 
 def paper_tables(figures: Mapping[str, Any]) -> list[Table]:

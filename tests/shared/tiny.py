@@ -180,13 +180,19 @@ def text_tokenizer() -> Any:
     return tokenizer
 
 
-def write_model(directory: Path) -> Path:
-    """Write a tiny Llama that reads text, with its tokenizer; return `directory`."""
+def write_model(directory: Path, **config: Any) -> Path:
+    """Write a tiny Llama that reads text, with its tokenizer; return `directory`.
+
+    Args:
+        directory: of the model.
+        config: what differs in its configuration.
+    """
     torch.manual_seed(3)
-    config = transformers.LlamaConfig(
-        vocab_size=512, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.3, eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
-    transformers.LlamaForCausalLM(config).save_pretrained(directory)
+    usual = {
+        "vocab_size": 512, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.3, "eos_token_id": None,
+        "pad_token_id": 0,
+    }  # fmt: skip
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**usual, **config})).save_pretrained(directory)
     text_tokenizer().save_pretrained(directory)
     return directory

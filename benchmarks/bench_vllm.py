@@ -1,0 +1,226 @@
+"""Measure vLLM without drafts, with its own ways of drafting from texts, and with rest-store's drafter.
+
+Run it with the interpreter of `make test-vllm`, into which `pip install --no-build-isolation --no-deps
+arctic-inference==0.3.0` has put suffix decoding as well. Each way of drafting has an engine in a process of its own,
+and the engines take turns: they answer the same held-out prompts of the recordings, greedily, so many at a time. Each
+round begins with new drafters: cold, they know nothing of the model's outputs; warm, they know those of all recordings
+for fitting, as if they had answered these prompts before. Both learn from what they answer meanwhile.
+
+Besides, prompts that nothing matches: random tokens, continued by sampling at a temperature of 2.
+
+Reported: tokens a second, the reading of prompts included (median over rounds), and relative to vLLM without drafts and
+to suffix decoding (median over rounds of the ratio in each); tokens that a row gets in a step, and tokens drafted for
+it; the share of time that `propose` takes; and how many texts are those without drafts.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from peer_process import PeerProcess
+
+from rest_store.bench.environment import write_result
+from rest_store.bench.options import PATH, SHOW_DEFAULTS, datastores_option, json_option
+from rest_store.bench.prompts import interleaved, recorded_prompts
+from rest_store.bench.recordings import Recording, read_recordings, split
+
+LENGTH = 2048  # of the longest text, with its prompt
+TURN = 4  # a turn answers so many times the rows of prompts
+WARM_UP = 16  # tokens of each text
+GREEDY = {"temperature": 0.0}
+NOTHING = {"temperature": 2.0, "ignore_eos": True}
+# The best in replays of the recordings for fitting, with 20.5 ms for a step and 0.95 ms for each token in it. Those of
+# suffix decoding are of depths of 24 and 64, 8 to 24 tokens, factors from 1 to 16, and probabilities from 0 to 0.5.
+NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 5}
+SUFFIX = {"method": "suffix", "num_speculative_tokens": 8}
+SUFFIX_ALONE = {"max_spec_factor": 2.0, "min_token_prob": 0.2}  # with one row
+SUFFIX_IN_BATCHES = {"max_spec_factor": 1.0, "min_token_prob": 0.5}
+OURS = {"method": "custom_class", "model": "rest_store.engines.vllm.Drafter", "num_speculative_tokens": 8}
+SUMMED = ("seconds", "tokens", "steps", "row steps", "propose seconds", "drafted")
+
+Answers = dict[str, Any]  # what `peer_vllm.py` returns
+Ask = Callable[..., Any]  # what an engine is asked, and with what
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way of drafting.
+
+    Attributes:
+        speculative: the speculative configuration; None: no drafts.
+        remembers: whether our drafter remembers answers.
+        warm: whether the drafter knows outputs to begin with.
+    """
+
+    speculative: dict[str, Any] | None
+    remembers: bool = False
+    warm: bool = False
+
+
+WAYS = {
+    "none": Way(None),
+    "ngram": Way(NGRAM),
+    "suffix, cold": Way(SUFFIX),
+    "suffix, warm": Way(SUFFIX, warm=True),
+    "corpora": Way(OURS),
+    "corpora and memory, cold": Way(OURS, remembers=True),
+    "corpora and memory, warm": Way(OURS, remembers=True, warm=True),
+}
+
+
+@click.command(
+    help=__doc__,
+    context_settings=SHOW_DEFAULTS,
+    epilog="Example: python benchmarks/bench_vllm.py --model SMOLLM2 --recordings traces.jsonl.gz --datastore code.ds",
+)
+@click.option("--model", required=True, help="Directory of the model.")
+@click.option("--recordings", type=PATH, required=True, help="JSON lines with prompt and output as token ids.")
+@datastores_option
+@click.option("--batch", "batches", multiple=True, default=(1, 4, 8, 16), type=click.IntRange(1), help="Rows at once.")
+@click.option("--prompts", default=20, type=click.IntRange(1), help="Prompts, or twice the rows if these are more.")
+@click.option("--max-new-tokens", default=128, type=click.IntRange(8), help="Most tokens of each text.")
+@click.option("--rounds", default=2, type=click.IntRange(1), help="Rounds of all ways.")
+@click.option("--way", "chosen", multiple=True, type=click.Choice(list(WAYS)), help="Only these. Default: all.")
+@json_option
+def main(**options: Any) -> None:
+    ways = [name for name in WAYS if name in options["chosen"] or not options["chosen"]]
+    most = options["max_new_tokens"]
+    fitting, _ = split(read_recordings(options["recordings"]), "bench_vllm.py")
+    known = [(one.prompt.tolist(), one.output[:most].tolist()) for one in fitting]
+    prompts = [one.tokens for one in interleaved(recorded_prompts(options["recordings"], count=sys.maxsize))]
+    settings = {"ngram": NGRAM, "suffix": SUFFIX, "one row": SUFFIX_ALONE, "more rows": SUFFIX_IN_BATCHES, "ours": OURS}
+    figures: dict[str, Any] = {"settings": settings, "known texts": len(known), "batches": {}, "nothing to draft": {}}
+    with ExitStack() as stack:
+        engines = {name: started(stack, name, options) for name in ways}
+        for batch in options["batches"]:
+            for ask in engines.values():
+                ask("answer", prompts=[text for text, _ in known[:batch]], rows=batch, sampling=GREEDY, most=WARM_UP)
+            some, random = prompts[: max(options["prompts"], 2 * batch)], random_prompts(fitting, max(4, batch))
+            for kind, asked, sampling in (("batches", some, GREEDY), ("nothing to draft", random, NOTHING)):
+                taking_turns = [name for name in ways if kind == "batches" or not WAYS[name].warm]
+                rounds = []
+                for number in range(options["rounds"]):
+                    suffix = SUFFIX_ALONE if batch == 1 else SUFFIX_IN_BATCHES
+                    for name in taking_turns:
+                        engines[name]("begin", known=known if WAYS[name].warm else [], suffix=suffix)
+                    fields = {"rows": batch, "sampling": sampling, "most": most}
+                    rounds.append(in_turns({name: engines[name] for name in taking_turns}, asked, number, fields))
+                figures[kind][str(batch)] = summarize(rounds, comparable=sampling is GREEDY)
+                report(f"{kind}, {batch} at once", figures[kind][str(batch)])
+    packages = ("numpy", "torch", "transformers", *packages_distributions()["vllm"][:1])
+    write_result(options["json_file"], "vllm", options, packages, figures)
+
+
+def started(stack: ExitStack, name: str, options: Mapping[str, Any]) -> Ask:
+    """Start the engine of a way; `stack` ends it."""
+    libraries = sorted(Path(sysconfig.get_paths()["data"], "lib").glob("libiomp5.so"))
+    os.environ.update(  # as vLLM's guide for CPUs says, in one process, whose threads make room for the next turn soon
+        LD_PRELOAD=":".join(map(str, libraries)),
+        KMP_BLOCKTIME="1",
+        VLLM_ENABLE_V1_MULTIPROCESSING="0",
+        VLLM_NO_USAGE_STATS="1",
+        VLLM_LOGGING_LEVEL="ERROR",
+    )
+    way = WAYS[name]
+    settings = {"datastores": [str(path) for path in options["datastores"]]} if way.speculative is OURS else {}
+    if way.remembers:
+        settings["remember"] = stack.enter_context(tempfile.TemporaryDirectory(prefix="rest-store-")) + "/live"
+    peer = stack.enter_context(PeerProcess(sys.executable, "peer_vllm.py"))
+    rows = max(options["batches"])
+    version = peer.ask(
+        "start", model=options["model"], speculative=way.speculative, settings=settings, rows=rows, length=LENGTH
+    )
+    print(f"vLLM {version}: {name}", flush=True)
+    return peer.ask
+
+
+def random_prompts(like: Sequence[Recording], count: int) -> list[list[int]]:
+    """Return as many random tokens as the prompts of `like` have, but at most 200."""
+    rng = np.random.default_rng(0)
+    largest = max(int(one.prompt.max()) for one in like)
+    return [rng.integers(largest, size=min(one.prompt.size, 200)).tolist() for one in like[:count]]
+
+
+def in_turns(
+    engines: Mapping[str, Ask], prompts: Sequence[list[int]], number: int, fields: Mapping[str, Any]
+) -> dict[str, list[Answers]]:
+    """Have all engines answer all prompts, in turns of `TURN` times their rows; each turn begins with another one.
+
+    Args:
+        engines: by way.
+        prompts: the prompts.
+        number: of the round.
+        fields: what the engines are asked besides.
+    """
+    names, size = list(engines), TURN * fields["rows"]
+    answers: dict[str, list[Answers]] = {name: [] for name in names}
+    for turn, start in enumerate(range(0, len(prompts), size)):
+        for place in range(len(names)):
+            name = names[(number + turn + place) % len(names)]
+            answers[name].append(engines[name]("answer", prompts=prompts[start : start + size], **fields))
+    return answers
+
+
+def summarize(
+    rounds: Sequence[Mapping[str, Sequence[Answers]]], *, comparable: bool = True
+) -> dict[str, dict[str, Any]]:
+    """Return the figures of each way.
+
+    Args:
+        rounds: of each, what each way answered in its turns.
+        comparable: whether all ways should write the same texts.
+    """
+    rates = {name: [rate(one[name]) for one in rounds] for name in rounds[0]}
+    figures = {}
+    for name in rates:
+        turns = [turn for one in rounds for turn in one[name]]
+        texts = [text for turn in turns for text in turn["texts"]]
+        total = {key: sum(turn[key] for turn in turns) for key in SUMMED}
+        row: dict[str, Any] = {"tokens a second": round(statistics.median(rates[name]), 1)}
+        for key, other in (("of none", "none"), ("of suffix", f"suffix, {'warm' if WAYS[name].warm else 'cold'}")):
+            if other in rates:
+                ratios = [one / against for one, against in zip(rates[name], rates[other], strict=True)]
+                row[key] = round(statistics.median(ratios), 3)
+                row[f"{key}, by round"] = [round(ratio, 3) for ratio in ratios]
+        row["tokens a row and step"] = round((total["tokens"] - len(texts)) / total["row steps"], 3)
+        row["drafted a row and step"] = round(total["drafted"] / total["row steps"], 3)
+        row["share of propose"] = round(total["propose seconds"] / total["seconds"], 4)
+        row["milliseconds a step"] = round(1e3 * total["seconds"] / total["steps"], 2)
+        if comparable and "none" in rates:
+            plain = [text for one in rounds for turn in one["none"] for text in turn["texts"]]
+            same = sum(text == other for text, other in zip(texts, plain, strict=True))
+            row["identical"] = f"{same} of {len(texts)}"
+        figures[name] = row
+    return figures
+
+
+def rate(turns: Sequence[Answers]) -> float:
+    """Return the tokens a second of a round."""
+    return float(sum(turn["tokens"] for turn in turns) / sum(turn["seconds"] for turn in turns))
+
+
+def report(title: str, figures: Mapping[str, Mapping[str, Any]]) -> None:
+    print(title)
+    for name, row in figures.items():
+        cells = [f"{row['tokens a second']:7.1f} tokens/s"]
+        cells += [f"{row[key]:.2f} {key}" for key in ("of none", "of suffix") if key in row]
+        cells += [f"{row[f'{what} a row and step']:.2f} {what}" for what in ("tokens", "drafted")]
+        cells += [f"propose {100 * row['share of propose']:.1f}%"]
+        cells += [f"identical {row['identical']}"] if "identical" in row else []
+        print(f"  {name:<26}" + "  ".join(cells), flush=True)
+
+
+if __name__ == "__main__":
+    main()

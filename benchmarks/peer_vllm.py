@@ -1,0 +1,161 @@
+"""One engine of vLLM with one way of drafting, for `bench_vllm.py`; runs where vLLM is installed.
+
+Requests go through the engine's own steps, so many at a time, in this process. A step's outputs say how many tokens
+each row got, and a clock around the drafter's `propose` how long it took.
+"""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from peer_process import serve
+from vllm import LLM, SamplingParams
+from vllm.sampling_params import RequestOutputKind
+from vllm_sampling import repeat_settings
+
+from rest_store.drafting.output_document import OutputDocument
+from rest_store.live.live_datastore import LiveDatastore
+
+Text = tuple[list[int], list[int]]  # prompt and output
+DRAFTER = "rest_store.engines.vllm.Drafter"
+
+
+class Engine:
+    """An engine, its drafter, and what the drafter knows.
+
+    Args:
+        model: directory.
+        speculative: the speculative configuration; None: no drafts.
+        settings: of our drafter, if it is ours.
+        rows: most requests at once.
+        length: of the longest text, with its prompt.
+    """
+
+    def __init__(
+        self, model: str, speculative: dict[str, Any] | None, settings: dict[str, Any], rows: int, length: int
+    ) -> None:
+        self._llm = LLM(
+            model,
+            dtype="float32",
+            enforce_eager=True,
+            enable_prefix_caching=False,  # later rounds would read no prompts
+            kv_cache_memory_bytes=512 << 20,
+            max_num_seqs=rows,
+            max_model_len=length,
+            max_num_batched_tokens=length,
+            speculative_config=speculative,
+            additional_config={"rest_store": settings} if settings else {},
+        )
+        repeat_settings()
+        self._remember = settings.get("remember")
+        self._seconds = 0.0  # in `propose`
+        self._drafted = 0
+        self._requests = 0
+
+    def answer(self, prompts: list[list[int]], rows: int, sampling: dict[str, Any], most: int) -> dict[str, Any]:
+        """Answer prompts, `rows` at a time; return the texts and what it took.
+
+        The first token of a text comes from reading its prompt, with which no draft can help: "row steps" are those of
+        all rows after it.
+        """
+        engine = self._llm.llm_engine
+        texts: list[list[int]] = [[] for _ in prompts]
+        self._seconds, self._drafted = 0.0, 0
+        waiting = list(range(len(prompts)))
+        row_steps = steps = 0
+        began = time.perf_counter()
+        while waiting or engine.has_unfinished_requests():
+            while waiting and engine.get_num_unfinished_requests() < rows:
+                place = waiting.pop(0)
+                params = SamplingParams(
+                    **sampling,
+                    max_tokens=most,
+                    detokenize=False,
+                    output_kind=RequestOutputKind.DELTA,
+                )
+                self._requests += 1
+                engine.add_request(f"{place} {self._requests}", {"prompt_token_ids": prompts[place]}, params)
+            steps += 1
+            for output in engine.step():
+                text = texts[int(output.request_id.split()[0])]
+                row_steps += bool(text)
+                text += output.outputs[0].token_ids
+        return {
+            "seconds": time.perf_counter() - began,
+            "texts": texts,
+            "tokens": sum(map(len, texts)),
+            "steps": steps,
+            "row steps": row_steps,
+            "propose seconds": self._seconds,
+            "drafted": self._drafted,
+        }
+
+    def begin(self, known: list[Text], suffix: dict[str, Any]) -> None:
+        """Put a new drafter in place of the one that is there.
+
+        Args:
+            known: the texts that it knows.
+            suffix: settings if it is that of suffix decoding.
+        """
+        self._llm.collective_rpc(self._replace, args=(known, suffix))
+
+    def _replace(self, worker: Any, known: list[Text], suffix: dict[str, Any]) -> None:
+        runner = worker.model_runner
+        if not hasattr(runner, "drafter"):
+            return
+        make, runner.drafter = type(runner.drafter), None
+        gc.collect()  # ours lets go of the live datastore
+        if self._remember is not None:
+            remember(Path(self._remember), known, self._llm.get_tokenizer())
+        drafter = runner.drafter = make(runner.vllm_config)
+        drafter.load_model(runner.get_model())
+        if hasattr(drafter, "suffix_cache"):
+            vars(drafter).update(suffix)
+            for number, (prompt, output) in enumerate(known):
+                drafter.suffix_cache.start_request(-1 - number, np.array(prompt, np.int32))
+                drafter.suffix_cache.add_active_response(-1 - number, output)
+                drafter.suffix_cache.stop_request(-1 - number)
+        propose = drafter.propose
+
+        def timed(*arguments: Any, **named: Any) -> Any:
+            began = time.perf_counter()
+            drafts = propose(*arguments, **named)
+            self._seconds += time.perf_counter() - began
+            self._drafted += sum(map(len, drafts))
+            return drafts
+
+        drafter.propose = timed
+
+
+def remember(directory: Path, known: list[Text], tokenizer: Any) -> None:
+    """Make the live datastore at `directory` anew, of the documents that remembering these texts would add."""
+    shutil.rmtree(directory, ignore_errors=True)
+    documents = [document for text in known if (document := OutputDocument.of(*text)) is not None]
+    with LiveDatastore.open(directory, tokenizer=tokenizer) as live:
+        live.add([document.tokens for document in documents], ids=[document.id for document in documents])
+
+
+if __name__ == "__main__":
+    one: dict[str, Engine] = {}
+
+    def start(**arguments: Any) -> str:
+        """Start the engine; return the version of vLLM."""
+        import vllm
+
+        one["engine"] = Engine(**arguments)
+        return str(vllm.__version__)
+
+    serve(
+        {
+            "start": start,
+            "begin": lambda **arguments: one["engine"].begin(**arguments),
+            "answer": lambda **arguments: one["engine"].answer(**arguments),
+        }
+    )
+    sys.stdout.flush()

@@ -1,0 +1,63 @@
+"""What `bench_vllm.py` makes of the answers of its engines; the engines themselves need vLLM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import bench_vllm
+
+from rest_store.bench.results import Result
+from rest_store.bench.sections import section_of
+
+PROMPTS = [[place] for place in range(10)]
+
+
+def engine(name: str, seconds: float, asked: list[str]) -> bench_vllm.Ask:
+    """An engine that writes four tokens for each prompt, the first with the prompt and the others in two steps."""
+
+    def ask(what: str, *, prompts: list[list[int]], rows: int, **fields: Any) -> dict[str, Any]:
+        assert what == "answer"
+        asked.append(name)
+        texts = [[*prompt, 1, 2, 3] for prompt in prompts]
+        answers = {"texts": texts, "tokens": 4 * len(texts), "row steps": 2 * len(texts), "drafted": 6 * len(texts)}
+        return {**answers, "seconds": seconds * len(texts), "steps": 3, "propose seconds": 0.1 * seconds * len(texts)}
+
+    return ask
+
+
+def rounds(asked: list[str]) -> list[dict[str, list[bench_vllm.Answers]]]:
+    engines = {"none": engine("none", 1.0, asked), "suffix, cold": engine("suffix, cold", 0.5, asked)}
+    engines["corpora"] = engine("corpora", 0.25, asked)
+    return [bench_vllm.in_turns(engines, PROMPTS, number, {"rows": 1}) for number in range(2)]
+
+
+def test_each_turn_begins_with_another_engine_and_none_is_left_out() -> None:
+    asked: list[str] = []
+    first, second = rounds(asked)
+    assert asked[0:18:3] == ["none", "suffix, cold", "corpora", "suffix, cold", "corpora", "none"]
+    for turns in (*first.values(), *second.values()):
+        assert [text[0] for turn in turns for text in turn["texts"]] == list(range(10))
+
+
+def test_figures_are_relative_to_the_same_round() -> None:
+    figures = bench_vllm.summarize(rounds([]))
+    assert figures["corpora"] == {
+        "tokens a second": 16.0,
+        "of none": 4.0,
+        "of none, by round": [4.0, 4.0],
+        "of suffix": 2.0,
+        "of suffix, by round": [2.0, 2.0],
+        "tokens a row and step": 1.5,
+        "drafted a row and step": 3.0,
+        "share of propose": 0.1,
+        "milliseconds a step": 277.78,
+        "identical": "20 of 20",
+    }
+
+
+def test_figures_are_reported() -> None:
+    figures = bench_vllm.summarize(rounds([]))
+    result = Result("vllm", "vllm", {}, {"batches": {"1": figures}, "nothing to draft": {"1": figures}})
+    table, *_ = section_of(result).exhibits
+    assert table.header[1:] == ["1 at once"]  # type: ignore[union-attr]
+    assert ["rest-store, corpora", "16 / 4.00 / 1.50"] in table.rows  # type: ignore[union-attr]
