@@ -147,6 +147,26 @@ def test_prompts_of_one_token_and_of_many(store: Datastore, calibration: Calibra
         assert len(session) == size + 60
 
 
+@given(text=st.lists(st.integers(0, 4), min_size=2, max_size=150), cut=st.integers(1, 80))
+def test_tokens_taken_in_together_or_one_by_one_draft_the_same(text: list[int], cut: int) -> None:
+    with DraftSession([PromptLookup()], text[:1]) as together, DraftSession([PromptLookup()], text[:1]) as one_by_one:
+        for tokens in (text[1:cut], text[cut:]):
+            if tokens:
+                together.accept(tokens)
+            for token in tokens:
+                one_by_one.accept([token])
+            assert together.draft(16) == one_by_one.draft(16)
+
+
+def test_stages_are_timed_only_on_request(store: Datastore, calibration: Calibration) -> None:
+    with DraftSession([PromptLookup(), store], [1, 2], calibration=calibration) as session:
+        session.draft()
+        assert not any(session._native.stage_seconds().values())
+        session._native.time_stages(True)
+        session.draft()
+        assert min(session._native.stage_seconds().values()) > 0
+
+
 def test_a_session_without_text_or_without_sources_drafts_nothing(store: Datastore, calibration: Calibration) -> None:
     with DraftSession([store], calibration=calibration) as session:
         assert len(session.draft()) == 0
