@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import cast
 
 from rest_store.datastore.kernel import native_session_kernel
@@ -115,13 +116,22 @@ def _draft_all(sessions: Sequence[DraftSession], limits: Sequence[int], chain: b
         drafts = _drafted_here(sessions, limits, chain, here)
     else:
         unsent = [i for i in elsewhere if not sessions[i]._send(limits[i], NO_COSTS, chain)]
+        left = iter(unsent)
+
+        def receive_unsent() -> None:
+            for i in left:
+                receive(i)
+
         # What could not be sent waits, for a connection perhaps: on threads, so that no session waits for another.
         with ThreadPoolExecutor(max(1, len(unsent)), "rest-store-batch") as threads:
-            waiting = [threads.submit(receive, i) for i in unsent]
+            waiting: list[Future[None]] = []
+            with suppress(RuntimeError):  # no more threads: this one does what is left
+                waiting.extend(threads.submit(receive_unsent) for _ in unsent)
             drafts |= _drafted_here(sessions, limits, chain, here.difference(elsewhere))
             for i in elsewhere:
                 if i not in unsent:
                     receive(i)
+            receive_unsent()
             for one in waiting:
                 one.result()
         drafts |= _drafted_here(sessions, limits, chain, [i for i in elsewhere if i not in drafts])

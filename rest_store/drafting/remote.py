@@ -180,6 +180,7 @@ class RemoteDrafting:
 
     def send(self, max_nodes: int, costs: npt.NDArray[np.float64], is_chain: bool) -> bool:
         """Send the request of the next `draft` if that needs no waiting; return whether it was sent."""
+        self._rows = 0
         self._ends = None if self._timeout is None else monotonic() + self._timeout
         try:
             return self._remote.send(self._text, *_asked(max_nodes, costs, is_chain), timeout=self._timeout)
@@ -193,7 +194,6 @@ class RemoteDrafting:
 
         A Drop says why there are none in this step; None, that there will never be any.
         """
-        self._rows = 0
         timeout = self.seconds_left
         asked = _asked(max_nodes, costs, is_chain)
         try:

@@ -200,6 +200,28 @@ def test_services_that_cannot_be_asked_ahead_wait_side_by_side() -> None:
     assert len(trees[0]) == 3
 
 
+def test_without_more_threads_services_wait_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    log: list[str] = []
+    sessions = [DraftSession([Remote(log, shy=True)], TEXT) for _ in range(3)]
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert [len(tree) for tree in draft_all(sessions, 8)] == [3] * 3
+    assert log == ["send"] * 3 + ["draft"] * 3
+
+
+def test_rows_of_an_earlier_tree_are_not_sent_after_an_interrupt() -> None:
+    """The session elsewhere knows of the tree that was drafted last, which has not come."""
+    empty = Remote([], b"")
+    session = DraftSession([empty], TEXT)
+    assert len(session.draft(8)) == 0
+    with pytest.raises(KeyboardInterrupt):
+        draft_all([DraftSession([Remote([], KeyboardInterrupt())], TEXT), session], 8)
+    session.accept([3], node_top_k=[[1, 2]])
+    assert empty.accepted == [([3], None, None)]
+
+
 @pytest.mark.parametrize("shy", [False, True])
 def test_an_interrupt_passes_through_and_the_batch_is_as_before(store: Datastore, shy: bool) -> None:
     sources = [Remote([], KeyboardInterrupt(), shy=shy), Remote([])]
