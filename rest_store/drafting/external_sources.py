@@ -249,13 +249,19 @@ class ExternalSources:
         reported = self._start(calls)()
         return {place: value for place, value in reported.items() if isinstance(value, TokenizerIdentity)}
 
-    def send(self, max_nodes: int) -> None:
-        """Ask about this step's context, for a tree of `max_nodes`; without a timeout `receive` does."""
+    def send(self, max_nodes: int, seconds: float | None = None) -> None:
+        """Ask about this step's context, for a tree of `max_nodes`; without a timeout `receive` does.
+
+        `seconds` is what is left of the timeout; None: all of it.
+        """
         self.skip()
         request = self._request(max(1, max_nodes))
         self._asked = None
         if request is not None:
-            self._asked = request, self._start({one.place: partial(one.answer, request) for one in self._sources})
+            self._asked = (
+                request,
+                self._start({one.place: partial(one.answer, request) for one in self._sources}, seconds),
+            )
 
     def receive(self) -> list[Drop]:
         """Wait for the answers to what was sent last; return what the step goes on without.
@@ -284,9 +290,9 @@ class ExternalSources:
         return Drop(source.place, why, error_text(error))
 
     def _start(
-        self, calls: Mapping[int, Callable[[], _Result]]
+        self, calls: Mapping[int, Callable[[], _Result]], seconds: float | None = None
     ) -> Callable[[], dict[int, _Result | BaseException | None]]:
-        """Begin each source's call, by place; return what waits for them.
+        """Begin each source's call, by place; return what waits for them, `seconds` at most if given.
 
         That returns, by place, what each call returned or raised; None: it was not done in time. KeyboardInterrupt
         passes through. So does SystemExit without a timeout, when it may come from a handler of signals; on a thread of
@@ -294,7 +300,7 @@ class ExternalSources:
         """
         if self.timeout is None:
             return lambda: {place: _outcome(call, KeyboardInterrupt, SystemExit) for place, call in calls.items()}
-        ends = monotonic() + self.timeout
+        ends = monotonic() + (self.timeout if seconds is None else seconds)
         started = {source.place: source.submit(calls[source.place], self.timeout) for source in self._sources}
         late = {source.place for source in self._sources if source.late}
 

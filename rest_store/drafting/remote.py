@@ -189,7 +189,7 @@ class RemoteDrafting:
 
         A Drop says why there are none in this step; None, that there will never be any.
         """
-        timeout = None if self._ends is None else max(0.0, self._ends - monotonic())
+        timeout = self.seconds_left
         asked = _asked(max_nodes, costs, is_chain)
         try:
             tree = self._remote.draft(self._text, *asked, timeout=timeout)
@@ -212,6 +212,11 @@ class RemoteDrafting:
         if not is_chain:  # the session elsewhere knows of the whole tree
             self._rows = 1 + len(origins)
         return Drafted(packed, scores, origins.translate(self._origins_of(tree.datastores)))
+
+    @property
+    def seconds_left(self) -> float | None:
+        """What is left of the timeout of the step that was sent last; None without a timeout."""
+        return None if self._ends is None else max(0.0, self._ends - monotonic())
 
     def accept(
         self,

@@ -204,8 +204,9 @@ class DraftSession:
             if isinstance(answer, Drafted):
                 return answer, []
             if answer is None:
+                seconds = self._remote.seconds_left
                 self._end_remote()
-                self._external.send(nodes)
+                self._external.send(nodes, seconds)
             else:
                 drops.append(answer)
         if self._remote is None and self._external:
