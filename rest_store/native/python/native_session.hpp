@@ -241,7 +241,7 @@ class NativeSession {
     builder_.clock = StageClock();
     builder_.clock.on = on;
   }
-  // Seconds that drafts took since `time_stages`, by stage.
+  // Seconds that drafts took since `time_stages`, by stage. Not for batches: a stage would include other sessions.
   nb::dict stage_seconds() {
     nb::dict out;
     for (std::size_t stage = 0; stage < StageClock::kNames.size(); ++stage)

@@ -3,7 +3,6 @@
 
 #include <atomic>
 #include <exception>
-#include <system_error>
 #include <thread>
 
 #include "session/tree_builder.hpp"
@@ -40,7 +39,7 @@ void on_all_cores(std::size_t count, Work&& work) {
   std::vector<std::thread> others;
   try {
     for (std::size_t i = 1; i < std::min(core_count(), count); ++i) others.emplace_back(run);
-  } catch (const std::system_error&) {  // no more threads
+  } catch (const std::exception&) {  // no more threads, or no memory for one
   }
   run();
   for (std::thread& other : others) other.join();
