@@ -29,9 +29,9 @@ def draft_all(
 ) -> list[TokenTree]:
     """Return the next draft of each session: what its `draft` alone would return.
 
-    Sessions in this process are drafted by one call of the kernel, which uses all cores without the GIL. Services are
-    asked for those that they run all at once, as are sources of sessions with a `source_timeout`; other external
-    sources are asked one after the other.
+    Sessions in this process are drafted by one call of the kernel without the GIL: eight together, on as many cores as
+    there are eights. Services are asked for those that they run all at once, as are sources of sessions with a
+    `source_timeout`; other external sources are asked one after the other.
 
     Args:
         sessions: different ones. They may share sources and a calibration, which learns in `accept_all` only.

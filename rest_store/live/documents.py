@@ -297,6 +297,12 @@ class Documents:
             self._database.execute("VACUUM")
             self._set_to_be_rewritten(False)
 
+    def deleted_rows(self) -> int:
+        """Return how many rows of deleted documents are in the file; they keep their room."""
+        with self._named_errors("read"):
+            query = "SELECT count(*) FROM documents WHERE digest < ?"
+            return int(self._database.execute(query, (_LEAST_DIGEST,)).fetchone()[0])
+
     def remove_deleted(self) -> None:
         """Remove the rows of what was deleted; then the file is to be rewritten, if there were any."""
         with self._transaction("written"):

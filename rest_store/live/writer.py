@@ -21,6 +21,7 @@ from rest_store.live.stored import stored_segments
 
 _MOST_IN_MEMORY = 1 << 23  # positions; whoever adds more seals some first
 _PURGED_AT_ONCE = 500  # documents, in one commit
+_MOST_EMPTY = 1 << 12  # rows of deleted documents that are kept, if there are not as many others
 _LOG_PAGES = 1 << 10  # of the write-ahead log, about, from which on it is written into the file
 _PAGE = 1 << 12  # bytes
 _LOG_PATIENCE = 2.0  # seconds for which a deletion waits for readers of older states
@@ -193,8 +194,12 @@ class Writer:
             deletion.left(self.segments.in_files, beside)  # what additions do not change is sorted anew beside them
             with self._memory:
                 deletion.left(self._settled(), beside)
+                there = sum(segment.span.document_count for segment in self.segments.all)
+                is_mostly_empty = beside.deleted_rows() > max(_MOST_EMPTY, there)
                 with self._commit, self._change():
                     count = self._delete(deletion)
+                    if is_mostly_empty:
+                        self._documents.remove_deleted()
                 self._clear()
         if self._log_holds_deleted:
             where = "in the log, while another process reads an older state"

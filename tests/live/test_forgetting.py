@@ -139,6 +139,21 @@ def test_compacting_gives_back_the_room_of_what_was_deleted(tmp_path: Path, monk
         assert (live.info().document_count, live.count(SECRET)) == (1, 1)
 
 
+def test_deleting_again_and_again_does_not_make_the_file_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "_MOST_EMPTY", 50)
+    rewritten = counted_rewrites(monkeypatch)
+    sizes = []
+    with new_live(tmp_path / "live") as live:
+        live.add([SECRET])
+        for _ in range(12):
+            live.delete(live.add([[1, 2, 3] * 400] * 40))
+            live._parts._clear_log()
+            sizes.append((tmp_path / "live" / "documents.sqlite").stat().st_size)
+        assert 3 <= len(rewritten) <= 6, "once for each 50 deleted documents or so"
+        assert max(sizes) < 4 * sizes[0]
+        assert (live.info().document_count, live.count([1]), live.count(SECRET)) == (1, 0, 1)
+
+
 @pytest.mark.parametrize(
     "again", [LiveDatastore.compact, lambda live: live.delete(["none"])], ids=["compact", "delete"]
 )
