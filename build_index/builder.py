@@ -91,6 +91,8 @@ def build(options: BuildOptions, progress: ProgressListener | None = None) -> Bu
             except BaseException:
                 _keep_resumable(staging)
                 raise
+            finally:
+                tokenizer.decelerate()  # frees its tables now: the build may be in a cycle that is collected late
     seconds, stages = time.perf_counter() - start, {"load": load_seconds, **summary.stage_seconds}
     return replace(summary, seconds=seconds, stage_seconds=stages, peak_memory=resident_bytes("VmHWM"))
 
