@@ -1,9 +1,9 @@
 """Measure whether drafting ever makes short answers slower, from the first generation of a process on.
 
-Each length is measured in new processes. A process warms plain `generate` up, then writes answers to all prompts, plain
-and drafted in turns, and then all of them once more. Half of the prompts are recorded ones, continued greedily. The
-others are random tokens, continued by sampling at a temperature of 2: nothing that can be drafted. Reported is the time
-of plain `generate` divided by that of drafting, for each prompt the median over processes.
+Each length is measured in new processes. A process warms plain `generate` up on all prompts, then writes answers to
+them, plain and drafted in turns, and then all of them once more. Half of the prompts are recorded ones, continued
+greedily. The others are random tokens, continued by sampling at a temperature of 2: nothing that can be drafted.
+Reported is the time of plain `generate` divided by that of drafting, for each prompt the median over processes.
 
 The loop itself is measured without drafts on a model whose passes take about two milliseconds.
 """
@@ -43,13 +43,19 @@ Ratios = list[list[float]]  # by round and prompt
 @datastores_option
 @click.option("--prompts", default=20, type=click.IntRange(2), help="Number of prompts.")
 @click.option("--length", "lengths", multiple=True, default=(8, 16, 32, 64), type=click.IntRange(2), help="New tokens.")
-@click.option("--processes", default=8, type=click.IntRange(1), help="New processes for each length.")
+@click.option(
+    "--processes",
+    default=5,
+    type=click.IntRange(1),
+    help="New processes for each length; twice as many up to 16 tokens, whose times vary more.",
+)
 @json_option
 def main(**options: Any) -> None:
     figures: dict[str, Any] = {"lengths": {}, "loop": measured(bare_loop)}
     print(f"the loop without drafts: {figures['loop']:.3f} of plain")
     for length in options["lengths"]:
-        runs = [measured(short_answers, options, length) for _ in range(options["processes"])]
+        processes = options["processes"] * (2 if length <= 16 else 1)
+        runs = [measured(short_answers, options, length, number) for number in range(processes)]
         figures["lengths"][str(length)] = summarize(runs)
         for name, row in figures["lengths"][str(length)].items():
             print(f"{length} tokens, {name}: median {row['median']:.2f}, least {row['least']:.2f}")
@@ -62,8 +68,14 @@ def measured(task: Any, *arguments: Any) -> Any:
         return pool.submit(task, *arguments).result()
 
 
-def short_answers(options: Mapping[str, Any], length: int) -> Ratios:
-    """Return the time of plain generation relative to that with drafts, of two rounds over all prompts."""
+def short_answers(options: Mapping[str, Any], length: int, number: int) -> Ratios:
+    """Return the time of plain generation relative to that with drafts, of two rounds over all prompts.
+
+    Args:
+        options: of the command.
+        length: new tokens of each answer.
+        number: of this process; in odd ones the other way of each pair begins.
+    """
     model, tokenizer = load_model(options["model"])
     stores = [rest_store.Datastore.open(path, tokenizer=tokenizer) for path in options["datastores"]]
     drafted = {
@@ -72,11 +84,11 @@ def short_answers(options: Mapping[str, Any], length: int) -> Ratios:
     }
     prompts = prompts_of(options["recordings"], options["prompts"], model.config.vocab_size)
     with rest_store.prepacked_weights(model):
-        for prompt, settings in prompts[:4]:
-            seconds(model, prompt, length, settings)
+        for place, (prompt, settings) in enumerate(prompts):
+            seconds(model, prompt, length if place < 4 else 1, settings)  # each length of prompt is slow at first
         return [
             [
-                ratio(model, prompt, length, settings, drafted, (turn + place) % 2)
+                ratio(model, prompt, length, settings, drafted, (turn + place // 2 + number) % 2)
                 for place, (prompt, settings) in enumerate(prompts)
             ]
             for turn in range(2)

@@ -20,8 +20,8 @@ _STALE = 64  # steps after which a plain step is measured again
 _BAND = 1.25  # ratio up to which a time confirms the times of earlier generations
 _SHORTEST = 1e-9  # seconds, also of a clock that stands still
 # The credit, in plain steps.
-_FIRST = 0.2  # of the first generation
-_LEAST_FIRST, _MOST_FIRST = 0.1, 0.3  # of later ones
+_FIRST = 0.1  # of the first generation
+_LEAST_FIRST, _MOST_FIRST = 0.05, 0.2  # of later ones
 _LARGEST = 4.0  # at any time
 _SHARE = 0.015  # added with each token
 # What a step takes beyond the credit.
