@@ -47,6 +47,15 @@ def bench(folder: Path, *options: object) -> Result:
     return CliRunner().invoke(main, [*common, *map(str, options)])
 
 
+def test_json_is_all_of_standard_output(folder: Path) -> None:
+    options = ["--datastore", folder / "a", "--calibration", "default", "--no-ablations", "--json"]
+    done = bench(folder, *options, "--out", folder / "printed.json")
+    facts = json.loads(done.stdout)
+    assert facts == json.loads((folder / "printed.json").read_text())
+    assert facts["benchmark"] == "quality"
+    assert "recordings, " in done.stderr, "what a person reads"
+
+
 def test_outputs_and_prompts_may_be_empty_and_outside_the_vocabulary(folder: Path) -> None:
     store, calibration = Datastore.open(folder / "a"), Calibration.default()
     odd = [
