@@ -124,16 +124,16 @@ REPLAYED = --recordings $(BENCH)/recordings.jsonl.gz --datastore $(DEMO)
 bench: export TQDM_DISABLE = 1
 bench: $(DEMO)/manifest.json
 	rm -rf $(RESULTS) && mkdir -p $(RESULTS)
-	$(BIN)/python benchmarks/bench_build.py --tokenizer "$(MODEL)" --corpus "$(STDLIB)" --max-documents 600 --shard-tokens auto --json $(RESULTS)/build.json
-	$(BIN)/python benchmarks/bench_query.py --quick --work $(BENCH) --datastore $(DEMO) --json $(RESULTS)/query.json
+	$(BIN)/python benchmarks/bench_build.py --tokenizer "$(MODEL)" --corpus "$(STDLIB)" --max-documents 600 --shard-tokens auto --out $(RESULTS)/build.json
+	$(BIN)/python benchmarks/bench_query.py --quick --work $(BENCH) --datastore $(DEMO) --out $(RESULTS)/query.json
 	$(BIN)/rest-store bench record --model "$(MODEL)" --prompts benchmarks/prompts.jsonl --chat --max-new-tokens 64 \
 	  --out $(BENCH)/recordings.jsonl.gz
-	$(BIN)/python benchmarks/bench_service.py --quick $(REPLAYED) --json $(RESULTS)/service.json
-	$(BIN)/rest-store bench quality $(REPLAYED) --calibration default --json $(RESULTS)/quality.json
-	$(BIN)/rest-store bench live $(REPLAYED) --json $(RESULTS)/live.json
-	$(BIN)/python benchmarks/bench_paper.py $(REPLAYED) --json $(RESULTS)/paper.json
+	$(BIN)/python benchmarks/bench_service.py --quick $(REPLAYED) --out $(RESULTS)/service.json
+	$(BIN)/rest-store bench quality $(REPLAYED) --calibration default --out $(RESULTS)/quality.json
+	$(BIN)/rest-store bench live $(REPLAYED) --out $(RESULTS)/live.json
+	$(BIN)/python benchmarks/bench_paper.py $(REPLAYED) --out $(RESULTS)/paper.json
 	$(BIN)/rest-store bench speed --model "$(MODEL)" $(REPLAYED) --prepacked-weights --prompts 1 --max-new-tokens 48 \
-	  --method "transformers prompt lookup" --method "REST's rule" --method DraftSession --json $(RESULTS)/speed.json
+	  --method "transformers prompt lookup" --method "REST's rule" --method DraftSession --out $(RESULTS)/speed.json
 	$(BIN)/rest-store bench report $(RESULTS) --plots $(BENCH)/plots
 
 # The API reference from the docstrings, in build/docs; a warning is an error.

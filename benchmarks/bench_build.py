@@ -14,13 +14,13 @@ import sys
 import sysconfig
 import tempfile
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import click
 
 from rest_store.bench.environment import write_result
-from rest_store.bench.options import SHOW_DEFAULTS, json_option
+from rest_store.bench.options import Destination, result_options
+from rest_store.options import SETTINGS
 
 STAGES = ("read", "tokenize", "sort", "write")
 PROGRAMS = {  # by what tokenizes
@@ -31,23 +31,26 @@ PROGRAMS = {  # by what tokenizes
 
 @click.command(
     help=__doc__,
-    context_settings=SHOW_DEFAULTS,
-    epilog="Example: python benchmarks/bench_build.py --tokenizer SmolLM2.gguf --json build.json",
+    context_settings=SETTINGS,
+    epilog="Example: python benchmarks/bench_build.py --tokenizer SmolLM2.gguf --out build.json",
 )
-@click.option("--tokenizer", required=True, help="Name or path.")
+@click.option("--tokenizer", metavar="NAME_OR_PATH", required=True, help="Tokenizer of the builds.")
 @click.option(
     "--corpus",
     "corpora",
+    metavar="PATH",
     multiple=True,
-    help="Directory or file. May be repeated. Default: the standard library and the installed packages.",
+    show_default="the standard library and the installed packages",
+    help="Directory or file. Repeatable.",
 )
-@click.option("--memory", default="4G", help="Budget of each build.")
+@click.option("--memory", metavar="SIZE", default="4G", help="Budget of each build.")
 @click.option(
     "--shard-tokens",
     "sizes",
+    metavar="N",
     multiple=True,
     default=["auto", str(1 << 24)],
-    help="A build with so many tokens a shard; auto: as the memory budget allows. May be repeated.",
+    help="A build with so many tokens a shard; auto: as the memory budget allows. Repeatable.",
 )
 @click.option(
     "--encoder",
@@ -55,10 +58,10 @@ PROGRAMS = {  # by what tokenizes
     multiple=True,
     default=list(PROGRAMS),
     type=click.Choice(list(PROGRAMS)),
-    help="Repeatable.",
+    help="What tokenizes. Repeatable.",
 )
-@click.option("--max-documents", type=int, help="Of each corpus.")
-@json_option
+@click.option("--max-documents", metavar="N", type=int, help="Read at most N documents of each corpus.")
+@result_options
 def main(
     tokenizer: str,
     corpora: tuple[str, ...],
@@ -66,7 +69,7 @@ def main(
     sizes: tuple[str, ...],
     encoders: tuple[str, ...],
     max_documents: int | None,
-    json_file: Path | None,
+    out: Destination,
 ) -> None:
     command = ["--json", "--include", "*.py", "--tokenizer", tokenizer, "--memory", memory]
     if not corpora:
@@ -85,7 +88,7 @@ def main(
         print(f"  {row['overlap_seconds']:.1f} s overlap, peak {row['peak_memory'] / 2**20:.0f} MiB", end=" ")
         print(f"of {row['memory'] / 2**20:.0f}, {row['bytes_per_token']:.3f} bytes a token", flush=True)
     packages = ("numpy", "pydivsufsort", "tokenizers", "fastokens")
-    write_result(json_file, "build", click.get_current_context().params, packages, rows)
+    write_result(out, "build", click.get_current_context().params, packages, rows)
 
 
 def measure(command: list[str]) -> dict[str, Any]:

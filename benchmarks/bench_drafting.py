@@ -22,11 +22,12 @@ from walks import CONTEXT, Walk, long_walks
 from rest_store import accept_all, draft_all
 from rest_store.bench.datastores import open_datastores
 from rest_store.bench.environment import write_result
-from rest_store.bench.options import SHOW_DEFAULTS, datastores_option, every_option, json_option, recordings_option
+from rest_store.bench.options import Destination, datastores_option, every_option, recordings_option, result_options
 from rest_store.bench.recordings import read_recordings, split
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
+from rest_store.options import SETTINGS
 
 DRAFTS = {"16 nodes": (16, "tree"), "64 nodes": (64, "tree"), "chain of 8": (8, "chain")}
 SESSIONS, STEPS, ROUNDS = 64, 12, 5  # of a batch
@@ -35,14 +36,14 @@ OPENINGS = {4_000: 50, 128_000: 10}  # tokens of a prompt: how often it is opene
 
 @click.command(
     help=__doc__,
-    context_settings=SHOW_DEFAULTS,
+    context_settings=SETTINGS,
     epilog="Example: python benchmarks/bench_drafting.py --recordings traces.jsonl.gz --datastore python.ds",
 )
-@recordings_option
+@recordings_option()
 @datastores_option
 @every_option
-@json_option
-def main(recordings: tuple[Path, ...], datastores: tuple[Path, ...], every: int, json_file: Path | None) -> None:
+@result_options
+def main(recordings: tuple[Path, ...], datastores: tuple[Path, ...], every: int, out: Destination) -> None:
     chosen = [recording for path in recordings for recording in read_recordings(path)]
     fitting, held_out = split(chosen, "bench_drafting.py")
     stores = list(open_datastores(datastores).values())
@@ -67,7 +68,7 @@ def main(recordings: tuple[Path, ...], datastores: tuple[Path, ...], every: int,
         prompt = np.resize(text, tokens)
         results[f"opening, {tokens} tokens"] = row = {"median_ms": round(opening(stores, prompt, count), 3)}
         print(f"opening, {tokens} tokens: {row}", flush=True)
-    write_result(json_file, "drafting", click.get_current_context().params, ("numpy",), results)
+    write_result(out, "drafting", click.get_current_context().params, ("numpy",), results)
 
 
 def sources_with(stores: Sequence[object]) -> list[object]:

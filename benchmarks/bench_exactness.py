@@ -7,7 +7,7 @@ holds the first place and how far apart the logits of the two tokens were in the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,38 +17,38 @@ import torch
 
 import rest_store
 from rest_store.bench.environment import write_result
-from rest_store.bench.options import (
-    PATH,
-    SHOW_DEFAULTS,
-    datastores_option,
+from rest_store.bench.options import datastores_option, recordings_option, result_options
+from rest_store.bench.recordings import Recording, read_recordings
+from rest_store.generation.model import load_model
+from rest_store.options import (
+    SETTINGS,
     device_option,
     dtype_option,
-    json_option,
+    max_new_tokens_option,
+    max_nodes_option,
     model_option,
 )
-from rest_store.bench.recordings import Recording, read_recordings
-from rest_store.generation.generator import load_model
 
 
 @click.command(
     help=__doc__,
-    context_settings=SHOW_DEFAULTS,
+    context_settings=SETTINGS,
     epilog="Example: python benchmarks/bench_exactness.py --model SmolLM2.gguf --recordings traces.jsonl.gz",
 )
 @model_option
-@click.option("--recordings", type=PATH, required=True, help="JSON lines with set, id and prompt as token ids.")
+@recordings_option()
 @datastores_option
-@click.option("--prompts", default=50, help="Most prompts of HumanEval, and of all others.")
-@click.option("--max-new-tokens", default=256, help="Most tokens of each text.")
-@click.option("--max-nodes", default=16, help="Most draft tokens of a step.")
-@dtype_option
+@click.option("--prompts", metavar="N", default=50, help="Most prompts of HumanEval, and of all others.")
+@max_new_tokens_option()
+@max_nodes_option(16)
+@dtype_option("float32")
 @device_option
 @click.option("--prepacked-weights", is_flag=True, help="Draft with prepacked weights; plain generation has none.")
 @click.option("--recorded", is_flag=True, help="Compare with the recorded outputs of plain generation.")
 @click.option(
     "--control", is_flag=True, help="Also count the texts that transformers' prompt lookup, with wider passes, writes."
 )
-@json_option
+@result_options
 def main(**options: Any) -> None:
     model, tokenizer = load_model(options["model"], dtype=options["dtype"], device=options["device"])
     stores = [rest_store.Datastore.open(path, tokenizer=tokenizer) for path in options["datastores"]]
@@ -63,13 +63,13 @@ def main(**options: Any) -> None:
         for text in texts:
             if "differs_at" in text:
                 print(f"  differs at token {text['differs_at']}, logits {text['gap']:.4g} apart")
-    write_result(options["json_file"], "exactness", options, ("numpy", "torch", "transformers"), groups)
+    write_result(options["out"], "exactness", options, ("numpy", "torch", "transformers"), groups)
 
 
-def read_prompts(path: Path, count: int) -> dict[str, list[Recording]]:
+def read_prompts(paths: Sequence[Path], count: int) -> dict[str, list[Recording]]:
     """Return up to `count` prompts of HumanEval and of all other families."""
     groups: dict[str, list[Recording]] = {"HumanEval": [], "Spec-Bench": []}
-    for recording in read_recordings(path):
+    for recording in (one for path in paths for one in read_recordings(path)):
         group = groups["HumanEval" if recording.family.startswith("humaneval") else "Spec-Bench"]
         if len(group) < count:
             group.append(recording)

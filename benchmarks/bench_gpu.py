@@ -23,11 +23,12 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, LogitsProc
 import rest_store
 from rest_store.bench.baselines import tree_of
 from rest_store.bench.environment import write_result
-from rest_store.bench.options import PATH, SHOW_DEFAULTS, datastores_option, json_option
+from rest_store.bench.options import datastores_option, recordings_option, result_options
 from rest_store.bench.recordings import Recording, read_recordings
 from rest_store.generation.cache import TreeKVCache
 from rest_store.generation.graphs import FixedVerifier
 from rest_store.generation.verify import Step, Verifier, patterns_of
+from rest_store.options import SETTINGS
 
 SHAPES = {
     "7b": {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32},
@@ -52,18 +53,20 @@ class Replay(LogitsProcessor):
 
 @click.command(
     help=__doc__,
-    context_settings=SHOW_DEFAULTS,
-    epilog="Example: python benchmarks/bench_gpu.py --recordings traces.jsonl.gz --datastore python.ds --json gpu.json",
+    context_settings=SETTINGS,
+    epilog="Example: python benchmarks/bench_gpu.py --recordings traces.jsonl.gz --datastore python.ds --out gpu.json",
 )
 @click.option("--shape", type=click.Choice(list(SHAPES)), default="7b", help="Of the model.")
-@click.option("--device", default="cuda", help="Where the model runs.")
-@click.option("--recordings", type=PATH, required=True, help="JSON lines with prompt and output as token ids.")
+@click.option("--device", metavar="DEVICE", default="cuda", help="Where the model runs.")
+@recordings_option()
 @datastores_option
-@click.option("--prompts", default=10, help="Recordings to replay.")
-@click.option("--width", "widths", multiple=True, default=[1, 9, 17, 33, 65], help="Tokens of a step. May be repeated.")
-@click.option("--context", default=512, help="Tokens in the cache when steps are timed.")
-@click.option("--repeats", default=20, help="Timings of each step.")
-@json_option
+@click.option("--prompts", metavar="N", default=10, help="Recordings to replay.")
+@click.option(
+    "--width", "widths", metavar="N", multiple=True, default=[1, 9, 17, 33, 65], help="Tokens of a step. Repeatable."
+)
+@click.option("--context", metavar="N", default=512, help="Tokens in the cache when steps are timed.")
+@click.option("--repeats", metavar="N", default=20, help="Timings of each step.")
+@result_options
 def main(**options: Any) -> None:
     torch.manual_seed(0)
     device = torch.device(options["device"])
@@ -73,14 +76,14 @@ def main(**options: Any) -> None:
         torch.set_default_dtype(torch.bfloat16)
         model = LlamaForCausalLM(config).eval()
         torch.set_default_dtype(torch.float32)
-    recordings = read_recordings(options["recordings"])[: options["prompts"]]
+    recordings = [one for path in options["recordings"] for one in read_recordings(path)][: options["prompts"]]
     results = {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "none",
         "steps": step_times(model, options),
         "generation": generation_rates(model, recordings, options),
     }
     print(json.dumps(results, indent=1))
-    write_result(options["json_file"], "gpu", options, ("numpy", "torch", "transformers"), results)
+    write_result(options["out"], "gpu", options, ("numpy", "torch", "transformers"), results)
 
 
 def seconds(run: Callable[[], Any], repeats: int, device: torch.device) -> float:

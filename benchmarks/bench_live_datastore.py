@@ -36,11 +36,12 @@ from timing import percentiles, time_each
 
 from rest_store.bench.datastores import documents_of
 from rest_store.bench.environment import write_result
-from rest_store.bench.options import PATH, SHOW_DEFAULTS, json_option, seed_option
+from rest_store.bench.options import Destination, result_options, seed_option
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.store import Store
 from rest_store.drafting.session import DraftSession
 from rest_store.live.live_datastore import LiveDatastore
+from rest_store.options import PATH, SETTINGS
 
 SIZE = 500  # tokens of a document, except in the day
 NODES = (16, 64)
@@ -72,28 +73,32 @@ class Source:
 
 @click.command(
     help=__doc__,
-    context_settings=SHOW_DEFAULTS,
-    epilog="Example: python benchmarks/bench_live_datastore.py --datastore python.ds --json live.json",
+    context_settings=SETTINGS,
+    epilog="Example: python benchmarks/bench_live_datastore.py --datastore python.ds --out live.json",
 )
-@click.option("--datastore", type=PATH, required=True, help="Source of the tokens, with one shard or more.")
-@click.option("--tokens", default=4_000_000, help="Tokens of the datastores that are queried.")
-@click.option("--opened", default=10_000_000, help="Tokens of the datastore that is opened.")
-@click.option("--rounds", default=2_000, help="Additions timed, and queries of each kind.")
-@click.option("--documents", default=1_000_000, help="Documents of the day; 0: no day.")
-@click.option("--most", default=20_000_000, help="Tokens beyond which the day's oldest documents are evicted.")
-@click.option("--work", type=PATH, help="Folder for what is written.  [default: a temporary one]")
+@click.option(
+    "--datastore", metavar="DIR", type=PATH, required=True, help="Source of the tokens, with one shard or more."
+)
+@click.option("--tokens", metavar="N", default=4_000_000, help="Tokens of the datastores that are queried.")
+@click.option("--opened", metavar="N", default=10_000_000, help="Tokens of the datastore that is opened.")
+@click.option("--rounds", metavar="N", default=2_000, help="Additions timed, and queries of each kind.")
+@click.option("--documents", metavar="N", default=1_000_000, help="Documents of the day; 0: no day.")
+@click.option(
+    "--max-tokens", metavar="N", default=20_000_000, help="Tokens beyond which the day's oldest documents are evicted."
+)
+@click.option("--work", metavar="DIR", type=PATH, show_default="a temporary one", help="Folder for what is written.")
 @seed_option
-@json_option
+@result_options
 def main(
     datastore: Path,
     tokens: int,
     opened: int,
     rounds: int,
     documents: int,
-    most: int,
+    max_tokens: int,
     work: Path | None,
     seed: int,
-    json_file: Path | None,
+    out: Destination,
 ) -> None:
     source = Source(datastore, seed)
     results: dict[str, Any] = {"document": SIZE, "tokens": tokens}
@@ -106,9 +111,9 @@ def main(
         results["open"] = show("open", measure_opening(source, place, opened))
         results["memory"] = show("memory", in_a_process("memory", datastore, place / "memory", seed))
         if documents:
-            results["day"] = measure_day(source, place, documents, most)
+            results["day"] = measure_day(source, place, documents, max_tokens)
     parameters = {**click.get_current_context().params, "work": None}
-    write_result(json_file, "live_datastore", parameters, ("numpy", "pydivsufsort"), results)
+    write_result(out, "live_datastore", parameters, ("numpy", "pydivsufsort"), results)
 
 
 def show(name: str, figures: dict[str, Any]) -> dict[str, Any]:

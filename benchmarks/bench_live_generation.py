@@ -23,11 +23,12 @@ import torch
 
 import rest_store
 from rest_store.bench.environment import write_result
-from rest_store.bench.options import PATH, SHOW_DEFAULTS, datastores_option, json_option, model_option
+from rest_store.bench.options import datastores_option, recordings_option, result_options
 from rest_store.bench.prompts import Prompt, interleaved, recorded_prompts
 from rest_store.bench.serving import TIMEOUT, started
 from rest_store.bench.speed import write
-from rest_store.generation.generator import load_model
+from rest_store.generation.model import load_model
+from rest_store.options import SETTINGS, max_new_tokens_option, model_option
 
 PARTS = 4  # of the prompts, in order, each with figures of its own
 LIVE = "live"
@@ -35,17 +36,19 @@ LIVE = "live"
 
 @click.command(
     help=__doc__,
-    context_settings=SHOW_DEFAULTS,
+    context_settings=SETTINGS,
     epilog="Example: python benchmarks/bench_live_generation.py --model SmolLM2.gguf --recordings traces.jsonl.gz",
 )
 @model_option
-@click.option("--recordings", type=PATH, required=True, help="JSON lines with set, id and prompt as token ids.")
+@recordings_option()
 @datastores_option
-@click.option("--prompts", default=10, type=click.IntRange(1), help="Most prompts of each family.")
-@click.option("--max-new-tokens", default=128, type=click.IntRange(8), help="Most tokens of each text.")
-@json_option
+@click.option("--prompts", metavar="N", default=10, type=click.IntRange(1), help="Most prompts of each family.")
+@max_new_tokens_option(128, least=8)
+@result_options
 def main(**options: Any) -> None:
-    prompts = interleaved(recorded_prompts(options["recordings"], count=options["prompts"]))
+    prompts = interleaved(
+        [one for path in options["recordings"] for one in recorded_prompts(path, count=options["prompts"])]
+    )
     frozen = {str(place): directory for place, directory in enumerate(options["datastores"])}
     with tempfile.TemporaryDirectory(prefix="rest-store-") as name:
         folder = Path(name)
@@ -74,7 +77,7 @@ def main(**options: Any) -> None:
             print(
                 f"  {method:<12}{row['speedup']:.2f} of plain  M {row['mean_tokens']:.2f}  identical {row['identical']}"
             )
-    write_result(options["json_file"], "live_generation", options, ("numpy", "torch", "transformers"), figures)
+    write_result(options["out"], "live_generation", options, ("numpy", "torch", "transformers"), figures)
 
 
 @contextlib.contextmanager

@@ -16,29 +16,30 @@ from against_suffix_decoding import BEST, BUDGETS, DEPTH, ask
 from peer_process import PeerProcess
 
 from rest_store.bench.environment import write_result
-from rest_store.bench.options import PATH, SHOW_DEFAULTS, every_option, json_option, recordings_option
+from rest_store.bench.options import Destination, every_option, recordings_option, result_options
 from rest_store.bench.recordings import FIT_PARTS, Recording, encoder, read_recordings
 from rest_store.bench.remembering import among_others, in_turn, new_live_datastore
 from rest_store.bench.replay import Outcome, replay
 from rest_store.datastore.datastore import Datastore
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import PromptLookup
+from rest_store.options import PATH, SETTINGS
 
 ORDERS = {"those before it": in_turn, "all of other tasks": among_others}
 
 
 @click.command(
     help=__doc__,
-    context_settings=SHOW_DEFAULTS,
+    context_settings=SETTINGS,
     epilog="Example: python benchmarks/bench_live_peers.py --peers peers/bin/python --recordings traces.jsonl.gz "
     "--datastore python.ds",
 )
-@recordings_option
-@click.option("--datastore", type=PATH, required=True, help="Whose tokenizer the tokens are from.")
-@click.option("--peers", required=True, metavar="PYTHON", help="Interpreter with arctic-inference.")
+@recordings_option()
+@click.option("--datastore", metavar="DIR", type=PATH, required=True, help="Whose tokenizer the tokens are from.")
+@click.option("--peers", metavar="PYTHON", required=True, help="Interpreter with arctic-inference.")
 @every_option
-@json_option
-def main(recordings: tuple[Path, ...], datastore: Path, peers: str, every: int, json_file: Path | None) -> None:
+@result_options
+def main(recordings: tuple[Path, ...], datastore: Path, peers: str, every: int, out: Destination) -> None:
     store = Datastore.open(datastore)
     encode = encoder(store, None)
     chosen = [recording for path in recordings for recording in read_recordings(path, encode)][::every]
@@ -56,7 +57,7 @@ def main(recordings: tuple[Path, ...], datastore: Path, peers: str, every: int, 
                     rows.append(row)
                     print(f"{drafting:<16} {remembered:<20} {nodes:>3} nodes  M {row['M']:.3f}", flush=True)
     results = {"best settings": BEST, "reported": sum(map(is_reported, chosen)), "rows": rows}
-    write_result(json_file, "live_peers", click.get_current_context().params, ("numpy",), results)
+    write_result(out, "live_peers", click.get_current_context().params, ("numpy",), results)
 
 
 def is_reported(recording: Recording) -> bool:

@@ -21,12 +21,12 @@ from rest_store.bench.datastores import open_datastores
 from rest_store.bench.environment import write_result
 from rest_store.bench.exhibits import shown
 from rest_store.bench.options import (
-    SHOW_DEFAULTS,
+    Destination,
     datastores_option,
     every_option,
-    json_option,
     plots_option,
     recordings_option,
+    result_options,
     seed_option,
 )
 from rest_store.bench.recordings import Recording, read_recordings
@@ -36,6 +36,7 @@ from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.kernel import shard_view
 from rest_store.datastore.tree import TokenTree
 from rest_store.errors import RecordingError, describe
+from rest_store.options import SETTINGS
 
 NODES = 64  # of a draft, as in the paper
 DEPTH = 10  # tokens of a continuation
@@ -44,21 +45,21 @@ SUFFIX = 16  # longest suffix
 
 @click.command(
     help=__doc__,
-    context_settings=SHOW_DEFAULTS,
+    context_settings=SETTINGS,
     epilog="Example: python benchmarks/bench_paper.py --recordings traces.jsonl.gz --datastore a.ds --datastore b.ds",
 )
-@recordings_option
+@recordings_option()
 @datastores_option
 @every_option
 @seed_option
-@json_option
+@result_options
 @plots_option
 def main(
     recordings: tuple[Path, ...],
     datastores: tuple[Path, ...],
     every: int,
     seed: int,
-    json_file: Path | None,
+    out: Destination,
     plots: Path | None,
 ) -> None:
     if not datastores:
@@ -74,7 +75,7 @@ def main(
         for row in texts:
             cells = [f"{text:>{width}}" for text, width in zip(row[1:], widths[1:], strict=True)]
             click.echo(f"  {row[0]:<{widths[0]}}  {'  '.join(cells)}")
-    write_result(json_file, "paper", click.get_current_context().params, ("numpy", "rest-store"), figures)
+    write_result(out, "paper", click.get_current_context().params, ("numpy", "rest-store"), figures)
 
 
 def trie_rule(store: Datastore, *, max_nodes: int = NODES, max_suffix: int = SUFFIX) -> Draft:

@@ -36,35 +36,41 @@ from against_suffix_decoding import compare_suffix_decoding
 
 from rest_store.bench.environment import write_result
 from rest_store.bench.options import (
-    PATH,
-    SHOW_DEFAULTS,
+    Destination,
     datastores_option,
     every_option,
-    json_option,
     recordings_option,
+    result_options,
     seed_option,
 )
 from rest_store.bench.recordings import read_recordings
 from rest_store.datastore.datastore import Datastore
+from rest_store.options import PATH, SETTINGS
 
 
 @click.command(
     help=__doc__.replace("\\b", "\b"),
-    context_settings=SHOW_DEFAULTS,
+    context_settings=SETTINGS,
     epilog="Example: python benchmarks/bench_peers.py --peers PYTHON --recordings traces.jsonl.gz "
     "--datastore python.ds --only infini-gram",
 )
-@click.option("--peers", required=True, help="Interpreter in whose environment the peers are installed.")
-@recordings_option
+@click.option(
+    "--peers", metavar="PYTHON", required=True, help="Interpreter in whose environment the peers are installed."
+)
+@recordings_option()
 @datastores_option
 @every_option
 @click.option("--only", type=click.Choice(["infini-gram", "suffix decoding"]), help="Compare with this one alone.")
-@click.option("--work", type=PATH, default=Path("build/bench/peers"), help="Folder for the peers' files.")
-@click.option("--contexts", "count", default=4_000, help="Contexts that infini-gram is asked about.")
-@click.option("--memory", default=4, help="GiB for infini-gram's build.")
-@click.option("--cache-tokens", default=1_000_000, help="Tokens of the last datastore in the largest cache.")
+@click.option(
+    "--work", metavar="DIR", type=PATH, default=Path("build/bench/peers"), help="Folder for the peers' files."
+)
+@click.option("--contexts", "count", metavar="N", default=4_000, help="Contexts that infini-gram is asked about.")
+@click.option("--memory", metavar="GIB", default=4, help="Memory for infini-gram's build.")
+@click.option(
+    "--cache-tokens", metavar="N", default=1_000_000, help="Tokens of the last datastore in the largest cache."
+)
 @seed_option
-@json_option
+@result_options
 def main(
     peers: str,
     recordings: tuple[Path, ...],
@@ -76,7 +82,7 @@ def main(
     memory: int,
     cache_tokens: int,
     seed: int,
-    json_file: Path | None,
+    out: Destination,
 ) -> None:
     if not datastores:
         raise click.UsageError("at least one --datastore is needed")
@@ -92,7 +98,7 @@ def main(
             chosen, stores, peers=peers, work=work, cache_tokens=cache_tokens
         )
     results["load average after"] = round(os.getloadavg()[0], 2)
-    write_result(json_file, "peers", click.get_current_context().params, ("numpy", "rest-store"), results)
+    write_result(out, "peers", click.get_current_context().params, ("numpy", "rest-store"), results)
 
 
 if __name__ == "__main__":

@@ -29,10 +29,11 @@ from datastores import laid_out, perturbed, python_source
 from timing import percentiles, time_each
 
 from rest_store.bench.environment import write_result
-from rest_store.bench.options import PATH, SHOW_DEFAULTS, json_option, plots_option, seed_option
+from rest_store.bench.options import Destination, plots_option, recordings_option, result_options, seed_option
 from rest_store.bench.recordings import read_recordings
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.header import separator_id
+from rest_store.options import PATH, SETTINGS
 
 LENGTH = 16
 TURN = 2_500
@@ -43,35 +44,45 @@ Contexts = list[list[int]]
 
 @click.command(
     help=__doc__,
-    context_settings=SHOW_DEFAULTS,
+    context_settings=SETTINGS,
     epilog="Example: python benchmarks/bench_query.py --datastore python.ds --recordings traces.jsonl.gz",
 )
-@click.option("--work", type=PATH, default=Path("build/bench"), help="Folder for the datastores that are made.")
-@click.option("--datastore", type=PATH, help="Source of the tokens. Default: a datastore of Python source is built.")
-@click.option("--tokenizer", help="For building.")
-@click.option("--extra", multiple=True, type=PATH, help="For building: a further folder of source. May be repeated.")
-@click.option("--recordings", type=PATH, help="JSON lines with prompt and output as token ids; may end in .gz.")
-@click.option("--contexts", "count", default=20_000, help="Number of contexts.")
 @click.option(
-    "--size", "sizes", multiple=True, type=int, help="Show this size, in millions of tokens. May be repeated."
+    "--work", metavar="DIR", type=PATH, default=Path("build/bench"), help="Folder for the datastores that are made."
 )
-@click.option("--leave", type=float, help="Take memory away until this many GiB are available.")
+@click.option(
+    "--datastore",
+    metavar="DIR",
+    type=PATH,
+    show_default="one of Python source that is built",
+    help="Source of the tokens.",
+)
+@click.option("--tokenizer", metavar="NAME_OR_PATH", help="Tokenizer, for building.")
+@click.option(
+    "--extra", metavar="DIR", multiple=True, type=PATH, help="For building: a further folder of source. Repeatable."
+)
+@recordings_option(required=False)
+@click.option("--contexts", "count", metavar="N", default=20_000, help="Number of contexts.")
+@click.option(
+    "--size", "sizes", metavar="N", multiple=True, type=int, help="Show this size, in millions of tokens. Repeatable."
+)
+@click.option("--leave", metavar="GIB", type=float, help="Take memory away until this many GiB are available.")
 @click.option("--quick", is_flag=True, help="10 million tokens and 4,000 contexts: a look, not a result.")
 @seed_option
-@json_option
+@result_options
 @plots_option
 def main(
     work: Path,
     datastore: Path | None,
     tokenizer: str | None,
     extra: tuple[Path, ...],
-    recordings: Path | None,
+    recordings: tuple[Path, ...],
     count: int,
     sizes: tuple[int, ...],
     leave: float | None,
     quick: bool,
     seed: int,
-    json_file: Path | None,
+    out: Destination,
     plots: Path | None,
 ) -> None:
     if datastore is None and tokenizer is None:
@@ -105,7 +116,7 @@ def main(
     for shards, cost in results["open"].items():
         print(f"open, {shards} shards: {cost['milliseconds']:.2f} ms, {cost['resident_bytes'] / 1e6:.2f} MB")
     results["sizes"] = [measure_size(source, work, size, warm_up, measured) for size in sizes]
-    write_result(json_file, "query", click.get_current_context().params, ("numpy", "rest-store"), results)
+    write_result(out, "query", click.get_current_context().params, ("numpy", "rest-store"), results)
 
 
 def take_memory(leave: float | None) -> np.ndarray | None:
@@ -117,10 +128,10 @@ def take_memory(leave: float | None) -> np.ndarray | None:
     return np.ones(max(0, available - int(leave * 2**30)), dtype=np.uint8)
 
 
-def read_contexts(recordings: Path | None, store: Datastore, count: int, seed: int) -> tuple[Contexts, Contexts]:
+def read_contexts(recordings: Sequence[Path], store: Datastore, count: int, seed: int) -> tuple[Contexts, Contexts]:
     """Return contexts to warm up with and contexts to measure, half of `count` each, from different recordings."""
     rng = np.random.default_rng(seed)
-    if recordings is None:
+    if not recordings:
         symbols = store.shards[0].tokens.symbols()
         contexts: Contexts = []
         while len(contexts) < count:
@@ -131,7 +142,7 @@ def read_contexts(recordings: Path | None, store: Datastore, count: int, seed: i
                 contexts.append(context.tolist())
         return contexts[: count // 2], contexts[count // 2 :]
     halves: tuple[Contexts, Contexts] = ([], [])
-    for number, recording in enumerate(read_recordings(recordings)):
+    for number, recording in enumerate(one for path in recordings for one in read_recordings(path)):
         text = np.concatenate([recording.prompt, recording.output])
         ends = range(recording.prompt.size, text.size)
         halves[number % 2].extend(text[max(0, end - LENGTH) : end].tolist() for end in ends)

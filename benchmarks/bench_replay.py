@@ -15,12 +15,13 @@ import numpy as np
 
 from rest_store.bench.datastores import open_datastores
 from rest_store.bench.environment import write_result
-from rest_store.bench.options import SHOW_DEFAULTS, datastores_option, every_option, json_option, recordings_option
+from rest_store.bench.options import Destination, datastores_option, every_option, recordings_option, result_options
 from rest_store.bench.recordings import PARTS, Recording, read_recordings, split
 from rest_store.bench.replay import fit_calibration, known_rows, replay
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
+from rest_store.options import SETTINGS
 
 NODES = (16, 64)
 MANY_NODES = (256, 1024)
@@ -29,7 +30,7 @@ Sources = dict[str, object]
 
 @click.group(
     help=__doc__,
-    context_settings=SHOW_DEFAULTS,
+    context_settings=SETTINGS,
     epilog="Example: python benchmarks/bench_replay.py limits --recordings traces.jsonl.gz --datastore python.ds",
 )
 def main() -> None:
@@ -37,7 +38,7 @@ def main() -> None:
 
 
 def common(command: Any) -> Any:
-    for option in (json_option, every_option, datastores_option, recordings_option):
+    for option in (result_options, every_option, datastores_option, recordings_option()):
         command = option(command)
     return command
 
@@ -50,7 +51,7 @@ def read(recordings: tuple[Path, ...], datastores: tuple[Path, ...], every: int)
 
 @main.command
 @common
-def limits(recordings: tuple[Path, ...], datastores: tuple[Path, ...], every: int, json_file: Path | None) -> None:
+def limits(recordings: tuple[Path, ...], datastores: tuple[Path, ...], every: int, out: Destination) -> None:
     """Measure what limits M: the sources, the ranking, or the number of nodes.
 
     Recordings that the shipped calibration was not fitted to are replayed. Reported: the share of tokens that some
@@ -86,7 +87,7 @@ def limits(recordings: tuple[Path, ...], datastores: tuple[Path, ...], every: in
     }
     for name, value in results.items():
         print(f"{name}: {value}")
-    write_result(json_file, "limits", click.get_current_context().params, ("numpy",), results)
+    write_result(out, "limits", click.get_current_context().params, ("numpy",), results)
 
 
 def proposals(recording: Recording, sources: Sequence[object], calibration: Calibration) -> tuple[list[bool], int]:
@@ -119,7 +120,7 @@ def chain_steps(covered: Sequence[bool], nodes: int) -> int:
 
 @main.command
 @common
-def learning(recordings: tuple[Path, ...], datastores: tuple[Path, ...], every: int, json_file: Path | None) -> None:
+def learning(recordings: tuple[Path, ...], datastores: tuple[Path, ...], every: int, out: Destination) -> None:
     """Measure M and calibration error with online calibration and without, from each source and from all.
 
     Recordings that the shipped calibration was not fitted to are replayed one after the other. With learning, one copy
@@ -138,18 +139,18 @@ def learning(recordings: tuple[Path, ...], datastores: tuple[Path, ...], every: 
                 "calibration error": round(outcome.calibration_error, 4),
             }
         print(f"{name}: " + "; ".join(f"{each['M']:.3f}, {each['calibration error']:.4f}" for each in row.values()))
-    write_result(json_file, "learning", click.get_current_context().params, ("numpy",), results)
+    write_result(out, "learning", click.get_current_context().params, ("numpy",), results)
 
 
 @main.command
 @common
-@click.option("--folds", "count", default=3, type=click.IntRange(2, PARTS), help="Number of folds.")
-@click.option("--rounds", default=2, type=click.IntRange(1), help="Fits, each guided by the one before.")
+@click.option("--folds", "count", metavar="N", default=3, type=click.IntRange(2, PARTS), help="Number of folds.")
+@click.option("--rounds", metavar="N", default=2, type=click.IntRange(1), help="Fits, each guided by the one before.")
 def folds(
     recordings: tuple[Path, ...],
     datastores: tuple[Path, ...],
     every: int,
-    json_file: Path | None,
+    out: Destination,
     count: int,
     rounds: int,
 ) -> None:
@@ -184,7 +185,7 @@ def folds(
         figures = {family: round(tokens / taken, 4) for family, (tokens, taken) in sorted(families.items())}
         results[f"M, {nodes} nodes"] = figures
         print(f"{nodes} nodes: {figures}")
-    write_result(json_file, "folds", click.get_current_context().params, ("numpy",), results)
+    write_result(out, "folds", click.get_current_context().params, ("numpy",), results)
 
 
 if __name__ == "__main__":

@@ -49,17 +49,11 @@ from service_sessions import measure_sessions
 from timing import percentiles
 
 from rest_store.bench.environment import write_result
-from rest_store.bench.options import (
-    PATH,
-    SHOW_DEFAULTS,
-    json_option,
-    plots_option,
-    recordings_option,
-    seed_option,
-)
+from rest_store.bench.options import Destination, plots_option, recordings_option, result_options, seed_option
 from rest_store.bench.recordings import read_recordings, split
 from rest_store.bench.serving import started
 from rest_store.datastore.datastore import Datastore
+from rest_store.options import PATH, SETTINGS
 
 CLIENTS = 16
 BATCH = 256
@@ -75,20 +69,28 @@ Targets = dict[str, dict[str, str]]  # addresses of "echo" and "service" by tran
 
 @click.command(
     help=__doc__,
-    context_settings=SHOW_DEFAULTS,
+    context_settings=SETTINGS,
     epilog="Example: python benchmarks/bench_service.py --recordings traces.jsonl.gz --datastore python.ds",
 )
-@recordings_option
+@recordings_option()
 @click.option(
-    "--datastore", "datastores", multiple=True, type=PATH, required=True, help="Datastore to serve. May be repeated."
+    "--datastore",
+    "datastores",
+    metavar="DIR",
+    multiple=True,
+    type=PATH,
+    required=True,
+    help="Datastore to serve. Repeatable.",
 )
-@click.option("--requests", default=6_000, help="Of one client, for each kind of call and target.")
-@click.option("--rounds", default=12, help="Turns of echo and service.")
-@click.option("--seconds", default=4.0, help="For each load.")
-@click.option("--sessions", default=16, help="At once, each in a process of its own.")
+@click.option(
+    "--requests", metavar="N", default=6_000, help="Requests of one client, for each kind of call and target."
+)
+@click.option("--rounds", metavar="N", default=12, help="Turns of echo and service.")
+@click.option("--seconds", metavar="SECONDS", default=4.0, help="Time of each load.")
+@click.option("--sessions", metavar="N", default=16, help="Sessions at once, each in a process of its own.")
 @click.option("--quick", is_flag=True, help="A tenth of it: a look, not a result.")
 @seed_option
-@json_option
+@result_options
 @plots_option
 def main(
     recordings: tuple[Path, ...],
@@ -99,7 +101,7 @@ def main(
     sessions: int,
     quick: bool,
     seed: int,
-    json_file: Path | None,
+    out: Destination,
     plots: Path | None,
 ) -> None:
     if quick:
@@ -131,7 +133,7 @@ def main(
         results["load"] = {
             name: asyncio.run(load(name, target["TCP"], contexts, top, seconds)) for name, target in targets.items()
         }
-    write_result(json_file, "service", click.get_current_context().params, ("grpcio", "protobuf", "numpy"), results)
+    write_result(out, "service", click.get_current_context().params, ("grpcio", "protobuf", "numpy"), results)
 
 
 def some_contexts(directory: Path, number: int, seed: int) -> Contexts:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -25,9 +25,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import rest_store
 from rest_store.bench.environment import write_result
-from rest_store.bench.options import PATH, SHOW_DEFAULTS, datastores_option, json_option, model_option
+from rest_store.bench.options import datastores_option, recordings_option, result_options
 from rest_store.bench.recordings import read_recordings
-from rest_store.generation.generator import load_model
+from rest_store.generation.model import load_model
+from rest_store.options import SETTINGS, model_option
 
 KINDS = {"recorded": {"do_sample": False}, "nothing to draft": {"do_sample": True, "temperature": 2.0, "top_k": 0}}
 Ratios = list[list[float]]  # by round and prompt
@@ -35,21 +36,30 @@ Ratios = list[list[float]]  # by round and prompt
 
 @click.command(
     help=__doc__,
-    context_settings=SHOW_DEFAULTS,
+    context_settings=SETTINGS,
     epilog="Example: python benchmarks/bench_short_answers.py --model SmolLM2.gguf --recordings traces.jsonl.gz",
 )
 @model_option
-@click.option("--recordings", type=PATH, required=True, help="JSON lines with prompt and output as token ids.")
+@recordings_option()
 @datastores_option
-@click.option("--prompts", default=20, type=click.IntRange(2), help="Number of prompts.")
-@click.option("--length", "lengths", multiple=True, default=(8, 16, 32, 64), type=click.IntRange(2), help="New tokens.")
+@click.option("--prompts", metavar="N", default=20, type=click.IntRange(2), help="Number of prompts.")
+@click.option(
+    "--length",
+    "lengths",
+    metavar="N",
+    multiple=True,
+    default=(8, 16, 32, 64),
+    type=click.IntRange(2),
+    help="New tokens.",
+)
 @click.option(
     "--processes",
+    metavar="N",
     default=5,
     type=click.IntRange(1),
     help="New processes for each length; twice as many up to 16 tokens, whose times vary more.",
 )
-@json_option
+@result_options
 def main(**options: Any) -> None:
     figures: dict[str, Any] = {"lengths": {}, "loop": measured(bare_loop)}
     print(f"the loop without drafts: {figures['loop']:.3f} of plain")
@@ -59,7 +69,7 @@ def main(**options: Any) -> None:
         figures["lengths"][str(length)] = summarize(runs)
         for name, row in figures["lengths"][str(length)].items():
             print(f"{length} tokens, {name}: median {row['median']:.2f}, least {row['least']:.2f}")
-    write_result(options["json_file"], "short_answers", options, ("numpy", "torch", "transformers"), figures)
+    write_result(options["out"], "short_answers", options, ("numpy", "torch", "transformers"), figures)
 
 
 def measured(task: Any, *arguments: Any) -> Any:
@@ -95,10 +105,10 @@ def short_answers(options: Mapping[str, Any], length: int, number: int) -> Ratio
         ]
 
 
-def prompts_of(recordings: Path, count: int, vocabulary: int) -> list[tuple[list[int], dict[str, Any]]]:
+def prompts_of(recordings: Sequence[Path], count: int, vocabulary: int) -> list[tuple[list[int], dict[str, Any]]]:
     """Return prompts with their settings, one of each kind in turns."""
     rng = np.random.default_rng(0)
-    recorded = [recording.prompt.tolist() for recording in read_recordings(recordings)]
+    recorded = [one.prompt.tolist() for path in recordings for one in read_recordings(path)]
     chosen = recorded[:: max(1, 2 * len(recorded) // count)]
     prompts = []
     for number in range(count):

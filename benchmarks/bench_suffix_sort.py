@@ -21,9 +21,10 @@ import click
 import numpy as np
 
 from rest_store.bench.environment import write_result
-from rest_store.bench.options import PATH, SHOW_DEFAULTS, json_option
+from rest_store.bench.options import Destination, result_options
 from rest_store.datastore.header import separator_id
 from rest_store.datastore.shard import TokensFile
+from rest_store.options import PATH, SETTINGS
 
 SORTERS = ("pydivsufsort", "fitted")
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,20 +32,22 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @click.command(
     help=__doc__,
-    context_settings=SHOW_DEFAULTS,
+    context_settings=SETTINGS,
     epilog="Example: python benchmarks/bench_suffix_sort.py python.ds/shard-00000.tokens --positions 10000000",
 )
-@click.argument("tokens", nargs=-1, type=PATH)
-@click.option("--positions", multiple=True, type=int, help="First symbols to sort. May be repeated. Default: all.")
-@click.option("--threads", multiple=True, type=int, default=[1], help="OMP_NUM_THREADS. May be repeated.")
+@click.argument("tokens", metavar="FILE...", nargs=-1, type=PATH)
+@click.option(
+    "--positions", metavar="N", multiple=True, type=int, show_default="all", help="First symbols to sort. Repeatable."
+)
+@click.option("--threads", metavar="N", multiple=True, type=int, default=[1], help="OMP_NUM_THREADS. Repeatable.")
 @click.option("--measure", nargs=3, hidden=True)
-@json_option
+@result_options
 def main(
     tokens: tuple[Path, ...],
     positions: tuple[int, ...],
     threads: tuple[int, ...],
     measure: tuple[str, str, str] | None,
-    json_file: Path | None,
+    out: Destination,
 ) -> None:
     if measure is not None:
         print(json.dumps(sort_once(measure[0], Path(measure[1]), int(measure[2]))))
@@ -54,7 +57,7 @@ def main(
         file = TokensFile.open(path)
         for count in positions or [file.header.position_count]:
             results += compare(file.symbols(0, count), file.header.vocabulary_size, threads)
-    write_result(json_file, "suffix_sort", click.get_current_context().params, ("numpy", "pydivsufsort"), results)
+    write_result(out, "suffix_sort", click.get_current_context().params, ("numpy", "pydivsufsort"), results)
 
 
 def compare(symbols: np.ndarray, vocabulary_size: int, threads: tuple[int, ...]) -> list[dict[str, Any]]:

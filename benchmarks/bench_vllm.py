@@ -32,9 +32,10 @@ import numpy as np
 from peer_process import PeerProcess
 
 from rest_store.bench.environment import write_result
-from rest_store.bench.options import PATH, SHOW_DEFAULTS, datastores_option, json_option
+from rest_store.bench.options import datastores_option, recordings_option, result_options
 from rest_store.bench.prompts import interleaved, recorded_prompts
 from rest_store.bench.recordings import Recording, read_recordings, split
+from rest_store.options import SETTINGS, max_new_tokens_option, model_option
 
 LENGTH = 2048  # of the longest text, with its prompt
 TURN = 4  # a turn answers so many times the rows of prompts
@@ -82,24 +83,37 @@ WAYS = {
 
 @click.command(
     help=__doc__,
-    context_settings=SHOW_DEFAULTS,
+    context_settings=SETTINGS,
     epilog="Example: python benchmarks/bench_vllm.py --model SMOLLM2 --recordings traces.jsonl.gz --datastore code.ds",
 )
-@click.option("--model", required=True, help="Directory of the model.")
-@click.option("--recordings", type=PATH, required=True, help="JSON lines with prompt and output as token ids.")
+@model_option
+@recordings_option()
 @datastores_option
-@click.option("--batch", "batches", multiple=True, default=(1, 4, 8, 16), type=click.IntRange(1), help="Rows at once.")
-@click.option("--prompts", default=20, type=click.IntRange(1), help="Prompts, or twice the rows if these are more.")
-@click.option("--max-new-tokens", default=128, type=click.IntRange(8), help="Most tokens of each text.")
-@click.option("--rounds", default=2, type=click.IntRange(1), help="Rounds of all ways.")
-@click.option("--way", "chosen", multiple=True, type=click.Choice(list(WAYS)), help="Only these. Default: all.")
-@json_option
+@click.option(
+    "--batch",
+    "batches",
+    metavar="N",
+    multiple=True,
+    default=(1, 4, 8, 16),
+    type=click.IntRange(1),
+    help="Rows at once. Repeatable.",
+)
+@click.option(
+    "--prompts", metavar="N", default=20, type=click.IntRange(1), help="Prompts, or twice the rows if these are more."
+)
+@max_new_tokens_option(128, least=8)
+@click.option("--rounds", metavar="N", default=2, type=click.IntRange(1), help="Rounds of all ways.")
+@click.option(
+    "--way", "chosen", multiple=True, type=click.Choice(list(WAYS)), show_default="all", help="Only these. Repeatable."
+)
+@result_options
 def main(**options: Any) -> None:
     ways = [name for name in WAYS if name in options["chosen"] or not options["chosen"]]
     most = options["max_new_tokens"]
-    fitting, _ = split(read_recordings(options["recordings"]), "bench_vllm.py")
+    fitting, _ = split([one for path in options["recordings"] for one in read_recordings(path)], "bench_vllm.py")
     known = [(one.prompt.tolist(), one.output[:most].tolist()) for one in fitting]
-    prompts = [one.tokens for one in interleaved(recorded_prompts(options["recordings"], count=sys.maxsize))]
+    recorded = [one for path in options["recordings"] for one in recorded_prompts(path, count=sys.maxsize)]
+    prompts = [one.tokens for one in interleaved(recorded)]
     settings = {"ngram": NGRAM, "suffix": SUFFIX, "one row": SUFFIX_ALONE, "more rows": SUFFIX_IN_BATCHES, "ours": OURS}
     figures: dict[str, Any] = {"settings": settings, "known texts": len(known), "batches": {}, "nothing to draft": {}}
     with ExitStack() as stack:
@@ -120,7 +134,7 @@ def main(**options: Any) -> None:
                 figures[kind][str(batch)] = summarize(rounds, comparable=sampling is GREEDY)
                 report(f"{kind}, {batch} at once", figures[kind][str(batch)])
     packages = ("numpy", "torch", "transformers", *packages_distributions()["vllm"][:1])
-    write_result(options["json_file"], "vllm", options, packages, figures)
+    write_result(options["out"], "vllm", options, packages, figures)
 
 
 def started(stack: ExitStack, name: str, options: Mapping[str, Any]) -> Ask:

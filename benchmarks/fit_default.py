@@ -17,6 +17,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from typing import Any
 import click
 import numpy as np
 
-from rest_store.bench.options import PATH, SHOW_DEFAULTS
+from rest_store.bench.options import every_option, recordings_option
 from rest_store.bench.recordings import Encode, Recording, encoder, read_recordings, split
 from rest_store.bench.remembering import among_others, in_turn, new_live_datastore
 from rest_store.bench.replay import Outcome, fit_recorded, replay
@@ -33,6 +34,7 @@ from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.live.live_datastore import LiveDatastore
+from rest_store.options import PATH, SETTINGS, Decorator, json_option
 
 Remember = Callable[[Sequence[Recording], LiveDatastore], Iterator[Recording]]
 # Recordings, what a live datastore remembers (None: there is none), sources besides, and (nodes, skip) of each replay.
@@ -72,30 +74,35 @@ def shuffled(recordings: Sequence[Recording]) -> list[Recording]:
     return [recordings[place] for place in np.random.default_rng(0).permutation(len(recordings))]
 
 
-def required(name: str) -> click.Option:
-    return click.option(f"--{name}", type=PATH, required=True)
+def required(name: str, metavar: str, help_text: str) -> Decorator[Any]:
+    return click.option(f"--{name}", metavar=metavar, type=PATH, required=True, help=help_text)
 
 
 @click.command(
     help=__doc__,
-    context_settings=SHOW_DEFAULTS,
+    context_settings=SETTINGS,
     epilog="Example: python benchmarks/fit_default.py --recordings traces.jsonl.gz --answers answers.jsonl.gz "
     "--chat-answers chat10.jsonl.gz --python python.ds --chat chat.ds --chat-without chat90.ds --out new.calibration",
 )
-@required("recordings")
-@required("answers")
-@required("chat-answers")
-@required("python")
-@required("chat")
-@required("chat-without")
-@required("out")
-@click.option("--start", type=PATH, help="Calibration that guides the replays. Default: the package's.")
-@click.option("--rounds", type=click.IntRange(1), help="Fits, each guided by the one before; instead of --start.")
+@recordings_option()
+@required("answers", "FILE", "Answers of other models.")
+@required("chat-answers", "FILE", "Answers of the kind that the chat datastore holds.")
+@required("python", "DIR", "Datastore of Python source.")
+@required("chat", "DIR", "Datastore of chats.")
+@required("chat-without", "DIR", "Datastore of chats without those of --chat-answers.")
+@required("out", "FILE", "The calibration to write.")
+@click.option(
+    "--start", metavar="FILE", type=PATH, show_default="the package's", help="Calibration that guides the replays."
+)
+@click.option(
+    "--rounds", metavar="N", type=click.IntRange(1), help="Fits, each guided by the one before; instead of --start."
+)
 @click.option("--live-only", is_flag=True, help="Fit only the trees of steps with a live datastore; keep the others.")
-@click.option("--trees", default=250, help="Number of boosted trees.")
-@click.option("--every", default=1, help="Take every n-th recording only, to try it out.")
+@click.option("--trees", metavar="N", default=250, help="Number of boosted trees.")
+@every_option
+@json_option
 def main(
-    recordings: Path,
+    recordings: tuple[Path, ...],
     answers: Path,
     chat_answers: Path,
     python: Path,
@@ -107,6 +114,7 @@ def main(
     live_only: bool,
     trees: int,
     every: int,
+    as_json: bool,
 ) -> None:
     if rounds is not None and start is not None:
         raise click.UsageError("give either --rounds or --start")
@@ -114,7 +122,8 @@ def main(
         raise click.UsageError("give either --rounds or --live-only")
     code, chats, without = (Datastore.open(path) for path in (python, chat, chat_without))
     encode = encoder(code, None)
-    fit, held_out = split(read_recordings(recordings, encode)[::every], "fit_default.py")
+    recorded = [one for path in recordings for one in read_recordings(path, encode)]
+    fit, held_out = split(recorded[::every], "fit_default.py")
     fit_answers, held_out_answers = split(read_recordings(answers, encode)[::every], "fit_default.py")
     conversation = conversations(chat_answers, encode, every)
     text, logits = PromptLookup(), RecycledLogits()
@@ -136,7 +145,7 @@ def main(
         (conversation[1::8], None, [text, without], _ONCE),
     ]
     provenance = {
-        "recordings": [recordings.name, answers.name, chat_answers.name],
+        "recordings": [path.name for path in (*recordings, answers, chat_answers)],
         "prompts": "parts 0..6 of 10 of the first two, all of the third",
         "sources": "prompt lookup, recycled logits, both datastores, a live one, and some of these left out",
         "start": "default" if start is None else start.name,
@@ -159,12 +168,16 @@ def main(
         usual = calibration if live_only else fit_recorded(record[:frozen], trees=trees)
         calibration = Calibration(usual.native.gbdt, provenance=provenance, live_gbdt=live.native.gbdt)
     calibration.save(out)
+    rows = []
     for name, chosen in (("recordings", held_out), ("answers", held_out_answers)):
         for nodes in (16, 64):
             for remember in (None, among_others):
                 outcome = remembering(chosen, remember, full, calibration, code.tokenizer, max_nodes=nodes)
                 row = {"recordings": name, "nodes": nodes, "live": remember is not None, **outcome.as_json()}
-                print(json.dumps(row), flush=True)
+                rows.append(row)
+                print(json.dumps(row), file=sys.stderr if as_json else sys.stdout, flush=True)
+    if as_json:
+        print(json.dumps({"out": str(out), "rows": rows}))
 
 
 if __name__ == "__main__":

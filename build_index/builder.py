@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import rest_store
-from build_index.corpus import Corpus, open_corpus
+from build_index.corpus import Corpus, empty_corpora, open_corpus
 from build_index.duplicates import SeenDocuments
 from build_index.encoder import EncoderError
 from build_index.errors import build_packages
@@ -30,7 +30,7 @@ from build_index.journal import BuildState, Completion, read_journal
 from build_index.memory import MemoryPlan, available_budget, limit_arenas, plan_memory, resident_bytes
 from build_index.options import BuildOptions, BuildSummary
 from build_index.pipeline import Pipeline
-from build_index.progress import ProgressListener
+from build_index.progress import ProgressListener, StageProgress
 from build_index.staging import Staging, final_place
 from build_index.tokenization import TargetTokenizer, load_tokenizer
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
@@ -40,7 +40,6 @@ from rest_store.errors import (
     BuildError,
     CorpusError,
     DatastoreError,
-    EmptyCorpusError,
     MixedBuildError,
     OutputError,
     ResumeError,
@@ -78,7 +77,7 @@ def build(options: BuildOptions, progress: ProgressListener | None = None) -> Bu
         # The tokenizer, which may have to be downloaded, is not loaded if even the smallest vocabulary does not fit.
         plan_memory(_budget(options), resident_bytes(), 1, options.shard_tokens)
     with _tokenizer_threads(options.workers):
-        tokenizer = load_tokenizer(options.tokenizer, chat_template=options.chat_template)
+        tokenizer = _load_tokenizer(options, progress)
         for corpus in corpora:
             _import_reader(corpus)
         with Staging(options.out) as staging:
@@ -115,6 +114,19 @@ def _build(
     warnings.warn(message, UserWarning, stacklevel=2)
     tokenizer.decelerate()
     return Build(options, corpora, tokenizer, staging, staging.unfinished()).run(progress)
+
+
+def _load_tokenizer(options: BuildOptions, progress: ProgressListener | None) -> TargetTokenizer:
+    start = time.perf_counter()
+
+    def report(done: int) -> None:
+        if progress is not None:
+            progress([StageProgress("loading", done, 1, "tokenizer", time.perf_counter() - start)])
+
+    report(0)
+    tokenizer = load_tokenizer(options.tokenizer, chat_template=options.chat_template)
+    report(1)
+    return tokenizer
 
 
 def _budget(options: BuildOptions) -> int:
@@ -258,8 +270,8 @@ class Build:
         """Write the tokenizer and the manifest, the manifest last, and sum up."""
         shards = tuple(self._state.suffixes[record.name] for record in self._state.tokens)
         if not shards:
-            where = ", ".join(corpus.spec.path for corpus in self._corpora)
-            raise EmptyCorpusError(describe(where, "the number of documents with tokens", 0, "at least 1"))
+            without_tokens = sum(counts.without_tokens for counts in pipeline.shard_tokens.end.counts)
+            raise empty_corpora(self._corpora, without_tokens)
         corpora = tuple(pipeline.provenance())
         options: dict[str, Any] = {
             "keep_duplicates": self._options.keep_duplicates,

@@ -14,12 +14,15 @@ from typing import Any
 
 import click
 
+import rest_store
 from build_index.documents import well_formed
 from build_index.interrupt import Interrupted, interrupts
 from build_index.options import BuildOptions, BuildSummary
 from build_index.reading_options import Reading, reading_options
 from build_index.size import parse_size, size_text
+from rest_store.datastore.render import counted, one_line
 from rest_store.errors import MemoryBudgetError, RestStoreError
+from rest_store.options import PATH, SETTINGS, json_option
 
 _HELP = """Build a datastore from corpora.
 
@@ -49,7 +52,7 @@ class MemorySize(click.ParamType[int]):
 @click.command(
     "build",
     help=_HELP,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings=SETTINGS,
     epilog="--memory sets the size of shards. It does not affect the answers of the datastore.",
 )
 @click.option(
@@ -67,31 +70,34 @@ class MemorySize(click.ParamType[int]):
     required=True,
     help="Tokenizer of the target model: a Hugging Face name, a directory, a tokenizer.json or a .gguf file.",
 )
-@click.option("--out", metavar="DIR", required=True, type=click.Path(path_type=Path), help="Directory to create.")
+@click.option("--out", metavar="DIR", required=True, type=PATH, help="Directory to create.")
 @click.option(
     "--shard-tokens",
     metavar="N",
     type=click.IntRange(2, 1 << 30),
-    help="Tokens in a shard, document ends included. Default: the power of two that fits into the memory.",
+    show_default="the power of two that fits into the memory",
+    help="Tokens in a shard, document ends included.",
 )
 @click.option(
     "--memory",
     metavar="SIZE",
     type=MemorySize(),
-    help="Memory limit, such as 8G or 512M. Default: half of the available memory.",
+    show_default="half of the available memory",
+    help="Memory limit, such as 8G or 512M.",
 )
 @click.option(
     "--workers",
     metavar="N",
     type=click.IntRange(1),
-    help="Threads that tokenize, and most shards sorted at once, memory permitting; they do not affect the result. "
-    "Default: one for each core.",
+    show_default="one for each core",
+    help="Threads that tokenize, and most shards sorted at once, memory permitting; they do not affect the result.",
 )
 @click.option("--resume", is_flag=True, help="Resume an interrupted build after its last complete shard.")
 @reading_options
 @click.option("--keep-duplicates", is_flag=True, help="Store exact duplicates, too.")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON object.")
+@json_option
 @click.option("--quiet", is_flag=True, help="Print no progress and, without --json, no summary.")
+@click.version_option(rest_store.__version__)
 @click.pass_context
 def build(
     context: click.Context,
@@ -132,13 +138,13 @@ def build(
 
 
 @click.command(
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings=SETTINGS,
     epilog="Example: rest-store merge python.ds rust.ds --out code.ds",
 )
-@click.argument("datastores", metavar="DIR DIR...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--out", metavar="DIR", required=True, type=click.Path(path_type=Path), help="Directory to create.")
+@click.argument("datastores", metavar="DIR DIR...", nargs=-1, required=True, type=PATH)
+@click.option("--out", metavar="DIR", required=True, type=PATH, help="Directory to create.")
 @click.option("--copy", is_flag=True, help="Copy files even where they can be linked.")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON object.")
+@json_option
 @click.pass_context
 def merge(context: click.Context, datastores: tuple[Path, ...], out: Path, copy: bool, as_json: bool) -> None:
     """Make one datastore of several that were built with one tokenizer, without sorting again.
@@ -149,11 +155,11 @@ def merge(context: click.Context, datastores: tuple[Path, ...], out: Path, copy:
         from build_index.merge import merge as merge_datastores
 
         merged = merge_datastores(datastores, out, copy=copy)
-        counts = {"documents": merged.document_count, "tokens": merged.token_count, "shards": len(merged.shards)}
+        counts = {"document": merged.document_count, "token": merged.token_count, "shard": len(merged.shards)}
         if as_json:
-            click.echo(json.dumps({"out": str(out), **counts}))
+            click.echo(json.dumps({"out": str(out), **{f"{what}s": number for what, number in counts.items()}}))
         else:
-            click.echo(f"{out}: " + ", ".join(f"{number:,} {what}" for what, number in counts.items()))
+            click.echo(f"{out}: " + ", ".join(counted(number, what) for what, number in counts.items()))
 
 
 @contextmanager
@@ -172,8 +178,6 @@ def _one_line_errors(context: click.Context, out: Path) -> Iterator[None]:
             message, status = f"{error.filename or out}: the datastore cannot be written ({error.strerror or error})", 1
         else:
             return
-        from rest_store.datastore.render import one_line
-
         click.echo(f"Error: {one_line(message)}{_resume_hint(out)}", err=True)
         context.exit(status)
 
@@ -185,14 +189,14 @@ def _resume_hint(out: Path) -> str:
         count = kept_shards(out)
     except Exception:  # also of a module whose import was interrupted
         return ""
-    return f" ({count} finished shard{'s' if count > 1 else ''} kept: continue with --resume)" if count else ""
+    return f" ({counted(count, 'finished shard')} kept: continue with --resume)" if count else ""
 
 
 def summary_text(summary: BuildSummary) -> str:
     """Return the summary for people: a few lines."""
     from build_index.progress import clock
 
-    notes = [f"{summary.duplicates:,} exact duplicates dropped"]
+    notes = [f"{counted(summary.duplicates, 'exact duplicate')} dropped"]
     notes += [f"{number:,} {reason}" for reason, number in summary.skipped.items()]
     notes += [f"{summary.split_documents:,} split"] if summary.split_documents else []
     stages = ", ".join(f"{stage} {clock(seconds)}" for stage, seconds in summary.stage_seconds.items())

@@ -13,7 +13,8 @@ UTF-8, tables without a known column) are skipped and counted.
 from __future__ import annotations
 
 import stat
-from collections.abc import Generator, Iterator
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from functools import cached_property
 from pathlib import Path
@@ -32,9 +33,10 @@ from build_index.readers.records import KNOWN_FIELDS, RecordReader
 from build_index.readers.source_tree import TreeFile, walk
 from build_index.readers.text import read_text
 from build_index.staging import is_datastore, is_live
-from rest_store.errors import CorpusError, CorpusFormatError, CorpusNotFoundError, describe
+from rest_store.errors import CorpusError, CorpusFormatError, CorpusNotFoundError, EmptyCorpusError, describe
 
 _HEAD_BYTES = 4096
+_PRESENT = 8  # kinds named of what the options left out
 
 
 def open_corpus(spec: CorpusSpec) -> Corpus:
@@ -76,6 +78,28 @@ def open_corpus(spec: CorpusSpec) -> Corpus:
     return Corpus(spec, spec.reader or _reader_of_file(path, spec))
 
 
+def empty_corpora(corpora: Sequence[Corpus], without_tokens: int = 0) -> EmptyCorpusError:
+    """Return the error for corpora without a document that has tokens: what was skipped, and what is there.
+
+    Args:
+        corpora: all of them.
+        without_tokens: documents that were read, and have no tokens.
+    """
+    skipped, present = Counter({"without tokens": without_tokens}), Counter[str]()
+    for corpus in corpora:
+        skipped.update(corpus.skipped)
+        present.update(corpus.left_out)
+    notes = []
+    if +skipped:
+        notes.append("skipped: " + ", ".join(f"{number:,} {reason}" for reason, number in (+skipped).most_common()))
+    if present:
+        named = [f"{kind} ({number:,})" for kind, number in present.most_common(_PRESENT)]
+        notes.append("present are " + ", ".join(named) + ", ..." * (len(present) > _PRESENT))
+    found = f"0 ({'; '.join(notes)})" if notes else "0"
+    where = ", ".join(corpus.spec.path for corpus in corpora)
+    return EmptyCorpusError(describe(where, "the number of documents with tokens", found, "at least 1"))
+
+
 class Corpus:
     """An opened corpus; made by `open_corpus`.
 
@@ -113,6 +137,16 @@ class Corpus:
     def bytes_read(self) -> int:
         """Bytes read so far in the current iteration, in the units of `size_hint`."""
         return self._counts.bytes_read
+
+    @property
+    def skipped(self) -> Counter[str]:
+        """Number of files and documents skipped in the current iteration, by reason."""
+        return self._counts.skipped
+
+    @property
+    def left_out(self) -> Counter[str]:
+        """Number of records and files that the options left out in the current iteration, by language or ending."""
+        return self._counts.left_out
 
     @cached_property
     def size_hint(self) -> int | None:

@@ -15,6 +15,7 @@ from build_index.documents import Document
 from build_index.duplicates import SeenDocuments, content_digest
 from build_index.errors import output_errors
 from build_index.journal import CHAIN_START, Cursor
+from rest_store.datastore.render import counted
 from rest_store.errors import ResumeError, describe
 
 BATCH_CHARACTERS = 1 << 19  # enough for the tokenizing threads; more would only take memory
@@ -93,7 +94,7 @@ class DocumentStream:
         distinct = self._without_duplicates(batch, digests)
         self.seconds += time.perf_counter() - start
         if self.documents_read < self._start.documents:
-            raise self._changed(f"{self.documents_read} documents long")
+            raise self._changed(f"{counted(self.documents_read, 'document')} long")
         yield distinct
 
     def _next(self, document: Document, corpus: int, digests: list[bytes]) -> StreamedDocument:
@@ -103,7 +104,7 @@ class DocumentStream:
         self.chain = hashlib.sha256(self.chain + digest).digest()
         self.documents_read += 1
         if self.documents_read == self._start.documents and self.chain.hex() != self._start.chain:
-            raise self._changed(f"different in its first {self.documents_read} documents")
+            raise self._changed(f"different in its first {counted(self.documents_read, 'document')}")
         return StreamedDocument(document, corpus, self.documents_read, self.chain)
 
     def _without_duplicates(self, batch: list[StreamedDocument], digests: list[bytes]) -> list[StreamedDocument]:
@@ -121,5 +122,5 @@ class DocumentStream:
         return distinct
 
     def _changed(self, problem: str) -> ResumeError:
-        expected = f"one that begins with the {self._start.documents} documents of the unfinished build"
+        expected = f"one that begins with the {counted(self._start.documents, 'document')} of the unfinished build"
         return ResumeError(describe(self._where, "corpus", problem, f"{expected}; or build without --resume"))

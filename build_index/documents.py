@@ -9,6 +9,8 @@ from typing import TypeAlias
 LARGEST_DOCUMENT_BYTES = 16 << 20
 """Larger records and documents are not read. It does not depend on the memory, since it decides what is stored."""
 
+_KINDS = 1_000  # that are counted: a language may be any text
+
 Message: TypeAlias = tuple[str, str]
 """Role and content, for instance `("user", "What is a suffix array?")`."""
 
@@ -55,6 +57,8 @@ class CorpusCounts:
             of its documents.
         split_files: text files so large that they were read as several documents.
         skipped: number of skipped files and documents by reason, such as `"empty"` or `"binary"`.
+        left_out: number of what the options left out by what it is: of records the language, of files in a directory
+            the ending. Of at most 1,000 kinds.
 
     Written by the iterating thread; other threads may read it for a progress bar.
     """
@@ -65,10 +69,16 @@ class CorpusCounts:
     bytes_read: int = 0
     split_files: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
+    left_out: Counter[str] = field(default_factory=Counter)
 
     def skip(self, reason: str) -> None:
         """Count a skipped file or document."""
         self.skipped[reason] += 1
+
+    def leave_out(self, kind: str) -> None:
+        """Count what an option left out."""
+        if kind in self.left_out or len(self.left_out) < _KINDS:
+            self.left_out[kind] += 1
 
     def advance(self, number: int) -> None:
         """Count bytes read."""

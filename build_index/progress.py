@@ -18,10 +18,11 @@ class StageProgress:
     """The progress of one stage.
 
     Attributes:
-        stage: `"tokenizing"`, which includes reading, `"sorting"`, or `"writing"`.
+        stage: `"loading"`, which comes first and alone; then `"tokenizing"`, which includes reading, `"sorting"` and
+            `"writing"`.
         done: so far, in `unit`.
         total: at the end, in `unit`; None: unknown. An estimate for sorting and writing until everything is tokenized.
-        unit: `"bytes"` of the corpora, or `"tokens"`.
+        unit: `"tokenizer"`, `"bytes"` of the corpora, or `"tokens"`.
         seconds: time spent on it.
     """
 
@@ -63,7 +64,7 @@ class TerminalBars:
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
-        self._lines_drawn = 0
+        self._drawn: list[str] = []  # stages of the lines that are drawn over
 
     @staticmethod
     def fits(file: TextIO) -> bool:
@@ -72,15 +73,18 @@ class TerminalBars:
 
     def __call__(self, stages: Sequence[StageProgress], /) -> None:
         """Draw the stages."""
-        up = f"\x1b[{self._lines_drawn}A" if self._lines_drawn else ""
+        names = [stage.stage for stage in stages]
+        up = f"\x1b[{len(names)}A" if names == self._drawn else ""
         width = shutil.get_terminal_size().columns - 1
         self._file.write(up + "".join(f"\r\x1b[2K{line_of(stage)[:width]}\n" for stage in stages))
         self._file.flush()
-        self._lines_drawn = len(stages)
+        self._drawn = names
 
 
 def line_of(stage: StageProgress) -> str:
-    """Return the line that shows a stage: bar, share, amount, rate and time left."""
+    """Return the line that shows a stage: bar, share, amount, rate and time left; of loading the seconds."""
+    if stage.unit == "tokenizer":
+        return "loading tokenizer ..." + (f" {stage.seconds:.1f} s" if stage.done else "")
     filled = int((stage.share or 0) * _BAR)
     share = "    " if stage.share is None else f"{int(100 * stage.share):3}%"
     left = "" if stage.seconds_left is None or stage.share == 1 else f"  {clock(stage.seconds_left)} left"

@@ -13,9 +13,15 @@ from build_index.corpus_spec import READERS, CorpusSpec
 from build_index.path import is_directory
 
 _OPTIONS = (
-    click.option("--reader", type=click.Choice(READERS), help="How to read the corpora. Default: by their content."),
-    click.option("--field", metavar="F", help="Field of each record that holds the document, such as 'text' or 'a.b'."),
-    click.option("--lang", "langs", metavar="L", multiple=True, help="Read only records in this language. Repeatable."),
+    click.option(
+        "--reader", type=click.Choice(READERS), show_default="by their content", help="How to read the corpora."
+    ),
+    click.option(
+        "--field", metavar="NAME", help="Field of each record that holds the document, such as 'text' or 'a.b'."
+    ),
+    click.option(
+        "--lang", "langs", metavar="NAME", multiple=True, help="Read only records in this language. Repeatable."
+    ),
     click.option("--include", metavar="GLOB", multiple=True, help="In directories, read only these files. Repeatable."),
     click.option("--exclude", metavar="GLOB", multiple=True, help="In directories, skip these files. Repeatable."),
     click.option(
@@ -23,8 +29,9 @@ _OPTIONS = (
     ),
     click.option(
         "--chat-template",
-        metavar="T",
-        help="Jinja template for conversations, or a file with it. Default: that of the tokenizer.",
+        metavar="TEXT_OR_FILE",
+        show_default="that of the tokenizer",
+        help="Jinja template for conversations, or a file with it.",
     ),
 )
 

@@ -2,14 +2,15 @@
 
 A Hugging Face name or directory is loaded by `transformers`, as generation will load it. A `tokenizer.json` needs only
 `tokenizers`; the chat template and special tokens come from `tokenizer_config.json` and `chat_template.jinja` beside
-it. A `.gguf` file is read by `transformers` with `gguf`.
+it. A `.gguf` file is read by `transformers` with `gguf`, and what was converted is kept in a cache.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from build_index.errors import build_packages, first_line
 from build_index.path import local_path
 from build_index.target_tokenizer import TargetTokenizer
 from rest_store.errors import TokenizerLoadError, describe
+from rest_store.loading.hub import hub_failure
+from rest_store.loading.tokenizer_cache import gguf_tokenizer
 
 __all__ = ["TargetTokenizer", "load_tokenizer"]
 
@@ -50,14 +53,14 @@ def load_tokenizer(name_or_path: str | os.PathLike[str], *, chat_template: str |
             configured = (path / "tokenizer_config.json").is_file() or (path / "config.json").is_file()
             if (path / "tokenizer.json").is_file() and not configured:
                 return _from_file(path / "tokenizer.json", name, override)
-            return _from_transformers(str(path), name, override)
+            return _from_transformers(name, override, lambda load: load(str(path)))
     except OSError as error:
         if isinstance(error, TokenizerLoadError):
             raise
         raise TokenizerLoadError(f"{name}: the tokenizer cannot be read ({error.strerror})") from error
     if _is_path(name):
         raise TokenizerLoadError(describe(name, "tokenizer", "absent", _EXPECTED))
-    return _from_transformers(name, name, override)
+    return _from_hub(name, override)
 
 
 def _from_file(path: Path, name: str, override: str | None) -> TargetTokenizer:
@@ -79,14 +82,28 @@ def _from_file(path: Path, name: str, override: str | None) -> TargetTokenizer:
 def _from_gguf(path: Path, name: str, override: str | None) -> TargetTokenizer:
     with build_packages(name, TokenizerLoadError):
         import gguf  # noqa: F401 - transformers needs it
-    return _from_transformers(str(path.parent), name, override, gguf_file=path.name)
+    return _from_transformers(name, override, lambda load: gguf_tokenizer(path, load))
 
 
-def _from_transformers(source: str, name: str, override: str | None, **options: str) -> TargetTokenizer:
+def _from_hub(name: str, override: str | None) -> TargetTokenizer:
+    with build_packages(name, TokenizerLoadError):
+        import transformers  # noqa: F401 - it brings the hub's package
+    failure = hub_failure(name)
+    try:
+        return _from_transformers(name, override, lambda load: load(name, local_files_only=failure is not None))
+    except TokenizerLoadError as error:
+        if failure is None:
+            raise
+        problem = f"absent here, and the Hugging Face hub cannot be reached ({failure})"
+        raise TokenizerLoadError(describe(name, "tokenizer", problem, _EXPECTED)) from error
+
+
+def _from_transformers(name: str, override: str | None, loaded: Callable[[Callable[..., Any]], Any]) -> TargetTokenizer:
+    """Return what `loaded` returns, which is called with `AutoTokenizer.from_pretrained`."""
     with build_packages(name, TokenizerLoadError):
         import transformers
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False, **options)
+        tokenizer = loaded(functools.partial(transformers.AutoTokenizer.from_pretrained, trust_remote_code=False))
     except Exception as error:  # errors of repositories, files and the network have no common base
         problem = f"refused by transformers ({first_line(error)})"
         raise TokenizerLoadError(describe(name, "tokenizer", problem, _EXPECTED)) from error

@@ -9,24 +9,20 @@ import json
 import os
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
 import rest_store
-from rest_store.errors import RestStoreError, describe
+from rest_store.datastore.render import counted, one_line, table
+from rest_store.errors import RestStoreError
+from rest_store.extras import EXTRAS, missing_text
+from rest_store.options import PATH, PLACE, SETTINGS, json_option, max_nodes_option
 from rest_store.service.address import is_service
-from rest_store.service.options import Access, access_options
-
-_EXTRAS = {  # the extra that installs each optional package
-    **dict.fromkeys(
-        ("grpc", "grpc_status", "grpc_health", "grpc_reflection", "google", "prometheus_client", "h11"), "server"
-    ),
-    **dict.fromkeys(("torch", "transformers"), "hf"),
-    **dict.fromkeys(("tokenizers", "pydivsufsort", "pyarrow", "zstandard", "datasets", "jinja2", "gguf"), "build"),
-    "matplotlib": "plots",
-}
+from rest_store.service.options import Access, access_options, timeout_option
+from rest_store.terminal import loading
 
 
 class _Group(click.Group):
@@ -55,21 +51,19 @@ class _Group(click.Group):
     def invoke(self, context: click.Context) -> Any:
         if isinstance(sys.stdout, io.TextIOWrapper):  # a path may hold bytes that are not UTF-8; JSON knows \udc80 too
             sys.stdout.reconfigure(errors="backslashreplace")
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # before gRPC is imported: its own lines are for its developers
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: click.echo(f"Warning: {message}", err=True)
             try:
                 return super().invoke(context)
             except RestStoreError as error:
-                from rest_store.datastore.render import one_line
-
                 raise _Failure(one_line(str(error))) from error
             except ModuleNotFoundError as error:
                 package = (error.name or "").partition(".")[0]
-                if package not in _EXTRAS:
+                if package not in EXTRAS:
                     raise
-                expected = f"it to be installed: pip install 'rest-store[{_EXTRAS[package]}]'"
                 where = context.invoked_subcommand or "rest-store"
-                raise _Failure(describe(where, f"the package '{package}'", "missing", expected)) from error
+                raise _Failure(missing_text(where, package, EXTRAS[package])) from error
 
 
 class _Failure(click.ClickException):
@@ -84,7 +78,7 @@ def _imported(place: str) -> click.Command:
     return command
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Group, context_settings=SETTINGS)
 @click.version_option(rest_store.__version__, prog_name="rest-store")
 def main() -> None:
     """Retrieval-based speculative decoding: build, query and serve datastores, and generate with them."""
@@ -96,12 +90,11 @@ def build_main() -> None:
 
 
 @main.command(epilog="Example: rest-store info python.ds")
-@click.argument("datastore", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.argument("datastore", metavar="DIR", type=PATH)
+@json_option
 def info(datastore: Path, as_json: bool) -> None:
-    """Show the sources, size, tokenizer and build options of DATASTORE; of a live one, what `live info` shows."""
+    """Show size, tokenizer, sources and build options of the datastore DIR; of a live one, what `live info` shows."""
     from rest_store.datastore.datastore import Datastore
-    from rest_store.datastore.render import one_line
     from rest_store.live.opening import is_live
 
     if is_live(datastore):
@@ -119,25 +112,27 @@ def info(datastore: Path, as_json: bool) -> None:
         "bytes_per_token": round(description.size / description.token_count, 3),
         **manifest,
     }
-    if as_json:
-        click.echo(json.dumps(facts, ensure_ascii=False))
-        return
+    click.echo(json.dumps(facts, ensure_ascii=False) if as_json else table(_rows(description, facts)))
+
+
+_OF_CORPUS = ("corpus", "documents", "conversations", "files", "bytes", "skipped")  # what `info` shows first
+
+
+def _rows(description: Any, facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what `info` shows, the most important first."""
     tokenizer = description.tokenizer
-    rows = [
-        ("datastore", description.path),
-        ("built", f"{facts['built']} by {description.manifest.created_by}"),
-        ("tokens", f"{description.token_count:,} in {description.document_count:,} documents"),
-        (
-            "size",
-            f"{description.size:,} bytes in {description.shard_count} shards, {facts['bytes_per_token']} bytes a token",
-        ),
-        ("tokenizer", f"{tokenizer.name}, {tokenizer.vocabulary_size:,} ids, {tokenizer.fingerprint[:23]}..."),
-        *(("corpus", _named(corpus)) for corpus in description.manifest.corpora),
-        ("options", _named(description.manifest.options) or "defaults"),
-        ("kernel", description.kernel),
-    ]
-    for name, value in rows:
-        click.echo(f"{name + ':':<11}{one_line(str(value))}")
+    yield "datastore", str(description.path)
+    yield "tokens", f"{description.token_count:,} in {counted(description.document_count, 'document')}"
+    shards = counted(description.shard_count, "shard")
+    yield "size", f"{counted(description.size, 'byte')} in {shards}, {facts['bytes_per_token']} bytes a token"
+    yield "tokenizer", f"{tokenizer.name}, {counted(tokenizer.vocabulary_size, 'id')}"
+    for corpus in description.manifest.corpora:
+        first = {name: corpus[name] for name in _OF_CORPUS if name in corpus}
+        yield "corpus", _named({**first, **corpus}).removeprefix("corpus ")
+    yield "built", f"{facts['built']} by {description.manifest.created_by}"
+    yield "options", _named(description.manifest.options) or "defaults"
+    yield "kernel", description.kernel
+    yield "identity", f"{tokenizer.fingerprint[:23]}..."
 
 
 def _named(fields: dict[str, Any]) -> str:
@@ -155,11 +150,11 @@ def _short(value: object) -> str:
 
 
 @main.command(epilog="Example: rest-store check python.ds --full")
-@click.argument("datastore", type=click.Path(path_type=Path))
+@click.argument("datastore", metavar="DIR", type=PATH)
 @click.option("--full", is_flag=True, help="Compare all neighbouring suffixes, not a sample.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def check(datastore: Path, full: bool, as_json: bool) -> None:
-    """Read DATASTORE, frozen or live, through and verify it: checksums, tokenizer, symbols, order of suffix arrays."""
+    """Read the datastore DIR, frozen or live, and verify it: checksums, tokenizer, symbols, order of suffix arrays."""
     from rest_store.datastore.check import check_datastore
     from rest_store.live.opening import is_live
 
@@ -187,23 +182,33 @@ def check(datastore: Path, full: bool, as_json: bool) -> None:
         click.echo(json.dumps({**verified, "shards": shards, "tokens": tokens}))
     else:
         what = "every suffix compared" if full else "suffixes compared on samples"
-        click.echo(f"{datastore}: valid: {shards} shards, {tokens:,} tokens, {what}")
+        click.echo(f"{datastore}: valid: {counted(shards, 'shard')}, {counted(tokens, 'token')}, {what}")
 
 
 @main.command(epilog='Example: rest-store query python.ds --text "for i "')
-@click.argument("datastore")
-@click.option("--text", help="Context as text, encoded with the datastore's tokenizer.")
-@click.option("--tokens", help="Context as token ids, separated by spaces or commas.")
-@click.option("--tokenizer", help="Name or path of the tokenizer. Default: the one stored in the datastore.")
-@click.option("--max-nodes", default=24, show_default=True, help="Most draft tokens.")
-@click.option("--max-suffix", default=16, show_default=True, help="Longest suffix to search for, in tokens.")
-@click.option("--max-depth", default=10, show_default=True, help="Longest continuation, in tokens.")
+@click.argument("datastore", metavar="PLACE", type=PLACE)
+@click.option("--text", metavar="TEXT", help="Context as text, encoded with the datastore's tokenizer.")
+@click.option("--tokens", metavar="IDS", help="Context as token ids, separated by spaces or commas.")
 @click.option(
-    "--name", "names", multiple=True, help="Service only: the datastore to query. May be repeated. Default: all."
+    "--tokenizer",
+    metavar="NAME_OR_PATH",
+    show_default="the one stored in the datastore",
+    help="Tokenizer that encodes and decodes.",
+)
+@max_nodes_option(24)
+@click.option("--max-suffix", metavar="N", default=16, help="Longest suffix to search for, in tokens.")
+@click.option("--max-depth", metavar="N", default=10, help="Longest continuation, in tokens.")
+@click.option(
+    "--name",
+    "names",
+    metavar="NAME",
+    multiple=True,
+    show_default="all",
+    help="Service only: the datastore to query. Repeatable.",
 )
 @access_options
-@click.option("--timeout", default=10.0, show_default=True, help="Service only: seconds to wait for the answer.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@timeout_option(10.0)
+@json_option
 def query(
     datastore: str,
     text: str | None,
@@ -217,9 +222,9 @@ def query(
     timeout: float,
     as_json: bool,
 ) -> None:
-    """Show the longest match of a context in DATASTORE, its count, and the draft tree.
+    """Show the longest match of a context in the datastore at PLACE, its count, and the draft tree.
 
-    DATASTORE is a directory, frozen or live, or the address of a service, HOST:PORT or unix:/path. A service has no
+    PLACE is a directory, frozen or live, or the address of a service, HOST:PORT or unix:/path. A service has no
     tokenizer: pass --tokenizer with --text.
     """
     from rest_store.datastore.render import draft_as_json, draw_draft
@@ -285,4 +290,5 @@ def _tokenizer(store: Any, name: str | None, *, needed: bool) -> Any:
 def _load_tokenizer(name: str) -> Any:
     from build_index.tokenization import load_tokenizer
 
-    return load_tokenizer(name)
+    with loading(f"tokenizer {name}"):
+        return load_tokenizer(name)

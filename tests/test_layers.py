@@ -23,14 +23,21 @@ ALLOWED = {
     "rest_store.datastore": {"rest_store.errors"},
     "rest_store.live": {"rest_store", "rest_store.errors", "rest_store.datastore", "build_index"},
     "rest_store.drafting": {"rest_store.errors", "rest_store.datastore"},
+    "rest_store.loading": {"rest_store.errors"},
     "rest_store.service": {
         "rest_store.errors",
+        "rest_store.options",
         "rest_store.datastore",
         "rest_store.live",
         "rest_store.drafting",
         "rest_store.v1",
     },
-    "rest_store.generation": {"rest_store.errors", "rest_store.datastore", "rest_store.drafting"},
+    "rest_store.generation": {
+        "rest_store.errors",
+        "rest_store.datastore",
+        "rest_store.drafting",
+        "rest_store.loading",
+    },
     "rest_store.engines": {
         "rest_store.errors",
         "rest_store.datastore",
@@ -38,9 +45,19 @@ ALLOWED = {
         "rest_store.live",
         "rest_store.service",
     },
-    "build_index": {"rest_store", "rest_store.errors", "rest_store.datastore"},
+    "build_index": {
+        "rest_store",
+        "rest_store.errors",
+        "rest_store.datastore",
+        "rest_store.loading",
+        "rest_store.options",
+    },
 }
-COMMANDS = {"rest_store", "rest_store.cli", "rest_store.__main__", "rest_store.bench"}  # may import everything
+# These may import everything.
+COMMANDS = {
+    *("rest_store", "rest_store.cli", "rest_store.__main__", "rest_store.bench"),
+    *("rest_store.options", "rest_store.extras", "rest_store.terminal"),
+}
 HEAVY = {  # package: where it may be imported
     "torch": {"rest_store.generation", "rest_store.bench.methods", "rest_store.bench.record", "rest_store.bench.speed"},
     "transformers": {"rest_store.generation", "build_index"},

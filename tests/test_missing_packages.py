@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +14,8 @@ from click.testing import CliRunner
 
 import rest_store
 from rest_store.cli import main
-from rest_store.errors import LiveDatastoreError
+from rest_store.errors import LiveDatastoreError, MissingExtraAttributeError, MissingExtraImportError
+from rest_store.extras import EXTRAS
 from tests.shared.strategies import Corpus, write_datastore
 
 
@@ -42,9 +45,116 @@ def test_live_datastores_name_their_extra(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "pydivsufsort", None)  # type: ignore[arg-type]
     expected = r"the package 'pydivsufsort' cannot be imported .*; install it with: pip install 'rest-store\[live\]'"
     with pytest.raises(LiveDatastoreError, match=expected):
-        _ = rest_store.LiveDatastore
+        importlib.import_module("rest_store.live.live_datastore")
     done = CliRunner().invoke(main, ["live", "info", str(tmp_path)])
     assert (done.exit_code, re.fullmatch(f"Error: live datastores: {expected}\n", done.stderr) is None) == (1, False)
+
+
+# --- Public names ----------------------------------------------------------------------------------------------------
+
+NEEDED = {
+    "hf": (("torch",), ["Generator", "generate", "prepacked_weights"]),
+    "server": (("grpc",), ["AsyncDatastoreClient", "DatastoreClient", "Tls"]),
+    "live": (("pydivsufsort",), ["LiveDatastore"]),
+}
+
+
+@pytest.mark.parametrize("extra", NEEDED)
+def test_a_name_without_its_extra_names_it(extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (package,), names = NEEDED[extra]
+    monkeypatch.setitem(sys.modules, package, None)  # type: ignore[arg-type]
+    for name in names:
+        monkeypatch.delitem(vars(rest_store), name, raising=False)
+        text = f"rest_store.{name}: the package '{package}' is missing, expected it to be installed: "
+        text += f"pip install 'rest-store[{extra}]'"
+        with pytest.raises(MissingExtraAttributeError) as looked_up:
+            getattr(rest_store, name)
+        with pytest.raises(MissingExtraImportError) as imported:
+            exec(f"from rest_store import {name}", {})
+        assert str(looked_up.value) == str(imported.value) == text
+        assert not hasattr(rest_store, name)
+        assert name not in dir(rest_store)
+        assert name not in rest_store.__all__
+
+
+# What the extras install; numpy and click are always there.
+BLOCKED = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {packages!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Blocked())
+"""
+
+
+def in_bare_process(program: str) -> str:
+    """Return what a program prints in a process in which no package of an extra can be imported."""
+    program = BLOCKED.format(packages=set(EXTRAS)) + program
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_help_completion_and_star_imports_survive_without_extras() -> None:
+    shown = in_bare_process("""
+import rest_store
+assert "Datastore" in dir(rest_store) and "generate" not in dir(rest_store)
+assert hasattr(rest_store, "Datastore") and not hasattr(rest_store, "generate")
+assert getattr(rest_store, "DatastoreClient", None) is None
+try:
+    from rest_store import generate
+except ImportError as error:
+    print(error)
+from rest_store import *
+assert PromptLookup and "LiveDatastore" not in globals()
+import rlcompleter
+names, completer = [], rlcompleter.Completer({"rest_store": rest_store})
+while (name := completer.complete("rest_store.", len(names))) is not None:
+    names.append(name)
+assert any("TokenTree" in name for name in names), names
+import pydoc
+text = pydoc.render_doc(rest_store, renderer=pydoc.plaintext)
+assert "class Datastore(" in text and "prepacked_weights" not in text
+import inspect
+assert dict(inspect.getmembers(rest_store))["RestStoreError"] is rest_store.RestStoreError
+""")
+    assert shown.startswith("rest_store.generate: the package 'torch' is missing, expected it to be installed: pip ")
+
+
+def test_completion_and_help_of_commands_survive_without_extras() -> None:
+    shown = in_bare_process("""
+import os
+import click
+from rest_store.cli import main
+
+def run(words, **environment):
+    os.environ.update(environment)
+    try:
+        main(words, prog_name="rest-store")
+    except SystemExit as end:
+        assert not end.code, words
+
+def walk(command, words):
+    run([*words, "--help"])
+    words_so_far = " ".join(["rest-store", *words])
+    run([], _REST_STORE_COMPLETE="bash_complete", COMP_WORDS=words_so_far + " --", COMP_CWORD=str(len(words) + 1))
+    os.environ.pop("_REST_STORE_COMPLETE")
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            walk(command.get_command(context, name), [*words, name])
+
+walk(main, [])
+run([], _REST_STORE_COMPLETE="bash_source")
+run([], _REST_STORE_COMPLETE="bash_complete", COMP_WORDS="rest-store be", COMP_CWORD="1")
+""")
+    assert "plain,--version" in shown
+    assert "plain,--top-p" in shown
+    assert "complete -o nosort -F _rest_store_completion rest-store" in shown
+    assert shown.endswith("plain,bench\n")
 
 
 def test_a_module_of_nobodys_extra_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from build_index.documents import Document
 from build_index.errors import build_packages, first_line
 from build_index.readers.records import RecordReader
 from rest_store.errors import CorpusError, CorpusNotFoundError, describe
+from rest_store.loading.hub import hub_failure
 
 HUB_PREFIX = "hf://"
 _ADDRESS = re.compile(r"hf://(?P<repository>[^/@]+/[^/@]+)(?:/(?P<rest>[^@]+))?(?:@(?P<split>[^@/]+))?")
@@ -85,9 +86,17 @@ def load_dataset(address: HubAddress) -> Any:
 
     Returns:
         A `datasets.IterableDataset`, or a dictionary of them by split.
+
+    Raises:
+        CorpusError: the hub cannot be reached.
+        Exception: of `datasets`.
     """
-    with build_packages(f"{HUB_PREFIX}{address.repository}", CorpusError):
+    where = f"{HUB_PREFIX}{address.repository}"
+    with build_packages(where, CorpusError):
         import datasets
+    failure = hub_failure(address.repository, kind="dataset")
+    if failure is not None:
+        raise CorpusError(f"{where}: the Hugging Face hub cannot be reached ({failure})")
     return datasets.load_dataset(
         address.repository, name=address.config, data_dir=address.data_dir, split=address.split, streaming=True
     )

@@ -90,7 +90,10 @@ class RecordReader:
         for name in LANGUAGE_FIELDS:
             if name in record:
                 language = record[name]
-                return isinstance(language, str) and language.lower() in self.langs
+                if isinstance(language, str) and language.lower() in self.langs:
+                    return True
+                self.counts.leave_out(language if isinstance(language, str) else "no language")
+                return False
         expected = "'lang' or 'language' in each record (for --lang)"
         raise CorpusFormatError(describe(origin, "language", f"absent ({_keys(record)})", expected))
 

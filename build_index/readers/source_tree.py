@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from build_index.documents import CorpusCounts
 from build_index.errors import read_error
@@ -57,7 +57,7 @@ def walk(
         include: globs; a file that matches none is left out, unless there are no globs.
         exclude: globs of files and directories to leave out, besides `DEFAULT_EXCLUDES`.
         where: name of the directory in messages.
-        counts: counts what is skipped, but not what the globs leave out.
+        counts: counts what is skipped, and by its ending what `include` leaves out.
 
     Raises:
         CorpusError: a directory or the metadata of a file cannot be read.
@@ -96,7 +96,7 @@ def walk(
                 if not is_staging(Path(entry.path)):
                     levels.append(listing(entry.path, f"{relative}/"))
             elif include and not included.fullmatch(relative):
-                continue
+                counts.leave_out(PurePosixPath(relative).suffix or "no ending")
             elif entry.is_file():
                 yield TreeFile(Path(entry.path), relative, entry.stat().st_size)
             else:

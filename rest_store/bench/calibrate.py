@@ -8,30 +8,24 @@ from pathlib import Path
 import click
 
 from rest_store.bench.datastores import open_datastores
-from rest_store.bench.options import (
-    PATH,
-    SHOW_DEFAULTS,
-    datastores_option,
-    recordings_option,
-    require_folder,
-    tokenizer_option,
-)
+from rest_store.bench.options import datastores_option, recordings_option, require_folder, tokenizer_option
 from rest_store.bench.recordings import FIT_PARTS, read_all, split
 from rest_store.bench.replay import fit_calibration, replay
+from rest_store.datastore.render import counted
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import PromptLookup, RecycledLogits, require_sources
+from rest_store.options import PATH, json_option
 
 
 @click.command(
-    context_settings=SHOW_DEFAULTS,
     epilog="Example: rest-store calibrate --recordings mine.jsonl --datastore python.ds --out mine.calibration",
 )
-@recordings_option
+@recordings_option()
 @datastores_option
 @tokenizer_option
-@click.option("--out", required=True, type=PATH, help="The calibration to write.")
-@click.option("--trees", default=250, type=click.IntRange(1, 2000), help="Number of boosted trees.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--out", metavar="FILE", required=True, type=PATH, help="The calibration to write.")
+@click.option("--trees", metavar="N", default=250, type=click.IntRange(1, 2000), help="Number of boosted trees.")
+@json_option
 def calibrate(
     recordings: tuple[Path, ...],
     datastores: tuple[Path, ...],
@@ -67,7 +61,7 @@ def calibrate(
         summary = {"out": str(out), "fitted": len(fitting), "reported": len(held_out), "rows": rows}
         click.echo(json.dumps(summary))
         return
-    click.echo(f"{out}: fitted to {len(fitting)} recordings; on {len(held_out)} others:")
+    click.echo(f"{out}: fitted to {counted(len(fitting), 'recording')}; on {len(held_out)} others:")
     for row in rows:
         error = f"calibration error {row['calibration_error']:.4f}"
         click.echo(f"  {row['calibration']:<8} {row['nodes']:>3} nodes  M {row['M']:.3f}  {error}")

@@ -6,16 +6,16 @@ import click
 
 from rest_store.bench.calibrate import calibrate
 from rest_store.bench.live import live
-from rest_store.bench.options import SHOW_DEFAULTS
 from rest_store.bench.quality import quality
 from rest_store.bench.record import record
 from rest_store.bench.report import report
 from rest_store.bench.speed import speed
+from rest_store.options import SETTINGS
 
 __all__ = ["bench", "calibrate"]
 
 
-@click.group(context_settings=SHOW_DEFAULTS)
+@click.group(context_settings=SETTINGS)
 def bench() -> None:
     """Measure what rest-store is worth on your data and machine."""
 

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from rest_store.bench.options import Destination
 from rest_store.bench.results import Result
 from rest_store.bench.sections import section_of
 from rest_store.datastore.manifest import FILE_NAME
@@ -81,12 +82,12 @@ def data_hashes(arguments: Any) -> dict[str, str]:
 
 
 def write_result(
-    path: Path | None, name: str, arguments: Mapping[str, Any], packages: Sequence[str], results: object
+    out: Destination, name: str, arguments: Mapping[str, Any], packages: Sequence[str], results: object
 ) -> None:
-    """Write `results` and what they were measured with to `path`, if there is one, and charts if a folder is given.
+    """Write `results` and what they were measured with to `out`, and charts if a folder is given.
 
     Args:
-        path: a JSON file; its folder is made.
+        out: where the results go; the folder of a file is made.
         name: of the benchmark.
         arguments: its arguments; of paths the last part is kept, and of files and datastores the hash. `plots` among
             them is a folder for the charts that a report would show.
@@ -100,15 +101,20 @@ def write_result(
         from rest_store.bench.charts import write_charts
 
         write_charts(section_of(Result(name, name, {}, results)).exhibits, Path(arguments["plots"]), name)
-    if path is None:
+    if out == Destination():
         return
-    kept = {key: value for key, value in arguments.items() if key not in ("json_file", "plots")}
+    kept = {key: value for key, value in arguments.items() if key not in ("out", "as_json", "plots")}
     facts = {"benchmark": name, "arguments": _plain(kept), "data": data_hashes(kept), **environment(packages)}
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({**facts, "results": results}, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ResultsError(describe(path, "file", f"not writable ({error.strerror})", "a place to write to")) from error
+    facts["results"] = results
+    if out.file is not None:
+        try:
+            out.file.parent.mkdir(parents=True, exist_ok=True)
+            out.file.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            problem = f"not writable ({error.strerror})"
+            raise ResultsError(describe(out.file, "file", problem, "a place to write to")) from error
+    if out.stream is not None:
+        out.stream.write(json.dumps(facts) + "\n")
 
 
 def _plain(value: object) -> object:

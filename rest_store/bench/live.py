@@ -13,12 +13,13 @@ import numpy as np
 from rest_store.bench.datastores import open_datastores
 from rest_store.bench.environment import write_result
 from rest_store.bench.options import (
+    Destination,
     datastores_option,
     every_option,
-    json_option,
     recordings_option,
     require_datastores,
     require_folder,
+    result_options,
     tokenizer_option,
 )
 from rest_store.bench.recordings import FIT_PARTS, Recording, read_all, split
@@ -27,6 +28,7 @@ from rest_store.bench.replay import Outcome, replay
 from rest_store.datastore.datastore import Datastore
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import PromptLookup, RecycledLogits, require_sources
+from rest_store.options import max_nodes_option
 
 if TYPE_CHECKING:
     from rest_store.live.live_datastore import LiveDatastore
@@ -47,23 +49,21 @@ Replayed = list[tuple[int, Outcome]]  # tokens remembered before each recording,
 
 
 @click.command(epilog="Example: rest-store bench live --recordings traces.jsonl.gz --datastore python.ds")
-@recordings_option
+@recordings_option()
 @datastores_option
 @tokenizer_option
-@click.option("--calibration", default="default", help="'default': the one of the package; or a file.")
-@click.option(
-    "--nodes", multiple=True, default=(16, 64), type=click.IntRange(1, 1024), help="Nodes of a step. May be repeated."
-)
+@click.option("--calibration", metavar="FILE", default="default", help="'default': the one of the package; or a file.")
+@max_nodes_option((16, 64), multiple=True)
 @every_option
-@json_option
+@result_options
 def live(
     recordings: tuple[Path, ...],
     datastores: tuple[Path, ...],
     tokenizer: str | None,
     calibration: str,
-    nodes: tuple[int, ...],
+    max_nodes: tuple[int, ...],
     every: int,
-    json_file: Path | None,
+    out: Destination,
 ) -> None:
     """Replay recordings with a live datastore that remembers others, and print M, tokens per forward pass.
 
@@ -72,15 +72,15 @@ def live(
     and without. All recordings are remembered; the figures are those of three tenths of the prompts, by a fixed hash,
     to which the shipped calibration was not fitted. The first datastore says which tokenizer the tokens are from.
     """
-    if json_file is not None:
-        require_folder(json_file)
+    if out.file is not None:
+        require_folder(out.file)
     require_datastores(datastores, "bench live")
     stores = open_datastores(datastores)
     require_sources("--datastore", list(stores.values()))
     chosen = read_all(recordings, stores, tokenizer)[::every]
     split(chosen, "bench live", fit=False)
     used = Calibration.default() if calibration == "default" else Calibration.load(calibration)
-    rows = measure_live(chosen, stores, used, budgets=nodes, progress=click.echo)
+    rows = measure_live(chosen, stores, used, budgets=max_nodes, progress=click.echo)
     arguments = {"recordings": recordings, "datastore": datastores, "calibration": calibration}
     results = {
         "datastores": {name: store.info().token_count for name, store in stores.items()},
@@ -88,7 +88,7 @@ def live(
         "reported": sum(_is_reported(one) for one in chosen),
         "rows": rows,
     }
-    write_result(json_file, "live", arguments, ("numpy", "rest-store"), results)
+    write_result(out, "live", arguments, ("numpy", "rest-store"), results)
 
 
 def measure_live(

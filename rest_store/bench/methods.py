@@ -12,7 +12,7 @@ import rest_store
 from rest_store.bench.baselines import LongestMatch, PromptLookupRule, RestRule
 from rest_store.drafting.sources import require_sources
 from rest_store.errors import LimitError, ModelNotSupportedError, RecordingError, describe
-from rest_store.generation.generator import load_model
+from rest_store.generation.model import load_model
 
 EARLY_EXIT = "early-exit:"
 # The settings of the paper's Table 1: of HumanEval, and of MT-Bench and all like it.

@@ -2,41 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TextIO
 
 import click
 
 from rest_store.errors import RecordingError, describe
+from rest_store.options import FILE, PATH, Decorator, json_option
 
-SHOW_DEFAULTS = {"show_default": True}  # context settings of a command
-PATH = click.Path(path_type=Path)
 
-recordings_option = click.option(
-    "--recordings",
-    multiple=True,
-    required=True,
-    type=PATH,
-    help="JSON lines of prompt and output, as token ids or text; may end in .gz. May be repeated.",
-)
+def recordings_option(*, required: bool = True) -> Decorator[Any]:
+    """Return `--recordings`."""
+    return click.option(
+        "--recordings",
+        metavar="FILE",
+        multiple=True,
+        required=required,
+        type=PATH,
+        help="JSON lines of prompt and output, as token ids or text; may end in .gz. Repeatable.",
+    )
+
+
 datastores_option = click.option(
-    "--datastore", "datastores", multiple=True, type=PATH, help="Datastore to draft from. May be repeated."
+    "--datastore", "datastores", metavar="DIR", multiple=True, type=PATH, help="Datastore to draft from. Repeatable."
 )
 through_service_option = click.option(
     "--through-service", is_flag=True, help="Start a service of the datastores, and measure sessions through it, too."
 )
 tokenizer_option = click.option(
-    "--tokenizer", help="For recordings of text: name or path. Default: the copy in the first datastore."
+    "--tokenizer",
+    metavar="NAME_OR_PATH",
+    show_default="the copy in the first datastore",
+    help="Tokenizer of recordings that are text.",
 )
 every_option = click.option(
-    "--every", default=1, type=click.IntRange(1), help="Take every n-th recording or prompt only."
+    "--every", metavar="N", default=1, type=click.IntRange(1), help="Take every n-th recording or prompt only."
 )
-model_option = click.option("--model", required=True, help="Hugging Face name, directory or GGUF file.")
-dtype_option = click.option("--dtype", default="float32", help="Type of the weights.")
-device_option = click.option("--device", help="Where the model runs, such as cuda.")
-seed_option = click.option("--seed", default=0, help="Seed of random choices.")
-json_option = click.option("--json", "json_file", type=PATH, help="Write all figures to this file.")
-plots_option = click.option("--plots", type=PATH, help="Folder for charts as PNG and SVG; needs the extra [plots].")
+seed_option = click.option("--seed", metavar="N", default=0, help="Seed of random choices.")
+plots_option = click.option(
+    "--plots", metavar="DIR", type=PATH, help="Folder for charts as PNG and SVG; needs the extra [plots]."
+)
+_out_option = click.option("--out", metavar="FILE", type=FILE, help="Write all figures to this file, as JSON.")
+
+
+@dataclass(frozen=True)
+class Destination:
+    """Where the results of a measurement go.
+
+    Attributes:
+        file: that of `--out`.
+        stream: standard output, with `--json`.
+    """
+
+    file: Path | None = None
+    stream: TextIO | None = None
+
+
+def result_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add `--out` and `--json` to a command that measures; it gets them as one argument `out`, for `write_result`.
+
+    With `--json`, what the command prints goes to standard error.
+    """
+
+    @functools.wraps(command)
+    def measured(*arguments: Any, out: Path | None, as_json: bool, **options: Any) -> None:
+        stream = sys.stdout if as_json else None
+        with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
+            command(*arguments, out=Destination(out, stream), **options)
+
+    wrapped: Callable[..., None] = _out_option(json_option(measured))
+    return wrapped
 
 
 def require_folder(file: Path) -> None:

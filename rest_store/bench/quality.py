@@ -16,40 +16,42 @@ from rest_store.bench.baselines import LongestMatch
 from rest_store.bench.datastores import open_datastores, thinned
 from rest_store.bench.environment import write_result
 from rest_store.bench.options import (
+    Destination,
     datastores_option,
     every_option,
-    json_option,
     plots_option,
     recordings_option,
     require_datastores,
     require_folder,
+    result_options,
     through_service_option,
     tokenizer_option,
 )
 from rest_store.bench.recordings import Recording, read_all, split
 from rest_store.bench.replay import Draft, Outcome, fit_calibration, replay, walk
 from rest_store.bench.serving import asking, unanswered
+from rest_store.datastore.render import counted
 from rest_store.datastore.store import Store
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import PromptLookup, RecycledLogits, require_sources
 from rest_store.errors import ServeError, describe
+from rest_store.options import max_nodes_option
 
 _SHARES = (0.01, 0.1)  # of the datastores, for the curve against their size
 
 
 @click.command(epilog="Example: rest-store bench quality --recordings traces.jsonl.gz --datastore python.ds")
-@recordings_option
+@recordings_option()
 @datastores_option
 @tokenizer_option
 @click.option(
     "--calibration",
+    metavar="FILE",
     default="fit",
     help="'fit': fitted to seven tenths of the prompts; 'default': the one of the package; or a file.",
 )
-@click.option(
-    "--nodes", multiple=True, default=(16, 64), type=click.IntRange(1, 1024), help="Nodes of a step. May be repeated."
-)
+@max_nodes_option((16, 64), multiple=True)
 @every_option
 @click.option("--no-ablations", is_flag=True, help="Leave out the rows with each source alone or left out.")
 @through_service_option
@@ -59,19 +61,19 @@ _SHARES = (0.01, 0.1)  # of the datastores, for the curve against their size
     is_flag=True,
     help="Measure M against nodes, longest suffix and size of the datastores, with 1% and 10% of their documents.",
 )
-@json_option
+@result_options
 def quality(
     recordings: tuple[Path, ...],
     datastores: tuple[Path, ...],
     tokenizer: str | None,
     calibration: str,
-    nodes: tuple[int, ...],
+    max_nodes: tuple[int, ...],
     every: int,
     no_ablations: bool,
     through_service: bool,
     plots: Path | None,
     curves: bool,
-    json_file: Path | None,
+    out: Destination,
 ) -> None:
     """Replay recordings and print M, tokens per forward pass: the session, its parts, REST's rule, prompt lookup.
 
@@ -79,8 +81,8 @@ def quality(
     """
     if plots is not None:
         import rest_store.bench.charts  # noqa: F401  a missing package is reported before anything is measured
-    if json_file is not None:
-        require_folder(json_file)
+    if out.file is not None:
+        require_folder(out.file)
     if through_service:
         require_datastores(datastores)
     stores = open_datastores(datastores)
@@ -97,17 +99,18 @@ def quality(
         )
         click.echo(f"{drafting:<52}{outcome.mean_accepted:6.3f}   {by_family}")
 
-    click.echo(f"{len(held_out)} recordings, {sum(one.output.size for one in held_out)} tokens; M, and by family:")
+    length = sum(one.output.size for one in held_out)
+    click.echo(f"{counted(len(held_out), 'recording')}, {counted(length, 'token')}; M, and by family:")
     with contextlib.ExitStack() as stack:
         through = stack.enter_context(asking(datastores)) if through_service else None
         rows = measure(
-            held_out, stores, start, budgets=nodes, ablations=not no_ablations, through=through, progress=show
+            held_out, stores, start, budgets=max_nodes, ablations=not no_ablations, through=through, progress=show
         )
         if through is not None and (missing := unanswered(through)):
             raise ServeError(describe("--through-service", "requests without an answer", missing, "none"))
     for row in rows:
         if "reliability" in row:
-            click.echo(f"calibration error with {row['nodes']} nodes: {row['calibration_error']:.4f}")
+            click.echo(f"calibration error with {counted(row['nodes'], 'node')}: {row['calibration_error']:.4f}")
     measured: dict[str, list[tuple[float, float]]] = {}
     if curves:
         with tempfile.TemporaryDirectory(prefix="rest-store-") as folder:
@@ -119,7 +122,7 @@ def quality(
     arguments = {"recordings": recordings, "datastore": datastores, "calibration": calibration, "plots": plots}
     tokens = {name: store.info().token_count for name, store in stores.items()}
     results = {"datastores": tokens, "reported": len(held_out), "rows": rows, "curves": measured}
-    write_result(json_file, "quality", arguments, ("numpy", "rest-store"), results)
+    write_result(out, "quality", arguments, ("numpy", "rest-store"), results)
 
 
 def measure(
@@ -154,7 +157,7 @@ def measure(
         if whole:
             rows[-1]["reliability"] = outcome.reliability.tolist()
         if progress is not None:
-            progress(f"{drafting}, {nodes} nodes", outcome)
+            progress(f"{drafting}, {counted(nodes, 'node')}", outcome)
 
     for name, store in stores.items():
         add(f"REST's rule, {name}", 24, walk(recordings, rest_rule([store])))

@@ -10,9 +10,12 @@ from typing import Any
 
 import click
 
-from rest_store.bench.options import PATH, device_option, every_option, model_option, require_folder
+from rest_store.bench.options import every_option, require_folder
 from rest_store.bench.prompts import Prompt, chat_tokens, read_prompts
+from rest_store.datastore.render import counted
 from rest_store.errors import RecordingError, describe
+from rest_store.options import PATH, device_option, dtype_option, json_option, max_new_tokens_option, model_option
+from rest_store.terminal import loading
 
 TOP = 8  # most likely tokens kept for each position
 
@@ -24,16 +27,18 @@ TOP = 8  # most likely tokens kept for each position
 @click.option(
     "--prompts",
     "source",
+    metavar="FILE",
     required=True,
     type=PATH,
     help="JSON lines with prompt (text or token ids) or turns (texts, of which the first is used); may end in .gz.",
 )
-@click.option("--out", required=True, type=PATH, help="The recordings to write; .gz compresses.")
+@click.option("--out", metavar="FILE", required=True, type=PATH, help="The recordings to write; .gz compresses.")
 @click.option("--chat", is_flag=True, help="Render texts with the tokenizer's chat template.")
-@click.option("--max-new-tokens", default=256, type=click.IntRange(1), help="Most tokens of each output.")
+@max_new_tokens_option()
 @every_option
-@click.option("--dtype", default="auto", help="Type of the weights, such as float32.")
+@dtype_option("auto")
 @device_option
+@json_option
 def record(
     model: str,
     source: Path,
@@ -43,15 +48,16 @@ def record(
     every: int,
     dtype: str,
     device: str | None,
+    as_json: bool,
 ) -> None:
     """Record what a model writes for your prompts, for `bench quality` and `calibrate` to replay.
 
     Outputs are greedy. The model's eight most likely tokens at each position are kept for recycled logits.
     """
-    from rest_store.generation.generator import load_model
+    from rest_store.generation.model import load_model
 
     require_folder(out)
-    loaded, tokenizer = load_model(model, dtype=dtype, device=device)
+    loaded, tokenizer = load_model(model, dtype=dtype, device=device, announce=loading)
 
     def encode(text: str) -> list[int]:
         return chat_tokens(tokenizer, [text]) if chat else list(tokenizer(text)["input_ids"])
@@ -64,12 +70,15 @@ def record(
             for number, row in enumerate(recordings_of(loaded, prompts, max_new_tokens=max_new_tokens), 1):
                 file.write(json.dumps(row) + "\n")
                 tokens += len(row["output"])
-                click.echo(f"{number}/{len(prompts)} {row['set']}: {len(row['output'])} tokens", err=True)
+                click.echo(f"{number}/{len(prompts)} {row['set']}: {counted(len(row['output']), 'token')}", err=True)
     except OSError as error:
         raise RecordingError(
             describe(out, "file", f"not writable ({error.strerror})", "a place to write to")
         ) from error
-    click.echo(f"{out}: {len(prompts)} recordings, {tokens} tokens")
+    if as_json:
+        click.echo(json.dumps({"out": str(out), "recordings": len(prompts), "tokens": tokens}))
+    else:
+        click.echo(f"{out}: {counted(len(prompts), 'recording')}, {counted(tokens, 'token')}")
 
 
 def recordings_of(model: Any, prompts: Sequence[Prompt], *, max_new_tokens: int) -> Iterator[dict[str, Any]]:

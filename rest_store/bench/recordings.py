@@ -16,8 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
+from rest_store.datastore.render import counted
 from rest_store.datastore.store import Store
 from rest_store.errors import CorpusError, RecordingError, describe
+from rest_store.terminal import loading
 
 if TYPE_CHECKING:
     from build_index.target_tokenizer import TargetTokenizer
@@ -115,7 +117,7 @@ def split(recordings: Sequence[Recording], where: str, *, fit: bool = True) -> t
     fitting = [recording for recording in written if recording.part < FIT_PARTS]
     held_out = [recording for recording in written if recording.part >= FIT_PARTS]
     if not held_out or (fit and not fitting):
-        counts = f"{len(fitting)} recordings to fit and {len(held_out)} to report"
+        counts = f"{counted(len(fitting), 'recording')} to fit and {len(held_out)} to report"
         raise RecordingError(describe(where, "data", counts, "some of each: record more prompts"))
     return fitting, held_out
 
@@ -158,7 +160,9 @@ def encoder(store: Store | None, name: str | None) -> Encode | None:
     def tokenizer() -> TargetTokenizer:
         from build_index.tokenization import load_tokenizer
 
-        return load_tokenizer(name if name is not None else os.fspath(kept or ""))
+        source = name if name is not None else os.fspath(kept or "")
+        with loading(f"tokenizer {source}"):
+            return load_tokenizer(source)
 
     if name is not None:
         tokenizer()

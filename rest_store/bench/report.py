@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterable, Mapping
 from html import escape
 from pathlib import Path
@@ -11,10 +12,12 @@ import click
 
 from rest_store.bench.exhibits import Exhibit, Section, Table, shown
 from rest_store.bench.markdown_tables import filled
-from rest_store.bench.options import PATH
+from rest_store.bench.options import plots_option
 from rest_store.bench.results import Result, read_results
 from rest_store.bench.sections import ORDER, section_of
+from rest_store.datastore.render import counted
 from rest_store.errors import ResultsError, describe
+from rest_store.options import PATH, json_option
 
 _STYLE = """
 :root { color-scheme: light dark; --back: #fff; --fore: #1b1f24; --soft: #5a6472; --rule: #d5dae1; }
@@ -43,18 +46,22 @@ img { width: 100%; height: auto; max-width: 46rem; display: block; background: #
 
 
 @click.command(epilog="Example: rest-store bench report results/ --out report.html")
-@click.argument("folder", type=PATH)
-@click.option("--out", type=PATH, help="The page to write. Default: report.html in FOLDER.")
-@click.option("--plots", type=PATH, help="Folder for the charts as PNG and SVG, too.")
+@click.argument("folder", metavar="DIR", type=PATH)
+@click.option("--out", metavar="FILE", type=PATH, show_default="report.html in DIR", help="The page to write.")
+@plots_option
 @click.option(
     "--tables",
+    metavar="FILE",
     multiple=True,
     type=PATH,
-    help="Fill the marked tables of this Markdown file instead of writing a page. May be repeated.",
+    help="Fill the marked tables of this Markdown file instead of writing a page. Repeatable.",
 )
 @click.option("--check", is_flag=True, help="With --tables: write nothing, and fail if a table is out of date.")
-def report(folder: Path, out: Path | None, plots: Path | None, tables: tuple[Path, ...], check: bool) -> None:
-    """Turn the results in FOLDER, as the other commands write them with --json, into one page of HTML.
+@json_option
+def report(
+    folder: Path, out: Path | None, plots: Path | None, tables: tuple[Path, ...], check: bool, as_json: bool
+) -> None:
+    """Turn the results in DIR, as the other commands write them with --out, into one page of HTML.
 
     The page needs no network, and reads well in a browser and on paper. With --tables, the tables between the markers
     of Markdown files are filled from the same results. Charts need the extra [plots].
@@ -68,7 +75,10 @@ def report(folder: Path, out: Path | None, plots: Path | None, tables: tuple[Pat
         return
     place = out if out is not None else folder / "report.html"
     _write(place, page(results))
-    click.echo(f"{place}: {len(results)} results")
+    if as_json:
+        click.echo(json.dumps({"out": str(place), "results": sorted(results)}))
+    else:
+        click.echo(f"{place}: {counted(len(results), 'result')}")
     if plots is not None:
         from rest_store.bench.charts import write_charts
 

@@ -15,20 +15,21 @@ import click
 import rest_store
 from rest_store.bench.environment import write_result
 from rest_store.bench.options import (
-    PATH,
+    Destination,
     datastores_option,
-    device_option,
-    dtype_option,
-    json_option,
-    model_option,
     plots_option,
+    recordings_option,
     require_datastores,
+    result_options,
     through_service_option,
 )
 from rest_store.bench.prompts import Prompt, interleaved, question_prompts, read_questions, recorded_prompts
 from rest_store.bench.serving import asking, unanswered
+from rest_store.datastore.render import counted
 from rest_store.errors import RecordingError, describe
 from rest_store.live.opening import open_store
+from rest_store.options import PATH, device_option, dtype_option, max_new_tokens_option, max_nodes_option, model_option
+from rest_store.terminal import loading
 
 if TYPE_CHECKING:
     from rest_store.bench.methods import Method
@@ -41,27 +42,33 @@ PACKAGES = ("numpy", "torch", "transformers")
 
 @click.command(
     epilog="Example: rest-store bench speed --model MODEL --recordings traces.jsonl.gz --datastore python.ds "
-    "--json results/speed.json"
+    "--out results/speed.json"
 )
 @model_option
+@recordings_option(required=False)
 @click.option(
-    "--recordings", multiple=True, type=PATH, help="JSON lines with set, id and prompt as token ids. May be repeated."
+    "--questions", metavar="FILE", type=PATH, help="JSON lines with question_id, category and turns, asked as a chat."
 )
-@click.option("--questions", type=PATH, help="JSON lines with question_id, category and turns, asked as a chat.")
-@click.option("--family", "families", multiple=True, help="Only prompts of this family. May be repeated.")
+@click.option("--family", "families", metavar="NAME", multiple=True, help="Only prompts of this family. Repeatable.")
 @datastores_option
 @through_service_option
-@click.option("--assistant", help="A smaller model, to draft as in assisted generation, or early-exit:LAYERS.")
-@click.option("--method", "methods", multiple=True, help="Only this one and plain generation. May be repeated.")
+@click.option(
+    "--assistant", metavar="MODEL", help="A smaller model, to draft as in assisted generation, or early-exit:LAYERS."
+)
+@click.option(
+    "--method", "methods", metavar="NAME", multiple=True, help="Only this one and plain generation. Repeatable."
+)
 @click.option("--sampling", type=click.Choice(["greedy", "nucleus"]), default="greedy", help="How tokens are chosen.")
-@click.option("--seed", default=0, help="Seed of the first prompt; each other one has the next.")
-@click.option("--prompts", "count", default=10, type=click.IntRange(1), help="Most prompts of each family.")
-@click.option("--max-new-tokens", default=256, type=click.IntRange(1), help="Most tokens of each text.")
-@click.option("--max-nodes", default=16, type=click.IntRange(0), help="Most draft tokens of a step.")
-@dtype_option
+@click.option("--seed", metavar="N", default=0, help="Seed of the first prompt; each other one has the next.")
+@click.option(
+    "--prompts", "count", metavar="N", default=10, type=click.IntRange(1), help="Most prompts of each family."
+)
+@max_new_tokens_option()
+@max_nodes_option(16, least=0)
+@dtype_option("float32")
 @device_option
 @click.option("--prepacked-weights", is_flag=True, help="Prepack the weights for all methods, plain generation too.")
-@json_option
+@result_options
 @plots_option
 def speed(
     model: str,
@@ -80,7 +87,7 @@ def speed(
     dtype: str,
     device: str | None,
     prepacked_weights: bool,
-    json_file: Path | None,
+    out: Destination,
     plots: Path | None,
 ) -> None:
     """Measure how much faster text is written: drafting methods beside plain generation, on your model.
@@ -105,13 +112,13 @@ def speed(
     import torch
 
     from rest_store.bench.methods import decoding, load_assistant, make_methods
-    from rest_store.generation.generator import load_model
+    from rest_store.generation.model import load_model
 
     if not recordings and questions is None:
         raise click.UsageError("prompts are needed: --recordings or --questions")
     if through_service:
         require_datastores(datastores)
-    target, tokenizer = load_model(model, dtype=dtype, device=device)
+    target, tokenizer = load_model(model, dtype=dtype, device=device, announce=loading)
     stores = [open_store(path, tokenizer=tokenizer) for path in datastores]
     smaller = load_assistant(target, assistant, dtype=dtype, device=device) if assistant else None
 
@@ -139,7 +146,7 @@ def speed(
     table = summarize(runs, list(chosen))
     show(table, list(chosen))
     if missing:
-        click.echo(f"{missing} requests to the service were not answered in time")
+        click.echo(f"requests to the service that were not answered in time: {missing}")
     results = {
         "threads": torch.get_num_threads(),
         "sampling": {"kind": sampling, **{family: decoding(sampling, family) for family in runs}},
@@ -149,7 +156,7 @@ def speed(
         "unanswered": missing,
         "families": table,
     }
-    write_result(json_file, "speed", click.get_current_context().params, PACKAGES, results)
+    write_result(out, "speed", click.get_current_context().params, PACKAGES, results)
 
 
 def write_all(
@@ -252,7 +259,7 @@ def show(table: Figures, names: Sequence[str]) -> None:
     """Print the figures."""
     click.echo("family: method, speedup over plain generate (median over prompts), M, identical")
     for family, rows in table.items():
-        click.echo(f"{family} ({rows['plain']['prompts']} prompts)")
+        click.echo(f"{family} ({counted(int(rows['plain']['prompts']), 'prompt')})")
         for name in names:
             row = rows[name]
             click.echo(

@@ -12,6 +12,7 @@ from rest_store.datastore.kernel import kernel_name, shard_view
 from rest_store.datastore.manifest import FILE_NAME, Manifest, ShardRecord
 from rest_store.datastore.mapped_file import MappedFile
 from rest_store.datastore.memory import available_bytes
+from rest_store.datastore.render import counted
 from rest_store.datastore.shard import Shard
 from rest_store.datastore.store import Snapshot, Store
 from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
@@ -156,7 +157,8 @@ class Datastore(Store):
         return self
 
     def __repr__(self) -> str:
-        return f"Datastore({str(self.path)!r}, {self.manifest.token_count} tokens, {len(self.manifest.shards)} shards)"
+        tokens, shards = counted(self.manifest.token_count, "token"), counted(len(self.manifest.shards), "shard")
+        return f"Datastore({str(self.path)!r}, {tokens}, {shards})"
 
 
 def _time_of(manifest: Path) -> datetime:

@@ -7,6 +7,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from rest_store.datastore.render import counted
 from rest_store.errors import (
     ByteOrderError,
     FormatVersionError,
@@ -170,7 +171,7 @@ def _require_prefix(raw: bytes, magic: bytes, where: Path) -> None:
     if raw[: len(magic)] != magic:
         raise NotAShardError(describe(where, "magic", raw[: len(magic)], magic))
     if len(raw) < HEADER_SIZE:
-        raise ShardSizeError(describe(where, "size", f"{len(raw)} bytes", f"at least {HEADER_SIZE}"))
+        raise ShardSizeError(describe(where, "size", counted(len(raw), "byte"), f"at least {HEADER_SIZE}"))
     _, order, version, size = _PREFIX.unpack_from(raw)
     if order == int.from_bytes(_BYTE_ORDER.to_bytes(4, "little"), "big"):
         raise ByteOrderError(describe(where, "byte order", "big-endian", "little-endian"))

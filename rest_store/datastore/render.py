@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # one line can be said although numpy cannot be imported
     from rest_store.datastore.tree import TokenTree
+
+_COLUMNS = 80
+_NAMES = 11  # columns of the names in a table
 
 
 def draw_draft(tree: TokenTree, context: Sequence[int], label: Callable[[int], str]) -> str:
@@ -21,8 +25,7 @@ def draw_draft(tree: TokenTree, context: Sequence[int], label: Callable[[int], s
     if length == 0:
         return "no match: the last token of the context does not occur"
     matched = " ".join(label(token) for token in context[len(context) - length :])
-    plural = "" if length == 1 else "s"
-    lines = [f"match: {length} token{plural}, {count:,} occurrences: {matched}"]
+    lines = [f"match: {counted(length, 'token')}, {counted(count, 'occurrence')}: {matched}"]
     if not len(tree):
         return lines[0] + "\nno continuation: documents end after it"
     width = len(f"{int(tree.counts.max()):,}")
@@ -39,6 +42,39 @@ def draw_draft(tree: TokenTree, context: Sequence[int], label: Callable[[int], s
             draw(chain[-1], before + ("   " if last else "│  "))
 
     draw(-1, "")
+    return "\n".join(lines)
+
+
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """Return a number with its noun: "1 token", "2,000 tokens".
+
+    Args:
+        number: how many.
+        noun: for one.
+        plural: for any other number, where that is not the noun and an s.
+    """
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def table(rows: Iterable[tuple[str, str]]) -> str:
+    """Return names and values in two columns, wrapped at 80 columns between words; the values on safe lines.
+
+    Args:
+        rows: in order; one without a name goes on with the row before.
+    """
+    lines = []
+    for name, value in rows:
+        first = f"{name + ':' * bool(name):<{_NAMES}}"
+        later = " " * _NAMES
+        wrapped = textwrap.wrap(
+            one_line(value),
+            _COLUMNS,
+            initial_indent=first,
+            subsequent_indent=later,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        lines += wrapped or [first]
     return "\n".join(lines)
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from rest_store.datastore.render import counted
 from rest_store.errors import TreeError, describe
 
 _NODE_SIZE = 20  # bytes of a node when packed
@@ -184,7 +185,8 @@ class TokenTree:
         return self.packed, tuple(self.match), self._scores, self._origins
 
     def __repr__(self) -> str:
-        return f"TokenTree({len(self)} nodes, depth {int(self.depths.max(initial=0))}, match={tuple(self.match)})"
+        depth = int(self.depths.max(initial=0))
+        return f"TokenTree({counted(len(self), 'node')}, depth {depth}, match={tuple(self.match)})"
 
 
 def _integers(

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.kernel import MAX_SUFFIX
+from rest_store.datastore.render import counted
 from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence, limit
@@ -352,4 +353,5 @@ class DraftSession:
 
     def __repr__(self) -> str:
         done = self.statistics
-        return f"DraftSession({len(self)} tokens, {done.steps} steps, {done.accepted} of {done.drafted} accepted)"
+        length, steps = counted(len(self), "token"), counted(done.steps, "step")
+        return f"DraftSession({length}, {steps}, {done.accepted} of {done.drafted} accepted)"

@@ -10,6 +10,7 @@ from threading import TIMEOUT_MAX
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
 from rest_store.datastore.kernel import native_session_kernel
+from rest_store.datastore.render import counted
 from rest_store.datastore.store import Store
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence
@@ -113,7 +114,7 @@ class RecycledLogits:
         raise CopyError(describe("recycled logits", "a copy", "impossible", "new ones, which learn anew"))
 
     def __repr__(self) -> str:
-        return f"RecycledLogits({len(self)} rows)"
+        return f"RecycledLogits({counted(len(self), 'row')})"
 
 
 def require_sources(where: str, sources: object) -> None:

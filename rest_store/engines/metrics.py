@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from rest_store.datastore.render import counted
 from rest_store.engines.counters import Figures
 
 _PREFIX = "rest_store_engine_"
@@ -65,12 +66,15 @@ def line(figures: Figures, before: Figures | None = None) -> str:
     drafted, accepted = of("drafted"), of("accepted")
     rates = ", ".join(f"{accepted[place] / count:.2f}" for place, count in drafted.items() if count)
     sources = ", ".join(f"{source} {count}" for source, count in of("accepted_by").items())
-    parts = [f"{sum(drafted.values())} draft tokens, {sum(accepted.values())} accepted"]
+    parts = [f"{counted(int(sum(drafted.values())), 'draft token')}, {sum(accepted.values())} accepted"]
     if rates:
         parts += [f"by position {rates}", f"accepted by source: {sources}"]
-    parts += [f"{figures.sessions} sessions", f"{1e3 * new['seconds', ''] / max(1, new['calls', '']):.2f} ms a step"]
+    parts += [
+        counted(figures.sessions, "session"),
+        f"{1e3 * new['seconds', ''] / max(1, new['calls', '']):.2f} ms a step",
+    ]
     if target := new["remembered", ""]:
-        parts.append(f"{target} outputs remembered")
+        parts.append(f"{counted(int(target), 'output')} remembered")
     parts += [f"errors: {where} {count}" for where, count in of("errors").items() if count]
     return "; ".join(parts)
 

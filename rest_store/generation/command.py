@@ -1,11 +1,11 @@
-"""`rest-store generate`: write text with drafts, show where each token came from, and remember it."""
+"""`rest-store generate`: write text with drafts, show where each token came from, and remember it.
+
+Without a prompt it reads them from standard input, line by line: on a terminal a prompt loop.
+"""
 
 from __future__ import annotations
 
-import json
 import os
-import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,18 @@ import rest_store
 from rest_store.datastore.tokenizer import identity_of
 from rest_store.errors import DeadlineError, ServiceUnavailableError
 from rest_store.live.opening import open_store
+from rest_store.options import (
+    FILE,
+    PLACE,
+    device_option,
+    dtype_option,
+    max_new_tokens_option,
+    max_nodes_option,
+    model_option,
+)
 from rest_store.service.address import is_service
 from rest_store.service.options import Access, access_options
-
-_REMEMBER_SECONDS = 10.0  # that the command waits for an output to be added
+from rest_store.terminal import loading
 
 
 def _writable(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
@@ -28,57 +36,86 @@ def _writable(context: click.Context, parameter: click.Parameter, path: Path | N
     return path
 
 
-@click.command(epilog='Example: rest-store generate --model SmolLM2.gguf --datastore python.ds --prompt "def add("')
-@click.option("--model", "model_name", required=True, help="Hugging Face name, directory or GGUF file.")
+@click.command(
+    epilog="""\b
+Examples:
+  rest-store generate --model SmolLM2.gguf --datastore python.ds --prompt "def add("
+  rest-store generate --model SmolLM2.gguf --datastore python.ds --remember memory"""
+)
+@model_option
 @click.option(
-    "--datastore", "datastores", multiple=True, help="Directory, frozen or live, or HOST:PORT of a service; repeatable."
+    "--datastore",
+    "datastores",
+    metavar="PLACE",
+    type=PLACE,
+    multiple=True,
+    help="Directory, frozen or live, or HOST:PORT of a service. Repeatable.",
 )
 @access_options
 @click.option(
     "--send-text/--no-send-text",
     default=True,
-    show_default=True,
     help="Let a service draft from the whole text, or send it the end of the prompt, the output and a few proposals.",
 )
 @click.option(
     "--remember",
     metavar="PLACE",
+    type=PLACE,
     help="Add each output to this live datastore, a directory (new, or as it is) or HOST:PORT, and draft from it.",
 )
-@click.option("--prompt", "prompts", multiple=True, required=True, help="What to continue; repeatable.")
-@click.option("--chat", is_flag=True, help="Render the prompt as a user's turn with the model's chat template.")
-@click.option("--max-new-tokens", type=click.IntRange(1), default=256, show_default=True, help="Most new tokens.")
-@click.option("--max-nodes", type=click.IntRange(1, 1024), help="Most draft tokens of a step.")
+@click.option(
+    "--prompt",
+    "prompts",
+    metavar="TEXT",
+    multiple=True,
+    show_default="the lines of standard input; typed, Ctrl-C ends a text and Ctrl-D the command",
+    help="What to continue. Repeatable.",
+)
+@click.option(
+    "--chat/--no-chat",
+    default=None,
+    show_default="without --prompt, if the model has a template",
+    help="Take a prompt as a user's turn in the model's chat template; lines of standard input continue one chat.",
+)
+@max_new_tokens_option()
+@max_nodes_option(show_default="16 on a CPU, 64 elsewhere")
 @click.option(
     "--temperature",
+    metavar="T",
     type=click.FloatRange(0, min_open=True),
-    help="Sample at this temperature; default: greedy search.",
+    show_default="greedy search",
+    help="Sample at this temperature.",
 )
-@click.option("--seed", type=int, help="Seed of the random generator.")
-@click.option("--dtype", default="auto", show_default=True, help="Type of the weights, such as float32.")
-@click.option("--device", help="Where to run the model, such as cuda.")
+@click.option(
+    "--top-p",
+    metavar="P",
+    type=click.FloatRange(0, 1, min_open=True),
+    help="Sample from the likeliest tokens that have this probability together.",
+)
+@click.option("--top-k", metavar="N", type=click.IntRange(1), help="Sample from the N likeliest tokens.")
+@click.option("--seed", metavar="N", type=int, show_default="a random one", help="Seed of the random generator.")
+@dtype_option("auto")
+@device_option
 @click.option("--prepacked-weights", is_flag=True, help="Prepack float32 weights for this CPU.")
 @click.option("--compare", is_flag=True, help="Decode plainly too, to compare text and speed.")
 @click.option("--graphs", is_flag=True, help="Steps of a few fixed widths, as CUDA graphs.")
 @click.option(
-    "--html",
-    "page_path",
-    type=click.Path(path_type=Path, dir_okay=False),
-    callback=_writable,
-    help="Write an HTML page too; one prompt only.",
+    "--html", "page_path", metavar="FILE", type=FILE, callback=_writable, help="Write an HTML page too; one --prompt."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each prompt, each on a line.")
 def generate(
-    model_name: str,
+    model: str,
     datastores: tuple[str, ...],
     access: Access,
     send_text: bool,
     remember: str | None,
     prompts: tuple[str, ...],
-    chat: bool,
+    chat: bool | None,
     max_new_tokens: int,
     max_nodes: int | None,
     temperature: float | None,
+    top_p: float | None,
+    top_k: int | None,
     seed: int | None,
     dtype: str,
     device: str | None,
@@ -88,53 +125,49 @@ def generate(
     page_path: Path | None,
     as_json: bool,
 ) -> None:
-    """Write text with a model and drafts from datastores; colours show where each token came from."""
-    from rest_store.generation.generator import Generator, load_model
-    from rest_store.generation.options import WIDTHS
-    from rest_store.generation.render import page
+    """Write text with a model and drafts from datastores; colours show where each token came from.
 
-    if page_path is not None and len(prompts) > 1:
+    Without --prompt, each line of standard input is one: a chat where the model has a template, else text to continue.
+    --temperature, --top-p and --top-k turn sampling on.
+    """
+    from rest_store.generation.generator import Generator
+    from rest_store.generation.model import load_model
+    from rest_store.generation.options import WIDTHS
+    from rest_store.generation.writer import Writer
+
+    if page_path is not None and len(prompts) != 1:
         raise click.UsageError("--html takes one --prompt")
     reach = {**access.arguments(), "send_text": send_text}
     places = list(dict.fromkeys(map(_normal, [*datastores, *([remember] if remember is not None else [])])))
     kept = None if remember is None else _normal(remember)
     directories = [place for place in places if not is_service(place) and place != kept]
     opened = {place: click.get_current_context().with_resource(open_store(place)) for place in directories}
-    model, tokenizer = load_model(model_name, dtype=dtype, device=device)
+    network, tokenizer = load_model(model, dtype=dtype, device=device, announce=loading)
+    if chat and not tokenizer.chat_template:
+        raise click.UsageError("the model's tokenizer has no chat template: leave out --chat")
     if prepacked_weights:
-        click.get_current_context().with_resource(rest_store.prepacked_weights(model))
-    identity = identity_of(tokenizer, model_name)
+        click.get_current_context().with_resource(rest_store.prepacked_weights(network))
+    identity = identity_of(tokenizer, model)
     for place, store in opened.items():
         store.tokenizer.require_same(identity, place)
     reach["tokenizer"] = identity
     stores = {place: opened.get(place) or _opened(place, tokenizer, reach) for place in places}
-    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": temperature is not None}
-    if temperature is not None:
-        options["temperature"] = temperature
+    options: dict[str, Any] = {"max_new_tokens": max_new_tokens}
+    sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
+    options |= {name: value for name, value in sampling.items() if value is not None}
+    options["do_sample"] = len(options) > 1
     sources = [*stores.values(), rest_store.PromptLookup(), rest_store.RecycledLogits()]
     names = [*("remembered" if place == kept else "datastore" for place in places), "prompt", "recycled"]
     labels = [*places, "prompt lookup", "recycled logits"]
     target = None if kept is None else stores[kept]
     widths = WIDTHS if graphs else ()
-    generator = Generator(model, tokenizer, sources, max_nodes=max_nodes, widths=widths, remember=target)
-
-    for prompt in prompts:
-        text, inputs = _prompt(tokenizer, prompt, chat)
-        _set_seed(seed)
-        generation = generator.begin(inputs, **options)
-        parts = _written(generation, tokenizer, names, show=not as_json)
-        generator.flush(_REMEMBER_SECONDS)
-        facts = _facts(generation.statistics, labels)
-        if compare:
-            _set_seed(seed)
-            facts |= _compared(model, inputs, options, generation.result(), generation.statistics.seconds)
-        summary = _summary(facts)
-        if as_json:
-            click.echo(json.dumps({"text": "".join(part for part, _ in parts), **facts}, ensure_ascii=False))
-        else:
-            click.echo(summary)
-        if page_path is not None:
-            page_path.write_text(page(model_name, text, parts, summary), encoding="utf-8")
+    generator = Generator(network, tokenizer, sources, max_nodes=max_nodes, widths=widths, remember=target)
+    writer = Writer(generator, options, names, labels, seed=seed, compare=compare, as_json=as_json)
+    if prompts:
+        for prompt in prompts:
+            writer.write(prompt, chat=bool(chat), page_path=page_path, title=model)
+    else:
+        writer.write_lines(chat=bool(tokenizer.chat_template) if chat is None else chat)
 
 
 def _normal(place: str) -> str:
@@ -160,103 +193,3 @@ def _opened(place: str, tokenizer: Any, reach: dict[str, Any]) -> rest_store.Liv
     except (ServiceUnavailableError, DeadlineError) as error:
         click.echo(f"Warning: {error}; its drafts are left out until it answers", err=True)
     return client
-
-
-def _written(generation: Any, tokenizer: Any, names: Sequence[str], *, show: bool) -> list[tuple[str, str]]:
-    """Generate to the end; return the text in parts, each with the name of its origin.
-
-    Args:
-        generation: not begun yet.
-        tokenizer: the model's.
-        names: of the sources.
-        show: whether to print each part at once, in the colour of its origin.
-    """
-    from rest_store.generation.render import Detokenizer, coloured, origin_name
-
-    detokenizer = Detokenizer(tokenizer)
-    parts: list[tuple[str, str]] = []
-    name = "model"
-    for piece in generation:
-        for token, origin in zip(piece.tokens[0], piece.origins[0], strict=True):
-            name = origin_name(origin, names)
-            parts.append((detokenizer.push(token), name))
-            if show:
-                click.echo(coloured(*parts[-1]), nl=False)
-    parts.append((detokenizer.flush(), name))
-    if show:
-        click.echo(coloured(*parts[-1]))
-    return parts
-
-
-def _facts(statistics: Any, labels: Sequence[str]) -> dict[str, Any]:
-    """Return what a generation took, for JSON.
-
-    Args:
-        statistics: of a generation that has ended.
-        labels: of the sources.
-    """
-    facts: dict[str, Any] = {
-        "tokens": statistics.tokens,
-        "forward_passes": statistics.forward_passes,
-        "mean_tokens": round(statistics.mean_tokens, 3),
-        "tokens_per_second": round(statistics.tokens / statistics.seconds, 2),
-    }
-    if statistics.drafts.errors:
-        facts["drafter_errors"] = statistics.drafts.errors
-    if statistics.drafts.dropped:
-        dropped = statistics.drafts.dropped.items()
-        facts["dropped_sources"] = {f"{labels[place]} ({reason})": steps for (place, reason), steps in dropped}
-    if statistics.remembered.ids:
-        facts["remembered"] = statistics.remembered.added
-    if statistics.remembered.dropped:
-        facts["not_remembered"] = statistics.remembered.error
-    return facts
-
-
-def _prompt(tokenizer: Any, prompt: str, chat: bool) -> tuple[str, dict[str, Any]]:
-    """Return the prompt as text and as tokens; a chat template writes all special tokens itself."""
-    text = prompt
-    if chat:
-        if not tokenizer.chat_template:
-            raise click.UsageError("the model's tokenizer has no chat template: leave out --chat")
-        turns = [{"role": "user", "content": prompt}]
-        text = str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
-    inputs = tokenizer(text, add_special_tokens=not chat, return_token_type_ids=False, return_tensors="pt")
-    if not inputs["input_ids"].numel():
-        raise click.UsageError("the prompt is empty: there is no token to continue")
-    return text, dict(inputs)
-
-
-def _set_seed(seed: int | None) -> None:
-    if seed is not None:
-        import torch
-
-        torch.manual_seed(seed)
-
-
-def _compared(
-    model: Any, inputs: dict[str, Any], options: dict[str, Any], drafted: Any, seconds: float
-) -> dict[str, Any]:
-    """Decode plainly; return the speedup, and whether the text is the same."""
-    inputs = {name: value.to(model.device) for name, value in inputs.items()}
-    began = time.perf_counter()
-    plain = model.generate(**inputs, **options)
-    plain_seconds = time.perf_counter() - began
-    return {"speedup": round(plain_seconds / seconds, 3), "identical": bool(plain.tolist() == drafted.tolist())}
-
-
-def _summary(facts: dict[str, Any]) -> str:
-    line = (
-        f"{facts['tokens']} tokens in {facts['forward_passes']} forward passes, M {facts['mean_tokens']:.2f}, "
-        f"{facts['tokens_per_second']:.1f} tokens a second"
-    )
-    if "speedup" in facts:
-        text = "the same text" if facts["identical"] else "another text"
-        line += f", {facts['speedup']:.2f} times as fast as plain decoding, which wrote {text}"
-    for source, steps in facts.get("dropped_sources", {}).items():
-        line += f"; {steps} steps without {source}"
-    if "not_remembered" in facts:
-        line += f"; not remembered ({facts['not_remembered']})"
-    if "drafter_errors" in facts:
-        line += f"; drafting failed ({facts['drafter_errors'][0]})"
-    return line

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, StopStringCriteria
-from transformers.utils import logging
+from transformers import StopStringCriteria
 
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.remembering import flush
-from rest_store.errors import DrafterError, ModelLoadError, ModeNotSupportedError, PromptError, describe
+from rest_store.errors import DrafterError, ModeNotSupportedError, PromptError, describe
 from rest_store.generation.drafting import SessionMaker
 from rest_store.generation.generate import session_maker
 from rest_store.generation.loop import Generation
@@ -23,43 +20,7 @@ from rest_store.generation.options import Options
 from rest_store.generation.progress import Piece
 from rest_store.generation.support import vocabulary_size, warn_ignored
 
-_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # anything else can only be a path
-
 Prompt = Any  # text, token ids, or what a tokenizer returns
-
-
-def load_model(name: str, *, dtype: str = "auto", device: str | None = None) -> tuple[Any, Any]:
-    """Load a model and its tokenizer.
-
-    Args:
-        name: a name on the Hugging Face hub, a directory, or a GGUF file (whose weights are dequantized).
-        dtype: "auto", or a type of torch such as "float32".
-        device: where to put the model; None: where it is loaded.
-
-    Returns:
-        The model, ready to generate, and its tokenizer.
-
-    Raises:
-        ModelLoadError: the model does not exist or cannot be loaded.
-    """
-    path = Path(name)
-    logging.disable_progress_bar()
-    expected = "a causal language model of transformers with its tokenizer: a name, a directory or a .gguf"
-    if not path.exists() and (path.suffix == ".gguf" or not _HUB_NAME.fullmatch(name)):
-        raise ModelLoadError(describe(name, "model", "absent (no such file or directory)", expected))
-    place, options = (str(path.parent), {"gguf_file": path.name}) if path.suffix == ".gguf" else (name, {})
-    part = "tokenizer"
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(place, **options)
-        part = "model"
-        loaded_dtype = "float32" if options and dtype == "auto" else dtype
-        model = AutoModelForCausalLM.from_pretrained(place, dtype=loaded_dtype, **options).eval()
-        return (model.to(device) if device is not None else model), tokenizer
-    except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        if not path.exists():
-            part, reason = "model", f"no such directory here, and from the Hugging Face hub: {reason}"
-        raise ModelLoadError(describe(name, part, f"not loaded ({reason})", expected)) from error
 
 
 class Generator:

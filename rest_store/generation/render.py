@@ -20,6 +20,14 @@ _LOOKS = {
 }
 
 
+_LABELS = {
+    "model": "the model alone",
+    "prompt": "prompt lookup",
+    "recycled": "recycled logits",
+    "several": "several of them",
+}  # of origins, where that is not their name
+
+
 class Detokenizer:
     """Turns tokens into text one by one; incomplete characters are held back.
 
@@ -68,6 +76,16 @@ def coloured(text: str, name: str) -> str:
     """Return `text` in the colour of the origin `name`, for a terminal."""
     colour = _LOOKS[name][0]
     return click.style(text, fg=colour) if colour else text
+
+
+def legend(names: Iterable[str]) -> str:
+    """Return a line that names origins in their colours, for a terminal.
+
+    Args:
+        names: of the sources; the model and several sources at once are added.
+    """
+    shown = dict.fromkeys(["model", *names, "several"])
+    return "drafted by: " + ", ".join(coloured(_LABELS.get(name, name), name) for name in shown)
 
 
 def page(title: str, prompt: str, parts: Iterable[tuple[str, str]], summary: str) -> str:

@@ -16,8 +16,10 @@ import click
 from build_index.reading_options import Reading, reading_options
 from build_index.size import size_text
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
-from rest_store.datastore.render import one_line
+from rest_store.datastore.render import counted, table
 from rest_store.live.opening import is_live
+from rest_store.options import PATH, SETTINGS, json_option
+from rest_store.terminal import loading
 
 if TYPE_CHECKING:
     from rest_store.live.corpora import Added
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
     from rest_store.live.live_info import LiveInfo
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-_DIRECTORY = click.Path(path_type=Path, file_okay=True)
 
 
 class Duration(click.ParamType[float]):
@@ -41,7 +42,7 @@ class Duration(click.ParamType[float]):
         return float(match[1]) * _UNITS[match[2]]
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(context_settings=SETTINGS)
 def live() -> None:
     """Look at live datastores, add to them, delete from them, and freeze them.
 
@@ -51,8 +52,8 @@ def live() -> None:
 
 
 @live.command(epilog="Example: rest-store live info memory")
-@click.argument("directory", metavar="DIR", type=_DIRECTORY)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.argument("directory", metavar="DIR", type=PATH)
+@json_option
 def info(directory: Path, as_json: bool) -> None:
     """Show the size, the limits and the tokenizer of the live datastore DIR."""
     show(directory, as_json=as_json)
@@ -70,28 +71,27 @@ def show(directory: Path, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(facts, ensure_ascii=False))
         return
-    for name, value in _rows(described, facts):
-        click.echo(f"{name + ':' * bool(name):<11}{one_line(value)}")
+    click.echo(table(_rows(described, facts)))
 
 
 def _rows(described: LiveInfo, facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     tokenizer = described.tokenizer
-    limits = [] if described.max_tokens is None else [f"{described.max_tokens:,} tokens"]
+    limits = [] if described.max_tokens is None else [counted(described.max_tokens, "token")]
     limits += [] if described.max_age is None else [_duration_text(described.max_age)]
     files = described.token_count - described.memory_token_count
     yield "live", str(described.path)
-    yield "tokens", f"{described.token_count:,} in {described.document_count:,} documents"
-    if described.document_count:
-        yield "added", f"{facts['oldest']} to {facts['built']}"
-    yield "limits", ", ".join(limits) or "none"
-    yield "documents", f"{size_text(facts['documents_size'])} in SQLite"
-    yield "segments", f"{described.shard_count}, with {files:,} tokens in files ({size_text(described.size)})"
-    yield "", f"and {described.memory_token_count:,} in memory ({size_text(described.memory_size)})"
-    yield "tokenizer", tokenizer.name
-    yield "", f"{tokenizer.vocabulary_size:,} ids, {tokenizer.fingerprint[:23]}..."
-    yield "kernel", described.kernel
     if described.failure is not None:
         yield "failure", described.failure
+    yield "tokens", f"{described.token_count:,} in {counted(described.document_count, 'document')}"
+    yield "limits", ", ".join(limits) or "none"
+    yield "tokenizer", f"{tokenizer.name}, {counted(tokenizer.vocabulary_size, 'id')}"
+    if described.document_count:
+        yield "added", f"{facts['oldest']} to {facts['built']}"
+    yield "documents", f"{size_text(facts['documents_size'])} in SQLite"
+    yield "segments", f"{described.shard_count}, with {counted(files, 'token')} in files ({size_text(described.size)})"
+    yield "", f"and {described.memory_token_count:,} in memory ({size_text(described.memory_size)})"
+    yield "kernel", described.kernel
+    yield "identity", f"{tokenizer.fingerprint[:23]}..."
 
 
 def _size_of_documents(directory: Path) -> int:
@@ -102,7 +102,7 @@ def _duration_text(seconds: float) -> str:
     for unit, name in ((86_400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * unit:
             return f"{seconds / unit:g} {name}"
-    return f"{seconds:g} seconds"
+    return f"{seconds:g} second{'s' * (seconds != 1)}"
 
 
 @live.command(
@@ -110,20 +110,27 @@ def _duration_text(seconds: float) -> str:
 Examples:
   rest-store live add memory answers.jsonl --tokenizer HuggingFaceTB/SmolLM2-135M-Instruct --max-tokens 20000000
   rest-store live add memory notes.txt --id notes""",
-    context_settings={"max_content_width": 100},
 )
-@click.argument("directory", metavar="DIR", type=_DIRECTORY)
+@click.argument("directory", metavar="DIR", type=PATH)
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True)
 @click.option(
     "--tokenizer",
     metavar="NAME_OR_PATH",
-    help="Tokenizer of the target model, to begin a datastore. Default: the one stored in DIR.",
+    show_default="the one stored in DIR",
+    help="Tokenizer of the target model, to begin a datastore.",
 )
 @click.option("--max-tokens", metavar="N", type=click.IntRange(1), help="Keep at most N tokens: the newest.")
 @click.option("--max-age", metavar="TIME", type=Duration(), help="Keep documents so long: seconds, or 12h, 30d, 4w.")
-@click.option("--id", "ids", metavar="ID", multiple=True, help="One for each document. Default: made of the content.")
+@click.option(
+    "--id",
+    "ids",
+    metavar="ID",
+    multiple=True,
+    show_default="made of the content",
+    help="One for each document. Repeatable.",
+)
 @reading_options
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def add(
     directory: Path,
     paths: tuple[str, ...],
@@ -147,7 +154,9 @@ def add(
     corpora = [open_corpus(spec) for spec in reading.specs(paths)]
     if tokenizer is None and not is_live(directory):
         _open(directory)  # says what is there instead
-    target = load_tokenizer(tokenizer or directory / TOKENIZER_FILE_NAME, chat_template=reading.chat_template)
+    source = tokenizer or directory / TOKENIZER_FILE_NAME
+    with loading(f"tokenizer {source}"):
+        target = load_tokenizer(source, chat_template=reading.chat_template)
     with _open(directory, tokenizer=target, max_tokens=max_tokens, max_age=max_age) as store, _progress() as progress:
         added = add_corpora(store, corpora, target, ids, progress)
         described = store.info()
@@ -156,8 +165,12 @@ def add(
         click.echo(json.dumps({"path": str(directory), **facts}))
         return
     left_out = f" ({added.without_tokens:,} more without tokens)" if added.without_tokens else ""
-    click.echo(f"{directory}: {added.documents:,} documents of {added.tokens:,} tokens read{left_out},")
-    click.echo(f"now {described.document_count:,} documents of {described.token_count:,} tokens there")
+    click.echo(f"{directory}: {_amount(added.documents, added.tokens)} read{left_out},")
+    click.echo(f"now {_amount(described.document_count, described.token_count)} there")
+
+
+def _amount(documents: int, tokens: int) -> str:
+    return f"{counted(documents, 'document')} of {counted(tokens, 'token')}"
 
 
 @contextmanager
@@ -167,7 +180,7 @@ def _progress() -> Iterator[Any]:
 
     def progress(added: Added) -> None:
         if shown:
-            line = f"{added.documents:,} documents, {added.tokens:,} tokens"
+            line = _amount(added.documents, added.tokens)
             click.echo(f"\r{line:<60}", nl=False, err=True)
 
     try:
@@ -178,37 +191,54 @@ def _progress() -> Iterator[Any]:
 
 
 @live.command(epilog="Example: rest-store live delete memory notes 0f3a")
-@click.argument("directory", metavar="DIR", type=_DIRECTORY)
+@click.argument("directory", metavar="DIR", type=PATH)
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
-def delete(directory: Path, ids: tuple[str, ...]) -> None:
+@json_option
+def delete(directory: Path, ids: tuple[str, ...], as_json: bool) -> None:
     """Delete the documents with these IDs from the live datastore DIR: from all answers and files."""
     with _open(directory) as store:
         count = store.delete(ids)
-    click.echo(f"{directory}: {count} of {len(ids)} documents deleted" + (", the others absent" * (count < len(ids))))
+    if as_json:
+        click.echo(json.dumps({"path": str(directory), "deleted": count, "absent": len(ids) - count}))
+        return
+    absent = ", the others absent" * (count < len(ids))
+    click.echo(f"{directory}: {count} of {counted(len(ids), 'document')} deleted{absent}")
 
 
 @live.command(epilog="Example: rest-store live compact memory")
-@click.argument("directory", metavar="DIR", type=_DIRECTORY)
-def compact(directory: Path) -> None:
+@click.argument("directory", metavar="DIR", type=PATH)
+@json_option
+def compact(directory: Path, as_json: bool) -> None:
     """Write all documents of the live datastore DIR to as few segments as there may be: it opens and answers faster."""
     with _open(directory) as store:
         before = store.info().shard_count
         store.compact()
         after = store.info()
-    click.echo(f"{directory}: {before} segments before, {after.shard_count} now, {size_text(after.size)} in files")
+    if as_json:
+        facts = {"segments_before": before, "segments": after.shard_count, "size": after.size}
+        click.echo(json.dumps({"path": str(directory), **facts}))
+        return
+    segments = counted(before, "segment")
+    click.echo(f"{directory}: {segments} before, {after.shard_count} now, {size_text(after.size)} in files")
 
 
 @live.command(epilog="Example: rest-store live export memory --out memory.ds")
-@click.argument("directory", metavar="DIR", type=_DIRECTORY)
-@click.option("--out", required=True, metavar="DATASTORE", type=_DIRECTORY, help="Directory to create.")
-def export(directory: Path, out: Path) -> None:
+@click.argument("directory", metavar="DIR", type=PATH)
+@click.option("--out", required=True, metavar="DIR", type=PATH, help="Directory to create.")
+@json_option
+def export(directory: Path, out: Path, as_json: bool) -> None:
     """Freeze the live datastore DIR as it is now into a datastore of its own; DIR stays as it is."""
     from rest_store.live.export import export as export_live
 
     with _open(directory, read_only=True) as store:
         described = export_live(store, out).info()
-    click.echo(f"{out}: {described.token_count:,} tokens in {described.document_count:,} documents,")
-    click.echo(f"{described.shard_count} shards, {size_text(described.size)}")
+    if as_json:
+        counts = {"documents": described.document_count, "tokens": described.token_count}
+        click.echo(json.dumps({"out": str(out), **counts, "shards": described.shard_count, "size": described.size}))
+        return
+    tokens, documents = counted(described.token_count, "token"), counted(described.document_count, "document")
+    click.echo(f"{out}: {tokens} in {documents},")
+    click.echo(f"{counted(described.shard_count, 'shard')}, {size_text(described.size)}")
 
 
 def _open(directory: Path, **options: Any) -> LiveDatastore:

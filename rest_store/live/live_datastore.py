@@ -18,6 +18,7 @@ from build_index.errors import build_packages
 from rest_store.datastore.kernel import kernel_name
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
+from rest_store.datastore.render import counted
 from rest_store.datastore.store import Snapshot, Store
 from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
 from rest_store.datastore.validation import IntSequence, document_ids
@@ -328,7 +329,7 @@ class LiveDatastore(Store):
         opened = self._segments
         segments = () if opened is None else opened.all
         tokens = sum(segment.token_count for segment in segments)
-        state = "closed" if opened is None else f"{tokens} tokens, {len(segments)} segments"
+        state = "closed" if opened is None else f"{counted(tokens, 'token')}, {counted(len(segments), 'segment')}"
         return f"LiveDatastore({str(self.path)!r}, {state})"
 
 

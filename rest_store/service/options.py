@@ -11,22 +11,28 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rest_store.options import FILE, Decorator
 from rest_store.service.tokens import TOKEN_VARIABLE, grants_in
 
 if TYPE_CHECKING:
     from rest_store.service.channel import Tls
 
-_FILE = click.Path(path_type=Path, dir_okay=False)
 _OPTIONS = (
     click.option(
         "--token-file",
-        type=_FILE,
+        metavar="FILE",
+        type=FILE,
         help=f"File with a bearer token in its first line; else {TOKEN_VARIABLE}.",
     ),
     click.option("--tls", is_flag=True, help="Reach the service through TLS; the other TLS options imply it."),
-    click.option("--tls-ca", type=_FILE, help="PEM file of the authority of the service's certificate."),
-    click.option("--tls-cert", type=_FILE, help="PEM file of a client certificate, where the service requires one."),
-    click.option("--tls-key", type=_FILE, help="PEM file of the client certificate's key."),
+    click.option("--tls-ca", metavar="FILE", type=FILE, help="PEM file of the authority of the service's certificate."),
+    click.option(
+        "--tls-cert",
+        metavar="FILE",
+        type=FILE,
+        help="PEM file of a client certificate, where the service requires one.",
+    ),
+    click.option("--tls-key", metavar="FILE", type=FILE, help="PEM file of the client certificate's key."),
     click.option("--tls-server-name", metavar="NAME", help="Name in the service's certificate, if not the host."),
 )
 
@@ -57,6 +63,13 @@ class Access:
         from rest_store.service.channel import Tls
 
         return Tls(*files)
+
+
+def timeout_option(default: float) -> Decorator[Any]:
+    """Return `--timeout`."""
+    return click.option(
+        "--timeout", metavar="SECONDS", default=default, help="Service only: time to wait for an answer."
+    )
 
 
 def access_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from click.testing import CliRunner
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from rest_store.bench.environment import data_hashes, environment, write_result
+from rest_store.bench.options import Destination
 from rest_store.bench.prompts import read_prompts
 from rest_store.bench.recordings import read_recordings
 from rest_store.bench.results import read_results
@@ -81,7 +83,7 @@ def test_speed_of_a_tiny_model_is_measured_and_reported(folder: Path, tmp_path: 
         8,
     ]
     command += ["--datastore", folder / "ds", "--prompts", 1, "--method", "DraftSession"]
-    status, shown = run(*command, "--json", tmp_path / "out" / "speed.json", "--plots", tmp_path / "plots")
+    status, shown = run(*command, "--out", tmp_path / "out" / "speed.json", "--plots", tmp_path / "plots")
     assert status == 0, shown
     result = read_results(tmp_path / "out")["speed"]
     assert result.figures["families"]["all"]["DraftSession"]["identical"] == 1
@@ -120,11 +122,15 @@ def test_results_name_commit_machine_and_data(tmp_path: Path) -> None:
     (tmp_path / "data").write_bytes(b"abc")
     hashes = data_hashes({"a": [tmp_path / "data", None, 3], "b": "no file", "c": ""})
     assert hashes == {"data": "sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"}
-    write_result(
-        tmp_path / "new" / "x.json", "x", {"file": tmp_path / "data", "to": Path("y"), "json_file": 1}, (), {"a": 1}
-    )
+    out = Destination(tmp_path / "new" / "x.json", io.StringIO())
+    arguments = {"file": tmp_path / "data", "to": Path("y"), "out": out, "as_json": True}
+    write_result(out, "x", arguments, (), {"a": 1})
     written = json.loads((tmp_path / "new" / "x.json").read_text())
+    assert out.stream is not None
+    assert json.loads(out.stream.getvalue()) == written  # type: ignore[attr-defined]
     assert written["arguments"] == {"file": "data", "to": "y"}
     assert written["data"] == hashes
     assert str(tmp_path) not in json.dumps(written)
-    refused(ResultsError, lambda: write_result(tmp_path / "data" / "x.json", "x", {}, (), 1), "not writable")
+    refused(
+        ResultsError, lambda: write_result(Destination(tmp_path / "data" / "x.json"), "x", {}, (), 1), "not writable"
+    )

@@ -58,8 +58,8 @@ def test_the_command_writes_a_row_for_all_that_is_remembered(tmp_path: Path) -> 
     write_datastore(tmp_path, Corpus(VOCABULARY, [[[50, 51, 52]]]))
     rows = [{"prompt": [100 + number], "output": text, "set": "a"} for number in range(20)]
     (tmp_path / "recordings.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    options = ["--recordings", tmp_path / "recordings.jsonl", "--datastore", tmp_path, "--nodes", 4]
-    done = CliRunner().invoke(main, ["bench", "live", *map(str, options), "--json", str(tmp_path / "live.json")])
+    options = ["--recordings", tmp_path / "recordings.jsonl", "--datastore", tmp_path, "--max-nodes", 4]
+    done = CliRunner().invoke(main, ["bench", "live", *map(str, options), "--out", str(tmp_path / "live.json")])
     assert done.exit_code == 0, done.output
     results = json.loads((tmp_path / "live.json").read_text())["results"]
     assert results["remembered"] == {"recordings": 20, "tokens": 20 * len(text)}

@@ -43,8 +43,17 @@ def recording(prompt: list[int], output: list[int], family: str = "all") -> Reco
 
 
 def bench(folder: Path, *options: object) -> Result:
-    common = ["bench", "quality", "--recordings", str(folder / "recordings.jsonl"), "--nodes", "4"]
+    common = ["bench", "quality", "--recordings", str(folder / "recordings.jsonl"), "--max-nodes", "4"]
     return CliRunner().invoke(main, [*common, *map(str, options)])
+
+
+def test_json_is_all_of_standard_output(folder: Path) -> None:
+    options = ["--datastore", folder / "a", "--calibration", "default", "--no-ablations", "--json"]
+    done = bench(folder, *options, "--out", folder / "printed.json")
+    facts = json.loads(done.stdout)
+    assert facts == json.loads((folder / "printed.json").read_text())
+    assert facts["benchmark"] == "quality"
+    assert "recordings, " in done.stderr, "what a person reads"
 
 
 def test_outputs_and_prompts_may_be_empty_and_outside_the_vocabulary(folder: Path) -> None:
@@ -75,7 +84,7 @@ def test_rest_reads_the_context_after_what_is_not_in_the_vocabulary(folder: Path
 
 def test_datastores_of_one_name_are_told_apart(folder: Path) -> None:
     two = ["--datastore", folder / "a", "--datastore", folder / "other/a"]
-    done = bench(folder, *two, "--calibration", "default", "--json", folder / "two.json")
+    done = bench(folder, *two, "--calibration", "default", "--out", folder / "two.json")
     assert done.exit_code == 0, done.output
     results = json.loads((folder / "two.json").read_text())["results"]
     assert set(results["datastores"]) == {str(folder / "a"), str(folder / "other/a")}
@@ -88,7 +97,7 @@ def test_datastores_of_one_name_are_told_apart(folder: Path) -> None:
 def test_a_live_datastore_is_measured_as_a_frozen_one(folder: Path) -> None:
     with LiveDatastore.open(folder / "live", tokenizer=identity(VOCABULARY)) as live:
         live.add([LINE])
-    done = bench(folder, "--datastore", folder / "live", "--calibration", "default", "--json", folder / "live.json")
+    done = bench(folder, "--datastore", folder / "live", "--calibration", "default", "--out", folder / "live.json")
     assert done.exit_code == 0, done.output
     results = json.loads((folder / "live.json").read_text())["results"]
     assert results["datastores"] == {"live": len(LINE)}
@@ -116,7 +125,7 @@ def test_bad_options_are_refused_before_anything_is_fitted(folder: Path, monkeyp
         monkeypatch.setattr(module, "fit_calibration", costly)
     store = ["--datastore", folder / "a"]
     for options, fragment in (
-        (["--json", folder / "no/where.json"], "folder is missing"),
+        (["--out", folder / "no/where.json"], "folder is missing"),
         (["--datastore", folder / "none"], "none"),
         (["--calibration", folder / "none"], "calibration is"),
     ):
@@ -148,7 +157,7 @@ def test_recordings_without_output_are_not_used(folder: Path, tmp_path: Path) ->
 
 def test_through_a_service_the_figures_are_those_in_process(folder: Path) -> None:
     stores = ["--datastore", folder / "a", "--datastore", folder / "other/a"]
-    options = [*stores, "--calibration", "default", "--no-ablations", "--through-service", "--json", folder / "s.json"]
+    options = [*stores, "--calibration", "default", "--no-ablations", "--through-service", "--out", folder / "s.json"]
     done = bench(folder, *options)
     assert done.exit_code == 0, done.output
     rows = {row["drafting"]: row["M"] for row in json.loads((folder / "s.json").read_text())["results"]["rows"]}

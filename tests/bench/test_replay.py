@@ -222,7 +222,7 @@ def test_the_commands_fit_and_report(folder: Path, tmp_path: Path) -> None:
     assert [row["calibration"] for row in facts["rows"]] == ["default", "default", "fitted", "fitted"]
     assert Calibration.load(out).provenance["trees"] == 20
     result = tmp_path / "quality.json"
-    options = ["--calibration", str(out), "--nodes", "8", "--json", str(result)]
+    options = ["--calibration", str(out), "--max-nodes", "8", "--out", str(result)]
     done = CliRunner().invoke(main, ["bench", "quality", *common, *options])
     assert done.exit_code == 0, done.output
     assert "REST's rule, ds" in done.output
@@ -245,7 +245,16 @@ def test_too_few_recordings_are_refused(folder: Path, tmp_path: Path) -> None:
 
 def test_curves_are_measured_on_parts_of_the_datastores_themselves(folder: Path, tmp_path: Path) -> None:
     common = ["--recordings", str(folder / "recordings.jsonl.gz"), "--datastore", str(folder / "ds"), "--every", "4"]
-    options = ["--calibration", "default", "--nodes", "4", "--no-ablations", "--curves", "--json", str(tmp_path / "q")]
+    options = [
+        "--calibration",
+        "default",
+        "--max-nodes",
+        "4",
+        "--no-ablations",
+        "--curves",
+        "--out",
+        str(tmp_path / "q"),
+    ]
     done = CliRunner().invoke(main, ["bench", "quality", *common, *options])
     assert done.exit_code == 0, done.output
     results = json.loads((tmp_path / "q").read_text())["results"]
@@ -283,7 +292,7 @@ def test_the_same_recordings_give_the_same_bytes_in_any_process(folder: Path, tm
 def test_plots_are_written(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the extra [plots] is not installed")
     common = ["--recordings", str(folder / "recordings.jsonl.gz"), "--datastore", str(folder / "ds"), "--every", "4"]
-    options = ["--calibration", "default", "--nodes", "4", "--no-ablations", "--plots", str(tmp_path / "plots")]
+    options = ["--calibration", "default", "--max-nodes", "4", "--no-ablations", "--plots", str(tmp_path / "plots")]
     done = CliRunner().invoke(main, ["bench", "quality", *common, *options, "--curves"])
     assert done.exit_code == 0, done.output
     files = [path.name for path in (tmp_path / "plots").iterdir()]

@@ -80,7 +80,7 @@ def test_all_methods_sample_from_the_same_seeds_and_ours_write_the_plain_text(fo
     command += ["--questions", folder / "questions.jsonl.gz", "--datastore", folder / "ds", "--prompts", 2]
     command += ["--assistant", "early-exit:1", "--sampling", "nucleus", "--seed", 40, "--prepacked-weights"]
     methods = [word for name in (*THEIRS, *OURS) for word in ("--method", name)]
-    status, shown = run(*command, *methods, "--json", tmp_path / "speed_nucleus.json")
+    status, shown = run(*command, *methods, "--out", tmp_path / "speed_nucleus.json")
     assert status == 0, shown
     result = read_results(tmp_path)["speed_nucleus"]
     families = result.figures["families"]
@@ -110,7 +110,7 @@ def test_greedy_decoding_of_all_methods_writes_the_plain_text(folder: Path, tmp_
         12,
     ]
     command += ["--datastore", folder / "ds", "--prompts", 1, "--assistant", folder / "model", "--through-service"]
-    status, shown = run(*command, "--json", tmp_path / "speed.json")
+    status, shown = run(*command, "--out", tmp_path / "speed.json")
     assert status == 0, shown
     figures = read_results(tmp_path)["speed"].figures
     methods = {"plain", "no drafts", "prompt lookup", *OURS, *THEIRS, "DraftSession through a service"}
@@ -238,7 +238,7 @@ def test_the_chart_shows_families_of_any_name() -> None:
 def test_seeds_are_those_of_torch(folder: Path) -> None:
     """One prompt alone, with the seed that the JSON names, is what the run wrote."""
     from rest_store.bench.speed import write
-    from rest_store.generation.generator import load_model
+    from rest_store.generation.model import load_model
 
     model, _ = load_model(str(folder / "model"), dtype="float32")
     how = decoding("nucleus", "qa")

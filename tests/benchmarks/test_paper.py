@@ -117,7 +117,7 @@ def test_the_command_prints_and_writes_what_a_report_shows(folder: Path, tmp_pat
         "--datastore",
         folder / "large",
     ]
-    done = run(*given, "--every", 3, "--json", tmp_path / "paper.json", "--plots", tmp_path / "plots")
+    done = run(*given, "--every", 3, "--out", tmp_path / "paper.json", "--plots", tmp_path / "plots")
     assert done.exit_code == 0, done.output
     assert "By longest suffix" in done.output
     result = read_results(tmp_path)["paper"]

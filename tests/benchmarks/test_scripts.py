@@ -62,7 +62,7 @@ def test_scripts_explain_themselves_and_refuse_unknown_options(name: str) -> Non
 
 def test_queries_of_a_small_datastore_are_measured_and_reported(folder: Path, tmp_path: Path) -> None:
     options = ["--datastore", folder / "ds", "--work", tmp_path / "work", "--contexts", 400, "--size", 1]
-    run(bench_query, *options, "--json", tmp_path / "out" / "query.json")
+    run(bench_query, *options, "--out", tmp_path / "out" / "query.json")
     result = read_results(tmp_path / "out")["query"]
     assert result.figures["draft, 8 shards"]["median"] > 0
     assert section_of(result).exhibits[0].title == "Microseconds for each context"
@@ -72,7 +72,7 @@ def test_builds_are_measured_and_reported(tmp_path: Path) -> None:
     (tmp_path / "code.py").write_text("def add(first, second):\n    return first + second\n" * 20)
     tokenizer = write_tokenizer(tmp_path / "tokenizer.json")
     options = ["--tokenizer", tokenizer, "--corpus", tmp_path, "--shard-tokens", "auto"]
-    run(bench_build, *options, "--json", tmp_path / "out" / "build.json")
+    run(bench_build, *options, "--out", tmp_path / "out" / "build.json")
     (table,) = section_of(read_results(tmp_path / "out")["build"]).exhibits
     assert table.title == "From files to a datastore"
 
@@ -80,7 +80,7 @@ def test_builds_are_measured_and_reported(tmp_path: Path) -> None:
 def test_a_service_is_measured_and_reported(folder: Path, tmp_path: Path) -> None:
     options = ["--recordings", folder / "recordings.jsonl", "--datastore", folder / "ds"]
     options += ["--requests", 32, "--rounds", 1, "--seconds", 0.05, "--sessions", 2]
-    run(bench_service, *options, "--json", tmp_path / "service.json")
+    run(bench_service, *options, "--out", tmp_path / "service.json")
     result = read_results(tmp_path)["service"]
     titles = [exhibit.title for exhibit in section_of(result).exhibits]
     assert titles[:3] == ["A session's step, microseconds", "Many sessions at once", "One client, median microseconds"]
@@ -97,10 +97,10 @@ def test_a_service_is_measured_and_reported(folder: Path, tmp_path: Path) -> Non
 
 def test_replays_say_what_limits_them(folder: Path, tmp_path: Path) -> None:
     common = ["--recordings", folder / "recordings.jsonl", "--datastore", folder / "ds"]
-    run(bench_replay, "limits", *common, "--json", tmp_path / "limits.json")
-    run(bench_replay, "learning", *common, "--json", tmp_path / "learning.json")
-    run(bench_replay, "folds", *common, "--folds", 2, "--rounds", 1, "--json", tmp_path / "folds.json")
-    run(bench_drafting, *common, "--json", tmp_path / "drafting.json")
+    run(bench_replay, "limits", *common, "--out", tmp_path / "limits.json")
+    run(bench_replay, "learning", *common, "--out", tmp_path / "learning.json")
+    run(bench_replay, "folds", *common, "--folds", 2, "--rounds", 1, "--out", tmp_path / "folds.json")
+    run(bench_drafting, *common, "--out", tmp_path / "drafting.json")
     results = {name: result.figures for name, result in read_results(tmp_path).items()}
     limits = results["limits"]
     assert limits["ranked first"] <= limits["covered"] <= 1

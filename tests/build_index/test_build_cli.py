@@ -168,7 +168,10 @@ def test_failures_are_status_1_and_one_line(corpus, tokenizer, out, tmp_path):
             {"--corpus": tmp_path / "absent"},
             "absent: corpus is absent, expected a file, a directory or hf://owner/name",
         ),
-        ({"--corpus": tmp_path / "empty.jsonl"}, "the number of documents with tokens is 0, expected at least 1"),
+        (
+            {"--corpus": tmp_path / "empty.jsonl"},
+            "the number of documents with tokens is 0 (skipped: 1 empty), expected at least 1",
+        ),
         ({"--corpus": tokenizer.parent, "--reader": "jsonl"}, "tokenizer"),
         ({"--tokenizer": tmp_path / "absent.json"}, "absent.json: tokenizer is absent"),
         ({"--tokenizer": tmp_path / "bad.json"}, "bad.json: tokenizer is refused by tokenizers"),
@@ -388,6 +391,18 @@ def test_bars_are_drawn_over_themselves(monkeypatch):
     assert all(len(line.removeprefix("\r\x1b[2K")) <= 29 for line in first.split("\n"))
     bars(stages)
     assert file.getvalue() == first + "\x1b[2A" + first
+
+
+def test_the_line_of_the_tokenizer_stays_above_the_bars():
+    file = io.StringIO()
+    bars = TerminalBars(file)
+    for done, seconds in ((0, 0.0), (1, 12.34)):
+        bars([StageProgress("loading", done, 1, "tokenizer", seconds)])
+    bars([StageProgress("tokenizing", 1, 2, "bytes", 1.0)])
+    lines = file.getvalue().split("\n")
+    assert lines[0] == "\r\x1b[2Kloading tokenizer ..."
+    assert lines[1] == "\x1b[1A\r\x1b[2Kloading tokenizer ... 12.3 s"
+    assert lines[2].startswith("\r\x1b[2Ktokenizing ["), "nothing is drawn over"
 
 
 def test_bars_are_shown_on_a_terminal_only(corpus, tokenizer, out, monkeypatch):

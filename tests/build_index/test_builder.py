@@ -16,7 +16,9 @@ import pytest
 import rest_store
 from build_index import builder, document_stream, pipeline, shard_sorter
 from build_index.builder import BuildOptions, build
+from build_index.corpus import Corpus, empty_corpora
 from build_index.corpus_spec import CorpusSpec
+from build_index.documents import CorpusCounts
 from build_index.tokenization import load_tokenizer
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.manifest import Manifest
@@ -293,12 +295,44 @@ def test_an_old_datastore_stays_until_the_new_one_is_complete(corpus, tokenizer,
 def test_empty_corpora_are_refused(tokenizer, out, tmp_path):
     first, second = write_jsonl(tmp_path / "a.jsonl", ["", " "]), tmp_path / "tree"
     second.mkdir()
-    expected = f"{first}, {second}: the number of documents with tokens is 0, expected at least 1"
+    expected = f"{first}, {second}: the number of documents with tokens is 0 (skipped: 2 empty), expected at least 1"
     with pytest.raises(EmptyCorpusError) as error:
         build_quick([first, second], tokenizer, out)
     assert str(error.value) == expected
     assert leftovers(out) == []
     assert not out.exists()
+
+
+def test_an_empty_result_says_what_is_there(tokenizer, out, tmp_path):
+    """A misspelled language or ending is found at once."""
+    records = tmp_path / "records.jsonl"
+    rows = [{"lang": name, "content": "x"} for name in ("Rust", "Python", "Python", None)]
+    records.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    for name in ("a.py", "b.py", "c.rs", "LICENSE"):
+        (tree / name).write_text("text")
+    for spec, found in (
+        (
+            CorpusSpec(str(records), langs=("Cobol",)),
+            "0 (skipped: 4 language; present are Python (2), Rust (1), no language (1))",
+        ),
+        (CorpusSpec(str(tree), include=("*.cbl",)), "0 (present are .py (2), no ending (1), .rs (1))"),
+    ):
+        with pytest.raises(EmptyCorpusError) as error:
+            build(BuildOptions((spec,), str(tokenizer), out, memory=1 << 40))
+        assert str(error.value).endswith(f"the number of documents with tokens is {found}, expected at least 1")
+
+
+def test_not_every_kind_left_out_is_kept_or_named():
+    corpus, counts = Corpus(CorpusSpec("."), "tree"), CorpusCounts()
+    for number in range(2_000):
+        counts.leave_out(f".{number:04}")
+    counts.leave_out(".0000")
+    assert len(counts.left_out) == 1_000
+    corpus._counts = counts
+    named = ", ".join([".0000 (2)", *(f".{number:04} (1)" for number in range(1, 8))])
+    assert f"is 0 (present are {named}, ...), expected" in str(empty_corpora([corpus]))
 
 
 def test_input_that_cannot_be_read_leaves_nothing(corpus, tokenizer, out, tmp_path):
@@ -383,6 +417,12 @@ def test_a_listener_sees_every_stage_come_to_its_end(corpus, tokenizer, out, mon
     seen = []
     summary = build(options(corpus, tokenizer, out, shard_tokens=500), seen.append)
     positions = summary.tokens + summary.documents
+    loading, seen = [stage for (stage,) in seen[:2]], seen[2:]
+    assert [(stage.stage, stage.unit, stage.done) for stage in loading] == [
+        ("loading", "tokenizer", 0),
+        ("loading", "tokenizer", 1),
+    ]
+    assert 0 <= loading[0].seconds < loading[1].seconds
     for stages in seen:
         assert [stage.stage for stage in stages] == ["tokenizing", "sorting", "writing"]
         tokenizing, sorting, writing = stages
@@ -399,8 +439,8 @@ def test_an_unknown_size_has_no_total(corpus, tokenizer, out):
     seen = []
     spec = CorpusSpec(str(corpus), max_documents=5)
     build(BuildOptions((spec,), str(tokenizer), out, memory=1 << 40), seen.append)
-    assert seen[0][0].total is None
-    assert seen[0][1].total is None
+    assert seen[2][0].total is None
+    assert seen[2][1].total is None
     assert seen[-1][0].share == seen[-1][1].share == 1
 
 

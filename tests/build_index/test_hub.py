@@ -126,8 +126,18 @@ def test_datasets_is_called_as_documented(monkeypatch):
     monkeypatch.setattr(
         datasets, "load_dataset", lambda *args, **options: calls.append((args, options)) or [{"text": "x"}]
     )
+    monkeypatch.setattr(hub, "hub_failure", lambda name, kind: None)
     assert read("hf://a/b/main@test")[1] == [Document(text="x")]
     assert calls == [(("a/b",), {"name": "main", "data_dir": None, "split": "test", "streaming": True})]
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line(monkeypatch):
+    pytest.importorskip("datasets")
+    monkeypatch.setattr(hub, "hub_failure", lambda name, kind: f"{kind} {name}: no route")
+    with pytest.raises(
+        CorpusError, match=r"^hf://a/b: the Hugging Face hub cannot be reached \(dataset a/b: no route\)"
+    ):
+        read("hf://a/b")
 
 
 def test_datasets_missing_or_a_reader_that_is_not_for_the_hub_is_refused(monkeypatch):

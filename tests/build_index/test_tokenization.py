@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
-from build_index import target_tokenizer
+from build_index import target_tokenizer, tokenization
 from build_index.documents import Document
 from build_index.tokenization import TargetTokenizer, load_tokenizer
 from rest_store.datastore.tokenizer import identity_of
@@ -81,6 +81,8 @@ def test_a_gguf_file_is_loaded():
     assert tokens.dtype == np.uint16
     again = TargetTokenizer(loaded.to_json(), "from the datastore")
     assert again.identity == loaded.identity
+    cached = load_tokenizer(path)
+    assert (cached.to_json(), cached.chat_template) == (loaded.to_json(), loaded.chat_template)
 
 
 def test_mistrals_vocabulary_of_131072_tokens_is_loaded(tmp_path):
@@ -163,11 +165,12 @@ def test_a_damaged_configuration_is_named(tmp_path):
 def _from_pretrained(monkeypatch, function):
     transformers = pytest.importorskip("transformers")
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", function)
+    monkeypatch.setattr(tokenization, "hub_failure", lambda name: None)
 
 
 def test_a_name_that_the_hub_does_not_know_is_refused_in_one_line(monkeypatch):
     def refuse(name, **options):
-        assert options == {"trust_remote_code": False}
+        assert options == {"trust_remote_code": False, "local_files_only": False}
         raise OSError(f"{name} is not a local folder\nand not a model identifier")
 
     _from_pretrained(monkeypatch, refuse)

@@ -68,7 +68,7 @@ def test_a_line_says_what_is_new(counters: Counters) -> None:
     add(counters, [0], [0b10], [1])
     counters.add_error("source", "late")
     counters.remembered = 4
-    expected = "1 draft tokens, 1 accepted; by position 1.00; accepted by source: code.ds 0, prompt 1; "
+    expected = "1 draft token, 1 accepted; by position 1.00; accepted by source: code.ds 0, prompt 1; "
     expected += "2 sessions; 2.00 ms a step; 4 outputs remembered; errors: source 1"
     assert line(figures(counters), before) == expected
     assert line(before, before) == "0 draft tokens, 0 accepted; 2 sessions; 0.00 ms a step"
@@ -83,7 +83,7 @@ def test_lines_come_in_the_engines_rhythm(counters: Counters, caplog: pytest.Log
             add(counters, [0], [1], [1])
         lines(figures(counters))
     assert [record.getMessage()[:27] for record in caplog.records] == [
-        "rest-store: 1 draft tokens,",
+        "rest-store: 1 draft token, ",
         "rest-store: 2 draft tokens,",
     ]
 

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from click.testing import CliRunner, Result
 
 import rest_store
 from rest_store.cli import main
 from rest_store.errors import ModelLoadError
-from rest_store.generation import command
-from rest_store.generation.generator import Generator, load_model
+from rest_store.generation.generator import Generator
+from rest_store.generation.model import load_model
 from rest_store.generation.options import WIDTHS
 from tests.shared.strategies import refused
 from tests.shared.tiny import text_tokenizer, write_model
@@ -65,6 +64,9 @@ def write(model: Path, *words: str) -> Result:
         ["--temperature", "-1"],
         ["--max-new-tokens", "0"],
         ["--max-new-tokens", "-3"],
+        ["--top-p", "0"],
+        ["--top-p", "1.5"],
+        ["--top-k", "0"],
         ["--html", "no/such/folder/page.html"],
     ],
 )
@@ -76,23 +78,23 @@ def test_the_command_refuses_numbers_and_places_before_it_loads_anything(words: 
     assert "not loaded" not in done.output
 
 
-def test_the_command_refuses_a_prompt_without_a_token(model_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bare = text_tokenizer()
-    bare._tokenizer.post_processor = None
-    with pytest.raises(Exception, match="the prompt is empty"):
-        command._prompt(bare, "", False)
+@pytest.mark.parametrize("words", [["--top-p", "0.5"], ["--top-k", "3"], ["--temperature", "2", "--top-p", "0.9"]])
+def test_the_command_samples_with_what_it_is_given(
+    words: list[str], model_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = []
+    begin = Generator.begin
 
+    def noted(self: Generator, prompt: Any, **options: Any) -> Any:
+        given.append(options)
+        return begin(self, prompt, **options)
 
-def test_a_chat_begins_with_one_token_of_its_own() -> None:
-    words = text_tokenizer()
-    text, inputs = command._prompt(words, "hi", True)
-    turns = [{"role": "user", "content": "hi"}]
-    expected = words.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)["input_ids"]
-    assert inputs["input_ids"].tolist() == [expected]
-    assert text.startswith("<|im_start|><|im_start|>user"), "the template's own first token, and a turn's"
-    assert expected[:3] == [words.bos_token_id] * 2 + words("user", add_special_tokens=False)["input_ids"][:1]
-    plain = command._prompt(words, "hi", False)[1]["input_ids"]
-    assert torch.equal(plain, words("hi", return_tensors="pt")["input_ids"])
+    monkeypatch.setattr(Generator, "begin", noted)
+    done = write(model_directory, "--prompt", "for i in", "--seed", "1", "--compare", *words)
+    assert done.exit_code == 0, done.output
+    assert "the same text" in done.output
+    names = [name.removeprefix("--").replace("-", "_") for name in words[::2]]
+    assert given == [{"max_new_tokens": 4, "do_sample": True, **dict(zip(names, map(float, words[1::2]), strict=True))}]
 
 
 @pytest.mark.parametrize(("words", "widths"), [([], ()), (["--graphs"], WIDTHS)])
@@ -143,7 +145,7 @@ def test_a_service_that_does_not_answer_is_left_out_and_reported(model_directory
     assert len(warnings) == 2, "before the generation and after it"
     assert "source 0: " in warnings[1]
     assert "which wrote the same text" in done.output
-    assert re.search(rf"; \d+ steps without {target} \((error|late)\)", done.output)
+    assert re.search(rf"; \d+ steps? without {target} \((error|late)\)", done.output)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from transformers import GenerationMixin
 
 import rest_store
 from rest_store.errors import DrafterError
-from rest_store.generation.generator import load_model
+from rest_store.generation.model import load_model
 from rest_store.generation.render import Detokenizer, coloured, origin_name, page
 from tests.shared.strategies import refused
 from tests.shared.tiny import Scripted, bushy, futures_of, prompts, right, text_tokenizer, tiny_model, write_model

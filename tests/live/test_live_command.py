@@ -114,7 +114,7 @@ def test_files_of_text_are_a_document_each_with_ids(live: Path, tmp_path: Path) 
     done("live", "add", live, *paths, "--id", "a", "--id", "b")
     assert facts_of(live)["document_count"] == 8
     assert done("live", "delete", live, "a", "c") == f"{live}: 1 of 2 documents deleted, the others absent\n"
-    assert done("live", "delete", live, "b") == f"{live}: 1 of 1 documents deleted\n"
+    assert done("live", "delete", live, "b") == f"{live}: 1 of 1 document deleted\n"
     assert facts_of(live)["document_count"] == 6
 
 
@@ -164,7 +164,7 @@ def test_what_is_no_time_is_bad_usage(text: str, tmp_path: Path) -> None:
 
 def test_compacting_writes_files(live: Path) -> None:
     assert facts_of(live)["size"] == 0
-    assert done("live", "compact", live).startswith(f"{live}: 1 segments before, 1 now, ")
+    assert done("live", "compact", live).startswith(f"{live}: 1 segment before, 1 now, ")
     facts = facts_of(live)
     assert (facts["memory_token_count"], facts["shard_count"]) == (0, 1)
     assert facts["size"] > 0
@@ -265,7 +265,7 @@ def segment_file(live: Path) -> Path:
 def test_a_live_datastore_is_checked(live: Path) -> None:
     done("live", "compact", live)
     tokens = facts_of(live)["token_count"]
-    assert done("check", live, "--full") == f"{live}: valid: 1 shards, {tokens:,} tokens, every suffix compared\n"
+    assert done("check", live, "--full") == f"{live}: valid: 1 shard, {tokens:,} tokens, every suffix compared\n"
     assert json.loads(done("check", live, "--json"))["shards"] == 1
     stages: list[str] = []
     check_live(live, progress=lambda stage, done, total: stages.append(stage))
@@ -283,7 +283,7 @@ def test_a_damaged_segment_is_said(live: Path) -> None:
     assert failed("check", live).startswith("Error: ")
     with rest_store.LiveDatastore.open(live):
         pass
-    assert "valid: 1 shards" in done("check", live), "opening it to write sorts the segment anew"
+    assert "valid: 1 shard," in done("check", live), "opening it to write sorts the segment anew"
 
 
 def test_a_segment_of_other_documents_is_said(live: Path, monkeypatch: pytest.MonkeyPatch) -> None:

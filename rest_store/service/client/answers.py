@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from rest_store.datastore.kernel import MAX_NODES, native_tree_fault
+from rest_store.datastore.render import counted
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import TokenTree
 from rest_store.errors import ManifestError, ProtocolError, describe
@@ -194,7 +195,7 @@ def read_tree(message: pb.Tree, vocabulary_size: int, limits: tuple[int, int, in
     if len(nodes) % _NODE_SIZE or len(nodes) > _NODE_SIZE * max_nodes:
         raise _invalid(where, "nodes", f"{len(nodes)} bytes", f"up to {max_nodes} times {_NODE_SIZE} bytes")
     if length > max_suffix or (length == 0) != (count == 0) or (nodes and not length):
-        found = f"{length} tokens, {count} occurrences, {len(nodes) // _NODE_SIZE} nodes"
+        found = ", ".join(map(counted, (length, count, len(nodes) // _NODE_SIZE), ("token", "occurrence", "node")))
         raise _invalid(where, "match", found, f"at most {max_suffix} tokens that occur")
     if sys.byteorder == "big":
         nodes = native_order(nodes)

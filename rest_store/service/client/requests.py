@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Concatenate, Generic, ParamSpec, TypeVar
 
 from rest_store.datastore.kernel import MAX_NODES, MAX_SUFFIX
+from rest_store.datastore.render import counted
 from rest_store.datastore.tree import SuffixMatch, TokenTree
 from rest_store.datastore.validation import (
     Contexts,
@@ -106,7 +107,7 @@ class Requests:
             codec.require_names((one.datastore for one in matches), target)
             for one in matches:
                 if one.length > longest_suffix or (one.length == 0) != (one.count == 0):
-                    found = f"{one.length} tokens, {one.count} occurrences"
+                    found = f"{counted(one.length, 'token')}, {counted(one.count, 'occurrence')}"
                     expected = f"at most {longest_suffix} tokens that occur"
                     raise ProtocolError(describe(target, "match", found, expected))
             best = max(matches, key=lambda one: one.length)

@@ -15,16 +15,16 @@ import click
 
 import rest_store
 from rest_store.errors import ServeError, describe
+from rest_store.options import FILE, json_option
 from rest_store.service.address import Address
-from rest_store.service.options import Access, access_options
+from rest_store.service.options import Access, access_options, timeout_option
 from rest_store.service.server.connections import Connections
 from rest_store.service.server.limits import Limits
 from rest_store.service.tokens import TOKEN_VARIABLE
+from rest_store.terminal import loading
 
 if TYPE_CHECKING:
     from rest_store.service.channel import Tls
-
-_FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 class _Mode(click.ParamType[int]):
@@ -44,72 +44,88 @@ class _Mode(click.ParamType[int]):
     "--live",
     multiple=True,
     metavar="[NAME=]DIR",
-    help="A live datastore, which clients add to and this service writes; begun if DIR is absent. May be repeated.",
+    help="A live datastore, which clients add to and this service writes; begun if DIR is absent. Repeatable.",
 )
 @click.option(
     "--live-tokenizer",
     metavar="NAME_OR_PATH",
-    help="Tokenizer of live datastores that are begun. Default: that of the built ones.",
+    show_default="that of the built ones",
+    help="Tokenizer of live datastores that are begun.",
 )
 @click.option(
     "--listen",
     multiple=True,
     default=["127.0.0.1:50051"],
-    show_default=True,
     metavar="ADDRESS",
-    help="HOST:PORT (port 0: any free one) or unix:/path. May be repeated.",
+    help="HOST:PORT (port 0: any free one) or unix:/path. Repeatable.",
 )
-@click.option("--socket-mode", type=_Mode(), help="Permissions of Unix sockets. Default: 660 with --socket-group.")
+@click.option(
+    "--socket-mode",
+    metavar="MODE",
+    type=_Mode(),
+    show_default="660 with --socket-group",
+    help="Permissions of Unix sockets, in octal.",
+)
 @click.option("--socket-group", metavar="GROUP", help="Group of Unix sockets, whose members may connect.")
-@click.option("--tls-cert", type=_FILE, help="PEM file of the service's certificate, with its chain.")
-@click.option("--tls-key", type=_FILE, help="PEM file of the certificate's key.")
-@click.option("--tls-client-ca", type=_FILE, help="PEM file of the authority of clients' certificates; requires them.")
-@click.option("--token-file", type=_FILE, help=f"Accepted bearer tokens, one a line; also that in {TOKEN_VARIABLE}.")
+@click.option("--tls-cert", metavar="FILE", type=FILE, help="PEM file of the service's certificate, with its chain.")
+@click.option("--tls-key", metavar="FILE", type=FILE, help="PEM file of the certificate's key.")
+@click.option(
+    "--tls-client-ca",
+    metavar="FILE",
+    type=FILE,
+    help="PEM file of the authority of clients' certificates; requires them.",
+)
+@click.option(
+    "--token-file",
+    metavar="FILE",
+    type=FILE,
+    help=f"Accepted bearer tokens, one a line; also that in {TOKEN_VARIABLE}.",
+)
 @click.option(
     "--insecure", is_flag=True, help="Allow public addresses without TLS or authentication, also for metrics."
 )
 @click.option("--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics over HTTP at this address.")
 @click.option("--log-json", is_flag=True, help="Write the log as JSON, one object a line.")
 @click.option("--log-requests", is_flag=True, help="Log every request.")
-@click.option("--max-message-bytes", default=Limits.max_message_bytes, show_default=True, help="Largest message.")
+@click.option("--max-message-bytes", metavar="N", default=Limits.max_message_bytes, help="Largest message.")
 @click.option(
     "--max-contexts",
+    metavar="N",
     default=Limits.max_contexts,
-    show_default=True,
     help="Most contexts of a request, times datastores and rows of evidence.",
 )
-@click.option("--max-streams", default=Limits.max_streams, show_default=True, help="Most open streams.")
+@click.option("--max-streams", metavar="N", default=Limits.max_streams, help="Most open streams.")
 @click.option(
     "--max-connections",
+    metavar="N",
     default=Connections.most,
-    show_default=True,
     help="Most connections of each address; silent ones end by themselves.",
 )
-@click.option("--max-in-flight", default=Limits.max_in_flight, show_default=True, help="Most requests in flight.")
-@click.option("--max-waiting", default=Limits.max_waiting, show_default=True, help="Most requests that wait.")
+@click.option("--max-in-flight", metavar="N", default=Limits.max_in_flight, help="Most requests in flight.")
+@click.option("--max-waiting", metavar="N", default=Limits.max_waiting, help="Most requests that wait.")
 @click.option(
     "--max-session-tokens",
+    metavar="N",
     default=Limits.max_session_tokens,
-    show_default=True,
     help="Longest text of a draft session that the service runs.",
 )
 @click.option(
     "--max-session-memory",
+    metavar="N",
     default=Limits.max_session_memory,
-    show_default=True,
     help="Most bytes of all sessions together.",
 )
 @click.option(
     "--session-idle-seconds",
+    metavar="SECONDS",
     default=Limits.session_idle_seconds,
-    show_default=True,
     help="Time without a message after which a session or stream ends.",
 )
 @click.option(
     "--drain-seconds",
+    metavar="SECONDS",
     type=click.FloatRange(min=0),
     default=10.0,
-    show_default=True,
     help="Time that running calls have after SIGTERM.",
 )
 def serve(
@@ -150,7 +166,6 @@ def serve(
         raise click.UsageError("--tls-cert and --tls-key need each other, and --tls-client-ca needs both")
     if (socket_mode is not None or socket_group is not None) and not any(text.startswith("unix:") for text in listen):
         raise click.UsageError("--socket-mode and --socket-group need --listen unix:/path")
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # lines that any peer can cause, and that are not JSON
     _spare_a_thread()
     from rest_store.service.server.credentials import CertificateFiles
     from rest_store.service.server.logs import EventLog
@@ -162,7 +177,8 @@ def serve(
     if live_tokenizer is not None:
         from build_index.tokenization import load_tokenizer
 
-        tokenizer = load_tokenizer(live_tokenizer)
+        with loading(f"tokenizer {live_tokenizer}"):
+            tokenizer = load_tokenizer(live_tokenizer)
     certificates = None
     if tls_cert is not None and tls_key is not None:
         certificates = CertificateFiles(tls_cert, tls_key, tls_client_ca)
@@ -264,10 +280,10 @@ def request_reload(
 
 
 @click.command(epilog="Example: rest-store reload 127.0.0.1:50051")
-@click.argument("address")
+@click.argument("address", metavar="ADDRESS")
 @access_options
-@click.option("--timeout", default=60.0, show_default=True, help="Seconds to wait for the service.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@timeout_option(60.0)
+@json_option
 def reload(
     address: str,
     access: Access,

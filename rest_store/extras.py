@@ -1,0 +1,40 @@
+"""The optional packages: which extra installs each, and which parts of rest-store need them."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from rest_store.errors import describe
+
+EXTRAS = {  # the extra that installs each optional package
+    **dict.fromkeys(
+        ("grpc", "grpc_status", "grpc_health", "grpc_reflection", "google", "prometheus_client", "h11"), "server"
+    ),
+    **dict.fromkeys(("torch", "transformers"), "hf"),
+    **dict.fromkeys(("tokenizers", "pydivsufsort", "pyarrow", "zstandard", "datasets", "jinja2", "gguf"), "build"),
+    "matplotlib": "plots",
+}
+_NEEDS = {  # package of rest-store: what importing it takes, and the extra
+    "rest_store.generation": (("torch", "transformers"), "hf"),
+    "rest_store.live": (("pydivsufsort",), "live"),
+    "rest_store.service": (("grpc", "grpc_status", "google"), "server"),
+}
+
+
+def missing_package(module: str) -> tuple[str, str] | None:
+    """Return the first package that importing `module` of rest-store lacks, and its extra; None: it lacks none."""
+    packages, extra = _NEEDS.get(".".join(module.split(".")[:2]), ((), ""))
+    return next(((package, extra) for package in packages if not _is_installed(package)), None)
+
+
+def missing_text(where: str, package: str, extra: str) -> str:
+    """Return the message of an error: what lacks which package, and how to install it."""
+    expected = f"it to be installed: pip install 'rest-store[{extra}]'"
+    return describe(where, f"the package '{package}'", "missing", expected)
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except (ImportError, ValueError):  # of a hook that refuses it, or of a module without a specification
+        return False

@@ -1,0 +1,66 @@
+"""Prompts as a model reads them: text to continue, or a chat that grows turn by turn."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from rest_store.errors import PromptError, describe
+
+
+class Rendered(NamedTuple):
+    """A prompt.
+
+    Attributes:
+        text: all of it, with the control tokens of a chat.
+        inputs: arguments of `model.generate`: int64[1, tokens].
+    """
+
+    text: str
+    inputs: dict[str, Any]
+
+
+def rendered(tokenizer: Any, text: str, *, special: bool = True) -> Rendered:
+    """Return the tokens of a text.
+
+    Args:
+        tokenizer: of transformers.
+        text: the prompt.
+        special: whether the tokenizer adds its special tokens; a chat template writes all of them itself.
+
+    Raises:
+        PromptError: there is no token.
+    """
+    inputs = tokenizer(text, add_special_tokens=special, return_token_type_ids=False, return_tensors="pt")
+    if not inputs["input_ids"].numel():
+        raise PromptError(describe("generate", "the prompt", "empty", "at least one token to continue"))
+    return Rendered(text, dict(inputs))
+
+
+class Conversation:
+    """A chat with a model, whose tokenizer has a chat template.
+
+    Args:
+        tokenizer: of transformers.
+        most: tokens of a prompt; beyond them the oldest turns are forgotten.
+    """
+
+    def __init__(self, tokenizer: Any, most: float = math.inf) -> None:
+        self._tokenizer = tokenizer
+        self._most = most
+        self._turns: list[dict[str, str]] = []  # of user and assistant in turn, oldest first
+
+    def ask(self, text: str) -> Rendered:
+        """Return the prompt for an answer to `text`."""
+        turns = [*self._turns, {"role": "user", "content": text}]
+        while True:
+            chat = str(self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+            prompt = rendered(self._tokenizer, chat, special=False)
+            if prompt.inputs["input_ids"].shape[1] <= self._most or len(turns) == 1:
+                self._turns = turns[:-1]
+                return prompt
+            del turns[:2]
+
+    def add(self, text: str, answer: str) -> None:
+        """Add a question and its answer to the history."""
+        self._turns += [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]

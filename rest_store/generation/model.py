@@ -1,0 +1,71 @@
+"""Loading a model and its tokenizer: from the Hugging Face hub, a directory or a GGUF file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
+
+from rest_store.errors import ModelLoadError, describe
+from rest_store.loading.hub import hub_failure
+from rest_store.loading.tokenizer_cache import gguf_tokenizer
+
+_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # anything else can only be a path
+_EXPECTED = "a causal language model of transformers with its tokenizer: a name, a directory or a .gguf"
+
+
+def load_model(
+    name: str,
+    *,
+    dtype: str = "auto",
+    device: str | None = None,
+    announce: Callable[[str], AbstractContextManager[object]] = nullcontext,
+) -> tuple[Any, Any]:
+    """Load a model and its tokenizer.
+
+    Args:
+        name: a name on the Hugging Face hub, a directory, or a GGUF file (whose weights are dequantized, and whose
+            converted tokenizer is kept in a cache).
+        dtype: "auto", or a type of torch such as "float32".
+        device: where to put the model; None: where it is loaded.
+        announce: called with "tokenizer NAME" and "model NAME"; loads that inside what it returns.
+
+    Returns:
+        The model, ready to generate, and its tokenizer.
+
+    Raises:
+        ModelLoadError: the model does not exist or cannot be loaded.
+    """
+    path = Path(name)
+    logging.disable_progress_bar()
+    if not path.exists() and (path.suffix == ".gguf" or not _HUB_NAME.fullmatch(name)):
+        raise ModelLoadError(describe(name, "model", "absent (no such file or directory)", _EXPECTED))
+    failure = None if path.exists() else hub_failure(name)
+    is_gguf = path.suffix == ".gguf"
+    place = str(path.parent) if is_gguf else name
+    options: dict[str, Any] = {"gguf_file": path.name} if is_gguf else {"local_files_only": failure is not None}
+    with _errors("tokenizer", name, failure), announce(f"tokenizer {name}"):
+        load = AutoTokenizer.from_pretrained
+        tokenizer = gguf_tokenizer(path, load) if is_gguf else load(place, **options)
+    with _errors("model", name, failure), announce(f"model {name}"):
+        loaded_dtype = "float32" if is_gguf and dtype == "auto" else dtype
+        model = AutoModelForCausalLM.from_pretrained(place, dtype=loaded_dtype, **options).eval()
+        return (model.to(device) if device is not None else model), tokenizer
+
+
+@contextmanager
+def _errors(part: str, name: str, failure: str | None) -> Iterator[None]:
+    """Turn any error of transformers into ours."""
+    try:
+        yield
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}" if failure is None else f"it cannot be reached ({failure})"
+        reason = " ".join(reason.split())[:300]
+        if not Path(name).exists():
+            part, reason = "model", f"no such directory here, and from the Hugging Face hub: {reason}"
+        raise ModelLoadError(describe(name, part, f"not loaded ({reason})", _EXPECTED)) from error

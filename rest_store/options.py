@@ -1,0 +1,60 @@
+"""Options and settings that commands of several packages share, so that they are the same everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+MAX_NODES = 1024  # that of `rest_store.datastore.kernel`, which takes numpy
+SETTINGS: dict[str, Any] = {
+    "help_option_names": ["-h", "--help"],
+    "show_default": True,
+    "max_content_width": 100,
+}  # context settings of a command
+PATH = click.Path(path_type=Path)
+FILE = click.Path(path_type=Path, dir_okay=False)
+PLACE = click.Path(readable=False)  # a directory, or an address; shells complete it as a path
+
+Command = TypeVar("Command", bound=Callable[..., Any] | click.Command)
+Decorator = Callable[[Command], Command]
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object to standard output.")
+model_option = click.option(
+    "--model", metavar="MODEL", required=True, help="Hugging Face name, directory or GGUF file."
+)
+device_option = click.option(
+    "--device", metavar="DEVICE", show_default="where it is loaded", help="Where the model runs, such as cuda."
+)
+
+
+def max_nodes_option(default: Any = None, *, least: int = 1, **settings: Any) -> Decorator[Any]:
+    """Return `--max-nodes`.
+
+    Args:
+        default: number of nodes; several with `multiple`.
+        least: smallest number.
+        settings: of `click.option`.
+    """
+    help_text = "Most draft tokens of a step." + (" Repeatable." if settings.get("multiple") else "")
+    if default is not None:
+        settings["default"] = default
+    return click.option("--max-nodes", metavar="N", type=click.IntRange(least, MAX_NODES), help=help_text, **settings)
+
+
+def max_new_tokens_option(default: int = 256, *, least: int = 1) -> Decorator[Any]:
+    """Return `--max-new-tokens`."""
+    return click.option(
+        "--max-new-tokens",
+        metavar="N",
+        type=click.IntRange(least),
+        default=default,
+        help="Most new tokens of each text.",
+    )
+
+
+def dtype_option(default: str) -> Decorator[Any]:
+    """Return `--dtype`."""
+    return click.option("--dtype", metavar="TYPE", default=default, help="Type of the weights, such as float32.")

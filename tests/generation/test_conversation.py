@@ -1,0 +1,55 @@
+"""Prompts: text, and chats that grow and forget."""
+
+from __future__ import annotations
+
+import torch
+
+from rest_store.errors import PromptError
+from rest_store.generation.conversation import Conversation, rendered
+from tests.shared.strategies import refused
+from tests.shared.tiny import text_tokenizer
+
+
+def test_a_chat_begins_with_one_token_of_its_own() -> None:
+    words = text_tokenizer()
+    text, inputs = Conversation(words).ask("hi")
+    turns = [{"role": "user", "content": "hi"}]
+    expected = words.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)["input_ids"]
+    assert inputs["input_ids"].tolist() == [expected]
+    assert text.startswith("<|im_start|><|im_start|>user"), "the template's own first token, and a turn's"
+    assert expected[:3] == [words.bos_token_id] * 2 + words("user", add_special_tokens=False)["input_ids"][:1]
+    plain = rendered(words, "hi").inputs["input_ids"]
+    assert torch.equal(plain, words("hi", return_tensors="pt")["input_ids"])
+
+
+def test_a_chat_has_a_history() -> None:
+    words = text_tokenizer()
+    chat = Conversation(words)
+    chat.ask("never answered")
+    chat.ask("one")
+    chat.add("one", "two")
+    turns = [("user", "one"), ("assistant", "two"), ("user", "three")]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    assert chat.ask("three").text == words.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+
+
+def test_of_a_long_chat_the_oldest_turns_are_forgotten() -> None:
+    words = text_tokenizer()
+    whole = Conversation(words)
+    for number in range(3):
+        whole.add(f"question {number}", f"answer {number}")
+    most = whole.ask("last").inputs["input_ids"].shape[1]
+    for room, forgotten in ((most, []), (most - 1, ["0"]), (1, ["0", "1", "2"])):
+        chat = Conversation(words, room)
+        for number in range(3):
+            chat.add(f"question {number}", f"answer {number}")
+        text = chat.ask("last").text
+        assert [number for number in "012" if f"question {number}" not in text] == forgotten
+        assert [number for number in "012" if f"answer {number}" not in text] == forgotten
+        assert chat.ask("last").text == text, "they stay forgotten"
+
+
+def test_a_prompt_has_a_token() -> None:
+    bare = text_tokenizer()
+    bare._tokenizer.post_processor = None
+    refused(PromptError, lambda: rendered(bare, ""), "the prompt is empty")

@@ -1,0 +1,148 @@
+"""`rest-store generate` without a prompt: piped lines, and a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from rest_store.cli import main
+from tests.shared.tiny import write_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that writes on and on: a text as long as its positions takes minutes."""
+    return write_model(tmp_path_factory.mktemp("model"), max_position_embeddings=1 << 17)
+
+
+@pytest.fixture(scope="module")
+def without_template(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    copied = shutil.copytree(model, tmp_path_factory.mktemp("models") / "plain")
+    (copied / "chat_template.jinja").unlink()
+    return copied
+
+
+def piped(model: Path, text: str | bytes, *words: str) -> Result:
+    command = ["generate", "--model", str(model), "--max-new-tokens", "6", *words]
+    done = CliRunner().invoke(main, command, input=text)
+    assert done.exit_code == 0, done.output
+    return done
+
+
+def texts(done: Result) -> list[str]:
+    return [json.loads(line)["text"] for line in done.stdout.splitlines()]
+
+
+def test_each_line_is_a_prompt(without_template: Path) -> None:
+    loop = texts(piped(without_template, "for i in\n\n  \ni in i\nfor i in", "--json"))
+    given = [word for prompt in ("for i in", "i in i") for word in ("--prompt", prompt)]
+    first, second = texts(piped(without_template, "", *given, "--json"))
+    assert loop == [first, second, first], "blank lines are none, and the last needs no end"
+
+
+def test_lines_are_turns_of_one_chat(model: Path) -> None:
+    first, second = texts(piped(model, "for\nfor\n", "--json"))
+    assert texts(piped(model, "", "--prompt", "for", "--chat", "--json")) == [first]
+    assert second != first, "it reads the first turn and its answer, too"
+    plain = texts(piped(model, "for\nfor\n", "--json", "--no-chat"))
+    assert plain[0] == plain[1]
+    assert plain == 2 * texts(piped(model, "", "--prompt", "for", "--json"))
+
+
+def test_no_line_is_no_text(model: Path) -> None:
+    assert piped(model, "").stdout == ""
+
+
+def test_bytes_that_are_no_text_are_read(model: Path) -> None:
+    assert len(texts(piped(model, b"caf\xe9\n", "--json"))) == 1
+
+
+def test_chat_without_a_template_is_refused(without_template: Path) -> None:
+    done = CliRunner().invoke(main, ["generate", "--model", str(without_template), "--chat"], input="a\n")
+    assert (done.exit_code, "has no chat template: leave out --chat" in done.stderr) == (2, True)
+
+
+def test_a_page_is_of_a_prompt(model: Path, tmp_path: Path) -> None:
+    words = ["generate", "--model", str(model), "--html", str(tmp_path / "page.html")]
+    done = CliRunner().invoke(main, words, input="a\n")
+    assert (done.exit_code, "--html takes one --prompt" in done.stderr) == (2, True)
+
+
+# --- On a terminal ---------------------------------------------------------------------------------------------------
+
+
+class Terminal:
+    """A command on a terminal of its own, in whose session it is alone."""
+
+    def __init__(self, *command: str) -> None:
+        self._main, terminal = pty.openpty()
+        environment = {**os.environ, "TERM": "dumb", "HF_HUB_OFFLINE": "1"}
+        self.process = subprocess.Popen(
+            command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment, preexec_fn=_with_terminal
+        )
+        os.close(terminal)
+        self.shown = ""
+
+    def read_to(self, pattern: str) -> str:
+        """Read until what is shown since the last call matches; return it."""
+        while re.search(pattern, self.shown) is None:
+            select.select([self._main], [], [])
+            try:
+                self.shown += os.read(self._main, 1 << 16).decode("utf-8", "replace")
+            except OSError:  # the command has ended
+                raise AssertionError(self.shown) from None
+        shown, self.shown = self.shown, ""
+        return shown
+
+    def write(self, text: str) -> None:
+        os.write(self._main, text.encode())
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._main)
+
+
+def _with_terminal() -> None:
+    os.setsid()
+    import fcntl
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+@pytest.fixture
+def terminal(model: Path) -> Iterator[Terminal]:
+    command = ["-m", "rest_store", "generate", "--model", str(model), "--max-new-tokens", "100000", "--no-chat"]
+    opened = Terminal(sys.executable, *command)
+    yield opened
+    opened.close()
+
+
+def test_a_loop_on_a_terminal(terminal: Terminal) -> None:
+    """A legend, the prompt before its text; Ctrl-C ends a text, or a line; Ctrl-D ends the command."""
+    begun = terminal.read_to(r"> $")
+    assert re.search(r"loading tokenizer .*/model\w* \.\.\. \d+\.\d s\r\n", begun)
+    assert re.search(r"loading model .* \d+\.\d s\r\n", begun)
+    legend = "drafted by: the model alone, .36mprompt lookup.0m, .35mrecycled logits.0m, .33mseveral of them.0m"
+    assert re.search(legend, begun.replace("\x1b[", "."))
+    terminal.write("half a line\x03")
+    terminal.read_to(r"\r\n> $")
+    terminal.write("for i in\n")
+    terminal.read_to(r"\x1b\[2mfor i in\x1b\[0m.")
+    terminal.write("\x03")
+    shown = terminal.read_to(r"\r\n> $")
+    assert re.search(r"\d tokens? in [\d,]+ forward pass(es)?, M \d.*; interrupted\r\n> $", shown)
+    terminal.write("\x04")
+    assert terminal.process.wait() == 0

@@ -1,0 +1,143 @@
+"""One command line: every command and every script in `benchmarks/` names and shows its options in the same way."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from rest_store.cli import main
+from rest_store.datastore.kernel import MAX_NODES
+from rest_store.options import MAX_NODES as MOST_NODES
+
+ROOT = Path(__file__).resolve().parents[1]
+METAVARS = {
+    *("FILE", "DIR", "PATH", "PLACE", "[NAME=]DIR", "ADDRESS", "HOST:PORT"),  # where
+    *("N", "SECONDS", "TIME", "SIZE", "MODE", "T", "P", "GIB"),  # how much
+    *(
+        "NAME",
+        "NAME_OR_PATH",
+        "MODEL",
+        "DEVICE",
+        "TYPE",
+        "GROUP",
+        "ID",
+        "IDS",
+        "GLOB",
+        "TEXT",
+        "TEXT_OR_FILE",
+        "PYTHON",
+    ),
+}
+# Commands without --json: what they print is for a person, or goes on until they end.
+WITHOUT_JSON = {"serve"}
+
+
+def walk(name: str, command: click.Command, parent: click.Context | None = None) -> Iterator[tuple[str, click.Context]]:
+    """Yield all commands below `command` by their names, each with a context."""
+    context = click.Context(command, info_name=name, parent=parent, **command.context_settings)
+    if not isinstance(command, click.Group):
+        yield name, context
+        return
+    for below in command.list_commands(context):
+        child = command.get_command(context, below)
+        assert child is not None
+        yield from walk(f"{name} {below}", child, context)
+
+
+COMMANDS = {name.removeprefix("rest-store "): context for name, context in walk("rest-store", main)}
+SCRIPTS = {
+    name: context
+    for path in sorted((ROOT / "benchmarks").glob("bench_*.py"))
+    for name, context in walk(path.name, importlib.import_module(path.stem).main)
+    if "import torch" not in path.read_text(encoding="utf-8")
+}
+ALL = {**COMMANDS, **SCRIPTS}
+
+
+def options(context: click.Context) -> list[click.Option]:
+    """Return the options of a command that its help shows, besides `--help`."""
+    return [one for one in context.command.params if isinstance(one, click.Option) and not one.hidden]
+
+
+def option(context: click.Context, name: str) -> click.Option | None:
+    return next((one for one in options(context) if name in one.opts), None)
+
+
+def test_all_commands_are_walked() -> None:
+    assert {"build", "generate", "live add", "bench quality", "reload"} <= set(COMMANDS)
+    assert {"bench_query.py", "bench_replay.py limits"} <= set(SCRIPTS)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_help_has_an_example_and_both_its_names(name: str) -> None:
+    context = ALL[name]
+    shown = context.command.get_help(context)
+    root = context if context.parent is None else context.parent
+    assert "Example" in shown or "Example" in root.command.get_help(root)
+    assert context.help_option_names == ["-h", "--help"]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_options_show_what_they_take_and_their_default(name: str) -> None:
+    context = ALL[name]
+    for one in options(context):
+        assert one.help, f"{one.name} has no help"
+        assert not re.search(r"default:|May be repeated|Default", one.help), f"{one.name}: show_default says it"
+        record = one.get_help_record(context)
+        assert record is not None
+        if not (one.is_flag or one.count or isinstance(one.type, click.Choice)):
+            assert one.metavar in METAVARS, f"{one.name} takes {one.metavar}"
+        if one.multiple:
+            assert "Repeatable." in one.help or "each document" in one.help, f"{one.name} may be given again"
+        if one.to_info_dict()["default"] not in (None, ()) and not one.is_flag:
+            assert "default: " in record[1], f"{one.name} has a default"
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_json_is_a_flag_everywhere(name: str) -> None:
+    given = option(ALL[name], "--json")
+    if name in WITHOUT_JSON:
+        assert given is None
+        return
+    assert given is not None
+    assert given.is_flag
+    assert (given.help or "").startswith("Print one JSON object")
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_measurements_write_to_out(name: str) -> None:
+    given = option(SCRIPTS[name], "--out")
+    assert given is not None
+    assert given.get_help_record(SCRIPTS[name]) == option(COMMANDS["bench quality"], "--out").get_help_record(  # type: ignore[union-attr]
+        COMMANDS["bench quality"]
+    )
+
+
+@pytest.mark.parametrize(
+    "shared", ["--recordings", "--max-new-tokens", "--max-nodes", "--model", "--device", "--dtype", "--timeout"]
+)
+def test_an_option_of_one_name_is_one_option(shared: str) -> None:
+    found = {name: one for name, context in ALL.items() if (one := option(context, shared)) is not None}
+    assert len(found) > 1
+    helps = {(one.help or "").removesuffix(" Repeatable.") for one in found.values()}
+    assert len(helps) == 1, helps
+    assert len({(one.metavar, type(one.type), one.name) for one in found.values()}) == 1
+
+
+def test_no_other_names_for_them() -> None:
+    other = {"--nodes", "--traces", "--new-tokens", "--most", "--output", "--token"}
+    assert not {name for context in ALL.values() for one in options(context) for name in one.opts} & other
+
+
+def test_the_most_nodes_are_those_of_the_kernel() -> None:
+    assert MOST_NODES == MAX_NODES
+
+
+def test_scripts_parse_arguments_with_click_alone() -> None:
+    texts = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "benchmarks").glob("*.py")}
+    assert [name for name, text in texts.items() if re.search(r"argparse|optparse|getopt", text)] == []
