@@ -206,15 +206,18 @@ def test_another_name_is_refused(connect: Callable[..., Any], service: Service) 
 def test_limits_of_the_service(client: Any, connect: Callable[..., Any], service: Service) -> None:
     refused(LimitError, lambda: client.draft_batch([[1]] * 101), "101")
     refused(MessageSizeError, lambda: client.draft_batch([[299] * 64] * 5_000, max_suffix=64))
-    plenty = connect(service.target, datastore="one", retries=1)
+    plenty = connect(service.target, datastore="one", retries=1, pause=0)
     streams = [plenty.stream() for _ in range(3)]
     for stream in streams[:2]:
         stream.draft([1])
-    refused_with = pytest.raises(OverloadedError)
-    with refused_with:
-        streams[2].draft([1])
+    for _ in range(100):  # where writing fails before the status is read, grpc.aio never tells it
+        with pytest.raises((OverloadedError, ServiceUnavailableError)) as refusal:
+            streams[2].draft([1])
+        if refusal.errisinstance(OverloadedError):
+            break
+    assert refusal.errisinstance(OverloadedError)
     assert plenty.statistics.overloaded == 1
-    assert plenty.statistics.retries == 1
+    assert plenty.statistics.retries >= 1
     for stream in streams:
         stream.close()
 
