@@ -132,7 +132,7 @@ bench: $(DEMO)/manifest.json
 	$(BIN)/rest-store bench quality $(REPLAYED) --calibration default --out $(RESULTS)/quality.json
 	$(BIN)/rest-store bench live $(REPLAYED) --out $(RESULTS)/live.json
 	$(BIN)/python benchmarks/bench_paper.py $(REPLAYED) --out $(RESULTS)/paper.json
-	$(BIN)/rest-store bench speed --model "$(MODEL)" $(REPLAYED) --prepacked-weights --prompts 1 --max-new-tokens 48 \
+	$(BIN)/rest-store bench speed --model "$(MODEL)" $(REPLAYED) --prepacked-weights --per-family 1 --max-new-tokens 48 \
 	  --method "transformers prompt lookup" --method "REST's rule" --method DraftSession --out $(RESULTS)/speed.json
 	$(BIN)/rest-store bench report $(RESULTS) --plots $(BENCH)/plots
 

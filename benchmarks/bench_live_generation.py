@@ -24,9 +24,11 @@ import torch
 import rest_store
 from rest_store.bench.environment import write_result
 from rest_store.bench.options import datastores_option, recordings_option, result_options
-from rest_store.bench.prompts import Prompt, interleaved, recorded_prompts
+from rest_store.bench.prompts import Prompt, interleaved, limited, recorded_prompts
+from rest_store.bench.recordings import read_recordings, unfitted
 from rest_store.bench.serving import TIMEOUT, started
 from rest_store.bench.speed import write
+from rest_store.drafting.calibration import Calibration
 from rest_store.generation.model import load_model
 from rest_store.options import SETTINGS, max_new_tokens_option, model_option
 
@@ -46,9 +48,9 @@ LIVE = "live"
 @max_new_tokens_option(128, least=8)
 @result_options
 def main(**options: Any) -> None:
-    prompts = interleaved(
-        [one for path in options["recordings"] for one in recorded_prompts(path, count=options["prompts"])]
-    )
+    recorded = [one for path in options["recordings"] for one in read_recordings(path)]
+    recordings = unfitted(recorded, Calibration.default(), "bench_live_generation.py")
+    prompts = interleaved(limited(recorded_prompts(recordings), options["prompts"]))
     frozen = {str(place): directory for place, directory in enumerate(options["datastores"])}
     with tempfile.TemporaryDirectory(prefix="rest-store-") as name:
         folder = Path(name)

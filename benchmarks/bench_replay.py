@@ -16,7 +16,7 @@ import numpy as np
 from rest_store.bench.datastores import open_datastores
 from rest_store.bench.environment import write_result
 from rest_store.bench.options import Destination, datastores_option, every_option, recordings_option, result_options
-from rest_store.bench.recordings import PARTS, Recording, read_recordings, split
+from rest_store.bench.recordings import PARTS, Recording, read_recordings, unfitted
 from rest_store.bench.replay import fit_calibration, known_rows, replay
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession
@@ -60,8 +60,8 @@ def limits(recordings: tuple[Path, ...], datastores: tuple[Path, ...], every: in
     which is no fair figure, but an upper bound for ranking.
     """
     chosen, sources = read(recordings, datastores, every)
-    _, held_out = split(chosen, "limits", fit=False)
     default = Calibration.default()
+    held_out = unfitted(chosen, default, "limits")
     covered = first = 0
     steps = dict.fromkeys(NODES, 0)
     for recording in held_out:
@@ -127,7 +127,7 @@ def learning(recordings: tuple[Path, ...], datastores: tuple[Path, ...], every: 
     of the shipped calibration goes through all recordings of a row.
     """
     chosen, sources = read(recordings, datastores, every)
-    _, held_out = split(chosen, "learning", fit=False)
+    held_out = unfitted(chosen, Calibration.default(), "learning")
     results: dict[str, Any] = {}
     print("sources: M, calibration error; the same with learning")
     for name, drafting in {**{name: [one] for name, one in sources.items()}, "all": [*sources.values()]}.items():

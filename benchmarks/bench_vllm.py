@@ -110,10 +110,10 @@ WAYS = {
 def main(**options: Any) -> None:
     ways = [name for name in WAYS if name in options["chosen"] or not options["chosen"]]
     most = options["max_new_tokens"]
-    fitting, _ = split([one for path in options["recordings"] for one in read_recordings(path)], "bench_vllm.py")
+    recorded = [one for path in options["recordings"] for one in read_recordings(path)]
+    fitting, held_out = split(recorded, "bench_vllm.py")
     known = [(one.prompt.tolist(), one.output[:most].tolist()) for one in fitting]
-    recorded = [one for path in options["recordings"] for one in recorded_prompts(path, count=sys.maxsize)]
-    prompts = [one.tokens for one in interleaved(recorded)]
+    prompts = [one.tokens for one in interleaved(recorded_prompts(held_out))]
     settings = {"ngram": NGRAM, "suffix": SUFFIX, "one row": SUFFIX_ALONE, "more rows": SUFFIX_IN_BATCHES, "ours": OURS}
     figures: dict[str, Any] = {"settings": settings, "known texts": len(known), "batches": {}, "nothing to draft": {}}
     with ExitStack() as stack:

@@ -25,6 +25,7 @@ from typing import Any
 import click
 import numpy as np
 
+from rest_store.bench.environment import file_hash
 from rest_store.bench.options import every_option, recordings_option
 from rest_store.bench.recordings import Encode, Recording, encoder, read_recordings, split
 from rest_store.bench.remembering import among_others, in_turn, new_live_datastore
@@ -147,6 +148,7 @@ def main(
     provenance = {
         "recordings": [path.name for path in (*recordings, answers, chat_answers)],
         "prompts": "parts 0..6 of 10 of the first two, all of the third",
+        "data": [file_hash(path) for path in (*recordings, answers)],
         "sources": "prompt lookup, recycled logits, both datastores, a live one, and some of these left out",
         "start": "default" if start is None else start.name,
         "rounds": rounds,

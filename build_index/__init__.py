@@ -1,1 +1,103 @@
-"""The offline builder: from corpora to a datastore of suffix-array shards."""
+"""The offline builder: from corpora to a datastore of suffix-array shards.
+
+    import build_index
+
+    store = build_index.build("src/", "HuggingFaceTB/SmolLM2-135M-Instruct", "code.ds", include="*.py")
+
+A package of its own, which needs the extra [build] and of rest_store only `rest_store.datastore` and
+`rest_store.errors`. `rest_store.build` is the same function, and the commands `rest-build` and `rest-store build` take
+the same options.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from build_index.progress import ProgressListener
+    from rest_store.datastore.datastore import Datastore
+
+__all__ = ["build"]
+
+
+def build(
+    corpus: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    tokenizer: Any,
+    out: str | os.PathLike[str],
+    *,
+    reader: str | None = None,
+    field: str | None = None,
+    langs: str | Sequence[str] = (),
+    include: str | Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
+    max_documents: int | None = None,
+    chat_template: str | os.PathLike[str] | None = None,
+    keep_duplicates: bool = False,
+    shard_tokens: int | None = None,
+    memory: int | str | None = None,
+    workers: int | None = None,
+    resume: bool = False,
+    progress: ProgressListener | None = None,
+) -> Datastore:
+    """Build a datastore and open it.
+
+    Args:
+        corpus: a file (parquet, JSON, JSONL, text, also .gz and .zst), a directory or `hf://owner/name`; or several.
+        tokenizer: of the target model: a tokenizer of `transformers` or `tokenizers`, or where there is one: a Hugging
+            Face name, a directory, a `tokenizer.json` or a `.gguf` file.
+        out: directory of the datastore; an old datastore there is replaced when the new one is complete.
+        reader: how to read the corpora: "parquet", "jsonl", "json", "chat", "text" or "tree"; None: by their content.
+        field: field of each record that holds the document, such as "text" or "a.b"; None: that of a known layout.
+        langs: languages to read, compared with the field `lang` or `language` of records; empty: all.
+        include: globs of the files to read in directories; empty: all.
+        exclude: globs of files to skip in directories.
+        max_documents: most documents of each corpus.
+        chat_template: Jinja template for conversations, or a file with it; None: that of the tokenizer.
+        keep_duplicates: store exact duplicates, too.
+        shard_tokens: tokens of a shard, document ends included; None: the power of two that fits into the memory.
+        memory: bound on the memory of this process in bytes, or as text such as "8G"; a model loaded into it counts.
+            None: half of the available memory.
+        workers: threads that tokenize, and most shards sorted at once; None: one for each core.
+        resume: resume an interrupted build after its last complete shard.
+        progress: called with the progress of each stage, a few times a second.
+
+    Returns:
+        The datastore at `out`, opened. Its `info()` says what was read.
+
+    Raises:
+        BuildError: the subclass says what is wrong with corpora, options or `out`; or a package of the extra [build] is
+            missing.
+        TokenizerLoadError: the tokenizer cannot be loaded.
+
+    Whatever happens, `out` holds its old content or the complete datastore. One build at a time in a process.
+    """
+    from build_index.builder import BuildOptions
+    from build_index.builder import build as build_datastore
+    from build_index.path import local_path
+    from build_index.reading_options import Reading
+    from build_index.size import parse_size
+    from rest_store.datastore.datastore import Datastore
+
+    template = None if chat_template is None else os.fspath(chat_template)
+    globs = _texts(include), _texts(exclude)
+    reading = Reading(reader, field, _texts(langs), *globs, max_documents, template)
+    options = BuildOptions(
+        corpora=reading.specs(_texts(corpus)),
+        tokenizer=tokenizer,
+        out=Path(out),
+        shard_tokens=shard_tokens,
+        memory=parse_size(memory) if isinstance(memory, str) else memory,
+        workers=workers,
+        resume=resume,
+        keep_duplicates=keep_duplicates,
+        chat_template=template,
+    )
+    build_datastore(options, progress)
+    return Datastore.open(local_path(out))
+
+
+def _texts(values: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
+    return tuple(os.fspath(value) for value in ([values] if isinstance(values, str | os.PathLike) else values))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from build_index.corpus_spec import CorpusSpec
 from rest_store.errors import BuildError, describe
@@ -32,7 +33,7 @@ class BuildOptions:
     """
 
     corpora: tuple[CorpusSpec, ...]
-    tokenizer: str
+    tokenizer: Any
     out: Path
     shard_tokens: int | None = None
     memory: int | None = None

@@ -29,20 +29,23 @@ _GGUF_MAGIC = b"GGUF"
 _EXPECTED = "a tokenizer.json, a .gguf file, a directory or a Hugging Face name"
 
 
-def load_tokenizer(name_or_path: str | os.PathLike[str], *, chat_template: str | None = None) -> TargetTokenizer:
+def load_tokenizer(tokenizer: Any, *, chat_template: str | None = None) -> TargetTokenizer:
     """Load a tokenizer.
 
     Args:
-        name_or_path: a `tokenizer.json`, a `.gguf` file, a directory with a tokenizer, or a name on the Hugging Face
-            Hub; also the `identity.name` of the result. Code that comes with a tokenizer is never run.
+        tokenizer: a `tokenizer.json`, a `.gguf` file, a directory with a tokenizer, or a name on the Hugging Face Hub;
+            also the `identity.name` of the result. Code that comes with a tokenizer is never run. Or a tokenizer of
+            `transformers` or `tokenizers`.
         chat_template: a file with a Jinja template, or its text, instead of the tokenizer's own.
 
     Raises:
         TokenizerLoadError: there is no such tokenizer, it has no `tokenizer.json` form (as tokenizers in pure Python),
             a package is not installed, or the template cannot be read.
     """
-    name = os.fspath(name_or_path)
     override = None if chat_template is None else read_template(chat_template)
+    if not isinstance(tokenizer, str | os.PathLike):
+        return _converted(tokenizer, getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__, override)
+    name = os.fspath(tokenizer)
     path = local_path(name)
     try:
         if path.is_file():
@@ -107,12 +110,18 @@ def _from_transformers(name: str, override: str | None, loaded: Callable[[Callab
     except Exception as error:  # errors of repositories, files and the network have no common base
         problem = f"refused by transformers ({first_line(error)})"
         raise TokenizerLoadError(describe(name, "tokenizer", problem, _EXPECTED)) from error
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
+    return _converted(tokenizer, name, override)
+
+
+def _converted(tokenizer: Any, name: str, override: str | None) -> TargetTokenizer:
+    """Return a tokenizer of `transformers` or `tokenizers` as ours."""
+    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    if not hasattr(backend, "to_str"):
         problem = f"a {type(tokenizer).__name__} without tokenizer.json"
         raise TokenizerLoadError(describe(name, "tokenizer", problem, "a fast tokenizer"))
-    template = _default_template(tokenizer.chat_template) if override is None else override
-    special = {key: str(token) for key, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
+    template = _default_template(getattr(tokenizer, "chat_template", None)) if override is None else override
+    named = getattr(tokenizer, "special_tokens_map", {})
+    special = {key: str(token) for key, token in named.items() if isinstance(token, str)}
     return _assemble(backend.to_str(), name, template, special)
 
 

@@ -11,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from build_index import build
     from rest_store.datastore.datastore import Datastore
     from rest_store.datastore.tokenizer import TokenizerIdentity
     from rest_store.datastore.tree import SuffixMatch, TokenTree
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from rest_store.errors import RestStoreError
     from rest_store.generation.generate import generate
     from rest_store.generation.generator import Generator
+    from rest_store.generation.generator_output import GeneratorOutput
     from rest_store.generation.prepacking import prepacked_weights
     from rest_store.live.live_datastore import LiveDatastore
     from rest_store.service.channel import Tls
@@ -36,6 +38,7 @@ __all__ = [
     "DatastoreClient",
     "DraftSession",
     "Generator",
+    "GeneratorOutput",
     "LiveDatastore",
     "PromptLookup",
     "RecycledLogits",
@@ -46,6 +49,7 @@ __all__ = [
     "TokenizerIdentity",
     "__version__",
     "accept_all",
+    "build",
     "draft_all",
     "generate",
     "prepacked_weights",
@@ -62,11 +66,13 @@ _HOMES = {
     "Calibration": "rest_store.drafting.calibration",
     "Datastore": "rest_store.datastore.datastore",
     "DraftSession": "rest_store.drafting.session",
+    "build": "build_index",
     "accept_all": "rest_store.drafting.batch",
     "draft_all": "rest_store.drafting.batch",
     "PromptLookup": "rest_store.drafting.sources",
     "RecycledLogits": "rest_store.drafting.sources",
     "Generator": "rest_store.generation.generator",
+    "GeneratorOutput": "rest_store.generation.generator_output",
     "LiveDatastore": "rest_store.live.live_datastore",
     "RestStoreError": "rest_store.errors",
     "SuffixMatch": "rest_store.datastore.tree",

@@ -40,6 +40,7 @@ class _Group(click.Group):
         "calibrate": "rest_store.bench.command:calibrate",
         "generate": "rest_store.generation.command:generate",
         "live": "rest_store.live.command:live",
+        "try": "rest_store.bench.trial:try_",
     }
 
     def list_commands(self, context: click.Context) -> list[str]:

@@ -8,8 +8,9 @@ from pathlib import Path
 import click
 
 from rest_store.bench.datastores import open_datastores
+from rest_store.bench.environment import file_hash
 from rest_store.bench.options import datastores_option, recordings_option, require_folder, tokenizer_option
-from rest_store.bench.recordings import FIT_PARTS, read_all, split
+from rest_store.bench.recordings import FIT_PARTS, LEAST_TO_FIT, read_all, split
 from rest_store.bench.replay import fit_calibration, replay
 from rest_store.datastore.render import counted
 from rest_store.drafting.calibration import Calibration
@@ -36,16 +37,18 @@ def calibrate(
 ) -> None:
     """Fit a calibration to recordings of your own model, and show how good it is.
 
-    Seven tenths of the prompts, by a fixed hash, are fitted to. The figures are those of the others.
+    Seven tenths of the prompts, by a fixed hash, are fitted to. The figures are those of the others. The result is for
+    `rest-store generate --calibration`, `bench speed --calibration` and `Generator(calibration=...)`.
     """
     stores = open_datastores(datastores)
     require_sources("--datastore", list(stores.values()))
-    fitting, held_out = split(read_all(recordings, stores, tokenizer), "calibrate")
+    fitting, held_out = split(read_all(recordings, stores, tokenizer), "calibrate", least=LEAST_TO_FIT)
     require_folder(out)
     sources = [PromptLookup(), RecycledLogits(), *stores.values()]
     provenance = {
         "recordings": [path.name for path in recordings],
         "prompts": f"parts 0..{FIT_PARTS - 1} of 10",
+        "data": [file_hash(path) for path in recordings],
         "datastores": [path.name for path in datastores],
         "trees": trees,
     }

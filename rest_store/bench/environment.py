@@ -68,17 +68,22 @@ def data_hashes(arguments: Any) -> dict[str, str]:
     if not isinstance(arguments, str | Path) or not str(arguments):
         return {}
     path = Path(arguments)
+    digest = file_hash(path / FILE_NAME) or file_hash(path)
+    return {path.name: digest} if digest else {}
+
+
+def file_hash(path: Path) -> str:
+    """Return "sha256:" and the SHA-256 of a file; empty if there is no readable file."""
+    digest = hashlib.sha256()
     try:
-        file = path / FILE_NAME if (path / FILE_NAME).exists() else path
-        if not file.is_file():
-            return {}
-        digest = hashlib.sha256()
-        with file.open("rb") as stream:
+        if not path.is_file():
+            return ""
+        with path.open("rb") as stream:
             while block := stream.read(1 << 20):
                 digest.update(block)
     except OSError:
-        return {}
-    return {path.name: "sha256:" + digest.hexdigest()}
+        return ""
+    return "sha256:" + digest.hexdigest()
 
 
 def write_result(

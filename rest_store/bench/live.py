@@ -22,7 +22,7 @@ from rest_store.bench.options import (
     result_options,
     tokenizer_option,
 )
-from rest_store.bench.recordings import FIT_PARTS, Recording, read_all, split
+from rest_store.bench.recordings import Recording, amount, read_all, unfitted, without
 from rest_store.bench.remembering import among_others, in_turn, new_live_datastore, with_all
 from rest_store.bench.replay import Outcome, replay
 from rest_store.datastore.datastore import Datastore
@@ -69,8 +69,8 @@ def live(
 
     Each recording is replayed while nothing is remembered; in order, while those before it are; and while all others
     are, without and with other prompts of its task, and itself too: the same prompt asked again. With the datastores
-    and without. All recordings are remembered; the figures are those of three tenths of the prompts, by a fixed hash,
-    to which the shipped calibration was not fitted. The first datastore says which tokenizer the tokens are from.
+    and without. All recordings are remembered; the figures are those of the recordings that the calibration was not
+    fitted to. The first datastore says which tokenizer the tokens are from.
     """
     if out.file is not None:
         require_folder(out.file)
@@ -78,14 +78,15 @@ def live(
     stores = open_datastores(datastores)
     require_sources("--datastore", list(stores.values()))
     chosen = read_all(recordings, stores, tokenizer)[::every]
-    split(chosen, "bench live", fit=False)
     used = Calibration.default() if calibration == "default" else Calibration.load(calibration)
-    rows = measure_live(chosen, stores, used, budgets=max_nodes, progress=click.echo)
+    reported = unfitted(chosen, used, "bench live")
+    click.echo(f"{amount(reported)}{without(chosen, reported)}; M, and by family:")
+    rows = measure_live(chosen, reported, stores, used, budgets=max_nodes, progress=click.echo)
     arguments = {"recordings": recordings, "datastore": datastores, "calibration": calibration}
     results = {
         "datastores": {name: store.info().token_count for name, store in stores.items()},
         "remembered": {"recordings": len(chosen), "tokens": sum(one.output.size for one in chosen)},
-        "reported": sum(_is_reported(one) for one in chosen),
+        "reported": len(reported),
         "rows": rows,
     }
     write_result(out, "live", arguments, ("numpy", "rest-store"), results)
@@ -93,16 +94,18 @@ def live(
 
 def measure_live(
     recordings: Sequence[Recording],
+    reported: Sequence[Recording],
     stores: Mapping[str, Datastore | LiveDatastore],
     calibration: Calibration,
     *,
     budgets: Sequence[int] = (16, 64),
     progress: Callable[[str], object] = lambda line: None,
 ) -> list[dict[str, Any]]:
-    """Replay the recordings for reporting, with and without datastores, for each way to remember the others.
+    """Replay recordings with and without datastores, for each way to remember the others.
 
     Args:
         recordings: all of them, in order.
+        reported: those to replay, in the same order; `calibration` must not have been fitted to them.
         stores: datastores by name, at least one.
         calibration: of the sessions; not changed.
         budgets: nodes of a step.
@@ -114,6 +117,7 @@ def measure_live(
         of "remembered" tokens, "M", and "M without" a live datastore.
     """
     tokenizer = next(iter(stores.values())).tokenizer
+    places = {id(one) for one in reported}
     local: list[object] = [PromptLookup()]
     if any(recording.top_k.size for recording in recordings):
         local.append(RecycledLogits())
@@ -126,7 +130,7 @@ def measure_live(
                     remembering.info().token_count,
                     replay([recording], [*sources, remembering], calibration, max_nodes=nodes),
                 )
-                for recording in order(recordings, remembering, _is_reported)
+                for recording in order(recordings, remembering, lambda one: id(one) in places)
             ]
 
     def add(with_stores: bool, remembered: str, nodes: int, each: Replayed) -> dict[str, Any]:
@@ -141,15 +145,13 @@ def measure_live(
     for nodes in budgets:
         for with_stores in (True, False):
             sources = [*local, *(stores.values() if with_stores else ())]
-            without = [
-                (0, replay([one], sources, calibration, max_nodes=nodes)) for one in filter(_is_reported, recordings)
-            ]
-            add(with_stores, "nothing", nodes, without)
+            nothing = [(0, replay([one], sources, calibration, max_nodes=nodes)) for one in reported]
+            add(with_stores, "nothing", nodes, nothing)
             for remembered, order in REMEMBERED.items():
                 each = replayed(sources, nodes, order)
                 row = add(with_stores, remembered, nodes, each)
                 if remembered == IN_TURN:
-                    row["curve"] = _curve(each, without)
+                    row["curve"] = _curve(each, nothing)
                     progress(
                         "  M by tokens remembered, and without: "
                         + ", ".join(
@@ -159,11 +161,7 @@ def measure_live(
     return rows
 
 
-def _is_reported(recording: Recording) -> bool:
-    return recording.part >= FIT_PARTS and recording.output.size > 0
-
-
-def _curve(each: Replayed, without: Replayed) -> list[dict[str, Any]]:
+def _curve(each: Replayed, nothing: Replayed) -> list[dict[str, Any]]:
     parts = []
     for places in np.array_split(np.arange(len(each)), min(_SLICES, len(each))):
         inside = [each[place] for place in places]
@@ -171,7 +169,7 @@ def _curve(each: Replayed, without: Replayed) -> list[dict[str, Any]]:
             {
                 "remembered": round(float(np.mean([tokens for tokens, _ in inside]))),
                 "M": round(Outcome.sum_of(one for _, one in inside).mean_accepted, 4),
-                "M without": round(Outcome.sum_of(without[place][1] for place in places).mean_accepted, 4),
+                "M without": round(Outcome.sum_of(nothing[place][1] for place in places).mean_accepted, 4),
             }
         )
     return parts

@@ -10,6 +10,7 @@ import torch
 
 import rest_store
 from rest_store.bench.baselines import LongestMatch, PromptLookupRule, RestRule
+from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import require_sources
 from rest_store.errors import LimitError, ModelNotSupportedError, RecordingError, describe
 from rest_store.generation.model import load_model
@@ -51,7 +52,13 @@ def load_assistant(model: Any, name: str, *, dtype: str, device: str | None) -> 
 
 
 def make_methods(
-    stores: Sequence[Any], assistant: Any, *, service: Any = None, max_nodes: int, only: Sequence[str] = ()
+    stores: Sequence[Any],
+    assistant: Any,
+    *,
+    service: Any = None,
+    max_nodes: int,
+    only: Sequence[str] = (),
+    calibration: Calibration | None = None,
 ) -> dict[str, Method]:
     """Return the methods by name, plain generation first.
 
@@ -61,6 +68,7 @@ def make_methods(
         service: a client of a service of `stores`; None: sessions through a service are left out.
         max_nodes: most draft tokens of a step, for methods in the package's loop.
         only: names of methods beside plain generation; empty: all.
+        calibration: of sessions; None: that of the package.
 
     Raises:
         RecordingError: `only` has the name of an unknown method.
@@ -86,9 +94,9 @@ def make_methods(
         methods["transformers assisted generation"] = {"assistant_model": assistant}
     if stores:
         methods["REST's rule"] = drafted(RestRule.of(LongestMatch(stores)))
-    methods["DraftSession"] = drafted(sources(*stores))
+    methods["DraftSession"] = {**drafted(sources(*stores)), "calibration": calibration}
     if service is not None:
-        methods["DraftSession through a service"] = drafted(sources(service))
+        methods["DraftSession through a service"] = {**drafted(sources(service)), "calibration": calibration}
     for name in only:
         if name not in methods:
             expected = "one of " + ", ".join(map(repr, methods))

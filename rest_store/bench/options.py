@@ -43,6 +43,14 @@ tokenizer_option = click.option(
 every_option = click.option(
     "--every", metavar="N", default=1, type=click.IntRange(1), help="Take every n-th recording or prompt only."
 )
+chat_option = click.option("--chat", is_flag=True, help="Render texts with the tokenizer's chat template.")
+calibration_option = click.option(
+    "--calibration",
+    metavar="FILE",
+    type=PATH,
+    show_default="the one of the package",
+    help="What `rest-store calibrate` wrote.",
+)
 seed_option = click.option("--seed", metavar="N", default=0, help="Seed of random choices.")
 plots_option = click.option(
     "--plots", metavar="DIR", type=PATH, help="Folder for charts as PNG and SVG; needs the extra [plots]."
@@ -77,6 +85,19 @@ def result_options(command: Callable[..., None]) -> Callable[..., None]:
 
     wrapped: Callable[..., None] = _out_option(json_option(measured))
     return wrapped
+
+
+def prompts_option(*, required: bool = True) -> Decorator[Any]:
+    """Return the option --prompts FILE, as `read_prompts` reads it."""
+    return click.option(
+        "--prompts",
+        "prompts_file",
+        metavar="FILE",
+        required=required,
+        type=PATH,
+        help="Plain text, one prompt a line; or JSON lines or a JSON list of texts, token ids, or objects with prompt "
+        "or turns (texts, of which the first is used). May end in .gz.",
+    )
 
 
 def require_folder(file: Path) -> None:

@@ -1,7 +1,6 @@
-"""Prompts for a model: of any file, of recordings, and both turns of MT-Bench's questions.
+"""Prompts for a model: of one's own files, of recordings, and both turns of MT-Bench's questions.
 
-The prompts that `bench speed` uses are those that the shipped calibration was not fitted to. A key is made of family
-and number as for recordings, so a question is held out in every file or in none.
+A key of a question is made of family and number as for recordings, so a question is held out in every file or in none.
 """
 
 from __future__ import annotations
@@ -13,11 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rest_store.bench.recordings import FIT_PARTS, lines_of, part_of, read_recordings
+from rest_store.bench.recordings import FIT_PARTS, Recording, lines_of, part_of
 from rest_store.errors import RecordingError, describe
 
 FIRST, SECOND = "mt_bench, first turn", "mt_bench, second turn"
 _TWO_TURNS = "mt_bench"  # the family of questions with two turns, as recordings name it
+
+_EXPECTED = "text, token ids, or an object with prompt (text or token ids) or turns (texts)"
 
 Answer = Callable[[list[int]], str]  # a prompt's tokens to the model's answer
 
@@ -53,29 +54,32 @@ class Question:
 
 
 def read_prompts(path: Path, encode: Callable[[str], Sequence[int]]) -> list[Prompt]:
-    """Read prompts: JSON lines, also as `.gz`, each with `prompt`, as text or token ids, or `turns`, a list of texts.
+    """Read prompts: plain text, one a line; JSON lines; or a JSON list. All also as `.gz`.
 
-    Of `turns` (the layout of MT-Bench and Spec-Bench) the first is taken. Optional: `set` or `category`, the family;
-    `id` or `question_id`.
+    In JSON, a prompt is a text, a list of token ids, or an object with `prompt`, as text or token ids, or `turns`, a
+    list of texts. Of `turns` (the layout of MT-Bench and Spec-Bench) the first is taken. An object may have `set` or
+    `category`, the family, and `id` or `question_id`.
+
+    A file is JSON if it is named `.json` or `.jsonl`, if all of it is a JSON list, or if its first line is a JSON
+    object.
 
     Args:
         path: the file.
         encode: turns a text into token ids.
 
     Raises:
-        RecordingError: the file cannot be read, holds no prompt, or a line is not a valid prompt.
+        RecordingError: the file cannot be read, holds no prompt, or one that is not valid.
     """
     prompts = []
-    for number, line in lines_of(path):
-        where, expected = f"{path}, line {number}", "JSON with prompt (text or token ids) or turns (texts)"
+    for number, where, entry in _entries(path):
         try:
-            fields = json.loads(line)
+            fields = entry if isinstance(entry, dict) else {"prompt": entry}
             prompt = fields["prompt"] if "prompt" in fields else fields["turns"][0]
             tokens = [int(token) for token in (encode(prompt) if isinstance(prompt, str) else prompt)]
         except (ValueError, KeyError, TypeError, IndexError) as error:
-            raise RecordingError(describe(where, "prompt", "malformed", expected)) from error
+            raise RecordingError(describe(where, "prompt", "malformed", _EXPECTED)) from error
         if not tokens:
-            raise RecordingError(describe(where, "prompt", "empty", expected))
+            raise RecordingError(describe(where, "prompt", "empty", _EXPECTED))
         family = str(fields.get("set", fields.get("category", "all")))
         prompts.append(Prompt(family, str(fields.get("id", fields.get("question_id", number))), tokens))
     if not prompts:
@@ -83,8 +87,27 @@ def read_prompts(path: Path, encode: Callable[[str], Sequence[int]]) -> list[Pro
     return prompts
 
 
+def _entries(path: Path) -> list[tuple[int, str, Any]]:
+    """Return the prompts of a file as they stand there, each with its number and where it is, for messages."""
+    lines = [(number, line.removesuffix("\n")) for number, line in lines_of(path)]
+    listed = _parsed("\n".join(line for _, line in lines))
+    if isinstance(listed, list):
+        return [(number, f"{path}, prompt {number}", entry) for number, entry in enumerate(listed, 1)]
+    named = path.name.removesuffix(".gz").endswith((".json", ".jsonl"))
+    is_json = named or (lines and isinstance(_parsed(lines[0][1]), dict))
+    return [(number, f"{path}, line {number}", _parsed(line) if is_json else line) for number, line in lines]
+
+
+def _parsed(text: str) -> Any:
+    """Return what JSON says; None if it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
 def read_questions(path: Path) -> list[Question]:
-    """Read the held-out questions of a file in the layout of MT-Bench and Spec-Bench.
+    """Read questions in the layout of MT-Bench and Spec-Bench: those that the package's calibration was not fitted to.
 
     Args:
         path: JSON lines with question_id, category and turns; may end in .gz.
@@ -111,7 +134,7 @@ def read_questions(path: Path) -> list[Question]:
 
 
 def question_prompts(
-    questions: Iterable[Question], tokenizer: Any, answer: Answer, *, count: int, families: Sequence[str] = ()
+    questions: Iterable[Question], tokenizer: Any, answer: Answer, *, count: float, families: Sequence[str] = ()
 ) -> list[Prompt]:
     """Return prompts made of questions with the tokenizer's chat template.
 
@@ -148,6 +171,11 @@ def question_prompts(
     return prompts
 
 
+def encoding(tokenizer: Any, *, chat: bool) -> Callable[[str], list[int]]:
+    """Return what turns a text into token ids; with `chat` as a user's turn (RecordingError without a template)."""
+    return lambda text: chat_tokens(tokenizer, [text]) if chat else list(tokenizer(text)["input_ids"])
+
+
 def chat_tokens(tokenizer: Any, turns: Sequence[str]) -> list[int]:
     """Return the tokens of a conversation, user first, up to the assistant's next answer.
 
@@ -163,25 +191,20 @@ def chat_tokens(tokenizer: Any, turns: Sequence[str]) -> list[int]:
     return list(tokenizer(rendered, add_special_tokens=False)["input_ids"])
 
 
-def recorded_prompts(path: Path, *, count: int, families: Sequence[str] = ()) -> list[Prompt]:
-    """Return the held-out prompts of recordings.
+def recorded_prompts(recordings: Iterable[Recording]) -> list[Prompt]:
+    """Return the prompts of recordings that have one."""
+    return [Prompt(one.family, one.key, one.prompt.tolist()) for one in recordings if one.prompt.size]
 
-    Args:
-        path: as `read_recordings` reads it; prompts are token ids.
-        count: most prompts of each family.
-        families: only these; empty: all.
 
-    Raises:
-        RecordingError: the file cannot be read, or a line is not a valid recording.
-    """
+def limited(prompts: Iterable[Prompt], count: float, families: Sequence[str] = ()) -> list[Prompt]:
+    """Return the first `count` prompts of each family, or of those in `families`."""
     taken: dict[str, int] = defaultdict(int)
-    prompts = []
-    for recording in read_recordings(path):
-        family = recording.family
-        if recording.part >= FIT_PARTS and taken[family] < count and (not families or family in families):
-            taken[family] += 1
-            prompts.append(Prompt(family, recording.key, recording.prompt.tolist()))
-    return prompts
+    chosen = []
+    for prompt in prompts:
+        if taken[prompt.family] < count and (not families or prompt.family in families):
+            taken[prompt.family] += 1
+            chosen.append(prompt)
+    return chosen
 
 
 def interleaved(prompts: Sequence[Prompt]) -> list[Prompt]:

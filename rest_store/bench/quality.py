@@ -27,7 +27,15 @@ from rest_store.bench.options import (
     through_service_option,
     tokenizer_option,
 )
-from rest_store.bench.recordings import Recording, read_all, split
+from rest_store.bench.recordings import (
+    LEAST_TO_FIT,
+    Recording,
+    amount,
+    read_all,
+    split,
+    unfitted,
+    without,
+)
 from rest_store.bench.replay import Draft, Outcome, fit_calibration, replay, walk
 from rest_store.bench.serving import asking, unanswered
 from rest_store.datastore.render import counted
@@ -48,8 +56,8 @@ _SHARES = (0.01, 0.1)  # of the datastores, for the curve against their size
 @click.option(
     "--calibration",
     metavar="FILE",
-    default="fit",
-    help="'fit': fitted to seven tenths of the prompts; 'default': the one of the package; or a file.",
+    default="default",
+    help="'default': the one of the package; a file; or 'fit': fitted to seven tenths of the prompts.",
 )
 @max_nodes_option((16, 64), multiple=True)
 @every_option
@@ -77,7 +85,8 @@ def quality(
 ) -> None:
     """Replay recordings and print M, tokens per forward pass: the session, its parts, REST's rule, prompt lookup.
 
-    The figures are those of three tenths of the prompts, by a fixed hash. No calibration is fitted to these.
+    The figures are those of all recordings that the calibration was not fitted to: with 'fit', of three tenths of the
+    prompts, by a fixed hash.
     """
     if plots is not None:
         import rest_store.bench.charts  # noqa: F401  a missing package is reported before anything is measured
@@ -89,9 +98,11 @@ def quality(
     require_sources("--datastore", list(stores.values()))
     start = Calibration.default() if calibration in ("fit", "default") else Calibration.load(calibration)
     chosen = read_all(recordings, stores, tokenizer)[::every]
-    fitting, held_out = split(chosen, "bench quality", fit=calibration == "fit")
     if calibration == "fit":
+        fitting, reported = split(chosen, "bench quality --calibration fit", least=LEAST_TO_FIT)
         start = fit_calibration([(fitting, [PromptLookup(), RecycledLogits(), *stores.values()])], start=start)
+    else:
+        reported = unfitted(chosen, start, "bench quality")
 
     def show(drafting: str, outcome: Outcome) -> None:
         by_family = "  ".join(
@@ -99,12 +110,11 @@ def quality(
         )
         click.echo(f"{drafting:<52}{outcome.mean_accepted:6.3f}   {by_family}")
 
-    length = sum(one.output.size for one in held_out)
-    click.echo(f"{counted(len(held_out), 'recording')}, {counted(length, 'token')}; M, and by family:")
+    click.echo(f"{amount(reported)}{without(chosen, reported)}; M, and by family:")
     with contextlib.ExitStack() as stack:
         through = stack.enter_context(asking(datastores)) if through_service else None
         rows = measure(
-            held_out, stores, start, budgets=max_nodes, ablations=not no_ablations, through=through, progress=show
+            reported, stores, start, budgets=max_nodes, ablations=not no_ablations, through=through, progress=show
         )
         if through is not None and (missing := unanswered(through)):
             raise ServeError(describe("--through-service", "requests without an answer", missing, "none"))
@@ -118,10 +128,10 @@ def quality(
             for share in _SHARES:
                 parts = [thinned(path, Path(folder, f"{n}-{share}"), share) for n, path in enumerate(datastores)]
                 sizes[share] = open_datastores(parts)
-            measured = measure_series(held_out, sizes, start)
+            measured = measure_series(reported, sizes, start)
     arguments = {"recordings": recordings, "datastore": datastores, "calibration": calibration, "plots": plots}
     tokens = {name: store.info().token_count for name, store in stores.items()}
-    results = {"datastores": tokens, "reported": len(held_out), "rows": rows, "curves": measured}
+    results = {"datastores": tokens, "reported": len(reported), "rows": rows, "curves": measured}
     write_result(out, "quality", arguments, ("numpy", "rest-store"), results)
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from rest_store.bench.options import every_option, require_folder
-from rest_store.bench.prompts import Prompt, chat_tokens, read_prompts
+from rest_store.bench.options import chat_option, every_option, prompts_option, require_folder
+from rest_store.bench.prompts import Prompt, encoding, read_prompts
 from rest_store.datastore.render import counted
 from rest_store.errors import RecordingError, describe
 from rest_store.options import PATH, device_option, dtype_option, json_option, max_new_tokens_option, model_option
@@ -21,19 +21,12 @@ TOP = 8  # most likely tokens kept for each position
 
 
 @click.command(
-    epilog="Example: rest-store bench record --model MODEL --prompts questions.jsonl --chat --out recordings.jsonl.gz"
+    epilog="Example: rest-store bench record --model MODEL --prompts questions.txt --chat --out recordings.jsonl.gz"
 )
 @model_option
-@click.option(
-    "--prompts",
-    "source",
-    metavar="FILE",
-    required=True,
-    type=PATH,
-    help="JSON lines with prompt (text or token ids) or turns (texts, of which the first is used); may end in .gz.",
-)
+@prompts_option()
 @click.option("--out", metavar="FILE", required=True, type=PATH, help="The recordings to write; .gz compresses.")
-@click.option("--chat", is_flag=True, help="Render texts with the tokenizer's chat template.")
+@chat_option
 @max_new_tokens_option()
 @every_option
 @dtype_option("auto")
@@ -41,7 +34,7 @@ TOP = 8  # most likely tokens kept for each position
 @json_option
 def record(
     model: str,
-    source: Path,
+    prompts_file: Path,
     out: Path,
     chat: bool,
     max_new_tokens: int,
@@ -59,15 +52,25 @@ def record(
     require_folder(out)
     loaded, tokenizer = load_model(model, dtype=dtype, device=device, announce=loading)
 
-    def encode(text: str) -> list[int]:
-        return chat_tokens(tokenizer, [text]) if chat else list(tokenizer(text)["input_ids"])
+    prompts = read_prompts(prompts_file, encoding(tokenizer, chat=chat))[::every]
+    tokens = write_recordings(loaded, prompts, out, max_new_tokens=max_new_tokens)
+    if as_json:
+        click.echo(json.dumps({"out": str(out), "recordings": len(prompts), "tokens": tokens}))
+    else:
+        click.echo(f"{out}: {counted(len(prompts), 'recording')}, {counted(tokens, 'token')}")
 
-    prompts = read_prompts(source, encode)[::every]
+
+def write_recordings(model: Any, prompts: Sequence[Prompt], out: Path, *, max_new_tokens: int) -> int:
+    """Write the recordings of `recordings_of` to `out`, show on standard error how far it is, and return their tokens.
+
+    Raises:
+        RecordingError: the file cannot be written.
+    """
     tokens = 0
     open_file: Any = gzip.open if out.suffix == ".gz" else open
     try:
         with open_file(out, "wt", encoding="utf-8") as file:
-            for number, row in enumerate(recordings_of(loaded, prompts, max_new_tokens=max_new_tokens), 1):
+            for number, row in enumerate(recordings_of(model, prompts, max_new_tokens=max_new_tokens), 1):
                 file.write(json.dumps(row) + "\n")
                 tokens += len(row["output"])
                 click.echo(f"{number}/{len(prompts)} {row['set']}: {counted(len(row['output']), 'token')}", err=True)
@@ -75,10 +78,7 @@ def record(
         raise RecordingError(
             describe(out, "file", f"not writable ({error.strerror})", "a place to write to")
         ) from error
-    if as_json:
-        click.echo(json.dumps({"out": str(out), "recordings": len(prompts), "tokens": tokens}))
-    else:
-        click.echo(f"{out}: {counted(len(prompts), 'recording')}, {counted(tokens, 'token')}")
+    return tokens
 
 
 def recordings_of(model: Any, prompts: Sequence[Prompt], *, max_new_tokens: int) -> Iterator[dict[str, Any]]:

@@ -7,7 +7,7 @@ import gzip
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from rest_store.bench.environment import file_hash
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 from rest_store.datastore.render import counted
 from rest_store.datastore.store import Store
+from rest_store.drafting.calibration import Calibration
 from rest_store.errors import CorpusError, RecordingError, describe
 from rest_store.terminal import loading
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 PARTS = 10  # that prompts are divided into
 FIT_PARTS = 7  # the first ones, for fitting; the others are for reporting
+LEAST_TO_FIT = 20  # recordings
 _LAST_TOKEN = 2**31 - 1
 
 Encode = Callable[[str, str], tuple[list[int], list[int]]]  # prompt and answer to their tokens
@@ -42,6 +45,7 @@ class Recording:
         output: int32[n].
         top_k: int32[p + n, k], most likely tokens after each position of prompt + output; k may be 0.
         key: of the task, with the family before a plain number; empty without an id.
+        file: hash of the file that it was read from, by which a calibration knows what it was fitted to.
     """
 
     family: str
@@ -50,6 +54,7 @@ class Recording:
     output: npt.NDArray[np.int32]
     top_k: npt.NDArray[np.int32]
     key: str = ""
+    file: str = ""
 
 
 def part_of(key: str) -> int:
@@ -67,6 +72,7 @@ def read_recordings(path: str | Path, encode: Encode | None = None) -> list[Reco
         RecordingError: the file cannot be read, or a line is not a valid recording.
     """
     recordings = []
+    file = file_hash(Path(path))
     for number, line in lines_of(path):
         where = f"{path}, line {number}"
         try:
@@ -92,7 +98,7 @@ def read_recordings(path: str | Path, encode: Encode | None = None) -> list[Reco
         ):
             raise RecordingError(describe(where, "recording", "of other shapes", "ids, and top-k of each position"))
         family = str(fields.get("set", fields.get("model", "all")))
-        recordings.append(Recording(family, part_of(key), *tokens, top_k, key if "id" in fields else ""))
+        recordings.append(Recording(family, part_of(key), *tokens, top_k, key if "id" in fields else "", file))
     return recordings
 
 
@@ -102,24 +108,61 @@ def read_all(paths: Sequence[Path], stores: Mapping[str, Store], tokenizer: str 
     return [recording for path in paths for recording in read_recordings(path, encode)]
 
 
-def split(recordings: Sequence[Recording], where: str, *, fit: bool = True) -> tuple[list[Recording], list[Recording]]:
+def split(recordings: Sequence[Recording], where: str, *, least: int = 2) -> tuple[list[Recording], list[Recording]]:
     """Return the recordings for fitting and those for reporting, without those that have no output.
 
     Args:
         recordings: all of them.
         where: the command, for messages.
-        fit: whether recordings for fitting are needed.
+        least: how many are needed.
 
     Raises:
-        RecordingError: one of the two is empty.
+        RecordingError: there are fewer, or one of the two is empty.
     """
     written = [recording for recording in recordings if recording.output.size]
     fitting = [recording for recording in written if recording.part < FIT_PARTS]
     held_out = [recording for recording in written if recording.part >= FIT_PARTS]
-    if not held_out or (fit and not fitting):
-        counts = f"{counted(len(fitting), 'recording')} to fit and {len(held_out)} to report"
-        raise RecordingError(describe(where, "data", counts, "some of each: record more prompts"))
+    if len(written) < least or not fitting or not held_out:
+        counts = f"{len(written)}, by a hash {len(fitting)} to fit to and {len(held_out)} to report on"
+        expected = f"at least {least}, and some of each: record more prompts, or use the calibration of the package"
+        raise RecordingError(describe(where, "number of recordings with output", counts, expected))
     return fitting, held_out
+
+
+def unfitted(recordings: Iterable[Recording], calibration: Calibration, where: str) -> list[Recording]:
+    """Return the recordings that have output and to which `calibration` was not fitted.
+
+    Its `provenance` has under "data" the hashes of the files of which the first `FIT_PARTS` parts were fitted to.
+
+    Args:
+        recordings: all of them.
+        calibration: that is used with them.
+        where: the command, for messages.
+
+    Raises:
+        RecordingError: there is none.
+    """
+    data = calibration.provenance.get("data")
+    files = data if isinstance(data, list) else []
+    chosen = [one for one in recordings if one.output.size and (one.part >= FIT_PARTS or one.file not in files)]
+    if not chosen:
+        what = "number of recordings with output that the calibration was not fitted to"
+        raise RecordingError(describe(where, what, 0, "at least one: record more prompts"))
+    return chosen
+
+
+def amount(recordings: Sequence[Recording]) -> str:
+    """Return as text how many recordings there are, and how many tokens of output."""
+    return f"{counted(len(recordings), 'recording')}, {counted(sum(one.output.size for one in recordings), 'token')}"
+
+
+def without(recordings: Sequence[Recording], reported: Sequence[Recording]) -> str:
+    """Return as text what of `recordings` is not in `reported`, the result of `unfitted`; empty if everything is."""
+    empty = sum(not one.output.size for one in recordings)
+    fitted = len(recordings) - empty - len(reported)
+    reasons = {"that the calibration was fitted to": fitted, "without output": empty}
+    counts = [f"{number} {reason}" for reason, number in reasons.items() if number]
+    return f"; left out: {', '.join(counts)}" if counts else ""
 
 
 def _integers(values: object, least: int) -> npt.NDArray[np.int32]:
@@ -137,12 +180,12 @@ def lines_of(path: str | Path) -> Iterator[tuple[int, str]]:
         RecordingError: the file cannot be read.
     """
     try:
-        with (gzip.open if str(path).endswith(".gz") else open)(path, "rt", encoding="utf-8") as file:
+        with (gzip.open if str(path).endswith(".gz") else open)(path, "rt", encoding="utf-8-sig") as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
                     yield number, line
     except (OSError, UnicodeDecodeError, EOFError) as error:
-        raise RecordingError(describe(path, "file", f"unreadable ({error})", "JSON lines")) from error
+        raise RecordingError(describe(path, "file", f"unreadable ({error})", "lines of UTF-8")) from error
 
 
 def encoder(store: Store | None, name: str | None) -> Encode | None:

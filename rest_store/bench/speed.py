@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,16 +17,30 @@ import rest_store
 from rest_store.bench.environment import write_result
 from rest_store.bench.options import (
     Destination,
+    calibration_option,
+    chat_option,
     datastores_option,
     plots_option,
+    prompts_option,
     recordings_option,
     require_datastores,
     result_options,
     through_service_option,
 )
-from rest_store.bench.prompts import Prompt, interleaved, question_prompts, read_questions, recorded_prompts
+from rest_store.bench.prompts import (
+    Prompt,
+    encoding,
+    interleaved,
+    limited,
+    question_prompts,
+    read_prompts,
+    read_questions,
+    recorded_prompts,
+)
+from rest_store.bench.recordings import read_recordings, unfitted, without
 from rest_store.bench.serving import asking, unanswered
 from rest_store.datastore.render import counted
+from rest_store.drafting.calibration import Calibration
 from rest_store.errors import RecordingError, describe
 from rest_store.live.opening import open_store
 from rest_store.options import PATH, device_option, dtype_option, max_new_tokens_option, max_nodes_option, model_option
@@ -45,6 +60,8 @@ PACKAGES = ("numpy", "torch", "transformers")
     "--out results/speed.json"
 )
 @model_option
+@prompts_option(required=False)
+@chat_option
 @recordings_option(required=False)
 @click.option(
     "--questions", metavar="FILE", type=PATH, help="JSON lines with question_id, category and turns, asked as a chat."
@@ -61,10 +78,11 @@ PACKAGES = ("numpy", "torch", "transformers")
 @click.option("--sampling", type=click.Choice(["greedy", "nucleus"]), default="greedy", help="How tokens are chosen.")
 @click.option("--seed", metavar="N", default=0, help="Seed of the first prompt; each other one has the next.")
 @click.option(
-    "--prompts", "count", metavar="N", default=10, type=click.IntRange(1), help="Most prompts of each family."
+    "--per-family", metavar="N", type=click.IntRange(1), show_default="all", help="Most prompts of each family."
 )
 @max_new_tokens_option()
 @max_nodes_option(16, least=0)
+@calibration_option
 @dtype_option("float32")
 @device_option
 @click.option("--prepacked-weights", is_flag=True, help="Prepack the weights for all methods, plain generation too.")
@@ -72,6 +90,8 @@ PACKAGES = ("numpy", "torch", "transformers")
 @plots_option
 def speed(
     model: str,
+    prompts_file: Path | None,
+    chat: bool,
     recordings: tuple[Path, ...],
     questions: Path | None,
     families: tuple[str, ...],
@@ -81,9 +101,10 @@ def speed(
     methods: tuple[str, ...],
     sampling: str,
     seed: int,
-    count: int,
+    per_family: int | None,
     max_new_tokens: int,
     max_nodes: int,
+    calibration: Path | None,
     dtype: str,
     device: str | None,
     prepacked_weights: bool,
@@ -91,6 +112,9 @@ def speed(
     plots: Path | None,
 ) -> None:
     """Measure how much faster text is written: drafting methods beside plain generation, on your model.
+
+    The prompts are those of --prompts, --recordings and --questions, all of them unless --per-family says otherwise.
+    Those that the calibration was fitted to are left out, which is said; none of yours is, unless you fitted one.
 
     Every method continues every prompt. The methods take turns, and each prompt begins with another one, so that a
     machine that is slower for a while is slower for all. Reported for each family of prompts and over all: tokens a
@@ -106,18 +130,19 @@ def speed(
     the model's own greedy answer, and the second question. --assistant adds transformers' assisted generation with a
     smaller model; early-exit:8 is the first eight layers of the model with its own head, not trained for it.
     --through-service adds draft sessions that ask a service of the same datastores.
-
-    Only prompts are used that the shipped calibration was not fitted to.
     """
-    import torch
+    import torch  # noqa: F401  a missing package is reported before anything is read
 
-    from rest_store.bench.methods import decoding, load_assistant, make_methods
+    from rest_store.bench.methods import load_assistant, make_methods
     from rest_store.generation.model import load_model
 
-    if not recordings and questions is None:
-        raise click.UsageError("prompts are needed: --recordings or --questions")
+    if prompts_file is None and not recordings and questions is None:
+        raise click.UsageError("prompts are needed: --prompts, --recordings or --questions")
     if through_service:
         require_datastores(datastores)
+    own = None if calibration is None else Calibration.load(calibration)
+    recorded = [one for path in recordings for one in read_recordings(path)]
+    reported = unfitted(recorded, own or Calibration.default(), "bench speed") if recorded else []
     target, tokenizer = load_model(model, dtype=dtype, device=device, announce=loading)
     stores = [open_store(path, tokenizer=tokenizer) for path in datastores]
     smaller = load_assistant(target, assistant, dtype=dtype, device=device) if assistant else None
@@ -128,35 +153,70 @@ def speed(
 
     with ExitStack() as stack:
         service = stack.enter_context(asking(datastores)) if through_service else None
-        chosen = make_methods(stores, smaller, service=service, max_nodes=max_nodes, only=methods)
+        chosen = make_methods(stores, smaller, service=service, max_nodes=max_nodes, only=methods, calibration=own)
         for network in (target, smaller) if prepacked_weights else ():
             if network is not None:
                 stack.enter_context(rest_store.prepacked_weights(network))
-        prompts = [prompt for path in recordings for prompt in recorded_prompts(path, count=count, families=families)]
+        most = per_family if per_family is not None else math.inf
+        prompts = [] if prompts_file is None else read_prompts(prompts_file, encoding(tokenizer, chat=chat))
+        prompts = limited([*prompts, *recorded_prompts(reported)], most, families)
         if questions is not None:
             held_out = read_questions(questions)
-            prompts += question_prompts(held_out, tokenizer, answer, count=count, families=families)
+            prompts += question_prompts(held_out, tokenizer, answer, count=most, families=families)
         if not prompts:
             of = f" of {', '.join(families)}" if families else ""
-            expected = "at least one: record more, or ask more questions"
-            raise RecordingError(describe("bench speed", f"prompts{of} that no calibration was fitted to", 0, expected))
+            raise RecordingError(describe("bench speed", f"number of prompts{of}", 0, "at least one"))
         prompts = interleaved(prompts)
-        runs = write_all(target, chosen, prompts, sampling=sampling, max_new_tokens=max_new_tokens, seed=seed)
-        missing = None if service is None else unanswered(service)
-    table = summarize(runs, list(chosen))
-    show(table, list(chosen))
+        click.echo(f"{counted(len(prompts), 'prompt')}{without(recorded, reported)}")
+        results = measure_speed(
+            target, chosen, prompts, sampling=sampling, max_new_tokens=max_new_tokens, seed=seed, progress=click.echo
+        )
+        missing = results["unanswered"] = None if service is None else unanswered(service)
+    show(results["families"], list(chosen))
     if missing:
         click.echo(f"requests to the service that were not answered in time: {missing}")
-    results = {
+    write_result(out, "speed", click.get_current_context().params, PACKAGES, results)
+
+
+def measure_speed(
+    model: Any,
+    methods: dict[str, Method],
+    prompts: Sequence[Prompt],
+    *,
+    sampling: str = "greedy",
+    max_new_tokens: int,
+    seed: int = 0,
+    progress: Callable[[str], object],
+) -> dict[str, Any]:
+    """Continue every prompt with every method.
+
+    Args:
+        model: of transformers.
+        methods: as `make_methods` returns them, plain generation among them.
+        prompts: at least one.
+        sampling: as of `decoding`.
+        max_new_tokens: most tokens of each text.
+        seed: of the first prompt; each other one has the next.
+        progress: called with a line after each prompt.
+
+    Returns:
+        "families": the figures by family and method; and what they were measured with.
+    """
+    import torch
+
+    from rest_store.bench.methods import decoding
+
+    runs = write_all(
+        model, methods, prompts, sampling=sampling, max_new_tokens=max_new_tokens, seed=seed, progress=progress
+    )
+    return {
         "threads": torch.get_num_threads(),
         "sampling": {"kind": sampling, **{family: decoding(sampling, family) for family in runs}},
         "prompts": [
             {"family": prompt.family, "key": prompt.key, "seed": seed + number} for number, prompt in enumerate(prompts)
         ],
-        "unanswered": missing,
-        "families": table,
+        "families": summarize(runs, list(methods)),
     }
-    write_result(out, "speed", click.get_current_context().params, PACKAGES, results)
 
 
 def write_all(
@@ -167,8 +227,9 @@ def write_all(
     sampling: str,
     max_new_tokens: int,
     seed: int,
+    progress: Callable[[str], object],
 ) -> Runs:
-    """Continue every prompt with every method; return the runs by family and method."""
+    """Continue every prompt with every method; return the runs by family and method. Arguments as `measure_speed`."""
     from rest_store.bench.methods import decoding
 
     write(model, methods["plain"], prompts[0].tokens, 8, {"do_sample": False}, 0)  # warms up
@@ -185,7 +246,7 @@ def write_all(
             run["identical"] = run.pop("written") == expected
             run["of_plain"] = seconds / run["seconds"]
             runs[prompt.family][name].append(run)
-        click.echo(f"{number + 1}/{len(prompts)} {prompt.family}")
+        progress(f"{number + 1}/{len(prompts)} {prompt.family}")
     return runs
 
 

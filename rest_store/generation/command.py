@@ -17,6 +17,7 @@ from rest_store.errors import DeadlineError, ServiceUnavailableError
 from rest_store.live.opening import open_store
 from rest_store.options import (
     FILE,
+    PATH,
     PLACE,
     device_option,
     dtype_option,
@@ -80,6 +81,13 @@ Examples:
 @max_new_tokens_option()
 @max_nodes_option(show_default="16 on a CPU, 64 elsewhere")
 @click.option(
+    "--calibration",
+    metavar="FILE",
+    type=PATH,
+    show_default="the one of the package",
+    help="Draft with what `rest-store calibrate` wrote.",
+)
+@click.option(
     "--temperature",
     metavar="T",
     type=click.FloatRange(0, min_open=True),
@@ -113,6 +121,7 @@ def generate(
     chat: bool | None,
     max_new_tokens: int,
     max_nodes: int | None,
+    calibration: Path | None,
     temperature: float | None,
     top_p: float | None,
     top_k: int | None,
@@ -137,6 +146,7 @@ def generate(
 
     if page_path is not None and len(prompts) != 1:
         raise click.UsageError("--html takes one --prompt")
+    learnt = None if calibration is None else rest_store.Calibration.load(calibration)
     reach = {**access.arguments(), "send_text": send_text}
     places = list(dict.fromkeys(map(_normal, [*datastores, *([remember] if remember is not None else [])])))
     kept = None if remember is None else _normal(remember)
@@ -161,7 +171,9 @@ def generate(
     labels = [*places, "prompt lookup", "recycled logits"]
     target = None if kept is None else stores[kept]
     widths = WIDTHS if graphs else ()
-    generator = Generator(network, tokenizer, sources, max_nodes=max_nodes, widths=widths, remember=target)
+    generator = Generator(
+        network, tokenizer, sources, max_nodes=max_nodes, widths=widths, remember=target, calibration=learnt
+    )
     writer = Writer(generator, options, names, labels, seed=seed, compare=compare, as_json=as_json)
     if prompts:
         for prompt in prompts:

@@ -25,7 +25,7 @@ from rest_store.drafting.sources import (
     require_source_timeout,
     require_sources,
 )
-from rest_store.errors import DrafterError, ModeNotSupportedError, describe
+from rest_store.errors import CalibrationError, DrafterError, ModeNotSupportedError, describe
 from rest_store.generation.caller import withheld_arguments
 from rest_store.generation.drafting import SessionMaker
 from rest_store.generation.loop import Generation
@@ -46,6 +46,7 @@ def generate(
     adaptive: bool = True,
     widths: Sequence[int] = (),
     remember: Any = None,
+    calibration: Any = None,
     stream_to: Any = None,
     streamer: Any = None,
     stop_strings: Any = None,
@@ -74,13 +75,17 @@ def generate(
         remember: what each output is added to beside generation: a `LiveDatastore` opened for writing, a
             `DatastoreClient` of one, or another object with `add(documents, ids=None)`. To draft from it as well, name
             it in `drafter` too. None: nothing.
+        calibration: of the sessions, a `Calibration` or the path of one, as `rest-store calibrate` writes it; None: the
+            package's. What a `Calibration` learns, it keeps for later generations. Sessions of a callable `drafter`
+            bring their own.
         stream_to: a streamer of transformers, given the prompt and each token (one row only).
         streamer: the same, as `model.generate` takes it.
         stop_strings: refused: `model.generate` keeps their `tokenizer` to itself.
         model_kwargs: prepared by `model.generate`.
 
     Returns:
-        int64[rows, longest length], or a `GenerateOutput` if the configuration says `return_dict_in_generate`.
+        int64[rows, longest length]. With `return_dict_in_generate=True` a `GenerateOutput`: its `statistics` say how
+        many forward passes were needed, and what was drafted and accepted.
 
     Raises:
         ModelNotSupportedError: not a decoder-only model whose keys and values can be kept for one path of a tree.
@@ -93,6 +98,7 @@ def generate(
         NativeKernelError: the kernel was not compiled, and `drafter` is a list of sources.
         SessionError: a `DraftSession` that `drafter` makes refuses its sources.
         RememberError: nothing can be added to `remember`.
+        CalibrationError: `calibration` is neither one nor the path of one, or is there beside a callable `drafter`.
         DatastoreClosedError: one of the sources is closed.
 
     A session or source that fails later changes nothing but speed. It is counted in `statistics.drafts`; one
@@ -113,14 +119,14 @@ def generate(
         raise ModeNotSupportedError(
             describe("generate", "a streamer", "given twice", "streamer or stream_to, one of them")
         )
-    options = Options(max_nodes, source_timeout, adaptive, widths, remember)
+    options = Options(max_nodes, source_timeout, adaptive, widths, remember, calibration)
     generation = Generation(
         model,
         input_ids,
         logits_processor,
         stopping_criteria,
         generation_config,
-        maker=session_maker(drafter, source_timeout),
+        maker=session_maker(drafter, options),
         options=options,
         **model_kwargs,
     )
@@ -130,27 +136,33 @@ def generate(
 
 
 def session_maker(
-    drafter: Any, source_timeout: float | None, calibration: Callable[[], Calibration] | None = None
+    drafter: Any, options: Options, calibration: Callable[[], Calibration] | None = None
 ) -> SessionMaker | None:
     """Return what makes the drafting session of a prompt; None for plain decoding.
 
     Args:
         drafter: as of `generate`.
-        source_timeout: as of `generate`.
-        calibration: as of `default_session`.
+        options: `source_timeout` and `calibration` are of the sessions.
+        calibration: as of `default_session`, where `options` name none.
 
     Raises:
         DrafterError: `drafter` is neither None, a callable that takes a prompt, nor a list or tuple of sources.
+        CalibrationError: `options` name one beside a callable.
         SourceError, NativeKernelError: as of `default_session`.
     """
     if drafter is None:
         return None
     if isinstance(drafter, list | tuple):
-        return default_session(drafter, source_timeout, calibration) if drafter else None
+        own = options.calibration
+        shared = calibration if own is None else lambda: own
+        return default_session(drafter, options.source_timeout, shared) if drafter else None
     fault = _drafter_fault(drafter)
     if fault is not None:
         expected = "a list of sources, or a callable that makes the session of a prompt"
         raise DrafterError(describe("generate", "drafter", fault, expected))
+    if options.calibration is not None:
+        expected = "none: the sessions that the drafter makes bring their own"
+        raise CalibrationError(describe("generate", "calibration", "passed with a callable drafter", expected))
     return drafter  # type: ignore[no-any-return]
 
 

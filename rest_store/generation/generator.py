@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -15,10 +16,12 @@ from rest_store.drafting.remembering import flush
 from rest_store.errors import DrafterError, ModeNotSupportedError, PromptError, describe
 from rest_store.generation.drafting import SessionMaker
 from rest_store.generation.generate import session_maker
+from rest_store.generation.generator_output import Comparison, GeneratorOutput, accepted_by_source, source_names
 from rest_store.generation.loop import Generation
 from rest_store.generation.options import Options
 from rest_store.generation.progress import Piece
-from rest_store.generation.support import vocabulary_size, warn_ignored
+from rest_store.generation.random_state import RandomState
+from rest_store.generation.support import ASSISTANCE, vocabulary_size, warn_ignored
 
 Prompt = Any  # text, token ids, or what a tokenizer returns
 
@@ -30,11 +33,13 @@ class Generator:
         model: a decoder-only model of transformers.
         tokenizer: its tokenizer; needed for prompts and stop strings that are text.
         sources: the `drafter` of `rest_store.generate`.
-        options: of `rest_store.generate`: `max_nodes`, `source_timeout`, `adaptive`, `widths`, `remember`.
+        options: of `rest_store.generate`: `max_nodes`, `source_timeout`, `adaptive`, `widths`, `remember`,
+            `calibration`.
 
     Raises:
         DrafterError, SourceError, NativeKernelError: `sources` cannot draft, as of `rest_store.generate`.
-        LimitError: an option out of range; RememberError: nothing can be added to `remember`.
+        LimitError: an option out of range; RememberError: nothing can be added to `remember`; CalibrationError: as of
+            `rest_store.generate`.
         TypeError: an unknown option.
 
     One generation at a time for each model.
@@ -45,30 +50,66 @@ class Generator:
         self.tokenizer = tokenizer
         self._sources = sources
         self._options = Options(**options)
+        self._source_names = source_names(sources)
         self._calibration = functools.cache(Calibration.default)  # shared by all generations
         self._maker(self._options)
 
-    def generate(self, prompt: Prompt, **options: Any) -> Any:
+    def generate(self, prompt: Prompt, *, compare: bool = False, **options: Any) -> GeneratorOutput:
         """Generate to the end.
 
         Args:
             prompt: text, 1-D or 2-D token ids, or a mapping such as a tokenizer returns, all of which goes into the
                 model.
+            compare: generate plainly, too, afterwards and with the same random numbers. The random generators of torch
+                go on as if it had not been done.
             options: of `model.generate`, `streamer` and `stop_strings` (by default with this generator's tokenizer)
                 included; and options of this generator, for this generation alone.
 
         Returns:
-            What `rest_store.generate` returns.
+            Tokens, text, and what drafting gave.
 
         Raises:
             GenerationError: as `rest_store.generate`; PromptError for a bad prompt, DrafterError for text without a
-                tokenizer.
+                tokenizer, ModeNotSupportedError for `compare` with a cache of yours, which can be continued once.
         """
         streamer = options.pop("streamer", None)
+        if compare and options.get("past_key_values") is not None:
+            expected = "none: each of two generations would continue it"
+            raise ModeNotSupportedError(describe("Generator", "past_key_values", "passed with compare=True", expected))
+        random_state = RandomState(self.model.device) if compare else None
+        began = time.perf_counter()
         generation = self.begin(prompt, **options)
+        preparing = time.perf_counter() - began
         if streamer is not None:
             generation.stream_to(streamer)
-        return generation.result()
+        output = self._output(generation)
+        if random_state is None:
+            return output
+        with random_state.restored():
+            began = time.perf_counter()
+            plain = self._plain(prompt, options)
+            seconds = time.perf_counter() - began
+        speedup = seconds / (preparing + output.statistics.seconds)
+        return replace(output, comparison=Comparison(speedup, torch.equal(plain, output.sequences), seconds))
+
+    def _output(self, generation: Generation) -> GeneratorOutput:
+        """Run `generation` to its end and return what it wrote."""
+        result, tokenizer = generation.result(), self.tokenizer
+        texts = None
+        if tokenizer is not None:
+            texts = [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in generation.tokens]
+        sources = accepted_by_source(generation.statistics.origins, self._source_names)
+        return GeneratorOutput(result, generation.tokens, texts, generation.statistics, sources)
+
+    def _plain(self, prompt: Prompt, options: dict[str, Any]) -> torch.Tensor:
+        """Return what `model.generate` of transformers writes without drafting; `options` as of `generate`."""
+        ours = {field.name for field in fields(Options)}
+        plain = {name: value for name, value in options.items() if name not in ours and name not in ASSISTANCE}
+        if plain.get("stop_strings") is not None and plain.get("tokenizer") is None:
+            plain["tokenizer"] = self._needed_tokenizer()
+        output = self.model.generate(**self._inputs(prompt), **plain)
+        sequences: torch.Tensor = getattr(output, "sequences", output)
+        return sequences
 
     def stream(self, prompt: Prompt, **options: Any) -> Iterator[Piece]:
         """Return an iterator over what each forward pass wrote, the prompt's first: that of `begin`."""
@@ -98,6 +139,7 @@ class Generator:
             custom_generate=Generation,
             maker=self._maker(draft_options),
             options=draft_options,
+            text_tokenizer=self.tokenizer,
         )
         return generation
 
@@ -113,7 +155,7 @@ class Generator:
         return flush(self._options.remember, seconds)
 
     def _maker(self, options: Options) -> SessionMaker | None:
-        return session_maker(self._sources, options.source_timeout, self._calibration)
+        return session_maker(self._sources, options, self._calibration)
 
     def _inputs(self, prompt: Prompt) -> dict[str, Any]:
         if isinstance(prompt, str):

@@ -16,6 +16,7 @@ from rest_store.errors import DraftingWarning, GenerationFailedError, ModeNotSup
 from rest_store.generation import graph_pool
 from rest_store.generation.cache import Loan, TreeKVCache, capacity_of
 from rest_store.generation.costs import DraftPolicy, known_policy
+from rest_store.generation.detokenizer import Detokenizer
 from rest_store.generation.drafting import NO_DRAFT, Draft, Drafting, SessionMaker
 from rest_store.generation.graphs import FixedVerifier
 from rest_store.generation.options import Options
@@ -43,6 +44,7 @@ class Generation:
     Args:
         maker: makes the drafting session of a prompt; None: plain decoding.
         options: how to draft, and where to remember.
+        text_tokenizer: turns tokens into the text of pieces; None: they have none.
 
     Attributes:
         statistics: up to date after each piece.
@@ -69,6 +71,7 @@ class Generation:
         *,
         maker: SessionMaker | None,
         options: Options,
+        text_tokenizer: Any = None,
         **model_kwargs: Any,
     ) -> None:
         rows, device = input_ids.shape[0], input_ids.device
@@ -85,6 +88,7 @@ class Generation:
         self._target = options.remember
         self._choice = Choice(logits_processor, sample=bool(generation_config.do_sample), rows=rows, device=device)
         self._rows = Rows(input_ids, self._stops)
+        self._writers = None if text_tokenizer is None else [Detokenizer(text_tokenizer) for _ in self._rows]
         self.statistics = Statistics(origins=[row.origins for row in self._rows])
         returns_dict = bool(generation_config.return_dict_in_generate)
         self._returns_cache = returns_dict and generation_config.use_cache is not False
@@ -101,19 +105,36 @@ class Generation:
             GenerationFailedError: an earlier one failed, or a streamer.
             CacheFullError: the caller's static cache has no slot for the next token.
         """
+        piece = self._next_piece(with_texts=True)
+        if piece is None:
+            raise StopIteration
+        return piece
+
+    def _next_piece(self, *, with_texts: bool = False) -> Piece | None:
+        """Run the next forward pass, or close at the end and return None; errors as of `__next__`."""
         if self._failure:
             raise GenerationFailedError(f"the generation has failed ({self._failure}) and cannot continue")
-        if not self._closed:
-            try:
-                if self._verifier is None or self._drafting is None:
-                    return self._first_step()
-                if any(map(self._rows.continues, self._rows)):
-                    return self._step(self._drafting, self._verifier)
-            except BaseException as error:
-                self._fail(error)
-                raise
+        if self._closed:
+            return None
+        try:
+            if self._verifier is None or self._drafting is None:
+                piece = self._first_step()
+            elif any(map(self._rows.continues, self._rows)):
+                piece = self._step(self._drafting, self._verifier)
+            else:
+                piece = None
+            if piece is not None and with_texts and self._writers is not None:
+                ended = not any(map(self._rows.continues, self._rows))
+                piece.texts = [
+                    writer.push_all(tokens, flush=ended)
+                    for writer, tokens in zip(self._writers, piece.tokens, strict=True)
+                ]
+        except BaseException as error:
+            self._fail(error)
+            raise
+        if piece is None:
             self.close()
-        raise StopIteration
+        return piece
 
     def _first_step(self) -> Piece:
         """Open the sessions and run the prompt."""
@@ -291,6 +312,12 @@ class Generation:
         require_slots(self._earlier + len(row.tokens), self._capacity)
         return int(min(row.limit, 2**31)) - len(row.tokens)
 
+    @property
+    def tokens(self) -> list[list[int]]:
+        """What each row has got so far, without prompt and padding."""
+        start = self._input_ids.shape[1]
+        return [row.tokens[start:] for row in self._rows]
+
     # --- begin and end -----------------------------------------------------------------------------------------------
 
     def _new_policy(self, prompt: Prompt) -> DraftPolicy:
@@ -367,9 +394,7 @@ class Generation:
         """Hand the output so far over to be remembered, once."""
         target, self._target = self._target, None
         if target is not None:
-            start = self._input_ids.shape[1]
-            outputs = [row.tokens[start:] for row in self._rows]
-            made = [OutputDocument.of(*texts) for texts in zip(self._prompt_ends, outputs, strict=False)]
+            made = [OutputDocument.of(*texts) for texts in zip(self._prompt_ends, self.tokens, strict=False)]
             documents = [document for document in made if document is not None]
             remember(target, documents, self.statistics.remembered)
 
@@ -386,7 +411,7 @@ class Generation:
         try:
             if prompt:
                 streamer.put(self._input_ids.cpu())
-            for piece in self:
+            while (piece := self._next_piece()) is not None:
                 for token in piece.tokens[0]:
                     streamer.put(torch.tensor([token]))
             streamer.end()
@@ -401,7 +426,7 @@ class Generation:
             GenerationFailedError: the generation has failed.
         """
         try:
-            for _ in self:
+            while self._next_piece() is not None:
                 pass
         except BaseException as error:  # an interrupt between two steps, too
             self._fail(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +12,10 @@ import torch
 
 from rest_store.datastore.kernel import MAX_NODES
 from rest_store.datastore.validation import limit
+from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.remembering import require_target
 from rest_store.drafting.sources import require_source_timeout
-from rest_store.errors import LimitError, describe
+from rest_store.errors import CalibrationError, LimitError, describe
 
 _MAX_WIDTH = 1 + MAX_NODES  # a token and its tree
 WIDTHS = (1, 9, 17, 33, 65)  # of steps, by default where graphs are asked for
@@ -26,6 +28,7 @@ class Options:
     Raises:
         LimitError: something else than a number, or one that is out of range.
         RememberError: nothing can be added to `remember`.
+        CalibrationError: `calibration` is neither one nor the path of one.
     """
 
     max_nodes: int | None = None
@@ -33,6 +36,7 @@ class Options:
     adaptive: bool = True
     widths: Sequence[int] = ()
     remember: Any = None
+    calibration: Any = None
 
     def __post_init__(self) -> None:
         if self.max_nodes is not None:
@@ -46,6 +50,7 @@ class Options:
             raise LimitError(describe("generate", "widths", repr(self.widths), expected)) from None
         checked = tuple(limit("one of widths", width, _MAX_WIDTH, where="generate") for width in widths)
         object.__setattr__(self, "widths", checked)
+        object.__setattr__(self, "calibration", _calibration(self.calibration))
 
     def max_nodes_on(self, device: torch.device) -> int:
         """Return the most draft tokens of a step."""
@@ -64,3 +69,12 @@ class Options:
         if self.widths and new_tokens == math.inf:
             raise LimitError(describe("generate", "max_length", "None", "a limit, for memory of a fixed size"))
         return tuple(sorted(set(self.widths)))
+
+
+def _calibration(value: object) -> Calibration | None:
+    if isinstance(value, str | os.PathLike):
+        return Calibration.load(value)
+    if value is None or isinstance(value, Calibration):
+        return value
+    expected = "a Calibration, or the path of one that `rest-store calibrate` wrote"
+    raise CalibrationError(describe("generate", "calibration", f"a {type(value).__name__}", expected))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rest_store.drafting.remembering import RememberCounts
+from rest_store.errors import DrafterError, ModeNotSupportedError, describe
 from rest_store.generation.drafting import DraftCounts
 
 
@@ -16,10 +18,23 @@ class Piece:
     Attributes:
         tokens: for each row the tokens written, possibly none.
         origins: for each token a bitmask of the sources that drafted it; 0: the model alone.
+        texts: for each row the text that the tokens add; what is not a whole character yet comes with a later piece.
+            None without a tokenizer.
     """
 
     tokens: list[list[int]]
     origins: list[list[int]]
+    texts: list[str] | None = None
+
+    @property
+    def text(self) -> str:
+        """The text that was added to the only row, "" while a character is incomplete.
+
+        Raises:
+            DrafterError: the generator has no tokenizer.
+            ModeNotSupportedError: there are several rows: `texts` has the text of each.
+        """
+        return only_text("Piece", self.texts)
 
 
 @dataclass
@@ -83,3 +98,12 @@ class Statistics:
     def mean_tokens(self) -> float:
         """M: generated tokens for each forward pass (REST, section 4.1), of all rows together."""
         return self.tokens / self.forward_passes if self.forward_passes else 0.0
+
+
+def only_text(where: str, texts: Sequence[str] | None) -> str:
+    """Return the only one of `texts`; raise DrafterError for None, ModeNotSupportedError for several."""
+    if texts is None:
+        raise DrafterError(describe(where, "text", "unknown", "Generator(model, tokenizer, ...), to decode the tokens"))
+    if len(texts) != 1:
+        raise ModeNotSupportedError(describe(where, "text", f"that of {len(texts)} rows", "one row; see texts"))
+    return texts[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import click
 
@@ -26,37 +25,6 @@ _LABELS = {
     "recycled": "recycled logits",
     "several": "several of them",
 }  # of origins, where that is not their name
-
-
-class Detokenizer:
-    """Turns tokens into text one by one; incomplete characters are held back.
-
-    Args:
-        tokenizer: a tokenizer of `transformers`.
-    """
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self._tokens: list[int] = []
-        self._start = self._shown = 0  # tokens from `_start` on are decoded together; those before `_shown` are shown
-
-    def push(self, token: int) -> str:
-        """Return the text that `token` adds; empty while a character is incomplete."""
-        self._tokens.append(token)
-        shown, text = self._decoded(self._shown), self._decoded(len(self._tokens))
-        if text.endswith("\ufffd") or len(text) <= len(shown):
-            return ""
-        self._start, self._shown = self._shown, len(self._tokens)
-        return text[len(shown) :]
-
-    def flush(self) -> str:
-        """Return what was held back, at the end."""
-        shown, text = self._decoded(self._shown), self._decoded(len(self._tokens))
-        self._shown = len(self._tokens)
-        return text[len(shown) :]
-
-    def _decoded(self, end: int) -> str:
-        return str(self._tokenizer.decode(self._tokens[self._start : end], skip_special_tokens=True))
 
 
 def origin_name(origin: int, sources: Sequence[str]) -> str:

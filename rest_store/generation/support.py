@@ -17,6 +17,7 @@ from rest_store.errors import ModelNotSupportedError, ModeNotSupportedError, des
 _MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.ASSISTED_GENERATION)
 # What makes one of the first two modes assisted; here the drafter's sessions draft instead.
 _ASSISTANCE = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")
+ASSISTANCE = ("assistant_model", *_ASSISTANCE)  # all arguments of `model.generate` that draft
 _GROWING_ROPE = ("dynamic", "longrope")  # frequencies depend on the length of the sequence
 # Tensors that are continued for new tokens; others would each need their own rule.
 _CONTINUED = {"attention_mask", "position_ids", "inputs_embeds"}

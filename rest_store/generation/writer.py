@@ -18,7 +18,8 @@ from rest_store.datastore.render import counted, one_line
 from rest_store.errors import RestStoreError
 from rest_store.generation import prompt_loop
 from rest_store.generation.conversation import Conversation, rendered
-from rest_store.generation.render import Detokenizer, coloured, legend, origin_name, page
+from rest_store.generation.detokenizer import Detokenizer
+from rest_store.generation.render import coloured, legend, origin_name, page
 
 _REMEMBER_SECONDS = 10.0  # that the command waits for an output to be added
 

@@ -82,7 +82,7 @@ def test_speed_of_a_tiny_model_is_measured_and_reported(folder: Path, tmp_path: 
         "--max-new-tokens",
         8,
     ]
-    command += ["--datastore", folder / "ds", "--prompts", 1, "--method", "DraftSession"]
+    command += ["--datastore", folder / "ds", "--per-family", 1, "--method", "DraftSession"]
     status, shown = run(*command, "--out", tmp_path / "out" / "speed.json", "--plots", tmp_path / "plots")
     assert status == 0, shown
     result = read_results(tmp_path / "out")["speed"]

@@ -229,6 +229,7 @@ def test_the_commands_fit_and_report(folder: Path, tmp_path: Path) -> None:
     written = json.loads(result.read_text())
     assert {"benchmark", "commit", "cpu", "packages"} <= written.keys()
     assert {"recordings.jsonl.gz", "ds"} <= written["data"].keys()
+    assert written["results"]["reported"] == facts["reported"], "not those that it was fitted to"
     rows = written["results"]["rows"]
     assert {row["nodes"] for row in rows if row["drafting"].startswith("session")} == {8}
     assert all(row["tokens"] == rows[0]["tokens"] for row in rows)
@@ -237,10 +238,15 @@ def test_the_commands_fit_and_report(folder: Path, tmp_path: Path) -> None:
 def test_too_few_recordings_are_refused(folder: Path, tmp_path: Path) -> None:
     path = write(tmp_path / "few.jsonl.gz", generations(1))
     common = ["--recordings", str(path), "--datastore", str(folder / "ds")]
-    for command in (["calibrate", *common, "--out", str(tmp_path / "out")], ["bench", "quality", *common]):
+    fitting = ["bench", "quality", *common, "--calibration", "fit"]
+    for command in (["calibrate", *common, "--out", str(tmp_path / "out")], fitting):
         done = CliRunner().invoke(main, command)
         assert done.exit_code == 1
-        assert "record more prompts" in done.output
+        assert "number of recordings with output is 1, by a hash " in done.output
+        assert "expected at least 20" in done.output
+    done = CliRunner().invoke(main, ["bench", "quality", *common, "--max-nodes", "4", "--no-ablations"])
+    assert done.exit_code == 0, done.output
+    assert done.output.startswith("1 recording, "), "one is enough for the calibration of the package"
 
 
 def test_curves_are_measured_on_parts_of_the_datastores_themselves(folder: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 from click.testing import CliRunner
 from transformers import AutoTokenizer
 
+from rest_store.bench.environment import file_hash
 from rest_store.bench.methods import decoding, make_methods
 from rest_store.bench.prompts import (
     FIRST,
@@ -23,13 +24,13 @@ from rest_store.bench.prompts import (
     interleaved,
     question_prompts,
     read_questions,
-    recorded_prompts,
 )
 from rest_store.bench.recordings import FIT_PARTS, part_of
 from rest_store.bench.results import Result, read_results
 from rest_store.bench.sections import section_of
 from rest_store.bench.tables import decodings_table, speed_table
 from rest_store.cli import main
+from rest_store.drafting.calibration import Calibration
 from rest_store.errors import RecordingError
 from tests.shared.strategies import refused
 from tests.shared.tiny import write_model
@@ -77,7 +78,7 @@ def test_all_methods_sample_from_the_same_seeds_and_ours_write_the_plain_text(fo
         "--max-new-tokens",
         12,
     ]
-    command += ["--questions", folder / "questions.jsonl.gz", "--datastore", folder / "ds", "--prompts", 2]
+    command += ["--questions", folder / "questions.jsonl.gz", "--datastore", folder / "ds", "--per-family", 2]
     command += ["--assistant", "early-exit:1", "--sampling", "nucleus", "--seed", 40, "--prepacked-weights"]
     methods = [word for name in (*THEIRS, *OURS) for word in ("--method", name)]
     status, shown = run(*command, *methods, "--out", tmp_path / "speed_nucleus.json")
@@ -109,7 +110,7 @@ def test_greedy_decoding_of_all_methods_writes_the_plain_text(folder: Path, tmp_
         "--max-new-tokens",
         12,
     ]
-    command += ["--datastore", folder / "ds", "--prompts", 1, "--assistant", folder / "model", "--through-service"]
+    command += ["--datastore", folder / "ds", "--per-family", 1, "--assistant", folder / "model", "--through-service"]
     status, shown = run(*command, "--out", tmp_path / "speed.json")
     assert status == 0, shown
     figures = read_results(tmp_path)["speed"].figures
@@ -155,17 +156,31 @@ def test_second_turns_follow_the_models_own_answer(folder: Path) -> None:
     assert question_prompts(questions, tokenizer, str, count=0) == []
 
 
-def test_only_prompts_are_taken_that_nothing_was_fitted_to(folder: Path) -> None:
+def test_only_questions_are_taken_that_nothing_was_fitted_to(folder: Path) -> None:
     questions = read_questions(folder / "questions.jsonl.gz")
     numbers = [f"mt_bench{number}" for number in held_out("mt_bench")]
     assert [one.key for one in questions if len(one.turns) == 2] == numbers
     assert [one.key for one in questions if one.family == "qa"] == [f"qa{number}" for number in held_out("qa")]
-    prompts = recorded_prompts(folder / "traces.jsonl", count=99)
-    expected = [f"HumanEval/{n}" for n in range(60) if part_of(f"HumanEval/{n}") >= FIT_PARTS]
-    assert [one.key for one in prompts] == expected
-    assert 0 < len(expected) < 30
-    assert recorded_prompts(folder / "traces.jsonl", count=2, families=["humaneval-raw"]) == prompts[:2]
-    assert recorded_prompts(folder / "traces.jsonl", count=2, families=["qa"]) == []
+
+
+def test_all_of_ones_own_prompts_are_taken(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("for i in\ndef add\n")
+    command = ["bench", "speed", "--model", folder / "model", "--max-new-tokens", 2, "--method", "DraftSession"]
+    command += ["--prompts", tmp_path / "prompts.txt", "--chat", "--recordings", folder / "traces.jsonl"]
+    status, shown = run(*command, "--out", tmp_path / "speed.json")
+    assert status == 0, shown
+    assert "62 prompts\n" in shown, "nothing is held back"
+    assert read_results(tmp_path)["speed"].figures["families"]["all"]["plain"]["prompts"] == 62
+    own = Calibration.default()
+    own.provenance["data"] = [file_hash(folder / "traces.jsonl")]
+    own.save(tmp_path / "own.calibration")
+    known = sum(part_of(f"HumanEval/{number}") < FIT_PARTS for number in range(60))
+    status, shown = run(*command, "--calibration", tmp_path / "own.calibration", "--per-family", 1)
+    assert status == 0, shown
+    assert f"2 prompts; left out: {known} that the calibration was fitted to\n" in shown
+    other = tmp_path / "prompts.txt"
+    status, shown = run(*command, "--calibration", other)
+    assert (status, f"Error: {other}: content is something else, expected a calibration\n" in shown) == (1, True)
 
 
 def test_families_take_turns() -> None:
@@ -187,7 +202,7 @@ def test_what_cannot_be_compared_is_refused(folder: Path, tmp_path: Path) -> Non
         (["--through-service"], "number of datastores is 0"),
         (["--assistant", "early-exit:x"], "'x', expected a number"),
         (["--assistant", "early-exit:2"], "expected 1..1"),
-        (["--family", "none"], "prompts of none that no calibration was fitted to is 0"),
+        (["--family", "none"], "number of prompts of none is 0"),
     ):
         status, shown = run(*command, *extra)
         assert (status, fragment in shown) == (1, True), shown

@@ -117,7 +117,7 @@ def test_wrapped_input_embeddings() -> None:
     output = model.generate(**inputs, **FIXED, **ways(plain))
     assert torch.equal(output.sequences, plain)
     assert output.statistics.drafts.accepted > 0
-    assert torch.equal(rest_store.Generator(model).generate(inputs, **FIXED), plain)
+    assert torch.equal(rest_store.Generator(model).generate(inputs, **FIXED).sequences, plain)
 
 
 # --- Processors with a state of their own -----------------------------------------------------------------------------

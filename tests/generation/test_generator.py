@@ -14,8 +14,9 @@ from transformers import GenerationMixin
 
 import rest_store
 from rest_store.errors import DrafterError
+from rest_store.generation.detokenizer import Detokenizer
 from rest_store.generation.model import load_model
-from rest_store.generation.render import Detokenizer, coloured, origin_name, page
+from rest_store.generation.render import coloured, origin_name, page
 from tests.shared.strategies import refused
 from tests.shared.tiny import Scripted, bushy, futures_of, prompts, right, text_tokenizer, tiny_model, write_model
 
@@ -114,7 +115,7 @@ def test_another_way_to_draft_is_said_to_be_ignored(name: str, sample: bool) -> 
         return model.generate(**inputs, **options, custom_generate=rest_store.generate, drafter=drafter)
 
     def generator() -> Any:
-        return rest_store.Generator(model, None, drafter).generate(inputs, **options)
+        return rest_store.Generator(model, None, drafter).generate(inputs, **options).sequences
 
     for call in (direct, generator):
         torch.manual_seed(1)
@@ -177,17 +178,23 @@ def test_text_in_and_stop_strings(model_directory: Path) -> None:
     generator = rest_store.Generator(model, words, [rest_store.PromptLookup()])
     prompt = "for i in range(10):"
     whole = model.generate(**words(prompt, return_tensors="pt"), **FIXED)
-    assert torch.equal(generator.generate(prompt, **FIXED), whole)
+    assert torch.equal(generator.generate(prompt, **FIXED).sequences, whole)
     ids = words(prompt)["input_ids"]
-    assert torch.equal(generator.generate(ids, **FIXED), whole)
+    assert torch.equal(generator.generate(ids, **FIXED).sequences, whole)
     for given in ({"input_ids": ids, "attention_mask": [1] * len(ids)}, {"input_ids": [ids], "attention_mask": None}):
-        assert torch.equal(generator.generate(given, **FIXED), whole)
+        assert torch.equal(generator.generate(given, **FIXED).sequences, whole)
     stop = next(text for token in whole[0, -18:-6] if (text := words.decode(token)).isascii() and text.strip())
     plain = model.generate(**words(prompt, return_tensors="pt"), **FIXED, stop_strings=[stop], tokenizer=words)
     assert plain.shape[1] < whole.shape[1]
-    assert torch.equal(generator.generate(prompt, **FIXED, stop_strings=[stop]), plain)
+    output = generator.generate(prompt, **FIXED, stop_strings=[stop], compare=True)
+    assert torch.equal(output.sequences, plain)
+    assert output.comparison is not None
+    assert output.comparison.identical
     without = rest_store.Generator(model, None, [rest_store.PromptLookup()])
-    assert torch.equal(without.generate(ids, **FIXED, stop_strings=[stop], tokenizer=words), plain)
+    output = without.generate(ids, **FIXED, stop_strings=[stop], tokenizer=words, compare=True)
+    assert torch.equal(output.sequences, plain)
+    assert output.comparison is not None
+    assert output.comparison.identical
     refused(DrafterError, lambda: without.generate(ids, **FIXED, stop_strings=[stop]), "stop strings")
     options = {"custom_generate": rest_store.generate, "drafter": [rest_store.PromptLookup()]}
     criteria = [transformers.StopStringCriteria(words, [stop])]  # what the error of `rest_store.generate` says to pass

@@ -1,0 +1,272 @@
+"""The command `rest-store try`: what drafting is worth on your model, your texts and your prompts, in one go."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+import rest_store
+from rest_store.bench.environment import write_result
+from rest_store.bench.options import Destination, chat_option, prompts_option
+from rest_store.bench.prompts import encoding, interleaved, read_prompts
+from rest_store.bench.quality import measure
+from rest_store.bench.record import write_recordings
+from rest_store.bench.recordings import read_recordings
+from rest_store.bench.replay import Outcome
+from rest_store.bench.report import page
+from rest_store.bench.results import read_results
+from rest_store.bench.speed import PACKAGES, measure_speed, show
+from rest_store.datastore.render import counted
+from rest_store.drafting.calibration import Calibration
+from rest_store.errors import ResultsError, describe
+from rest_store.options import (
+    PATH,
+    device_option,
+    dtype_option,
+    json_option,
+    max_new_tokens_option,
+    max_nodes_option,
+    model_option,
+)
+from rest_store.terminal import loading
+
+THEIRS, OURS = "transformers prompt lookup", "DraftSession"
+_STORE = "datastore"  # its folder, and its name in the results
+_SAME = 0.05  # speeds that differ by less are the same
+
+say = functools.partial(click.echo, err=True)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The figures that a verdict rests on.
+
+    Attributes:
+        prompts: how many there were.
+        speedup: of drafting with all sources, over plain generation.
+        prompt_lookup_speedup: of prompt lookup as transformers has it.
+        mean_tokens: M with all sources, by replay.
+        without_datastore: M without the datastore, by replay.
+        other_texts: prompts whose text was not that of plain generation.
+    """
+
+    prompts: int
+    speedup: float
+    prompt_lookup_speedup: float
+    mean_tokens: float
+    without_datastore: float
+    other_texts: int
+
+    @classmethod
+    def of(cls, speed: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Trial:
+        """Return the figures of a result of `bench speed` and of the rows of `bench quality`."""
+        methods = speed["families"]["all"]
+        of_rows = {row["drafting"]: row["M"] for row in rows}
+        prompts, identical = methods[OURS]["prompts"], methods[OURS]["identical"]
+        return cls(
+            prompts=prompts,
+            speedup=methods[OURS]["speedup"],
+            prompt_lookup_speedup=methods[THEIRS]["speedup"],
+            mean_tokens=of_rows["session"],
+            without_datastore=of_rows[f"session without {_STORE}"],
+            other_texts=round(prompts * (1 - identical)),
+        )
+
+    def verdict(self) -> str:
+        """Return the verdict, one sentence."""
+        prompts = counted(self.prompts, "prompt")
+        if self.speedup >= 1 + _SAME:
+            speed = f"{self.speedup:.1f} times as fast as plain generation on {prompts}"
+        elif self.speedup > 1 - _SAME:
+            speed = f"no faster than plain generation on {prompts} ({self.speedup:.2f} times as fast)"
+        else:
+            speed = f"slower than plain generation on {prompts} ({self.speedup:.2f} times as fast)"
+        brought = round(self.mean_tokens, 1) - round(self.without_datastore, 1)
+        if brought >= _SAME:
+            datastore = f"the datastore brought {brought:.1f} of M {self.mean_tokens:.1f}"
+        elif brought > -_SAME:
+            datastore = f"the datastore brought nothing, M is {self.mean_tokens:.1f} without it, too"
+        else:
+            means = f"{self.mean_tokens:.1f} with it and {self.without_datastore:.1f} without"
+            datastore = f"the datastore did harm, M is {means}"
+        lookup = f"prompt lookup alone would give {self.prompt_lookup_speedup:.1f}"
+        if self.prompt_lookup_speedup >= self.speedup + _SAME:
+            lookup = f"prompt lookup alone, which transformers has, gives more: {self.prompt_lookup_speedup:.1f}"
+        parts = [speed, datastore, lookup]
+        if self.other_texts:
+            parts.append(f"{self.other_texts} of the texts differ from plain generation's")
+        return "; ".join(parts) + "."
+
+
+@click.command(
+    "try",
+    epilog="Example: rest-store try --model MODEL --corpus src/ --prompts prompts.txt",
+)
+@model_option
+@click.option(
+    "--corpus",
+    "corpora",
+    multiple=True,
+    required=True,
+    metavar="PATH",
+    help="What the datastore is built of, as for `rest-store build`. Repeatable.",
+)
+@prompts_option()
+@chat_option
+@max_new_tokens_option(128)
+@max_nodes_option(16)
+@dtype_option("float32")
+@device_option
+@click.option(
+    "--out", metavar="DIR", type=PATH, default="trial", help="Folder for the datastore, the results and the page."
+)
+@json_option
+def try_(
+    model: str,
+    corpora: tuple[str, ...],
+    prompts_file: Path,
+    chat: bool,
+    max_new_tokens: int,
+    max_nodes: int,
+    dtype: str,
+    device: str | None,
+    out: Path,
+    as_json: bool,
+) -> None:
+    """Try drafting on your model, your texts and your prompts: five are enough for a first look.
+
+    Builds a datastore of the corpus, records what the model writes, replays that with each source and without, times
+    plain generation, prompt lookup of transformers and drafts of all sources in turns, and writes a page. The last line
+    is the verdict. Speeds are of whole generations, greedy. A datastore in the folder that was built of the same files
+    is used again.
+    """
+    from rest_store.bench import charts  # noqa: F401  a missing package is reported before anything is measured
+    from rest_store.bench.methods import make_methods
+    from rest_store.generation.model import load_model
+
+    began = time.perf_counter()
+    read_prompts(prompts_file, lambda text: [0])  # a fault in the file is reported before anything is built
+    results = out / "results"
+    with _writing(out):
+        results.mkdir(parents=True, exist_ok=True)
+    place = datastore_of(corpora, model, out, without=[prompts_file])
+    say(f"model: {model}")
+    loaded, tokenizer = load_model(model, dtype=dtype, device=device, announce=loading)
+    store = rest_store.Datastore.open(place, tokenizer=tokenizer)
+    prompts = interleaved(read_prompts(prompts_file, encoding(tokenizer, chat=chat)))
+    say(f"recording {counted(len(prompts), 'output')}")
+    recorded = out / "recordings.jsonl"
+    write_recordings(loaded, prompts, recorded, max_new_tokens=max_new_tokens)
+
+    def show_row(drafting: str, outcome: Outcome) -> None:
+        say(f"{drafting:<52}M {outcome.mean_accepted:.2f}")
+
+    say("replaying them: M, tokens of a forward pass")
+    recordings = [one for one in read_recordings(recorded) if one.output.size]
+    rows = measure(recordings, {_STORE: store}, Calibration.default(), budgets=(max_nodes,), progress=show_row)
+    stored = {_STORE: store.info().token_count}
+    quality = {"datastores": stored, "reported": len(recordings), "rows": rows, "curves": {}}
+    say("timing plain generation, prompt lookup of transformers, and all sources")
+    methods = make_methods([store], None, max_nodes=max_nodes, only=[THEIRS, OURS])
+    speed = measure_speed(loaded, methods, prompts, max_new_tokens=max_new_tokens, progress=say)
+    arguments = {**click.get_current_context().params, "recordings": recorded, "datastore": place}
+    write_result(Destination(results / "quality.json"), "quality", arguments, ("numpy", "rest-store"), quality)
+    write_result(Destination(results / "speed.json"), "speed", arguments, PACKAGES, speed)
+    trial = Trial.of(speed, rows)
+    report = out / "report.html"
+    with _writing(report):
+        report.write_text(page(read_results(results), title=f"rest-store on {Path(model).name}"), encoding="utf-8")
+    seconds = time.perf_counter() - began
+    if as_json:
+        facts = {"datastore": str(place), "page": str(report), "seconds": round(seconds, 1)}
+        click.echo(json.dumps({"verdict": trial.verdict(), **asdict(trial), **facts}))
+        return
+    show(speed["families"], list(methods))
+    click.echo(f"{report}: all figures, after {seconds:.0f} seconds")
+    click.echo(trial.verdict())
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Turn errors of the operating system into ResultsError, which names `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise ResultsError(describe(path, "path", f"not writable ({error.strerror})", "a place to write to")) from error
+
+
+def datastore_of(corpora: Sequence[str], model: str, out: Path, *, without: Sequence[Path] = ()) -> Path:
+    """Return the datastore in the folder `out`, built of `corpora` unless it already is.
+
+    Args:
+        corpora: as `rest_store.build` takes them.
+        model: names the tokenizer.
+        out: a folder; not read where it is in a corpus.
+        without: files that are not read there, either.
+
+    Raises:
+        BuildError, TokenizerLoadError: as `rest_store.build`.
+    """
+    from build_index.progress import TerminalBars
+
+    place, known = out / _STORE, out / f"{_STORE}.json"
+    exclude = [glob for corpus in corpora for path in (out, *without) for glob in _inside(path, corpus)]
+    inputs = {
+        "release": rest_store.__version__,
+        "corpora": [[corpus, _content(corpus, exclude)] for corpus in corpora],
+        "tokenizer": [model, _content(model, ())],
+    }
+    if (place / "manifest.json").exists() and _text_of(known) == json.dumps(inputs):
+        say(f"datastore: {place}, as built before of the same files")
+        return place
+    say(f"datastore: building {place} of {', '.join(corpora)}")
+    with _writing(known):
+        known.unlink(missing_ok=True)
+    bars = TerminalBars(sys.stderr) if TerminalBars.fits(sys.stderr) else None
+    with rest_store.build(corpora, model, place, exclude=exclude, progress=bars) as store:
+        info = store.info()
+    with _writing(known):
+        known.write_text(json.dumps(inputs), encoding="utf-8")
+    say(f"datastore: {counted(info.token_count, 'token')} in {counted(info.document_count, 'document')}")
+    return place
+
+
+def _text_of(path: Path) -> str:
+    """Return the text of a file; empty if there is none."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _inside(path: Path, corpus: str) -> list[str]:
+    """Return the glob that leaves `path` out of a corpus; none where it is elsewhere."""
+    top = Path(corpus).expanduser().resolve()
+    return [f"/{path.resolve().relative_to(top)}"] if top in path.resolve().parents else []
+
+
+def _content(path: str, exclude: Sequence[str]) -> str:
+    """Return a hash of the names, sizes and times of the files at `path`; empty for what is not on this machine."""
+    from build_index.documents import CorpusCounts
+    from build_index.path import is_directory, local_path
+    from build_index.readers.source_tree import walk
+
+    place = local_path(path)
+    if is_directory(path):
+        files = [(file.relative, file.path.stat()) for file in walk(place, (), exclude, path, CorpusCounts())]
+    elif place.is_file():
+        files = [("", place.stat())]
+    else:
+        return ""
+    entries = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
+    return hashlib.sha256(json.dumps(entries).encode()).hexdigest()

@@ -1,0 +1,132 @@
+"""`rest-store try`: the whole round with a tiny model, and what the verdict says."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from rest_store.bench.results import read_results
+from rest_store.bench.trial import Trial
+from rest_store.cli import main
+from rest_store.datastore.manifest import Manifest
+from tests.shared.tiny import write_model
+
+PROMPTS = ["for i in range(10):", "def add(first, second):", "What is a suffix array?", "import", "print(i"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model, a corpus and prompts."""
+    folder = tmp_path_factory.mktemp("trial")
+    write_model(folder / "model")
+    (folder / "corpus").mkdir()
+    (folder / "corpus" / "code.py").write_text("def add(first, second):\n    return first + second\n" * 20)
+    (folder / "prompts.txt").write_text("\n".join(PROMPTS))
+    return folder
+
+
+def trial(folder: Path, *options: object) -> Any:
+    words = ["--model", folder / "model", "--corpus", folder / "corpus", "--prompts", folder / "prompts.txt"]
+    words += ["--max-new-tokens", 8, *options]
+    done = CliRunner().invoke(main, ["try", *map(str, words)])
+    assert done.exit_code == 0, done.output
+    return done
+
+
+@pytest.fixture(scope="module")
+def first(folder: Path) -> Any:
+    return trial(folder, "--out", folder / "out")
+
+
+def test_one_command_builds_records_measures_and_writes_the_page(folder: Path, first: Any) -> None:
+    out = folder / "out"
+    assert Manifest.read(out / "datastore").document_count == 1
+    assert len((out / "recordings.jsonl").read_text().splitlines()) == 5
+    results = read_results(out / "results")
+    assert set(results) == {"quality", "speed"}
+    assert results["quality"].figures["reported"] == 5
+    rows = {row["drafting"] for row in results["quality"].figures["rows"]}
+    assert {"session", "session without datastore", "session, prompt lookup alone", "REST's rule, datastore"} <= rows
+    methods = results["speed"].figures["families"]["all"]
+    assert set(methods) == {"plain", "transformers prompt lookup", "DraftSession"}
+    assert methods["DraftSession"]["prompts"] == 5
+    assert methods["DraftSession"]["identical"] == 1
+    assert "rest-store on model" in (out / "report.html").read_text(encoding="utf-8")
+    *_, place, verdict = first.stdout.splitlines()
+    assert place.startswith(f"{out}/report.html: ")
+    expected = Trial.of(results["speed"].figures, results["quality"].figures["rows"]).verdict()
+    assert verdict == expected
+    assert "plain generation on 5 prompts" in verdict
+    for step in ("building", "model: ", "recording 5 outputs", "5/5 all", "replaying", "timing"):
+        assert step in first.stderr, "progress"
+
+
+def test_a_datastore_of_the_same_files_is_used_again(folder: Path, first: Any) -> None:
+    assert "datastore: building" in first.stderr
+    done = trial(folder, "--out", folder / "out", "--json")
+    assert f"datastore: {folder}/out/datastore, as built before of the same files" in done.stderr
+    facts = json.loads(done.stdout)
+    assert facts["verdict"].endswith(".")
+    assert facts["prompts"] == 5
+    assert Path(facts["page"]).exists()
+    changed = folder / "corpus" / "code.py"
+    os.utime(changed, ns=(1, 1))
+    assert "datastore: building" in trial(folder, "--out", folder / "out").stderr
+
+
+def test_what_it_writes_is_no_part_of_its_own_corpus(folder: Path, tmp_path: Path) -> None:
+    corpus = shutil.copytree(folder / "corpus", tmp_path / "corpus")
+    shutil.copy(folder / "prompts.txt", corpus)
+    for _ in range(2):
+        done = trial(folder, "--corpus", corpus, "--prompts", corpus / "prompts.txt", "--out", corpus / "tried")
+    assert "as built before" in done.stderr
+    assert Manifest.read(corpus / "tried" / "datastore").document_count == 1, "the same text is in both corpora"
+
+
+@pytest.mark.parametrize(
+    ("words", "fragment"),
+    [
+        (["--corpus", "none"], "none: corpus is absent"),
+        (["--model", "none.gguf"], "none.gguf: tokenizer is absent"),
+        (["--prompts", "none.txt"], "none.txt: file is unreadable"),
+    ],
+)
+def test_faults_are_said_in_one_line(
+    words: list[str], fragment: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    common = {"--model": folder / "model", "--corpus": folder / "corpus", "--prompts": folder / "prompts.txt"}
+    options = {**common, words[0]: words[1]}
+    done = CliRunner().invoke(main, ["try", *(str(word) for pair in options.items() for word in pair)])
+    assert done.exit_code == 1
+    assert done.stderr.splitlines()[-1].startswith(f"Error: {fragment}")
+
+
+FIGURES = {"prompts": 5, "speedup": 1.94, "prompt_lookup_speedup": 1.41, "mean_tokens": 2.9, "without_datastore": 2.12}
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, "1.9 times as fast as plain generation on 5 prompts; the datastore brought 0.8 of M 2.9; "
+         "prompt lookup alone would give 1.4."),
+        ({"speedup": 0.8, "prompts": 1, "prompt_lookup_speedup": 1.3},
+         "slower than plain generation on 1 prompt (0.80 times as fast); the datastore brought 0.8 of M 2.9; "
+         "prompt lookup alone, which transformers has, gives more: 1.3."),
+        ({"speedup": 1.02, "without_datastore": 2.91, "other_texts": 2},
+         "no faster than plain generation on 5 prompts (1.02 times as fast); the datastore brought nothing, M is 2.9 "
+         "without it, too; prompt lookup alone, which transformers has, gives more: 1.4; 2 of the texts differ from "
+         "plain generation's."),
+        ({"without_datastore": 3.21},
+         "1.9 times as fast as plain generation on 5 prompts; the datastore did harm, M is 2.9 with it and 3.2 "
+         "without; prompt lookup alone would give 1.4."),
+    ],
+)  # fmt: skip
+def test_the_verdict_says_what_is_so(changed: dict[str, Any], expected: str) -> None:
+    assert Trial(**{**FIGURES, "other_texts": 0, **changed}).verdict() == expected

@@ -1,0 +1,104 @@
+"""`rest_store.build`: what the command builds, opened; and its errors."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from transformers import AutoTokenizer
+
+import build_index
+import rest_store
+from rest_store.cli import main
+from rest_store.errors import BuildError, CorpusError, CorpusNotFoundError, MemoryBudgetError, TokenizerLoadError
+from tests.shared.builds import contents, documents, write_jsonl, write_tokenizer
+from tests.shared.tiny import text_tokenizer
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """A folder of texts and of records in two languages."""
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    write_tokenizer(tmp_path / "tokenizer.json")
+    for place, text in enumerate(documents(12)):
+        (folder / f"{place}.py").write_text(text)
+    (folder / "notes.md").write_text("naïve café\n")
+    write_jsonl(tmp_path / "records.jsonl", documents(12, seed=1))
+    return folder
+
+
+def test_it_is_a_name_of_both_packages() -> None:
+    assert rest_store.build is build_index.build
+
+
+def test_a_build_is_that_of_the_command(corpus: Path, tmp_path: Path) -> None:
+    tokenizer, records = tmp_path / "tokenizer.json", tmp_path / "records.jsonl"
+    stages: set[str] = set()
+    with rest_store.build(
+        [corpus, records],
+        tokenizer,
+        tmp_path / "ds",
+        include="*.py",
+        exclude=["1.py", "2.py"],
+        max_documents=8,
+        shard_tokens=100,
+        memory="4G",
+        progress=lambda running: stages.update(stage.stage for stage in running),
+    ) as store:
+        assert isinstance(store, rest_store.Datastore)
+        assert [corpus["documents"] for corpus in store.manifest.corpora] == [8, 8]
+        assert store.path == tmp_path / "ds"
+    assert "tokenizing" in stages
+    words = ["--corpus", corpus, "--corpus", records, "--tokenizer", tokenizer, "--out", tmp_path / "other"]
+    words += ["--include", "*.py", "--exclude", "1.py", "--exclude", "2.py", "--max-documents", 8]
+    words += ["--shard-tokens", 100, "--memory", "4G"]
+    done = CliRunner().invoke(main, ["build", *map(str, words)])
+    assert done.exit_code == 0, done.output
+    assert contents(tmp_path / "ds") == contents(tmp_path / "other")
+
+
+def test_records_are_chosen_by_field_and_language(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path / "tokenizer.json")
+    rows = ['{"body": "def add", "lang": "Python"}', '{"body": "fn add", "lang": "Rust"}']
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    where = str(tmp_path / "rows.jsonl"), str(tmp_path / "tokenizer.json"), str(tmp_path / "ds")
+    store = rest_store.build(*where, field="body", langs="python", reader="jsonl", workers=1)
+    assert store.info().document_count == 1
+
+
+def test_a_tokenizer_may_be_loaded_already(corpus: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "tokenizer"
+    text_tokenizer().save_pretrained(directory)
+    loaded = AutoTokenizer.from_pretrained(directory)
+    rest_store.build(corpus, directory, tmp_path / "expected", memory="4G")
+    for tokenizer in (loaded, loaded.backend_tokenizer):
+        store = rest_store.build(corpus, tokenizer, tmp_path / "ds", memory="4G")
+        assert store.tokenizer.fingerprint == rest_store.Datastore.open(tmp_path / "expected").tokenizer.fingerprint
+        rest_store.Datastore.open(tmp_path / "ds", tokenizer=loaded)
+    chat = tmp_path / "chat.jsonl"
+    chat.write_text('{"messages": [{"role": "user", "content": "add"}, {"role": "assistant", "content": "first"}]}\n')
+    stores = [rest_store.build(chat, one, tmp_path / "ds", memory="4G") for one in (directory, loaded)]
+    assert stores[0].info().token_count == stores[1].info().token_count, "with its chat template"
+
+
+def test_errors_are_those_of_the_command(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, out = tmp_path / "tokenizer.json", tmp_path / "ds"
+    for error, fragment, arguments, options in (
+        (CorpusNotFoundError, "corpus is absent", (tmp_path / "none", tokenizer), {}),
+        (BuildError, "the number of corpora is 0", ([], tokenizer), {}),
+        (TokenizerLoadError, "tokenizer is absent", (corpus, tmp_path / "none.json"), {}),
+        (TokenizerLoadError, "tokenizer is a object without tokenizer.json, expected a fast", (corpus, object()), {}),
+        (CorpusError, "reader is 'x', expected one of parquet", (corpus, tokenizer), {"reader": "x"}),
+        (BuildError, "the number of tokens is 1, expected 2..", (corpus, tokenizer), {"shard_tokens": 1}),
+        (MemoryBudgetError, "size is 'much'", (corpus, tokenizer), {"memory": "much"}),
+        (BuildError, "unfinished build is absent", (corpus, tokenizer), {"resume": True}),
+    ):
+        with pytest.raises(error, match=fragment):
+            rest_store.build(*arguments, out, **options)  # type: ignore[arg-type]
+        assert not out.exists()
+    monkeypatch.setitem(sys.modules, "pydivsufsort", None)  # type: ignore[arg-type]  # to import is what is not installed
+    with pytest.raises(BuildError, match=r"pip install 'rest-store\[build\]'"):
+        rest_store.build(corpus, tokenizer, out)

@@ -1,0 +1,279 @@
+"""What a `Generator` returns: text, tokens, what each source gave, and the comparison with plain generation."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import rest_store
+from rest_store.errors import CalibrationError, DrafterError, ModeNotSupportedError
+from rest_store.generation.generator_output import accepted_by_source, source_names
+from tests.shared.strategies import Corpus, refused, write_datastore
+from tests.shared.tiny import Scripted, futures_of, prompts, right, text_tokenizer, tiny_model, write_model
+
+PROMPT = "for i in i in i in i in"
+FIXED = {"max_new_tokens": 24, "do_sample": False}
+STEADY = {"adaptive": False}  # drafts whatever steps cost
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(write_model(tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture(scope="module")
+def store(model: Any, tmp_path_factory: pytest.TempPathFactory) -> rest_store.Datastore:
+    """A datastore of what the model writes."""
+    plain = model.generate(**text_tokenizer()(PROMPT, return_tensors="pt"), **FIXED)
+    directory = tmp_path_factory.mktemp("store")
+    return rest_store.Datastore.open(write_datastore(directory, Corpus(512, [[plain[0].tolist()]])))
+
+
+@pytest.fixture(scope="module")
+def generator(model: Any, store: rest_store.Datastore) -> rest_store.Generator:
+    sources = [store, rest_store.PromptLookup(), rest_store.RecycledLogits()]
+    return rest_store.Generator(model, text_tokenizer(), sources, **STEADY)
+
+
+def test_an_output_has_text_tokens_and_what_they_took(model: Any, generator: rest_store.Generator) -> None:
+    tokenizer = generator.tokenizer
+    output = generator.generate(PROMPT, **FIXED)
+    plain = model.generate(**tokenizer(PROMPT, return_tensors="pt"), **FIXED)
+    assert torch.equal(output.sequences, plain)
+    assert output.result is output.sequences
+    assert output.tokens == [plain[0, -24:].tolist()]
+    assert output.texts == [output.text] == [tokenizer.decode(plain[0, -24:], skip_special_tokens=True)]
+    assert output.forward_passes == output.statistics.forward_passes < 24
+    assert output.mean_tokens == 24 / output.forward_passes
+    assert output.tokens_per_second == pytest.approx(24 / output.statistics.seconds)
+    assert list(output.sources) == [str(generator._sources[0].path), "prompt lookup", "recycled logits", "model"]
+    assert output.sources["model"] == sum(origin == 0 for origin in output.statistics.origins[0])
+    assert output.comparison is None
+    passes = f"24 tokens in {output.forward_passes} forward passes, M "
+    assert re.match(
+        passes + r"[\d.]+, [\d.]+ tokens a second; of these \d+ from /.*, \d+ from prompt lookup, ", str(output)
+    )
+    assert len(str(output).splitlines()) == 1
+
+
+def test_rows_of_a_batch_have_a_text_each(model: Any) -> None:
+    inputs = {**prompts(3), **FIXED}
+    generator = rest_store.Generator(model, text_tokenizer(), [rest_store.PromptLookup()])
+    output = generator.generate({name: inputs.pop(name) for name in ("input_ids", "attention_mask")}, **inputs)
+    assert output.tokens == output.sequences[:, 14:].tolist()
+    assert output.texts == [generator.tokenizer.decode(row, skip_special_tokens=True) for row in output.tokens]
+    refused(ModeNotSupportedError, lambda: output.text, "GeneratorOutput: text is that of 3 rows")
+    plain = rest_store.Generator(model).generate(prompts(1), **FIXED)
+    assert plain.texts is None
+    refused(DrafterError, lambda: plain.text, "Generator(model, tokenizer, ...)")
+    assert plain.sources == {"model": 24}
+
+
+def test_the_end_of_a_row_is_its_last_token(model: Any) -> None:
+    whole = rest_store.Generator(model).generate(prompts(2), **FIXED)
+    end = whole.tokens[0][5]
+    output = rest_store.Generator(model).generate(prompts(2), **FIXED, eos_token_id=end)
+    assert output.tokens[0] == whole.tokens[0][: whole.tokens[0].index(end) + 1], "without padding"
+
+
+def test_the_fields_of_transformers_are_in_the_result(generator: rest_store.Generator) -> None:
+    output = generator.generate(PROMPT, **FIXED, return_dict_in_generate=True, output_scores=True)
+    assert len(output.result.scores) == 24  # type: ignore[union-attr]
+    assert output.result.sequences is output.sequences  # type: ignore[union-attr]
+    assert output.result.statistics is output.statistics  # type: ignore[union-attr]
+
+
+def test_a_custom_generate_says_what_it_took_in_statistics(model: Any, store: rest_store.Datastore) -> None:
+    options = {"custom_generate": rest_store.generate, "drafter": [store], "return_dict_in_generate": True, **STEADY}
+    statistics = model.generate(**text_tokenizer()(PROMPT, return_tensors="pt"), **FIXED, **options).statistics
+    assert statistics.tokens == 24
+    assert statistics.mean_tokens == 24 / statistics.forward_passes > 1
+    assert sum(origin > 0 for origin in statistics.origins[0]) == statistics.drafts.accepted > 0
+
+
+# --- Comparison -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"do_sample": True, "temperature": 0.9}, {"return_dict_in_generate": True}])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_comparison_draws_the_same_random_numbers(rows: int, options: dict[str, Any]) -> None:
+    model = tiny_model("llama")
+    generator = rest_store.Generator(model, None, [rest_store.PromptLookup()])
+    asked = {**FIXED, **options}
+    torch.manual_seed(5)
+    alone = generator.generate(prompts(rows), **asked)
+    after = torch.get_rng_state()
+    torch.manual_seed(5)
+    output = generator.generate(prompts(rows), **asked, compare=True)
+    assert torch.equal(torch.get_rng_state(), after), "as if it had not been compared"
+    assert torch.equal(output.sequences, alone.sequences)
+    assert output.comparison is not None
+    assert output.comparison.identical
+    assert output.comparison.seconds > 0
+    own = output.comparison.seconds / output.comparison.speedup
+    assert own >= output.statistics.seconds
+    line = str(output).splitlines()[1]
+    assert re.fullmatch(r"[\d.]+ times as fast as plain generation, which wrote the same tokens", line)
+
+
+def test_another_text_is_said_to_be_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = rest_store.Generator(tiny_model("llama"))
+    monkeypatch.setattr(generator, "_plain", lambda prompt, options: torch.zeros((1, 3), dtype=torch.int64))
+    output = generator.generate(prompts(1), **FIXED, compare=True)
+    assert output.comparison is not None
+    assert not output.comparison.identical
+    assert str(output).endswith("which wrote other tokens")
+
+
+def test_plain_generation_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither our options nor another way to draft reach it, and a streamer gets one text."""
+    model = tiny_model("llama")
+    asked: list[dict[str, Any]] = []
+    original = type(model).generate
+
+    def generate(self: Any, *arguments: Any, **options: Any) -> Any:
+        asked.append(options)
+        return original(self, *arguments, **options)
+
+    monkeypatch.setattr(type(model), "generate", generate)
+
+    class Counting:
+        ends = 0
+
+        def put(self, value: torch.Tensor) -> None:
+            pass
+
+        def end(self) -> None:
+            self.ends += 1
+
+    streamer = Counting()
+    generator = rest_store.Generator(model, None, [rest_store.PromptLookup()])
+    options = {"prompt_lookup_num_tokens": 3, "streamer": streamer, "max_nodes": 4, "calibration": None}
+    with pytest.warns(UserWarning, match="ignored: prompt_lookup_num_tokens"):
+        output = generator.generate(prompts(1), **FIXED, **options, compare=True)
+    assert streamer.ends == 1
+    assert output.comparison is not None
+    assert asked[1].keys() == {"input_ids", "attention_mask", *FIXED}
+
+
+def test_a_cache_is_not_continued_twice() -> None:
+    model = tiny_model("llama")
+    options = {**FIXED, "past_key_values": object(), "compare": True}
+    refused(ModeNotSupportedError, lambda: rest_store.Generator(model).generate(prompts(1), **options), "compare=True")
+
+
+# --- Sources ----------------------------------------------------------------------------------------------------------
+
+
+def test_sources_have_names(tmp_path: Path) -> None:
+    class Echo:
+        """Not asked for anything here."""
+
+    store = rest_store.Datastore.open(write_datastore(tmp_path, Corpus(300, [[[5, 6, 7]]])))
+    kinds = [store, rest_store.PromptLookup(), rest_store.RecycledLogits(), Echo(), Echo()]
+    assert source_names(kinds) == [str(tmp_path), "prompt lookup", "recycled logits", "Echo", "Echo 5"]
+    assert source_names(lambda prompt: None) == source_names(None) == []
+
+
+def test_tokens_count_for_each_source_that_drafted_them() -> None:
+    assert accepted_by_source([[0, 1, 3], [2]], ["a", "b"]) == {"a": 2, "b": 2, "model": 1}
+    assert accepted_by_source([[0, 1, 12]], ["a"]) == {"a": 1, "model": 1, "drafted": 1}
+
+
+def test_a_callable_drafter_has_no_names() -> None:
+    model = tiny_model("llama")
+    futures = futures_of(prompts(1), model.generate(**prompts(1), **FIXED))
+    drafter = lambda prompt: Scripted(prompt, futures, right)  # noqa: E731
+    sources = rest_store.Generator(model, None, drafter, adaptive=False).generate(prompts(1), **FIXED).sources
+    assert set(sources) == {"model", "drafted"}
+    assert sum(sources.values()) == 24
+
+
+# --- Calibration ------------------------------------------------------------------------------------------------------
+
+
+def test_a_calibration_is_that_of_all_sessions(model: Any, store: rest_store.Datastore, tmp_path: Path) -> None:
+    own = rest_store.Calibration.default()
+    inputs = text_tokenizer()(PROMPT, return_tensors="pt")
+    for _ in range(2):
+        before = own.weights
+        rest_store.Generator(model, None, [store], calibration=own, **STEADY).generate(inputs, **FIXED)
+        assert own.weights != before, "it goes on learning"
+    before = own.weights
+    options = {"custom_generate": rest_store.generate, "drafter": [store], **STEADY}
+    model.generate(**inputs, **FIXED, **options, calibration=own)
+    assert own.weights != before
+    own.save(tmp_path / "own.calibration")
+    generator = rest_store.Generator(model, None, [store], calibration=str(tmp_path / "own.calibration"))
+    with generator.begin(inputs, **FIXED) as generation:
+        next(generation)
+        (session,) = generation._drafting._sessions  # type: ignore[union-attr]
+        assert session.calibration.provenance == own.provenance  # type: ignore[union-attr]
+        assert any(session.calibration.weights)  # type: ignore[union-attr]
+
+
+def test_what_is_no_calibration_is_refused(tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    other = tmp_path / "other"
+    other.write_text("something else")
+    generator = rest_store.Generator(model)
+    options = {"custom_generate": rest_store.generate, "drafter": [rest_store.PromptLookup()]}
+    for value, fragments in (
+        (other, (str(other), "expected a calibration")),
+        (str(tmp_path / "none"), ("none", "expected a readable file")),
+        (7, ("generate: calibration is a int", "the path of one")),
+    ):
+        refused(CalibrationError, lambda value=value: rest_store.Generator(model, calibration=value), *fragments)  # type: ignore[misc]
+        refused(CalibrationError, lambda value=value: generator.generate([5], **FIXED, calibration=value), *fragments)  # type: ignore[misc]
+        refused(
+            CalibrationError, lambda value=value: model.generate(**prompts(1), **options, **FIXED, calibration=value)
+        )  # type: ignore[misc]
+    own = rest_store.Calibration.default()
+    refused(
+        CalibrationError, lambda: rest_store.Generator(model, None, lambda prompt: None, calibration=own), "callable"
+    )
+
+
+# --- Text of pieces ---------------------------------------------------------------------------------------------------
+
+
+class Spoken:
+    """A tokenizer whose tokens are the bytes of a text in UTF-8, one each."""
+
+    def decode(self, tokens: list[int], *, skip_special_tokens: bool) -> str:
+        assert skip_special_tokens
+        return bytes(token + 0x80 for token in tokens).decode("utf-8", errors="replace")
+
+
+def test_pieces_have_the_text_that_they_add(generator: rest_store.Generator) -> None:
+    whole = generator.generate(PROMPT, **FIXED)
+    pieces = list(generator.stream(PROMPT, **FIXED))
+    assert "".join(piece.text for piece in pieces) == whole.text
+    assert [piece.texts for piece in pieces] == [[piece.text] for piece in pieces]
+    assert len(pieces) == whole.forward_passes
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_characters_come_whole_and_the_rest_at_the_end(rows: int) -> None:
+    model = tiny_model("llama")
+    generator = rest_store.Generator(model, Spoken(), [rest_store.PromptLookup()])
+    whole = generator.generate(prompts(rows), **FIXED)
+    texts = [""] * rows
+    for piece in generator.begin(prompts(rows), **FIXED):
+        assert piece.texts is not None
+        texts = [text + added for text, added in zip(texts, piece.texts, strict=True)]
+    assert texts == whole.texts
+    if rows > 1:
+        refused(ModeNotSupportedError, lambda: piece.text, "Piece: text is that of 3 rows")
+
+
+def test_pieces_without_a_tokenizer_have_no_text() -> None:
+    piece = next(rest_store.Generator(tiny_model("llama")).stream(prompts(1), **FIXED))
+    assert piece.texts is None
+    refused(DrafterError, lambda: piece.text, "expected Generator(model, tokenizer")
