@@ -20,6 +20,7 @@ BUILD_INDEX = Path(build_index.__file__).parent
 # package it stands in.
 ALLOWED = {
     "rest_store.errors": set[str](),
+    "rest_store.pages": set[str](),
     "rest_store.datastore": {"rest_store.errors"},
     "rest_store.live": {"rest_store", "rest_store.errors", "rest_store.datastore", "build_index"},
     "rest_store.drafting": {"rest_store.errors", "rest_store.datastore"},
@@ -37,6 +38,7 @@ ALLOWED = {
         "rest_store.datastore",
         "rest_store.drafting",
         "rest_store.loading",
+        "rest_store.pages",
     },
     "rest_store.engines": {
         "rest_store.errors",

@@ -34,14 +34,14 @@ class Bars:
         unit: of the values.
         categories: names of the groups.
         series: values by name, one for each category; None: no bar.
-        reference: where to draw a line, such as 1 for equal speed.
+        origin: where bars begin, such as 1 for equal speed; lower values reach to the other side.
     """
 
     title: str
     unit: str
     categories: Sequence[str]
     series: Mapping[str, Sequence[float | None]]
-    reference: float | None = None
+    origin: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,7 @@ class Lines:
         up: label of the vertical axis, with its unit.
         series: points (x, y) by name, in order of x.
         logarithmic: axes with logarithmic scales: any of "x" and "y".
+        origin: where the vertical axis begins unless a value is lower, such as 1 for M; None: near the lowest value.
     """
 
     title: str
@@ -61,6 +62,7 @@ class Lines:
     up: str
     series: Mapping[str, Sequence[tuple[float, float]]]
     logarithmic: str = ""
+    origin: float | None = None
 
 
 Exhibit = Table | Bars | Lines
@@ -73,18 +75,22 @@ class Section:
     Attributes:
         title: of the section.
         about: what was measured, in one or two sentences.
+        sample: what on, such as "25 prompts"; empty: unknown.
         exhibits: tables and charts in order.
-        facts: commit, machine, versions and arguments, by name.
+        arguments: of the command, by name.
+        facts: commit, machine, versions and data, by name.
     """
 
     title: str
     about: str
+    sample: str
     exhibits: Sequence[Exhibit]
+    arguments: Mapping[str, str] = field(default_factory=dict)
     facts: Mapping[str, str] = field(default_factory=dict)
 
 
 def shown(cell: Cell) -> str:
-    """Return a cell as text: numbers with three significant digits below 100, with separated thousands above."""
+    """Return a cell as text: numbers with two decimals or three digits, with separated thousands above."""
     if cell is None:
         return "-"
     if isinstance(cell, bool) or not isinstance(cell, int | float):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 
@@ -15,34 +15,13 @@ from rest_store.bench.markdown_tables import filled
 from rest_store.bench.options import plots_option
 from rest_store.bench.results import Result, read_results
 from rest_store.bench.sections import ORDER, section_of
+from rest_store.bench.verdict import verdict
 from rest_store.datastore.render import counted
 from rest_store.errors import ResultsError, describe
 from rest_store.options import PATH, json_option
+from rest_store.pages.document import document, packaged
 
-_STYLE = """
-:root { color-scheme: light dark; --back: #fff; --fore: #1b1f24; --soft: #5a6472; --rule: #d5dae1; }
-@media (prefers-color-scheme: dark) { :root { --back: #14171b; --fore: #e6e9ed; --soft: #9aa5b3; --rule: #343b44; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 62rem; padding: 2rem 1.25rem 4rem; background: var(--back); color: var(--fore);
-  font: 16px/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.7rem; margin: 0 0 .25rem; } h2 { font-size: 1.3rem; margin: 2.5rem 0 .25rem;
-  border-top: 1px solid var(--rule); padding-top: 1.25rem; } h3 { font-size: 1rem; margin: 1.5rem 0 .4rem; }
-p { margin: .25rem 0 .75rem; max-width: 46rem; } .soft, .facts, nav { color: var(--soft); }
-a { color: inherit; } nav ul { columns: 2; padding-left: 1.1rem; }
-.wide { overflow-x: auto; } table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .28rem .9rem .28rem 0; border-bottom: 1px solid var(--rule); text-align: right; vertical-align: top; }
-th { font-weight: 600; vertical-align: bottom; } th:first-child, td:first-child { text-align: left; }
-td:first-child { white-space: nowrap; }
-code { font: .92em ui-monospace, monospace; } figure { margin: 1rem 0; }
-img { width: 100%; height: auto; max-width: 46rem; display: block; background: #fff; border-radius: .4rem; }
-.facts { font-size: .82rem; } .facts dt { float: left; clear: left; width: 6.5rem; }
-.facts dd { margin: 0 0 .15rem 6.5rem; overflow-wrap: anywhere; }
-@media print { :root { --back: #fff; --fore: #000; --soft: #444; --rule: #bbb; font-size: 12px; }
-  body { padding: 0; font-size: 1rem; } th, td { padding-right: .5rem; }
-  .wide { overflow: visible; } td:first-child { white-space: normal; }
-  nav { display: none; } h2, h3 { break-after: avoid; } figure, tr { break-inside: avoid; }
-  section { break-before: page; } section:first-of-type { break-before: auto; } @page { margin: 16mm; } }
-"""
+_FEW = 8  # results whose list is shown at once
 
 
 @click.command(epilog="Example: rest-store bench report results/ --out report.html")
@@ -63,8 +42,8 @@ def report(
 ) -> None:
     """Turn the results in DIR, as the other commands write them with --out, into one page of HTML.
 
-    The page needs no network, and reads well in a browser and on paper. With --tables, the tables between the markers
-    of Markdown files are filled from the same results. Charts need the extra [plots].
+    The page begins with a verdict. It needs no network, and reads well in a browser and on paper. With --tables, the
+    tables between the markers of Markdown files are filled from the same results. Charts need the extra [plots].
     """
     if check and not tables:
         raise click.UsageError("--check needs --tables")
@@ -106,7 +85,7 @@ def _write(path: Path, text: str) -> None:
         raise ResultsError(describe(path, "file", f"not writable ({error.strerror})", "a place to write to")) from error
 
 
-def page(results: Mapping[str, Result], *, title: str = "rest-store: what it is worth, and what it costs") -> str:
+def page(results: Mapping[str, Result], *, title: str = "What rest-store is worth, and what it costs") -> str:
     """Return the page.
 
     Args:
@@ -118,23 +97,39 @@ def page(results: Mapping[str, Result], *, title: str = "rest-store: what it is 
         name: section_of(one)
         for name, one in sorted(results.items(), key=lambda pair: (order.get(pair[1].kind, len(order)), pair[0]))
     }
-    links = "".join(f'<li><a href="#{escape(name)}">{escape(one.title)}</a></li>' for name, one in sections.items())
-    body = "".join(_section(name, one) for name, one in sections.items())
-    intro = "Each result is shown with the commit, machine and arguments that it was measured with."
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{_STYLE}</style></head>\n<body><h1>{escape(title)}</h1>"
-        f'<p class="soft">{intro}</p><nav><ul>{links}</ul></nav>{body}</body></html>\n'
+    links = "".join(_link(name, one) for name, one in sections.items())
+    first, *rest = verdict(results)
+    number = f"{len(results)} result{'' if len(results) == 1 else 's'}"
+    body = (
+        f'<header>\n<p class="overline">rest-store bench report</p>\n<h1>{escape(title)}</h1>\n'
+        f'<p class="verdict"><strong>{_marked(first)}</strong> {_marked(" ".join(rest))}</p>\n</header>\n'
+        f'<nav aria-label="Results"><details{" open" if len(results) <= _FEW else ""}><summary>{number}</summary>'
+        f"<ol>\n{links}</ol></details></nav>\n<main>\n"
+        f"{''.join(_section(name, one) for name, one in sections.items())}</main>\n"
     )
+    return document(title, body, style=packaged(__package__, "report.css"))
+
+
+def _link(name: str, section: Section) -> str:
+    sample = f' <span class="soft">{escape(section.sample)}</span>' if section.sample else ""
+    return f'<li><a href="#{escape(name)}">{escape(section.title)}</a>{sample}</li>\n'
 
 
 def _section(name: str, section: Section) -> str:
-    about = f"<p>{_marked(section.about)}</p>" if section.about else ""
-    facts = "".join(f"<dt>{escape(key)}</dt><dd>{escape(value)}</dd>" for key, value in section.facts.items())
-    begin = f'<section id="{escape(name)}"><h2>{escape(section.title)}</h2>{about}'
-    exhibits = "".join(_exhibit(exhibit) for exhibit in section.exhibits)
-    return begin + exhibits + (f'<dl class="facts">{facts}</dl>' if facts else "") + "</section>\n"
+    sample = f'<span class="sample">{escape(section.sample)}.</span> ' if section.sample else ""
+    parts = [f"<h2>{escape(section.title)}</h2>\n", f"<p>{sample}{_marked(section.about)}</p>\n"]
+    parts += map(_exhibit, section.exhibits)
+    if section.arguments:
+        arguments = "".join(f"<div>{_term(*pair)}</div>" for pair in section.arguments.items())
+        parts.append(f'<dl class="arguments" aria-label="Arguments">{arguments}</dl>\n')
+    if section.facts:
+        facts = "".join(_term(*pair) for pair in section.facts.items())
+        parts.append(f'<details><summary>Commit, machine and data</summary><dl class="facts">{facts}</dl></details>\n')
+    return f'<section id="{escape(name)}">\n{"".join(parts)}</section>\n'
+
+
+def _term(name: str, value: str) -> str:
+    return f"<dt>{escape(name.replace('_', ' '))}</dt><dd>{escape(value)}</dd>"
 
 
 def _exhibit(exhibit: Exhibit) -> str:
@@ -147,21 +142,25 @@ def _exhibit(exhibit: Exhibit) -> str:
     # As an image, so that ids and fonts of the drawing keep to themselves.
     image = base64.b64encode(svg_of(exhibit).encode()).decode()
     title = escape(exhibit.title)
-    return f'<figure><img alt="{title}" src="data:image/svg+xml;base64,{image}"></figure>\n'
+    return f'<figure tabindex="0"><img alt="{title}" src="data:image/svg+xml;base64,{image}"></figure>\n'
 
 
 def _table(table: Table) -> str:
     if not table.rows:
         return ""
-    title = f"<h3>{escape(table.title)}</h3>" if table.title else ""
-    head = _cells(table.header, "th")
-    rows = "".join(f"<tr>{_cells([shown(cell) for cell in row], 'td')}</tr>" for row in table.rows)
-    note = f'<p class="soft">{_marked(table.note)}</p>' if table.note else ""
-    return f'{title}<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{note}\n'
+    title = f"<h3>{_marked(table.title)}</h3>\n" if table.title else ""
+    head = "".join(f'<th scope="col">{_marked(text)}</th>' for text in table.header)
+    rows = "".join(_row([shown(cell) for cell in row]) for row in table.rows)
+    note = f'<p class="soft note">{_marked(table.note)}</p>\n' if table.note else ""
+    # The box scrolls where the table is wider than the page, with the keyboard as well.
+    label = escape(table.title or "Figures")
+    box = f'<div class="wide" tabindex="0" role="group" aria-label="{label}">'
+    return f"{title}{box}<table><thead><tr>{head}</tr></thead><tbody>\n{rows}</tbody></table></div>\n{note}"
 
 
-def _cells(texts: Iterable[str], kind: str) -> str:
-    return "".join(f"<{kind}>{_marked(text)}</{kind}>" for text in texts)
+def _row(cells: list[str]) -> str:
+    values = "".join(f"<td>{_marked(cell)}</td>" for cell in cells[1:])
+    return f'<tr><th scope="row">{_marked(cells[0])}</th>{values}</tr>\n'
 
 
 def _marked(text: str) -> str:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rest_store.errors import ResultsError, describe
 
 _FACTS = ("commit", "cpu", "platform", "python", "packages", "device", "seed", "data")
+_UNNAMED = ("recordings", "calibration")  # arguments that earlier results have among their figures
+_EMPTY: tuple[Any, ...] = (None, "", [], {})
 
 
 @dataclass(frozen=True)
@@ -20,14 +22,16 @@ class Result:
     Attributes:
         name: of its file, without `.json`.
         kind: which benchmark wrote it, such as "query".
-        facts: commit, machine, versions, data and arguments, as texts by name.
+        facts: commit, machine, versions and data, as texts by name.
         figures: the measurements; their shape depends on the benchmark.
+        arguments: of the command, as texts by name, without those that were not given.
     """
 
     name: str
     kind: str
     facts: Mapping[str, str]
     figures: Any
+    arguments: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_results(folder: str | Path) -> dict[str, Result]:
@@ -42,7 +46,7 @@ def read_results(folder: str | Path) -> dict[str, Result]:
     paths = sorted(Path(folder).glob("*.json"))
     if not paths:
         found = "without any JSON file" if Path(folder).is_dir() else "absent"
-        raise ResultsError(describe(folder, "folder", found, "results that `rest-store bench` wrote with --json"))
+        raise ResultsError(describe(folder, "folder", found, "results that `rest-store bench` wrote with --out"))
     return {path.stem: _read(path) for path in paths}
 
 
@@ -55,15 +59,19 @@ def _read(path: Path) -> Result:
         raise ResultsError(describe(path, "content", type(fields).__name__, "an object, as a benchmark writes it"))
     kind = str(fields.get("benchmark", path.stem.split("_")[0])).removeprefix("bench_")
     facts = {name: _text(fields[name]) for name in _FACTS if name in fields}
-    if fields.get("arguments"):
-        facts["arguments"] = _text(fields["arguments"])
-    return Result(path.stem, kind, facts, fields.get("results", fields))
+    arguments = fields.get("arguments", {name: fields[name] for name in _UNNAMED if name in fields})
+    if not isinstance(arguments, dict):
+        arguments = {"arguments": arguments}
+    given = {name: _text(value) for name, value in arguments.items() if value is not False and value not in _EMPTY}
+    return Result(path.stem, kind, facts, fields.get("results", fields), given)
 
 
 def _text(value: Any) -> str:
     """Return JSON as a short text, without empty values."""
+    if value is True:
+        return "yes"
     if isinstance(value, dict):
-        parts = ((name, one) for name, one in value.items() if one not in (None, False, [], {}, ""))
+        parts = ((name, one) for name, one in value.items() if one is not False and one not in _EMPTY)
         return ", ".join(f"{name} {_text(one)}" for name, one in parts)
     if isinstance(value, list):
         return " ".join(_text(one) for one in value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rest_store.bench.any_figures import any_exhibits
 from rest_store.bench.exhibits import Bars, Cell, Exhibit, Lines, Section, Table
 from rest_store.bench.results import Result
 from rest_store.bench.tables import (
@@ -35,13 +36,42 @@ _CURVES = {
 
 def section_of(result: Result) -> Section:
     """Return the section of `result`; figures of an unknown kind or shape are listed as they are."""
-    title, about, show = _KINDS.get(result.kind, (result.kind.replace("_", " ").capitalize(), "", _anything))
+    title, about, show = _KINDS.get(result.kind, (result.kind.replace("_", " ").capitalize(), "", any_exhibits))
     try:
         exhibits = show(result.figures)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError):
-        exhibits = _anything(result.figures)
+        exhibits = any_exhibits(result.figures)
     variant = result.name.removeprefix(result.kind).lstrip("_")
-    return Section(f"{title}: {variant.replace('_', ' ')}" if variant else title, about, exhibits, result.facts)
+    title = f"{title}: {variant.replace('_', ' ')}" if variant else title
+    return Section(title, about, sample_of(result), exhibits, result.arguments, result.facts)
+
+
+def sample_of(result: Result) -> str:
+    """Return what `result` was measured on, such as "81 recordings, 9,936 tokens"; empty if it does not say."""
+    figures = result.figures if isinstance(result.figures, Mapping) else {}
+    parts = [figures, *(part for part in figures.values() if isinstance(part, Mapping)), _numbers(result.arguments)]
+    for key, noun in _SAMPLES.items():
+        for part in parts:
+            number = len(part[key]) if isinstance(part.get(key), list) else part.get(key)
+            if isinstance(number, int) and number:
+                rows = part.get("rows")
+                tokens = rows[0].get("tokens") if isinstance(rows, list) and rows and isinstance(rows[0], dict) else 0
+                counted = f"{number:,} {noun}{'' if number == 1 else 's'}"
+                return f"{counted}, {tokens:,} tokens" if isinstance(tokens, int) and tokens else counted
+    return ""
+
+
+_SAMPLES = {
+    "reported": "recording",
+    "contexts": "context",
+    "prompts": "prompt",
+    "recordings": "recording",
+    "requests": "request",
+}
+
+
+def _numbers(arguments: Mapping[str, str]) -> dict[str, int]:
+    return {name: int(value) for name, value in arguments.items() if value.isdecimal()}
 
 
 _QUERY_RATIOS = [  # part of the results, figure in it, and its name
@@ -101,39 +131,46 @@ def _service(figures: Mapping[str, Any]) -> list[Exhibit]:
 
 def _quality(figures: Mapping[str, Any]) -> list[Exhibit]:
     rows = figures["rows"]
-    table = drafting_table({"M": figures})
-    budgets = sorted({row["nodes"] for row in rows if row["drafting"] == "session"})
     families = sorted(rows[0]["families"], key=lambda name: [*FAMILIES, name].index(name))
     shown = [row for row in rows if not row["drafting"].startswith(("session,", "session without"))]
-    by_family = {
+    series = {
         f"{row['drafting']}, {row['nodes']} nodes": [row["families"].get(family) for family in families]
         for row in shown
     }
+    names = [FAMILIES.get(name, name) for name in families]
+    if len(families) == 1:
+        names, series = list(series), {"M": [row["M"] for row in shown]}
     exhibits: list[Exhibit] = [
-        table,
-        Bars("M by family", "M", [FAMILIES.get(name, name) for name in families], by_family, reference=1.0),
+        drafting_table({"M": figures}),
+        Bars("M by family" if len(families) > 1 else "M", "M", names, series, origin=1.0),
+        *_brought(rows),
     ]
-    parts = [row for row in rows if row["drafting"].startswith("session")]
-    if len(parts) > len(budgets):
-        names = list(dict.fromkeys(row["drafting"] for row in parts))
-        of = {(row["drafting"], row["nodes"]): row for row in parts}
-        header = ["sources", *(f"M, {nodes} nodes" for nodes in budgets)]
-        header += [f"{FAMILIES.get(family, family)}" for family in families]
-        cells: list[list[Cell]] = [
-            [
-                name,
-                *(of[name, nodes]["M"] if (name, nodes) in of else None for nodes in budgets),
-                *(of[name, budgets[0]]["families"].get(family) for family in families),
-            ]
-            for name in names
-        ]
-        note = f"By family with {budgets[0]} nodes."
-        exhibits.append(Table("Each source alone, and each left out", header, cells, note))
     for name, points in figures.get("curves", {}).items():
         title, across, scale = _CURVES.get(name, (f"M against {name}", name, ""))
         if len(points) > 1:
-            exhibits.append(Lines(title, across, "M", {"session": _pairs(points)}, scale))
+            exhibits.append(Lines(title, across, "M", {"session": _pairs(points)}, scale, origin=1.0))
     return [*exhibits, *_reliability(rows)]
+
+
+def _brought(rows: Sequence[Mapping[str, Any]]) -> list[Exhibit]:
+    """Return what each source brings, if it was left out and tried alone."""
+    measured = {(row["drafting"], row["nodes"]): row["M"] for row in rows}
+    sources = dict.fromkeys(
+        row["drafting"].removeprefix("session without ") for row in rows if "session without " in row["drafting"]
+    )
+    budgets = sorted({row["nodes"] for row in rows if row["drafting"] == "session"})
+    cells: list[list[Cell]] = []
+    for name in sources:
+        of_source: list[Cell] = [name]
+        for nodes in budgets:
+            alone, without = measured.get((f"session, {name} alone", nodes)), measured[f"session without {name}", nodes]
+            of_source += [alone, without, f"{measured['session', nodes] - without:+.2f}"]
+        cells.append(of_source)
+    header = ["source"]
+    for nodes in budgets:
+        header += [f"M of it alone, {nodes} nodes", "M without it", "it brings"]
+    note = "What a source brings is what the session loses without it; sources that know the same bring less."
+    return [Table("What each source brings", header, cells, note)] if cells else []
 
 
 def _pairs(points: Sequence[Sequence[float]]) -> list[tuple[float, float]]:
@@ -157,10 +194,6 @@ def _reliability(rows: Sequence[Mapping[str, Any]]) -> list[Exhibit]:
 def _speed(figures: Mapping[str, Any]) -> list[Exhibit]:
     families = figures["families"]
     methods = [name for name in families["all"] if name != "plain"]
-    order = in_order(families)
-    bars = {
-        DRAFTED.get(name, name).replace("`", ""): [families[one][name]["speedup"] for one in order] for name in methods
-    }
     rows: list[list[Cell]] = [
         [
             DRAFTED.get(name, name).replace("`", ""),
@@ -172,13 +205,22 @@ def _speed(figures: Mapping[str, Any]) -> list[Exhibit]:
         ]
         for name, one in families["all"].items()
     ]
-    header = ["over all families", "speed", "median over prompts", "M", "tokens a second", "the plain text"]
-    labels = [FAMILIES.get(name, name) for name in order]
-    return [
-        speed_table(figures),
-        Table("Over all families", header, rows),
-        Bars("Speed by family", "times plain generation", labels, bars, reference=1.0),
+    header = ["", "speed", "median over prompts", "M", "tokens a second", "the plain text"]
+    order = in_order(families)
+    labels = [FAMILIES.get(name, "all prompts" if name == "all" else name) for name in order]
+    if len(order) == 2:  # one family, which is all
+        order, labels = ["all"], ["all prompts"]
+    bars = {
+        DRAFTED.get(name, name).replace("`", ""): [families[one][name]["speedup"] for one in order] for name in methods
+    }
+    exhibits: list[Exhibit] = [
+        Table("Speed relative to plain generation", header, rows),
+        Bars("Speed" + " by family" * (len(order) > 1), "times plain generation", labels, bars, origin=1.0),
     ]
+    if len(order) > 1:
+        table = speed_table(figures)
+        exhibits.append(Table("Speed and M by family", table.header, table.rows[:-1], "Speed, and M in brackets."))
+    return exhibits
 
 
 def _build(figures: Sequence[Mapping[str, Any]]) -> list[Exhibit]:
@@ -223,7 +265,7 @@ def _live(figures: Mapping[str, Any]) -> list[Exhibit]:
         for part in row.get("curve", ()):
             curves.setdefault(name, []).append((float(part["remembered"]), part["M"] / part["M without"]))
     title = "M by tokens remembered, relative to M of the same recordings without"
-    return [live_table(figures), Lines(title, "tokens remembered", "M, relative", curves)]
+    return [live_table(figures), Lines(title, "tokens remembered", "M, relative", curves, origin=1.0)]
 
 
 def _vllm(figures: Mapping[str, Any]) -> list[Exhibit]:
@@ -241,7 +283,7 @@ def _vllm(figures: Mapping[str, Any]) -> list[Exhibit]:
     categories = [f"{batch} at once" for batch in batches]
     return [
         vllm_table(figures),
-        Bars("Speed by rows at once", "times no drafts", categories, speeds, reference=1.0),
+        Bars("Speed by rows at once", "times no drafts", categories, speeds, origin=1.0),
         Table("Speed relative to suffix decoding, cold or warm as it is", ["drafting", *categories], against),
         Table("Share of time in `propose`", ["drafting", *categories], shares),
     ]
@@ -253,31 +295,19 @@ def _paper(figures: Mapping[str, Any]) -> list[Exhibit]:
     sizes = [(float(row["tokens in it"]), row["M"]) for row in rows if row["experiment"] == "size"]
     suffixes = [(float(row["longest suffix"]), row["M"]) for row in rows if row["experiment"] == "suffix"]
     if len(sizes) > 1:
-        exhibits.append(Lines("M against the size of the datastore", "tokens", "M", {"REST's rule": sizes}, "x"))
-    exhibits.append(Lines("M against the longest suffix", "longest suffix, tokens", "M", {"REST's rule": suffixes}))
+        exhibits.append(Lines("M against the size of the datastore", "tokens", "M", {"REST's rule": sizes}, "x", 1.0))
+    title = "M against the longest suffix"
+    exhibits.append(Lines(title, "longest suffix, tokens", "M", {"REST's rule": suffixes}, origin=1.0))
     return exhibits
-
-
-def _anything(figures: Any) -> list[Exhibit]:
-    """Show figures of any shape: a list of objects as a table, anything else as paths and values."""
-    if isinstance(figures, list) and figures and all(isinstance(one, dict) for one in figures):
-        header = [name for name, value in figures[0].items() if not isinstance(value, dict | list)]
-        return [Table("", header, [[one.get(name) for name in header] for one in figures])]
-    return [Table("", ["figure", ""], [[name, value] for name, value in _leaves("", figures)])]
-
-
-def _leaves(name: str, value: Any) -> list[tuple[str, Cell]]:
-    if isinstance(value, dict):
-        return [leaf for key, one in value.items() for leaf in _leaves(f"{name}, {key}" if name else str(key), one)]
-    if isinstance(value, list):
-        if all(isinstance(one, int | float | str) for one in value):
-            return [(name, " ".join(str(one) for one in value[:24]))]
-        return [leaf for place, one in enumerate(value) for leaf in _leaves(f"{name}, {place}", one)]
-    return [(name, value)]
 
 
 _Show = Callable[[Any], list[Exhibit]]
 _KINDS: dict[str, tuple[str, str, _Show]] = {
+    "speed": (
+        "Generation",
+        "The same prompts continued by each method in turn, on one model. Speed is relative to plain generation.",
+        _speed,
+    ),
     "quality": (
         "Drafts",
         "Replayed recordings: tokens per forward pass of the session, of its parts, and of known rules.",
@@ -293,11 +323,6 @@ _KINDS: dict[str, tuple[str, str, _Show]] = {
         "The paper's tables with its own rule, 64 nodes, by replay: pages in memory, trees not in the cache.",
         _paper,
     ),
-    "speed": (
-        "Generation",
-        "The same prompts continued by each method in turn, on one model. Speed is relative to plain generation.",
-        _speed,
-    ),
     "vllm": (
         "vLLM",
         "The same prompts answered by vLLM with each way of drafting in turn.",
@@ -311,6 +336,6 @@ _KINDS: dict[str, tuple[str, str, _Show]] = {
     ),
     "peers": ("Peers", "Other engines, from their published packages, on the same tokens and recordings.", _peers),
     "build": ("Building", "Whole builds with a real tokenizer, each in a process of its own.", _build),
-    "suffix_sort": ("Suffix sorting", "The suffixes of one shard, sorted in several packings.", _anything),
+    "suffix_sort": ("Suffix sorting", "The suffixes of one shard, sorted in several packings.", any_exhibits),
 }
 ORDER = tuple(_KINDS)

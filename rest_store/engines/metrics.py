@@ -11,9 +11,9 @@ from typing import Any
 from rest_store.datastore.render import counted
 from rest_store.engines.counters import Figures
 
-_PREFIX = "rest_store_engine_"
+PREFIX = "rest_store_engine_"
 # Of each counter of `Figures` the name of its metric, its label, and what it counts.
-_COUNTERS = {
+COUNTERS = {
     "drafted": ("draft_tokens", "position", "Draft tokens verified, by their place in a row's draft."),
     "accepted": ("accepted_tokens", "position", "Draft tokens accepted, by their place in a row's draft."),
     "drafted_by": ("source_draft_tokens", "source", "Draft tokens verified that a source proposed."),
@@ -99,7 +99,7 @@ class PrometheusCounters:
         for (name, label), total in figures.totals().items():
             counted = self._counted.get((name, label), 0)
             if total > counted or (name, label) not in self._counted:
-                own = {_COUNTERS[name][1]: label} if label else {}
+                own = {COUNTERS[name][1]: label} if label else {}
                 self._counters[name].labels(**self._labels, **own).inc(total - counted)
                 self._counted[name, label] = total
         self._sessions.labels(**self._labels).set(figures.sessions)
@@ -111,8 +111,8 @@ def _metrics(labels: tuple[str, ...]) -> tuple[dict[str, Any], Any]:
     from prometheus_client import Counter, Gauge
 
     counters = {
-        counter: Counter(_PREFIX + name, text, [*labels, *([label] if label else [])])
-        for counter, (name, label, text) in _COUNTERS.items()
+        counter: Counter(PREFIX + name, text, [*labels, *([label] if label else [])])
+        for counter, (name, label, text) in COUNTERS.items()
     }
     text = "Sessions open now, with those of requests without a row."
-    return counters, Gauge(_PREFIX + "sessions", text, labels, multiprocess_mode="mostrecent")
+    return counters, Gauge(PREFIX + "sessions", text, labels, multiprocess_mode="mostrecent")

@@ -177,7 +177,8 @@ def generate(
     writer = Writer(generator, options, names, labels, seed=seed, compare=compare, as_json=as_json)
     if prompts:
         for prompt in prompts:
-            writer.write(prompt, chat=bool(chat), page_path=page_path, title=model)
+            title = Path(model).name if Path(model).exists() else model
+            writer.write(prompt, chat=bool(chat), page_path=page_path, title=title)
     else:
         writer.write_lines(chat=bool(tokenizer.chat_template) if chat is None else chat)
 

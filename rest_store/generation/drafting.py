@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,11 @@ from rest_store.errors import (
     error_text,
 )
 
+if TYPE_CHECKING:  # torch is not needed here
+    from rest_store.generation.top_k import TopTokens
+
 EMPTY = TokenTree([], [], [])
+TOP_K = 8  # most likely tokens passed to sessions
 _MAX_FAILURES = 3  # in a row; then the session is closed
 _MAX_REASONS, _MAX_REASON_LENGTH = 4, 200
 _INTERRUPTS = (KeyboardInterrupt, SystemExit)
@@ -103,7 +107,8 @@ def tree_fault(tree: object, max_nodes: int, vocabulary_size: int) -> str | None
         return None
     if size > max_nodes:
         return f"{size} nodes, asked for at most {max_nodes}"
-    if len(tree.packed) != 20 * size or (tree.origins is not None and len(tree.origins) != size):
+    columns = [column for column in (tree.origins, tree.scores) if column is not None]
+    if len(tree.packed) != 20 * size or any(len(column) != size for column in columns):
         return "columns of unequal length"
     tokens, parents, depths = tree.tokens, tree.parents, tree.depths
     if int(tokens.min()) < 0 or int(tokens.max()) >= vocabulary_size:
@@ -123,7 +128,7 @@ def _plain(tree: TokenTree) -> TokenTree:
     """
     if type(tree) is TokenTree or not isinstance(tree, TokenTree):
         return tree
-    return TokenTree(tree.tokens, tree.parents, tree.counts, origins=tree.origins)
+    return TokenTree(tree.tokens, tree.parents, tree.counts, scores=tree.scores, origins=tree.origins)
 
 
 class Draft:
@@ -148,7 +153,8 @@ class Draft:
         if not self.whole:
             places = np.full(len(tree) + 1, -1, dtype=np.int64)  # the last one stands for parent -1
             places[kept] = np.arange(kept.size)
-            self.tree = TokenTree(tree.tokens[kept], places[tree.parents[kept]], tree.counts[kept])
+            scores = None if tree.scores is None else tree.scores[kept]
+            self.tree = TokenTree(tree.tokens[kept], places[tree.parents[kept]], tree.counts[kept], scores=scores)
 
 
 NO_DRAFT = Draft(EMPTY, 0)
@@ -230,6 +236,35 @@ class Drafting:
             return EMPTY
         self._failures[row] = 0
         return tree
+
+    def inform(
+        self,
+        tokens: Sequence[list[int]],
+        paths: Sequence[list[int]],
+        top_tokens: TopTokens,
+        drafts: Sequence[Draft],
+    ) -> None:
+        """Pass the accepted tokens to the sessions, and the most likely tokens after all that was verified.
+
+        Args:
+            tokens: that each row got.
+            paths: the places in the step that they follow, the first being 0.
+            top_tokens: of the step.
+            drafts: of each row.
+        """
+        if not self.active:
+            return
+        for row, (new, path) in enumerate(zip(tokens, paths, strict=True)):
+            if not new:
+                continue
+            after = np.full((len(new), TOP_K), -1, dtype=np.int64)  # unknown after the last one
+            of_nodes = None
+            if top_tokens.indices is not None:
+                top = top_tokens.indices[row]
+                after[: len(path) - 1, : top.shape[1]] = top[path[1:]]
+                nodes = len(drafts[row].tree)
+                of_nodes = top[: 1 + nodes] if nodes and drafts[row].whole else None
+            self.accept(row, list(new), after, of_nodes)  # a copy: the caller of the generation reads `tokens`
 
     def accept(
         self, row: int, tokens: list[int], top_k: npt.NDArray[np.int64], node_top_k: npt.NDArray[np.int64] | None

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
 import torch
 
 from rest_store.drafting.output_document import PROMPT_TOKENS, OutputDocument
@@ -17,7 +16,7 @@ from rest_store.generation import graph_pool
 from rest_store.generation.cache import Loan, TreeKVCache, capacity_of
 from rest_store.generation.costs import DraftPolicy, known_policy
 from rest_store.generation.detokenizer import Detokenizer
-from rest_store.generation.drafting import NO_DRAFT, Draft, Drafting, SessionMaker
+from rest_store.generation.drafting import NO_DRAFT, TOP_K, Draft, Drafting, SessionMaker
 from rest_store.generation.graphs import FixedVerifier
 from rest_store.generation.options import Options
 from rest_store.generation.output import GenerateOutput, columns, padded
@@ -27,9 +26,8 @@ from rest_store.generation.rows import Row, Rows, unpadded
 from rest_store.generation.sampling import Choice, Stops
 from rest_store.generation.support import require_mode, require_model, vocabulary_size
 from rest_store.generation.top_k import TopTokens, read_top_tokens
+from rest_store.generation.trace import Trace
 from rest_store.generation.verify import Step, Verifier
-
-_TOP_K = 8  # most likely tokens passed to sessions
 
 
 class Generation:
@@ -48,10 +46,12 @@ class Generation:
 
     Attributes:
         statistics: up to date after each piece.
+        trace: keeps what each forward pass drafts and accepts, if one is set before the first; None: nothing does.
 
     All other arguments, and errors, are those of `rest_store.generate`.
     """
 
+    trace: Trace | None = None
     _drafting: Drafting | None = None
     _verifier: Verifier | None = None  # from the prompt's pass until it is closed
     _policy: DraftPolicy
@@ -157,7 +157,9 @@ class Generation:
             verifier = self._verifier = self._new_verifier(prompt)
             plain = verifier.width_of(1)
             self._padded = [verifier.width_of(1 + nodes) - plain for nodes in range(self._max_nodes + 1)]
-            self._inform(drafting, piece, paths, top_tokens, drafts)
+            drafting.inform(piece.tokens, paths, top_tokens, drafts)
+        if self.trace is not None:
+            self.trace.add(piece.tokens, drafts, self.statistics)
         return piece
 
     def _step(self, drafting: Drafting, verifier: Verifier) -> Piece:
@@ -167,8 +169,10 @@ class Generation:
             step, logits, top_tokens = self._verify(verifier, drafts, drafting)
             piece, paths = self._accept(logits, top_tokens, drafts)
             self._keep(verifier.cache, paths)
-            self._inform(drafting, piece, paths, top_tokens, drafts)
+            drafting.inform(piece.tokens, paths, top_tokens, drafts)
             self._learn(self._policy, verifier, step, piece)
+        if self.trace is not None:
+            self.trace.add(piece.tokens, drafts, self.statistics)
         return piece
 
     # --- one step ----------------------------------------------------------------------------------------------------
@@ -200,7 +204,7 @@ class Generation:
 
     def _read(self, logits: torch.Tensor, drafting: Drafting) -> TopTokens:
         """Wait for the logits of a forward pass; return what is needed of them on the host."""
-        top_tokens = read_top_tokens(logits, best=self._choice.plain, count=_TOP_K if drafting.wants_top_k else 0)
+        top_tokens = read_top_tokens(logits, best=self._choice.plain, count=TOP_K if drafting.wants_top_k else 0)
         if logits.device.type == "cuda":
             torch.cuda.current_stream(logits.device).synchronize()
         self.statistics.forward_passes += 1
@@ -268,29 +272,6 @@ class Generation:
         for number, row in enumerate(self._rows):
             if self._rows.is_done(row):
                 cache.finish(number)
-
-    def _inform(
-        self,
-        drafting: Drafting,
-        piece: Piece,
-        paths: list[list[int]],
-        top_tokens: TopTokens,
-        drafts: Sequence[Draft],
-    ) -> None:
-        """Pass the accepted tokens to the sessions, and the most likely tokens after all that was verified."""
-        if not drafting.active:
-            return
-        for row, (tokens, path) in enumerate(zip(piece.tokens, paths, strict=True)):
-            if not tokens:
-                continue
-            after = np.full((len(tokens), _TOP_K), -1, dtype=np.int64)  # unknown after the last one
-            of_nodes = None
-            if top_tokens.indices is not None:
-                top = top_tokens.indices[row]
-                after[: len(path) - 1, : top.shape[1]] = top[path[1:]]
-                nodes = len(drafts[row].tree)
-                of_nodes = top[: 1 + nodes] if nodes and drafts[row].whole else None
-            drafting.accept(row, list(tokens), after, of_nodes)  # a copy: the caller reads `piece`
 
     def _learn(self, policy: DraftPolicy, verifier: Verifier, step: Step, piece: Piece) -> None:
         """Learn what the step cost and brought, unless a graph was captured in it."""

@@ -19,7 +19,10 @@ from rest_store.errors import RestStoreError
 from rest_store.generation import prompt_loop
 from rest_store.generation.conversation import Conversation, rendered
 from rest_store.generation.detokenizer import Detokenizer
-from rest_store.generation.render import coloured, legend, origin_name, page
+from rest_store.generation.page import page
+from rest_store.generation.progress import Statistics
+from rest_store.generation.render import coloured, legend, origin_name
+from rest_store.generation.trace import Trace
 
 _REMEMBER_SECONDS = 10.0  # that the command waits for an output to be added
 
@@ -56,9 +59,21 @@ class Writer:
         tokenizer = self.generator.tokenizer
         text, inputs = Conversation(tokenizer).ask(prompt) if chat else rendered(tokenizer, prompt)
         self._echo(prompt, chat=chat)
-        parts, summary = self._write(inputs)
-        if page_path is not None:
-            page_path.write_text(page(title, text, parts, summary), encoding="utf-8")
+        trace = Trace() if page_path is not None else None
+        _, facts, statistics = self._write(inputs, trace=trace)
+        if page_path is not None and trace is not None:
+            shown = page(
+                trace,
+                statistics,
+                tokenizer,
+                title=title,
+                prompt=text,
+                labels=self.labels,
+                speedup=facts.get("speedup"),
+                identical=facts.get("identical"),
+                remarks=_remarks(facts),
+            )
+            page_path.write_text(shown, encoding="utf-8", errors="replace")
 
     def write_lines(self, *, chat: bool) -> None:
         """Continue each line of standard input, or answer it in one chat; typed, Ctrl-C ends only the present text."""
@@ -72,7 +87,7 @@ class Writer:
                 if not (typed and chat):
                     self._echo(line, chat=chat)
                 with prompt_loop.interruptible() if typed else nullcontext(lambda: False) as interrupted:
-                    parts, _ = self._write(inputs, interrupted)
+                    parts, _, _ = self._write(inputs, interrupted)
                 if chat:
                     conversation.add(line, "".join(part for part, _ in parts))
             except RestStoreError as error:
@@ -86,12 +101,17 @@ class Writer:
             click.secho(f"> {prompt}\n" if chat else prompt, dim=True, nl=False)
 
     def _write(
-        self, inputs: dict[str, Any], interrupted: Callable[[], bool] = lambda: False
-    ) -> tuple[list[tuple[str, str]], str]:
-        """Write one text; return it in parts, each with the name of its origin, and the summary."""
+        self,
+        inputs: dict[str, Any],
+        interrupted: Callable[[], bool] = lambda: False,
+        *,
+        trace: Trace | None = None,
+    ) -> tuple[list[tuple[str, str]], dict[str, Any], Statistics]:
+        """Write one text; return it in parts, each with the name of its origin, what it took, and its statistics."""
         tokenizer = self.generator.tokenizer
         self._set_seed()
         generation = self.generator.begin(inputs, **self.options)
+        generation.trace = trace
         parts = _written(generation, tokenizer, self.names, interrupted, show=not self.as_json)
         self.generator.flush(_REMEMBER_SECONDS)
         facts = _facts(generation.statistics, self.labels)
@@ -101,12 +121,11 @@ class Writer:
             self._set_seed()
             drafted, seconds = generation.result(), generation.statistics.seconds
             facts |= _compared(self.generator.model, inputs, self.options, drafted, seconds)
-        summary = _summary(facts)
         if self.as_json:
             click.echo(json.dumps({"text": "".join(part for part, _ in parts), **facts}, ensure_ascii=False))
         else:
-            click.echo(summary)
-        return parts, summary
+            click.echo(_summary(facts))
+        return parts, facts, generation.statistics
 
     def _set_seed(self) -> None:
         if self.seed is not None:
@@ -187,12 +206,17 @@ def _summary(facts: dict[str, Any]) -> str:
     if "speedup" in facts:
         text = "the same text" if facts["identical"] else "another text"
         line += f", {facts['speedup']:.2f} times as fast as plain decoding, which wrote {text}"
-    for source, steps in facts.get("dropped_sources", {}).items():
-        line += f"; {counted(steps, 'step')} without {source}"
+    return "; ".join([line, *_remarks(facts)])
+
+
+def _remarks(facts: dict[str, Any]) -> list[str]:
+    """Return what went wrong beside the text."""
+    dropped = facts.get("dropped_sources", {}).items()
+    remarks = [f"{counted(steps, 'step')} without {source}" for source, steps in dropped]
     if "interrupted" in facts:
-        line += "; interrupted"
+        remarks.append("interrupted")
     if "not_remembered" in facts:
-        line += f"; not remembered ({facts['not_remembered']})"
+        remarks.append(f"not remembered ({facts['not_remembered']})")
     if "drafter_errors" in facts:
-        line += f"; drafting failed ({facts['drafter_errors'][0]})"
-    return line
+        remarks.append(f"drafting failed ({facts['drafter_errors'][0]})")
+    return remarks

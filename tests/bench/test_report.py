@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -13,54 +12,23 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
-from rest_store.bench.charts import svg_of, write_charts
+from rest_store.bench.any_figures import any_exhibits
+from rest_store.bench.charts import _figure, svg_of, write_charts
 from rest_store.bench.exhibits import Bars, Lines, Table, shown
 from rest_store.bench.markdown_tables import TABLES, as_markdown, filled
 from rest_store.bench.report import page
 from rest_store.bench.results import Result, read_results
 from rest_store.bench.sections import ORDER, section_of
+from rest_store.bench.verdict import verdict
 from rest_store.cli import main
 from rest_store.errors import ResultsError
+from tests.shared.html import read
+from tests.shared.results import quality_of, speed_of
 from tests.shared.strategies import refused
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
-VOID = {"meta", "link", "br", "img"}
 MARK = re.compile(r"<!-- figures: ([a-z-]+) -->")
-
-
-class Reader(HTMLParser):
-    """Checks that elements are closed in order, and keeps what could reach out of the page."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.ids: list[str] = []
-        self.links: list[str] = []
-        self.tags: set[str] = set()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        for name, value in attrs:
-            if name == "id":
-                self.ids.append(value or "")
-            if name in ("href", "src"):
-                self.links.append(value or "")
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        pass
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-
-def read(text: str) -> Reader:
-    reader = Reader()
-    reader.feed(text)
-    assert reader.open == []
-    return reader
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +43,9 @@ def test_the_page_of_the_committed_results_is_whole_and_needs_no_network(committ
     images = [link for link in reader.links if link.startswith("data:image/svg+xml;base64,")]
     assert {link.removeprefix("#") for link in reader.links if link not in images} == set(results)
     assert len(images) > 20
-    assert not reader.tags & {"script", "link", "iframe"}
+    assert not set(reader.tags) & {"script", "link", "iframe"}
+    assert all(result.arguments for result in results.values())
+    assert reader.tags.count("dl") == 2 * len(results)
     assert "url(" not in committed_page
     assert "@import" not in committed_page
 
@@ -92,15 +62,16 @@ def test_every_committed_result_is_shown_as_its_kind(name: str) -> None:
 
 def test_results_of_other_kinds_and_shapes_are_shown_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "new.json").write_text(
-        '{"benchmark": "new", "results": {"a": {"b": 3, "c": [1, 2]}, "d": [{"e": null}]}}'
+        '{"benchmark": "new", "results": {"a": {"b": 3, "c": [1, 2]}, "d": [{"e": null}, {"e": [{"f": 0.001}]}], '
+        '"by name": {"x": {"M": 1.5, "n": 3}, "y": {"M": 2.5}}}}'
     )
     (tmp_path / "query.json").write_text('{"benchmark": "query", "results": [{"x": 1.5, "y": "<b>"}]}')
     results = read_results(tmp_path)
     text = page(results)
     read(text)
-    assert "<td>a, b</td><td>3</td>" in text
-    assert "<td>d, 0, e</td><td>-</td>" in text
-    assert "<td>1.50</td><td>&lt;b&gt;</td>" in text
+    assert '<th scope="row">a, b</th><td>3</td>' in text
+    assert '<th scope="row">d, 0, e</th><td>-</td>' in text
+    assert '<th scope="row">1.50</th><td>&lt;b&gt;</td>' in text
 
 
 def test_names_are_escaped_wherever_they_stand() -> None:
@@ -112,7 +83,7 @@ def test_names_are_escaped_wherever_they_stand() -> None:
 
 SVG = "{http://www.w3.org/2000/svg}"
 CHARTS = [
-    Bars("a & b", "times", ["one", "two"], {"s": [1.0, 2.0], "t": [None, 4.0]}, 1.0),
+    Bars("a & b", "times", ["one", "two"], {"s": [0.5, 2.0], "t": [None, 4.0]}, 1.0),
     Lines("c", "across", "up", {"s": [(1, 10), (10, 100), (100, 1000)], "t": [(1, 10)]}, logarithmic="xy"),
     Lines("zero", "across", "up", {"s": [(0.0, 5.0), (3.0, 5.0)]}, logarithmic="xy"),
     Lines("point", "across", "up", {"s": [(1.0, 1.0)]}),
@@ -211,3 +182,74 @@ def test_a_result_without_figures_does_not_fail(tmp_path: Path) -> None:
     for kind in ("query", "service", "quality", "speed", "build", "peers"):
         (tmp_path / f"{kind}.json").write_text(json.dumps({"benchmark": kind, "results": {}}))
     read(page(read_results(tmp_path)))
+
+
+def test_unlike_figures_are_paths_and_like_ones_a_table(tmp_path: Path) -> None:
+    figures = {"a": {"b": 3, "c": [1, 2]}, "by name": {"x": {"M": 1.5, "n": 3}, "y": {"M": 2.5}}}
+    first, second = any_exhibits(figures)
+    assert first == Table("", ["figure", ""], [["a, b", 3], ["a, c", "1 2"]])
+    assert second == Table("By name", ["", "M", "n"], [["x", 1.5, 3], ["y", 2.5, None]])
+    assert any_exhibits([{"x": 1}, {"x": 2}]) == [Table("", ["x"], [[1], [2]])]
+    assert any_exhibits(None) == [Table("", ["figure", ""], [["", None]])]
+
+
+def edges(chart: Bars | Lines) -> tuple[float, float]:
+    """The limits of the axis that shows the values."""
+    axes = _figure(chart).axes[0]
+    return axes.get_xlim() if isinstance(chart, Bars) else axes.get_ylim()
+
+
+def test_axes_of_ratios_begin_at_one_unless_a_value_is_lower() -> None:
+    assert edges(Bars("b", "M", ["x"], {"s": [1.5], "t": [None]}, 1.0))[0] == 1
+    assert edges(Lines("l", "x", "M", {"s": [(1, 1.5), (2, 3.0)]}, origin=1.0))[0] == 1
+    assert edges(Bars("b", "times", ["x", "y"], {"s": [0.5, 1.5]}, 1.0))[0] < 0.5
+    assert edges(Lines("l", "x", "M, relative", {"s": [(1, 0.9), (2, 1.1)]}, origin=1.0))[0] < 0.9
+    for result in read_results(RESULTS).values():
+        for chart in section_of(result).exhibits:
+            label = chart.unit if isinstance(chart, Bars) else chart.up if isinstance(chart, Lines) else ""
+            ratio = label.startswith(("M", "times"))
+            assert not ratio or chart.origin == 1, f"{result.name}: {chart.title}"
+
+
+def test_the_page_begins_with_the_verdict_and_says_how_much_was_measured(committed_page: str) -> None:
+    text = read(committed_page).text
+    (first, second, third) = verdict(read_results(RESULTS))
+    assert 0 < text.index(first.split(":")[0]) < text.index(second) < text.index(third) < text.index("tokens a second")
+    for sample in ("25 prompts.", "81 recordings, 9,936 tokens.", "10,000 contexts.", "92 recordings, 13,067 tokens."):
+        assert sample in text
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in RESULTS.glob("*.json")))
+def test_no_row_is_shown_twice(name: str) -> None:
+    seen: set[tuple[Any, ...]] = set()
+    for exhibit in section_of(read_results(RESULTS)[name]).exhibits:
+        rows = [tuple(row) for row in exhibit.rows] if isinstance(exhibit, Table) else []
+        assert len(set(rows)) == len(rows)
+        assert not seen & set(rows)
+        seen |= set(rows)
+
+
+def test_one_family_is_not_shown_beside_all_of_it() -> None:
+    sections = [section_of(speed_of({"own": 1.9, "all": 1.9})), section_of(quality_of({"code": 0.8}))]
+    (table, bars), (drafts, means, brought) = (section.exhibits for section in sections)
+    assert isinstance(table, Table)
+    assert [row[0] for row in table.rows] == ["plain", "DraftSession"]
+    assert isinstance(bars, Bars)
+    assert bars.categories == ["all prompts"]
+    assert isinstance(means, Bars)
+    assert means.categories == ["session, 16 nodes", "session, 64 nodes"]
+    assert brought == Table(
+        "What each source brings",
+        [
+            "source",
+            "M of it alone, 16 nodes",
+            "M without it",
+            "it brings",
+            "M of it alone, 64 nodes",
+            "M without it",
+            "it brings",
+        ],
+        [["code", None, 2.2, "+0.80", None, 2.2, "+0.80"]],
+        "What a source brings is what the session loses without it; sources that know the same bring less.",
+    )
+    assert isinstance(drafts, Table)

@@ -18,6 +18,7 @@ from rest_store.errors import ModelLoadError
 from rest_store.generation.generator import Generator
 from rest_store.generation.model import load_model
 from rest_store.generation.options import WIDTHS
+from tests.shared.html import read
 from tests.shared.strategies import refused
 from tests.shared.tiny import text_tokenizer, write_model
 
@@ -35,7 +36,9 @@ def test_the_command_writes_text(model_directory: Path, tmp_path: Path, options:
     assert done.exit_code == 0, done.output
     last = done.output.strip().splitlines()[-1]
     assert re.search(r"^12 tokens in \d+ forward passes, M [\d.]+, .* plain decoding, which wrote the same text$", last)
-    assert "<pre>" in written.read_text(encoding="utf-8")
+    page = read(written.read_text(encoding="utf-8"))
+    assert " ".join(page.text.split()).count(f"12 tokens in {len(page.data['passes'])} forward passes: M ") == 1
+    assert "for i in i in i in" in page.text
     as_json = CliRunner().invoke(main, [*words, *options, "--json"])
     facts = json.loads(as_json.stdout)
     assert facts["tokens"] == 12
@@ -173,11 +176,14 @@ def test_what_the_command_remembers_drafts_for_the_next_prompt(speaking_model: P
     again = write(speaking_model, *prompt, "--datastore", str(live), "--html", str(page))
     assert again.exit_code == 0, again.output
     assert re.search(r"24 tokens in \d+ forward passes, M ", again.stdout)
-    assert '<span class="datastore">' in page.read_text(encoding="utf-8")
+    shown = read(page.read_text(encoding="utf-8"))
+    assert shown.data["labels"][:3] == [str(live), "prompt lookup", "recycled logits"]
+    assert any(one["origins"][node] & 1 for one in shown.data["passes"] for node in one["accepted"])
     both = ["--datastore", f"{live}/", "--remember", str(live), "--html", str(page)]
     again = write(speaking_model, *prompt, *both)
     assert again.exit_code == 0, again.output
-    assert '<span class="remembered">' in page.read_text(encoding="utf-8"), "one source, though named twice"
+    labels = read(page.read_text(encoding="utf-8")).data["labels"]
+    assert labels[:2] == [str(live), "prompt lookup"], "one source, though named twice"
 
 
 def test_a_page_takes_one_prompt(model_directory: Path, tmp_path: Path) -> None:

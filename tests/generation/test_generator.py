@@ -16,7 +16,7 @@ import rest_store
 from rest_store.errors import DrafterError
 from rest_store.generation.detokenizer import Detokenizer
 from rest_store.generation.model import load_model
-from rest_store.generation.render import coloured, origin_name, page
+from rest_store.generation.render import coloured, origin_name
 from tests.shared.strategies import refused
 from tests.shared.tiny import Scripted, bushy, futures_of, prompts, right, text_tokenizer, tiny_model, write_model
 
@@ -242,6 +242,3 @@ def test_origins_have_names_and_colours() -> None:
     ]  # fmt: skip
     assert coloured("x", "model") == "x"
     assert coloured("x", "prompt") != "x"
-    shown = page("a & b", "<in>", [("<out>", "prompt")], "5 tokens")
-    assert "&lt;in&gt;" in shown
-    assert '<span class="prompt">&lt;out&gt;</span>' in shown

@@ -1,0 +1,258 @@
+"""A page of HTML that shows one generation as it was drafted: text, sources, and the tree of each forward pass."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import Counter
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from rest_store.generation.detokenizer import Detokenizer
+from rest_store.generation.progress import Statistics
+from rest_store.generation.trace import Trace, TracedPass
+from rest_store.pages.document import document, packaged
+
+_SEVERAL = "several"
+_MOST_SOURCES = 8  # of a draft session
+_MOST_PROMPT = 600  # characters of a prompt shown whole; of a longer one the end
+_PROMPT_END = 160
+
+
+def page(
+    trace: Trace,
+    statistics: Statistics,
+    tokenizer: Any,
+    *,
+    title: str,
+    prompt: str,
+    labels: Sequence[str],
+    speedup: float | None = None,
+    identical: bool | None = None,
+    remarks: Sequence[str] = (),
+) -> str:
+    """Return the page of the first row of a generation.
+
+    Args:
+        trace: of the whole generation.
+        statistics: of the same.
+        tokenizer: of the model.
+        title: of the page, such as the model's name.
+        prompt: that was continued.
+        labels: of the sources, in the order of the bits of an origin.
+        speedup: over plain decoding; None: not measured.
+        identical: whether plain decoding wrote the same text; None: not compared.
+        remarks: what else to say about this generation, one sentence each.
+    """
+    labels = [*labels, *(f"source {bit + 1}" for bit in range(len(labels), _MOST_SOURCES))][:_MOST_SOURCES]
+    origins = [_origins(one) for one in trace.passes]
+    counts = Counter(origin for of_pass in origins for origin in of_pass)
+    said = "".join(f"<p>{escape(remark)}</p>\n" for remark in remarks)
+    body = (
+        f'<header>\n<p class="overline">rest-store generate</p>\n<h1>{escape(title)}</h1>\n'
+        f'<p class="verdict">{_verdict(statistics, speedup, identical)}</p>\n{said}</header>\n'
+        f"{_summary(statistics, counts, labels)}"
+        '<div class="columns">\n<main>\n<h2>The text, pass by pass</h2>\n'
+        '<p class="soft hint">A bar | stands where a forward pass begins. Choose one to see its draft tree; '
+        "← and → go on.</p>\n"
+        f"{_prompt(prompt)}{_text(trace, origins, tokenizer, labels)}</main>\n"
+        '<aside id="pass" aria-label="Draft tree of a forward pass">\n<noscript><p>Draft trees are drawn by a script, '
+        "which is off in this browser.</p></noscript>\n</aside>\n</div>\n"
+    )
+    data = {"labels": list(labels), **_data(trace, tokenizer)}
+    style, script = (packaged(__package__, f"page.{ending}") for ending in ("css", "js"))
+    mixed = {origin for one in trace.passes for origin in one.drafts[0].origins if look(origin).startswith(_SEVERAL)}
+    style += "".join(map(_tints, sorted(mixed)))
+    return document(f"{title}: how it was drafted", body, style=style, script=script, data=data)
+
+
+def look(origin: int) -> str:
+    """Return the classes of tokens of an origin: of the model, of one source, or of several."""
+    if not origin:
+        return "model"
+    return f"source-{origin.bit_length() - 1}" if origin & (origin - 1) == 0 else f"{_SEVERAL} mix-{origin}"
+
+
+def _tints(origin: int) -> str:
+    """Return the style of tokens of several sources: a band in the tint of each."""
+    bits = [bit for bit in range(_MOST_SOURCES) if origin >> bit & 1]
+    bands = (f"var(--tint-{bit}) 0 {100 * (place + 1) / len(bits):.0f}%" for place, bit in enumerate(bits))
+    return f".mix-{origin} {{ --tint: var(--tint-{bits[0]}); --bands: linear-gradient({', '.join(bands)}); }}\n"
+
+
+def letters(origin: int) -> str:
+    """Return a letter for each source of an origin."""
+    return "".join(chr(ord("A") + bit) for bit in range(_MOST_SOURCES) if origin >> bit & 1) or "·"
+
+
+def _names(origin: int, labels: Sequence[str]) -> str:
+    return " + ".join(label for bit, label in enumerate(labels) if origin >> bit & 1) or "the model alone"
+
+
+def _origins(one: TracedPass) -> list[int]:
+    """Return the origin of each token that a pass wrote."""
+    drafted = [int(one.drafts[0].origins[node]) for node in one.accepted()]
+    return drafted + [0] * (len(one.tokens[0]) - len(drafted))
+
+
+def _verdict(statistics: Statistics, speedup: float | None, identical: bool | None) -> str:
+    rate = statistics.tokens / statistics.seconds if statistics.seconds else 0.0
+    lead = f"{_counted(statistics.tokens, 'token')} in {_counted(statistics.forward_passes, 'forward pass', 'es')}"
+    text = f"<strong>{lead}: M {statistics.mean_tokens:.2f}.</strong> {rate:.1f} tokens a second"
+    if speedup is not None:
+        text += f", {speedup:.2f} times as fast as plain decoding"
+    if identical is not None:
+        text += f", which wrote {'the same' if identical else 'another'} text"
+    return text + "."
+
+
+def _counted(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number:,} {noun}{'' if number == 1 else plural}"
+
+
+# --- sources ----------------------------------------------------------------------------------------------------------
+
+
+def _summary(statistics: Statistics, counts: Counter[int], labels: Sequence[str]) -> str:
+    """Return M, the bar of sources with its legend, and where the time went."""
+    total = max(1, counts.total())
+    order = sorted(counts, key=lambda origin: (origin == 0, -counts[origin], origin))  # the model last
+    segments = "".join(_segment(origin, counts[origin], total, labels) for origin in order)
+    legend = []
+    for bit in range(_MOST_SOURCES):
+        among = sum(count for origin, count in counts.items() if origin >> bit & 1)
+        if among:
+            alone = counts[1 << bit]
+            said = f"{_counted(among, 'token')}, {alone or 'none'} by it alone"
+            legend.append(_entry(1 << bit, labels[bit], among / total, said))
+    legend.append(_entry(0, "the model alone", counts[0] / total, _counted(counts[0], "token")))
+    seconds = statistics.seconds or math.inf
+    times = (
+        f"Forward passes took {100 * statistics.forward_seconds / seconds:.0f} % of the time, "
+        f"drafting {100 * statistics.drafting.total / seconds:.1f} %."
+    )
+    return (
+        '<section class="summary" aria-label="Sources">\n'
+        f'<div class="figure"><b>{statistics.mean_tokens:.2f}</b>'
+        "M, tokens of a forward pass; plain decoding has 1</div>\n"
+        f'<div class="sources">\n<h2>Where the tokens came from</h2>\n<div class="bar" aria-hidden="true">'
+        f'{segments}</div>\n<ul class="legend">\n{"".join(legend)}</ul>\n<p class="soft">{times}</p>\n</div>\n'
+        "</section>\n"
+    )
+
+
+def _segment(origin: int, count: int, total: int, labels: Sequence[str]) -> str:
+    title = escape(f"{_names(origin, labels)}: {_counted(count, 'token')}, {100 * count / total:.0f} %")
+    return f'<span class="{look(origin)}" style="flex-grow:{count}" title="{title}"><b>{letters(origin)}</b></span>'
+
+
+def _entry(origin: int, label: str, share: float, said: str) -> str:
+    return (
+        f'<li><span class="sample {look(origin)}">{letters(origin)}</span> <span class="label">{escape(label)}</span> '
+        f'<span class="share">{100 * share:.0f} %</span> <span class="soft">{said}</span></li>\n'
+    )
+
+
+# --- text -------------------------------------------------------------------------------------------------------------
+
+
+def _prompt(prompt: str) -> str:
+    """Return the prompt; of a long one the end, with the rest folded away."""
+    if len(prompt) <= _MOST_PROMPT and prompt.count("\n") < 12:
+        return f'<div class="prompt text"><span class="hidden">Prompt: </span>{escape(prompt)}</div>\n'
+    begin = max(len(prompt) - _PROMPT_END, prompt.rfind("\n", 0, len(prompt) - 1) + 1)
+    size = f"{_counted(prompt.count(chr(10)) + 1, 'line')}, {_counted(len(prompt), 'character')}"
+    return (
+        f'<details class="prompt"><summary>The prompt begins: {size}</summary>\n'
+        f'<div class="text">{escape(prompt[:begin])}</div>\n</details>\n'
+        f'<div class="prompt text"><span class="hidden">The prompt ends: </span>{escape(prompt[begin:])}</div>\n'
+    )
+
+
+def _text(trace: Trace, origins: Sequence[Sequence[int]], tokenizer: Any, labels: Sequence[str]) -> str:
+    """Return what was written, each forward pass as a link to itself and each token in it."""
+    detokenizer, special = Detokenizer(tokenizer), set(tokenizer.all_special_ids)
+    passes = []
+    for number, (one, of_pass) in enumerate(zip(trace.passes, origins, strict=True), 1):
+        spans = []
+        for token, origin in zip(one.tokens[0], of_pass, strict=True):
+            text = detokenizer.push(token)
+            if token in special and not text.strip():
+                text, kind = str(tokenizer.decode([token])), " special"
+            else:
+                kind = " line" if text.endswith("\n") else ""
+            title = escape(_names(origin, labels))
+            spans.append(f'<span class="{look(origin)}{kind}" title="{title}">{escape(text)}</span>')
+        if number == len(trace.passes):
+            spans.append(escape(detokenizer.flush()))
+        passes.append(f'<a class="pass" id="pass-{number}" href="#pass-{number}">{"".join(spans)}</a>')
+    return f'<div class="written text" id="written">{"".join(passes)}</div>\n'
+
+
+# --- trees ------------------------------------------------------------------------------------------------------------
+
+
+class _Texts:
+    """The texts of draft tokens, each kept once.
+
+    Args:
+        tokenizer: of the model.
+
+    Attributes:
+        texts: distinct texts, in order of their first use.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._places: dict[str, int] = {}
+        self.texts: list[str] = []
+        self.place = functools.cache(self._place)
+
+    def _place(self, before: int | None, token: int) -> int:
+        """Return the place in `texts` of what `token` adds behind the token `before`; None: nothing is before it."""
+        text = self._decoded(token)
+        if before is not None:  # some tokenizers drop the space in front of the first token
+            start, both = self._decoded(before), self._decoded(before, token)
+            if both.startswith(start) and not start.endswith("\ufffd") and len(both) > len(start):
+                text = both[len(start) :]
+        if text not in self._places:
+            self._places[text] = len(self.texts)
+            self.texts.append(text)
+        return self._places[text]
+
+    def _decoded(self, *tokens: int) -> str:
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False))
+
+
+def _data(trace: Trace, tokenizer: Any) -> dict[str, Any]:
+    """Return for the script what each pass drafted and accepted; texts are places in a list of all texts.
+
+    Scores are in thousandths, -1 where there is none. Times are in microseconds: of the step, of drafting in it, and
+    of the forward pass.
+    """
+    texts, passes = _Texts(tokenizer), []
+    before: int | None = None  # the last token written
+    for one in trace.passes:
+        draft, written, accepted = one.drafts[0], one.tokens[0], one.accepted()
+        tokens, parents = draft.tree.tokens.tolist(), draft.tree.parents.tolist()
+        scores = [-1.0] * len(tokens) if draft.tree.scores is None else draft.tree.scores.tolist()
+        last = tokens[accepted[-1]] if accepted else before
+        bonus = written[len(accepted)] if len(written) > len(accepted) else None
+        passes.append(
+            {
+                "context": texts.place(None, before) if before is not None else None,
+                "texts": [
+                    texts.place(tokens[parent] if parent >= 0 else before, token)
+                    for token, parent in zip(tokens, parents, strict=True)
+                ],
+                "parents": parents,
+                "scores": [round(1000 * min(score, 1.0)) if 0 <= score < math.inf else -1 for score in scores],
+                "origins": draft.origins,
+                "accepted": accepted,
+                "bonus": texts.place(last, bonus) if bonus is not None else None,
+                "times": [round(1e6 * time) for time in (one.seconds, one.drafting_seconds, one.forward_seconds)],
+            }
+        )
+        before = written[-1] if written else before
+    return {"texts": texts.texts, "passes": passes}

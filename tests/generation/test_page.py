@@ -1,0 +1,173 @@
+"""The page of one generation: its text and data; `tests/pages/test_browser.py` opens it."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rest_store
+from rest_store.datastore.tree import TokenTree
+from rest_store.generation.drafting import NO_DRAFT, Draft
+from rest_store.generation.page import letters, look
+from rest_store.generation.progress import Statistics
+from rest_store.generation.trace import Trace
+from tests.shared.html import read
+from tests.shared.tiny import Scripted, bushy, futures_of, prompts, text_tokenizer, tiny_model
+from tests.shared.traces import LABELS, page_of, traced
+
+HOSTILE = "</script><script>alert(1)</script><!-- <img src=x onerror=alert(2)> & \"'\u2028"
+
+
+@pytest.fixture(scope="module")
+def words() -> Any:
+    return text_tokenizer()
+
+
+def test_a_trace_keeps_what_each_pass_drafted_and_accepted() -> None:
+    model, inputs = tiny_model("llama"), prompts(2)
+    options = {"max_new_tokens": 24, "do_sample": False}
+    expected = model.generate(**inputs, **options)
+    futures = futures_of(inputs, expected)
+    maker = functools.partial(Scripted, futures=futures, script=bushy)
+    generator = rest_store.Generator(model, None, maker, max_nodes=64, adaptive=False)
+    generation = generator.begin(inputs, **options)
+    trace = generation.trace = Trace()
+    assert generation.result().tolist() == expected.tolist()
+    assert len(trace.passes) == generation.statistics.forward_passes
+    for row, origins in enumerate(generation.statistics.origins):
+        written = [token for one in trace.passes for token in one.tokens[row]]
+        assert written == expected[row, -24:].tolist()
+        drafted = []
+        for one in trace.passes:
+            path = one.accepted(row)
+            assert one.drafts[row].tree.tokens[path].tolist() == one.tokens[row][: len(path)]
+            drafted += [1] * len(path) + [0] * (len(one.tokens[row]) - len(path))
+        assert drafted == [int(origin > 0) for origin in origins]
+        assert sum(drafted) > 0
+    assert all(0 < one.forward_seconds <= one.seconds for one in trace.passes)
+    assert sum(one.drafting_seconds for one in trace.passes) == pytest.approx(generation.statistics.drafting.total)
+
+
+def test_nothing_is_kept_unless_asked_for() -> None:
+    generation = rest_store.Generator(tiny_model("llama")).begin(prompts(1), max_new_tokens=2, do_sample=False)
+    generation.result()
+    assert generation.trace is None
+
+
+def test_a_tree_that_is_cut_keeps_its_scores() -> None:
+    tree = TokenTree([5, 6, 7], [-1, 0, -1], [1, 1, 1], scores=[0.5, 0.25, 0.125])
+    scores = Draft(tree, 1).tree.scores
+    assert scores is not None
+    assert scores.tolist() == [0.5, 0.125]
+
+
+def test_the_page_is_whole_and_needs_no_network(words: Any) -> None:
+    text = "for i in range(10):\n    print(i, 'naïve café', 2024)\n"
+    ids = words(text, add_special_tokens=False)["input_ids"]
+    shown = page_of(traced(ids), words, prompt="<begin>", speedup=1.934, identical=True)
+    reader = read(shown)
+    assert text.strip() in reader.text
+    assert "<begin>" in reader.text
+    assert "1.93 times as fast as plain decoding, which wrote the same text." in reader.text
+    passes = math.ceil((len(ids) - 1) / 4) + 1
+    assert [one for one in reader.ids if one.startswith("pass-")] == [f"pass-{n + 1}" for n in range(passes)]
+    assert all(link.startswith("#pass-") for link in reader.links)
+    assert reader.tags.count("script") == 2
+    assert not {"link", "iframe", "img"} & set(reader.tags)
+    assert "url(" not in shown
+    assert "@import" not in shown
+    assert "default-src 'none'" in shown
+
+
+def test_the_data_has_each_tree(words: Any) -> None:
+    ids = words("first second first second return", add_special_tokens=False)["input_ids"]
+    trace = traced(ids, nodes=9, accepted=2)
+    data = read(page_of(trace, words)).data
+    assert data["labels"][:3] == LABELS
+    assert len(data["passes"]) == len(trace.passes)
+    begin, one = data["passes"][0], data["passes"][1]
+    assert (begin["texts"], begin["context"], data["texts"][begin["bonus"]]) == ([], None, words.decode(ids[:1]))
+    assert one["accepted"] == [0, 1]
+    assert [data["texts"][place] for place in one["texts"][:2]] == [words.decode([token]) for token in ids[1:3]]
+    assert data["texts"][one["bonus"]] == words.decode(ids[3:4])
+    assert data["texts"][one["context"]] == words.decode(ids[:1])
+    assert one["parents"] == trace.passes[1].drafts[0].tree.parents.tolist()
+    assert one["scores"][:2] == [970, 941]
+    assert one["origins"][:4] == [1, 2, 4, 5]
+    assert one["times"] == [31200, 200, 30500]
+
+
+def test_sources_are_counted(words: Any) -> None:
+    reader = read(page_of(traced(range(70, 83), accepted=3, origins=(1, 3, 4)), words))
+    legend = " ".join(reader.text[reader.text.index("Where the tokens came from") :].split())
+    assert "A python.ds 46 % 6 tokens, 3 by it alone" in legend
+    assert "B prompt lookup 23 % 3 tokens, none by it alone" in legend
+    assert "C recycled logits 23 % 3 tokens, 3 by it alone · the model alone 31 % 4 tokens" in legend
+    looks = ["model", "source-0", "source-2", "several mix-6", "source-7"]
+    assert [look(origin) for origin in (0, 1, 4, 6, 128)] == looks
+    assert [letters(origin) for origin in (0, 1, 4, 6, 128)] == ["·", "A", "C", "BC", "H"]
+
+
+def test_untrusted_text_is_text(words: Any) -> None:
+    ids = words(HOSTILE, add_special_tokens=False)["input_ids"]
+    shown = page_of(traced(ids), words, title=HOSTILE, prompt=HOSTILE, labels=[HOSTILE] * 3, remarks=[HOSTILE])
+    reader = read(shown)
+    assert reader.tags.count("script") == 2
+    assert "img" not in reader.tags
+    assert reader.text.count("alert(1)") >= 4
+    assert reader.data["labels"][0] == HOSTILE
+
+
+@pytest.mark.parametrize(
+    ("prompt", "folded", "end"),
+    [
+        ("x" * 600, False, ""),
+        ("x" * 601, True, "x" * 160),
+        ("one\n" * 40 + "def add(", True, "def add("),
+        ("one\n" * 40, True, "one\n"),
+    ],
+)
+def test_a_long_prompt_is_folded_but_for_its_end(prompt: str, folded: bool, end: str, words: Any) -> None:
+    shown = page_of(traced([70, 71]), words, prompt=prompt)
+    reader = read(shown)
+    assert ("details" in reader.tags) == folded
+    assert prompt in reader.text.replace("\n\nThe prompt ends: ", "")
+    if folded:
+        assert f"The prompt ends: </span>{end}</div>" in shown
+
+
+def test_special_tokens_and_pieces_of_characters_are_seen(words: Any) -> None:
+    ids = [*words("漢 漢", add_special_tokens=False)["input_ids"], words.eos_token_id]
+    reader = read(page_of(traced(ids, nodes=3), words))
+    assert "漢 漢<|endoftext|>" in reader.text
+    assert "<|endoftext|>" in reader.data["texts"]
+    broken = read(page_of(traced(ids[:2], nodes=3), words))
+    assert "\ufffd" in broken.text
+
+
+def test_numbers_that_no_probability_has_do_not_break_the_page(words: Any) -> None:
+    trace = Trace()
+    scores = [math.nan, math.inf, -1.0, 2.0, 0.0004]
+    tree = TokenTree([70, 71, 72, 73, 74], [-1] * 5, [0] * 5, scores=np.array(scores))
+    bare = TokenTree([70], [-1], [0])
+    for one in (tree, bare):
+        trace.add([[70, 71]], [Draft(one, 1)], Statistics())
+    first, second = read(page_of(trace, words)).data["passes"]
+    assert first["scores"] == [-1, -1, -1, 1000, 0]
+    assert (second["scores"], second["origins"]) == ([-1], [1])
+
+
+def test_a_generation_without_drafts_or_without_anything_has_a_page(words: Any) -> None:
+    plain = Trace()
+    plain.add([[70]], [NO_DRAFT], Statistics())
+    assert "1 token in 1 forward pass: M 1.00." in read(page_of(plain, words, speedup=0.934, identical=False)).text
+    assert "0 tokens in 0 forward passes" in read(page_of(Trace(), words)).text
+
+
+def test_many_large_trees_are_less_than_a_megabyte(words: Any) -> None:
+    ids = [70 + number % 200 for number in range(256)]
+    assert len(page_of(traced(ids, nodes=64, accepted=0), words).encode()) < 1_000_000
