@@ -15,7 +15,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 MINUTES ?= 10
 SEED ?=
 
-.PHONY: setup test test-vllm fuzz demo lint format proto bench docs sanitize clean
+.PHONY: setup test test-vllm first-hour fuzz demo lint format proto bench docs pictures sanitize clean
 .DELETE_ON_ERROR:
 
 setup: $(STAMP)
@@ -36,6 +36,10 @@ $(STAMP): $(VENV)/.packages $(NATIVE)
 
 test: setup
 	$(BIN)/python -m pytest
+
+# README's start and the tutorial, line by line in new virtual environments; what they print is in build/first-hour-*.log.
+first-hour: setup
+	REST_STORE_FIRST_HOUR=1 $(BIN)/python -m pytest tests/docs/test_first_hour.py
 
 # vLLM in an environment of its own, since it wants other versions. Its own requirements name torch's packages for images
 # and sound, too; all that it needs for text is in the list.
@@ -136,9 +140,17 @@ bench: $(DEMO)/manifest.json
 	  --method "transformers prompt lookup" --method "REST's rule" --method DraftSession --out $(RESULTS)/speed.json
 	$(BIN)/rest-store bench report $(RESULTS) --plots $(BENCH)/plots
 
-# The API reference from the docstrings, in build/docs; a warning is an error.
+# The documentation as a site, in build/docs; a warning is an error (not with --quiet), and so is what comes from elsewhere.
 docs: setup
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	! grep -rnoE --include='*.html' '<(script|img|iframe)[^>]* src="?(https?:)?//[^ >]*|<link[^>]* href="?(https?:)?//[^ >]*' build/docs
+
+# Pictures of a generation's page and of the report, for the documentation; needs Chromium (apt-get install chromium).
+pictures: $(DEMO)/manifest.json
+	mkdir -p build/pictures
+	$(WRITE) --datastore $(DEMO) --html build/pictures/generate.html > /dev/null
+	$(BIN)/rest-store bench report benchmarks/results --out build/pictures/report.html
+	$(BIN)/python -m tests.pages.pictures build/pictures/generate.html build/pictures/report.html --out docs/pictures
 
 clean:
 	rm -rf build demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

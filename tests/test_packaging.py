@@ -56,6 +56,8 @@ def test_a_wheel_carries_the_kernel_and_runs(tmp_path: Path, datastore: Path) ->
     assert (package / "rest_store" / "py.typed").exists()
     assert (package / "rest_store" / "datastore" / "FORMAT.md").exists()
     assert (package / "rest_store" / "drafting" / "default.calibration").exists()
+    assert {path.name for path in package.rglob("*.css")} == {"base.css", "page.css", "report.css"}
+    assert (package / "rest_store" / "generation" / "page.js").exists()
     assert not list(package.rglob("*.hpp"))
     shown = run_info(package, datastore)
     assert shown.returncode == 0, shown.stderr

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -16,40 +14,15 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import rest_store
 from rest_store.cli import main
+from rest_store.engines.metrics import COUNTERS, PREFIX
 from rest_store.service.server.limits import Limits
 from rest_store.service.server.metrics import Metrics
 from rest_store.service.server.sessions import Sessions
 from tests.shared.models import byte_level_bpe
+from tests.shared.pages import PAGES, README, ROOT, commands, python_blocks, words_of
+from tests.shared.scripts import script
 from tests.shared.services import running
 from tests.shared.strategies import Corpus, write_datastore
-
-ROOT = Path(__file__).resolve().parents[1]
-PAGES = {
-    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
-    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("*/README.md")]
-}
-README = PAGES["README.md"]
-
-
-def blocks(page: str, language: str) -> list[str]:
-    """Return the code blocks of a page in a language; "" for commands."""
-    return [block for found, block in re.findall(r"```(\w*)\n(.*?)```", page, re.DOTALL) if found == language]
-
-
-def commands(page: str, program: str) -> list[list[str]]:
-    """Return the words of each command of `program` in a page's code blocks."""
-    lines = [line for block in blocks(page, "") for line in block.replace("\\\n", " ").splitlines()]
-    return [
-        shlex.split(line, comments=True)
-        for line in map(str.strip, lines)
-        if line.removeprefix("$ ").startswith(program)
-    ]
-
-
-def words_of(program: str) -> list[list[str]]:
-    """Return the commands of `program` in all pages, each once, without a prompt sign."""
-    found = {tuple(words[words[0] == "$" :]) for page in PAGES.values() for words in commands(page, program + " ")}
-    return [list(words) for words in sorted(found)]
 
 
 def test_the_readme_is_short() -> None:
@@ -64,34 +37,44 @@ def test_make_targets_exist() -> None:
 
 
 def test_the_test_command_of_ci_is_the_readmes() -> None:
-    assert ["make", "test"] in commands(README, "make ")
+    assert ["make", "test"] in commands(README, "make")
     assert "make test" in (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+
+
+def options_of(command: click.Command, words: list[str]) -> None:
+    """Require that the options in `words` are those of `command`, or of what its first words name."""
+    named = []
+    while isinstance(command, click.Group) and len(named) < len(words) and not words[len(named)].startswith("-"):
+        context = click.Context(command)
+        assert words[len(named)] in command.list_commands(context)
+        found = command.get_command(context, words[len(named)])
+        assert found is not None
+        command = found
+        named.append(found.name)
+    shown = CliRunner().invoke(command, ["--help"])
+    assert shown.exit_code == 0
+    assert {word for word in words if word.startswith("--")} <= set(re.findall(r"--[a-z-]+", shown.output))
 
 
 @pytest.mark.parametrize(
     "words", words_of("rest-store") + [["rest-store", "build", *words[1:]] for words in words_of("rest-build")]
 )
 def test_commands_take_the_options_shown(words: list[str]) -> None:
-    command = words[1:3] if words[1] in ("bench", "live") else words[1:2]
-    shown = CliRunner().invoke(main, [*command, "--help"])
-    assert shown.exit_code == 0
-    assert {word for word in words if word.startswith("--")} <= set(re.findall(r"--[a-z-]+", shown.output))
+    options_of(main, words[1:])
 
 
-@pytest.mark.parametrize("words", [words for words in words_of("python") if words[1].startswith("benchmarks/")])
+@pytest.mark.parametrize("words", [words for words in words_of("python") if "/" in words[1]])
 def test_scripts_take_the_options_shown(words: list[str]) -> None:
-    main = importlib.import_module(Path(words[1]).stem).main
-    command = words[2:3] if isinstance(main, click.Group) else []
-    shown = CliRunner().invoke(main, [*command, "--help"])
-    assert shown.exit_code == 0
-    assert {word for word in words if word.startswith("--")} <= set(re.findall(r"--[a-z-]+", shown.output))
+    if words[1] == "examples/vllm_drafts.py":
+        pytest.importorskip("vllm")
+    options_of(script(words[1]).main, words[2:])
 
 
 def test_the_example_of_queries_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "demo" / "python.ds").mkdir(parents=True)
     write_datastore(tmp_path / "demo" / "python.ds", Corpus(49_152, [[[327, 335, 281, 2155, 24, 7, 8], [335, 281, 9]]]))
-    (_, example) = blocks(README, "python")
+    (*_, example) = python_blocks(README)
     names: dict[str, object] = {}
     exec(example, names)
     assert names["store"].longest_suffix_match(names["context"]) == rest_store.SuffixMatch(5, 1)  # type: ignore[attr-defined]
@@ -103,28 +86,31 @@ def test_the_example_of_queries_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_the_example_of_generation_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    source, folder = tmp_path / "rest-store" / "rest_store", tmp_path / "first-hour"
+    source.mkdir(parents=True)
+    (source / "lines.py").write_text("def read_lines(path):\n    return path.read_text()\n" * 20)
+    folder.mkdir()
+    monkeypatch.chdir(folder)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_level_bpe(), eos_token="<|endoftext|>")
     config = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4
     )
-    tokenizer.save_pretrained("model")
-    LlamaForCausalLM(config).save_pretrained("model")
-    Path("text.txt").write_text("def fibonacci(n):\n    return n\n" * 20)
-    build = ["build", "--corpus", "text.txt", "--tokenizer", "model", "--out", "demo/python.ds"]
-    assert CliRunner().invoke(main, build).exit_code == 0
-    (example, _) = blocks(README, "python")
-    assert example.count("HuggingFaceTB/SmolLM2-135M-Instruct") == 1
+    tokenizer.save_pretrained("smollm2")
+    LlamaForCausalLM(config).save_pretrained("smollm2")
+    first, second, _ = python_blocks(README)
     names: dict[str, Any] = {}
-    exec(example.replace("HuggingFaceTB/SmolLM2-135M-Instruct", "model"), names)
-    model, inputs = names["model"], names["inputs"]
-    assert names["output"].tolist() == model.generate(**inputs, max_new_tokens=64).tolist()
-    assert capsys.readouterr().out.startswith("def fibonacci(n):")
+    exec(first, names)
+    output, model = names["output"], names["model"]
+    assert output.comparison.identical
+    assert capsys.readouterr().out == f"{output}\n"
+    names["inputs"] = {"input_ids": output.sequences[:, :-96]}
+    exec(second, names)
+    assert names["output"].tolist() == model.generate(**names["inputs"], max_new_tokens=64).tolist()
 
 
 def test_the_example_of_the_protocol_runs(tmp_path: Path) -> None:
     datastore = write_datastore(tmp_path, Corpus(300, [[[5, 6, 7, 8]]]))
-    (example,) = blocks(PAGES["docs/protocol.md"], "python")
+    (example,) = python_blocks(PAGES["docs/reference/protocol.md"])
     output: list[int] = []
     drafts: list[list[int]] = []
 
@@ -142,7 +128,7 @@ def test_the_example_of_the_protocol_runs(tmp_path: Path) -> None:
 
 
 def test_the_source_of_contributing_drafts() -> None:
-    (example,) = blocks(PAGES["CONTRIBUTING.md"], "python")
+    (example,) = python_blocks(PAGES["CONTRIBUTING.md"])
     names: dict[str, Any] = {}
     exec(example, names)
     assert names["tree"].tokens.tolist()[:1] == [7]
@@ -158,7 +144,7 @@ def test_links_lead_somewhere(name: str) -> None:
         assert not anchor or anchor in {re.sub(r"[^\w -]", "", text).lower().replace(" ", "-") for text in headings}
 
 
-@pytest.mark.parametrize("name", ["docs/architecture.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("name", ["docs/explanation/architecture.md", "docs/explanation/methods.md", "CONTRIBUTING.md"])
 def test_paths_named_exist(name: str) -> None:
     """Of every path in back quotes with a folder; a folder ends with a slash."""
     tops = "rest_store|build_index|benchmarks|tests|docs|proto|deploy|examples"
@@ -169,9 +155,9 @@ def test_paths_named_exist(name: str) -> None:
 
 
 def test_modules_named_by_their_package_exist() -> None:
-    """The table of packages in docs/architecture.md names a package, then modules of it."""
+    """The table of packages in docs/explanation/architecture.md names a package, then modules of it."""
     rows = re.findall(
-        r"^\| `((?:rest_store|build_index)/\w*/?)` \| (.*) \|$", PAGES["docs/architecture.md"], re.MULTILINE
+        r"^\| `((?:rest_store|build_index)/\w*/?)` \| (.*) \|$", PAGES["docs/explanation/architecture.md"], re.MULTILINE
     )
     assert len(rows) > 5
     for package, contents in rows:
@@ -185,9 +171,12 @@ def test_the_reference_has_every_public_name() -> None:
     assert set(rest_store.__all__) - {"__version__", "RestStoreError"} <= named
 
 
-def test_the_metrics_named_are_those_of_the_service() -> None:
+def test_the_reference_has_every_metric() -> None:
     families = Metrics(["Draft"], "0.1.0", "native").collect(0, 0, False, [], Sessions(Limits()))
-    names = {family.name for family in families}
-    assert len(names) > 10
-    named = {name.removesuffix("_total") for name in re.findall(r"`(rest_store_\w+)`", PAGES["docs/serving.md"])}
-    assert named == names
+    served = {family.name + "_total" * (family.type == "counter") for family in families}
+    engines = {f"{PREFIX}{name}_total" for name, *_ in COUNTERS.values()} | {f"{PREFIX}sessions"}
+    assert min(len(served), len(engines)) > 10
+    page = PAGES["docs/reference/metrics.md"]
+    assert sorted(re.findall(r"`(rest_store_\w+)`", page)) == sorted(served | engines)
+    others = "".join(text for name, text in PAGES.items() if name.startswith("docs/"))
+    assert set(re.findall(r"`(rest_store_\w+)`", others)) <= served | engines

@@ -62,8 +62,10 @@ def run(*command: object) -> subprocess.CompletedProcess[str]:
 
 
 def page_module() -> str:
-    """The TypeScript of docs/protocol.md, with the names that it takes as given."""
-    (snippet,) = re.findall(r"```typescript\n(.*?)```", (ROOT / "docs" / "protocol.md").read_text("utf-8"), re.DOTALL)
+    """The TypeScript of docs/reference/protocol.md, with the names that it takes as given."""
+    (snippet,) = re.findall(
+        r"```typescript\n(.*?)```", (ROOT / "docs" / "reference" / "protocol.md").read_text("utf-8"), re.DOTALL
+    )
     names = {"draft-session": "DraftSession", "service": "Service", "tree": "type Tree"}
     imports = "".join(f'import {{ {name} }} from "./{module}.js";\n' for module, name in names.items())
     given = "declare const prompt: number[], output: number[], verify: (tree: Tree) => Promise<number[]>;\n"

@@ -1,6 +1,7 @@
 """Generations with drafts against plain `generate` of transformers, over tiny models of many architectures.
 
-What must hold (docs/generation.md): the same tokens, greedy or sampled from the same seed, after as many random draws.
+What must hold (docs/how-to/generation.md): the same tokens, greedy or sampled from the same seed, after as many random
+draws.
 Where there is no text, an error of ours, or the very one of plain generation.
 """
 

@@ -1,4 +1,4 @@
-/** A draft session of one generation: the service drafts, this end holds the text. The protocol: docs/protocol.md. */
+/** A draft session of one generation: the service drafts, this end holds the text. The protocol: docs/reference/protocol.md. */
 
 import { status } from "@grpc/grpc-js";
 
