@@ -1,25 +1,64 @@
-"""What pip makes of the source: a wheel with the kernel, and without a compiler one that runs on the reference."""
+"""What pip makes of a source distribution: a wheel with the kernel, and without a compiler one on the reference.
+
+Also what PyPI shows, and which wheels are made.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import tarfile
 import zipfile
+from email import message_from_bytes
+from email.message import Message
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from tests.shared.strategies import Corpus, write_datastore
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def build_wheel(out: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def build_sdist(source: Path, out: Path) -> Path:
+    """Build a source distribution of `source` as a front end would; return the folder unpacked in `out`."""
+    out.mkdir()
+    program = "import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", program, str(out)], check=True, cwd=source, capture_output=True)
+    (archive,) = out.glob("*.tar.gz")
+    with tarfile.open(archive) as files:
+        files.extractall(out, filter="data")
+    return out / archive.name.removesuffix(".tar.gz")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The unpacked source distribution, in a place without git."""
+    return build_sdist(ROOT, tmp_path_factory.mktemp("source") / "sdist")
+
+
+@pytest.fixture(scope="module")
+def metadata(source: Path) -> Message:
+    """What PyPI shows."""
+    return message_from_bytes((source / "PKG-INFO").read_bytes())
+
+
+def project() -> dict[str, Any]:
+    tomllib = pytest.importorskip("tomllib")  # from Python 3.11 on
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        settings: dict[str, Any] = tomllib.load(file)
+    return settings
+
+
+def build_wheel(source: Path, out: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Build in a copy of the environment whose editable install and compiler settings do not shine through."""
     clean = {name: value for name, value in os.environ.items() if name not in ("REST_STORE_REQUIRE_NATIVE", "CXX")}
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
-    command += ["-C", f"build-dir={out / 'build'}", "-w", str(out), str(ROOT)]
+    command += ["-C", f"build-dir={out / 'build'}", "-w", str(out), str(source)]
     return subprocess.run(command, capture_output=True, text=True, check=False, env=clean | environment)
 
 
@@ -30,16 +69,17 @@ def unpacked(out: Path) -> Path:
     return out / "package"
 
 
-def run_info(package: Path, datastore: Path) -> subprocess.CompletedProcess[str]:
-    """Run the unpacked wheel's own command with nothing of the source tree in reach."""
-    program = (
-        "import sys; sys.path.insert(0, sys.argv.pop(1)); from rest_store.cli import main; main(prog_name='rest-store')"
-    )
-    command = [sys.executable, "-P", "-S", "-c", program, str(package), "info", str(datastore)]
+def run(package: Path, *words: object) -> subprocess.CompletedProcess[str]:
+    """Run Python on the unpacked wheel with nothing of the source tree in reach."""
     site = [path for path in sys.path if path.endswith("site-packages")]
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=package, env={"PYTHONPATH": os.pathsep.join(site)}
-    )
+    environment = {"PYTHONPATH": os.pathsep.join([str(package), *site])}
+    command = [sys.executable, "-P", "-S", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=package, env=environment)
+
+
+def run_info(package: Path, datastore: Path) -> subprocess.CompletedProcess[str]:
+    """Run the unpacked wheel's own command."""
+    return run(package, "-c", "from rest_store.cli import main; main(prog_name='rest-store')", "info", datastore)
 
 
 @pytest.fixture
@@ -48,8 +88,17 @@ def datastore(tmp_path: Path) -> Path:
     return write_datastore(tmp_path / "ds", Corpus(300, [[[1, 2, 3]]]))
 
 
-def test_a_wheel_carries_the_kernel_and_runs(tmp_path: Path, datastore: Path) -> None:
-    done = build_wheel(tmp_path, REST_STORE_REQUIRE_NATIVE="1")
+def test_a_source_distribution_holds_what_a_build_needs_and_makes_itself_again(source: Path, tmp_path: Path) -> None:
+    files = {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()}
+    assert {"pyproject.toml", "README.md", "LICENSE", "rest_store/native/CMakeLists.txt", "build_index/cli.py"} <= files
+    assert not {path for path in files if path.startswith((".ci/", ".venv/", "build/", "benchmarks/results/"))}
+    assert not {path for path in files if path.endswith((".so", ".pyc"))}
+    again = build_sdist(source, tmp_path / "again")
+    assert {path.relative_to(again).as_posix() for path in again.rglob("*") if path.is_file()} == files
+
+
+def test_a_wheel_carries_the_kernel_and_runs(source: Path, tmp_path: Path, datastore: Path) -> None:
+    done = build_wheel(source, tmp_path, REST_STORE_REQUIRE_NATIVE="1")
     assert done.returncode == 0, done.stdout + done.stderr
     package = unpacked(tmp_path)
     assert list((package / "rest_store").glob("_kernel*.so"))
@@ -63,10 +112,15 @@ def test_a_wheel_carries_the_kernel_and_runs(tmp_path: Path, datastore: Path) ->
     assert shown.returncode == 0, shown.stderr
     assert "kernel:    native" in shown.stdout
     assert shown.stderr == ""
+    checked = run(package, ROOT / "tests" / "installed_wheel.py")
+    assert checked.returncode == 0, checked.stderr
+    assert "_kernel" in checked.stdout
 
 
-def test_without_a_compiler_the_package_installs_and_says_what_it_runs_on(tmp_path: Path, datastore: Path) -> None:
-    done = build_wheel(tmp_path, CXX="/bin/false")
+def test_without_a_compiler_the_package_installs_and_says_what_it_runs_on(
+    source: Path, tmp_path: Path, datastore: Path
+) -> None:
+    done = build_wheel(source, tmp_path, CXX="/bin/false")
     assert done.returncode == 0, done.stdout + done.stderr
     package = unpacked(tmp_path)
     assert not list(package.rglob("*.so"))
@@ -77,7 +131,50 @@ def test_without_a_compiler_the_package_installs_and_says_what_it_runs_on(tmp_pa
     assert len(shown.stderr.splitlines()) == 1
 
 
-def test_without_a_compiler_a_required_kernel_is_an_error(tmp_path: Path) -> None:
-    done = build_wheel(tmp_path, CXX="/bin/false", REST_STORE_REQUIRE_NATIVE="1")
+def test_without_a_compiler_a_required_kernel_is_an_error(source: Path, tmp_path: Path) -> None:
+    done = build_wheel(source, tmp_path, CXX="/bin/false", REST_STORE_REQUIRE_NATIVE="1")
     assert done.returncode != 0
     assert not list(tmp_path.glob("*.whl"))
+
+
+def test_pypi_shows_the_readme_with_absolute_links_alone(metadata: Message) -> None:
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    shown = str(metadata.get_payload(decode=True), "utf-8")  # type: ignore[arg-type]
+    assert shown.startswith("# rest-store\n")
+    links = re.findall(r"\]\(([^)\s]*)|(?:src|srcset|href)=\"([^\"]*)", shown)
+    assert len(links) > 5
+    assert [link for link in map("".join, links) if not link.startswith("https://")] == []
+    home = project()["project"]["urls"]["Homepage"]
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"]({home}/blob/main/docs/" in shown
+    assert "](docs/" in readme
+
+
+def test_all_addresses_of_the_project_are_in_one_place(metadata: Message) -> None:
+    home = project()["project"]["urls"]["Homepage"]
+    urls = dict(line.split(", ") for line in metadata.get_all("Project-URL", []))
+    assert {"Homepage", "Documentation", "Source", "Changelog", "Issues"} <= set(urls)
+    assert all(url.startswith(home) for url in urls.values())
+    for url in urls.values():
+        if "/blob/main/" in url:
+            assert (ROOT / url.split("/blob/main/")[1]).exists()
+    raw = home.replace("github.com", "raw.githubusercontent.com")
+    hook = project()["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
+    for substitution in hook["substitutions"]:
+        assert substitution["replacement"].startswith((f"\\1{home}", f"\\1{raw}"))
+
+
+def test_wheels_are_made_for_the_pythons_that_are_named(metadata: Message) -> None:
+    named = re.findall(r"Python :: (3\.\d+)", "\n".join(metadata.get_all("Classifier", [])))
+    built = project()["tool"]["cibuildwheel"]["build"]
+    assert named == ["3.10", "3.11", "3.12", "3.13", "3.14"]
+    assert built == [f"cp{version.replace('.', '')}-manylinux_*" for version in named]
+    assert metadata["Requires-Python"] == f">={named[0]}"
+    assert "Typing :: Typed" in metadata.get_all("Classifier", [])
+
+
+def test_both_architectures_have_a_runner() -> None:
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "wheels.yml").read_text(encoding="utf-8"))["jobs"]
+    runners = jobs["wheels"]["strategy"]["matrix"]["runner"]
+    assert sorted(runner.endswith("-arm") for runner in runners) == [False, True]
+    assert any("cibuildwheel" in step.get("run", "") for step in jobs["wheels"]["steps"])

@@ -26,6 +26,7 @@ from rest_store.bench.tables import (
     sizes_table,
     speed_table,
     suffix_decoding_table,
+    typical_table,
     vllm_table,
 )
 from rest_store.errors import ResultsError, describe
@@ -113,5 +114,6 @@ TABLES: dict[str, Callable[[Mapping[str, Result]], Table]] = {
     "suffix-decoding": lambda results: suffix_decoding_table(
         results["peers_suffix_decoding"].figures["suffix decoding"]
     ),
+    "typical": lambda results: typical_table(results["typical"].figures),
     "vllm": lambda results: vllm_table(results["vllm"].figures),
 }

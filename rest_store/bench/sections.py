@@ -24,6 +24,7 @@ from rest_store.bench.tables import (
     sizes_table,
     speed_table,
     suffix_decoding_table,
+    typical_table,
     vllm_table,
 )
 
@@ -327,6 +328,11 @@ _KINDS: dict[str, tuple[str, str, _Show]] = {
         "vLLM",
         "The same prompts answered by vLLM with each way of drafting in turn.",
         _vllm,
+    ),
+    "typical": (
+        "Typical acceptance",
+        "Exact sampling and typical acceptance: speed, and how far the texts are from the model's distribution.",
+        lambda figures: [typical_table(figures)],
     ),
     "query": ("Queries", "What a draft costs through the Python API, for contexts of recorded outputs.", _query),
     "service": (

@@ -277,6 +277,34 @@ def live_table(figures: Mapping[str, Any]) -> Table:
     return Table("M by what is remembered", header, rows)
 
 
+def typical_table(figures: Mapping[str, Any]) -> Table:
+    """Exact sampling and typical acceptance: M, speed, and how far the distribution of texts is from the model's."""
+    rows: list[list[Cell]] = []
+    for temperature, ways in figures["temperatures"].items():
+        for way, row in ways.items():
+            at_steps = row.get("total variation at steps of exact sampling")
+            rows.append(
+                [
+                    f"{temperature}, {way}",
+                    f"{row['M']:.2f}",
+                    f"{row['speedup']:.2f}",
+                    f"{row['kept']:.0%}",
+                    f"{row['total variation']:.3f}" + ("" if at_steps is None else f" / {at_steps:.3f}"),
+                    f"{row['perplexity']:.2f}",
+                    f"{row['entropy']:.2f}",
+                    f"{row['distinct 2-grams']:.0%}",
+                ]
+            )
+    header = [
+        "temperature, acceptance",
+        "M",
+        "speed",
+        "kept without a draw",
+        "total variation: of its texts / of samples",
+    ]
+    return Table("Typical acceptance", [*header, "perplexity", "entropy, nats", "distinct 2-grams"], rows)
+
+
 def vllm_table(figures: Mapping[str, Any]) -> Table:
     """Tokens a second in vLLM, relative to no drafts, and of a row and step, by way of drafting and rows at once."""
     parts = {"": figures["batches"], "nothing to draft; ": figures["nothing to draft"]}

@@ -101,6 +101,26 @@ Examples:
     help="Sample from the likeliest tokens that have this probability together.",
 )
 @click.option("--top-k", metavar="N", type=click.IntRange(1), help="Sample from the N likeliest tokens.")
+@click.option(
+    "--acceptance",
+    type=click.Choice(("exact", "typical")),
+    default="exact",
+    help="How sampling accepts draft tokens. Typical is lossy: it keeps plausible ones without a draw.",
+)
+@click.option(
+    "--typical-threshold",
+    metavar="P",
+    type=click.FloatRange(0, 1),
+    default=0.09,
+    help="Typical acceptance keeps a draft token with a probability above this,",
+)
+@click.option(
+    "--typical-alpha",
+    metavar="FACTOR",
+    type=click.FloatRange(0),
+    default=0.3,
+    help="or above this times exp(-entropy), where that is less.",
+)
 @click.option("--seed", metavar="N", type=int, show_default="a random one", help="Seed of the random generator.")
 @dtype_option("auto")
 @device_option
@@ -125,6 +145,9 @@ def generate(
     temperature: float | None,
     top_p: float | None,
     top_k: int | None,
+    acceptance: str,
+    typical_threshold: float,
+    typical_alpha: float,
     seed: int | None,
     dtype: str,
     device: str | None,
@@ -146,6 +169,10 @@ def generate(
 
     if page_path is not None and len(prompts) != 1:
         raise click.UsageError("--html takes one --prompt")
+    sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
+    sampling = {name: value for name, value in sampling.items() if value is not None}
+    if acceptance == "typical" and not sampling:
+        raise click.UsageError("--acceptance typical is for sampling: give --temperature, --top-p or --top-k")
     learnt = None if calibration is None else rest_store.Calibration.load(calibration)
     reach = {**access.arguments(), "send_text": send_text}
     places = list(dict.fromkeys(map(_normal, [*datastores, *([remember] if remember is not None else [])])))
@@ -162,17 +189,23 @@ def generate(
         store.tokenizer.require_same(identity, place)
     reach["tokenizer"] = identity
     stores = {place: opened.get(place) or _opened(place, tokenizer, reach) for place in places}
-    options: dict[str, Any] = {"max_new_tokens": max_new_tokens}
-    sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
-    options |= {name: value for name, value in sampling.items() if value is not None}
-    options["do_sample"] = len(options) > 1
+    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": bool(sampling), **sampling}
     sources = [*stores.values(), rest_store.PromptLookup(), rest_store.RecycledLogits()]
     names = [*("remembered" if place == kept else "datastore" for place in places), "prompt", "recycled"]
     labels = [*places, "prompt lookup", "recycled logits"]
     target = None if kept is None else stores[kept]
     widths = WIDTHS if graphs else ()
     generator = Generator(
-        network, tokenizer, sources, max_nodes=max_nodes, widths=widths, remember=target, calibration=learnt
+        network,
+        tokenizer,
+        sources,
+        max_nodes=max_nodes,
+        widths=widths,
+        remember=target,
+        calibration=learnt,
+        acceptance=acceptance,
+        typical_threshold=typical_threshold,
+        typical_alpha=typical_alpha,
     )
     writer = Writer(generator, options, names, labels, seed=seed, compare=compare, as_json=as_json)
     if prompts:

@@ -31,6 +31,7 @@ from rest_store.generation.drafting import SessionMaker
 from rest_store.generation.loop import Generation
 from rest_store.generation.options import Options
 from rest_store.generation.support import warn_ignored
+from rest_store.generation.typical import ACCEPTANCES, ALPHA, THRESHOLD
 
 
 def generate(
@@ -47,6 +48,9 @@ def generate(
     widths: Sequence[int] = (),
     remember: Any = None,
     calibration: Any = None,
+    acceptance: str = ACCEPTANCES[0],
+    typical_threshold: float = THRESHOLD,
+    typical_alpha: float = ALPHA,
     stream_to: Any = None,
     streamer: Any = None,
     stop_strings: Any = None,
@@ -78,6 +82,12 @@ def generate(
         calibration: of the sessions, a `Calibration` or the path of one, as `rest-store calibrate` writes it; None: the
             package's. What a `Calibration` learns, it keeps for later generations. Sessions of a callable `drafter`
             bring their own.
+        acceptance: "exact", or "typical" when sampling: draft tokens that the model finds plausible are kept without a
+            draw (Medusa, arXiv 2401.10774, section 2.3.1). **Lossy**: fewer forward passes, but the text is no longer a
+            sample of the model's distribution; it is more predictable, and leans towards what was drafted.
+        typical_threshold: of typical acceptance: a draft token is kept if its probability, after all logits processors,
+            exceeds min(typical_threshold, typical_alpha * exp(-entropy)); 0..1, and at 1 sampling is exact.
+        typical_alpha: the same, 0 or more. Smaller values accept more, of both.
         stream_to: a streamer of transformers, given the prompt and each token (one row only).
         streamer: the same, as `model.generate` takes it.
         stop_strings: refused: `model.generate` keeps their `tokenizer` to itself.
@@ -90,11 +100,12 @@ def generate(
     Raises:
         ModelNotSupportedError: not a decoder-only model whose keys and values can be kept for one path of a tree.
         ModeNotSupportedError: not greedy search or sampling, inputs other than text, a processor or criterion that
-            does not judge rows one by one, `stop_strings`, two streamers, or one for several rows.
+            does not judge rows one by one, `stop_strings`, two streamers, or one for several rows; typical acceptance
+            in greedy search or with a SynthID watermark.
         CacheNotSupportedError: a quantized, offloaded or recurrent cache.
         DrafterError: `drafter` is neither a list of sources nor a callable that takes a prompt and returns a session.
         SourceError: one of `drafter` is not a source, is given twice, or there are too many.
-        LimitError: `max_nodes`, `source_timeout` or `widths` out of range.
+        LimitError: `max_nodes`, `source_timeout`, `widths`, `acceptance` or one of its numbers out of range.
         NativeKernelError: the kernel was not compiled, and `drafter` is a list of sources.
         SessionError: a `DraftSession` that `drafter` makes refuses its sources.
         RememberError: nothing can be added to `remember`.
@@ -119,7 +130,17 @@ def generate(
         raise ModeNotSupportedError(
             describe("generate", "a streamer", "given twice", "streamer or stream_to, one of them")
         )
-    options = Options(max_nodes, source_timeout, adaptive, widths, remember, calibration)
+    options = Options(
+        max_nodes,
+        source_timeout,
+        adaptive,
+        widths,
+        remember,
+        calibration,
+        acceptance,
+        typical_threshold,
+        typical_alpha,
+    )
     generation = Generation(
         model,
         input_ids,

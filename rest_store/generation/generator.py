@@ -34,7 +34,7 @@ class Generator:
         tokenizer: its tokenizer; needed for prompts and stop strings that are text.
         sources: the `drafter` of `rest_store.generate`.
         options: of `rest_store.generate`: `max_nodes`, `source_timeout`, `adaptive`, `widths`, `remember`,
-            `calibration`.
+            `calibration`, `acceptance`, `typical_threshold`, `typical_alpha`.
 
     Raises:
         DrafterError, SourceError, NativeKernelError: `sources` cannot draft, as of `rest_store.generate`.

@@ -27,6 +27,7 @@ from rest_store.generation.sampling import Choice, Stops
 from rest_store.generation.support import require_mode, require_model, vocabulary_size
 from rest_store.generation.top_k import TopTokens, read_top_tokens
 from rest_store.generation.trace import Trace
+from rest_store.generation.typical import TypicalStep
 from rest_store.generation.verify import Step, Verifier
 
 
@@ -80,6 +81,7 @@ class Generation:
         self._widths = options.widths_for(self._new_tokens)
         self._max_nodes = options.max_nodes_on(device)
         require_mode(generation_config, logits_processor)
+        self._typical = options.typical_rule(bool(generation_config.do_sample), logits_processor)
         length = prompt_length(input_ids, model_kwargs) + self._new_tokens
         require_model(model, length, self._max_nodes, fixed=bool(self._widths))
         require_prompt(model, input_ids, model_kwargs)
@@ -238,11 +240,16 @@ class Generation:
         children: dict[tuple[int, int], int] = {}  # by place of the parent and token; of equal siblings the first
         for node, edge in enumerate(zip(draft.tree.parents.tolist(), draft.tree.tokens.tolist(), strict=True)):
             children.setdefault((edge[0] + 1, edge[1]), node + 1)
+        typical = None
+        if (rule := self._typical) is not None:
+            typical = TypicalStep(rule, children, self._choice, number, row.ids(), logits, self._stops.is_end)
         tokens, path = [], [0]
         while True:
             place = path[-1]
             if best is not None:
                 token, scores = best[place], None
+            elif typical is not None:
+                token, scores = typical.choose(place)
             else:
                 token, scores = self._choice.choose(number, row.ids(), logits[place : place + 1])
             self._keep_logits(row, scores, logits[place : place + 1])

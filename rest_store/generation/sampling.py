@@ -2,7 +2,7 @@
 
 Every generated token is one call of the logits processors, at most one draw and one call of the stopping criteria, in
 the order of the sequence and with all that precedes it. A draft is accepted as far as the chosen tokens follow it, so
-drafts cannot bias anything. Nothing here is thread-safe.
+drafts cannot bias anything; `rest_store.generation.typical` is the exception. Nothing here is thread-safe.
 """
 
 from __future__ import annotations
@@ -116,6 +116,11 @@ class Choice:
         Raises:
             ModeNotSupportedError: a processor returns scores of another shape.
         """
+        scores = self.scores(row, ids, logits)
+        return self.pick(row, scores), scores
+
+    def scores(self, row: int, ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """Return the processed scores of the next token of `row`, float32[1, vocabulary]; arguments as of `choose`."""
         scores = logits.to(copy=True, dtype=torch.float32)
         for processor in self._processors[row]:
             scores = processor(ids, scores)
@@ -124,11 +129,13 @@ class Choice:
                 raise ModeNotSupportedError(
                     describe(type(processor).__name__, "the shape of its scores", list(scores.shape), expected)
                 )
+        return scores
+
+    def pick(self, row: int, scores: torch.Tensor) -> int:
+        """Return the next token of `row`, drawn from its processed scores or the most likely one."""
         if self._sample:
-            token = self._draws.draw(row, torch.nn.functional.softmax(scores, dim=-1))
-        else:
-            token = torch.argmax(scores, dim=-1)
-        return int(token), scores
+            return int(self._draws.draw(row, torch.nn.functional.softmax(scores, dim=-1)))
+        return int(torch.argmax(scores, dim=-1))
 
     def finish(self, row: int) -> None:
         """Note that `row` has ended."""
@@ -193,6 +200,10 @@ class Stops:
         for criterion in criteria:
             if type(criterion) is EosTokenCriteria:
                 self._ends.update(criterion.eos_token_id.flatten().tolist())
+
+    def is_end(self, token: int) -> bool:
+        """Return whether `token` ends a row, whatever precedes it."""
+        return token in self._ends
 
     def after(self, token: int, length: int) -> bool:
         """Return whether a row of `length` tokens that ends in `token` has ended; for plain criteria."""

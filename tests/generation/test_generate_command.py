@@ -17,7 +17,7 @@ from rest_store.cli import main
 from rest_store.errors import ModelLoadError
 from rest_store.generation.generator import Generator
 from rest_store.generation.model import load_model
-from rest_store.generation.options import WIDTHS
+from rest_store.generation.options import WIDTHS, Options
 from tests.shared.html import read
 from tests.shared.strategies import refused
 from tests.shared.tiny import text_tokenizer, write_model
@@ -43,6 +43,29 @@ def test_the_command_writes_text(model_directory: Path, tmp_path: Path, options:
     facts = json.loads(as_json.stdout)
     assert facts["tokens"] == 12
     assert facts["text"].strip() in done.output
+
+
+def test_the_command_accepts_typical_drafts_when_asked_to(
+    model_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Options] = []
+    begin = Generator.begin
+
+    def noting(generator: Generator, *prompt: Any, **options: Any) -> Any:
+        made.append(generator._options)
+        return begin(generator, *prompt, **options)
+
+    monkeypatch.setattr(Generator, "begin", noting)
+    words = ["--prompt", "for i in i in i in", "--json"]
+    done = write(model_directory, *words, "--acceptance", "typical")
+    assert done.exit_code == 2
+    assert "--acceptance typical is for sampling: give --temperature" in done.output
+    words += ["--temperature", "0.5"]
+    for more in ([], ["--acceptance", "typical"], ["--acceptance", "typical", "--typical-threshold", "0.2"]):
+        assert write(model_directory, *words, *more, "--typical-alpha", "0.3").exit_code == 0
+    assert [options.acceptance for options in made] == ["exact", "typical", "typical"]
+    assert [options.typical_threshold for options in made] == [Options().typical_threshold] * 2 + [0.2]
+    assert [options.typical_alpha for options in made] == [Options().typical_alpha] * 3
 
 
 def test_the_command_refuses_what_is_not_there(tmp_path: Path, model_directory: Path) -> None:

@@ -1,0 +1,271 @@
+"""Typical acceptance: the rule of Medusa, which path is followed, and what stays exact."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    LogitsProcessorList,
+    RepetitionPenaltyLogitsProcessor,
+    SynthIDTextWatermarkingConfig,
+    TemperatureLogitsWarper,
+)
+
+import rest_store
+from rest_store.bench.baselines import tree_of
+from rest_store.datastore.tree import TokenTree
+from rest_store.errors import LimitError, ModeNotSupportedError
+from rest_store.generation.sampling import Choice
+from rest_store.generation.typical import TypicalRule, TypicalStep
+from tests.shared.strategies import refused
+from tests.shared.tiny import VOCABULARY, prompts, tiny_model
+
+CPU = torch.device("cpu")
+EVERYTHING = {"acceptance": "typical", "typical_threshold": 0.0}
+NOTHING = {"acceptance": "typical", "typical_threshold": 1.0, "typical_alpha": math.inf}
+
+
+class Same:
+    """A session that drafts the same tree at each step."""
+
+    def __init__(self, *paths: Sequence[int]) -> None:
+        self.tree = tree_of(paths)
+
+    def draft(self, *, max_nodes: int, costs: Any) -> TokenTree:
+        return self.tree
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def step(rule: TypicalRule, tree: TokenTree, logits: torch.Tensor, *processors: Any, ends: Sequence[int] = ()) -> Any:
+    """A step with `tree` behind a row of the token 0."""
+    edges = enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True))
+    children = {(parent + 1, token): node + 1 for node, (parent, token) in edges}
+    choice = Choice(LogitsProcessorList(processors), sample=True, rows=1, device=CPU)
+    return TypicalStep(rule, children, choice, 0, torch.tensor([[0]]), logits, lambda token: token in ends)
+
+
+def paths_to(tree: TokenTree) -> list[tuple[int, ...]]:
+    """Return the path to each node."""
+    paths: list[tuple[int, ...]] = []
+    for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    return paths
+
+
+def logits_of(*distributions: Sequence[float]) -> torch.Tensor:
+    return torch.tensor(distributions).log()
+
+
+def test_the_rule_is_medusas() -> None:
+    rule = TypicalRule(threshold=0.2, alpha=0.3)
+    sharp = logits_of([0.97, 0.01, 0.01, 0.01])  # entropy 0.17 nats, so the threshold decides
+    flat = logits_of([0.4, 0.21, 0.2, 0.19])  # entropy 1.33 nats: 0.3 * exp(-1.33) = 0.079
+    assert rule.accepted(sharp, [0, 1]) == pytest.approx([0.97, 0])
+    assert rule.accepted(flat, [3, 1, 2, 0]) == pytest.approx([0.19, 0.21, 0.2, 0.4])
+    assert TypicalRule(0.2, 2.0).accepted(flat, [3, 1]) == pytest.approx([0, 0.21])
+    assert TypicalRule(0.0, 0.3).accepted(logits_of([0.5, 0.5, 0.0]), [0, 2]) == [0.5, 0]
+    assert TypicalRule(1.0, math.inf).accepted(logits_of([1.0, 0.0]), [0]) == [0]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_longest_path_is_that_of_medusas_code(seed: int) -> None:
+    """`evaluate_posterior` of Medusa (`fast`) judges all paths from root to leaf; it is written out here for a tree."""
+    random = np.random.default_rng(seed)
+    paths = [random.integers(0, 4, random.integers(1, 6)).tolist() for _ in range(6)]
+    tree = tree_of(paths)
+    temperature, threshold, alpha = 0.7, 0.3, 0.6
+    logits = torch.from_numpy(random.normal(size=(1 + len(tree), 6)).astype(np.float32)) * 2
+    probabilities = torch.softmax(logits / temperature, dim=-1)
+    entropy = -(probabilities * probabilities.log()).sum(dim=-1)
+    least = torch.minimum(torch.full_like(entropy, threshold), torch.exp(-entropy) * alpha)
+    judged = []
+    for path in paths:
+        place, length, likelihood = 0, 0, 0.0
+        for token in path:
+            if probabilities[place, token] <= least[place]:
+                break
+            length, likelihood = length + 1, likelihood + math.log(probabilities[place, token])
+            (child,) = [node for node in tree.children(place - 1) if tree.tokens[node] == token]
+            place = int(child) + 1
+        judged.append((length, likelihood, path[:length]))
+    expected = max(judged, key=lambda one: one[:2])[2]
+    chosen = step(TypicalRule(threshold, alpha), tree, logits, TemperatureLogitsWarper(temperature)).longest_path()
+    assert chosen == expected
+
+
+def test_of_equally_long_paths_the_most_likely_is_followed_and_then_the_first() -> None:
+    tree = tree_of([[1, 5], [2, 5], [3, 5], [4]])
+    rule = TypicalRule(0.05, 1e9)
+    root = [0.0, 0.2, 0.3, 0.1, 0.4, 0.0]
+    sure, split = [0.0, 0.0, 0.0, 0.0, 0.0, 1.0], [0.5, 0.0, 0.0, 0.0, 0.0, 0.5]
+    at = {(1,): sure, (2,): split, (3,): sure}
+    logits = logits_of(root, *(at.get(path, sure) for path in paths_to(tree)))
+    assert step(rule, tree, logits).longest_path() == [1, 5], "0.2 * 1 before 0.3 * 0.5 and 0.1 * 1"
+    even = logits_of([0.0, 0.25, 0.25, 0.25, 0.25, 0.0], *[sure] * len(tree))
+    assert step(rule, tree, even).longest_path() == [1, 5]
+
+
+def test_drafts_behind_the_end_of_a_text_do_not_count() -> None:
+    tree = tree_of([[1, 2, 3], [4, 5]])
+    flat = torch.zeros(1 + len(tree), 6)
+    assert step(TypicalRule(0.0), tree, flat).longest_path() == [1, 2, 3]
+    assert step(TypicalRule(0.0), tree, flat, ends=[1]).longest_path() == [4, 5]
+
+
+def test_processors_see_the_path_and_each_place_once() -> None:
+    seen = []
+
+    class Noting:
+        def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            seen.append(ids[0].tolist())
+            return scores
+
+    tree = tree_of([[1, 2, 3], [1, 4], [5]])
+    chosen = step(TypicalRule(0.0), tree, torch.zeros(1 + len(tree), 6), Noting())
+    place, tokens = 0, []
+    while True:
+        token, _ = chosen.choose(place)
+        tokens.append(token)
+        if len(tokens) == 4:
+            break
+        (node,) = [node for node in tree.children(place - 1) if tree.tokens[node] == token]
+        place = int(node) + 1
+    assert tokens[:3] == [1, 2, 3]
+    assert sorted(seen) == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]]
+
+
+# --- Generations ------------------------------------------------------------------------------------------------------
+
+
+def generate(model: Any, inputs: dict[str, torch.Tensor], *paths: Sequence[int], seed: int = 0, **options: Any) -> Any:
+    torch.manual_seed(seed)
+    return model.generate(
+        **inputs,
+        **{"max_new_tokens": 12, "do_sample": True, "top_k": 0, **options},
+        custom_generate=rest_store.generate,
+        drafter=lambda _: Same(*paths),
+        adaptive=False,
+        return_dict_in_generate=True,
+    )
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_where_no_draft_token_passes_sampling_is_exact(rows: int) -> None:
+    model, inputs = tiny_model("llama"), prompts(rows)
+    torch.manual_seed(3)
+    plain = model.generate(**inputs, max_new_tokens=12, do_sample=True, top_k=0)
+    drafted = [[token] for token in sorted(set(plain[:, 14:].flatten().tolist()))]
+    output = generate(model, inputs, *drafted, seed=3, max_nodes=64, **NOTHING)
+    assert torch.equal(output.sequences, plain)
+    assert output.statistics.drafts.accepted > 0, "a drawn token that is drafted is followed"
+    lossy = generate(model, inputs, *drafted, seed=3, max_nodes=64, **EVERYTHING)
+    assert not torch.equal(lossy.sequences, plain)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_accepted_paths_are_written_and_the_token_behind_them_is_drawn(rows: int) -> None:
+    model, inputs = tiny_model("llama"), prompts(rows)
+    output = generate(model, inputs, [7, 8, 9], max_new_tokens=13, temperature=2.0, output_scores=True, **EVERYTHING)
+    text = output.sequences[:, 14:]
+    assert output.statistics.forward_passes == 4
+    for start in (1, 5, 9):  # the first token is that of the prompt's pass
+        assert text[:, start : start + 3].tolist() == [[7, 8, 9]] * rows
+    drawn = torch.cat([text[:, :1], text[:, 4::4]], dim=1)
+    assert len({tuple(tokens) for tokens in drawn.tolist()}) == rows
+    torch.manual_seed(0)
+    for place in (0, 4, 8, 12):
+        chances = torch.softmax(output.scores[place], dim=-1)
+        for row in range(rows):
+            state = torch.get_rng_state()
+            token = torch.multinomial(chances[row : row + 1].expand(rows, -1), 1)[row]
+            assert int(token) == int(text[row, place])
+            if row < rows - 1:
+                torch.set_rng_state(state)
+
+
+def test_scores_are_those_of_the_text_that_was_written() -> None:
+    model, inputs = tiny_model("llama"), prompts(1)
+    paths = ([7, 8, 9], [7, 5], [11, 12])
+    output = generate(model, inputs, *paths, repetition_penalty=1.7, output_scores=True, **EVERYTHING)
+    assert output.statistics.drafts.accepted > 3
+    penalty = RepetitionPenaltyLogitsProcessor(1.7)
+    with torch.no_grad():
+        logits = model(output.sequences).logits
+    for place, scores in enumerate(output.scores):
+        end = 14 + place
+        expected = penalty(output.sequences[:, :end], logits[:, end - 1])
+        assert torch.allclose(scores, expected, atol=1e-4)
+
+
+def test_tokens_that_sampling_would_not_draw_are_not_accepted() -> None:
+    model, inputs = tiny_model("llama"), prompts(1)
+    every = [[token] for token in range(VOCABULARY)]
+    torch.manual_seed(5)
+    greedy = model.generate(**inputs, max_new_tokens=12, do_sample=False)
+    output = generate(model, inputs, *every, top_k=1, max_nodes=VOCABULARY, **EVERYTHING)
+    assert torch.equal(output.sequences, greedy)
+    assert output.statistics.drafts.accepted > 0
+
+
+def test_a_text_ends_within_an_accepted_path() -> None:
+    model, inputs = tiny_model("llama"), prompts(2)
+    output = generate(model, inputs, [7, 8, 9], eos_token_id=8, **EVERYTHING)
+    assert output.sequences[:, 15:].tolist() == [[7, 8]] * 2
+
+
+def test_a_generator_takes_it_for_one_generation_or_for_all() -> None:
+    model, inputs = tiny_model("llama"), prompts(1)
+    options = {"max_new_tokens": 9, "do_sample": True, "top_k": 0}
+    always = rest_store.Generator(model, None, lambda _: Same([7, 8, 9]), adaptive=False, **EVERYTHING)
+    assert [len(piece.tokens[0]) for piece in always.stream(inputs, **options)] == [1, 4, 4]
+    exact = rest_store.Generator(model, None, lambda _: Same([7, 8, 9]), adaptive=False)
+    assert len(list(exact.stream(inputs, **options))) > 3
+    assert len(list(exact.stream(inputs, **options, **EVERYTHING))) == 3
+
+
+# --- What is refused --------------------------------------------------------------------------------------------------
+
+
+def test_it_is_refused_where_nothing_is_drawn_and_where_a_state_follows_every_call() -> None:
+    model, inputs = tiny_model("llama"), prompts(1)
+    passes: list[int] = []
+    model.register_forward_pre_hook(lambda *_: passes.append(1))
+    ask = {"max_new_tokens": 4, "custom_generate": rest_store.generate, "acceptance": "typical"}
+    refused(
+        ModeNotSupportedError,
+        lambda: model.generate(**inputs, do_sample=False, **ask),
+        "acceptance is 'typical' in greedy search, expected 'exact', or do_sample=True",
+    )
+    watermark = SynthIDTextWatermarkingConfig(keys=[3, 5, 7], ngram_len=3)
+    refused(
+        ModeNotSupportedError,
+        lambda: model.generate(**inputs, do_sample=True, watermarking_config=watermark, **ask),
+        "SynthIDTextWatermarkLogitsProcessor",
+    )
+    assert not passes
+
+
+@pytest.mark.parametrize(
+    ("options", "fragment"),
+    [
+        ({"acceptance": "lossy"}, "acceptance is 'lossy', expected 'exact' or 'typical'"),
+        ({"acceptance": None}, "acceptance is None"),
+        ({"typical_threshold": 1.5}, "typical_threshold is 1.5, expected a number of 0..1"),
+        ({"typical_threshold": True}, "typical_threshold is True"),
+        ({"typical_threshold": math.nan}, "typical_threshold is nan"),
+        ({"typical_alpha": -0.1}, "typical_alpha is -0.1, expected a number from 0 on"),
+        ({"typical_alpha": "0.3"}, "typical_alpha is '0.3'"),
+    ],
+)
+def test_values_out_of_range_are_refused_when_they_are_given(options: dict[str, Any], fragment: str) -> None:
+    refused(LimitError, lambda: rest_store.Generator(tiny_model("llama"), **options), fragment)
