@@ -1,13 +1,12 @@
 """Retrieval-based speculative decoding: a datastore of tokens, and drafts from it.
 
 Importing this package loads neither torch nor grpc; each name is imported when it is first used. Where its extra is not
-installed, a name is not listed, and to use it is an error that names the extra (`MissingExtraError`).
+installed, to use a name is an error that names the extra (`MissingExtraError`).
 """
 
 from __future__ import annotations
 
 import importlib
-import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -55,10 +54,6 @@ __all__ = [
     "prepacked_weights",
 ]
 
-_NAMES = __all__
-if not TYPE_CHECKING:
-    del __all__  # `__getattr__` has it: a name that cannot be had would end `from rest_store import *`
-
 _HOMES = {
     "AsyncDatastoreClient": "rest_store.service.client.async_client",
     "DatastoreClient": "rest_store.service.client.client",
@@ -84,27 +79,17 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    if name == "__all__":
-        return __dir__()
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from rest_store import extras
+    from rest_store.extras import missing_package, stand_in
 
-    missing = extras.missing_package(_HOMES[name])
+    missing = missing_package(_HOMES[name])
     if missing is not None:
-        from rest_store.errors import MissingExtraAttributeError, MissingExtraImportError
-
-        # No exception is both, and `hasattr` and `from ... import` ask alike; importlib does so from a function.
-        imported = sys._getframe(1).f_code.co_name == "_handle_fromlist"
-        kind = MissingExtraImportError if imported else MissingExtraAttributeError
-        raise kind(extras.missing_text(f"{__name__}.{name}", *missing))
+        return stand_in(f"{__name__}.{name}", *missing)
     value = getattr(importlib.import_module(_HOMES[name]), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    """Return the public names that can be had here."""
-    from rest_store.extras import missing_package
-
-    return sorted(name for name in _NAMES if name not in _HOMES or missing_package(_HOMES[name]) is None)
+    return sorted(__all__)

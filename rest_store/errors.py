@@ -62,9 +62,7 @@
     |   |-- PromptError                 a prompt is neither text nor token ids           (ValueError)
     |   |-- GenerationFailedError       an earlier step failed; there is no more text    (RuntimeError)
     |   `-- ModelLoadError              a model cannot be loaded                         (OSError)
-    |-- MissingExtraError               a name of rest-store needs a package that is not installed
-    |   |-- MissingExtraImportError     it was imported: `from rest_store import generate` (ImportError)
-    |   `-- MissingExtraAttributeError  it was looked up: `rest_store.generate`          (AttributeError)
+    |-- MissingExtraError               a package that a name needs is not installed   (ImportError)
     |-- EngineSettingsError             a drafter's setting in a serving engine is wrong (ValueError)
     `-- BuildError                      a datastore cannot be built
         |-- CorpusError                 a corpus cannot be read                          (ValueError)
@@ -338,16 +336,8 @@ class ModelLoadError(GenerationError, OSError):
     """A model cannot be loaded from this name or path."""
 
 
-class MissingExtraError(RestStoreError):
+class MissingExtraError(RestStoreError, ImportError):
     """A name of rest-store needs an optional package that is not installed; the message names the extra."""
-
-
-class MissingExtraImportError(MissingExtraError, ImportError):
-    """The name was imported, and what imports it may catch ImportError."""
-
-
-class MissingExtraAttributeError(MissingExtraError, AttributeError):
-    """The name was looked up, so that `hasattr`, `help` and completion pass it over."""
 
 
 class EngineSettingsError(RestStoreError, ValueError):

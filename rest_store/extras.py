@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from importlib.util import find_spec
+from typing import NoReturn
 
-from rest_store.errors import describe
+from rest_store.errors import MissingExtraError, describe
 
 EXTRAS = {  # the extra that installs each optional package
     **dict.fromkeys(
@@ -31,6 +33,22 @@ def missing_text(where: str, package: str, extra: str) -> str:
     """Return the message of an error: what lacks which package, and how to install it."""
     expected = f"it to be installed: pip install 'rest-store[{extra}]'"
     return describe(where, f"the package '{package}'", "missing", expected)
+
+
+class _StandIn(type):
+    """The class of stand-ins: to call one, or to use an attribute of one, says what is missing."""
+
+    def __call__(cls, *_: object, **__: object) -> NoReturn:
+        raise MissingExtraError(cls.__doc__)
+
+    def __getattr__(cls, name: str) -> NoReturn:
+        raise AttributeError(name) if name.startswith("_") else MissingExtraError(cls.__doc__)
+
+
+@functools.cache
+def stand_in(where: str, package: str, extra: str) -> object:
+    """Return what stands for a public name whose package is missing; it can be imported, listed and asked for help."""
+    return _StandIn(where.rpartition(".")[2], (), {"__doc__": missing_text(where, package, extra)})
 
 
 def _is_installed(package: str) -> bool:
