@@ -13,6 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
+
+from rest_store.generation.prefill import Prompt
 
 _RECENT = 9  # times kept of each width
 _AGE = 128  # steps after which a time is forgotten
@@ -257,3 +260,21 @@ def known_policy(model: Any, conditions: Hashable, *, slope: float, adaptive: bo
         policy = policies[conditions, adaptive] = DraftPolicy(ForwardCosts(slope), adaptive=adaptive)
     policy.begin()
     return policy
+
+
+def policy_of(model: Any, prompt: Prompt, widths: tuple[int, ...], *, adaptive: bool) -> DraftPolicy:
+    """Return the policy of a generation behind `prompt`, with what is known of steps at about this context length.
+
+    Args:
+        model: the target model.
+        prompt: that the model has read.
+        widths: of steps, where these are fixed.
+        adaptive: as of `DraftPolicy`.
+    """
+    device, rows = prompt.logits.device, prompt.logits.shape[0]
+    prepacked = any("forward" in vars(module) for module in model.modules())
+    patterns = tuple(sorted({(pattern.name, pattern.window) for pattern in prompt.patterns}))
+    context = max(prompt.length, 256).bit_length()
+    conditions = (rows, context, widths, patterns, str(device), torch.get_num_threads(), prompt.logits.dtype, prepacked)
+    slope = 0.04 if device.type == "cpu" else 0.005
+    return known_policy(model, conditions, slope=slope, adaptive=adaptive)

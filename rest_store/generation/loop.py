@@ -14,12 +14,12 @@ from rest_store.drafting.remembering import RememberTarget, remember
 from rest_store.errors import DraftingWarning, GenerationFailedError, ModeNotSupportedError, describe
 from rest_store.generation import graph_pool
 from rest_store.generation.cache import Loan, TreeKVCache, capacity_of
-from rest_store.generation.costs import DraftPolicy, known_policy
+from rest_store.generation.costs import DraftPolicy, policy_of
 from rest_store.generation.detokenizer import Detokenizer
 from rest_store.generation.drafting import NO_DRAFT, TOP_K, Draft, Drafting, SessionMaker
 from rest_store.generation.graphs import FixedVerifier
 from rest_store.generation.options import Options
-from rest_store.generation.output import GenerateOutput, columns, padded
+from rest_store.generation.output import output_of
 from rest_store.generation.prefill import Prompt, prefill, prompt_length, require_prompt, require_slots, row_limits
 from rest_store.generation.progress import Piece, Statistics
 from rest_store.generation.rows import Row, Rows, unpadded
@@ -153,7 +153,7 @@ class Generation:
             self._capacity = capacity_of(prompt.cache)
             for row, limit in zip(self._rows, row_limits(self._model, prompt, self._input_ids), strict=True):
                 row.limit = min(limit, self._stops.max_length or math.inf)
-            self._policy = self._new_policy(prompt)
+            self._policy = policy_of(self._model, prompt, self._widths, adaptive=self._options.adaptive)
             drafts = [NO_DRAFT] * len(self._rows)
             piece, paths = self._accept(prompt.logits, top_tokens, drafts)
             verifier = self._verifier = self._new_verifier(prompt)
@@ -252,7 +252,8 @@ class Generation:
                 token, scores = typical.choose(place)
             else:
                 token, scores = self._choice.choose(number, row.ids(), logits[place : place + 1])
-            self._keep_logits(row, scores, logits[place : place + 1])
+            if self._keeps_logits or self._keeps_scores:
+                row.keep(logits[place : place + 1], scores, logits=self._keeps_logits, scores=self._keeps_scores)
             row.tokens.append(token)
             tokens.append(token)
             child = children.get((place, token))
@@ -264,14 +265,6 @@ class Generation:
                 return tokens, path
             if child is None:
                 return tokens, path
-
-    def _keep_logits(self, row: Row, scores: torch.Tensor | None, logits: torch.Tensor) -> None:
-        if self._keeps_logits or self._keeps_scores:
-            raw = logits.to(copy=True, dtype=torch.float32)
-            if self._keeps_logits:
-                row.logits.append(raw)
-            if self._keeps_scores:
-                row.scores.append(scores if scores is not None else raw)
 
     def _keep(self, cache: TreeKVCache, paths: list[list[int]]) -> None:
         """Keep the keys and values of accepted tokens."""
@@ -307,17 +300,6 @@ class Generation:
         return [row.tokens[start:] for row in self._rows]
 
     # --- begin and end -----------------------------------------------------------------------------------------------
-
-    def _new_policy(self, prompt: Prompt) -> DraftPolicy:
-        """Return the policy of this generation, with what is known of steps at about this context length."""
-        device = self._input_ids.device
-        prepacked = any("forward" in vars(module) for module in self._model.modules())
-        patterns = tuple(sorted({(pattern.name, pattern.window) for pattern in prompt.patterns}))
-        context = max(prompt.length, 256).bit_length()
-        machine = (str(device), torch.get_num_threads(), prompt.logits.dtype, prepacked)
-        conditions = (len(self._rows), context, self._widths, patterns, *machine)
-        slope = 0.04 if device.type == "cpu" else 0.005
-        return known_policy(self._model, conditions, slope=slope, adaptive=self._options.adaptive)
 
     def _new_verifier(self, prompt: Prompt) -> Verifier:
         """Return what verifies behind `prompt`; it takes over the keys and values."""
@@ -419,13 +401,5 @@ class Generation:
         except BaseException as error:  # an interrupt between two steps, too
             self._fail(error)
             raise
-        sequences = padded(self._rows, self._config, self._input_ids)
-        if not self._config.return_dict_in_generate:
-            return sequences
-        return GenerateOutput(
-            sequences=sequences,
-            scores=columns([row.scores for row in self._rows]) if self._keeps_scores else None,
-            logits=columns([row.logits for row in self._rows]) if self._keeps_logits else None,
-            past_key_values=self._loan.cache if self._loan is not None and self._returns_cache else None,
-            statistics=self.statistics,
-        )
+        cache = self._loan.cache if self._loan is not None and self._returns_cache else None
+        return output_of(self._rows, self._config, self._input_ids, cache, self.statistics)

@@ -24,6 +24,30 @@ class GenerateOutput(GenerateDecoderOnlyOutput):
     statistics: Statistics | None = None
 
 
+def output_of(
+    rows: Sequence[Row], config: Any, input_ids: torch.Tensor, cache: Any, statistics: Statistics
+) -> torch.Tensor | GenerateOutput:
+    """Return what `generate` returns.
+
+    Args:
+        rows: what was written, with the scores and logits that were kept.
+        config: the prepared `GenerationConfig`.
+        input_ids: int64[rows, length], the prompts.
+        cache: of the model; None if it is not returned.
+        statistics: of the generation.
+    """
+    sequences = padded(rows, config, input_ids)
+    if not config.return_dict_in_generate:
+        return sequences
+    return GenerateOutput(
+        sequences=sequences,
+        scores=columns([row.scores for row in rows]) if config.output_scores else None,
+        logits=columns([row.logits for row in rows]) if config.output_logits else None,
+        past_key_values=cache,
+        statistics=statistics,
+    )
+
+
 def padded(rows: Sequence[Row], config: Any, input_ids: torch.Tensor) -> torch.Tensor:
     """Return all rows, padded behind their end, int64[rows, length].
 

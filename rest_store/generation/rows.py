@@ -38,6 +38,21 @@ class Row:
         self._ids[0, : ids.shape[0]] = ids
         self._written = ids.shape[0]
 
+    def keep(self, raw: torch.Tensor, processed: torch.Tensor | None, *, logits: bool, scores: bool) -> None:
+        """Keep the logits or scores of the next token, or both.
+
+        Args:
+            raw: [1, vocabulary], before processing.
+            processed: after it; None: nothing changes them.
+            logits: whether to keep the former.
+            scores: whether to keep the latter.
+        """
+        copy = raw.to(copy=True, dtype=torch.float32)
+        if logits:
+            self.logits.append(copy)
+        if scores:
+            self.scores.append(copy if processed is None else processed)
+
     def ids(self) -> torch.Tensor:
         """Return the row as a tensor, int64[1, length]."""
         length = len(self.tokens)
