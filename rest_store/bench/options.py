@@ -52,6 +52,9 @@ calibration_option = click.option(
     help="What `rest-store calibrate` wrote.",
 )
 seed_option = click.option("--seed", metavar="N", default=0, help="Seed of random choices.")
+prepacked_option = click.option(
+    "--prepacked-weights", is_flag=True, help="Prepack the weights for all methods, plain generation too."
+)
 plots_option = click.option(
     "--plots", metavar="DIR", type=PATH, help="Folder for charts as PNG and SVG; needs the extra [plots]."
 )

@@ -21,6 +21,7 @@ from rest_store.bench.options import (
     chat_option,
     datastores_option,
     plots_option,
+    prepacked_option,
     prompts_option,
     recordings_option,
     require_datastores,
@@ -85,7 +86,7 @@ PACKAGES = ("numpy", "torch", "transformers")
 @calibration_option
 @dtype_option("float32")
 @device_option
-@click.option("--prepacked-weights", is_flag=True, help="Prepack the weights for all methods, plain generation too.")
+@prepacked_option
 @result_options
 @plots_option
 def speed(

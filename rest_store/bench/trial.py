@@ -17,7 +17,7 @@ import click
 
 import rest_store
 from rest_store.bench.environment import write_result
-from rest_store.bench.options import Destination, chat_option, prompts_option
+from rest_store.bench.options import Destination, chat_option, prepacked_option, prompts_option
 from rest_store.bench.prompts import encoding, interleaved, read_prompts
 from rest_store.bench.quality import measure
 from rest_store.bench.record import write_recordings
@@ -127,6 +127,7 @@ class Trial:
 @max_nodes_option(16)
 @dtype_option("float32")
 @device_option
+@prepacked_option
 @click.option(
     "--out", metavar="DIR", type=PATH, default="trial", help="Folder for the datastore, the results and the page."
 )
@@ -140,6 +141,7 @@ def try_(
     max_nodes: int,
     dtype: str,
     device: str | None,
+    prepacked_weights: bool,
     out: Path,
     as_json: bool,
 ) -> None:
@@ -162,6 +164,8 @@ def try_(
     place = datastore_of(corpora, model, out, without=[prompts_file])
     say(f"model: {model}")
     loaded, tokenizer = load_model(model, dtype=dtype, device=device, announce=loading)
+    if prepacked_weights:
+        click.get_current_context().with_resource(rest_store.prepacked_weights(loaded))
     store = rest_store.Datastore.open(place, tokenizer=tokenizer)
     prompts = interleaved(read_prompts(prompts_file, encoding(tokenizer, chat=chat)))
     say(f"recording {counted(len(prompts), 'output')}")
