@@ -302,6 +302,6 @@ def test_plots_are_written(folder: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["bench", "quality", *common, *options, "--curves"])
     assert done.exit_code == 0, done.output
     files = [path.name for path in (tmp_path / "plots").iterdir()]
-    titles = ("m-by-family", "m-against-the-size-of-the-datastores", "how-often-draft-tokens-are-accepted")
+    titles = ("m", "m-against-the-size-of-the-datastores", "how-often-draft-tokens-are-accepted")
     assert {f"quality-{title}.{ending}" for title in titles for ending in ("png", "svg")} <= set(files)
     assert len(files) == 2 * 5

@@ -155,7 +155,7 @@ def test_tokens_taken_in_together_or_one_by_one_draft_the_same(text: list[int], 
                 together.accept(tokens)
             for token in tokens:
                 one_by_one.accept([token])
-            assert together.draft(16) == one_by_one.draft(16)
+        assert together.draft(16) == one_by_one.draft(16)
 
 
 def test_stages_are_timed_only_on_request(store: Datastore, calibration: Calibration) -> None:

@@ -123,20 +123,20 @@ def test_while_drafting_pauses_nothing_is_drafted_at_any_cost() -> None:
 
 
 def test_a_generation_begins_with_what_the_last_one_left() -> None:
-    policy = DraftPolicy(known())
+    policy = DraftPolicy(known(0.05))
     first, _ = policy.budget(WIDTHS)
-    simulate(policy, 50, 4.0)
+    simulate(policy, 50, 4.0, slope=0.05)
     policy.begin()
     policy.observe(0, 1.0, 1.0, 0.0)  # confirms the costs
     after_success, _ = policy.budget(WIDTHS)
-    simulate(policy, 50, 1.0)
+    simulate(policy, 50, 1.0, slope=0.05)
     policy.begin()
     policy.observe(0, 1.0, 1.0, 0.0)
     assert 0 < policy.budget(WIDTHS)[0] < first < after_success < 16
 
 
 def test_the_budget_knows_what_steps_are_padded_to() -> None:
-    policy = DraftPolicy(known())
+    policy = DraftPolicy(known(0.04))
     nodes, costs = policy.budget([0, *[2] * 2, *[16] * 14])
     assert nodes == 2
     assert costs is not None

@@ -172,11 +172,11 @@ def test_a_step_that_was_recorded_is_no_measure_of_later_ones(
 
     monkeypatch.setattr(FixedVerifier, "run", timed)
     monkeypatch.setattr(progress, "time", clock)
-    output = agrees(model, prompts(1), adaptive=True)
+    output = agrees(model, prompts(1), 100, adaptive=True)
     assert len(captured) > 1
     (policy,) = costs._known_policies[model].values()
     assert {round(time.seconds, 6) for times in policy._costs._times.values() for time in times} == {0.01}
-    assert output.statistics.pauses == 0
+    assert output.statistics.pauses == 1  # at first, until the credit pays for the narrowest tree
 
 
 def test_steps_run_unrecorded_where_recording_fails(captured: list[int], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -94,10 +95,16 @@ class Terminal:
         os.close(terminal)
         self.shown = ""
 
-    def read_to(self, pattern: str) -> str:
-        """Read until what is shown since the last call matches; return it."""
+    def read_to(self, pattern: str, *, again: str = "") -> str:
+        """Read until what is shown since the last call matches; return it.
+
+        A key that comes between the prompt and readline's first look at the terminal is lost: meanwhile type `again`.
+        """
         while re.search(pattern, self.shown) is None:
-            select.select([self._main], [], [])
+            ready, _, _ = select.select([self._main], [], [], 1.0 if again else None)
+            if not ready:
+                self.write(again)
+                continue
             try:
                 self.shown += os.read(self._main, 1 << 16).decode("utf-8", "replace")
             except OSError:  # the command has ended
@@ -107,6 +114,14 @@ class Terminal:
 
     def write(self, text: str) -> None:
         os.write(self._main, text.encode())
+
+    def end(self) -> int:
+        """Type Ctrl-D until the command ends; return its exit status."""
+        while self.process.poll() is None:
+            self.write("\x04")
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(1.0)
+        return self.process.returncode
 
     def close(self) -> None:
         self.process.kill()
@@ -138,11 +153,10 @@ def test_a_loop_on_a_terminal(terminal: Terminal) -> None:
     legend = "drafted by: the model alone, .36mprompt lookup.0m, .35mrecycled logits.0m, .33mseveral of them.0m"
     assert re.search(legend, begun.replace("\x1b[", "."))
     terminal.write("half a line\x03")
-    terminal.read_to(r"\r\n> $")
+    terminal.read_to(r"\r\n> $", again="\x03")
     terminal.write("for i in\n")
     terminal.read_to(r"\x1b\[2mfor i in\x1b\[0m.")
     terminal.write("\x03")
     shown = terminal.read_to(r"\r\n> $")
     assert re.search(r"\d tokens? in [\d,]+ forward pass(es)?, M \d.*; interrupted\r\n> $", shown)
-    terminal.write("\x04")
-    assert terminal.process.wait() == 0
+    assert terminal.end() == 0
