@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import click
 
 from tests.shared.browser import browser
 
+_MOST_PASSES = 64
 _LOOKS = {"": (1280, 860, "light"), "-narrow": (390, 844, "dark")}
 
 
@@ -23,7 +25,10 @@ def main(pages: tuple[Path, ...], out: Path) -> None:
                 size = {"width": width, "height": height}
                 tab = running.new_page(viewport=size, color_scheme=scheme)  # type: ignore[arg-type]
                 tab.goto(page.absolute().as_uri())
-                for _ in range(3):  # of a generation a few passes on, where drafts are longer
+                drawn = tab.query_selector("#pass")  # of a generation; on to one that accepts several draft tokens
+                for _ in range(_MOST_PASSES if drawn is not None else 0):
+                    if re.search(r"\b[3-9] of \d+ draft tokens accepted", drawn.inner_text()):
+                        break
                     tab.keyboard.press("ArrowRight")
                 if ending:  # past the summary, to the text and the tree below it
                     tab.evaluate("document.querySelector('a.pass[aria-current]')?.scrollIntoView({ block: 'center' })")
