@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import subprocess
 import threading
@@ -57,14 +58,14 @@ def expected(corpus, tokenizer, tmp_path):
 def interrupt(monkeypatch, owner, name, call, *, after=False, error=KilledError):
     """Let a build end with an error at the n-th call of a function, before or after it does its work."""
     function = getattr(owner, name)
-    calls = []
+    numbers = itertools.count(1)
 
     def interrupted(*arguments, **others):
-        calls.append(name)
-        if len(calls) == call and not after:
+        number = next(numbers)  # one for each call: shards are sorted in several threads
+        if number == call and not after:
             raise error
         result = function(*arguments, **others)
-        if len(calls) == call:
+        if number == call:
             raise error
         return result
 
