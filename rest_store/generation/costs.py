@@ -20,6 +20,7 @@ from rest_store.generation.prefill import Prompt
 _RECENT = 9  # times kept of each width
 _AGE = 128  # steps after which a time is forgotten
 _STALE = 64  # steps after which a plain step is measured again
+_OUTLIER = 3.0  # estimates that a step counts as at most: other work took the processor
 _BAND = 1.25  # ratio up to which a time confirms the times of earlier generations
 _SHORTEST = 1e-9  # seconds, also of a clock that stands still
 # The credit, in plain steps.
@@ -116,12 +117,22 @@ class ForwardCosts:
         table: npt.NDArray[np.float64] = intercept + slope * places + np.interp(places, widths, deviations)
         return np.maximum(table, 0.5 * float(medians.min()))
 
+    def capped(self, nodes: int, seconds: float) -> float:
+        """Return `seconds`, at most `_OUTLIER` times what is estimated for `nodes` draft tokens."""
+        table = self.table(nodes)
+        return seconds if table is None else min(seconds, _OUTLIER * float(table[nodes]))
+
     def plain(self) -> float | None:
-        """Return the seconds without draft tokens; None before any measurement."""
-        if 0 in self._times:
-            return self._median(0)
-        table = self.table(0)
-        return float(table[0]) if table is not None else None
+        """Return the seconds that a step without draft tokens takes on average; None before any measurement.
+
+        The mean of recent times, each capped, but at least their median: where other work delays steps now and then, it
+        delays plain steps as well, and the estimates do not show it.
+        """
+        if 0 not in self._times:
+            table = self.table(0)
+            return float(table[0]) if table is not None else None
+        median = self._median(0)
+        return max(median, statistics.fmean(min(time.seconds, _OUTLIER * median) for time in self._times[0]))
 
     def _median(self, nodes: int) -> float:
         return statistics.median_low(time.seconds for time in self._times[nodes])
@@ -146,7 +157,9 @@ class DraftPolicy:
     verify as many draft tokens as the credit would pay for if none of them were accepted. So a generation begins with
     narrow trees, they grow with the first success, and drafts that never pay cost about the share that is added.
     The next generation begins with what the last one left, within narrow bounds. Choosing and writing tokens is not
-    compared: it takes its time in plain steps too.
+    compared: it takes its time in plain steps too. On a machine that does other work, any step may take long. So the
+    time of a forward pass is capped, and plain steps count with the mean of theirs, capped in the same way: what delays
+    all steps alike says nothing of drafts.
 
     A step may take more than the credit: a source was slow, or the machine. Drafting then pauses until the credit is
     back at zero. One slow step says little about the next, so it is charged in part, and the rest is a debt that half
@@ -213,6 +226,7 @@ class DraftPolicy:
             forward: seconds of the forward pass.
             drafting: seconds of drafting.
         """
+        capped = self._costs.capped(nodes, forward)
         self._costs.observe(nodes, forward)
         plain = self._costs.plain()
         drafted, self._drafts = self._drafts, False
@@ -220,7 +234,7 @@ class DraftPolicy:
             return
         earned = _SHARE * tokens
         if drafted:
-            earned += self._pay_debt(tokens - (forward + drafting) / plain)
+            earned += self._pay_debt(tokens - (capped + drafting) / plain)
         credit = min(self._credit + earned, _LARGEST)
         self._credit = credit if credit >= 0 or not drafted else -self._charge(-credit)
 

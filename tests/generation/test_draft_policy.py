@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
+from statistics import fmean
 
 import pytest
 
@@ -77,7 +79,14 @@ def test_a_delay_of_one_draft_does_not_end_drafting() -> None:
     assert any(simulate(policy, 30, 3.0))
 
 
-def write(drafts: int, length: int, slow: Callable[[int], float], *, of_pass: bool = False) -> tuple[float, int]:
+def write(
+    drafts: int,
+    length: int,
+    slow: Callable[[int], float],
+    *,
+    of_pass: bool = False,
+    load: Callable[[], float] = lambda: 1.0,
+) -> tuple[float, int]:
     """Write `length` tokens, up to `drafts` + 1 of them with each tree; return the seconds and the steps.
 
     Args:
@@ -85,6 +94,7 @@ def write(drafts: int, length: int, slow: Callable[[int], float], *, of_pass: bo
         length: tokens to write.
         slow: by number of the drafted step, from 1, the plain steps that it takes longer.
         of_pass: whether its forward pass does, instead of drafting.
+        load: how many times as long the next forward pass takes because of other work.
     """
     policy = DraftPolicy(ForwardCosts(0.04))
     seconds, written, steps, drafted = 0.0, 0, 0, 0
@@ -92,11 +102,27 @@ def write(drafts: int, length: int, slow: Callable[[int], float], *, of_pass: bo
         nodes, _ = policy.budget(WIDTHS)
         drafted += nodes > 0
         extra = slow(drafted) if nodes else 0.0
-        forward, drafting = 1 + 0.04 * nodes + extra * of_pass, (0.03 + extra * (not of_pass)) * (nodes > 0)
+        forward = (1 + 0.04 * nodes + extra * of_pass) * load()
+        drafting = (0.03 + extra * (not of_pass)) * (nodes > 0)
         tokens = 1 + min(drafts, (nodes + 1) // 2)
         policy.observe(nodes, tokens, forward, drafting)
         seconds, written, steps = seconds + forward + drafting, written + tokens, steps + 1
     return seconds, steps
+
+
+@pytest.mark.parametrize(("drafts", "least"), [(2, 1.5), (0, 0.85)], ids=["drafts that pay", "drafts that never do"])
+def test_other_work_on_the_machine_is_not_charged_to_drafts(drafts: int, least: float) -> None:
+    """A third of all forward passes takes three times as long on average, with drafts or without."""
+    speeds = []
+    for seed in range(12):
+        random = Random(seed)
+
+        def load(random: Random = random) -> float:
+            return 1 + random.expovariate(0.5) * (random.random() < 1 / 3)
+
+        seconds, _ = write(drafts, 128, lambda _: 0.0, load=load)
+        speeds.append(128 * (1 + 2 / 3) / seconds)
+    assert fmean(speeds) > least
 
 
 @pytest.mark.parametrize("number", [1, 2, 5, 20])
