@@ -1,6 +1,6 @@
 """What an installed wheel must do with nothing but its own dependencies; cibuildwheel runs this for each wheel.
 
-python tests/installed_wheel.py
+python -I tests/installed_wheel.py    # -I, or tests/build_index would stand for the package of that name
 """
 
 from __future__ import annotations
