@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,14 +33,16 @@ class Follower:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._documents = Documents(directory, read_only=True)
         self._bounds = Bounds()
         self._lock = threading.Lock()
         self._version = -1
         self._deletions = -1
-        self.tokenizer = self._documents.tokenizer()
-        self.segments = Segments(self.tokenizer.vocabulary_size)
-        self.refresh()
+        with ExitStack() as opened:
+            self._documents = opened.enter_context(closing(Documents(directory, read_only=True)))
+            self.tokenizer = self._documents.tokenizer()
+            self.segments = Segments(self.tokenizer.vocabulary_size)
+            self.refresh()
+            opened.pop_all()
 
     def close(self) -> None:
         """Close the file of documents."""

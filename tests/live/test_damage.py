@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import sqlite3
@@ -143,7 +144,12 @@ def test_a_damaged_database_is_a_named_error_or_answers(place: Path, seed: int) 
                         live.delete(["a"])
                         live.compact()
             except RestStoreError:
-                pass
+                assert not open_files(place), "while the error is held"
+
+
+def open_files(directory: Path) -> list[str]:
+    """Return what this process has open in a directory; nothing where there is no /proc."""
+    return [path for path in map(os.path.realpath, Path("/proc/self/fd").glob("*")) if path.startswith(f"{directory}/")]
 
 
 @pytest.mark.parametrize(
