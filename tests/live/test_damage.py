@@ -7,6 +7,7 @@ import random
 import shutil
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -197,7 +198,8 @@ def test_a_directory_whose_creation_was_killed(tmp_path: Path) -> None:
         new_live(tmp_path).close()
         shutil.rmtree(tmp_path)
     tmp_path.mkdir()
-    sqlite3.connect(tmp_path / "documents.sqlite").execute("PRAGMA journal_mode=WAL").close()
+    with closing(sqlite3.connect(tmp_path / "documents.sqlite")) as database:
+        database.execute("PRAGMA journal_mode=WAL")
     with pytest.raises(RestStoreError, match="empty"):
         LiveDatastore.open(tmp_path, read_only=True)
     new_live(tmp_path).close()
