@@ -43,12 +43,14 @@ class Assembly:
     def undescribed(self) -> list[int]:
         """The parts that are to be described before they can be asked."""
         now = time.monotonic()
+
+        def is_due(place: int) -> bool:
+            if not self._build or not self._codecs[place].is_known:
+                return True
+            return place in self._misplaced and now - self._misplaced[place][1] >= _LOOK_AGAIN
+
         with self._lock:
-            return [
-                place
-                for place, codec in enumerate(self._codecs)
-                if not codec.is_known or (place in self._misplaced and now - self._misplaced[place][1] >= _LOOK_AGAIN)
-            ]
+            return [place for place in range(len(self._codecs)) if is_due(place)]
 
     def learn(self, infos: Mapping[int, ServiceInfo]) -> None:
         """Take in descriptions of parts.

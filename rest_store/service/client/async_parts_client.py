@@ -39,9 +39,8 @@ class AsyncPartsClient(PartsBase[AsyncDatastoreClient], AsyncDatastoreClient):
         """See `PartsClient.info`."""
         ends = self._ends(timeout)
         with self._counters.failures:
-            await self._describe(range(len(self._parts)), ends)
+            self.require_answers(await self._describe(range(len(self._parts)), ends))
             self._require_usable()
-            self._counters.add("calls", "answers")
             return self._assembly.info()
 
     async def longest_suffix_match(
@@ -143,9 +142,10 @@ class AsyncPartsClient(PartsBase[AsyncDatastoreClient], AsyncDatastoreClient):
             await self._describe(places, self._end_of_round(ends))
         return self._require_usable()
 
-    async def _describe(self, places: Sequence[int], ends: float) -> None:
-        requests = {place: [self._requests_of[place].describe] for place in places}
-        self._assembly.learn({place: infos[0] for place, infos in (await self._round(requests, ends)).items()})
+    async def _describe(self, places: Sequence[int], ends: float) -> Answers:
+        answers = await self._round({place: [self._requests_of[place].describe] for place in places}, ends)
+        self._assembly.learn({place: infos[0] for place, infos in answers.items()})
+        return answers
 
     async def _ask_all(self, request: Callable[[Requests], Request[T]], timeout: float | None) -> list[T]:
         ends = self._ends(timeout)

@@ -62,9 +62,8 @@ class PartsClient(PartsBase[DatastoreClient], DatastoreClient):
         """Ask all parts what they are; `ServiceInfo.parts` says which are away. Raises as `connect`."""
         ends = self._ends(timeout)
         with self._counters.failures:
-            self._describe(range(len(self._parts)), ends)
+            self.require_answers(self._describe(range(len(self._parts)), ends))
             self._require_usable()
-            self._counters.add("calls", "answers")
             return self._assembly.info()
 
     def longest_suffix_match(
@@ -174,10 +173,11 @@ class PartsClient(PartsBase[DatastoreClient], DatastoreClient):
             self._describe(places, self._end_of_round(ends))
         return self._require_usable()
 
-    def _describe(self, places: Sequence[int], ends: float) -> None:
-        """Ask parts what they are, and verify that they belong together."""
-        requests = {place: [self._requests_of[place].describe] for place in places}
-        self._assembly.learn({place: infos[0] for place, infos in self._round(requests, ends).items()})
+    def _describe(self, places: Sequence[int], ends: float) -> Answers:
+        """Ask parts what they are, and verify that they belong together; return what those say that answer."""
+        answers = self._round({place: [self._requests_of[place].describe] for place in places}, ends)
+        self._assembly.learn({place: infos[0] for place, infos in answers.items()})
+        return answers
 
     def _ask_all(self, request: Callable[[Any], Request[T]], timeout: float | None) -> list[T]:
         """Ask every part at once, and count the call; return the answers of those that are there, at least one."""
