@@ -17,7 +17,9 @@ from rest_store.service.client.requests import Request, Requests
 Round: TypeAlias = Mapping[int, Sequence[Request[Any]]]
 Answers: TypeAlias = Mapping[int, Sequence[Any]]
 
-_FIRST, _MORE = 2, 4  # times as many nodes as the tree may have are listed at first; then so many times as many
+# So many times as many nodes as the tree has are listed at first, which takes one round or two as a rule; then so many
+# times more.
+_FIRST, _MORE = 4, 4
 
 
 class Drafts(NamedTuple):
@@ -64,7 +66,7 @@ def _drafts(
 ) -> Generator[Round, Answers, Drafts | None]:
     max_nodes, max_suffix, max_depth = bounds
     every = range(len(contexts))
-    asked = _FIRST * max_nodes
+    asked = min(_FIRST * max_nodes, MAX_LISTED)
 
     def lists(
         wanted: Mapping[int, Sequence[int]],

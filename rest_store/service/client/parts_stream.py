@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence, tail
-from rest_store.drafting.evidence import Evidence
+from rest_store.drafting.evidence import MAX_EVIDENCE_ROWS, Evidence
 from rest_store.errors import QueryError, ServiceUnavailableError
 from rest_store.service.client.codec import TreeLimits
 from rest_store.service.client.stream import DraftStream
@@ -16,6 +16,11 @@ from rest_store.service.client.stream_base import ANY_TOKEN, KEPT_TOKENS
 
 if TYPE_CHECKING:
     from rest_store.service.client.parts_client import PartsClient
+
+
+# Paths that each part is asked for beyond those that a session asks of one service: a part knows less of which are
+# likely, and a path that it has not read lacks its counts.
+_MORE_ROWS = 64
 
 
 class GenerationText:
@@ -88,6 +93,8 @@ class PartsStream(DraftStream):
     ) -> list[Evidence] | None:
         """See `DraftStream.evidence_after`."""
         self._text.require_open()
+        if max_rows is not None:
+            max_rows = min(max_rows + _MORE_ROWS, MAX_EVIDENCE_ROWS)
 
         def start(stream: DraftStream) -> Callable[[], list[Evidence] | None]:
             return stream.send_evidence_after(
