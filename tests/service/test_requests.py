@@ -88,6 +88,20 @@ HEAVY: dict[str, tuple[str, bytes, str, str]] = {
         "number of contexts, times datastores",
         "560000",
     ),
+    "large trees": (
+        "Draft",
+        pb.DraftRequest(
+            limits=pb.DraftLimits(max_nodes=65536), contexts=[pb.Context(tokens=[1])] * 10
+        ).SerializeToString(),
+        "each 1024 nodes",
+        "1280",
+    ),
+    "parts": (
+        "Draft",
+        pb.DraftRequest(selection=pb.Selection(parts=[pb.PartDescription()] * 100_000)).SerializeToString(),
+        "number of datastores named",
+        "100000",
+    ),
     "proposals of many contexts": (
         "Draft",
         proposed(80, 500).SerializeToString(),

@@ -158,7 +158,7 @@ def test_describe_tells_what_is_served(stub: Stub, stores: dict[str, Datastore])
         assert (one.shard_count, one.generation) == (2, 1)
         assert one.built.ToSeconds() == int(info.built.timestamp())
     assert response.kernel == info.kernel
-    assert (response.limits.max_contexts, response.limits.max_nodes) == (100, 1024)
+    assert (response.limits.max_contexts, response.limits.max_nodes) == (100, 65536)
     assert (response.limits.max_message_bytes, response.limits.max_streams) == (1_000_000, 3)
     assert response.limits.max_request_bytes == (64 << 10) + 100 * 512
 

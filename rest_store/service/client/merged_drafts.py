@@ -66,7 +66,8 @@ def _drafts(
 ) -> Generator[Round, Answers, Drafts | None]:
     max_nodes, max_suffix, max_depth = bounds
     every = range(len(contexts))
-    asked = min(_FIRST * max_nodes, MAX_LISTED)
+    most = min((_most_listed(one) for one in requests.values()), default=MAX_LISTED)
+    asked = min(_FIRST * max_nodes, most)
 
     def lists(
         wanted: Mapping[int, Sequence[int]],
@@ -98,9 +99,9 @@ def _drafts(
     while True:
         yield from _count(requests, contexts, {key: merged[key] for key in unproved})
         unproved = [key for key in unproved if not merged[key].choose()]
-        if not unproved or asked == MAX_LISTED:
+        if not unproved or asked >= most:
             break
-        asked = min(_MORE * asked, MAX_LISTED)
+        asked = min(_MORE * asked, most)
         wanted: dict[int, list[int]] = {}
         for context in sorted({context for context, _ in unproved}):
             of_context = [merged[key] for key in unproved if key[0] == context]
@@ -147,6 +148,13 @@ def _count(
                 counts.setdefault(key, {})[path] = piece[key[1]][i]
         for key, of_tree in counts.items():
             merged[key].learn(place, of_tree)
+
+
+def _most_listed(requests: Requests) -> int:
+    """Return how many nodes a service can list of one context in one message."""
+    codec = requests.codec
+    by_size = codec.max_message_bytes // max(1, len(codec.names)) // tree_bytes(1)
+    return max(1, min(MAX_LISTED, MAX_NODES * codec.max_contexts, by_size))
 
 
 def _contexts_of_one_request(requests: Requests, max_nodes: int) -> int:

@@ -13,6 +13,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 
 from rest_store.datastore.tree import SuffixMatch, TokenTree
+from rest_store.errors import ProtocolError, TreeError, describe
 
 Path = tuple[int, ...]  # tokens from the context to a node
 Key = tuple[int, int, Path]  # the order of nodes: by -count, then depth, then path (FORMAT.md, section 7)
@@ -173,11 +174,15 @@ class MergedTree:
         return total > count or (total == count and len(path) < depth and after < (depth, place))
 
     def tree(self) -> TokenTree:
-        """Return the tree that was chosen."""
+        """Return the tree that was chosen; raise ProtocolError if the counts of the parts cannot be those of a tree."""
         place_of = {path: place for place, (_, _, path) in enumerate(self._chosen)}
-        return TokenTree(
-            [path[-1] for _, _, path in self._chosen],
-            [place_of[path[:-1]] if depth > 1 else -1 for _, depth, path in self._chosen],
-            [-count for count, _, _ in self._chosen],
-            match=self.match,
-        )
+        try:
+            return TokenTree(
+                [path[-1] for _, _, path in self._chosen],
+                [place_of[path[:-1]] if depth > 1 else -1 for _, depth, path in self._chosen],
+                [-count for count, _, _ in self._chosen],
+                match=self.match,
+            )
+        except (KeyError, TreeError):
+            expected = "at most that of its parent, and less than 2^63"
+            raise ProtocolError(describe("parts", "count of a node", "more", expected)) from None
