@@ -126,7 +126,7 @@ def measure_steps(sources: dict[str, object], recordings: Sequence[Recording], n
             counted[way][0] += outcome.tokens
             counted[way][1] += outcome.steps
     return {
-        way: {**percentiles(times[way]), "M": round(tokens / max(1, steps), 4)}
+        way: {**percentiles(1e6 * seconds for seconds in times[way]), "M": round(tokens / max(1, steps), 4)}
         for way, (tokens, steps) in counted.items()
     }
 

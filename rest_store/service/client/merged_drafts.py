@@ -153,7 +153,8 @@ def _count(
 def _most_listed(requests: Requests) -> int:
     """Return how many nodes a service can list of one context in one message."""
     codec = requests.codec
-    by_size = codec.max_message_bytes // max(1, len(codec.names)) // tree_bytes(1)
+    of_one = codec.max_message_bytes // max(1, len(codec.names)) - tree_bytes(0)
+    by_size = of_one // (tree_bytes(1) - tree_bytes(0))
     return max(1, min(MAX_LISTED, MAX_NODES * codec.max_contexts, by_size))
 
 
