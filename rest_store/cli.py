@@ -91,13 +91,25 @@ def build_main() -> None:
 
 
 @main.command(epilog="Example: rest-store info python.ds")
-@click.argument("datastore", metavar="DIR", type=PATH)
+@click.argument("place", metavar="PLACE", type=PLACE)
+@access_options
+@timeout_option(10.0)
 @json_option
-def info(datastore: Path, as_json: bool) -> None:
-    """Show size, tokenizer, sources and build options of the datastore DIR; of a live one, what `live info` shows."""
+def info(place: str, access: Access, timeout: float, as_json: bool) -> None:
+    """Show size, tokenizer, sources and build options of the datastore at PLACE; of a live one, what `live info` shows.
+
+    Of a service, HOST:PORT or unix:/path, it shows the datastores; with a parts file, also which parts answer. The exit
+    status is 1 if one does not.
+    """
     from rest_store.datastore.datastore import Datastore
     from rest_store.live.opening import is_live
 
+    if is_service(place):
+        from rest_store.service.client.command import show_service
+
+        show_service(place, timeout=timeout, as_json=as_json, **access.arguments())
+        return
+    datastore = Path(place)
     if is_live(datastore):
         from rest_store.live.command import show
 

@@ -11,6 +11,7 @@
     |   |-- ShardHeaderError            a header is damaged or contradicts itself        (ValueError)
     |   |-- ShardSizeError              a file is shorter or longer than its header says (ValueError)
     |   |-- MixedBuildError             files of different builds side by side           (ValueError)
+    |   |-- PartError                   no such part, or parts that are not one datastore (ValueError)
     |   |-- ChecksumError               content differs from its checksum        (ValueError)
     |   |-- SuffixOrderError            suffix array unsorted or not one entry per token (ValueError)
     |   |-- DatastoreClosedError        the datastore is closed                          (ValueError)
@@ -126,6 +127,10 @@ class ShardSizeError(DatastoreError, ValueError):
 
 class MixedBuildError(DatastoreError, ValueError):
     """Files of different builds are mixed: each is intact, but they do not belong together."""
+
+
+class PartError(DatastoreError, ValueError):
+    """There is no such part of a datastore, or services do not have the parts of one: one twice, of another build."""
 
 
 class ChecksumError(DatastoreError, ValueError):

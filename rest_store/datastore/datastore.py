@@ -12,6 +12,7 @@ from rest_store.datastore.kernel import kernel_name, shard_view
 from rest_store.datastore.manifest import FILE_NAME, Manifest, ShardRecord
 from rest_store.datastore.mapped_file import MappedFile
 from rest_store.datastore.memory import available_bytes
+from rest_store.datastore.part import Part
 from rest_store.datastore.render import counted
 from rest_store.datastore.shard import Shard
 from rest_store.datastore.store import Snapshot, Store
@@ -33,6 +34,7 @@ class DatastoreInfo:
         built: when its manifest was written.
         kernel: the kernel that answers its queries in this process, "native" or "reference".
         manifest: the whole manifest, with provenance and build options.
+        part: whose tokens, documents, shards and bytes these are; None: those of the whole datastore.
     """
 
     path: Path
@@ -44,10 +46,15 @@ class DatastoreInfo:
     built: datetime
     kernel: str
     manifest: Manifest
+    part: Part | None
 
 
 class Datastore(Store):
     """The shards of one directory, mapped into memory. Open one with `Datastore.open`.
+
+    Attributes:
+        manifest: of the whole datastore.
+        part: whose shards these are; None: all.
 
     A context manager; `close` ends it. Pickling keeps the path: the receiver opens the directory again, and fails if it
     then holds another datastore. A copy is the datastore itself. After a fork, both processes may go on using it.
@@ -58,9 +65,10 @@ class Datastore(Store):
     Thread-safe; the native kernel releases the GIL.
     """
 
-    def __init__(self, path: Path, manifest: Manifest, shards: list[Shard]) -> None:
+    def __init__(self, path: Path, manifest: Manifest, shards: list[Shard], part: Part | None = None) -> None:
         self.path = path
         self.manifest = manifest
+        self.part = part
         self.tokenizer = manifest.tokenizer
         self._location = path.absolute()
         self._shards = shards
@@ -70,7 +78,7 @@ class Datastore(Store):
         self._built = _time_of(path / FILE_NAME)
 
     @classmethod
-    def open(cls, path: str | Path, *, tokenizer: object = None) -> Datastore:
+    def open(cls, path: str | Path, *, tokenizer: object = None, part: Part | str | None = None) -> Datastore:
         """Open the datastore in directory `path`.
 
         Maps its files and validates their structure in time and memory that do not depend on their size. If the
@@ -80,22 +88,26 @@ class Datastore(Store):
             path: a directory that `rest-build` wrote.
             tokenizer: if given, the tokenizer in use (a `transformers` or `tokenizers` tokenizer, or a
                 `TokenizerIdentity`); the datastore must have been built with the same.
+            part: such as "2/4", for the second quarter of its shards alone: only their files need to be there.
 
         Raises:
             DatastoreError: the subclass that names what is wrong with the files (FORMAT.md, section 6).
+            PartError: there is no such part, or there are more parts than shards.
             TokenizerMismatchError: `tokenizer` differs from the datastore's.
         """
         directory = Path(path)
+        if isinstance(part, str):
+            part = Part.parse(part)
         manifest = Manifest.read(directory)
         if tokenizer is not None:
             manifest.tokenizer.require_same(identity_of(tokenizer), directory)
         shards = []
-        for record in manifest.shards:
+        for record in manifest.shards if part is None else part.of(manifest.shards, directory):
             shard = Shard.open(directory, record.name)
             record.require_same(ShardRecord.of(record.name, shard), directory)
             shard.require_vocabulary(manifest.tokenizer.vocabulary_size)
             shards.append(shard)
-        store = cls(directory, manifest, shards)
+        store = cls(directory, manifest, shards, part)
         available = available_bytes()
         if available is not None and store._size > available:
             for shard in shards:
@@ -137,18 +149,23 @@ class Datastore(Store):
         return DatastoreInfo(
             path=self.path,
             tokenizer=self.manifest.tokenizer,
-            token_count=self.manifest.token_count,
-            document_count=self.manifest.document_count,
-            shard_count=len(self.manifest.shards),
+            token_count=sum(record.token_count for record in self._records),
+            document_count=sum(record.document_count for record in self._records),
+            shard_count=len(self._records),
             size=self._size,
             built=self._built,
             kernel=self._kernel_name,
             manifest=self.manifest,
+            part=self.part,
         )
+
+    @property
+    def _records(self) -> tuple[ShardRecord, ...]:
+        return self.manifest.shards if self.part is None else self.part.of(self.manifest.shards, self.path)
 
     def __reduce__(self) -> tuple[Any, ...]:
         self.require_readable()
-        return _open_same, (self._location, self.manifest)
+        return _open_same, (self._location, self.manifest, self.part)
 
     def __copy__(self) -> Datastore:
         return self
@@ -157,8 +174,10 @@ class Datastore(Store):
         return self
 
     def __repr__(self) -> str:
-        tokens, shards = counted(self.manifest.token_count, "token"), counted(len(self.manifest.shards), "shard")
-        return f"Datastore({str(self.path)!r}, {tokens}, {shards})"
+        info = self.info()
+        tokens, shards = counted(info.token_count, "token"), counted(info.shard_count, "shard")
+        part = "" if self.part is None else f", part {self.part}"
+        return f"Datastore({str(self.path)!r}, {tokens}, {shards}{part})"
 
 
 def _time_of(manifest: Path) -> datetime:
@@ -169,9 +188,9 @@ def _time_of(manifest: Path) -> datetime:
         raise ManifestError(describe(manifest, "modification time", f"unreadable ({error})", "a date")) from None
 
 
-def _open_same(path: Path, manifest: Manifest) -> Datastore:
+def _open_same(path: Path, manifest: Manifest, part: Part | None) -> Datastore:
     """Open the datastore at `path`; raise MixedBuildError unless it is still the one of `manifest`."""
-    store = Datastore.open(path)
+    store = Datastore.open(path, part=part)
     if store.manifest != manifest:
         raise MixedBuildError(describe(path, "datastore", "another one", "that which was pickled"))
     return store

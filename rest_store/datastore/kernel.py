@@ -15,6 +15,8 @@ from rest_store.errors import NativeKernelError, describe
 MAX_SUFFIX = 64
 MAX_DEPTH = 32
 MAX_NODES = 1024
+MAX_SEQUENCE = MAX_SUFFIX + MAX_DEPTH  # tokens that are counted: a match and a continuation of it
+MAX_LISTED = 1 << 16  # nodes of a tree that a part of a datastore lists for the tree of the whole
 
 
 class Kernel(Protocol):
@@ -29,7 +31,7 @@ class Kernel(Protocol):
         """Return (match length, count)."""
 
     def count(self, tokens: list[int], /) -> int:
-        """Return the occurrences of `tokens`, 1 to 64 of them."""
+        """Return the occurrences of `tokens`, 1 to 96 of them."""
 
     def draft(self, suffix: list[int], max_nodes: int, max_depth: int, /) -> PackedTree:
         """Return the draft tree of a context that ends with `suffix`."""

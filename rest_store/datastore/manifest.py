@@ -9,6 +9,7 @@ import os
 import re
 from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -107,6 +108,11 @@ class Manifest:
     def document_count(self) -> int:
         """Documents of all shards."""
         return sum(shard.document_count for shard in self.shards)
+
+    @cached_property
+    def digest(self) -> str:
+        """What tells this build from others: "sha256:" and the SHA-256 of the text of its file."""
+        return "sha256:" + hashlib.sha256(self.to_json().encode("utf-8")).hexdigest()
 
     def to_json(self) -> str:
         """Return the text of the file; equal for equal manifests."""

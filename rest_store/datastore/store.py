@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, NoReturn
 
-from rest_store.datastore.kernel import MAX_SUFFIX, Kernel, open_kernel
+from rest_store.datastore.kernel import MAX_SEQUENCE, MAX_SUFFIX, Kernel, open_kernel
 from rest_store.datastore.reference import KernelShard
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import SuffixMatch, TokenTree
@@ -149,7 +149,13 @@ class Store(ABC):
 
         Thread-safe; releases the GIL.
         """
-        max_nodes, max_suffix, max_depth = limits(max_nodes, max_suffix, max_depth)
+        return self.continuations(contexts, *limits(max_nodes, max_suffix, max_depth))
+
+    def continuations(self, contexts: Contexts, max_nodes: int, max_suffix: int, max_depth: int) -> list[TokenTree]:
+        """Return what `draft_batch` returns, each tree of up to 65,536 nodes: of a part, for the tree of the whole.
+
+        Raises as `draft_batch`, but for the limits, which have been checked.
+        """
         suffixes = tails(contexts, max_suffix, self.vocabulary_size)
         kernel = self.kernel
         return [TokenTree.from_packed(*kernel.draft(suffix, max_nodes, max_depth)) for suffix in suffixes]
@@ -158,7 +164,7 @@ class Store(ABC):
         """Return how often the sequence `tokens` occurs within documents of this datastore.
 
         Args:
-            tokens: 1-D integers, 1 to 64 of them.
+            tokens: 1-D integers, 1 to 96 of them: the longest suffix and the longest continuation.
 
         Raises:
             QueryError: `tokens` is not 1-D integers, is empty or too long, or holds an id outside the vocabulary.
@@ -166,8 +172,8 @@ class Store(ABC):
 
         Thread-safe; releases the GIL.
         """
-        sequence = tail(tokens, MAX_SUFFIX + 1, self.vocabulary_size, "tokens")
-        if len(sequence) > MAX_SUFFIX:
+        sequence = tail(tokens, MAX_SEQUENCE + 1, self.vocabulary_size, "tokens")
+        if len(sequence) > MAX_SEQUENCE:
             raise too_many_tokens(len(tokens))
         return self.kernel.count(sequence)
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from rest_store.datastore.kernel import MAX_DEPTH, MAX_NODES, MAX_SUFFIX
+from rest_store.datastore.kernel import MAX_DEPTH, MAX_NODES, MAX_SEQUENCE, MAX_SUFFIX
 from rest_store.errors import (
     ContextTypeError,
     DocumentError,
@@ -143,8 +143,8 @@ def _is_text(id: str) -> bool:
 
 
 def too_many_tokens(size: int) -> LimitError:
-    """Return the error for a sequence to count that is longer than 64 tokens."""
-    return LimitError(describe("query", "number of tokens", size, f"1..{MAX_SUFFIX}"))
+    """Return the error for a sequence to count that is longer than 96 tokens."""
+    return LimitError(describe("query", "number of tokens", size, f"1..{MAX_SEQUENCE}"))
 
 
 def _fault(context: object, size: int, vocabulary_size: int, what: str) -> QueryError:

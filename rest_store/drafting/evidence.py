@@ -20,18 +20,21 @@ MAX_EVIDENCE_ROWS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Evidence of one datastore, after the context and after each of the most probable paths.
+    """Evidence of one datastore, or of a part of it, after the context and after each of the most probable paths.
 
     Attributes:
-        datastore: its name; a session tells the datastores of one source apart by it.
+        datastore: its name; a session tells the datastores of one source apart by it. What an answer has of one name is
+            of its parts, and a session adds it up.
         rows: one row for each path: the suffixes that occur, how often, and what follows them. The message Evidence in
             `proto/rest_store/v1/datastore.proto` defines the layout.
         live: whether the datastore is a live one.
+        lacks: why the answer that this belongs to is without some part of a datastore; empty: it is not.
     """
 
     datastore: str
     rows: bytes
     live: bool = False
+    lacks: str = ""
 
     @property
     def row_count(self) -> int:

@@ -43,7 +43,8 @@ class Drop(NamedTuple):
 
     Attributes:
         place: among the session's sources.
-        why: "error", "late", "tokenizer", or "full" where only some of its datastores are left out.
+        why: "error", "late", "tokenizer"; or "full" or "part" where only some of its datastores, or some parts of one,
+            are left out.
         text: of the error.
     """
 
@@ -333,17 +334,22 @@ class ExternalSources:
         return None
 
     def _use_evidence(self, source: _External, request: _Request, answer: list[Evidence]) -> Drop | None:
-        """Hand evidence to the kernel; return the datastores that the session has no room for."""
+        """Hand evidence to the kernel, that of the parts of a datastore as one; return what it lacks."""
         left_out = []
+        by_datastore: dict[str, list[Evidence]] = {}
         for evidence in answer:
-            store = self._store_of(source, evidence.datastore)
+            by_datastore.setdefault(evidence.datastore, []).append(evidence)
+        for datastore, parts in by_datastore.items():
+            store = self._store_of(source, datastore)
             if store is None:
-                left_out.append(evidence.datastore)
+                left_out.append(datastore)
             else:
-                self._native.set_evidence(store, evidence.rows, self._vocabulary_size, request.max_rows, evidence.live)
-        if not left_out:
-            return None
-        return Drop(source.place, "full", f"the session has no room for its datastores {', '.join(left_out)}")
+                rows, live = [part.rows for part in parts], any(part.live for part in parts)
+                self._native.set_evidence(store, rows, self._vocabulary_size, request.max_rows, live)
+        if left_out:
+            return Drop(source.place, "full", f"the session has no room for its datastores {', '.join(left_out)}")
+        lacks = next((evidence.lacks for evidence in answer if evidence.lacks), None)
+        return None if lacks is None else Drop(source.place, "part", lacks)
 
     def _store_of(self, source: _External, datastore: str) -> int | None:
         """Return where the evidence of a datastore goes; None if the session holds as many as it can."""

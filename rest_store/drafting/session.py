@@ -56,7 +56,8 @@ class SessionStatistics:
         tokens: tokens given to `accept`.
         dropped: steps that went on without a source, by its place among the sources and the reason: "error", "late" or
             "tokenizer". An invalid answer, such as a token outside the vocabulary, is an "error". "full" counts steps
-            without some datastores of a service, because a session can hold only six.
+            without some datastores of a service, because a session can hold only six; "part" those without a part of a
+            datastore that is served in parts.
         errors: what went wrong, as text: the first few different errors of each source.
         absent: the sources that the latest step went on without, by place.
     """

@@ -55,7 +55,8 @@ class EvidenceSource(Source, Protocol):
             max_rows: most paths, 1..1024.
 
         Returns:
-            One for each datastore; None if the source has no evidence: then the session asks for `draft_batch`.
+            One for each datastore, or for each part of one; None if the source has no evidence: then the session asks
+            for `draft_batch`.
         """
 
 

@@ -33,6 +33,7 @@ STATUSES = (
     Status("TOKEN_RANGE", "INVALID_ARGUMENT", errors.TokenRangeError),
     Status("LIMIT", "INVALID_ARGUMENT", errors.LimitError),
     Status("DOCUMENT", "INVALID_ARGUMENT", errors.DocumentError),
+    Status("PART", "FAILED_PRECONDITION", errors.PartError),
     Status("MESSAGE_ORDER", "FAILED_PRECONDITION", errors.MessageOrderError),
     Status("TOKENIZER_MISMATCH", "FAILED_PRECONDITION", errors.TokenizerMismatchError),
     Status("NOT_LIVE", "FAILED_PRECONDITION", errors.LiveFormatError),

@@ -10,12 +10,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Selection(_message.Message):
-    __slots__ = ("datastores", "tokenizer_fingerprint")
+    __slots__ = ("datastores", "tokenizer_fingerprint", "parts")
     DATASTORES_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
     datastores: _containers.RepeatedScalarFieldContainer[str]
     tokenizer_fingerprint: str
-    def __init__(self, datastores: _Optional[_Iterable[str]] = ..., tokenizer_fingerprint: _Optional[str] = ...) -> None: ...
+    parts: _containers.RepeatedCompositeFieldContainer[PartDescription]
+    def __init__(self, datastores: _Optional[_Iterable[str]] = ..., tokenizer_fingerprint: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[PartDescription, _Mapping]]] = ...) -> None: ...
 
 class DraftLimits(_message.Message):
     __slots__ = ("max_nodes", "max_suffix", "max_depth")
@@ -277,7 +279,7 @@ class DescribeResponse(_message.Message):
     def __init__(self, version: _Optional[str] = ..., kernel: _Optional[str] = ..., datastores: _Optional[_Iterable[_Union[DatastoreDescription, _Mapping]]] = ..., limits: _Optional[_Union[ServiceLimits, _Mapping]] = ..., calibration: _Optional[str] = ...) -> None: ...
 
 class DatastoreDescription(_message.Message):
-    __slots__ = ("name", "tokenizer", "token_count", "document_count", "shard_count", "size", "built", "format_version", "generation", "live")
+    __slots__ = ("name", "tokenizer", "token_count", "document_count", "shard_count", "size", "built", "format_version", "generation", "live", "part")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FIELD_NUMBER: _ClassVar[int]
     TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -288,6 +290,7 @@ class DatastoreDescription(_message.Message):
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     LIVE_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
     name: str
     tokenizer: TokenizerDescription
     token_count: int
@@ -298,7 +301,18 @@ class DatastoreDescription(_message.Message):
     format_version: int
     generation: int
     live: LiveDescription
-    def __init__(self, name: _Optional[str] = ..., tokenizer: _Optional[_Union[TokenizerDescription, _Mapping]] = ..., token_count: _Optional[int] = ..., document_count: _Optional[int] = ..., shard_count: _Optional[int] = ..., size: _Optional[int] = ..., built: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., format_version: _Optional[int] = ..., generation: _Optional[int] = ..., live: _Optional[_Union[LiveDescription, _Mapping]] = ...) -> None: ...
+    part: PartDescription
+    def __init__(self, name: _Optional[str] = ..., tokenizer: _Optional[_Union[TokenizerDescription, _Mapping]] = ..., token_count: _Optional[int] = ..., document_count: _Optional[int] = ..., shard_count: _Optional[int] = ..., size: _Optional[int] = ..., built: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., format_version: _Optional[int] = ..., generation: _Optional[int] = ..., live: _Optional[_Union[LiveDescription, _Mapping]] = ..., part: _Optional[_Union[PartDescription, _Mapping]] = ...) -> None: ...
+
+class PartDescription(_message.Message):
+    __slots__ = ("number", "parts", "build")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    BUILD_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    parts: int
+    build: str
+    def __init__(self, number: _Optional[int] = ..., parts: _Optional[int] = ..., build: _Optional[str] = ...) -> None: ...
 
 class LiveDescription(_message.Message):
     __slots__ = ("memory_token_count", "memory_size", "oldest", "max_tokens", "max_age", "failure", "writable")

@@ -254,10 +254,10 @@ def test_the_greatest_limits_are_allowed(store: Datastore) -> None:
     assert len(tree) == 7
 
 
-def test_counting_more_than_64_tokens(store: Datastore) -> None:
-    assert store.count([1] * 64) == 0
-    message = refused(LimitError, lambda: store.count([1] * 65))
-    assert message == "query: number of tokens is 65, expected 1..64"
+def test_counting_more_than_96_tokens(store: Datastore) -> None:
+    assert store.count([1] * 96) == 0
+    message = refused(LimitError, lambda: store.count([1] * 97))
+    assert message == "query: number of tokens is 97, expected 1..96"
 
 
 # Opening.

@@ -175,12 +175,14 @@ def test_large_batches_are_answered_in_order(tmp_path: Path) -> None:
 def test_the_kernel_checks_its_own_bounds(tmp_path: Path) -> None:
     """It does not rely on the checks of `Datastore`."""
     kernel = open_datastore(tmp_path, Corpus(300, [[[1, 2, 3] * 60]])).kernel
-    for max_nodes, max_depth in ((1025, 1), (1, 33), (0, 1), (1, 0)):
+    for max_nodes, max_depth in (((1 << 16) + 1, 1), (1, 33), (0, 1), (1, 0)):
         with pytest.raises(ValueError, match="limit out of range"):
             kernel.draft([1], max_nodes, max_depth)
     for tokens in ([], [1] * 65):
         with pytest.raises(ValueError, match="number of tokens out of range"):
             kernel.longest_suffix_match(tokens)
+    with pytest.raises(ValueError, match="number of tokens out of range"):
+        kernel.count([1] * 97)
     with pytest.raises(ValueError, match="token outside the vocabulary"):
         kernel.count([300])
 

@@ -48,7 +48,7 @@ class NativeKernel {
       : shards_(shards), kernel_(shard_views(shards), vocabulary) {}
 
   nb::tuple longest_suffix_match(const Tokens& context) {
-    const Suffix suffix = suffix_of(context);
+    const Suffix suffix = suffix_of(context, kMaxSuffix);
     std::uint32_t length = 0;
     std::uint64_t count = 0;
     {
@@ -62,7 +62,7 @@ class NativeKernel {
   }
 
   nb::tuple draft(const Tokens& context, std::uint32_t max_nodes, std::uint32_t max_depth) {
-    const Suffix suffix = suffix_of(context);
+    const Suffix suffix = suffix_of(context, kMaxSuffix);
     const Limits limits = checked(max_nodes, max_depth);
     TreePointer tree;
     {
@@ -74,7 +74,7 @@ class NativeKernel {
   }
 
   std::uint64_t count(const Tokens& tokens) {
-    const Suffix sequence = suffix_of(tokens);
+    const Suffix sequence = suffix_of(tokens, kMaxSequence);
     std::uint64_t count = 0;
     {
       const nb::gil_scoped_release released;
@@ -87,15 +87,15 @@ class NativeKernel {
   void require_readable() const { ::require_readable(shards_); }
 
  private:
-  Suffix suffix_of(const Tokens& tokens) const {
-    if (tokens.empty() || tokens.size() > kMaxSuffix) throw nb::value_error("number of tokens out of range");
+  Suffix suffix_of(const Tokens& tokens, std::size_t most) const {
+    if (tokens.empty() || tokens.size() > most) throw nb::value_error("number of tokens out of range");
     for (const Token token : tokens)
       if (token >= kernel_.vocabulary()) throw nb::value_error("token outside the vocabulary");
     return Suffix(tokens.data(), tokens.size(), kernel_.width());
   }
 
   static Limits checked(std::uint32_t max_nodes, std::uint32_t max_depth) {
-    if (max_nodes < 1 || max_nodes > kMaxNodes || max_depth < 1 || max_depth > kMaxDepth)
+    if (max_nodes < 1 || max_nodes > kMaxListed || max_depth < 1 || max_depth > kMaxDepth)
       throw nb::value_error("limit out of range");
     return {max_nodes, max_depth};
   }

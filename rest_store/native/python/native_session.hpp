@@ -104,16 +104,23 @@ class NativeSession {
     }
   }
 
-  // Set the evidence of one step, of a live store or a frozen one. ValueError if the bytes are not evidence; then the
-  // store takes no part in the step.
-  void set_evidence(std::size_t index, const nb::bytes& rows, std::uint64_t vocabulary, std::size_t max_rows,
-                    bool live) {
+  // Set the evidence of one step, of a live store or a frozen one: the rows of each of its parts. ValueError if any of
+  // them are not evidence; then the store takes no part in the step.
+  void set_evidence(std::size_t index, const std::vector<nb::bytes>& parts, std::uint64_t vocabulary,
+                    std::size_t max_rows, bool live) {
     Store& store = builder_.store(index);
     store.trees.clear();
+    store.rows.clear();
     store.live_rows = live;
-    const char* fault = store.rows.read({rows.c_str(), rows.size()}, vocabulary, max_rows);
-    store.present = fault == nullptr;
-    if (fault != nullptr) throw nb::value_error(fault);
+    store.present = false;
+    if (parts.empty()) throw nb::value_error("of no part");
+    parts_.resize(parts.size());
+    for (std::size_t i = 0; i < parts.size(); ++i)
+      if (const char* fault = parts_[i].read({parts[i].c_str(), parts[i].size()}, vocabulary, max_rows))
+        throw nb::value_error(fault);
+    if (parts.size() == 1) std::swap(store.rows, parts_[0]);
+    else store.rows.combine(parts_);
+    store.present = true;
   }
 
   // (packed tree as TokenTree has it, scores float32[N], origins uint8[N]); `costs` may be empty, else the draft has
@@ -344,6 +351,7 @@ class NativeSession {
   std::vector<std::uint32_t> places_{0, 0};  // of prompt lookup, recycled logits and each store
   OnlineCalibration before_;
   TreeBuilder builder_;
+  std::vector<EvidenceRows> parts_;  // of one datastore; keeps its memory
   std::uint64_t vocabulary_ = std::uint64_t{1} << 31;
   std::vector<std::int32_t> order_;
 };

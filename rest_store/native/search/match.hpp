@@ -9,9 +9,9 @@
 
 namespace rest_store {
 
-// The last tokens of a context in the byte order of a tokens file, followed by eight readable bytes.
+// The last tokens of a context, or a sequence to be counted, in the byte order of a tokens file, followed by eight readable bytes.
 struct Suffix {
-  std::array<std::uint8_t, kMaxSuffix * kMaxWidth + 8> bytes;
+  std::array<std::uint8_t, kMaxSequence * kMaxWidth + 8> bytes;
   std::uint32_t length = 0;  // tokens
   std::uint32_t width = 0;   // bytes of one token
 

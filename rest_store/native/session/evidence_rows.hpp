@@ -94,6 +94,25 @@ class EvidenceRows {
     return fault;
   }
 
+  // Become the rows of a datastore of which each of `parts`, at least one, knows a part: its paths are those of all of
+  // them, and its evidence after a path is the sum of theirs.
+  void combine(std::span<const EvidenceRows> parts) {
+    rows_.assign(1, Row());
+    std::vector<std::vector<const Evidence*>> evidence(1);  // of each row, that of the parts that have it
+    std::vector<std::size_t> place_of;
+    for (const EvidenceRows& part : parts) {
+      place_of.assign(part.rows_.size(), 0);
+      for (std::size_t i = 0; i < part.rows_.size(); ++i) {
+        const Row& row = part.rows_[i];
+        if (i > 0) place_of[i] = child(place_of[row.parent], row.token);
+        if (place_of[i] == evidence.size()) evidence.emplace_back();
+        evidence[place_of[i]].push_back(&row.evidence);
+      }
+    }
+    TokenWeights weights;
+    for (std::size_t i = 0; i < rows_.size(); ++i) sum(evidence[i], weights, rows_[i].evidence);
+  }
+
   // What is known after `path`. Returns whether it has a row.
   bool after(std::span<const Token> path, Evidence& out) const {
     std::size_t place = 0;
@@ -114,9 +133,56 @@ class EvidenceRows {
  private:
   struct Row {
     Token token = 0;
+    std::uint32_t parent = 0;
     std::int32_t first_child = -1, next_sibling = -1;
     Evidence evidence;  // without intervals
   };
+
+  // The row after that at `parent` and `token`; a new one if need be.
+  std::size_t child(std::size_t parent, Token token) {
+    std::int32_t place = rows_[parent].first_child;
+    while (place >= 0 && rows_[static_cast<std::size_t>(place)].token != token)
+      place = rows_[static_cast<std::size_t>(place)].next_sibling;
+    if (place >= 0) return static_cast<std::size_t>(place);
+    Row& row = rows_.emplace_back();
+    row.token = token;
+    row.parent = static_cast<std::uint32_t>(parent);
+    row.next_sibling = std::exchange(rows_[parent].first_child, static_cast<std::int32_t>(rows_.size() - 1));
+    return rows_.size() - 1;
+  }
+
+  // The sum of what several parts know after one path. Its long suffixes are those of the part with the longest match: no
+  // other has an occurrence of it. A part that has not read one of them counts with the next longer one that it has read,
+  // whose occurrences are among those that it should count.
+  static void sum(std::span<const Evidence* const> parts, TokenWeights& weights, Evidence& out) {
+    if (parts.size() == 1) {
+      out = *parts[0];
+      return;
+    }
+    const Evidence* longest = parts[0];
+    for (const Evidence* part : parts)
+      if (part->levels[0].length > longest->levels[0].length) longest = part;
+    for (std::size_t i = 0; i < kLevels; ++i) {
+      const auto length =
+          i < kLevels - kShort ? longest->levels[i].length : static_cast<std::uint32_t>(kLevels - i);
+      BackoffLevel& level = out.levels[i];
+      level.clear();
+      if (length == 0) continue;
+      weights.clear();
+      for (const Evidence* part : parts) {
+        const BackoffLevel* read = nullptr;
+        for (const BackoffLevel& of_part : part->levels)
+          if (of_part.length >= length) read = &of_part;
+        if (read == nullptr) continue;
+        level.count += read->count;
+        for (const Continuation& next : read->next)
+          weights.add(next.token, static_cast<double>(next.share) * static_cast<double>(read->count));
+      }
+      if (level.count == 0) continue;
+      level.length = length;
+      weights.heaviest(static_cast<double>(level.count), level.next);
+    }
+  }
 
   const char* parse(std::string_view bytes, std::uint64_t vocabulary, std::size_t max_rows) {
     clear();
@@ -148,6 +214,7 @@ class EvidenceRows {
         if (token >= vocabulary) return "with a token outside the vocabulary";
         if (parent >= place) return "with a row before its parent";
         row.token = static_cast<Token>(token);
+        row.parent = static_cast<std::uint32_t>(parent);
         row.next_sibling = std::exchange(rows_[parent].first_child, static_cast<std::int32_t>(place));
       }
       const std::size_t end = suffix + level_counts[place];

@@ -17,6 +17,7 @@ from rest_store.datastore.render import counted
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import TokenTree
 from rest_store.errors import ManifestError, ProtocolError, describe
+from rest_store.service.served_part import ServedPart
 from rest_store.v1 import datastore_pb2 as pb
 
 M = TypeVar("M", bound=Message)
@@ -27,6 +28,7 @@ NUMBER_BYTES = 64  # a few numbers, and heads of messages
 _NODE_SIZE = 20
 _ROW_SIZE = 4 + 2 + 1 + 6 * (11 + 16 * 5)  # token, parent, and six suffixes of sixteen continuations
 _MOST_DATASTORES = 1024  # of a service
+_LONGEST_DIGEST = 128  # characters
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class ServedDatastore:
     Attributes:
         built: of a live one, when the newest document was added; None: there is none.
         live: None: it is frozen.
+        part: of a larger one that this is; None: it is whole.
     """
 
     name: str
@@ -65,6 +68,24 @@ class ServedDatastore:
     format_version: int
     generation: int
     live: LiveDescription | None
+    part: ServedPart | None = None
+
+
+@dataclass(frozen=True)
+class PartInfo:
+    """One part of a datastore that is served in parts, as a client of all of them knows it.
+
+    Attributes:
+        targets: the endpoints of its replicas.
+        part: which part of which build it is; None: it has not said so yet.
+        fault: why the latest answer went on without it; None: it did not.
+        info: of the service that has it; None: it has not said so yet.
+    """
+
+    targets: tuple[str, ...]
+    part: ServedPart | None
+    fault: str | None
+    info: ServiceInfo | None
 
 
 @dataclass(frozen=True)
@@ -77,6 +98,8 @@ class ServiceInfo:
         kernel: what answers queries there, "native" or "reference".
         datastores: those that the client asks, in the order of their answers.
         limits: name to value, as in the message ServiceLimits; 0 where the service publishes none.
+        parts: of a datastore that is served in parts; then `target` has all endpoints, and the figures of the
+            datastores are sums over the parts that have answered.
     """
 
     target: str
@@ -84,6 +107,7 @@ class ServiceInfo:
     kernel: str
     datastores: tuple[ServedDatastore, ...]
     limits: dict[str, int]
+    parts: tuple[PartInfo, ...] = ()
 
     @property
     def tokenizer(self) -> TokenizerIdentity:
@@ -159,7 +183,13 @@ def served_by(response: pb.DescribeResponse, where: str) -> tuple[ServedDatastor
         except (ManifestError, ValueError, OverflowError, OSError) as error:
             raise ProtocolError(describe(where, "description", f"wrong ({error})", "one of a datastore")) from None
         sizes = (one.token_count, one.document_count, one.shard_count, one.size)
-        served.append(ServedDatastore(one.name, tokenizer, *sizes, built, one.format_version, one.generation, live))
+        part = ServedPart.of(one.part) if one.HasField("part") else None
+        if part is not None and (not 1 <= part.number <= part.parts or len(part.build) > _LONGEST_DIGEST):
+            raise ProtocolError(
+                describe(where, f"part of datastore '{one.name}'", part, "one of the parts that there are")
+            )
+        versions = (one.format_version, one.generation)
+        served.append(ServedDatastore(one.name, tokenizer, *sizes, built, *versions, live, part))
     if not served or len({one.name for one in served}) != len(served):
         names = reprlib.repr([one.name for one in served]) if served else "absent"
         raise ProtocolError(describe(where, "datastores", names, "one or more, with distinct names"))

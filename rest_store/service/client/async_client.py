@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import grpc.aio
 
@@ -16,6 +17,7 @@ from rest_store.service.client.async_stream import AsyncDraftStream
 from rest_store.service.client.client_base import WRITE_SECONDS, ClientBase, Connection
 from rest_store.service.client.endpoints import Endpoint
 from rest_store.service.client.generation_stream import Route
+from rest_store.service.client.part_groups import Targets, is_in_parts
 from rest_store.service.client.requests import Request, T
 from rest_store.service.client.stream_call import AsyncStreamCall, task_is_cancelled
 from rest_store.service.errors import error_of_call
@@ -28,6 +30,14 @@ class AsyncDatastoreClient(ClientBase):
 
     Belongs to the event loop in which it is first used; not thread-safe. Any number of tasks may ask at once.
     """
+
+    def __new__(cls, targets: Targets = (), **options: Any) -> AsyncDatastoreClient:
+        """Make a client of several parts where `targets` are such."""
+        if cls is AsyncDatastoreClient and is_in_parts(targets):
+            from rest_store.service.client.async_parts_client import AsyncPartsClient
+
+            return object.__new__(AsyncPartsClient)
+        return object.__new__(cls)
 
     def _connect(self, target: str) -> Connection:
         return Connection(self._dialer.connect_async(target))

@@ -36,6 +36,14 @@ class AsyncDraftStream(StreamBase[AsyncStreamCall]):
         """See `DraftStream.evidence`."""
         return (await self._ask(new_tokens, proposals, evidence_limits(max_nodes, max_suffix, max_rows))).evidence
 
+    async def evidence_after(
+        self, context: IntSequence, proposals: TokenTree, *, max_nodes: int, max_suffix: int, max_rows: int | None
+    ) -> list[Evidence] | None:
+        """See `DraftStream.evidence_after`."""
+        return await self.evidence(
+            self._new_in(context, max_suffix), proposals, max_nodes=max_nodes, max_suffix=max_suffix, max_rows=max_rows
+        )
+
     async def _ask(
         self,
         new_tokens: IntSequence,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import grpc
 
@@ -20,6 +22,7 @@ from rest_store.service.client.answers import ServiceInfo
 from rest_store.service.client.client_base import WRITE_SECONDS, ClientBase, Connection
 from rest_store.service.client.endpoints import Endpoint
 from rest_store.service.client.generation_stream import Route
+from rest_store.service.client.part_groups import Targets, is_in_parts
 from rest_store.service.client.requests import Request, T
 from rest_store.service.client.session_stream import SessionStream
 from rest_store.service.client.stream import DraftStream
@@ -44,7 +47,9 @@ class DatastoreClient(ClientBase):
     Make the client there, or send it to the process pickled.
 
     Args:
-        targets: `HOST:PORT` or `unix:/path`, or several that serve the same.
+        targets: `HOST:PORT` or `unix:/path`, or a list of several that serve the same. A datastore that is served in
+            parts has a list of such lists, one for each part: `[["a:1", "b:1"], ["a:2", "b:2"]]`; or the name of a
+            parts file, which ends with `.toml`. All parts are asked at once, and answer as one datastore.
         datastore: name or names of the datastores to ask; None: all whose tokenizer matches.
         tokenizer: the tokenizer in use, as for `Datastore.open`; a service with another is refused.
         token: bearer token.
@@ -68,9 +73,17 @@ class DatastoreClient(ClientBase):
         TokenizerLoadError: `tokenizer` is not a tokenizer.
     """
 
+    def __new__(cls, targets: Targets = (), **options: Any) -> DatastoreClient:
+        """Make a client of several parts where `targets` are such."""
+        if cls is DatastoreClient and is_in_parts(targets):
+            from rest_store.service.client.parts_client import PartsClient
+
+            return object.__new__(PartsClient)
+        return object.__new__(cls)
+
     def __init__(
         self,
-        targets: str | list[str] | tuple[str, ...],
+        targets: Targets,
         *,
         datastore: str | Sequence[str] | None = None,
         tokenizer: object = None,
@@ -325,16 +338,42 @@ class DatastoreClient(ClientBase):
             message, policy = self._begin(request, timeout, began)
             return policy.call(lambda endpoint, seconds: self._attempt(endpoint, request, message, seconds))
 
+    def _start(self, request: Request[T], timeout: float) -> Callable[[], T]:
+        """Ask as `_ask`, of a known service; return what waits for the answer, so that others are asked meanwhile."""
+        with self._counters.failures:
+            message, policy = self._begin(request, timeout, time.monotonic())
+            endpoint = policy.endpoint
+            with self._call_errors(endpoint):
+                method = endpoint.connection.methods[request.method]
+                call = method.future(message, timeout=policy.allowance(), metadata=self._dialer.metadata)
+
+        def first() -> T:
+            with self._call_errors(endpoint):
+                answer: bytes = call.result()
+            return request.decode(answer, endpoint.target)
+
+        def finish() -> T:
+            with self._counters.failures:
+                return policy.finish(first, lambda *at: self._attempt(at[0], request, message, at[1]))
+
+        return finish
+
     def _attempt(self, endpoint: Endpoint[Connection], request: Request[T], message: bytes, seconds: float) -> T:
-        call = endpoint.connection.methods[request.method]
-        try:
+        with self._call_errors(endpoint):
+            call = endpoint.connection.methods[request.method]
             answer: bytes = call(message, timeout=seconds, metadata=self._dialer.metadata)
+        return request.decode(answer, endpoint.target)
+
+    @contextlib.contextmanager
+    def _call_errors(self, endpoint: Endpoint[Connection]) -> Iterator[None]:
+        """Raise our errors for those of a call at `endpoint`."""
+        try:
+            yield
         except grpc.RpcError as error:
             raise error_of_call(endpoint.target, error) from None
         except ValueError:  # grpc's error for a channel that has just been closed
             endpoint.require_usable()
             raise
-        return request.decode(answer, endpoint.target)
 
     def close(self) -> None:
         """Close its connections; later calls raise ServiceUnavailableError. May be called again.

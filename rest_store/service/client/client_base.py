@@ -16,6 +16,7 @@ from rest_store.service.client.circuit import Circuit
 from rest_store.service.client.codec import Codec
 from rest_store.service.client.counters import ClientCounters, ClientStatistics
 from rest_store.service.client.endpoints import Endpoint, Endpoints
+from rest_store.service.client.part_groups import Targets
 from rest_store.service.client.requests import Request, Requests, T
 from rest_store.service.client.retry import RetryPolicy
 
@@ -30,7 +31,7 @@ class Connection:
 
     def __init__(self, channel: Any) -> None:
         self.channel = channel
-        self.methods: dict[str, Callable[..., Any]] = {name: channel.unary_unary(METHOD + name) for name in _UNARY}
+        self.methods: dict[str, Any] = {name: channel.unary_unary(METHOD + name) for name in _UNARY}
 
 
 class ClientBase(ABC):
@@ -38,7 +39,7 @@ class ClientBase(ABC):
 
     def __init__(
         self,
-        targets: str | list[str] | tuple[str, ...],
+        targets: Targets,
         *,
         datastore: str | Sequence[str] | None = None,
         tokenizer: object = None,
@@ -103,7 +104,7 @@ class ClientBase(ABC):
         return f"{type(self).__name__}({str(self._endpoints)!r})"
 
 
-def _targets(targets: str | Sequence[str]) -> list[str]:
+def _targets(targets: Targets) -> list[str]:
     """Return the addresses as gRPC takes them; raise TargetError unless there is at least one valid one."""
     several = targets if isinstance(targets, list | tuple) else [targets]
     if not several:

@@ -41,9 +41,12 @@ class Codec:
         max_session_tokens: longest text of a session that the service runs; 0: it runs none.
         max_message_bytes: largest message that adds or deletes documents.
         max_documents: most documents of one.
-        live: names of the live datastores that are asked.
+        names: of the datastores that are asked, in the order of answers.
+        live: names of the live ones among them.
         calibration: fingerprint of what it weighs evidence with.
         max_datastores: most datastores that may answer.
+        max_contexts: most contexts of a request, times datastores.
+        asks_parts: whether requests name the parts and builds that were described: others do not answer them.
         selection: part of every request.
     """
 
@@ -55,16 +58,20 @@ class Codec:
         self.max_request_bytes = 0
         self.max_session_tokens = 0
         self.max_message_bytes = self.max_documents = 0
+        self.max_contexts = 1
+        self.asks_parts = False
+        self.names: tuple[str, ...] = ()
         self.live: tuple[str, ...] = ()
         self.calibration = ""
         self.max_datastores = len(self._names) or _SOME_DATASTORES
         self._name_bytes = _NAME_BYTES
+        self._forgotten = False
         self.selection = pb.Selection()
 
     @property
     def is_known(self) -> bool:
         """Whether the service has been described."""
-        return self.vocabulary_size > 0
+        return self.vocabulary_size > 0 and not self._forgotten
 
     def learn(self, response: pb.DescribeResponse, target: str) -> ServiceInfo:
         """Settle from a description what is asked, and return it.
@@ -78,7 +85,10 @@ class Codec:
         limits = {field.name: int(getattr(response.limits, field.name)) for field in response.limits.DESCRIPTOR.fields}
         info = ServiceInfo(target, response.version, response.kernel, chosen, limits)
         self.tokenizer = self.tokenizer or info.tokenizer
-        self.selection = pb.Selection(datastores=self._names, tokenizer_fingerprint=self.tokenizer.fingerprint)
+        parts = [one.part.message() for one in chosen if one.part is not None] if self.asks_parts else []
+        self.selection = pb.Selection(
+            datastores=self._names, tokenizer_fingerprint=self.tokenizer.fingerprint, parts=parts
+        )
         self.max_evidence_rows = 0
         if _evidence_fault is not None and limits["max_evidence_rows"]:
             of_each = (limits["max_contexts"] or limits["max_evidence_rows"]) // len(chosen)
@@ -86,11 +96,18 @@ class Codec:
         self.max_request_bytes = limits["max_request_bytes"] or limits["max_message_bytes"]
         self.max_session_tokens, self.calibration = limits["max_session_tokens"], response.calibration
         self.max_message_bytes, self.max_documents = limits["max_message_bytes"], limits["max_contexts"] or 1
+        self.max_contexts = max(1, (limits["max_contexts"] or 1) // len(chosen))
+        self.names = tuple(one.name for one in chosen)
         self.live = tuple(one.name for one in chosen if one.live is not None)
         self.max_datastores = max(self.max_datastores, len(chosen))
         self._name_bytes = max(self._name_bytes, *(len(one.name.encode()) for one in chosen))
         self.vocabulary_size = info.tokenizer.vocabulary_size
+        self._forgotten = False
         return info
+
+    def forget(self) -> None:
+        """Have the service described again before it is asked; its tokenizer stays settled."""
+        self._forgotten = True
 
     def _chosen(self, served: tuple[ServedDatastore, ...], target: str) -> tuple[ServedDatastore, ...]:
         """Return the datastores that answer requests, in the order of their answers."""

@@ -36,6 +36,9 @@ class ClientStatistics:
         circuits_opened: times that a circuit opened, or stayed open after a trial call.
         streams_opened: streams opened: the first of a generation and those that replace it.
         late_answers: answers of a stream that came after their deadline and were skipped.
+        absent_parts: parts of a datastore that answers went on without, one for each answer and part.
+        unproved_trees: draft trees of several parts that were not proved to have the very nodes of that of the whole
+            datastore; their counts are exact.
     """
 
     calls: int = 0
@@ -51,6 +54,8 @@ class ClientStatistics:
     circuits_opened: int = 0
     streams_opened: int = 0
     late_answers: int = 0
+    absent_parts: int = 0
+    unproved_trees: int = 0
 
 
 _COUNTED_AS: tuple[tuple[type[RestStoreError], str], ...] = (
@@ -76,11 +81,11 @@ class ClientCounters:
         self._lock = ProcessLock()
         self._counts = {field.name: 0 for field in fields(ClientStatistics)}
 
-    def add(self, *names: str) -> None:
-        """Count one more of each of `names`."""
+    def add(self, *names: str, times: int = 1) -> None:
+        """Count one more of each of `names`, or `times` more."""
         with self._lock:
             for name in names:
-                self._counts[name] += 1
+                self._counts[name] += times
 
     def failed(self, error: RestStoreError) -> None:
         """Count a call that ended with `error`."""

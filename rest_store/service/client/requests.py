@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Concatenate, Generic, ParamSpec, TypeVar
 
-from rest_store.datastore.kernel import MAX_NODES, MAX_SUFFIX
+from rest_store.datastore.kernel import MAX_NODES, MAX_SEQUENCE, MAX_SUFFIX
 from rest_store.datastore.render import counted
 from rest_store.datastore.tree import SuffixMatch, TokenTree
 from rest_store.datastore.validation import (
@@ -36,6 +36,7 @@ from rest_store.service.client.documents import batches_of, new_documents
 from rest_store.v1 import datastore_pb2 as pb
 
 T = TypeVar("T")
+U = TypeVar("U")
 P = ParamSpec("P")
 
 
@@ -52,6 +53,15 @@ class Request(Generic[T]):
     method: str
     encode: Callable[[], bytes]
     decode: Callable[[bytes, str], T]
+
+    def then(self, make: Callable[[T], U]) -> Request[U]:
+        """Return the request whose answer is what `make` makes of the answer of this one."""
+        return Request(self.method, self.encode, lambda answer, target: make(self.decode(answer, target)))
+
+
+def longest_match(matches: Iterable[SuffixMatch]) -> SuffixMatch:
+    """Return the longest match, of equal ones the first."""
+    return max(matches, key=lambda match: match.length)
 
 
 def evidence_limits(max_nodes: int, max_suffix: int, max_rows: int | None) -> pb.EvidenceLimits:
@@ -91,9 +101,13 @@ class Requests:
     def _learn(self, answer: bytes, target: str) -> ServiceInfo:
         return self.codec.learn(parse(pb.DescribeResponse, answer, target, DESCRIPTION_BYTES), target)
 
-    @_counted
     def match(self, context: IntSequence, max_suffix: int) -> Request[SuffixMatch]:
-        """Ask for the longest suffix match of `context`."""
+        """Ask for the longest suffix match of `context`, of several datastores the longest, of equals the first."""
+        return self.matches(context, max_suffix).then(lambda matches: longest_match(matches.values()))
+
+    @_counted
+    def matches(self, context: IntSequence, max_suffix: int) -> Request[dict[str, SuffixMatch]]:
+        """Ask for the longest suffix match of `context` in each datastore."""
         codec, longest_suffix = self.codec, limit("max_suffix", max_suffix, MAX_SUFFIX)
 
         def encode() -> bytes:
@@ -102,7 +116,7 @@ class Requests:
                 selection=codec.selection, max_suffix=longest_suffix, tokens=tokens
             ).SerializeToString()
 
-        def decode(answer: bytes, target: str) -> SuffixMatch:
+        def decode(answer: bytes, target: str) -> dict[str, SuffixMatch]:
             matches = parse(pb.LongestSuffixMatchResponse, answer, target, codec.largest(NUMBER_BYTES)).matches
             codec.require_names((one.datastore for one in matches), target)
             for one in matches:
@@ -110,29 +124,34 @@ class Requests:
                     found = f"{counted(one.length, 'token')}, {counted(one.count, 'occurrence')}"
                     expected = f"at most {longest_suffix} tokens that occur"
                     raise ProtocolError(describe(target, "match", found, expected))
-            best = max(matches, key=lambda one: one.length)
-            return SuffixMatch(best.length, best.count)
+            return {one.datastore: SuffixMatch(one.length, one.count) for one in matches}
 
         return Request("LongestSuffixMatch", encode, decode)
 
     def count(self, tokens: IntSequence) -> Request[int]:
         """Ask for the occurrences of `tokens` in all datastores together."""
+        return self.counts([tokens]).then(lambda counts: sum(number for [number] in counts.values()))
+
+    def counts(self, sequences: Sequence[IntSequence]) -> Request[dict[str, list[int]]]:
+        """Ask for the occurrences of each of `sequences` in each datastore."""
         codec = self.codec
 
         def encode() -> bytes:
-            sequence = tail(tokens, MAX_SUFFIX, codec.vocabulary_size, "tokens")
-            if len(tokens) > MAX_SUFFIX:
-                raise too_many_tokens(len(tokens))
-            return pb.CountRequest(
-                selection=codec.selection, sequences=[pb.TokenSequence(tokens=sequence)]
-            ).SerializeToString()
+            request = pb.CountRequest(selection=codec.selection)
+            for tokens in sequences:
+                sequence = tail(tokens, MAX_SEQUENCE, codec.vocabulary_size, "tokens")
+                if len(tokens) > MAX_SEQUENCE:
+                    raise too_many_tokens(len(tokens))
+                request.sequences.add(tokens=sequence)
+            return request.SerializeToString()
 
-        def decode(answer: bytes, target: str) -> int:
-            response = parse(pb.CountResponse, answer, target, codec.largest(NUMBER_BYTES))
+        def decode(answer: bytes, target: str) -> dict[str, list[int]]:
+            response = parse(pb.CountResponse, answer, target, codec.largest(NUMBER_BYTES, len(sequences)))
             names = codec.require_names(response.datastores, target)
-            if len(response.counts) != len(names):
-                raise ProtocolError(describe(target, "number of counts", len(response.counts), len(names)))
-            return sum(response.counts)
+            if len(response.counts) != len(names) * len(sequences):
+                expected = len(names) * len(sequences)
+                raise ProtocolError(describe(target, "number of counts", len(response.counts), expected))
+            return {name: list(response.counts[place :: len(names)]) for place, name in enumerate(names)}
 
         return Request("Count", encode, decode)
 
@@ -155,6 +174,19 @@ class Requests:
     def _drafts(
         self, contexts: Sequence[IntSequence], labels: Sequence[str], bounds: TreeLimits
     ) -> Request[list[TokenTree]]:
+        trees = self.trees(contexts, labels, bounds)
+        return trees.then(lambda answers: [longest(list(by_name.values())) for by_name in answers])
+
+    def trees(
+        self, contexts: Sequence[IntSequence], labels: Sequence[str], bounds: TreeLimits
+    ) -> Request[list[dict[str, TokenTree]]]:
+        """Ask for the draft tree of each of `contexts` in each datastore.
+
+        Args:
+            contexts: at least one.
+            labels: how messages name them.
+            bounds: limits, checked; more than 1024 nodes count for several contexts.
+        """
         codec, (max_nodes, max_suffix, max_depth) = self.codec, bounds
 
         def encode() -> bytes:
@@ -168,12 +200,13 @@ class Requests:
                 contexts=[pb.Context(tokens=tokens) for tokens in tails],
             ).SerializeToString()
 
-        def decode(answer: bytes, target: str) -> list[TokenTree]:
+        def decode(answer: bytes, target: str) -> list[dict[str, TokenTree]]:
             most = codec.largest(tree_bytes(max_nodes), len(contexts))
             response = parse(pb.DraftResponse, answer, target, most)
-            step = len(codec.require_names(response.datastores, target))
+            names = codec.require_names(response.datastores, target)
+            step = len(names)
             trees = codec.trees(response.trees, len(contexts) * step, bounds, target)
-            return [longest(trees[start : start + step]) for start in range(0, len(trees), step)]
+            return [dict(zip(names, trees[start:], strict=False)) for start in range(0, len(trees), step)]
 
         return Request("Draft", encode, decode)
 

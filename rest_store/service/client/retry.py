@@ -12,6 +12,7 @@ from rest_store.errors import (
     CircuitOpenError,
     DeadlineError,
     OverloadedError,
+    PartError,
     RestStoreError,
     ServiceUnavailableError,
 )
@@ -61,6 +62,16 @@ class RetryPolicy(Generic[C]):
                 self.succeeded()
                 return answer
 
+    def finish(self, first: Callable[[], T], attempt: Callable[[Endpoint[C], float], T]) -> T:
+        """Return what `first` does, an attempt at `endpoint` that has begun; if it fails, what `call` returns."""
+        try:
+            answer = first()
+        except RestStoreError as error:
+            time.sleep(self.failed(error))
+            return self.call(attempt)
+        self.succeeded()
+        return answer
+
     async def call_async(self, attempt: Callable[[Endpoint[C], float], Awaitable[T]]) -> T:
         """As `call`, for asyncio."""
         while True:
@@ -101,7 +112,7 @@ class RetryPolicy(Generic[C]):
         if self.endpoint.is_closed:
             raise error  # closed by this client, so no endpoint has failed
         endpoints, now = self._endpoints, time.monotonic()
-        lost = isinstance(error, ServiceUnavailableError | DeadlineError)
+        lost = isinstance(error, ServiceUnavailableError | DeadlineError | PartError)  # the last: it is no replica now
         if not lost:
             self.endpoint.circuit.succeeded()  # an error, but an answer
         elif self.endpoint.circuit.failed(now):

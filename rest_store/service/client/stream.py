@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from rest_store.datastore.tree import TokenTree
@@ -67,12 +68,26 @@ class DraftStream(StreamBase[StreamCall]):
             self._new_in(context, max_suffix), proposals, max_nodes=max_nodes, max_suffix=max_suffix, max_rows=max_rows
         )
 
+    def send_evidence_after(
+        self, context: IntSequence, proposals: TokenTree, *, max_nodes: int, max_suffix: int, max_rows: int | None
+    ) -> Callable[[], list[Evidence] | None]:
+        """Ask what `evidence_after` asks; return what waits for the answer, so that others are asked meanwhile."""
+        limits = evidence_limits(max_nodes, max_suffix, max_rows)
+        finish = self._start(self._new_in(context, max_suffix), proposals, limits)
+        return lambda: finish().evidence
+
     def _ask(
         self,
         new_tokens: IntSequence,
         proposals: TokenTree | None = None,
         evidence: pb.EvidenceLimits | None = None,
     ) -> Answer:
+        return self._start(new_tokens, proposals, evidence)()
+
+    def _start(
+        self, new_tokens: IntSequence, proposals: TokenTree | None, evidence: pb.EvidenceLimits | None
+    ) -> Callable[[], Answer]:
+        """Send a step; return what waits for its answer, and sends it again where there is none."""
         ends = time.monotonic() + self._timeout
         if self._needs_description:
             try:
@@ -82,20 +97,40 @@ class DraftStream(StreamBase[StreamCall]):
                 raise
         with self._endpoints.counters.failures:
             step, policy = self._begin(new_tokens, proposals, evidence, ends)
-            return policy.call(lambda endpoint, seconds: self._attempt(endpoint, step, time.monotonic() + seconds))
+            receive = self._send(policy.endpoint, step, time.monotonic() + policy.allowance())
 
-    def _attempt(self, endpoint: Endpoint[Any], step: Step, ends: float) -> Answer:
+        def finish() -> Answer:
+            with self._endpoints.counters.failures:
+                return policy.finish(
+                    receive, lambda endpoint, seconds: self._send(endpoint, step, time.monotonic() + seconds)()
+                )
+
+        return finish
+
+    def _send(self, endpoint: Endpoint[Any], step: Step, ends: float) -> Callable[[], Answer]:
+        """Send a step to `endpoint`; return what waits for its answer until `ends`, and raises what went wrong."""
+        failure: RestStoreError | None = None
         try:
-            call = self._call_at(endpoint)
-            call.send(self._message(step))
+            self._call_at(endpoint).send(self._message(step))
             self._sent(step)
-            while True:
-                answer = self._read(call.receive(ends), endpoint.target)
-                if answer is not None:
-                    return answer
         except RestStoreError as error:
             self._drop_after(error)
-            raise
+            failure = error
+
+        def receive() -> Answer:
+            if failure is not None:
+                raise failure
+            try:
+                while True:
+                    assert self._call is not None  # the step was sent on it
+                    answer = self._read(self._call.receive(ends), endpoint.target)
+                    if answer is not None:
+                        return answer
+            except RestStoreError as error:
+                self._drop_after(error)
+                raise
+
+        return receive
 
     def close(self) -> None:
         """End the stream for good. May be called again."""

@@ -25,7 +25,7 @@ from rest_store.service.client.retry import RetryPolicy
 from rest_store.v1 import datastore_pb2 as pb
 
 KEPT_TOKENS = 64  # of a generation, by service and client: the longest suffix that can be asked for
-_ANY_TOKEN = 1 << 31
+ANY_TOKEN = 1 << 31
 _MOST_UNANSWERED = 8
 
 
@@ -64,7 +64,7 @@ class StreamBase(GenerationStream[K]):
         """Append the tokens since the last step; raise QueryError if they are not valid, or there was never one."""
         is_empty = not tokens if isinstance(tokens, list | tuple) else getattr(tokens, "size", 1) == 0
         # Of an unknown vocabulary the service will say which token is outside.
-        vocabulary_size = self._codec.vocabulary_size if self._codec.is_known else _ANY_TOKEN
+        vocabulary_size = self._codec.vocabulary_size if self._codec.is_known else ANY_TOKEN
         new = [] if is_empty else tail(tokens, KEPT_TOKENS, vocabulary_size)
         self._context = (self._context + new)[-KEPT_TOKENS:]
         self._unsent = (self._unsent + new)[-KEPT_TOKENS:]

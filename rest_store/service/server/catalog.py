@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rest_store.datastore.part import Part
 from rest_store.errors import (
     LiveFormatError,
+    PartError,
     PermissionDeniedError,
     RestStoreError,
     ServeError,
@@ -16,8 +18,10 @@ from rest_store.errors import (
     UnknownDatastoreError,
     describe,
 )
+from rest_store.service.served_part import ServedPart
 from rest_store.service.server.live_served import LiveServed
 from rest_store.service.server.logs import EventLog
+from rest_store.service.server.requests import Selection
 from rest_store.service.server.rights import Rights
 from rest_store.service.server.served import FrozenServed, Served
 
@@ -39,9 +43,11 @@ class Catalog:
         live: names and directories of live ones, which come after these. This process writes them.
         tokenizer: of live ones that are new; None: that of the built ones, if they have the same.
         log: receives what happens to live ones.
+        part: of each built one that is served; None: all of it. Then there are no live ones.
 
     Raises:
-        ServeError: no datastore, or two with the same name.
+        ServeError: no datastore, two with the same name, or live ones of which a part is to be served.
+        PartError: one has fewer shards than there are parts.
         DatastoreError: one cannot be opened.
 
     `select` may be called while another thread runs `reopen`; `swap` belongs to the thread of `select`.
@@ -53,6 +59,7 @@ class Catalog:
         live: Sequence[tuple[str, Path]] = (),
         tokenizer: object = None,
         log: EventLog | None = None,
+        part: Part | None = None,
     ) -> None:
         names = [name for name, _ in (*places, *live)]
         if not names:
@@ -61,7 +68,11 @@ class Catalog:
             if not name or names.count(name) > 1:
                 found = f"{names.count(name)} times {name!r}"
                 raise ServeError(describe("service", "name of a datastore", found, "distinct ones: give NAME=DIR"))
-        built = [FrozenServed(name, path, 1) for name, path in places]
+        if part is not None and live:
+            raise ServeError(
+                describe("service", f"live datastore {live[0][0]!r}", "one to serve in parts", "a built one")
+            )
+        built = [FrozenServed(name, path, 1, part) for name, path in places]
         if tokenizer is None and len({one.fingerprint for one in built}) == 1:
             tokenizer = built[0].stored_tokenizer
         self._served: dict[str, Served] = {one.name: one for one in built}
@@ -102,20 +113,27 @@ class Catalog:
             LiveFormatError: the datastore is a built one.
             UnknownDatastoreError, TokenizerMismatchError: as `select`.
         """
-        [served] = self.select((name,), fingerprint, rights)
+        [served] = self.select(Selection((name,), fingerprint), rights)
         if not isinstance(served, LiveServed):
             raise LiveFormatError(describe("request", f"datastore {name!r}", "frozen", "a live one"))
         return served
 
-    def select(self, names: tuple[str, ...], fingerprint: str, rights: Rights) -> tuple[Served, ...]:
-        """Return the datastores that a Selection stands for, in the order of their answers.
+    def select(self, selection: Selection, rights: Rights) -> tuple[Served, ...]:
+        """Return the datastores that `selection` stands for, in the order of their answers.
 
         Raises:
             PermissionDeniedError: `rights` include no datastore.
-            UnknownDatastoreError: no datastore of those that `rights` include has one of `names`.
+            UnknownDatastoreError: no datastore of those that `rights` include has one of the names.
             TokenizerMismatchError: a named datastore, or every one, has another tokenizer; or there are several
-                tokenizers, and neither names nor `fingerprint` select one.
+                tokenizers, and neither names nor a fingerprint select one.
+            PartError: a datastore is another part, or of another build.
         """
+        served = self._select(selection.names, selection.fingerprint, rights)
+        if selection.parts:
+            _require_parts(served, selection.parts)
+        return served
+
+    def _select(self, names: tuple[str, ...], fingerprint: str, rights: Rights) -> tuple[Served, ...]:
         if not names:
             return _matching(self.included(rights), fingerprint)
         for name in names:
@@ -145,7 +163,7 @@ class Catalog:
             if not isinstance(old, FrozenServed):
                 continue
             try:
-                new = FrozenServed(old.name, old.path, old.generation + 1)
+                new = FrozenServed(old.name, old.path, old.generation + 1, old.part)
                 if new.fingerprint != old.fingerprint:
                     old.store.tokenizer.require_same(new.store.tokenizer, old.path)
                 new.try_out()
@@ -165,6 +183,16 @@ class Catalog:
                 one = Outcome(one.name, one.generation, None)
             outcomes.append(one)
         return outcomes
+
+
+def _require_parts(served: Sequence[Served], expected: Sequence[ServedPart]) -> None:
+    """Raise PartError unless each datastore is the part of the build that the request names."""
+    if len(served) != len(expected):
+        raise PartError(describe("request", "number of parts", len(expected), f"{len(served)}, one for each datastore"))
+    for one, part in zip(served, expected, strict=True):
+        if one.part_served != part:
+            found = one.part_served or "the whole"
+            raise PartError(describe("service", f"datastore {one.name!r}", found, part))
 
 
 def _matching(served: tuple[Served, ...], fingerprint: str) -> tuple[Served, ...]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import rest_store
-from rest_store.errors import ServeError, describe
+from rest_store.errors import PartError, ServeError, describe
 from rest_store.options import FILE, json_option
 from rest_store.service.address import Address
 from rest_store.service.options import Access, access_options, timeout_option
@@ -24,6 +24,7 @@ from rest_store.service.tokens import TOKEN_VARIABLE
 from rest_store.terminal import loading
 
 if TYPE_CHECKING:
+    from rest_store.datastore.part import Part
     from rest_store.service.channel import Tls
 
 
@@ -38,8 +39,28 @@ class _Mode(click.ParamType[int]):
         return int(value, 8)
 
 
+class _Part(click.ParamType["Part"]):
+    """Which part of how many."""
+
+    name = "part"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Part:
+        from rest_store.datastore.part import Part
+
+        try:
+            return Part.parse(value)
+        except PartError as error:
+            self.fail(str(error), parameter, context)
+
+
 @click.command(epilog="Example: rest-store serve python.ds --listen 127.0.0.1:50051 --listen unix:/run/rest-store.sock")
 @click.argument("datastores", nargs=-1, metavar="[NAME=]DIR...")
+@click.option(
+    "--part",
+    metavar="I/N",
+    type=_Part(),
+    help="Serve the I-th of N parts of each datastore; clients ask all N together.",
+)
 @click.option(
     "--live",
     multiple=True,
@@ -130,6 +151,7 @@ class _Mode(click.ParamType[int]):
 )
 def serve(
     datastores: tuple[str, ...],
+    part: Part | None,
     live: tuple[str, ...],
     live_tokenizer: str | None,
     listen: tuple[str, ...],
@@ -209,6 +231,7 @@ def serve(
         sockets=SocketPermissions(socket_mode, socket_group),
         drain_seconds=drain_seconds,
         log_requests=log_requests,
+        part=part,
     )
     log = EventLog(log_json)
     log.take_over()

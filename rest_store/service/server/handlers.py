@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rest_store.datastore.kernel import MAX_DEPTH, MAX_NODES, MAX_SUFFIX
+from rest_store.datastore.kernel import MAX_DEPTH, MAX_LISTED, MAX_SUFFIX
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.evidence import MAX_EVIDENCE_ROWS, Evidence, collect_evidence
 from rest_store.drafting.remote import NODE_BYTES
@@ -22,6 +22,7 @@ from rest_store.service.server.metrics import Metrics
 from rest_store.service.server.remembered_output import RememberedOutput, RememberedOutputs
 from rest_store.service.server.requests import (
     Proposals,
+    Selection,
     TreeLimits,
     evidence_limits,
     parse,
@@ -54,7 +55,7 @@ class StreamState:
     """What a stream may do, what it chose with its first message, and the end of its context."""
 
     rights: Rights
-    selection: tuple[tuple[str, ...], str] = ((), "")  # names and fingerprint; not the message, which holds its request
+    selection: Selection = field(default_factory=Selection)  # not the message, which holds its request
     limits: TreeLimits | None = None
     context: list[int] = field(default_factory=list)
     names_sent: tuple[str, ...] | None = None  # of the datastores that answered last
@@ -97,8 +98,8 @@ class Handlers:
     async def draft(self, data: bytes, rights: Rights) -> bytes:
         """Answer a DraftRequest."""
         request = parse(pb.DraftRequest, data)
-        served = self._catalog.select(*selection_of(request.selection, self._limits), rights)
-        require_work(len(request.contexts) * len(served), self._limits)
+        served = self._catalog.select(selection_of(request.selection, self._limits), rights)
+        require_work(len(request.contexts) * len(served), self._limits)  # before anything is made of the contexts
         response = pb.DraftResponse(datastores=[one.name for one in served])
         if request.HasField("evidence"):
             contexts = [(context.tokens, context.proposals) for context in request.contexts]
@@ -107,6 +108,7 @@ class Handlers:
             await self._add_evidence(response.evidence, work)
         else:
             limits = tree_limits(request.limits)
+            require_work(len(request.contexts) * len(served) * limits.work, self._limits)
             tails = tails_of(request.contexts, limits.max_suffix)
             del request
             await self._add_trees(response.trees, served, limits, tails)
@@ -117,10 +119,11 @@ class Handlers:
         request = parse(pb.DraftStreamRequest, data)
         if request.HasField("selection"):
             state.selection = selection_of(request.selection, self._limits)
-        served = self._catalog.select(*state.selection, state.rights)
+        served = self._catalog.select(state.selection, state.rights)
         require_work(len(served), self._limits)
         if state.limits is None or request.HasField("limits"):
             state.limits = tree_limits(request.limits)
+        require_work(len(served) * state.limits.work, self._limits)
         state.context = (state.context + request.tokens[-MAX_SUFFIX:])[-MAX_SUFFIX:]
         response = pb.DraftStreamResponse(sequence=request.sequence)
         names = tuple(one.name for one in served)
@@ -148,7 +151,7 @@ class Handlers:
             found, expected = ("second", "none") if state.session is not None else ("absent", "first")
             raise MessageOrderError(describe("session", "opening", found, f"{expected}: a session is opened once"))
         if state.session is None:
-            served = self._catalog.select(*selection_of(request.open.selection, self._limits), state.rights)
+            served = self._catalog.select(selection_of(request.open.selection, self._limits), state.rights)
             if request.open.remember:
                 state.rights.require_write()
                 live = self._catalog.live(request.open.remember, served[0].fingerprint, state.rights)
@@ -186,7 +189,7 @@ class Handlers:
     async def longest_suffix_match(self, data: bytes, rights: Rights) -> bytes:
         """Answer a LongestSuffixMatchRequest."""
         request = parse(pb.LongestSuffixMatchRequest, data)
-        served = self._catalog.select(*selection_of(request.selection, self._limits), rights)
+        served = self._catalog.select(selection_of(request.selection, self._limits), rights)
         require_work(len(served), self._limits)
         max_suffix = suffix_limit(request.max_suffix)
         tail = request.tokens[-max_suffix:]
@@ -207,7 +210,7 @@ class Handlers:
     async def count(self, data: bytes, rights: Rights) -> bytes:
         """Answer a CountRequest."""
         request = parse(pb.CountRequest, data)
-        served = self._catalog.select(*selection_of(request.selection, self._limits), rights)
+        served = self._catalog.select(selection_of(request.selection, self._limits), rights)
         amount = len(request.sequences) * len(served)
         require_work(amount, self._limits)
         sequences = sequences_of(request.sequences)
@@ -236,7 +239,7 @@ class Handlers:
             kernel=build["kernel"],
             datastores=[served.describe(rights) for served in self._catalog.included(rights)],
             limits=pb.ServiceLimits(
-                max_nodes=MAX_NODES,
+                max_nodes=MAX_LISTED,
                 max_suffix=MAX_SUFFIX,
                 max_depth=MAX_DEPTH,
                 max_evidence_rows=self._max_evidence_rows,
@@ -257,7 +260,7 @@ class Handlers:
             piece = contexts[first : first + step]
             try:
                 with Reading([one]):
-                    trees = one.store.draft_batch(piece, **limits._asdict())
+                    trees = one.store.continuations(piece, *limits)
             except QueryError:
                 require_tokens(piece, one.store.vocabulary_size, "context", first)  # says which
                 raise

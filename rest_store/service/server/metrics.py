@@ -143,6 +143,13 @@ class Metrics:
             for one in datastores:
                 gauge.add_metric([one.name], value_of(one))
             yield gauge
+        part = GaugeMetricFamily(
+            "rest_store_datastore_part", "Number of the part that is served.", labels=["datastore", "parts", "build"]
+        )
+        for one in datastores:
+            if one.part_served is not None:
+                part.add_metric([one.name, str(one.part_served.parts), one.part_served.build], one.part_served.number)
+        yield part
         yield from _of_live([one for one in datastores if isinstance(one, LiveServed)])
 
 

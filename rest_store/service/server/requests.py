@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError, Message
 
-from rest_store.datastore.kernel import MAX_DEPTH, MAX_NODES, MAX_SUFFIX
+from rest_store.datastore.kernel import MAX_DEPTH, MAX_LISTED, MAX_NODES, MAX_SEQUENCE, MAX_SUFFIX
 from rest_store.drafting.evidence import MAX_EVIDENCE_ROWS, rows_for
 from rest_store.errors import ContextTypeError, EmptyContextError, LimitError, TokenRangeError, describe
+from rest_store.service.served_part import ServedPart
 from rest_store.service.server.limits import Limits
 from rest_store.v1 import datastore_pb2 as pb
 
@@ -31,6 +32,11 @@ class TreeLimits(NamedTuple):
     max_nodes: int
     max_suffix: int
     max_depth: int
+
+    @property
+    def work(self) -> int:
+        """How many contexts one with such a tree counts for."""
+        return -(-self.max_nodes // MAX_NODES)
 
 
 class EvidenceLimits(NamedTuple):
@@ -103,8 +109,9 @@ def _varint(data: bytes, place: int) -> tuple[int, int]:
 
 def tree_limits(message: pb.DraftLimits) -> TreeLimits:
     """Return the limits of a request, with defaults for zeros; raise LimitError for one that is out of range."""
+    max_nodes = _limit("max_nodes", message.max_nodes, 64, MAX_LISTED)
     max_depth = _limit("max_depth", message.max_depth, 10, MAX_DEPTH)
-    return TreeLimits(node_limit(message.max_nodes), suffix_limit(message.max_suffix), max_depth)
+    return TreeLimits(max_nodes, suffix_limit(message.max_suffix), max_depth)
 
 
 def evidence_limits(message: pb.EvidenceLimits) -> EvidenceLimits:
@@ -131,18 +138,28 @@ def _limit(name: str, value: int, default: int, greatest: int) -> int:
 
 
 def require_work(amount: int, limits: Limits) -> None:
-    """Raise LimitError if the contexts of a request, times datastores and rows of evidence, exceed the limit."""
+    """Raise LimitError if the contexts of a request, times datastores, rows and each 1024 nodes, exceed the limit."""
     if amount > limits.max_contexts:
-        what = "number of contexts, times datastores and rows of evidence,"
+        what = "number of contexts, times datastores, rows of evidence and each 1024 nodes,"
         raise LimitError(describe("request", what, amount, f"at most {limits.max_contexts}"))
 
 
-def selection_of(message: pb.Selection, limits: Limits) -> tuple[tuple[str, ...], str]:
-    """Return the names and the fingerprint of a selection; raise LimitError for more names than work is allowed for."""
-    if len(message.datastores) > limits.max_contexts:
+class Selection(NamedTuple):
+    """The datastores that a request is for: their names, their tokenizer, and which part of which build each is."""
+
+    names: tuple[str, ...] = ()
+    fingerprint: str = ""
+    parts: tuple[ServedPart, ...] = ()
+
+
+def selection_of(message: pb.Selection, limits: Limits) -> Selection:
+    """Return what a message selects; raise LimitError for more datastores than work is allowed for."""
+    named = max(len(message.datastores), len(message.parts))
+    if named > limits.max_contexts:
         expected = f"at most {limits.max_contexts}"
-        raise LimitError(describe("request", "number of datastores named", len(message.datastores), expected))
-    return tuple(message.datastores), message.tokenizer_fingerprint
+        raise LimitError(describe("request", "number of datastores named", named, expected))
+    parts = tuple(map(ServedPart.of, message.parts))
+    return Selection(tuple(message.datastores), message.tokenizer_fingerprint, parts)
 
 
 def require_few_proposals(messages: Iterable[pb.Proposals], limits: Limits) -> None:
@@ -194,13 +211,13 @@ def sequences_of(messages: Iterable[pb.TokenSequence]) -> list[list[int]]:
 
     Raises:
         EmptyContextError: a sequence has no tokens.
-        LimitError: a sequence is longer than any suffix may be.
+        LimitError: a sequence is longer than a suffix and a continuation may be.
     """
     sequences = []
     for place, message in enumerate(messages):
         require_not_empty(message.tokens, f"sequence {place}")
-        if (length := len(message.tokens)) > MAX_SUFFIX:
-            raise LimitError(describe("request", f"length of sequence {place}", length, f"1..{MAX_SUFFIX}"))
+        if (length := len(message.tokens)) > MAX_SEQUENCE:
+            raise LimitError(describe("request", f"length of sequence {place}", length, f"1..{MAX_SEQUENCE}"))
         sequences.append(list(message.tokens))
     return sequences
 

@@ -14,9 +14,11 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from rest_store.datastore.datastore import Datastore, DatastoreInfo
 from rest_store.datastore.header import FORMAT_VERSION
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
+from rest_store.datastore.part import Part
 from rest_store.datastore.store import Store
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import DatastoreClosedError, DatastoreUnavailableError
+from rest_store.service.served_part import ServedPart
 from rest_store.service.server.rights import Rights
 from rest_store.v1 import datastore_pb2 as pb
 
@@ -33,8 +35,12 @@ class Served(ABC):
         name: under which clients select it.
         store: the datastore.
         generation: 1, and one more for each reload.
+
+    Attributes:
+        part_served: which part of which build it is; None: the whole.
     """
 
+    part_served: ServedPart | None = None
     remedy: ClassVar[str] = "restore and reload it"  # when it cannot be read
 
     def __init__(self, name: str, store: Store, generation: int) -> None:
@@ -96,15 +102,19 @@ class Served(ABC):
             built=timestamp(info.built),
             format_version=FORMAT_VERSION,
             generation=self.generation,
+            part=None if self.part_served is None else self.part_served.message(),
         )
 
 
 class FrozenServed(Served):
-    """A datastore that was built, in the directory `path`."""
+    """A datastore that was built, in the directory `path`, or a part of it."""
 
-    def __init__(self, name: str, path: Path, generation: int) -> None:
+    def __init__(self, name: str, path: Path, generation: int, part: Part | None = None) -> None:
         self.path = path
-        self._frozen = Datastore.open(path)
+        self.part = part
+        self._frozen = Datastore.open(path, part=part)
+        if part is not None:
+            self.part_served = ServedPart(part.number, part.parts, self._frozen.manifest.digest)
         self._changed: str | None = None
         self._stamps = {file.path: _stamp(file.path) for file in self._frozen.files}
         super().__init__(name, self._frozen, generation)

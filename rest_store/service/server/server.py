@@ -19,6 +19,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 
 from rest_store.datastore.kernel import kernel_name
+from rest_store.datastore.part import Part
 from rest_store.errors import ServeError, describe
 from rest_store.service.address import Address
 from rest_store.service.server.catalog import Catalog
@@ -66,6 +67,7 @@ class Options:
     log_requests: bool = False
     live: Sequence[tuple[str, Path]] = ()
     live_tokenizer: object = None  # as `LiveDatastore.open` takes it
+    part: Part | None = None  # of each datastore
 
 
 class Server:
@@ -91,7 +93,7 @@ class Server:
         self._tokens = BearerTokens(options.token_file, options.token)
         self._certificates = Certificates(options.certificates) if options.certificates is not None else None
         _require_secure(options, bool(self._tokens))
-        self._catalog = Catalog(options.datastores, options.live, options.live_tokenizer, log)
+        self._catalog = Catalog(options.datastores, options.live, options.live_tokenizer, log, options.part)
         self._metrics = Metrics(METHODS, version, kernel_name())
         self._sessions = Sessions(options.limits) if kernel_name() == "native" else None
         self._workers = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="draft")

@@ -1,0 +1,193 @@
+"""What a client knows of the parts of a datastore: whether they belong together, and which of them are away."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from rest_store.errors import PartError, RestStoreError, ServiceUnavailableError, describe
+from rest_store.service.client.answers import PartInfo, ServedDatastore, ServiceInfo
+from rest_store.service.client.codec import Codec
+from rest_store.service.client.process_lock import ProcessLock
+
+_LOOK_AGAIN = 1.0  # seconds after which a part that does not belong to the others is described again
+
+
+class Assembly:
+    """The parts of one datastore, by their places among the groups of endpoints. Thread-safe.
+
+    The first descriptions settle the build, that of all parts. A part of another one is left out until it has that, or
+    until all have gone over to another.
+
+    Args:
+        groups: for each part the endpoints of its replicas.
+        codecs: of the clients of the parts.
+    """
+
+    def __init__(self, groups: Sequence[Sequence[str]], codecs: Sequence[Codec]) -> None:
+        self._targets = [tuple(group) for group in groups]
+        self._codecs = codecs
+        for codec in codecs:
+            codec.asks_parts = True
+        self._lock = ProcessLock()
+        self._infos: dict[int, ServiceInfo] = {}
+        self._faults: dict[int, RestStoreError] = {}  # of the latest answer
+        self._misplaced: dict[int, tuple[RestStoreError, float]] = {}  # what is wrong, and when it was found
+        self._build: tuple[str, ...] = ()  # of each datastore; empty: not settled
+
+    def __str__(self) -> str:
+        return "; ".join(map(", ".join, self._targets))
+
+    @property
+    def undescribed(self) -> list[int]:
+        """The parts that are to be described before they can be asked."""
+        now = time.monotonic()
+
+        def is_due(place: int) -> bool:
+            if not self._build or not self._codecs[place].is_known:
+                return True
+            return place in self._misplaced and now - self._misplaced[place][1] >= _LOOK_AGAIN
+
+        with self._lock:
+            return [place for place in range(len(self._codecs)) if is_due(place)]
+
+    def learn(self, infos: Mapping[int, ServiceInfo]) -> None:
+        """Take in descriptions of parts.
+
+        Raises:
+            TokenizerMismatchError, PartError: they do not belong together, and no build is settled yet; says how.
+        """
+        with self._lock:
+            self._infos.update(infos)
+            known = {place: info for place, info in sorted(self._infos.items()) if self._codecs[place].is_known}
+            builds = {place: _build_of(info) for place, info in known.items()}
+            first = next((place for place in known if builds[place] == self._build), None)
+            if first is None:  # all have gone over to another build, or this is the first
+                first = min(known, default=None)
+            if first is None:
+                return
+            now, settled = time.monotonic(), bool(self._build)
+            misplaced: dict[int, tuple[RestStoreError, float]] = {}
+            taken: dict[int, int] = {}  # number of a part -> its place
+            for place in (first, *(place for place in known if place != first)):
+                try:
+                    self._require_fits(place, known[place], first, known[first], taken)
+                except RestStoreError as error:
+                    if not settled:
+                        raise
+                    misplaced[place] = error, now
+            self._misplaced = misplaced
+            self._build = builds[first]
+
+    def _require_fits(
+        self, place: int, info: ServiceInfo, first: int, model: ServiceInfo, taken: dict[int, int]
+    ) -> None:
+        """Raise an error unless a part belongs to the part in place `first`, and is not one of those `taken`."""
+        where, parts = self._name(place), len(self._targets)
+        model.tokenizer.require_same(info.tokenizer, where)
+        names, expected = [one.name for one in info.datastores], [one.name for one in model.datastores]
+        if names != expected:
+            other = self._name(first)
+            raise PartError(describe(where, "datastores", ", ".join(names), f"{', '.join(expected)} as of {other}"))
+        for one, other_one in zip(info.datastores, model.datastores, strict=True):
+            what, part = f"datastore '{one.name}'", one.part
+            if part is None:
+                if parts > 1:
+                    raise PartError(describe(where, what, "the whole", f"one of {parts} parts"))
+                continue
+            if part.parts != parts:
+                numbers = {own.part.number for known in self._infos.values() for own in known.datastores if own.part}
+                absent = sorted(set(range(1, min(part.parts, 1024) + 1)) - numbers)
+                expected_parts = f"{part.parts} parts"
+                if parts < part.parts:
+                    expected_parts += f": {', '.join(f'{number}/{part.parts}' for number in absent[:8])} missing"
+                raise PartError(describe(where, f"number of groups for {what}", parts, expected_parts))
+            if other_one.part is not None and part.build != other_one.part.build:
+                expected_build = f"{other_one.part.build} as of {self._name(first)}"
+                raise PartError(describe(where, f"build of {what}", part.build, expected_build))
+        if (own := info.datastores[0].part) is not None:
+            if own.number in taken:
+                found = f"also at {self._name(taken[own.number])}"
+                expected_place = "each part in one group of endpoints"
+                raise PartError(describe(where, f"part {own.number}/{parts}", found, expected_place))
+            taken[own.number] = place
+
+    def _name(self, place: int) -> str:
+        return ", ".join(self._targets[place])
+
+    @property
+    def usable(self) -> list[int]:
+        """The parts that can be asked: they have been described, and belong together."""
+        with self._lock:
+            return [
+                place for place, codec in enumerate(self._codecs) if codec.is_known and place not in self._misplaced
+            ]
+
+    def note(self, answered: Iterable[int], failures: Mapping[int, RestStoreError]) -> None:
+        """Note which parts have answered, and why others have not.
+
+        A part that says that it is another one now is described again before it is asked.
+        """
+        with self._lock:
+            for place in answered:
+                self._faults.pop(place, None)
+            for place, error in failures.items():
+                self._faults[place] = error
+                if isinstance(error, PartError):
+                    self._codecs[place].forget()
+
+    @property
+    def _absences(self) -> dict[int, RestStoreError]:
+        return {**self._faults, **{place: error for place, (error, _) in self._misplaced.items()}}
+
+    @property
+    def absent(self) -> int:
+        """How many parts the latest answer is without."""
+        with self._lock:
+            return len(self._absences)
+
+    @property
+    def lacks(self) -> str:
+        """Why the latest answer is without some parts, as text; empty: it is not."""
+        with self._lock:
+            return "; ".join(f"without a part: {error}" for _, error in sorted(self._absences.items()))
+
+    def fault(self) -> RestStoreError:
+        """Return why no part has answered."""
+        with self._lock:
+            absences = self._absences
+        return absences[min(absences)] if absences else ServiceUnavailableError(f"{self}: no part has answered")
+
+    def info(self) -> ServiceInfo:
+        """Return the description of the whole, from what the parts have said; at least one has."""
+        with self._lock:
+            absences = self._absences
+            parts = tuple(
+                PartInfo(
+                    targets,
+                    self._infos[place].datastores[0].part if place in self._infos else None,
+                    str(absences[place]) if place in absences else None,
+                    self._infos.get(place),
+                )
+                for place, targets in enumerate(self._targets)
+            )
+            there = [info for place, info in sorted(self._infos.items()) if place not in self._misplaced]
+        first = there[0]
+        limits = {name: min(info.limits[name] for info in there) for name in first.limits}
+        merged = tuple(_sum_of([info.datastores[place] for info in there]) for place in range(len(first.datastores)))
+        return ServiceInfo(str(self), first.version, first.kernel, merged, limits, parts)
+
+
+def _build_of(info: ServiceInfo) -> tuple[str, ...]:
+    """Return what tells the build of each datastore from others."""
+    return tuple(one.part.build if one.part is not None else f"{one.name} {one.built}" for one in info.datastores)
+
+
+def _sum_of(parts: Sequence[ServedDatastore]) -> ServedDatastore:
+    """Return the description of what these parts of one datastore have together."""
+    sums = {
+        name: sum(getattr(part, name) for part in parts)
+        for name in ("token_count", "document_count", "shard_count", "size")
+    }
+    return replace(parts[0], **sums, part=None)

@@ -1,0 +1,177 @@
+"""The draft tree of a datastore from those of its parts: the same nodes, counts and order, proved.
+
+This is the threshold algorithm (Fagin, Lotem and Naor, "Optimal aggregation algorithms for middleware", 2003) on a
+trie. Each part lists its heaviest nodes, heaviest first. So a node that it does not list has at most the count of the
+last one that it lists, and at most what the children that are known leave of their parent's. Nodes that may be among
+the heaviest are counted where they were not listed. The tree is that of the whole once no node that nobody has listed
+can belong to it; until then the parts list more.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+
+from rest_store.datastore.tree import SuffixMatch, TokenTree
+
+Path = tuple[int, ...]  # tokens from the context to a node
+Key = tuple[int, int, Path]  # the order of nodes: by -count, then depth, then path (FORMAT.md, section 7)
+_ROOT: Path = ()
+
+
+class Listing:
+    """What one part knows of the continuations of the match.
+
+    Args:
+        tree: its heaviest nodes.
+        asked: how many it was asked for.
+
+    Attributes:
+        counts: of the nodes that are known, by path.
+        most: the count that a node may have which it did not list.
+        last: depth and path of the last node that it listed; of equal counts, the others come after it.
+    """
+
+    def __init__(self, tree: TokenTree, asked: int) -> None:
+        self.counts: dict[Path, int] = {_ROOT: tree.match.count}
+        paths: list[Path] = []
+        for token, parent, count in zip(tree.tokens.tolist(), tree.parents.tolist(), tree.counts.tolist(), strict=True):
+            path = (*paths[parent], token) if parent >= 0 else (token,)
+            paths.append(path)
+            self.counts[path] = count
+        is_whole = len(paths) < asked
+        self.most = 0 if is_whole else self.counts[paths[-1]]
+        self.last: tuple[int, Path] = (0, _ROOT) if is_whole else (len(paths[-1]), paths[-1])
+        self._below: dict[Path, int] | None = None
+
+    def bound(self, path: Path) -> int:
+        """Return the most occurrences that the node at `path` can have."""
+        known = self.counts.get(path)
+        return min(self.most, self.counts.get(path[:-1], self.most)) if known is None else known
+
+    def left(self, path: Path) -> int:
+        """Return the most occurrences that a child of `path` can have whose count is not known."""
+        if self._below is None:
+            below: dict[Path, int] = {}
+            for node, count in self.counts.items():
+                if node:
+                    below[node[:-1]] = below.get(node[:-1], 0) + count
+            self._below = below
+        return min(self.most, self.counts.get(path, self.most) - self._below.get(path, 0))
+
+    def learn(self, counts: Mapping[Path, int]) -> None:
+        """Take in the counts of nodes that were not listed."""
+        self.counts.update(counts)
+        self._below = None
+
+
+class MergedTree:
+    """The tree of one context, in the making.
+
+    Args:
+        max_nodes: most nodes.
+        max_depth: longest path.
+
+    Attributes:
+        match: the longest suffix match of the whole.
+    """
+
+    def __init__(self, max_nodes: int, max_depth: int) -> None:
+        self._max_nodes = max_nodes
+        self._max_depth = max_depth
+        self.match = SuffixMatch(0, 0)
+        self._listings: dict[int, Listing] = {}
+        self._chosen: list[Key] = []
+
+    def add(self, trees: Mapping[int, TokenTree], asked: int) -> None:
+        """Take in what the parts list, by part, each of which was asked for `asked` nodes.
+
+        Those with a shorter match have no occurrence of the longest one.
+        """
+        length = max(tree.match.length for tree in trees.values())
+        known = {part: listing.counts for part, listing in self._listings.items()}
+        fresh = {part: Listing(tree, asked) for part, tree in trees.items() if tree.match.length == length}
+        for part, listing in fresh.items():
+            listing.learn({path: count for path, count in known.get(part, {}).items() if path not in listing.counts})
+        self._listings = {**self._listings, **fresh} if length else {}
+        total = sum(listing.counts[_ROOT] for listing in self._listings.values())
+        self.match = SuffixMatch(length, total)
+
+    @property
+    def parts(self) -> list[int]:
+        """The parts that have the match."""
+        return [*self._listings]
+
+    @property
+    def unfinished(self) -> list[int]:
+        """The parts that have not listed all that they have."""
+        return [part for part, listing in self._listings.items() if listing.most]
+
+    def uncounted(self) -> dict[int, list[Path]]:
+        """Return, by part, the nodes whose counts decide which are the heaviest; empty if all are known.
+
+        Of the nodes that some part listed, those count that may reach the least of as many as the tree may have.
+        """
+        listings = self._listings
+        if len(listings) < 2:
+            return {}
+        paths = {path for listing in listings.values() for path in listing.counts if path}
+        lows = {path: sum(listing.counts.get(path, 0) for listing in listings.values()) for path in paths}
+        floor = heapq.nlargest(self._max_nodes, lows.values())[-1] if len(lows) >= self._max_nodes else 0
+        asked: dict[int, list[Path]] = {}
+        for path in sorted(paths):
+            unknown = [part for part, listing in listings.items() if path not in listing.counts]
+            open_parts = [part for part in unknown if listings[part].most]
+            high = lows[path] + sum(listings[part].bound(path) for part in open_parts)
+            if high >= floor:
+                for part in open_parts:
+                    asked.setdefault(part, []).append(path)
+        return asked
+
+    def learn(self, part: int, counts: Mapping[Path, int]) -> None:
+        """Take in what a part has of nodes that it did not list."""
+        self._listings[part].learn(counts)
+
+    def choose(self) -> bool:
+        """Choose the heaviest of the nodes that are known; return whether they are proved to be those of the whole."""
+        listings = [*self._listings.values()]
+        totals: dict[Path, int] = {}
+        for listing in listings:
+            for path, count in listing.counts.items():
+                if count:
+                    totals[path] = totals.get(path, 0) + count
+        totals.pop(_ROOT, None)
+        keys = ((-count, len(path), path) for path, count in totals.items())
+        self._chosen = heapq.nsmallest(self._max_nodes, keys)
+        if not any(listing.most for listing in listings):
+            return True
+        least = self._chosen[-1] if len(self._chosen) == self._max_nodes else None
+        return not any(
+            self._may_hide(path, listings, least)
+            for path in [_ROOT, *(path for _, _, path in self._chosen)]
+            if len(path) < self._max_depth
+        )
+
+    @staticmethod
+    def _may_hide(path: Path, listings: Sequence[Listing], least: Key | None) -> bool:
+        """Return whether a child of `path` that nobody listed may come before the node `least`; None: there is room."""
+        total, after = 0, (0, _ROOT)
+        for listing in listings:
+            left = listing.left(path)
+            total += left
+            if left and left == listing.most:  # at best as heavy as the last that is listed, and then it comes after it
+                after = max(after, listing.last)
+        if least is None or total == 0:
+            return total > 0
+        count, depth, place = -least[0], least[1], least[2]
+        return total > count or (total == count and len(path) < depth and after < (depth, place))
+
+    def tree(self) -> TokenTree:
+        """Return the tree that was chosen."""
+        place_of = {path: place for place, (_, _, path) in enumerate(self._chosen)}
+        return TokenTree(
+            [path[-1] for _, _, path in self._chosen],
+            [place_of[path[:-1]] if depth > 1 else -1 for _, depth, path in self._chosen],
+            [-count for count, _, _ in self._chosen],
+            match=self.match,
+        )
