@@ -14,9 +14,10 @@ from transformers import StopStringCriteria
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.remembering import flush
 from rest_store.errors import DrafterError, ModeNotSupportedError, PromptError, describe
+from rest_store.generation.comparison import Comparison
 from rest_store.generation.drafting import SessionMaker
 from rest_store.generation.generate import session_maker
-from rest_store.generation.generator_output import Comparison, GeneratorOutput, accepted_by_source, source_names
+from rest_store.generation.generator_output import GeneratorOutput, accepted_by_source, source_names
 from rest_store.generation.loop import Generation
 from rest_store.generation.options import Options
 from rest_store.generation.progress import Piece
@@ -85,12 +86,9 @@ class Generator:
         output = self._output(generation)
         if random_state is None:
             return output
-        with random_state.restored():
-            began = time.perf_counter()
-            plain = self._plain(prompt, options)
-            seconds = time.perf_counter() - began
-        speedup = seconds / (preparing + output.statistics.seconds)
-        return replace(output, comparison=Comparison(speedup, torch.equal(plain, output.sequences), seconds))
+        seconds = preparing + output.statistics.seconds
+        comparison = Comparison.of(output.sequences, seconds, lambda: self._plain(prompt, options), random_state)
+        return replace(output, comparison=comparison)
 
     def _output(self, generation: Generation) -> GeneratorOutput:
         """Run `generation` to its end and return what it wrote."""

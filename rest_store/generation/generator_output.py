@@ -7,28 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
-from rest_store.datastore.render import counted
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
+from rest_store.generation.comparison import Comparison
 from rest_store.generation.output import GenerateOutput
 from rest_store.generation.progress import Statistics, only_text
 
 MODEL = "model"  # what stands for tokens that no source drafted
 _KINDS: dict[type, str] = {PromptLookup: "prompt lookup", RecycledLogits: "recycled logits"}
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Plain generation of the same prompt.
-
-    Attributes:
-        speedup: how many times as fast the drafted generation was.
-        identical: whether both wrote the same tokens.
-        seconds: that plain generation took.
-    """
-
-    speedup: float
-    identical: bool
-    seconds: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,19 +66,13 @@ class GeneratorOutput:
     @property
     def tokens_per_second(self) -> float:
         """Generated tokens a second, of all rows together."""
-        return self.statistics.tokens / self.statistics.seconds if self.statistics.seconds else 0.0
+        return self.statistics.tokens_per_second
 
     def summary(self) -> str:
         """Return all this in a line, and the comparison in another."""
-        statistics = self.statistics
-        tokens = counted(statistics.tokens, "token")
-        passes = counted(statistics.forward_passes, "forward pass", "forward passes")
-        lines = [f"{tokens} in {passes}, M {self.mean_tokens:.2f}, {self.tokens_per_second:.1f} tokens a second"]
-        lines[0] += "; of these " + ", ".join(f"{number} from {name}" for name, number in self.sources.items())
-        if self.comparison is not None:
-            which = "the same" if self.comparison.identical else "other"
-            lines.append(f"{self.comparison.speedup:.2f} times as fast as plain generation, which wrote {which} tokens")
-        return "\n".join(lines)
+        sources = ", ".join(f"{number} from {name}" for name, number in self.sources.items())
+        line = f"{self.statistics.summary()}; of these {sources}"
+        return line if self.comparison is None else f"{line}\n{self.comparison}"
 
     __str__ = summary
 

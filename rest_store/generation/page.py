@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from rest_store.datastore.render import counted
+from rest_store.generation.comparison import Comparison
 from rest_store.generation.detokenizer import Detokenizer
 from rest_store.generation.progress import Statistics
 from rest_store.generation.trace import Trace, TracedPass
@@ -28,8 +30,7 @@ def page(
     title: str,
     prompt: str,
     labels: Sequence[str],
-    speedup: float | None = None,
-    identical: bool | None = None,
+    comparison: Comparison | None = None,
     remarks: Sequence[str] = (),
 ) -> str:
     """Return the page of the first row of a generation.
@@ -41,8 +42,7 @@ def page(
         title: of the page, such as the model's name.
         prompt: that was continued.
         labels: of the sources, in the order of the bits of an origin.
-        speedup: over plain decoding; None: not measured.
-        identical: whether plain decoding wrote the same text; None: not compared.
+        comparison: with plain decoding, if it was asked for.
         remarks: what else to say about this generation, one sentence each.
     """
     labels = [*labels, *(f"source {bit + 1}" for bit in range(len(labels), _MOST_SOURCES))][:_MOST_SOURCES]
@@ -51,7 +51,7 @@ def page(
     said = "".join(f"<p>{escape(remark)}</p>\n" for remark in remarks)
     body = (
         f'<header>\n<p class="overline">rest-store generate</p>\n<h1>{escape(title)}</h1>\n'
-        f'<p class="verdict">{_verdict(statistics, speedup, identical)}</p>\n{said}</header>\n'
+        f'<p class="verdict">{_verdict(statistics, comparison)}</p>\n{said}</header>\n'
         f"{_summary(statistics, counts, labels)}"
         '<div class="columns">\n<main>\n<h2>The text, pass by pass</h2>\n'
         '<p class="soft hint">A bar | stands where a forward pass begins. Choose one to see its draft tree; '
@@ -96,19 +96,12 @@ def _origins(one: TracedPass) -> list[int]:
     return drafted + [0] * (len(one.tokens[0]) - len(drafted))
 
 
-def _verdict(statistics: Statistics, speedup: float | None, identical: bool | None) -> str:
-    rate = statistics.tokens / statistics.seconds if statistics.seconds else 0.0
-    lead = f"{_counted(statistics.tokens, 'token')} in {_counted(statistics.forward_passes, 'forward pass', 'es')}"
-    text = f"<strong>{lead}: M {statistics.mean_tokens:.2f}.</strong> {rate:.1f} tokens a second"
-    if speedup is not None:
-        text += f", {speedup:.2f} times as fast as plain decoding"
-    if identical is not None:
-        text += f", which wrote {'the same' if identical else 'another'} text"
-    return text + "."
-
-
-def _counted(number: int, noun: str, plural: str = "s") -> str:
-    return f"{number:,} {noun}{'' if number == 1 else plural}"
+def _verdict(statistics: Statistics, comparison: Comparison | None) -> str:
+    passes = counted(statistics.forward_passes, "forward pass", "forward passes")
+    lead = f"{counted(statistics.tokens, 'token')} in {passes}: M {statistics.mean_tokens:.2f}."
+    rate = f"{statistics.tokens_per_second:.1f} tokens a second"
+    compared = "" if comparison is None else f", {comparison}"
+    return f"<strong>{lead}</strong> {rate}{compared}."
 
 
 # --- sources ----------------------------------------------------------------------------------------------------------
@@ -124,9 +117,9 @@ def _summary(statistics: Statistics, counts: Counter[int], labels: Sequence[str]
         among = sum(count for origin, count in counts.items() if origin >> bit & 1)
         if among:
             alone = counts[1 << bit]
-            said = f"{_counted(among, 'token')}, {alone or 'none'} by it alone"
+            said = f"{counted(among, 'token')}, {alone or 'none'} by it alone"
             legend.append(_entry(1 << bit, labels[bit], among / total, said))
-    legend.append(_entry(0, "the model alone", counts[0] / total, _counted(counts[0], "token")))
+    legend.append(_entry(0, "the model alone", counts[0] / total, counted(counts[0], "token")))
     seconds = statistics.seconds or math.inf
     times = (
         f"Forward passes took {100 * statistics.forward_seconds / seconds:.0f} % of the time, "
@@ -143,7 +136,7 @@ def _summary(statistics: Statistics, counts: Counter[int], labels: Sequence[str]
 
 
 def _segment(origin: int, count: int, total: int, labels: Sequence[str]) -> str:
-    title = escape(f"{_names(origin, labels)}: {_counted(count, 'token')}, {100 * count / total:.0f} %")
+    title = escape(f"{_names(origin, labels)}: {counted(count, 'token')}, {100 * count / total:.0f} %")
     return f'<span class="{look(origin)}" style="flex-grow:{count}" title="{title}"><b>{letters(origin)}</b></span>'
 
 
@@ -162,7 +155,7 @@ def _prompt(prompt: str) -> str:
     if len(prompt) <= _MOST_PROMPT and prompt.count("\n") < 12:
         return f'<div class="prompt text"><span class="hidden">Prompt: </span>{escape(prompt)}</div>\n'
     begin = max(len(prompt) - _PROMPT_END, prompt.rfind("\n", 0, len(prompt) - 1) + 1)
-    size = f"{_counted(prompt.count(chr(10)) + 1, 'line')}, {_counted(len(prompt), 'character')}"
+    size = f"{counted(prompt.count(chr(10)) + 1, 'line')}, {counted(len(prompt), 'character')}"
     return (
         f'<details class="prompt"><summary>The prompt begins: {size}</summary>\n'
         f'<div class="text">{escape(prompt[:begin])}</div>\n</details>\n'

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from rest_store.datastore.render import counted
 from rest_store.drafting.remembering import RememberCounts
 from rest_store.errors import DrafterError, ModeNotSupportedError, describe
 from rest_store.generation.drafting import DraftCounts
@@ -98,6 +99,17 @@ class Statistics:
     def mean_tokens(self) -> float:
         """M: generated tokens for each forward pass (REST, section 4.1), of all rows together."""
         return self.tokens / self.forward_passes if self.forward_passes else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Generated tokens a second, of all rows together."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    def summary(self) -> str:
+        """Return tokens, forward passes, M and speed in words."""
+        passes = counted(self.forward_passes, "forward pass", "forward passes")
+        pace = f"M {self.mean_tokens:.2f}, {self.tokens_per_second:.1f} tokens a second"
+        return f"{counted(self.tokens, 'token')} in {passes}, {pace}"
 
 
 def only_text(where: str, texts: Sequence[str] | None) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,87 @@ import torch
 from rest_store.datastore.render import counted, one_line
 from rest_store.errors import RestStoreError
 from rest_store.generation import prompt_loop
+from rest_store.generation.comparison import Comparison
 from rest_store.generation.conversation import Conversation, rendered
 from rest_store.generation.detokenizer import Detokenizer
 from rest_store.generation.page import page
 from rest_store.generation.progress import Statistics
+from rest_store.generation.random_state import RandomState
 from rest_store.generation.render import coloured, legend, origin_name
 from rest_store.generation.trace import Trace
 
 _REMEMBER_SECONDS = 10.0  # that the command waits for an output to be added
+
+
+@dataclass(frozen=True)
+class _Text:
+    """A text that was written.
+
+    Attributes:
+        parts: the text, each part with the name of its origin.
+        statistics: of its generation, which has ended.
+        labels: of the sources.
+        comparison: with plain decoding, if it was asked for.
+        interrupted: whether somebody ended it.
+    """
+
+    parts: list[tuple[str, str]]
+    statistics: Statistics
+    labels: Sequence[str]
+    comparison: Comparison | None
+    interrupted: bool
+
+    @property
+    def text(self) -> str:
+        """All parts."""
+        return "".join(part for part, _ in self.parts)
+
+    def facts(self) -> dict[str, Any]:
+        """Return it with what it took, for JSON."""
+        statistics = self.statistics
+        facts: dict[str, Any] = {
+            "text": self.text,
+            "tokens": statistics.tokens,
+            "forward_passes": statistics.forward_passes,
+            "mean_tokens": round(statistics.mean_tokens, 3),
+            "tokens_per_second": round(statistics.tokens_per_second, 2),
+        }
+        if statistics.drafts.errors:
+            facts["drafter_errors"] = statistics.drafts.errors
+        if dropped := self._dropped():
+            facts["dropped_sources"] = dropped
+        if statistics.remembered.ids:
+            facts["remembered"] = statistics.remembered.added
+        if statistics.remembered.dropped:
+            facts["not_remembered"] = statistics.remembered.error
+        if self.interrupted:
+            facts["interrupted"] = True
+        if self.comparison is not None:
+            facts["speedup"] = round(self.comparison.speedup, 3)
+            facts["identical"] = self.comparison.identical
+        return facts
+
+    def summary(self) -> str:
+        """Return what it took in a line."""
+        line = self.statistics.summary()
+        return "; ".join([line if self.comparison is None else f"{line}, {self.comparison}", *self.remarks()])
+
+    def remarks(self) -> list[str]:
+        """Return what went wrong beside the text."""
+        statistics = self.statistics
+        remarks = [f"{counted(steps, 'step')} without {source}" for source, steps in self._dropped().items()]
+        if self.interrupted:
+            remarks.append("interrupted")
+        if statistics.remembered.dropped:
+            remarks.append(f"not remembered ({statistics.remembered.error})")
+        if statistics.drafts.errors:
+            remarks.append(f"drafting failed ({statistics.drafts.errors[0]})")
+        return remarks
+
+    def _dropped(self) -> dict[str, int]:
+        """Return in how many steps each source was left out."""
+        dropped = self.statistics.drafts.dropped.items()
+        return {f"{self.labels[place]} ({reason})": steps for (place, reason), steps in dropped}
 
 
 @dataclass
@@ -60,18 +133,17 @@ class Writer:
         text, inputs = Conversation(tokenizer).ask(prompt) if chat else rendered(tokenizer, prompt)
         self._echo(prompt, chat=chat)
         trace = Trace() if page_path is not None else None
-        _, facts, statistics = self._write(inputs, trace=trace)
+        written = self._write(inputs, trace=trace)
         if page_path is not None and trace is not None:
             shown = page(
                 trace,
-                statistics,
+                written.statistics,
                 tokenizer,
                 title=title,
                 prompt=text,
                 labels=self.labels,
-                speedup=facts.get("speedup"),
-                identical=facts.get("identical"),
-                remarks=_remarks(facts),
+                comparison=written.comparison,
+                remarks=written.remarks(),
             )
             page_path.write_text(shown, encoding="utf-8", errors="replace")
 
@@ -87,9 +159,9 @@ class Writer:
                 if not (typed and chat):
                     self._echo(line, chat=chat)
                 with prompt_loop.interruptible() if typed else nullcontext(lambda: False) as interrupted:
-                    parts, _, _ = self._write(inputs, interrupted)
+                    written = self._write(inputs, interrupted)
                 if chat:
-                    conversation.add(line, "".join(part for part, _ in parts))
+                    conversation.add(line, written.text)
             except RestStoreError as error:
                 if not typed:
                     raise
@@ -106,30 +178,24 @@ class Writer:
         interrupted: Callable[[], bool] = lambda: False,
         *,
         trace: Trace | None = None,
-    ) -> tuple[list[tuple[str, str]], dict[str, Any], Statistics]:
-        """Write one text; return it in parts, each with the name of its origin, what it took, and its statistics."""
-        tokenizer = self.generator.tokenizer
-        self._set_seed()
-        generation = self.generator.begin(inputs, **self.options)
-        generation.trace = trace
-        parts = _written(generation, tokenizer, self.names, interrupted, show=not self.as_json)
-        self.generator.flush(_REMEMBER_SECONDS)
-        facts = _facts(generation.statistics, self.labels)
-        if interrupted():
-            facts["interrupted"] = True
-        elif self.compare:
-            self._set_seed()
-            drafted, seconds = generation.result(), generation.statistics.seconds
-            facts |= _compared(self.generator.model, inputs, self.options, drafted, seconds)
-        if self.as_json:
-            click.echo(json.dumps({"text": "".join(part for part, _ in parts), **facts}, ensure_ascii=False))
-        else:
-            click.echo(_summary(facts))
-        return parts, facts, generation.statistics
-
-    def _set_seed(self) -> None:
+    ) -> _Text:
+        """Write one text, and what it took."""
+        model = self.generator.model
         if self.seed is not None:
             torch.manual_seed(self.seed)
+        random_state = RandomState(model.device) if self.compare else None
+        generation = self.generator.begin(inputs, **self.options)
+        generation.trace = trace
+        parts = _written(generation, self.generator.tokenizer, self.names, interrupted, show=not self.as_json)
+        self.generator.flush(_REMEMBER_SECONDS)
+        statistics, ended_early, comparison = generation.statistics, interrupted(), None
+        if random_state is not None and not ended_early:
+            rows = {name: value.to(model.device) for name, value in inputs.items()}
+            plain = partial(model.generate, **rows, **self.options)
+            comparison = Comparison.of(generation.result(), statistics.seconds, plain, random_state)
+        text = _Text(parts, statistics, self.labels, comparison, ended_early)
+        click.echo(json.dumps(text.facts(), ensure_ascii=False) if self.as_json else text.summary())
+        return text
 
 
 def _written(
@@ -160,63 +226,3 @@ def _written(
     if show:
         click.echo(coloured(*parts[-1]))
     return parts
-
-
-def _facts(statistics: Any, labels: Sequence[str]) -> dict[str, Any]:
-    """Return what a generation took, for JSON.
-
-    Args:
-        statistics: of a generation that has ended.
-        labels: of the sources.
-    """
-    facts: dict[str, Any] = {
-        "tokens": statistics.tokens,
-        "forward_passes": statistics.forward_passes,
-        "mean_tokens": round(statistics.mean_tokens, 3),
-        "tokens_per_second": round(statistics.tokens / statistics.seconds, 2),
-    }
-    if statistics.drafts.errors:
-        facts["drafter_errors"] = statistics.drafts.errors
-    if statistics.drafts.dropped:
-        dropped = statistics.drafts.dropped.items()
-        facts["dropped_sources"] = {f"{labels[place]} ({reason})": steps for (place, reason), steps in dropped}
-    if statistics.remembered.ids:
-        facts["remembered"] = statistics.remembered.added
-    if statistics.remembered.dropped:
-        facts["not_remembered"] = statistics.remembered.error
-    return facts
-
-
-def _compared(
-    model: Any, inputs: dict[str, Any], options: dict[str, Any], drafted: Any, seconds: float
-) -> dict[str, Any]:
-    """Decode plainly; return the speedup, and whether the text is the same."""
-    inputs = {name: value.to(model.device) for name, value in inputs.items()}
-    began = time.perf_counter()
-    plain = model.generate(**inputs, **options)
-    plain_seconds = time.perf_counter() - began
-    return {"speedup": round(plain_seconds / seconds, 3), "identical": bool(plain.tolist() == drafted.tolist())}
-
-
-def _summary(facts: dict[str, Any]) -> str:
-    line = (
-        f"{counted(facts['tokens'], 'token')} in {counted(facts['forward_passes'], 'forward pass', 'forward passes')}, "
-        f"M {facts['mean_tokens']:.2f}, {facts['tokens_per_second']:.1f} tokens a second"
-    )
-    if "speedup" in facts:
-        text = "the same text" if facts["identical"] else "another text"
-        line += f", {facts['speedup']:.2f} times as fast as plain decoding, which wrote {text}"
-    return "; ".join([line, *_remarks(facts)])
-
-
-def _remarks(facts: dict[str, Any]) -> list[str]:
-    """Return what went wrong beside the text."""
-    dropped = facts.get("dropped_sources", {}).items()
-    remarks = [f"{counted(steps, 'step')} without {source}" for source, steps in dropped]
-    if "interrupted" in facts:
-        remarks.append("interrupted")
-    if "not_remembered" in facts:
-        remarks.append(f"not remembered ({facts['not_remembered']})")
-    if "drafter_errors" in facts:
-        remarks.append(f"drafting failed ({facts['drafter_errors'][0]})")
-    return remarks

@@ -147,7 +147,7 @@ def add(
     directory, or hf://owner/name. Documents that are there already are not added again, so an interrupted command can
     be repeated.
     """
-    from build_index.corpus import open_corpus
+    from build_index.corpus import empty_corpora, open_corpus
     from build_index.tokenization import load_tokenizer
     from rest_store.live.corpora import add_corpora
 
@@ -159,6 +159,8 @@ def add(
         target = load_tokenizer(source, chat_template=reading.chat_template)
     with _open(directory, tokenizer=target, max_tokens=max_tokens, max_age=max_age) as store, _progress() as progress:
         added = add_corpora(store, corpora, target, ids, progress)
+        if not added.documents:
+            raise empty_corpora(corpora, added.without_tokens)
         described = store.info()
     facts = {**asdict(added), "token_count": described.token_count, "document_count": described.document_count}
     if as_json:

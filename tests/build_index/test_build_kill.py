@@ -22,7 +22,7 @@ from tests.shared.builds import (
     write_tokenizer,
 )
 
-INSTANTS = 50
+INSTANTS = 24
 STEPS = 24
 
 

@@ -75,7 +75,7 @@ def test_heavy_matches_are_exact(
     native, reference = both_kernels(tmp_path, corpus, monkeypatch)
     rng = np.random.default_rng(0)
     asked = 0
-    for document in corpus.documents[:: max(1, len(corpus.documents) // 16)]:
+    for document in corpus.documents[:: max(1, len(corpus.documents) // 6)]:
         end = int(rng.integers(1, len(document) + 1))
         for max_suffix in (1, 2, 16):
             for max_nodes, max_depth in ((1, 1), (4, 10), (64, 10), (300, 3)):

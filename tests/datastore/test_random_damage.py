@@ -28,7 +28,7 @@ from rest_store.errors import DatastoreError
 from tests.shared.damage import damage, require_bounds, require_match_bounds, some_context, write_pristine
 from tests.shared.strategies import seal_header
 
-FILES = int(os.environ.get("REST_STORE_DAMAGED_FILES", "10000"))
+FILES = int(os.environ.get("REST_STORE_DAMAGED_FILES", "4000"))
 HANGS_AFTER = 3600  # seconds; a process takes a few
 PARTS = 4  # processes, one after the other
 Answers = list[tuple[TokenTree, dict[str, int]]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,24 +73,32 @@ def test_it_serves_openai_clients(directory: Path) -> None:
     """The texts of the real server are those of the same server without the example; streams and stop strings too."""
     for package in ("fastapi", "uvicorn", "openai"):
         pytest.importorskip(package)
-    texts = {}
-    for name, options in (("plain", []), ("drafted", ["--trust-remote-code"])):
-        port = free_port()
-        command = [sys.executable, "-m", "transformers.cli.transformers", "serve", str(directory), *options]
-        environment = {**os.environ, "REST_STORE_DATASTORES": str(directory.parent / "ds")}
-        arguments = [*command, "--dtype", "float32", "--port", str(port), "--device", "cpu"]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        with subprocess.Popen(arguments, env=environment, text=True, **pipes) as server:
-            try:
-                texts[name] = [
-                    asked(port, server, directory, prompt, **more)
-                    for prompt in ("return first", TEXTS[3])
-                    for more in ({}, {"stream": True}, {"stop": ["e"]})
-                ]
-            finally:
-                server.kill()
-    assert texts["drafted"] == texts["plain"]
-    assert all(texts["plain"][:2])
+    with serving(directory) as plain, serving(directory, "--trust-remote-code") as drafting:  # both start at once
+        expected, texts = (
+            [
+                asked(port, server, directory, prompt, **more)
+                for prompt in ("return first", TEXTS[3])
+                for more in ({}, {"stream": True}, {"stop": ["e"]})
+            ]
+            for port, server in (plain, drafting)
+        )
+    assert texts == expected
+    assert all(expected[:2])
+
+
+@contextlib.contextmanager
+def serving(directory: Path, *options: str) -> Iterator[tuple[int, subprocess.Popen[str]]]:
+    """Start `transformers serve` on a free port; ended when the block is left."""
+    port = free_port()
+    command = [sys.executable, "-m", "transformers.cli.transformers", "serve", str(directory), *options]
+    environment = {**os.environ, "REST_STORE_DATASTORES": str(directory.parent / "ds")}
+    arguments = [*command, "--dtype", "float32", "--port", str(port), "--device", "cpu"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(arguments, env=environment, text=True, **pipes) as server:
+        try:
+            yield port, server
+        finally:
+            server.kill()
 
 
 def free_port() -> int:

@@ -119,7 +119,7 @@ def test_a_comparison_draws_the_same_random_numbers(rows: int, options: dict[str
     own = output.comparison.seconds / output.comparison.speedup
     assert own >= output.statistics.seconds
     line = str(output).splitlines()[1]
-    assert re.fullmatch(r"[\d.]+ times as fast as plain generation, which wrote the same tokens", line)
+    assert re.fullmatch(r"[\d.]+ times as fast as plain decoding, which wrote the same text", line)
 
 
 def test_another_text_is_said_to_be_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +128,7 @@ def test_another_text_is_said_to_be_another(monkeypatch: pytest.MonkeyPatch) -> 
     output = generator.generate(prompts(1), **FIXED, compare=True)
     assert output.comparison is not None
     assert not output.comparison.identical
-    assert str(output).endswith("which wrote other tokens")
+    assert str(output).endswith("which wrote another text")
 
 
 def test_plain_generation_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 import rest_store
 from rest_store.datastore.tree import TokenTree
+from rest_store.generation.comparison import Comparison
 from rest_store.generation.drafting import NO_DRAFT, Draft
 from rest_store.generation.page import letters, look
 from rest_store.generation.progress import Statistics
@@ -68,7 +69,7 @@ def test_a_tree_that_is_cut_keeps_its_scores() -> None:
 def test_the_page_is_whole_and_needs_no_network(words: Any) -> None:
     text = "for i in range(10):\n    print(i, 'naïve café', 2024)\n"
     ids = words(text, add_special_tokens=False)["input_ids"]
-    shown = page_of(traced(ids), words, prompt="<begin>", speedup=1.934, identical=True)
+    shown = page_of(traced(ids), words, prompt="<begin>", comparison=Comparison(1.934, identical=True, seconds=1.0))
     reader = read(shown)
     assert text.strip() in reader.text
     assert "<begin>" in reader.text
@@ -164,7 +165,8 @@ def test_numbers_that_no_probability_has_do_not_break_the_page(words: Any) -> No
 def test_a_generation_without_drafts_or_without_anything_has_a_page(words: Any) -> None:
     plain = Trace()
     plain.add([[70]], [NO_DRAFT], Statistics())
-    assert "1 token in 1 forward pass: M 1.00." in read(page_of(plain, words, speedup=0.934, identical=False)).text
+    slower = Comparison(0.934, identical=False, seconds=1.0)
+    assert "1 token in 1 forward pass: M 1.00." in read(page_of(plain, words, comparison=slower)).text
     assert "0 tokens in 0 forward passes" in read(page_of(Trace(), words)).text
 
 

@@ -1,4 +1,4 @@
-"""Deletion and eviction: what is forgotten, when, and that no file holds it."""
+"""Deletion: what is forgotten, when, and that no file holds it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 import shutil
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,14 +16,8 @@ from rest_store.errors import StorageError
 from rest_store.live import segment_files, writer
 from rest_store.live.documents import Documents
 from rest_store.live.live_datastore import LiveDatastore
-from rest_store.live.segment import Segment
-from rest_store.live.segments import Bounds
-from rest_store.live.writer import NewDocument, Writer
-from tests.shared.live import file_bytes, new_live, small_segments, until
-from tests.shared.strategies import identity
-
-SECRET = list(range(200, 240))
-BYTES = np.array(SECRET, ">u2").tobytes()
+from rest_store.live.writer import Writer
+from tests.shared.live import SECRET, SECRET_BYTES, file_bytes, new_live, until
 
 
 @pytest.mark.parametrize("compacted", [False, True])
@@ -38,14 +32,14 @@ def test_no_file_holds_what_was_deleted(tmp_path: Path, compacted: bool, size: i
             live.compact()
             live.add([SECRET], ["later"])
         reader.refresh()
-        assert BYTES in file_bytes(tmp_path / "live")
+        assert SECRET_BYTES in file_bytes(tmp_path / "live")
         assert live.delete(["a secret id", "later"]) == 1 + compacted
-        assert BYTES not in file_bytes(tmp_path / "live")
+        assert SECRET_BYTES not in file_bytes(tmp_path / "live")
         assert b"a secret id" not in file_bytes(tmp_path / "live")
         assert (live.count(SECRET), live.count([1, 2])) == (0, 2001)
         reader.refresh()
         assert reader.count(SECRET) == 0
-    assert BYTES not in file_bytes(tmp_path / "live")
+    assert SECRET_BYTES not in file_bytes(tmp_path / "live")
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -193,7 +187,7 @@ def test_additions_go_on_while_a_deletion_waits_for_a_reader(tmp_path: Path, mon
         reader.execute("COMMIT")
         reader.close()
         deletion.join()
-        assert BYTES not in file_bytes(tmp_path / "live")
+        assert SECRET_BYTES not in file_bytes(tmp_path / "live")
         assert live.count([1, 2]) == 3
 
 
@@ -210,7 +204,7 @@ def test_a_deletion_says_when_a_reader_keeps_the_log(tmp_path: Path, monkeypatch
         live.add([[1, 2]])
         reader.execute("COMMIT")
         reader.close()
-        until(lambda: BYTES not in file_bytes(tmp_path / "live"))
+        until(lambda: SECRET_BYTES not in file_bytes(tmp_path / "live"))
         assert live.info().failure is None
 
 
@@ -226,7 +220,7 @@ def test_a_deletion_says_when_a_file_cannot_be_removed(tmp_path: Path, monkeypat
             with pytest.raises(StorageError, match="what was deleted is still in segment-"):
                 live.delete(["a"])
         assert live.count(SECRET) == 0
-        until(lambda: BYTES not in file_bytes(tmp_path / "live"))
+        until(lambda: SECRET_BYTES not in file_bytes(tmp_path / "live"))
 
 
 def test_a_deletion_that_could_not_rewrite_the_documents_is_completed_by_the_next(
@@ -242,7 +236,7 @@ def test_a_deletion_that_could_not_rewrite_the_documents_is_completed_by_the_nex
             patch.setattr(Documents, "rewrite", full)
             with pytest.raises(StorageError, match="no room"):
                 live.delete(["a"])
-        assert BYTES not in file_bytes(tmp_path / "live"), "the log is emptied nevertheless"
+        assert SECRET_BYTES not in file_bytes(tmp_path / "live"), "the log is emptied nevertheless"
         rewritten = counted_rewrites(monkeypatch)
         assert live.delete(["a"]) == 0
         assert live.delete(["a"]) == 0
@@ -258,177 +252,6 @@ def test_nothing_to_delete_has_nobody_sort_anew(tmp_path: Path) -> None:
         live.add([[1, 2]])
         reader.refresh()
         assert before[0] is reader.snapshot.views[0]
-
-
-# --- Eviction ---------------------------------------------------------------------------------------------------------
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-def begun(directory: Path, bounds: Bounds, clock: Clock) -> Writer:
-    directory.mkdir(exist_ok=True)
-    documents = Documents(directory)
-    if documents.is_new:
-        documents.create(identity(300))
-    documents.close()
-    return Writer(directory, bounds, clock)
-
-
-@pytest.fixture
-def aged(tmp_path: Path, clock: Clock) -> Iterator[Writer]:
-    """A writer that keeps documents for 80 seconds; a document was added in each of the first 80."""
-    opened = begun(tmp_path / "live", Bounds(max_age=80.0), clock)
-    for token in range(80):
-        add(opened, token)
-        clock.now += 1
-    yield opened
-    opened.close()
-
-
-def add(opened: Writer, *tokens: int) -> None:
-    opened.add([NewDocument(f"{token} {opened._last}", np.array([token, 299], ">u2").tobytes()) for token in tokens])
-
-
-def there(opened: Writer) -> list[int]:
-    return [token for token in range(299) if opened.segments.snapshot.kernel.count([token])]
-
-
-def test_documents_are_evicted_by_age(aged: Writer, clock: Clock) -> None:
-    assert len(there(aged)) >= 70, "no more than an eighth earlier"
-    assert there(aged)[-1] == 79
-    clock.now += 40
-    assert aged.evict()
-    assert 30 <= len(there(aged)) <= 40
-    assert there(aged)[-1] == 79
-    clock.now += 80
-    assert aged.evict()
-    assert there(aged) == []
-    assert not aged.evict()
-    add(aged, 100)
-    assert there(aged) == [100]
-
-
-def test_a_clock_that_goes_back_evicts_nothing_early_and_nothing_twice(aged: Writer, clock: Clock) -> None:
-    before = there(aged)
-    clock.now -= 500
-    add(aged, 100)
-    assert not aged.evict()
-    assert there(aged) == [*before, 100]
-    times = [document.added for document in aged._documents.read(1)]
-    assert times == sorted(times)
-    clock.now += 500 + 85
-    aged.evict()
-    assert there(aged) in ([], [100])
-
-
-def test_what_was_too_old_is_gone_when_it_is_opened_again(aged: Writer, clock: Clock, tmp_path: Path) -> None:
-    aged.close()
-    clock.now += 60
-    opened = begun(tmp_path / "live", Bounds(max_age=80.0), clock)
-    assert 10 <= len(there(opened)) <= 20
-    opened.close()
-
-
-def test_an_age_so_short_that_nothing_stays(tmp_path: Path, clock: Clock) -> None:
-    opened = begun(tmp_path / "live", Bounds(max_age=1e-9), clock)
-    add(opened, 1, 2)
-    clock.now += 1
-    add(opened, 3)
-    opened.evict()
-    assert there(opened) in ([], [3])
-    opened.close()
-
-
-@pytest.mark.parametrize("together", [7, 200])
-def test_the_oldest_are_evicted_and_no_more_than_an_eighth_too_many(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: int
-) -> None:
-    """Also by one call that adds more than is kept."""
-    small_segments(monkeypatch)
-    with new_live(tmp_path / "live", 65_535, max_tokens=240) as live:
-        for first in range(0, 200, together):
-            live.add([[1000 + token, 1, 2] for token in range(first, min(200, first + together))])
-            held = [token for token in range(200) if live.count([1000 + token])]
-            last = min(200, first + together)
-            assert held == list(range(last - len(held), last))
-            assert len(held) >= min(last, 80 - 10 - 1)
-            assert live.info().token_count == 3 * len(held) <= 240
-        live.compact()
-        assert live.info().failure is None
-        shards, size = live.info().shard_count, live.info().size
-        assert shards <= 30
-    assert size < 20_000
-
-
-def test_a_long_log_is_written_into_the_file_while_there_is_always_more_to_merge(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Writer, "merge_in_memory", lambda opened: True)
-    with new_live(tmp_path / "live") as live:
-        live._parts._log_pages = 10**9
-        until(lambda: live._parts._log_pages == 0)
-
-
-def test_what_was_evicted_can_still_be_deleted_from_the_file(tmp_path: Path, clock: Clock) -> None:
-    opened = begun(tmp_path / "live", Bounds(max_age=80.0), clock)
-    opened.add([NewDocument("a", BYTES)])
-    clock.now += 100
-    opened.evict()
-    assert opened.delete(["a"]) == 0
-    assert BYTES not in file_bytes(tmp_path / "live")
-    opened.close()
-
-
-def test_smaller_limits_evict_no_more_than_they_say(tmp_path: Path) -> None:
-    with new_live(tmp_path / "live", 65_535) as live:
-        live.add([[1000 + token, 1, 2] for token in range(200)])
-        live.compact()
-        assert live.info().shard_count == 1
-    with LiveDatastore.open(tmp_path / "live", max_tokens=240) as live:
-        held = [token for token in range(200) if live.count([1000 + token])]
-        assert held == list(range(200 - len(held), 200))
-        assert 80 - 10 - 1 <= len(held) <= 80
-    with LiveDatastore.open(tmp_path / "live") as live:
-        assert live.info().max_tokens == 240
-
-
-def test_evicted_documents_leave_the_file(tmp_path: Path) -> None:
-    with new_live(tmp_path / "live", max_tokens=400) as live:
-        live.add([SECRET])
-        for _ in range(40):
-            live.add([[1, 2] * 20])
-        assert len(list(live._parts._documents.read(1))) < 25, "removed by what was added later"
-        until(lambda: not live._parts.purge())
-        left = list(live._parts._documents.read(1))
-        assert BYTES not in b"".join(document.symbols for document in left)
-        assert len(left) == live.info().document_count
-        assert live.info().failure is None
-
-
-def test_what_is_evicted_while_segments_are_chosen_is_not_missed(
-    aged: Writer, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    is_young = Writer._is_young
-
-    def evicting(opened: Writer, segment: Segment) -> bool:
-        clock.now += 200
-        opened.evict()
-        return is_young(opened, segment)
-
-    monkeypatch.setattr(Writer, "_is_young", evicting)
-    aged.merge_in_memory()
-    assert there(aged) == []
 
 
 @pytest.mark.parametrize("evicted", [False, True])
@@ -453,4 +276,4 @@ def test_what_a_kill_leaves_of_a_deletion_is_removed_by_the_next(
         monkeypatch.undo()
     with LiveDatastore.open(killed, read_only=True), LiveDatastore.open(killed) as live:
         assert live.delete(ids) == 0
-        assert BYTES not in file_bytes(killed)
+        assert SECRET_BYTES not in file_bytes(killed)

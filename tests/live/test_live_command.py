@@ -137,9 +137,21 @@ def test_conversations_need_a_template(live: Path, tmp_path: Path) -> None:
 
 def test_documents_without_tokens_are_counted(live: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encode = "build_index.target_tokenizer.TargetTokenizer.encode_documents"
-    monkeypatch.setattr(encode, lambda self, documents: [[] for _ in documents])
-    corpus = write_jsonl(tmp_path / "texts.jsonl", ["other"])
-    assert "0 documents of 0 tokens read (1 more without tokens)," in done("live", "add", live, corpus)
+    monkeypatch.setattr(encode, lambda self, documents: [[5] * (document.text == "one") for document in documents])
+    corpus = write_jsonl(tmp_path / "texts.jsonl", ["other", "one"])
+    assert "1 document of 1 token read (1 more without tokens)," in done("live", "add", live, corpus)
+
+
+def test_nothing_to_add_says_what_is_there(live: Path, tmp_path: Path) -> None:
+    """In the words of `rest-build`."""
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "a.py").write_text("text")
+    (tree / "empty.rs").write_text("")
+    found = "0 (skipped: 1 empty; present are .py (1))"
+    line = failed("live", "add", live, tree, "--include", "*.rs")
+    assert line == f"Error: {tree}: the number of documents with tokens is {found}, expected at least 1"
+    assert facts_of(live)["document_count"] == len(TEXTS)
 
 
 def test_limits_are_kept_from_then_on(live: Path, tmp_path: Path) -> None:

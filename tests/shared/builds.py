@@ -10,7 +10,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from click.testing import CliRunner, Result
+
 from build_index.builder import BuildOptions, BuildSummary, build
+from build_index.cli import build as build_command
 from build_index.corpus_spec import CorpusSpec
 from build_index.staging import kept_shards
 from rest_store.datastore.header import separator_id
@@ -57,6 +60,11 @@ def command(*arguments: object, before: str = "") -> list[str]:
 
 def run_build(*arguments: object, before: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(command(*arguments, before=before), capture_output=True, text=True, check=False)
+
+
+def build_here(*arguments: object) -> Result:
+    """Run `rest-build` in this process, which takes a tenth of the time."""
+    return CliRunner().invoke(build_command, list(map(str, arguments)))
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -130,12 +138,12 @@ def require_whole(out, old, expected):
 def require_whole_and_resumable(arguments, out, old, expected):
     """The same; then resume, or build anew where there is nothing to resume. Return the shards that were kept."""
     kept = require_whole(out, old, expected)
-    run = run_build(*arguments, "--out", out, "--resume")
-    if run.returncode:
-        assert "unfinished build is absent" in run.stderr, run.stderr
+    run = build_here(*arguments, "--out", out, "--resume")
+    if run.exit_code:
+        assert "unfinished build is absent" in run.output, run.output
         assert kept == 0
-        run = run_build(*arguments, "--out", out)
-    assert run.returncode == 0, run.stderr
+        run = build_here(*arguments, "--out", out)
+    assert run.exit_code == 0, run.output
     assert contents(out) == expected
     assert leftovers(out) == []
     return kept

@@ -7,12 +7,16 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rest_store.datastore.store import Store
 from rest_store.live import segments
 from rest_store.live.live_datastore import LiveDatastore
 from tests.shared.strategies import Corpus, Document, brute_count, brute_draft, brute_match, identity, paths
+
+SECRET = list(range(200, 240))  # a document that files must not hold any more
+SECRET_BYTES = np.array(SECRET, ">u2").tobytes()
 
 
 def small_segments(patch: pytest.MonkeyPatch, young: int = 16, sealed: int = 64, largest: int = 400) -> None:

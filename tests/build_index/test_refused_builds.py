@@ -1,0 +1,146 @@
+"""Builds that are refused or fail: by name, and nothing is left."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from build_index import shard_sorter
+from build_index.builder import BuildOptions, build
+from build_index.corpus import Corpus, empty_corpora
+from build_index.corpus_spec import CorpusSpec
+from build_index.documents import CorpusCounts
+from rest_store.errors import (
+    BuildError,
+    CorpusError,
+    CorpusNotFoundError,
+    EmptyCorpusError,
+    MemoryBudgetError,
+    OutputError,
+    TokenizerLoadError,
+)
+from tests.shared.builds import build_quick, contents, documents, leftovers, options, write_jsonl
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    (tmp_path / "in").mkdir()
+    return write_jsonl(tmp_path / "in" / "corpus.jsonl", documents(60))
+
+
+def test_empty_corpora_are_refused(tokenizer, out, tmp_path):
+    first, second = write_jsonl(tmp_path / "a.jsonl", ["", " "]), tmp_path / "tree"
+    second.mkdir()
+    expected = f"{first}, {second}: the number of documents with tokens is 0 (skipped: 2 empty), expected at least 1"
+    with pytest.raises(EmptyCorpusError) as error:
+        build_quick([first, second], tokenizer, out)
+    assert str(error.value) == expected
+    assert leftovers(out) == []
+    assert not out.exists()
+
+
+def test_an_empty_result_says_what_is_there(tokenizer, out, tmp_path):
+    """A misspelled language or ending is found at once."""
+    records = tmp_path / "records.jsonl"
+    rows = [{"lang": name, "content": "x"} for name in ("Rust", "Python", "Python", None)]
+    records.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    for name in ("a.py", "b.py", "c.rs", "LICENSE"):
+        (tree / name).write_text("text")
+    for spec, found in (
+        (
+            CorpusSpec(str(records), langs=("Cobol",)),
+            "0 (skipped: 4 language; present are Python (2), Rust (1), no language (1))",
+        ),
+        (CorpusSpec(str(tree), include=("*.cbl",)), "0 (present are .py (2), no ending (1), .rs (1))"),
+    ):
+        with pytest.raises(EmptyCorpusError) as error:
+            build(BuildOptions((spec,), str(tokenizer), out, memory=1 << 40))
+        assert str(error.value).endswith(f"the number of documents with tokens is {found}, expected at least 1")
+
+
+def test_not_every_kind_left_out_is_kept_or_named():
+    corpus, counts = Corpus(CorpusSpec("."), "tree"), CorpusCounts()
+    for number in range(2_000):
+        counts.leave_out(f".{number:04}")
+    counts.leave_out(".0000")
+    assert len(counts.left_out) == 1_000
+    corpus._counts = counts
+    named = ", ".join([".0000 (2)", *(f".{number:04} (1)" for number in range(1, 8))])
+    assert f"is 0 (present are {named}, ...), expected" in str(empty_corpora([corpus]))
+
+
+def test_input_that_cannot_be_read_leaves_nothing(corpus, tokenizer, out, tmp_path):
+    with pytest.raises(CorpusNotFoundError, match=r"nowhere: corpus is absent"):
+        build_quick(tmp_path / "nowhere", tokenizer, out)
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"text": "a"}\n{"text": \n')
+    with pytest.raises(CorpusError, match=r"bad\.jsonl:2: line is not JSON"):
+        build_quick([corpus, bad], tokenizer, out)
+    with pytest.raises(TokenizerLoadError, match=r"absent\.json: tokenizer is absent"):
+        build_quick(corpus, tmp_path / "absent.json", out)
+    assert not out.exists()
+    assert leftovers(out) == []
+
+
+def test_options_that_make_no_sense_are_refused(corpus, tokenizer, out):
+    with pytest.raises(BuildError, match="build: the number of corpora is 0, expected at least 1"):
+        BuildOptions((), str(tokenizer), out)
+    for name in ("shard_tokens", "memory", "workers"):
+        with pytest.raises(BuildError, match=f"build: {name} is 0, expected at least 1"):
+            options(corpus, tokenizer, out, **{name: 0})
+    with pytest.raises(MemoryBudgetError, match=r"the memory budget is 1\.0 MiB, expected at least"):
+        build_quick(corpus, tokenizer, out, memory=1 << 20)
+    assert leftovers(out) == []
+
+
+def test_sorting_that_runs_out_of_memory_is_a_memory_error(corpus, tokenizer, out, monkeypatch):
+    def exhausted(*arguments, **others):
+        raise MemoryError
+
+    monkeypatch.setattr(shard_sorter, "suffix_array", exhausted)
+    with pytest.raises(MemoryBudgetError, match=r"shard-00000: memory for sorting is exhausted, expected .* free"):
+        build_quick(corpus, tokenizer, out)
+    assert not out.exists()
+    monkeypatch.undo()
+    assert build_quick(corpus, tokenizer, out, resume=True).resumed_shards == 1
+
+
+def test_a_package_that_is_not_installed_is_named(corpus, tokenizer, out, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pydivsufsort", None)
+    with pytest.raises(
+        BuildError, match=r"the package 'pydivsufsort' cannot be imported .* pip install 'rest-store\[build\]'"
+    ):
+        build_quick(corpus, tokenizer, out)
+
+
+def test_too_little_memory_is_refused_before_the_tokenizer_is_loaded(corpus, tmp_path, out):
+    with pytest.raises(
+        MemoryBudgetError, match=r"the memory budget is 100.0 MiB, expected at least \d+\.\d [MG]iB for"
+    ):
+        build_quick(corpus, tmp_path / "absent.json", out, memory=100 << 20)
+    assert leftovers(out) == []
+
+
+def test_the_output_and_other_datastores_inside_a_corpus_are_no_part_of_it(tokenizer, tmp_path):
+    """Neither the datastore of the last build nor the new one is read, so that each build stores the same."""
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "a.txt").write_text("some text")
+    first = build_quick(tree, tokenizer, tree / "ds")
+    files = {name: data for name, data in contents(tree / "ds").items() if name != "manifest.json"}
+    build_quick(tree, tokenizer, tree / "other" / "ds")
+    second = build_quick(tree, tokenizer, tree / "ds")
+    assert (first.documents, first.skipped) == (1, {})
+    assert (second.documents, second.skipped) == (1, {"datastore": 2})
+    assert {name: data for name, data in contents(tree / "ds").items() if name != "manifest.json"} == files
+    assert leftovers(tree / "ds") == ["a.txt", "other"]
+
+
+def test_a_place_that_is_taken_is_refused_before_anything_is_read(corpus, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(OutputError, match="directory is one with other content"):
+        build_quick(corpus, tmp_path / "absent.json", tmp_path)
