@@ -8,10 +8,19 @@
 The order of documents is fixed, and memory is bounded (`LARGEST_DOCUMENT_BYTES`). Malformed input is an error that
 names the file and the line or row. In a directory, files that are clearly not documents (binary files, text that is not
 UTF-8, tables without a known column) are skipped and counted.
+
+What iterating does can also be done file by file, in any process and order:
+
+    corpus.counts = CorpusCounts()
+    for file in corpus.files(corpus.counts):  # the corpus, its files and their counts can be pickled
+        counts = CorpusCounts()
+        documents = list(corpus.documents(file, counts))
+        corpus.counts += counts               # what `provenance` returns
 """
 
 from __future__ import annotations
 
+import os
 import stat
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
@@ -21,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from build_index.corpus_spec import READERS, CorpusSpec
-from build_index.documents import CorpusCounts, Document, well_formed
+from build_index.documents import CorpusCounts, CorpusFile, Document, well_formed
 from build_index.errors import read_error
 from build_index.path import local_path
 from build_index.readers.compression import LARGEST_ZSTD_WINDOW, compression_of, is_decodable, open_file, open_stream
@@ -30,7 +39,7 @@ from build_index.readers.hub import HUB_PREFIX, HubAddress, read_hub
 from build_index.readers.json_values import read_json_lines, read_json_values
 from build_index.readers.parquet import read_parquet
 from build_index.readers.records import KNOWN_FIELDS, RecordReader
-from build_index.readers.source_tree import TreeFile, walk
+from build_index.readers.source_tree import walk
 from build_index.readers.text import read_text
 from build_index.staging import is_datastore, is_live
 from rest_store.errors import CorpusError, CorpusFormatError, CorpusNotFoundError, EmptyCorpusError, describe
@@ -107,9 +116,10 @@ class Corpus:
         spec: what to read.
         reader: the reader in use: one of `READERS`, or `"hub"`.
         decoder_bytes: most bytes that the decoder of a compressed or parquet file may keep.
+        counts: of the current iteration.
 
     Iterating yields the documents in a fixed order, each time from the beginning and with new counts. One iteration at
-    a time; other threads may read `bytes_read` meanwhile.
+    a time; other threads may read `bytes_read` meanwhile. Can be pickled.
 
     Iterating raises CorpusFormatError for malformed content (the message names file and line or row),
     DocumentSizeError for a record that is too large and MemoryBudgetError for a file that needs more than
@@ -120,33 +130,82 @@ class Corpus:
         self.spec = spec
         self.reader = reader
         self.decoder_bytes = LARGEST_ZSTD_WINDOW
+        self.counts = CorpusCounts()
         self._path = local_path(spec.path)
-        self._counts = CorpusCounts()
+        self._is_directory = self._path.is_dir()
 
     def __iter__(self) -> Iterator[Document]:
-        self._counts = counts = CorpusCounts()
-        with closing(self._documents(counts)) as documents:
-            for document in documents:
+        self.counts = counts = CorpusCounts()
+        for file in self.files(counts):
+            with closing(self.documents(file, counts)) as documents:
+                for document in documents:
+                    yield document
+                    if counts.documents == self.spec.max_documents:
+                        return
+
+    def files(self, counts: CorpusCounts) -> Iterator[CorpusFile]:
+        """Yield the files in the order in which they are read; a data set of the Hub is one file.
+
+        Args:
+            counts: counts what listing skips and leaves out.
+
+        Raises:
+            CorpusNotFoundError: the corpus has vanished.
+            CorpusError: a directory or the metadata of a file cannot be read.
+        """
+        if self.reader == "hub":
+            yield CorpusFile(self.spec.path, "", None)
+            return
+        if self._is_directory:
+            yield from walk(self._path, self.spec.include, self.spec.exclude, self.spec.path, counts)
+            return
+        try:
+            yield CorpusFile(os.fspath(self._path), self._path.name, self._path.stat().st_size)
+        except OSError as error:
+            raise read_error(self.spec.path, error) from error
+
+    def documents(self, file: CorpusFile, counts: CorpusCounts) -> Generator[Document, None, None]:
+        """Yield the documents of one file; `max_documents` of the spec is for all files together, not for this one.
+
+        Args:
+            file: one of `files`.
+            counts: counts what is read and skipped, document by document; other counts may be in it already.
+
+        Raises:
+            RestStoreError: as iterating does.
+        """
+        langs = frozenset(language.lower() for language in self.spec.langs)
+        strict = not self._is_directory
+        chats = self.spec.reader == "chat"
+        records = RecordReader(counts, self.spec.field, langs, conversations_only=chats, strict=strict)
+        where = self.spec.path if strict else f"{self.spec.path.rstrip('/')}/{file.relative}"
+        before = counts.bytes_read
+        try:
+            for document in self._file_documents(file, where, records):
                 counts.documents += 1
                 counts.conversations += document.is_conversation
                 yield document
-                if counts.documents == self.spec.max_documents:
-                    return
+        except CorpusNotFoundError:
+            if strict:
+                raise
+            counts.skip("vanished")
+        if file.size is not None:
+            counts.bytes_read = before + file.size
 
     @property
     def bytes_read(self) -> int:
         """Bytes read so far in the current iteration, in the units of `size_hint`."""
-        return self._counts.bytes_read
+        return self.counts.bytes_read
 
     @property
     def skipped(self) -> Counter[str]:
         """Number of files and documents skipped in the current iteration, by reason."""
-        return self._counts.skipped
+        return self.counts.skipped
 
     @property
     def left_out(self) -> Counter[str]:
         """Number of records and files that the options left out in the current iteration, by language or ending."""
-        return self._counts.left_out
+        return self.counts.left_out
 
     @cached_property
     def size_hint(self) -> int | None:
@@ -154,9 +213,8 @@ class Corpus:
 
         The first use lists all files of a directory, which takes a while for very many.
         """
-        if self.reader == "hub":
-            return None
-        return sum(file.size for file in self._files(CorpusCounts()))
+        sizes = [file.size for file in self.files(CorpusCounts())]
+        return None if None in sizes else sum(size for size in sizes if size is not None)
 
     def provenance(self) -> dict[str, Any]:
         """Return what was read in the latest iteration, for the manifest.
@@ -166,7 +224,7 @@ class Corpus:
             `bytes`), and the options that were set. Equal for equal content and options. What is not UTF-8 in a path
             or an option is U+FFFD.
         """
-        counts, spec = self._counts, self.spec
+        counts, spec = self.counts, self.spec
         options: dict[str, Any] = {
             "forced_reader": spec.reader,
             "field": None if spec.field is None else well_formed(spec.field),
@@ -187,39 +245,15 @@ class Corpus:
             **{name: value for name, value in options.items() if value},
         }
 
-    def _documents(self, counts: CorpusCounts) -> Generator[Document, None, None]:
-        langs = frozenset(language.lower() for language in self.spec.langs)
-        strict = not self._path.is_dir()
-        chats = self.spec.reader == "chat"
-        records = RecordReader(counts, self.spec.field, langs, conversations_only=chats, strict=strict)
-        if self.reader == "hub":
-            counts.files += 1
-            yield from read_hub(self.spec.path, records)
-            return
-        for file in self._files(counts):
-            where = self.spec.path if strict else f"{self.spec.path.rstrip('/')}/{file.relative}"
-            before = counts.bytes_read
-            try:
-                yield from self._file_documents(file.path, where, records)
-            except CorpusNotFoundError:
-                if strict:
-                    raise
-                counts.skip("vanished")
-            counts.bytes_read = before + file.size
-
-    def _files(self, counts: CorpusCounts) -> Iterator[TreeFile]:
-        if self._path.is_dir():
-            yield from walk(self._path, self.spec.include, self.spec.exclude, self.spec.path, counts)
-            return
-        try:
-            yield TreeFile(self._path, self._path.name, self._path.stat().st_size)
-        except OSError as error:
-            raise read_error(self.spec.path, error) from error
-
-    def _file_documents(self, path: Path, where: str, records: RecordReader) -> Iterator[Document]:
-        """Yield the documents of one file."""
+    def _file_documents(self, file: CorpusFile, where: str, records: RecordReader) -> Iterator[Document]:
+        """Yield the documents of one file, which are not counted yet."""
         reader: str | None = self.reader
         counts = records.counts
+        path = Path(file.path)
+        if reader == "hub":
+            counts.files += 1
+            yield from read_hub(file.path, records)
+            return
         if reader == "tree":
             reader = self._reader_in_tree(path, where, counts)
         elif reader == "chat":
