@@ -58,9 +58,9 @@ def build(
         chat_template: Jinja template for conversations, or a file with it; None: that of the tokenizer.
         keep_duplicates: store exact duplicates, too.
         shard_tokens: tokens of a shard, document ends included; None: the power of two that fits into the memory.
-        memory: bound on the memory of this process in bytes, or as text such as "8G"; a model loaded into it counts.
-            None: half of the available memory.
-        workers: threads that tokenize, and most shards sorted at once; None: one for each core.
+        memory: bound on the memory of this process and its worker processes together in bytes, or as text such as "8G";
+            a model loaded into it counts. None: half of the available memory.
+        workers: processes that read and tokenize, and most shards sorted at once; None: one for each core.
         resume: resume an interrupted build after its last complete shard.
         progress: called with the progress of each stage, a few times a second.
 

@@ -23,16 +23,19 @@ from typing import Any
 
 import rest_store
 from build_index.corpus import Corpus, empty_corpora, open_corpus
-from build_index.duplicates import SeenDocuments
-from build_index.encoder import EncoderError
-from build_index.errors import build_packages
+from build_index.document_stream import known_bytes
+from build_index.duplicates import KnownDocuments, SeenDocuments
+from build_index.encoder import CHECKED_CHARACTERS, EncoderError
+from build_index.errors import build_packages, output_errors
 from build_index.journal import BuildState, Completion, read_journal
-from build_index.memory import MemoryPlan, available_budget, limit_arenas, plan_memory, resident_bytes
+from build_index.memory import WORKER_BYTES, MemoryPlan, available_budget, limit_arenas, plan_memory, resident_bytes
 from build_index.options import BuildOptions, BuildSummary
 from build_index.pipeline import Pipeline
 from build_index.progress import ProgressListener, StageProgress
 from build_index.staging import Staging, final_place
+from build_index.tasks import Setup
 from build_index.tokenization import TargetTokenizer, load_tokenizer
+from build_index.workers import ProcessWorkers, Workers
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME, Manifest, ShardRecord
 from rest_store.datastore.shard import Shard, TokensFile
@@ -47,6 +50,11 @@ from rest_store.errors import (
 )
 
 __all__ = ["BuildOptions", "BuildSummary", "build"]
+
+# Bytes of corpora for each worker process, of which two at least are started: it takes a second to start, in which this
+# process reads and tokenizes about as much, by `fastokens` or by `tokenizers`.
+_ACCELERATED_SHARE = 32 << 20
+_SHARE = 4 << 20
 
 
 def build(options: BuildOptions, progress: ProgressListener | None = None) -> BuildSummary:
@@ -77,6 +85,7 @@ def build(options: BuildOptions, progress: ProgressListener | None = None) -> Bu
         # The tokenizer, which may have to be downloaded, is not loaded if even the smallest vocabulary does not fit.
         plan_memory(_budget(options), resident_bytes(), 1, options.shard_tokens)
     with _tokenizer_threads(options.workers):
+        before = resident_bytes()
         tokenizer = _load_tokenizer(options, progress)
         for corpus in corpora:
             _import_reader(corpus)
@@ -85,35 +94,38 @@ def build(options: BuildOptions, progress: ProgressListener | None = None) -> Bu
             if unfinished is None or not unfinished.gave_up_fastokens:
                 tokenizer.accelerate()
             try:
+                worker_bytes = WORKER_BYTES + max(0, resident_bytes() - before)
                 load_seconds = time.perf_counter() - start
-                summary = _build(options, corpora, tokenizer, staging, unfinished, progress)
+                summary = _build(options, corpora, tokenizer, worker_bytes, staging, unfinished, progress)
             except BaseException:
                 _keep_resumable(staging)
                 raise
             finally:
                 tokenizer.decelerate()  # frees its tables now: the build may be in a cycle that is collected late
     seconds, stages = time.perf_counter() - start, {"load": load_seconds, **summary.stage_seconds}
-    return replace(summary, seconds=seconds, stage_seconds=stages, peak_memory=resident_bytes("VmHWM"))
+    peak = summary.peak_memory + resident_bytes("VmHWM")
+    return replace(summary, seconds=seconds, stage_seconds=stages, peak_memory=peak)
 
 
 def _build(
     options: BuildOptions,
     corpora: list[Corpus],
     tokenizer: TargetTokenizer,
+    worker_bytes: int,
     staging: Staging,
     unfinished: BuildState | None,
     progress: ProgressListener | None,
 ) -> BuildSummary:
     """Build; if `fastokens` is found to be wrong, again from the last complete shard, without it."""
     try:
-        return Build(options, corpora, tokenizer, staging, unfinished).run(progress)
+        return Build(options, corpora, tokenizer, worker_bytes, staging, unfinished).run(progress)
     except EncoderError as error:
         message = (
             f"{staging.out}: {tokenizer.encoder}: {error}; tokenized by tokenizers from the last complete shard on"
         )
     warnings.warn(message, UserWarning, stacklevel=2)
     tokenizer.decelerate()
-    return Build(options, corpora, tokenizer, staging, staging.unfinished()).run(progress)
+    return Build(options, corpora, tokenizer, worker_bytes, staging, staging.unfinished()).run(progress)
 
 
 def _load_tokenizer(options: BuildOptions, progress: ProgressListener | None) -> TargetTokenizer:
@@ -176,6 +188,7 @@ class Build:
         options: what to build.
         corpora: the opened corpora.
         tokenizer: the tokenizer.
+        worker_bytes: memory of a worker process.
         staging: the staging directory.
         unfinished: the state to resume; None: build from the beginning.
 
@@ -188,12 +201,14 @@ class Build:
         options: BuildOptions,
         corpora: list[Corpus],
         tokenizer: TargetTokenizer,
+        worker_bytes: int,
         staging: Staging,
         unfinished: BuildState | None,
     ) -> None:
         self._options = options
         self._corpora = corpora
         self._tokenizer = tokenizer
+        self._worker_bytes = worker_bytes
         self._staging = staging
         plan = self._plan()
         self._state = BuildState(plan) if unfinished is None else unfinished
@@ -223,9 +238,12 @@ class Build:
             seen = None
             if not self._options.keep_duplicates:
                 seen = stack.enter_context(closing(SeenDocuments(memory.digests, self._staging.path)))
-            pipeline = Pipeline(self._corpora, self._tokenizer, self._staging, journal, self._state, memory, seen)
+            workers, known = stack.enter_context(self._workers(memory))
+            pipeline = Pipeline(
+                self._corpora, self._tokenizer, self._staging, journal, self._state, memory, seen, workers, known
+            )
             pipeline.run(progress)
-            completion = self.complete(pipeline, memory)
+            completion = self.complete(pipeline, memory, workers)
             journal.append("complete", completion)
         return self.put_in_place(completion)
 
@@ -245,8 +263,38 @@ class Build:
     def _memory(self) -> MemoryPlan:
         positions = self._state.plan["shard_positions"] if self._is_resumed else self._options.shard_tokens
         size = self._tokenizer.identity.vocabulary_size
-        workers = self._options.workers or len(os.sched_getaffinity(0))
-        return plan_memory(_budget(self._options), resident_bytes(), size, positions, workers)
+        most = self._options.workers or len(os.sched_getaffinity(0))
+        share = _ACCELERATED_SHARE if self._is_accelerated else _SHARE
+        workers = min(most, known_bytes(self._corpora) // share) if most > 1 else 0
+        budget = _budget(self._options)
+        return plan_memory(budget, resident_bytes(), size, positions, most, workers, self._worker_bytes)
+
+    @property
+    def _is_accelerated(self) -> bool:
+        return not self._tokenizer.encoder.startswith("tokenizers ")
+
+    @contextmanager
+    def _workers(self, memory: MemoryPlan) -> Iterator[tuple[Workers | None, KnownDocuments | None]]:
+        """Start the workers, if there are any, and what tells them which documents are stored."""
+        if not memory.workers:
+            yield None, None
+            return
+        with self._staging.open_batches() as directory:
+            path, known = directory / "known", None
+            if not self._options.keep_duplicates:
+                with output_errors(path):
+                    known = KnownDocuments(path, create=True)
+            checked = CHECKED_CHARACTERS // memory.workers if self._is_accelerated else None
+            setup = Setup(
+                self._corpora,
+                self._tokenizer,
+                checked,
+                memory.worker_decoder_bytes,
+                directory,
+                None if known is None else path,
+            )
+            with closing(ProcessWorkers(setup, memory.workers)) as workers:
+                yield workers, known
 
     def _require_intact(self) -> None:
         """Check the headers of the files in the journal, and remove all other files."""
@@ -266,7 +314,7 @@ class Build:
             problem = f"damaged ({error})"
             raise ResumeError(describe(self._staging.path, "unfinished build", problem, "intact")) from error
 
-    def complete(self, pipeline: Pipeline, memory: MemoryPlan) -> Completion:
+    def complete(self, pipeline: Pipeline, memory: MemoryPlan, workers: Workers | None) -> Completion:
         """Write the tokenizer and the manifest, the manifest last, and sum up."""
         shards = tuple(self._state.suffixes[record.name] for record in self._state.tokens)
         if not shards:
@@ -305,8 +353,10 @@ class Build:
             size=size,
             bytes_per_token=size / manifest.token_count,
             encoders=self._state.encoders,
+            workers=1 if workers is None else workers.count,
             stage_seconds=pipeline.stage_seconds(),
             memory=memory.budget,
+            peak_memory=0 if workers is None else workers.peak_memory(),
         )
         return Completion(_sha256(manifest.to_json()), asdict(summary))
 
