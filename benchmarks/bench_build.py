@@ -1,6 +1,6 @@
 """Measure time and memory of whole builds, from files to a datastore, by stage.
 
-Each build from Python source runs in a process of its own, with `fastokens` and without it, by one process and by several
+Each build from Python source is a command of its own, with `fastokens` and without it, by one process and by several
 workers. Reported: tokens a second by stage, the peak of resident memory of all processes and its budget, bytes a token,
 and how many tokens a second `tokenizers` makes of the same documents by itself.
 """
@@ -99,10 +99,9 @@ def main(
         row = measure(program if size == "auto" else [*program, "--shard-tokens", size])
         rows.append({**row, "encoder": encoder, "shard_tokens": size})
         rates = ", ".join(f"{stage} {rate / 1e6:.2f}" for stage, rate in row["tokens_per_second"].items())
-        print(
-            f"{encoder}, {row['workers']} processes, {row['shards']} shards, {row['tokens']:,} tokens, million a second:"
-        )
-        print(f"  {rates}; {row['cpu_seconds']:.1f} s of all cores, peak {row['peak_memory'] / 2**20:.0f} MiB", end=" ")
+        print(f"{encoder}, {row['workers']} processes, {row['shards']} shards, {row['tokens']:,} tokens", end=", ")
+        print(f"million a second: {rates}")
+        print(f"  {row['cpu_seconds']:.1f} s of all cores, peak {row['peak_memory'] / 2**20:.0f} MiB", end=" ")
         print(f"of {row['memory'] / 2**20:.0f}, {row['bytes_per_token']:.3f} bytes a token", flush=True)
     paths = corpora or (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))
     rate = own_rate(tokenizer, paths)

@@ -46,8 +46,8 @@ class Encoder:
     Raises:
         TokenizerLoadError: `tokenizer_json` is not a tokenizer.
 
-    Thread-safe, except `accelerate` and `decelerate`. Encoding releases the GIL and uses all cores. Can be pickled; then
-    it encodes by `tokenizers`.
+    Thread-safe, except `accelerate` and `decelerate`. Encoding releases the GIL and uses all cores. Can be pickled;
+    then it encodes by `tokenizers`.
     """
 
     def __init__(self, tokenizer_json: str, name: str, *, splits_special_tokens: bool, vocabulary_size: int) -> None:

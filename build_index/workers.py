@@ -104,7 +104,10 @@ class ProcessWorkers:
         with self._lock:
             if self._closed:
                 raise WorkerError("build: its workers have been ended")
-            process = _Process(self._setup)
+            try:
+                process = _Process(self._setup)
+            except OSError as error:
+                raise WorkerError(f"build: a worker cannot be started ({error.strerror or error})") from error
             self._processes.add(process)
             return process
 
