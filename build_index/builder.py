@@ -23,19 +23,19 @@ from typing import Any
 
 import rest_store
 from build_index.corpus import Corpus, empty_corpora, open_corpus
-from build_index.document_stream import known_bytes
-from build_index.duplicates import KnownDocuments, SeenDocuments
-from build_index.encoder import CHECKED_CHARACTERS, EncoderError
-from build_index.errors import build_packages, output_errors
+from build_index.duplicates import SeenDocuments
+from build_index.encoder import EncoderError
+from build_index.errors import build_packages
 from build_index.journal import BuildState, Completion, read_journal
 from build_index.memory import WORKER_BYTES, MemoryPlan, available_budget, limit_arenas, plan_memory, resident_bytes
 from build_index.options import BuildOptions, BuildSummary
 from build_index.pipeline import Pipeline
 from build_index.progress import ProgressListener, StageProgress
+from build_index.ray_workers import RayCluster, connected
 from build_index.staging import Staging, final_place
-from build_index.tasks import Setup
 from build_index.tokenization import TargetTokenizer, load_tokenizer
-from build_index.workers import ProcessWorkers, Workers
+from build_index.worker_choice import started_workers, useful_workers
+from build_index.workers import Workers
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME, Manifest, ShardRecord
 from rest_store.datastore.shard import Shard, TokensFile
@@ -50,11 +50,6 @@ from rest_store.errors import (
 )
 
 __all__ = ["BuildOptions", "BuildSummary", "build"]
-
-# Bytes of corpora for each worker process, of which two at least are started: it takes a second to start, in which this
-# process reads and tokenizes about as much, by `fastokens` or by `tokenizers`.
-_ACCELERATED_SHARE = 32 << 20
-_SHARE = 4 << 20
 
 
 def build(options: BuildOptions, progress: ProgressListener | None = None) -> BuildSummary:
@@ -71,6 +66,9 @@ def build(options: BuildOptions, progress: ProgressListener | None = None) -> Bu
         OutputError: the datastore cannot be written, or something else is at its place.
         DatastoreError: new shards cannot be opened, for instance because too many files are open.
         ResumeError: there is nothing to resume, or it has other inputs, options or another tokenizer.
+        WorkerError: a worker process ends again and again.
+        MissingExtraError: `options.ray` is set, and Ray is not installed.
+        ClusterError: its cluster cannot do the build.
 
     Whatever happens, even if the process is killed, `options.out` holds its old content or the complete datastore. What
     can be resumed is kept beside it. Not thread-safe, since `options.workers` acts on the whole process.
@@ -84,7 +82,9 @@ def build(options: BuildOptions, progress: ProgressListener | None = None) -> Bu
     if not options.resume:  # then the shards are those of the unfinished build
         # The tokenizer, which may have to be downloaded, is not loaded if even the smallest vocabulary does not fit.
         plan_memory(_budget(options), resident_bytes(), 1, options.shard_tokens)
-    with _tokenizer_threads(options.workers):
+    with ExitStack() as stack:
+        cluster = None if options.ray is None else stack.enter_context(connected(options.ray))
+        stack.enter_context(_tokenizer_threads(options.workers))
         before = resident_bytes()
         tokenizer = _load_tokenizer(options, progress)
         for corpus in corpora:
@@ -93,10 +93,12 @@ def build(options: BuildOptions, progress: ProgressListener | None = None) -> Bu
             unfinished = staging.unfinished() if options.resume else None
             if unfinished is None or not unfinished.gave_up_fastokens:
                 tokenizer.accelerate()
+            worker_bytes = WORKER_BYTES + max(0, resident_bytes() - before)
             try:
-                worker_bytes = WORKER_BYTES + max(0, resident_bytes() - before)
+                if cluster is not None:
+                    cluster.require_alike(staging.path, [spec.path for spec in options.corpora])
                 load_seconds = time.perf_counter() - start
-                summary = _build(options, corpora, tokenizer, worker_bytes, staging, unfinished, progress)
+                summary = _build(options, corpora, tokenizer, worker_bytes, cluster, staging, unfinished, progress)
             except BaseException:
                 _keep_resumable(staging)
                 raise
@@ -112,20 +114,21 @@ def _build(
     corpora: list[Corpus],
     tokenizer: TargetTokenizer,
     worker_bytes: int,
+    cluster: RayCluster | None,
     staging: Staging,
     unfinished: BuildState | None,
     progress: ProgressListener | None,
 ) -> BuildSummary:
     """Build; if `fastokens` is found to be wrong, again from the last complete shard, without it."""
     try:
-        return Build(options, corpora, tokenizer, worker_bytes, staging, unfinished).run(progress)
+        return Build(options, corpora, tokenizer, worker_bytes, cluster, staging, unfinished).run(progress)
     except EncoderError as error:
         message = (
             f"{staging.out}: {tokenizer.encoder}: {error}; tokenized by tokenizers from the last complete shard on"
         )
     warnings.warn(message, UserWarning, stacklevel=2)
     tokenizer.decelerate()
-    return Build(options, corpora, tokenizer, worker_bytes, staging, staging.unfinished()).run(progress)
+    return Build(options, corpora, tokenizer, worker_bytes, cluster, staging, staging.unfinished()).run(progress)
 
 
 def _load_tokenizer(options: BuildOptions, progress: ProgressListener | None) -> TargetTokenizer:
@@ -189,6 +192,7 @@ class Build:
         corpora: the opened corpora.
         tokenizer: the tokenizer.
         worker_bytes: memory of a worker process.
+        cluster: does the work; None: this machine.
         staging: the staging directory.
         unfinished: the state to resume; None: build from the beginning.
 
@@ -202,6 +206,7 @@ class Build:
         corpora: list[Corpus],
         tokenizer: TargetTokenizer,
         worker_bytes: int,
+        cluster: RayCluster | None,
         staging: Staging,
         unfinished: BuildState | None,
     ) -> None:
@@ -209,6 +214,7 @@ class Build:
         self._corpora = corpora
         self._tokenizer = tokenizer
         self._worker_bytes = worker_bytes
+        self._cluster = cluster
         self._staging = staging
         plan = self._plan()
         self._state = BuildState(plan) if unfinished is None else unfinished
@@ -222,6 +228,8 @@ class Build:
         if self._state.completion is not None:
             return self.put_in_place(self._state.completion)
         memory = self._memory()
+        if self._cluster is not None:
+            self._cluster.require_room(memory.shard, memory.shard_positions)
         if self._is_resumed:
             self._require_intact()
         else:
@@ -238,7 +246,17 @@ class Build:
             seen = None
             if not self._options.keep_duplicates:
                 seen = stack.enter_context(closing(SeenDocuments(memory.digests, self._staging.path)))
-            workers, known = stack.enter_context(self._workers(memory))
+            workers, known = stack.enter_context(
+                started_workers(
+                    memory,
+                    self._corpora,
+                    self._tokenizer,
+                    self._staging,
+                    most=self._options.workers,
+                    keep_duplicates=self._options.keep_duplicates,
+                    cluster=self._cluster,
+                )
+            )
             pipeline = Pipeline(
                 self._corpora, self._tokenizer, self._staging, journal, self._state, memory, seen, workers, known
             )
@@ -264,37 +282,9 @@ class Build:
         positions = self._state.plan["shard_positions"] if self._is_resumed else self._options.shard_tokens
         size = self._tokenizer.identity.vocabulary_size
         most = self._options.workers or len(os.sched_getaffinity(0))
-        share = _ACCELERATED_SHARE if self._is_accelerated else _SHARE
-        workers = min(most, known_bytes(self._corpora) // share) if most > 1 else 0
+        workers = 0 if self._cluster is not None else useful_workers(most, self._corpora, self._tokenizer)
         budget = _budget(self._options)
         return plan_memory(budget, resident_bytes(), size, positions, most, workers, self._worker_bytes)
-
-    @property
-    def _is_accelerated(self) -> bool:
-        return not self._tokenizer.encoder.startswith("tokenizers ")
-
-    @contextmanager
-    def _workers(self, memory: MemoryPlan) -> Iterator[tuple[Workers | None, KnownDocuments | None]]:
-        """Start the workers, if there are any, and what tells them which documents are stored."""
-        if not memory.workers:
-            yield None, None
-            return
-        with self._staging.open_batches() as directory:
-            path, known = directory / "known", None
-            if not self._options.keep_duplicates:
-                with output_errors(path):
-                    known = KnownDocuments(path, create=True)
-            checked = CHECKED_CHARACTERS // memory.workers if self._is_accelerated else None
-            setup = Setup(
-                self._corpora,
-                self._tokenizer,
-                checked,
-                memory.worker_decoder_bytes,
-                directory,
-                None if known is None else path,
-            )
-            with closing(ProcessWorkers(setup, memory.workers)) as workers:
-                yield workers, known
 
     def _require_intact(self) -> None:
         """Check the headers of the files in the journal, and remove all other files."""

@@ -93,6 +93,14 @@ class MemorySize(click.ParamType[int]):
     help="Processes that read and tokenize, and most shards sorted at once, memory permitting; they do not affect the "
     "result.",
 )
+@click.option(
+    "--ray",
+    metavar="[ADDRESS]",
+    is_flag=False,
+    flag_value="auto",
+    help="Let a Ray cluster do the work: HOST:PORT of its head node, without ADDRESS the cluster of this machine. All "
+    "nodes must see corpora and DIR.",
+)
 @click.option("--resume", is_flag=True, help="Resume an interrupted build after its last complete shard.")
 @reading_options
 @click.option("--keep-duplicates", is_flag=True, help="Store exact duplicates, too.")
@@ -108,6 +116,7 @@ def build(
     shard_tokens: int | None,
     memory: int | None,
     workers: int | None,
+    ray: str | None,
     resume: bool,
     reading: Reading,
     keep_duplicates: bool,
@@ -126,6 +135,7 @@ def build(
             shard_tokens=shard_tokens,
             memory=memory,
             workers=workers,
+            ray=ray,
             resume=resume,
             keep_duplicates=keep_duplicates,
             chat_template=reading.chat_template,

@@ -24,6 +24,7 @@ class BuildOptions:
         workers: processes that read and tokenize, and most shards sorted at once, memory permitting; None: one for each
             core. 1: this process alone. Small corpora are read by this process, and tokenized by as many threads, if
             nothing has been tokenized in it before. The result does not depend on it.
+        ray: address of a Ray cluster whose CPUs are the workers, or "auto"; None: this machine alone.
         resume: resume an interrupted build after its last complete shard.
         keep_duplicates: store exact duplicates, too.
         chat_template: Jinja text, or a file with it, instead of the tokenizer's own.
@@ -38,6 +39,7 @@ class BuildOptions:
     shard_tokens: int | None = None
     memory: int | None = None
     workers: int | None = None
+    ray: str | None = None
     resume: bool = False
     keep_duplicates: bool = False
     chat_template: str | None = None

@@ -91,6 +91,11 @@ class TargetTokenizer:
         self.__dict__.pop("_conversations", None)
 
     @property
+    def is_accelerated(self) -> bool:
+        """Whether `fastokens` encodes."""
+        return self._is_accelerated
+
+    @property
     def encoder(self) -> str:
         """Name and version of the package that encodes."""
         return self._documents.program

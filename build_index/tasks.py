@@ -92,7 +92,8 @@ class Setup:
             it encodes all.
         decoder_bytes: most memory of the decoder of a file (`Corpus.decoder_bytes`).
         directory: where to write batches.
-        known: the file of `KnownDocuments`; None: all documents are tokenized.
+        known: the file of `KnownDocuments`; None: there is none.
+        drops_duplicates: whether a document that occurred earlier in its task need not be tokenized.
     """
 
     corpora: Sequence[Corpus]
@@ -101,6 +102,7 @@ class Setup:
     decoder_bytes: int
     directory: Path
     known: Path | None
+    drops_duplicates: bool
 
 
 @dataclass
@@ -172,9 +174,10 @@ class TaskRunner:
         """Write a batch, with tokens where they may be needed."""
         digests = b"".join(map(content_digest, documents))
         needed = np.arange(len(documents)) >= stored
+        keys = digest_keys(digests)
         if self._known is not None:
-            keys = digest_keys(digests)
             needed &= ~self._known.holds(keys)
+        if self._setup.drops_duplicates:
             for place in np.flatnonzero(needed):
                 key = int(keys[place])
                 needed[place] = key not in seen

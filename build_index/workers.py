@@ -19,6 +19,9 @@ from build_index.shard_sorter import SortSeconds
 from build_index.tasks import Setup, Task, TaskResult
 from rest_store.errors import WorkerError
 
+ONE_THREAD = {"RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+"""Variables of a process that is one worker of several; packages read them when they are loaded."""
+
 _ATTEMPTS = 2  # at a task, each in a new process if the one before has ended
 
 
@@ -141,13 +144,11 @@ class _Process:
     def __init__(self, setup: bytes) -> None:
         # The path of modules may have been changed since this process began.
         program = f"import sys; sys.path[:] = {sys.path!r}; from build_index.worker_process import main; main()"
-        # One thread in each process; the variables are read when the packages are loaded.
-        threads = {"RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         self._process = subprocess.Popen(
             [sys.executable, "-c", program],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, **threads},
+            env={**os.environ, **ONE_THREAD},
         )
         self._setup: bytes | None = setup
 

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from build_index import builder, document_stream, encoder, tasks, workers
+from build_index import builder, document_stream, encoder, tasks, worker_choice, workers
 from build_index.builder import BuildOptions, build
 from build_index.corpus_spec import CorpusSpec
 from build_index.memory import MIB, WORKER_BYTES, MemoryPlan, plan_memory
@@ -56,8 +56,8 @@ class Workers:
 @pytest.fixture
 def many_tasks(monkeypatch):
     """Small corpora, too, are divided among workers, in many tasks and batches."""
-    monkeypatch.setattr(builder, "_SHARE", 1)
-    monkeypatch.setattr(builder, "_ACCELERATED_SHARE", 1)
+    monkeypatch.setattr(worker_choice, "_SHARE", 1)
+    monkeypatch.setattr(worker_choice, "_ACCELERATED_SHARE", 1)
     monkeypatch.setattr(document_stream, "TASK_BYTES", 3000)
     monkeypatch.setattr(document_stream, "BATCH_DOCUMENTS", 5)
     monkeypatch.setattr(tasks, "BATCH_DOCUMENTS", 3)
@@ -72,7 +72,7 @@ def here(monkeypatch, many_tasks):
         started.append(Workers(setup, count))
         return started[-1]
 
-    monkeypatch.setattr(builder, "ProcessWorkers", start)
+    monkeypatch.setattr(worker_choice, "ProcessWorkers", start)
     return started
 
 
@@ -357,7 +357,7 @@ def test_small_corpora_start_no_workers(corpora, tokenizer, out, monkeypatch):
     def refuse(*arguments):
         raise AssertionError("a process was started")
 
-    monkeypatch.setattr(builder, "ProcessWorkers", refuse)
+    monkeypatch.setattr(worker_choice, "ProcessWorkers", refuse)
     assert build(options_of(corpora, tokenizer, out, workers=8)).workers == 1
 
 
@@ -365,8 +365,8 @@ def test_small_corpora_start_no_workers(corpora, tokenizer, out, monkeypatch):
 
 _SIGNAL_AT_TASK = """
 import os, signal
-from build_index import builder, document_stream
-builder._SHARE = builder._ACCELERATED_SHARE = 1
+from build_index import document_stream, worker_choice
+worker_choice._SHARE = worker_choice._ACCELERATED_SHARE = 1
 document_stream.TASK_BYTES = 1000
 count, next_of = 0, document_stream._Window.next
 def signalling(self):
