@@ -127,7 +127,7 @@ def connected(address: str) -> Iterator[RayCluster]:
 
 
 def _require_open(address: str) -> None:
-    """Raise OSError if nothing listens at `HOST:PORT`, where Ray would try for minutes; other addresses are its affair."""
+    """Raise OSError if nothing listens at `HOST:PORT`, for which Ray waits minutes; other addresses are its affair."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if host and port.isdecimal():
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
