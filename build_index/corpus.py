@@ -32,13 +32,15 @@ from typing import Any
 from build_index.corpus_spec import READERS, CorpusSpec
 from build_index.documents import CorpusCounts, CorpusFile, Document, well_formed
 from build_index.errors import read_error
-from build_index.path import local_path
+from build_index.path import is_data_set, local_path, scheme_of
 from build_index.readers.compression import LARGEST_ZSTD_WINDOW, compression_of, is_decodable, open_file, open_stream
 from build_index.readers.detection import Detection, detect, is_named_jsonl
-from build_index.readers.hub import HUB_PREFIX, HubAddress, read_hub
+from build_index.readers.hub import HubAddress, read_hub
 from build_index.readers.json_values import read_json_lines, read_json_values
 from build_index.readers.parquet import read_parquet
 from build_index.readers.records import KNOWN_FIELDS, RecordReader
+from build_index.readers.remote_corpus import RemoteCorpus, look_at
+from build_index.readers.remote_file import FilePath, RemotePath, public_address
 from build_index.readers.source_tree import walk
 from build_index.readers.text import read_text
 from build_index.staging import is_datastore, is_live
@@ -56,16 +58,21 @@ def open_corpus(spec: CorpusSpec) -> Corpus:
         CorpusFormatError: the reader cannot read the file, or it holds no documents in a known layout.
         CorpusError: options contradict each other, or a file cannot be read.
     """
-    where = spec.path
+    where = public_address(spec.path)
     if spec.reader is not None and spec.reader not in READERS:
         raise CorpusError(describe(where, "reader", f"'{spec.reader}'", "one of " + ", ".join(READERS)))
     if spec.max_documents is not None and spec.max_documents < 1:
         raise CorpusError(describe(where, "max_documents", spec.max_documents, "at least 1"))
-    if where.startswith(HUB_PREFIX):
+    if is_data_set(where):
         HubAddress.parse(where)
         if spec.reader not in (None, "chat"):
             raise CorpusError(describe(where, "reader", f"'{spec.reader}'", "'chat' or no reader for a data set"))
         return Corpus(spec, "hub")
+    if scheme_of(where) is not None:
+        remote = look_at(spec.path)
+        if remote.is_directory:
+            return Corpus(spec, spec.reader or "tree", remote)
+        return _corpus_of_file(spec, RemotePath(remote.url), remote)
     path = local_path(where)
     try:
         mode = path.stat().st_mode
@@ -80,11 +87,17 @@ def open_corpus(spec: CorpusSpec) -> Corpus:
         return Corpus(spec, spec.reader or "tree")
     if not stat.S_ISREG(mode):
         raise CorpusError(describe(where, "corpus", "a pipe, socket or device", "a regular file or a directory"))
+    return _corpus_of_file(spec, path)
+
+
+def _corpus_of_file(spec: CorpusSpec, path: FilePath, remote: RemoteCorpus | None = None) -> Corpus:
+    """Return the corpus of one file that the user named."""
+    where = public_address(spec.path)
     if spec.reader == "tree":
         raise CorpusError(describe(where, "corpus", "a file", "a directory for the reader 'tree'"))
     if spec.include or spec.exclude:
         raise CorpusError(describe(where, "corpus", "a file", "a directory for --include and --exclude"))
-    return Corpus(spec, spec.reader or _reader_of_file(path, spec))
+    return Corpus(spec, spec.reader or _reader_of_file(path, spec, where), remote)
 
 
 def empty_corpora(corpora: Sequence[Corpus], without_tokens: int = 0) -> EmptyCorpusError:
@@ -105,7 +118,7 @@ def empty_corpora(corpora: Sequence[Corpus], without_tokens: int = 0) -> EmptyCo
         named = [f"{kind} ({number:,})" for kind, number in present.most_common(_PRESENT)]
         notes.append("present are " + ", ".join(named) + ", ..." * (len(present) > _PRESENT))
     found = f"0 ({'; '.join(notes)})" if notes else "0"
-    where = ", ".join(corpus.spec.path for corpus in corpora)
+    where = ", ".join(public_address(corpus.spec.path) for corpus in corpora)
     return EmptyCorpusError(describe(where, "the number of documents with tokens", found, "at least 1"))
 
 
@@ -126,13 +139,16 @@ class Corpus:
     `decoder_bytes`, CorpusNotFoundError and CorpusError for what has become unreadable or cannot be reached.
     """
 
-    def __init__(self, spec: CorpusSpec, reader: str) -> None:
+    def __init__(self, spec: CorpusSpec, reader: str, remote: RemoteCorpus | None = None) -> None:
         self.spec = spec
         self.reader = reader
         self.decoder_bytes = LARGEST_ZSTD_WINDOW
         self.counts = CorpusCounts()
+        self._where = public_address(spec.path)
+        self._remote = remote
         self._path = local_path(spec.path)
-        self._is_directory = self._path.is_dir()
+        self._is_directory = remote.is_directory if remote is not None else self._path.is_dir()
+        self._top = (self._where if remote is None else remote.url).rstrip("/")  # without the glob
 
     def __iter__(self) -> Iterator[Document]:
         self.counts = counts = CorpusCounts()
@@ -156,6 +172,9 @@ class Corpus:
         if self.reader == "hub":
             yield CorpusFile(self.spec.path, "", None)
             return
+        if self._remote is not None:
+            yield from self._remote.files(self.spec.include, self.spec.exclude, counts)
+            return
         if self._is_directory:
             yield from walk(self._path, self.spec.include, self.spec.exclude, self.spec.path, counts)
             return
@@ -178,7 +197,7 @@ class Corpus:
         strict = not self._is_directory
         chats = self.spec.reader == "chat"
         records = RecordReader(counts, self.spec.field, langs, conversations_only=chats, strict=strict)
-        where = self.spec.path if strict else f"{self.spec.path.rstrip('/')}/{file.relative}"
+        where = self._where if strict else f"{self._top}/{file.relative}"
         before = counts.bytes_read
         try:
             for document in self._file_documents(file, where, records):
@@ -209,7 +228,7 @@ class Corpus:
 
     @cached_property
     def size_hint(self) -> int | None:
-        """Total bytes on disk (compressed, where files are); None for a data set of the Hub.
+        """Total bytes of the files (compressed, if they are); None if that is not known, as for a data set of the Hub.
 
         The first use lists all files of a directory, which takes a while for very many.
         """
@@ -221,11 +240,13 @@ class Corpus:
 
         Returns:
             An object for JSON: `corpus` (the path of the spec), `reader`, the fields of `CorpusCounts` (`bytes_read` as
-            `bytes`), and the options that were set. Equal for equal content and options. What is not UTF-8 in a path
-            or an option is U+FFFD.
+            `bytes`), the `etag` of a remote file, and the options that were set. Equal for equal content and options.
+            What is not UTF-8 in a path or an option is U+FFFD. The query of a web address is left out: it may hold a
+            signature.
         """
         counts, spec = self.counts, self.spec
         options: dict[str, Any] = {
+            "etag": self._remote.etag if self._remote is not None else None,
             "forced_reader": spec.reader,
             "field": None if spec.field is None else well_formed(spec.field),
             "langs": [well_formed(language) for language in spec.langs],
@@ -234,7 +255,7 @@ class Corpus:
             "max_documents": spec.max_documents,
         }
         return {
-            "corpus": well_formed(spec.path),
+            "corpus": well_formed(self._where),
             "reader": self.reader,
             "documents": counts.documents,
             "conversations": counts.conversations,
@@ -249,7 +270,7 @@ class Corpus:
         """Yield the documents of one file, which are not counted yet."""
         reader: str | None = self.reader
         counts = records.counts
-        path = Path(file.path)
+        path = Path(file.path) if self._remote is None else RemotePath(file.path)
         if reader == "hub":
             counts.files += 1
             yield from read_hub(file.path, records)
@@ -272,7 +293,7 @@ class Corpus:
                 read_json = read_json_lines if reader == "jsonl" else read_json_values
                 yield from read_json(stream, where, records)
 
-    def _reader_in_tree(self, path: Path, where: str, counts: CorpusCounts) -> str | None:
+    def _reader_in_tree(self, path: FilePath, where: str, counts: CorpusCounts) -> str | None:
         """Choose the reader of a file in a directory; None: the file is skipped, and counted."""
         detection = _detect_in_tree(path, where, self.spec.field)
         has_records = detection.reader != "text" and detection.has_documents
@@ -291,7 +312,7 @@ class Corpus:
         return None
 
 
-def _detect_in_tree(path: Path, where: str, field: str | None) -> Detection:
+def _detect_in_tree(path: FilePath, where: str, field: str | None) -> Detection:
     """Detect; a file that only begins like a compressed file is binary, a truncated one is an error."""
     with open_file(path, where) as file:
         head = file.read(_HEAD_BYTES)
@@ -300,17 +321,17 @@ def _detect_in_tree(path: Path, where: str, field: str | None) -> Detection:
     return detect(path, where, field)
 
 
-def _reader_of_file(path: Path, spec: CorpusSpec) -> str:
+def _reader_of_file(path: FilePath, spec: CorpusSpec, where: str) -> str:
     """Choose the reader of a file that the user named."""
-    detection = detect(path, spec.path, spec.field)
+    detection = detect(path, where, spec.field)
     if detection.reader == "binary":
-        raise CorpusFormatError(describe(spec.path, "content", "binary", "UTF-8 text, JSON, JSONL or parquet"))
+        raise CorpusFormatError(describe(where, "content", "binary", "UTF-8 text, JSON, JSONL or parquet"))
     if detection.reader == "text" and (spec.field is not None or spec.langs):
         option = f"--field {spec.field}" if spec.field is not None else "--lang"
         expected = f"records (JSON, JSONL or parquet), as {option} needs"
-        raise CorpusFormatError(describe(spec.path, "content", "text", expected))
+        raise CorpusFormatError(describe(where, "content", "text", expected))
     if not detection.has_documents:
         problem = "without a known layout" if spec.field is None else f"without the field '{spec.field}'"
         expected = f"one of the fields {KNOWN_FIELDS}; or --field NAME, or --reader text"
-        raise CorpusFormatError(describe(spec.path, "the first record", problem, expected))
+        raise CorpusFormatError(describe(where, "the first record", problem, expected))
     return detection.reader

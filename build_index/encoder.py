@@ -100,6 +100,8 @@ class Encoder:
         if self._fast is None:
             return self._encode(texts)
         tokens = self._encode_fast(self._fast, texts)
+        if tokens is None:
+            return self._encode(texts)
         places = [place for place, text in enumerate(texts) if self._is_checked(text)]
         for place, expected in zip(places, self._encode([texts[place] for place in places]), strict=True):
             if not np.array_equal(tokens[place], expected):
@@ -110,11 +112,14 @@ class Encoder:
         encodings = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False) if texts else []
         return [np.array(encoding.ids, dtype=self._dtype) for encoding in encodings]
 
-    def _encode_fast(self, fast: fastokens.Tokenizer, texts: Sequence[str]) -> list[Tokens]:
+    def _encode_fast(self, fast: fastokens.Tokenizer, texts: Sequence[str]) -> list[Tokens] | None:
+        """Return the token ids of each text; None: a text has a byte that the vocabulary lacks, and no token is it."""
         try:
             ids, ends = fast.encode_batch_flat(list(texts), split_special_tokens=self._splits_special_tokens)
         except (KeyboardInterrupt, SystemExit):
             raise
+        except ValueError:
+            return None
         except BaseException as error:  # a panic is no Exception
             raise EncoderError(f"failed: {first_line(error)}") from error
         tokens = np.frombuffer(ids, np.uint32)

@@ -20,7 +20,7 @@ from typing import Any
 
 from build_index.errors import build_packages, first_line, output_errors
 from build_index.memory import limit_arenas
-from build_index.path import local_path
+from build_index.path import local_path, scheme_of
 from build_index.shard_sorter import SortSeconds, sort_shard
 from build_index.size import size_text
 from build_index.tasks import Setup, Task, TaskResult, TaskRunner
@@ -74,7 +74,7 @@ class RayCluster:
         mark = directory / f"seen-{uuid.uuid4().hex}"
         with output_errors(mark):
             mark.touch()
-        paths = [os.fspath(local_path(path).absolute()) for path in corpora if "://" not in path]
+        paths = [os.fspath(local_path(path).absolute()) for path in corpora if scheme_of(path) is None]
         try:
             examine = _examination()
             own = examine(os.fspath(mark), paths, _PACKAGES)

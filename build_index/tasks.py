@@ -27,6 +27,7 @@ from build_index.documents import CorpusCounts, CorpusFile, Document
 from build_index.duplicates import KnownDocuments, content_digest, digest_keys
 from build_index.errors import first_line, output_errors
 from build_index.memory import resident_bytes
+from build_index.readers.remote_file import public_address
 from build_index.target_tokenizer import TargetTokenizer
 from build_index.token_batches import BatchWriter
 from rest_store.errors import BuildError
@@ -56,7 +57,7 @@ class ReadTask:
     def where(self) -> str:
         """What is read, for messages."""
         more = f" and {len(self.files) - 1} more" if len(self.files) > 1 else ""
-        return f"{self.files[0].path}{more}"
+        return f"{public_address(self.files[0].path)}{more}"
 
 
 @dataclass(frozen=True)

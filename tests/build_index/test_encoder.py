@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 import warnings
@@ -190,6 +191,22 @@ def test_wrong_tokens_are_found(byte_level_file, monkeypatch, broken, message):
         tokenizer.encode_batch(texts[31:])
     tokenizer.decelerate()
     tokenizer.encode_batch(texts[31:])
+
+
+def test_a_text_with_a_byte_that_the_vocabulary_lacks_is_left_to_tokenizers(tmp_path):
+    content = json.loads(byte_level_bpe(300).to_str())
+    byte_4 = "\u0104"
+    kept = [token for token in content["model"]["vocab"] if token != byte_4]
+    content["model"]["vocab"] = {token: number for number, token in enumerate(kept)}
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(content))
+    slow, fast = load_tokenizer(path), load_tokenizer(path)
+    assert fast.accelerate()
+    texts = ["one", "a\x04b", "two"]
+    expected = [tokens.tolist() for tokens in slow.encode_batch(texts)]
+    assert [tokens.tolist() for tokens in fast.encode_batch(texts)] == expected
+    assert len(expected[1]) == 2
+    assert fast.encoder.startswith("fastokens")
 
 
 def test_after_the_first_texts_a_sample_by_content_is_checked(byte_level_file, monkeypatch):
