@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
@@ -23,8 +22,6 @@ from rest_store.service.client.requests import Request, Requests
 from rest_store.service.client.stream import DraftStream
 
 T = TypeVar("T")
-
-_LEAST_SECONDS = 1e-6  # that a request is given: none at all is no timeout
 
 
 class PartsClient(PartsBase[DatastoreClient], DatastoreClient):
@@ -203,8 +200,7 @@ class PartsClient(PartsBase[DatastoreClient], DatastoreClient):
 
     def _start_all(self, place: int, requests: Sequence[Request[Any]], ends: float) -> Callable[[], list[Any]]:
         """Begin all requests to one part; return what waits for the answers."""
-        left = max(_LEAST_SECONDS, ends - time.monotonic())
-        waiting = [self._parts[place]._start(request, left) for request in requests]
+        waiting = [self._parts[place]._start(request, self._left(ends)) for request in requests]
         return lambda: [finish() for finish in waiting]
 
     def ask_streams(
@@ -216,7 +212,7 @@ class PartsClient(PartsBase[DatastoreClient], DatastoreClient):
             for place in (usable := self.usable(ends)):
                 if place not in streams:
                     streams[place] = self._parts[place].stream(timeout=timeout)
-            left = max(_LEAST_SECONDS, ends - time.monotonic())
+            left = self._left(ends)
             answers, failures = ask_together(
                 {place: functools.partial(start, streams[place], left) for place in usable}
             )
