@@ -117,11 +117,6 @@ class ForwardCosts:
         table: npt.NDArray[np.float64] = intercept + slope * places + np.interp(places, widths, deviations)
         return np.maximum(table, 0.5 * float(medians.min()))
 
-    def capped(self, nodes: int, seconds: float) -> float:
-        """Return `seconds`, at most `_OUTLIER` times what is estimated for `nodes` draft tokens."""
-        table = self.table(nodes)
-        return seconds if table is None else min(seconds, _OUTLIER * float(table[nodes]))
-
     def plain(self) -> float | None:
         """Return the seconds that a step without draft tokens takes on average; None before any measurement.
 
@@ -158,8 +153,8 @@ class DraftPolicy:
     narrow trees, they grow with the first success, and drafts that never pay cost about the share that is added.
     The next generation begins with what the last one left, within narrow bounds. Choosing and writing tokens is not
     compared: it takes its time in plain steps too. On a machine that does other work, any step may take long. So the
-    time of a forward pass is capped, and plain steps count with the mean of theirs, capped in the same way: what delays
-    all steps alike says nothing of drafts.
+    time of a forward pass is capped at `_OUTLIER` times its estimate, and plain steps count with the mean of theirs,
+    capped in the same way: what delays all steps alike says nothing of drafts.
 
     A step may take more than the credit: a source was slow, or the machine. Drafting then pauses until the credit is
     back at zero. One slow step says little about the next, so it is charged in part, and the rest is a debt that half
@@ -179,6 +174,7 @@ class DraftPolicy:
         self._adaptive = adaptive
         self._credit = _FIRST
         self._drafts = False  # in this step
+        self._table: npt.NDArray[np.float64] | None = None  # of costs, as the step was chosen by
         self._pausing = False
         self._debt = 0.0
         self._part = _FIRST_PART
@@ -208,7 +204,7 @@ class DraftPolicy:
             if table is None:
                 nodes = 0
             else:
-                costs = table[list(padded)]
+                self._table, costs = table, table[list(padded)]
                 affordable = np.flatnonzero(costs <= costs[0] * (1 + self._credit)) if self._credit >= 0 else [0]
                 nodes = int(affordable[-1])
                 costs = costs[: nodes + 1]
@@ -226,7 +222,6 @@ class DraftPolicy:
             forward: seconds of the forward pass.
             drafting: seconds of drafting.
         """
-        capped = self._costs.capped(nodes, forward)
         self._costs.observe(nodes, forward)
         plain = self._costs.plain()
         drafted, self._drafts = self._drafts, False
@@ -234,7 +229,9 @@ class DraftPolicy:
             return
         earned = _SHARE * tokens
         if drafted:
-            earned += self._pay_debt(tokens - (capped + drafting) / plain)
+            if self._table is not None:
+                forward = min(forward, _OUTLIER * float(self._table[nodes]))
+            earned += self._pay_debt(tokens - (forward + drafting) / plain)
         credit = min(self._credit + earned, _LARGEST)
         self._credit = credit if credit >= 0 or not drafted else -self._charge(-credit)
 
