@@ -15,6 +15,7 @@ EXTRAS = {  # the extra that installs each optional package
     **dict.fromkeys(("torch", "transformers"), "hf"),
     **dict.fromkeys(("tokenizers", "pydivsufsort", "pyarrow", "zstandard", "datasets", "jinja2", "gguf"), "build"),
     "matplotlib": "plots",
+    "ray": "ray",
 }
 _NEEDS = {  # package of rest-store: what importing it takes, and the extra
     "rest_store.generation": (("torch", "transformers"), "hf"),
