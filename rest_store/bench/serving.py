@@ -23,7 +23,7 @@ def started(*command: str) -> Iterator[list[str]]:
     """Run `python COMMAND` until it prints that it is ready, and terminate it afterwards.
 
     Yields:
-        The addresses that it listens on, in the order in which it prints them.
+        The addresses that it prints: those that it listens on, then that of its metrics, if it has any.
 
     Raises:
         ServeError: the process did not start; it has printed the reason.
@@ -36,7 +36,7 @@ def started(*command: str) -> Iterator[list[str]]:
         for line in process.stdout:
             if line.startswith("ready"):
                 break
-            if line.startswith("listening on "):
+            if line.startswith(("listening on ", "metrics on ")):
                 addresses.append(line.split()[-1])
         else:
             raise ServeError(describe("bench", f"service {' '.join(command[:2])}", "not started", "ready"))

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import TokenTree
-from rest_store.drafting.evidence import Evidence, rows_for
+from rest_store.drafting.evidence import MAX_EVIDENCE_ROWS, Evidence, rows_for
 from rest_store.drafting.kernel_session import NO_COSTS
 from rest_store.drafting.source_thread import SourceThread
 from rest_store.drafting.sources import EvidenceSource, EvidenceStream, Source, StreamedSource
@@ -345,7 +345,7 @@ class ExternalSources:
                 left_out.append(datastore)
             else:
                 rows, live = [part.rows for part in parts], any(part.live for part in parts)
-                self._native.set_evidence(store, rows, self._vocabulary_size, request.max_rows, live)
+                self._native.set_evidence(store, rows, self._vocabulary_size, MAX_EVIDENCE_ROWS, live)
         if left_out:
             return Drop(source.place, "full", f"the session has no room for its datastores {', '.join(left_out)}")
         lacks = next((evidence.lacks for evidence in answer if evidence.lacks), None)

@@ -148,7 +148,7 @@ BAD: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("longest_suffix_match", ([],), {}),
     ("longest_suffix_match", ([1],), {"max_suffix": 0}),
     ("count", ([],), {}),
-    ("count", ([1] * 65,), {}),
+    ("count", ([1] * 97,), {}),
     ("count", ([VOCABULARY],), {}),
 ]
 

@@ -49,7 +49,7 @@ UNASKED: list[tuple[str, tuple[Any, ...], dict[str, Any], type[RestStoreError]]]
     ("draft_batch", ([[1]],), {"max_suffix": 65}, LimitError),
     ("longest_suffix_match", ([1],), {"max_suffix": 0}, LimitError),
     ("longest_suffix_match", ([-1],), {}, TokenRangeError),
-    ("count", ([1] * 65,), {}, LimitError),
+    ("count", ([1] * 97,), {}, LimitError),
 ]
 
 

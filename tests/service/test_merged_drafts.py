@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rest_store.datastore.datastore import Datastore
+from rest_store.errors import ProtocolError
 from rest_store.service.client import merged_drafts as rooms
 from rest_store.service.client.merged_drafts import Drafts, merged_drafts
 from tests.shared.strategies import Corpus, contexts, corpora, write_datastore, zipf_corpus
@@ -110,6 +111,24 @@ def test_a_part_that_is_lost_between_rounds_is_left_out_of_all(zipf: Path) -> No
         assert rounds >= 2
         if lost < rounds - 1:
             assert found == expected
+
+
+class Lying(Local):
+    """A part whose counts are not those of any text."""
+
+    def counts(self, sequences: Sequence[Any]) -> Callable[[], Any]:
+        return lambda: {"served": [(1 << 62) + len(tokens) for tokens in sequences]}
+
+
+def test_counts_that_cannot_be_are_refused(zipf: Path) -> None:
+    number, refusals = 4, 0
+    parts = {place: Lying(Datastore.open(zipf, part=f"{place + 1}/{number}")) for place in range(number)}
+    for token in range(0, 300, 5):
+        try:
+            asked(parts, [[token]], (20, 16, 10))
+        except ProtocolError:
+            refusals += 1
+    assert refusals > 0
 
 
 def test_without_answers_there_is_no_tree(zipf: Path) -> None:

@@ -88,6 +88,20 @@ HEAVY: dict[str, tuple[str, bytes, str, str]] = {
         "number of contexts, times datastores",
         "560000",
     ),
+    "large trees": (
+        "Draft",
+        pb.DraftRequest(
+            limits=pb.DraftLimits(max_nodes=65536), contexts=[pb.Context(tokens=[1])] * 10
+        ).SerializeToString(),
+        "each 1024 nodes",
+        "1280",
+    ),
+    "parts": (
+        "Draft",
+        pb.DraftRequest(selection=pb.Selection(parts=[pb.PartDescription()] * 100_000)).SerializeToString(),
+        "number of datastores named",
+        "100000",
+    ),
     "proposals of many contexts": (
         "Draft",
         proposed(80, 500).SerializeToString(),
@@ -222,14 +236,14 @@ def test_the_largest_request_that_is_allowed_is_not_too_large() -> None:
 
 def test_an_answer_that_is_too_large_is_given_up_on_the_way(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     drafted = 0
-    draft_batch = Datastore.draft_batch
+    continuations = Datastore.continuations
 
-    def counted(self: Datastore, contexts: Any, **limits: int) -> Any:
+    def counted(self: Datastore, contexts: Any, *limits: int) -> Any:
         nonlocal drafted
         drafted += len(contexts)
-        return draft_batch(self, contexts, **limits)
+        return continuations(self, contexts, *limits)
 
-    monkeypatch.setattr(Datastore, "draft_batch", counted)
+    monkeypatch.setattr(Datastore, "continuations", counted)
     contexts = [pb.Context(tokens=[1])] * 500
     request = pb.DraftRequest(limits=pb.DraftLimits(max_nodes=1024), contexts=contexts).SerializeToString()
     assert answer(handlers_with(catalog, LIMITS), "Draft", request)

@@ -158,7 +158,7 @@ def test_describe_tells_what_is_served(stub: Stub, stores: dict[str, Datastore])
         assert (one.shard_count, one.generation) == (2, 1)
         assert one.built.ToSeconds() == int(info.built.timestamp())
     assert response.kernel == info.kernel
-    assert (response.limits.max_contexts, response.limits.max_nodes) == (100, 1024)
+    assert (response.limits.max_contexts, response.limits.max_nodes) == (100, 65536)
     assert (response.limits.max_message_bytes, response.limits.max_streams) == (1_000_000, 3)
     assert response.limits.max_request_bytes == (64 << 10) + 100 * 512
 
@@ -216,12 +216,12 @@ REFUSED: list[tuple[str, str, Message]] = [
     ("TOKEN_RANGE", "sequence 1", count([1], [300])),
     ("CONTEXT_TYPE", "proposals of context 0", draft([1], tokens=[2], parents=[-1])),
     ("CONTEXT_TYPE", "proposals of context 0", stream([1], tokens=[2], parents=[-1])),
-    ("LIMIT", "max_nodes", limited(draft(), max_nodes=1025)),
+    ("LIMIT", "max_nodes", limited(draft(), max_nodes=65537)),
     ("LIMIT", "max_suffix", match([1], 65)),
     ("LIMIT", "max_depth", limited(stream([1]), max_depth=33)),
     ("LIMIT", "102", draft(*[[1]] * 51, selection=BOTH)),
     ("LIMIT", "101", count(*[[1]] * 101)),
-    ("LIMIT", "length of sequence 0", count([1] * 65)),
+    ("LIMIT", "length of sequence 0", count([1] * 97)),
     ("TOKENIZER_MISMATCH", "several", chosen()),
     ("TOKENIZER_MISMATCH", "sha256:00", chosen(tokenizer="sha256:00")),
     ("TOKENIZER_MISMATCH", "'one'", chosen("one", tokenizer="sha256:00")),

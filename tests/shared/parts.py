@@ -63,6 +63,9 @@ class Serving:
 
         assert not [one for one in self._run(reload()).outcomes if one.refused]
 
+    def metrics(self, name: str) -> list[Any]:
+        return [*self._servers[name].collect()]
+
     def stop(self, name: str) -> None:
         self._run(self._servers.pop(name).drain())
 

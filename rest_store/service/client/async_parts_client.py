@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
@@ -159,25 +158,25 @@ class AsyncPartsClient(PartsBase[AsyncDatastoreClient], AsyncDatastoreClient):
 
         async def ask(place: int, requests: Sequence[Request[Any]]) -> list[Any]:
             part = self._parts[place]
-            return await asyncio.gather(
-                *(part._ask(request, max(1e-6, ends - time.monotonic())) for request in requests)
-            )
+            return await asyncio.gather(*(part._ask(request, self._left(ends)) for request in requests))
 
         return await self._together({place: ask(place, requests) for place, requests in wanted.items()})
 
     async def ask_streams(
         self,
-        ask: Callable[[AsyncDraftStream], Awaitable[T]],
+        ask: Callable[[AsyncDraftStream, float], Awaitable[T]],
         streams: dict[int, AsyncDraftStream],
         timeout: float,
     ) -> list[T]:
         """See `PartsClient.ask_streams`."""
+        ends = self._ends(timeout)
         with self._counters.failures:
-            usable = await self._usable(time.monotonic() + timeout)
+            usable = await self._usable(ends)
             for place in usable:
                 if place not in streams:
                     streams[place] = self._parts[place].stream(timeout=timeout)
-            return self.require_answers(await self._together({place: ask(streams[place]) for place in usable}))
+            left = self._left(ends)
+            return self.require_answers(await self._together({place: ask(streams[place], left) for place in usable}))
 
     async def _together(self, calls: Mapping[int, Awaitable[T]]) -> dict[int, T]:
         """Wait for all calls, by place; return the answers, and note which parts have none."""

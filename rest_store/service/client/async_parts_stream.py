@@ -45,9 +45,14 @@ class AsyncPartsStream(AsyncDraftStream):
     ) -> list[Evidence] | None:
         """See `PartsStream.evidence`."""
 
-        def ask(stream: AsyncDraftStream) -> Awaitable[list[Evidence] | None]:
+        def ask(stream: AsyncDraftStream, timeout: float) -> Awaitable[list[Evidence] | None]:
             return stream.evidence_after(
-                context, proposals, max_nodes=max_nodes, max_suffix=max_suffix, max_rows=max_rows
+                context,
+                proposals,
+                max_nodes=max_nodes,
+                max_suffix=max_suffix,
+                max_rows=max_rows,
+                timeout=timeout,
             )
 
         with self._text.taking(new_tokens) as context:

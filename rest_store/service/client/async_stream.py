@@ -37,23 +37,31 @@ class AsyncDraftStream(StreamBase[AsyncStreamCall]):
         return (await self._ask(new_tokens, proposals, evidence_limits(max_nodes, max_suffix, max_rows))).evidence
 
     async def evidence_after(
-        self, context: IntSequence, proposals: TokenTree, *, max_nodes: int, max_suffix: int, max_rows: int | None
+        self,
+        context: IntSequence,
+        proposals: TokenTree,
+        *,
+        max_nodes: int,
+        max_suffix: int,
+        max_rows: int | None,
+        timeout: float | None = None,
     ) -> list[Evidence] | None:
-        """See `DraftStream.evidence_after`."""
-        return await self.evidence(
-            self._new_in(context, max_suffix), proposals, max_nodes=max_nodes, max_suffix=max_suffix, max_rows=max_rows
-        )
+        """See `DraftStream.evidence_after`; within `timeout` seconds, if given."""
+        limits = evidence_limits(max_nodes, max_suffix, max_rows)
+        return (await self._ask(self._new_in(context, max_suffix), proposals, limits, timeout)).evidence
 
     async def _ask(
         self,
         new_tokens: IntSequence,
         proposals: TokenTree | None = None,
         evidence: pb.EvidenceLimits | None = None,
+        timeout: float | None = None,
     ) -> Answer:
-        ends = time.monotonic() + self._timeout
+        seconds = self._timeout if timeout is None else timeout
+        ends = time.monotonic() + seconds
         if self._needs_description:
             try:
-                await self._info(timeout=self._timeout)
+                await self._info(timeout=seconds)
             except RestStoreError:
                 self._add(new_tokens, may_be_empty=evidence is not None)  # for the next step
                 raise

@@ -17,7 +17,9 @@ from rest_store.service.client.requests import Request, Requests
 Round: TypeAlias = Mapping[int, Sequence[Request[Any]]]
 Answers: TypeAlias = Mapping[int, Sequence[Any]]
 
-_FIRST, _MORE = 2, 4  # times as many nodes as the tree may have are listed at first; then so many times as many
+# So many times as many nodes as the tree has are listed at first, which takes one round or two as a rule; then so many
+# times more.
+_FIRST, _MORE = 4, 4
 
 
 class Drafts(NamedTuple):
@@ -64,7 +66,8 @@ def _drafts(
 ) -> Generator[Round, Answers, Drafts | None]:
     max_nodes, max_suffix, max_depth = bounds
     every = range(len(contexts))
-    asked = _FIRST * max_nodes
+    most = min((_most_listed(one) for one in requests.values()), default=MAX_LISTED)
+    asked = min(_FIRST * max_nodes, most)
 
     def lists(
         wanted: Mapping[int, Sequence[int]],
@@ -96,9 +99,9 @@ def _drafts(
     while True:
         yield from _count(requests, contexts, {key: merged[key] for key in unproved})
         unproved = [key for key in unproved if not merged[key].choose()]
-        if not unproved or asked == MAX_LISTED:
+        if not unproved or asked >= most:
             break
-        asked = min(_MORE * asked, MAX_LISTED)
+        asked = min(_MORE * asked, most)
         wanted: dict[int, list[int]] = {}
         for context in sorted({context for context, _ in unproved}):
             of_context = [merged[key] for key in unproved if key[0] == context]
@@ -145,6 +148,14 @@ def _count(
                 counts.setdefault(key, {})[path] = piece[key[1]][i]
         for key, of_tree in counts.items():
             merged[key].learn(place, of_tree)
+
+
+def _most_listed(requests: Requests) -> int:
+    """Return how many nodes a service can list of one context in one message."""
+    codec = requests.codec
+    of_one = codec.max_message_bytes // max(1, len(codec.names)) - tree_bytes(0)
+    by_size = of_one // (tree_bytes(1) - tree_bytes(0))
+    return max(1, min(MAX_LISTED, MAX_NODES * codec.max_contexts, by_size))
 
 
 def _contexts_of_one_request(requests: Requests, max_nodes: int) -> int:

@@ -13,6 +13,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 
 from rest_store.datastore.tree import SuffixMatch, TokenTree
+from rest_store.errors import ProtocolError, TreeError, describe
 
 Path = tuple[int, ...]  # tokens from the context to a node
 Key = tuple[int, int, Path]  # the order of nodes: by -count, then depth, then path (FORMAT.md, section 7)
@@ -110,23 +111,35 @@ class MergedTree:
     def uncounted(self) -> dict[int, list[Path]]:
         """Return, by part, the nodes whose counts decide which are the heaviest; empty if all are known.
 
-        Of the nodes that some part listed, those count that may reach the least of as many as the tree may have.
+        Of the nodes that some part listed, those count that may come before the last of as many as the tree may have,
+        where each of these has what is known of it.
         """
         listings = self._listings
-        if len(listings) < 2:
+        if len(listings) < 2 or not any(listing.most for listing in listings.values()):
             return {}
-        paths = {path for listing in listings.values() for path in listing.counts if path}
-        lows = {path: sum(listing.counts.get(path, 0) for listing in listings.values()) for path in paths}
-        floor = heapq.nlargest(self._max_nodes, lows.values())[-1] if len(lows) >= self._max_nodes else 0
+        lows = self._totals()
+        keys = ((-count, len(path), path) for path, count in lows.items())
+        best = heapq.nsmallest(self._max_nodes, keys)
+        last = best[-1] if len(best) == self._max_nodes else (1, 0, _ROOT)  # any count is more than -1
         asked: dict[int, list[Path]] = {}
-        for path in sorted(paths):
-            unknown = [part for part, listing in listings.items() if path not in listing.counts]
-            open_parts = [part for part in unknown if listings[part].most]
-            high = lows[path] + sum(listings[part].bound(path) for part in open_parts)
-            if high >= floor:
-                for part in open_parts:
-                    asked.setdefault(part, []).append(path)
+        for path, low in lows.items():
+            parts = [part for part, listing in listings.items() if listing.most and path not in listing.counts]
+            if parts:
+                high = low + sum(listings[part].bound(path) for part in parts)
+                if (-high, len(path), path) <= last:
+                    for part in parts:
+                        asked.setdefault(part, []).append(path)
         return asked
+
+    def _totals(self) -> dict[Path, int]:
+        """Return what is known of the count of each node that occurs."""
+        totals: dict[Path, int] = {}
+        for listing in self._listings.values():
+            for path, count in listing.counts.items():
+                if count:
+                    totals[path] = totals.get(path, 0) + count
+        totals.pop(_ROOT, None)
+        return totals
 
     def learn(self, part: int, counts: Mapping[Path, int]) -> None:
         """Take in what a part has of nodes that it did not list."""
@@ -135,13 +148,7 @@ class MergedTree:
     def choose(self) -> bool:
         """Choose the heaviest of the nodes that are known; return whether they are proved to be those of the whole."""
         listings = [*self._listings.values()]
-        totals: dict[Path, int] = {}
-        for listing in listings:
-            for path, count in listing.counts.items():
-                if count:
-                    totals[path] = totals.get(path, 0) + count
-        totals.pop(_ROOT, None)
-        keys = ((-count, len(path), path) for path, count in totals.items())
+        keys = ((-count, len(path), path) for path, count in self._totals().items())
         self._chosen = heapq.nsmallest(self._max_nodes, keys)
         if not any(listing.most for listing in listings):
             return True
@@ -167,11 +174,15 @@ class MergedTree:
         return total > count or (total == count and len(path) < depth and after < (depth, place))
 
     def tree(self) -> TokenTree:
-        """Return the tree that was chosen."""
+        """Return the tree that was chosen; raise ProtocolError if the counts of the parts cannot be those of a tree."""
         place_of = {path: place for place, (_, _, path) in enumerate(self._chosen)}
-        return TokenTree(
-            [path[-1] for _, _, path in self._chosen],
-            [place_of[path[:-1]] if depth > 1 else -1 for _, depth, path in self._chosen],
-            [-count for count, _, _ in self._chosen],
-            match=self.match,
-        )
+        try:
+            return TokenTree(
+                [path[-1] for _, _, path in self._chosen],
+                [place_of[path[:-1]] if depth > 1 else -1 for _, depth, path in self._chosen],
+                [-count for count, _, _ in self._chosen],
+                match=self.match,
+            )
+        except (KeyError, TreeError):
+            expected = "at most that of its parent, and less than 2^63"
+            raise ProtocolError(describe("parts", "count of a node", "more", expected)) from None

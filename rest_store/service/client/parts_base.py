@@ -25,6 +25,7 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 _OF_CALLS = ("calls", "answers", "absent_parts", "unproved_trees")  # what is counted for all parts together
+_LEAST_SECONDS = 1e-6
 _OF_FAILURES = ("unavailable", "deadlines", "not_asked", "overloaded", "refused", "broken")
 
 
@@ -79,6 +80,11 @@ class PartsBase(Generic[C]):
     def _end_of_round(ends: float) -> float:
         """Return until when a round may take that others follow before `ends`: half of the time is left to them."""
         return ends - (ends - time.monotonic()) / 2
+
+    @staticmethod
+    def _left(ends: float) -> float:
+        """Return the seconds left for a request; a moment at least, since none at all would be no timeout."""
+        return max(_LEAST_SECONDS, ends - time.monotonic())
 
     def _require_usable(self) -> dict[int, Requests]:
         """Return the requests of the parts that can be asked; raise why there are none."""

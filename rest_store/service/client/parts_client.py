@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
@@ -201,19 +200,22 @@ class PartsClient(PartsBase[DatastoreClient], DatastoreClient):
 
     def _start_all(self, place: int, requests: Sequence[Request[Any]], ends: float) -> Callable[[], list[Any]]:
         """Begin all requests to one part; return what waits for the answers."""
-        left = max(1e-6, ends - time.monotonic())
-        waiting = [self._parts[place]._start(request, left) for request in requests]
+        waiting = [self._parts[place]._start(request, self._left(ends)) for request in requests]
         return lambda: [finish() for finish in waiting]
 
     def ask_streams(
-        self, start: Callable[[DraftStream], Callable[[], T]], streams: dict[int, DraftStream], timeout: float
+        self, start: Callable[[DraftStream, float], Callable[[], T]], streams: dict[int, DraftStream], timeout: float
     ) -> list[T]:
         """Ask every part over a stream of its own, which is made if need be; return the answers, as `_ask_all`."""
+        ends = self._ends(timeout)
         with self._counters.failures:
-            for place in (usable := self.usable(time.monotonic() + timeout)):
+            for place in (usable := self.usable(ends)):
                 if place not in streams:
                     streams[place] = self._parts[place].stream(timeout=timeout)
-            answers, failures = ask_together({place: functools.partial(start, streams[place]) for place in usable})
+            left = self._left(ends)
+            answers, failures = ask_together(
+                {place: functools.partial(start, streams[place], left) for place in usable}
+            )
             self._assembly.note(answers, failures)
             return self.require_answers(answers)
 

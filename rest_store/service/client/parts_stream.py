@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence, tail
-from rest_store.drafting.evidence import Evidence
+from rest_store.drafting.evidence import MAX_EVIDENCE_ROWS, Evidence
 from rest_store.errors import QueryError, ServiceUnavailableError
 from rest_store.service.client.codec import TreeLimits
 from rest_store.service.client.stream import DraftStream
@@ -16,6 +16,18 @@ from rest_store.service.client.stream_base import ANY_TOKEN, KEPT_TOKENS
 
 if TYPE_CHECKING:
     from rest_store.service.client.parts_client import PartsClient
+
+
+_MORE_ROWS = 32
+
+
+def rows_of_part(max_rows: int) -> int:
+    """Return how many paths each part is asked for where a session would ask one service for `max_rows`.
+
+    A part knows less of which paths are likely, and a path that it has not read lacks its counts. With twice as many,
+    and at least 32 more, M is that of the whole within 0.5%.
+    """
+    return min(max(2 * max_rows, max_rows + _MORE_ROWS), MAX_EVIDENCE_ROWS)
 
 
 class GenerationText:
@@ -88,10 +100,17 @@ class PartsStream(DraftStream):
     ) -> list[Evidence] | None:
         """See `DraftStream.evidence_after`."""
         self._text.require_open()
+        if max_rows is not None:
+            max_rows = rows_of_part(max_rows)
 
-        def start(stream: DraftStream) -> Callable[[], list[Evidence] | None]:
+        def start(stream: DraftStream, timeout: float) -> Callable[[], list[Evidence] | None]:
             return stream.send_evidence_after(
-                context, proposals, max_nodes=max_nodes, max_suffix=max_suffix, max_rows=max_rows
+                context,
+                proposals,
+                max_nodes=max_nodes,
+                max_suffix=max_suffix,
+                max_rows=max_rows,
+                timeout=timeout,
             )
 
         return self._client.of_parts(self._client.ask_streams(start, self._streams, self._timeout))

@@ -130,26 +130,34 @@ class Requests:
 
     def count(self, tokens: IntSequence) -> Request[int]:
         """Ask for the occurrences of `tokens` in all datastores together."""
-        return self.counts([tokens]).then(lambda counts: sum(number for [number] in counts.values()))
+        codec = self.codec
 
-    def counts(self, sequences: Sequence[IntSequence]) -> Request[dict[str, list[int]]]:
-        """Ask for the occurrences of each of `sequences` in each datastore."""
+        def sequences() -> list[list[int]]:
+            sequence = tail(tokens, MAX_SEQUENCE, codec.vocabulary_size, "tokens")
+            if len(tokens) > MAX_SEQUENCE:
+                raise too_many_tokens(len(tokens))
+            return [sequence]
+
+        return self._counts(sequences, 1).then(lambda counts: sum(number for [number] in counts.values()))
+
+    def counts(self, sequences: Sequence[Sequence[int]]) -> Request[dict[str, list[int]]]:
+        """Ask for the occurrences of each of `sequences`, which are valid, in each datastore."""
+        return self._counts(lambda: sequences, len(sequences))
+
+    def _counts(self, sequences: Callable[[], Sequence[Sequence[int]]], number: int) -> Request[dict[str, list[int]]]:
         codec = self.codec
 
         def encode() -> bytes:
             request = pb.CountRequest(selection=codec.selection)
-            for tokens in sequences:
-                sequence = tail(tokens, MAX_SEQUENCE, codec.vocabulary_size, "tokens")
-                if len(tokens) > MAX_SEQUENCE:
-                    raise too_many_tokens(len(tokens))
+            for sequence in sequences():
                 request.sequences.add(tokens=sequence)
             return request.SerializeToString()
 
         def decode(answer: bytes, target: str) -> dict[str, list[int]]:
-            response = parse(pb.CountResponse, answer, target, codec.largest(NUMBER_BYTES, len(sequences)))
+            response = parse(pb.CountResponse, answer, target, codec.largest(NUMBER_BYTES, number))
             names = codec.require_names(response.datastores, target)
-            if len(response.counts) != len(names) * len(sequences):
-                expected = len(names) * len(sequences)
+            expected = len(names) * number
+            if len(response.counts) != expected:
                 raise ProtocolError(describe(target, "number of counts", len(response.counts), expected))
             return {name: list(response.counts[place :: len(names)]) for place, name in enumerate(names)}
 

@@ -69,11 +69,18 @@ class DraftStream(StreamBase[StreamCall]):
         )
 
     def send_evidence_after(
-        self, context: IntSequence, proposals: TokenTree, *, max_nodes: int, max_suffix: int, max_rows: int | None
+        self,
+        context: IntSequence,
+        proposals: TokenTree,
+        *,
+        max_nodes: int,
+        max_suffix: int,
+        max_rows: int | None,
+        timeout: float,
     ) -> Callable[[], list[Evidence] | None]:
         """Ask what `evidence_after` asks; return what waits for the answer, so that others are asked meanwhile."""
         limits = evidence_limits(max_nodes, max_suffix, max_rows)
-        finish = self._start(self._new_in(context, max_suffix), proposals, limits)
+        finish = self._start(self._new_in(context, max_suffix), proposals, limits, timeout)
         return lambda: finish().evidence
 
     def _ask(
@@ -82,16 +89,20 @@ class DraftStream(StreamBase[StreamCall]):
         proposals: TokenTree | None = None,
         evidence: pb.EvidenceLimits | None = None,
     ) -> Answer:
-        return self._start(new_tokens, proposals, evidence)()
+        return self._start(new_tokens, proposals, evidence, self._timeout)()
 
     def _start(
-        self, new_tokens: IntSequence, proposals: TokenTree | None, evidence: pb.EvidenceLimits | None
+        self,
+        new_tokens: IntSequence,
+        proposals: TokenTree | None,
+        evidence: pb.EvidenceLimits | None,
+        timeout: float,
     ) -> Callable[[], Answer]:
         """Send a step; return what waits for its answer, and sends it again where there is none."""
-        ends = time.monotonic() + self._timeout
+        ends = time.monotonic() + timeout
         if self._needs_description:
             try:
-                self._info(timeout=self._timeout)
+                self._info(timeout=timeout)
             except RestStoreError:
                 self._add(new_tokens, may_be_empty=evidence is not None)  # for the next step
                 raise

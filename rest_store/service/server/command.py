@@ -59,6 +59,7 @@ class _Part(click.ParamType["Part"]):
     "--part",
     metavar="I/N",
     type=_Part(),
+    show_default="all of it",
     help="Serve the I-th of N parts of each datastore; clients ask all N together.",
 )
 @click.option(
@@ -113,7 +114,7 @@ class _Part(click.ParamType["Part"]):
     "--max-contexts",
     metavar="N",
     default=Limits.max_contexts,
-    help="Most contexts of a request, times datastores and rows of evidence.",
+    help="Most contexts of a request, times datastores, rows of evidence and each 1024 nodes of a tree.",
 )
 @click.option("--max-streams", metavar="N", default=Limits.max_streams, help="Most open streams.")
 @click.option(
