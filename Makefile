@@ -15,7 +15,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 MINUTES ?= 10
 SEED ?=
 
-.PHONY: setup test test-vllm first-hour fuzz demo lint format proto bench docs pictures sanitize clean
+.PHONY: setup test test-vllm test-ray first-hour fuzz demo lint format proto bench docs pictures sanitize clean
 .DELETE_ON_ERROR:
 
 setup: $(STAMP)
@@ -55,6 +55,11 @@ $(VLLM)/.packages: $(VLLM_LIST)
 test-vllm: $(VLLM)/.packages
 	REST_STORE_REQUIRE_NATIVE=1 $(VLLM_PIP) install -q --no-deps --no-build-isolation -C build-dir=build/vllm -e .
 	$(VLLM)/bin/python -m pytest tests/engines/vllm
+
+# Parts served on a Ray cluster of several nodes, some of which are killed.
+test-ray: setup
+	$(PIP) install -q -c constraints.txt ray
+	REST_STORE_RAY=1 RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest tests/service/ray
 
 # Random generations, messages, damage and kills; a failure says how to run its case again.
 fuzz: setup

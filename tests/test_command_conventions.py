@@ -16,7 +16,7 @@ from rest_store.options import MAX_NODES as MOST_NODES
 
 ROOT = Path(__file__).resolve().parents[1]
 METAVARS = {
-    *("FACTOR", "FILE", "DIR", "PATH", "PLACE", "[NAME=]DIR", "ADDRESS", "HOST:PORT"),  # where
+    *("FACTOR", "FILE", "DIR", "PATH", "PLACE", "[NAME=]DIR", "ADDRESS", "[ADDRESS]", "HOST:PORT"),  # where
     *("N", "I/N", "SECONDS", "TIME", "SIZE", "MODE", "T", "P", "GIB"),  # how much
     *(
         "NAME",

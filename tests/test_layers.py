@@ -26,6 +26,7 @@ ALLOWED = {
     "rest_store.drafting": {"rest_store.errors", "rest_store.datastore"},
     "rest_store.loading": {"rest_store.errors"},
     "rest_store.service": {
+        "rest_store",
         "rest_store.errors",
         "rest_store.options",
         "rest_store.datastore",
@@ -65,7 +66,7 @@ HEAVY = {  # package: where it may be imported
     "transformers": {"rest_store.generation", "build_index"},
     "grpc": {"rest_store.service", "rest_store.v1"},
     "vllm": {"rest_store.engines.vllm"},
-    "ray": {"build_index.ray_workers"},
+    "ray": {"build_index.ray_workers", "rest_store.service.ray"},
 }
 
 

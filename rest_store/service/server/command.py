@@ -150,6 +150,22 @@ class _Part(click.ParamType["Part"]):
     default=10.0,
     help="Time that running calls have after SIGTERM.",
 )
+@click.option(
+    "--ray",
+    metavar="[ADDRESS]",
+    is_flag=False,
+    flag_value="auto",
+    help="Serve all parts on the Ray cluster at ADDRESS, or else on that of this machine. Write DIR before it.",
+)
+@click.option("--parts", metavar="N", type=click.IntRange(1), default=1, help="Of each datastore, with --ray.")
+@click.option("--replicas", metavar="N", type=click.IntRange(1), default=1, help="Of each part, with --ray.")
+@click.option(
+    "--parts-file",
+    metavar="FILE",
+    type=FILE,
+    default="parts.toml",
+    help="Where clients read how to reach the parts; kept up to date with --ray.",
+)
 def serve(
     datastores: tuple[str, ...],
     part: Part | None,
@@ -176,6 +192,10 @@ def serve(
     max_session_memory: int,
     session_idle_seconds: int,
     drain_seconds: float,
+    ray: str | None,
+    parts: int,
+    replicas: int,
+    parts_file: Path,
 ) -> None:
     """Serve drafts from datastores over gRPC: built ones, and live ones that grow with what clients add.
 
@@ -189,6 +209,13 @@ def serve(
         raise click.UsageError("--tls-cert and --tls-key need each other, and --tls-client-ca needs both")
     if (socket_mode is not None or socket_group is not None) and not any(text.startswith("unix:") for text in listen):
         raise click.UsageError("--socket-mode and --socket-group need --listen unix:/path")
+    if ray is not None:
+        from rest_store.service.ray.command import serve_on_ray
+
+        serve_on_ray(click.get_current_context(), [_name_and_directory(text) for text in datastores])
+        return
+    if (parts, replicas) != (1, 1):
+        raise click.UsageError("--parts and --replicas need --ray")
     _spare_a_thread()
     from rest_store.service.server.credentials import CertificateFiles
     from rest_store.service.server.logs import EventLog

@@ -1,0 +1,1 @@
+"""Parts of a datastore placed and supervised by Ray: `rest-store serve --ray`."""

@@ -1,0 +1,80 @@
+"""What `rest-store serve --ray` does: its servers on a Ray cluster, until it is ended."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+from click.core import ParameterSource
+
+from rest_store.errors import ServeError, describe
+from rest_store.service.address import Address
+from rest_store.service.ray.cluster import connected
+from rest_store.service.ray.fleet import Fleet
+from rest_store.service.server.logs import EventLog
+
+_OWN = ("datastores", "ray", "parts", "replicas", "parts_file", "listen")  # what servers are told by their place
+# What makes no sense for parts, or for servers that share machines.
+_REFUSED = ("part", "live", "live_tokenizer", "socket_mode", "socket_group", "metrics")
+_STOPPING_SECONDS = 5.0  # that servers have to end, beyond those to drain
+
+
+def serve_on_ray(context: click.Context, places: Sequence[tuple[str, Path]]) -> None:
+    """Serve parts on a Ray cluster until SIGTERM or SIGINT; SIGHUP reloads.
+
+    Args:
+        context: of `rest-store serve`.
+        places: names and directories of the datastores.
+
+    Raises:
+        ServeError: the cluster, an option or a server is not usable.
+    """
+    options = context.params
+    given = [one for one in context.command.params if _is_given(context, one)]
+    for one in given:
+        if one.name in _REFUSED:
+            raise click.UsageError(f"{one.opts[-1]} is not for --ray")
+    if len(options["listen"]) != 1:
+        raise ServeError(describe("service", "--listen", f"{len(options['listen'])} addresses", "one, with --ray"))
+    listen = Address.parse(options["listen"][0], "--listen")
+    arguments = [f"{name}={path.absolute()}" for name, path in places]
+    arguments += (word for one in given if one.name not in _OWN for word in _words(one, options[str(one.name)]))
+    log = EventLog(options["log_json"])
+    with connected(options["ray"]):
+        ended = threading.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: ended.set())
+        fleet = Fleet(
+            arguments,
+            parts=options["parts"],
+            replicas=options["replicas"],
+            listen=listen,
+            parts_file=options["parts_file"],
+            log=log,
+        )
+        signal.signal(signal.SIGHUP, lambda *_: fleet.reload())
+        try:
+            fleet.start(ended)
+            if not ended.is_set():
+                click.echo(f"parts in {options['parts_file']}")
+                click.echo("ready")
+            fleet.watch(ended)
+        finally:
+            fleet.stop(options["drain_seconds"] + _STOPPING_SECONDS)
+
+
+def _is_given(context: click.Context, parameter: click.Parameter) -> bool:
+    assert parameter.name is not None
+    return context.get_parameter_source(parameter.name) == ParameterSource.COMMANDLINE
+
+
+def _words(option: click.Parameter, value: object) -> Iterator[str]:
+    """Yield an option as it was written, its paths as other processes find them."""
+    if value is True:
+        yield option.opts[-1]
+        return
+    for one in value if isinstance(value, tuple) else (value,):
+        yield from (option.opts[-1], str(one.absolute() if isinstance(one, Path) else one))

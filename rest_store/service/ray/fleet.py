@@ -1,0 +1,164 @@
+"""All replicas of all parts: started, watched, and published for clients."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+import rest_store
+from rest_store.errors import ServeError, describe
+from rest_store.service.address import Address
+from rest_store.service.ray.cluster import machines
+from rest_store.service.ray.part_server import PartServer, PartState
+from rest_store.service.ray.parts_file import write_parts
+from rest_store.service.ray.placement import Replica, placement
+from rest_store.service.server.logs import EventLog
+
+_EVERYWHERE = "0.0.0.0"
+_STARTING_SECONDS = 0.1  # between looks
+_WATCH_SECONDS = 1.0
+_ANSWER_SECONDS = 5.0  # that an actor has to say how it is
+
+
+@dataclass
+class _Member:
+    """A replica, its actor, what the actor said last, and where the server listens, or did."""
+
+    replica: Replica
+    actor: Any
+    state: PartState | None = None
+    address: str | None = None
+
+
+class Fleet:
+    """The servers of all parts, of one cluster that this process is connected to.
+
+    Args:
+        arguments: of `rest-store serve`, without what a server is told by its place.
+        parts: how many there are.
+        replicas: of each part.
+        listen: at a loopback address, if the cluster is one machine; at 0.0.0.0, each server at the address of its
+            machine. The port is that of the first server, and the others have those behind it; 0: any free ones.
+        parts_file: for clients.
+        log: receives events.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        *,
+        parts: int,
+        replicas: int,
+        listen: Address,
+        parts_file: Path,
+        log: EventLog,
+    ) -> None:
+        self._parts = parts
+        self._parts_file = parts_file
+        self._log = log
+        self._published: list[list[str]] = []
+        nodes = machines()
+        host = _host(listen, {node.address for node in nodes})
+        actor_class = ray.remote(PartServer)
+        self._members = []
+        for place, replica in enumerate(placement(nodes, parts, replicas)):
+            actor = actor_class.options(
+                num_cpus=0,
+                max_restarts=-1,
+                max_concurrency=2,  # it says how it is while it stops
+                scheduling_strategy=NodeAffinitySchedulingStrategy(replica.node.id, soft=True),
+            ).remote([*arguments, "--part", f"{replica.part}/{parts}"], host, listen.port and listen.port + place)
+            self._members.append(_Member(replica, actor))
+
+    def start(self, ended: threading.Event) -> None:
+        """Return once all servers answer and are published, or when `ended` is set.
+
+        Raises:
+            ServeError: one cannot start, or a machine has another version of rest-store; or the file cannot be written.
+        """
+        while not ended.is_set():
+            self._look()
+            for member in self._members:
+                if member.state is not None:
+                    _require_startable(member.replica, member.state, self._parts)
+            if all(member.address is not None for member in self._members):
+                self._publish()
+                return
+            ended.wait(_STARTING_SECONDS)
+
+    def watch(self, ended: threading.Event) -> None:
+        """Publish where servers have moved, and log what has become of them, until `ended` is set."""
+        while not ended.wait(_WATCH_SECONDS):
+            self._look()
+            self._publish()
+
+    def reload(self) -> None:
+        """Have all servers read their datastores, tokens and certificates again."""
+        for member in self._members:
+            member.actor.reload.remote()
+
+    def stop(self, seconds: float) -> None:
+        """End all servers, at once where running calls take longer than that."""
+        stopping = [member.actor.stop.remote() for member in self._members]
+        ray.wait(stopping, num_returns=len(stopping), timeout=seconds)
+
+    def _look(self) -> None:
+        """Ask all actors how they are; of those that do not answer, the last state stays."""
+        asked = [member.actor.state.remote() for member in self._members]
+        ray.wait(asked, num_returns=len(asked), timeout=_ANSWER_SECONDS)
+        for member, answer in zip(self._members, asked, strict=True):
+            try:
+                state: PartState = ray.get(answer, timeout=0)
+            except (GetTimeoutError, RayError):
+                continue
+            before, member.state = member.state, state
+            server = state.server
+            if server.address is None:  # on its way to another machine
+                continue
+            member.address = server.address
+            if before is None or (before.server.starts, before.process) != (server.starts, state.process):
+                self._log("start", part=member.replica.part, replica=member.replica.number, **server._asdict())
+
+    def _publish(self) -> None:
+        """Write the parts file if it is new, or an address is."""
+        groups: list[list[str]] = [[] for _ in range(self._parts)]
+        for member in self._members:
+            if member.address is not None:
+                groups[member.replica.part - 1].append(member.address)
+        if groups != self._published:
+            write_parts(self._parts_file, groups)
+            self._published = groups
+
+
+def _host(listen: Address, machine_addresses: Collection[str]) -> str | None:
+    """Return the host that all servers listen at; None: each at the address of its machine.
+
+    Raises:
+        ServeError: not all clients could reach them there.
+    """
+    if listen.host == _EVERYWHERE:
+        return None
+    if listen.host is None or not listen.is_local:
+        raise ServeError(
+            describe("service", "--listen", listen.text, f"a loopback address or {_EVERYWHERE}, with --ray")
+        )
+    if len(machine_addresses) > 1:
+        found = f"{listen.text} on {len(machine_addresses)} machines"
+        raise ServeError(describe("service", "--listen", found, f"{_EVERYWHERE}:PORT, that each has its own address"))
+    return listen.host
+
+
+def _require_startable(replica: Replica, state: PartState, parts: int) -> None:
+    """Raise ServeError if the server has failed before it answered, or is another version."""
+    where = f"part {replica.part}/{parts} on {replica.node.address}"
+    if state.version != rest_store.__version__:
+        raise ServeError(describe(where, "version of rest-store", state.version, rest_store.__version__))
+    if not state.server.starts and state.server.failure is not None:
+        raise ServeError(f"{where}: {state.server.failure.removeprefix('Error: ')}")

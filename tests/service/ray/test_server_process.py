@@ -1,0 +1,84 @@
+"""A server that is started again whenever it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rest_store.service.client.client import DatastoreClient
+from rest_store.service.ray.server_process import ServerProcess
+from tests.shared.live import until
+from tests.shared.services import PATIENCE
+from tests.shared.strategies import Corpus, write_datastore
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What `rest-store serve` takes for a datastore."""
+    return f"numbers={write_datastore(tmp_path_factory.mktemp('served'), Corpus(300, [[[5, 6, 7]]]))}"
+
+
+@pytest.fixture
+def server(place: str) -> Iterator[ServerProcess]:
+    started = ServerProcess([place], "127.0.0.1:0")
+    until(lambda: started.state.starts)
+    yield started
+    started.stop()
+
+
+def answers(address: str) -> bool:
+    with socket.socket() as probe:
+        host, _, port = address.rpartition(":")
+        return probe.connect_ex((host, int(port))) == 0
+
+
+def test_a_server_that_is_killed_comes_back_where_it_was(server: ServerProcess) -> None:
+    address = server.state.address
+    assert address is not None
+    assert server.state == (address, 1, None)
+    with DatastoreClient(address, timeout=PATIENCE) as client:
+        assert client.count([6, 7]) == 1
+        server.send_signal(signal.SIGKILL)
+        until(lambda: server.state.starts == 2)
+        assert server.state == (address, 2, "it ended with status -9")
+        assert client.count([6, 7]) == 1
+    server.stop()
+    assert not answers(address)
+    assert server.state.starts == 2
+
+
+def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
+    server = ServerProcess([str(tmp_path / "absent")], "127.0.0.1:0")
+    try:
+        until(lambda: server.state.failure)
+        assert server.state.starts == 0
+        assert server.state.failure is not None
+        assert server.state.failure.startswith(f"Error: {tmp_path / 'absent'}")
+    finally:
+        server.stop()
+
+
+_OWNER = """
+import sys, time
+from rest_store.service.ray.server_process import ServerProcess
+server = ServerProcess([sys.argv[1]], "127.0.0.1:0")
+while not server.state.starts: time.sleep(0.01)
+print(server.state.address, flush=True)
+time.sleep(3600)
+"""
+
+
+def test_a_server_ends_with_whoever_supervises_it(place: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", _OWNER, place], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        address = owner.stdout.readline().strip()
+        assert answers(address)
+        os.kill(owner.pid, signal.SIGKILL)
+    until(lambda: not answers(address))

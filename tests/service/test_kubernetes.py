@@ -1,0 +1,126 @@
+"""The manifests of deploy/kubernetes: that they belong together, and that the command in them is one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rest_store.service.server.command import serve
+from tests.shared.pages import ROOT
+
+MANIFESTS = ROOT / "deploy/kubernetes"
+PROGRAM = "/opt/rest-store/bin/rest-store"
+
+pytestmark = pytest.mark.skipif(not MANIFESTS.exists(), reason="an installed package without its deployment")
+
+
+@pytest.fixture(scope="module")
+def kinds() -> dict[str, dict[str, Any]]:
+    """The objects by kind, of which there is one each."""
+    objects = [
+        one for path in sorted(MANIFESTS.glob("*.yaml")) for one in yaml.safe_load_all(path.read_text(encoding="utf-8"))
+    ]
+    assert {(one["apiVersion"], one["kind"]) for one in objects} == {
+        ("apps/v1", "StatefulSet"),
+        ("v1", "Service"),
+        ("v1", "ConfigMap"),
+        ("policy/v1", "PodDisruptionBudget"),
+    }
+    return {one["kind"]: one for one in objects}
+
+
+@pytest.fixture(scope="module")
+def container(kinds: dict[str, Any]) -> dict[str, Any]:
+    (only,) = kinds["StatefulSet"]["spec"]["template"]["spec"]["containers"]
+    return dict(only)
+
+
+def parts_in(container: dict[str, Any]) -> int:
+    (value,) = (one["value"] for one in container["env"] if one["name"] == "PARTS")
+    return int(value)
+
+
+def options_of(container: dict[str, Any], ordinal: int) -> dict[str, Any]:
+    """What `rest-store serve` is told in the pod of an ordinal; fails where it would refuse an option."""
+    shell, flag, line = container["command"]
+    assert line.startswith(f"exec {PROGRAM} serve ")
+    printed = subprocess.run(
+        [shell, flag, line.replace(f"exec {PROGRAM} serve", r"printf '%s\n'")],
+        env={**os.environ, "PARTS": str(parts_in(container)), "ORDINAL": str(ordinal)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    return serve.make_context("serve", printed).params
+
+
+def test_each_part_has_its_replicas(kinds: dict[str, Any], container: dict[str, Any]) -> None:
+    number, parts = kinds["StatefulSet"]["spec"]["replicas"], parts_in(container)
+    served = [str(options_of(container, ordinal)["part"]) for ordinal in range(number)]
+    assert served == [f"{ordinal % parts + 1}/{parts}" for ordinal in range(number)]
+    assert number == 2 * parts
+
+
+def test_clients_find_every_pod_in_its_part(kinds: dict[str, Any], container: dict[str, Any]) -> None:
+    tomllib = pytest.importorskip("tomllib")  # from Python 3.11 on
+    name, service = kinds["StatefulSet"]["metadata"]["name"], kinds["Service"]["metadata"]["name"]
+    (port,) = (one["port"] for one in kinds["Service"]["spec"]["ports"] if one["name"] == "grpc")
+    groups = tomllib.loads(kinds["ConfigMap"]["data"]["parts.toml"])
+    number, parts = kinds["StatefulSet"]["spec"]["replicas"], parts_in(container)
+    assert groups == {
+        "part": [
+            {"endpoints": [f"{name}-{ordinal}.{service}:{port}" for ordinal in range(part, number, parts)]}
+            for part in range(parts)
+        ]
+    }
+
+
+def test_the_objects_select_the_same_pods(kinds: dict[str, Any]) -> None:
+    stateful, service, budget = (kinds[kind]["spec"] for kind in ("StatefulSet", "Service", "PodDisruptionBudget"))
+    labels = stateful["template"]["metadata"]["labels"]
+    assert stateful["selector"]["matchLabels"] == labels
+    assert service["selector"] == budget["selector"]["matchLabels"] == labels
+    (rule,) = stateful["template"]["spec"]["affinity"]["podAntiAffinity"].popitem()[1]
+    assert rule["labelSelector"]["matchLabels"] == labels
+    assert stateful["serviceName"] == kinds["Service"]["metadata"]["name"]
+    assert service["clusterIP"] == "None", "headless"
+    assert budget["maxUnavailable"] == 1
+
+
+def test_probes_and_services_reach_what_is_listened_on(kinds: dict[str, Any], container: dict[str, Any]) -> None:
+    options = options_of(container, 0)
+    ports = {one["name"]: one["containerPort"] for one in container["ports"]}
+    assert options["listen"] == (f"0.0.0.0:{ports['grpc']}",)
+    assert options["metrics"] == f"0.0.0.0:{ports['metrics']}"
+    assert {one["targetPort"] for one in kinds["Service"]["spec"]["ports"]} == set(ports)
+    for probe in ("readinessProbe", "livenessProbe"):
+        assert container[probe]["grpc"] == {"port": ports["grpc"]}, "the health of the whole service"
+    assert options["tls_cert"] is None, "a probe does not speak TLS"
+    assert options["insecure"]
+    grace = kinds["StatefulSet"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+    assert options["drain_seconds"] < grace
+
+
+def test_files_come_from_volumes_that_are_read_only(kinds: dict[str, Any], container: dict[str, Any]) -> None:
+    pod = kinds["StatefulSet"]["spec"]["template"]["spec"]
+    mounts = {one["name"]: one for one in container["volumeMounts"]}
+    assert {one["name"] for one in pod["volumes"]} == set(mounts)
+    assert all(one["readOnly"] for one in mounts.values())
+    options = options_of(container, 0)
+    (datastore,) = map(Path, options["datastores"])
+    assert datastore.parent == Path(mounts["datastores"]["mountPath"])
+    assert options["token_file"].parent == Path(mounts["secrets"]["mountPath"])
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+
+
+def test_the_image_is_that_of_the_dockerfile(kinds: dict[str, Any], container: dict[str, Any]) -> None:
+    dockerfile = (ROOT / "deploy/Dockerfile").read_text(encoding="utf-8")
+    assert f'ENTRYPOINT ["{PROGRAM}", "serve", "--log-json"]' in dockerfile
+    pod = kinds["StatefulSet"]["spec"]["template"]["spec"]
+    assert f"USER {pod['securityContext']['runAsUser']}\n" in dockerfile
+    assert f'version = "{container["image"].partition(":")[2]}"' in (ROOT / "pyproject.toml").read_text("utf-8")
