@@ -108,9 +108,9 @@ class DocumentStream:
         read_seconds: time spent reading and finding duplicates, over all processes.
         tokenize_seconds: time that workers spent tokenizing.
 
-    Not thread-safe. Iterating raises the errors of reading a corpus and of tokenizing, in their order, ResumeError if the
-    documents up to `start` are not those of the earlier build, WorkerError if a worker ends, and OutputError if the disk
-    is full.
+    Not thread-safe. Iterating raises the errors of reading a corpus and of tokenizing, in their order, ResumeError if
+    the documents up to `start` are not those of the earlier build, WorkerError if a worker ends, and OutputError if the
+    disk is full.
     """
 
     def __init__(
