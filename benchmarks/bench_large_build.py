@@ -68,7 +68,11 @@ def _stage(name: str) -> str:
     return "sort and write suffixes" if name.startswith("sort") else "other" if name == "sampler" else "tokenize"
 
 
-@click.command(help=__doc__, context_settings=SETTINGS)
+@click.command(
+    help=__doc__,
+    context_settings=SETTINGS,
+    epilog="Example: python benchmarks/bench_large_build.py --corpus sources/ --tokenizer SmolLM2.gguf --datastore ds",
+)
 @click.option("--corpus", "corpora", metavar="PATH", multiple=True, required=True, help="Repeatable.")
 @click.option("--lang", "langs", metavar="NAME", multiple=True, help="Read only records in this language. Repeatable.")
 @click.option("--tokenizer", metavar="NAME_OR_PATH", required=True, help="Tokenizer of the build.")

@@ -61,8 +61,8 @@ class MemorySize(click.ParamType[int]):
     metavar="PATH",
     multiple=True,
     required=True,
-    help="A file (parquet, JSON, JSONL, text, also .gz and .zst), a directory, or hf://owner/name[/config][@split]. "
-    "Repeatable.",
+    help="A file (parquet, JSON, JSONL, text, also .gz and .zst), a directory, an address or a glob of files "
+    "(s3://, gs://, https://, hf://datasets/...), or a data set, hf://owner/name[/config][@split]. Repeatable.",
 )
 @click.option(
     "--tokenizer",
