@@ -3,8 +3,10 @@
 The datastores are merged (files are linked) and measured as one. Warm: every step of the recordings, replayed twice;
 the second counts. Cold: the files' pages are dropped before each session, and its steps are shown by their number, with
 the pages that they read: with the system's read-ahead, as a datastore is opened that fits into memory, and without, as
-a larger one is. M, tokens per forward pass with 16 nodes, by family of recordings: of 1, 10 and 100 million
-tokens and all, whole documents evenly spread; and of each datastore alone, with the others, and left out.
+a larger one is. Warming: pages are dropped once, and each tenth of the recordings shows what its steps still read.
+
+M, tokens per forward pass with 16 nodes, by family of recordings: of 1, 10 and 100 million tokens and all, whole
+documents evenly spread; and of each datastore alone, of all, and of all but one.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import gc
 import os
 import resource
 import time
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,7 +54,7 @@ READS = 200
 )
 @recordings_option()
 @click.option("--work", metavar="DIR", type=PATH, default=Path("build/bench"), help="Folder for what is made.")
-@click.option("--cold-sessions", metavar="N", default=24, help="Sessions that begin with all pages dropped.")
+@click.option("--cold-sessions", metavar="N", default=12, help="Sessions that begin with all pages dropped.")
 @click.option("--every", metavar="N", default=1, help="Take every n-th recording only, for M.")
 @result_options
 def main(
@@ -75,7 +78,8 @@ def main(
     gc.disable()
     cold_ones = chosen[:: max(1, len(chosen) // cold_sessions)][:cold_sessions]
     results["cold"] = cold(whole, cold_ones, calibration, read_ahead=False)
-    results["cold with read-ahead"] = cold(whole, cold_ones[::6], calibration, read_ahead=True)
+    results["cold with read-ahead"] = cold(whole, cold_ones[::4], calibration, read_ahead=True)
+    results["warming"] = warming(whole, chosen, calibration)
     results["warm"] = warm(whole, chosen[::4], calibration)
     chosen = chosen[::every]
     results["M by size"] = by_size(whole, chosen, calibration, work)
@@ -140,6 +144,18 @@ def cold(path: Path, recordings: Sequence[Recording], calibration: Calibration, 
     rows["random read of 4 KiB, microseconds"] = random_reads(path)
     for name, row in rows.items():
         click.echo(f"cold{', with read-ahead' * read_ahead}, {name}: {row}")
+    return rows
+
+
+def warming(path: Path, recordings: Sequence[Recording], calibration: Calibration) -> list[dict[str, float]]:
+    """Return what the steps of each tenth of the recordings read after pages were dropped once; in an order by hash."""
+    order = sorted(recordings, key=lambda one: zlib.crc32(one.prompt.tobytes()))
+    store = opened_cold(path, read_ahead=False)
+    rows = []
+    for some in np.array_split(np.arange(len(order)), 10):
+        rows.append(mean([step for number in some for step in session_steps(store, order[number], calibration)]))
+        click.echo(f"warming: {rows[-1]}")
+    store.close()
     return rows
 
 

@@ -43,6 +43,7 @@ from rest_store.errors import (
     BuildError,
     CorpusError,
     DatastoreError,
+    MemoryBudgetError,
     MixedBuildError,
     OutputError,
     ResumeError,
@@ -119,16 +120,21 @@ def _build(
     unfinished: BuildState | None,
     progress: ProgressListener | None,
 ) -> BuildSummary:
-    """Build; if `fastokens` is found to be wrong, again from the last complete shard, without it."""
-    try:
-        return Build(options, corpora, tokenizer, worker_bytes, cluster, staging, unfinished).run(progress)
-    except EncoderError as error:
-        message = (
-            f"{staging.out}: {tokenizer.encoder}: {error}; tokenized by tokenizers from the last complete shard on"
-        )
-    warnings.warn(message, UserWarning, stacklevel=2)
-    tokenizer.decelerate()
-    return Build(options, corpora, tokenizer, worker_bytes, cluster, staging, staging.unfinished()).run(progress)
+    """Build; if `fastokens` is wrong, or workers lack memory, again from the last complete shard without them."""
+    while True:
+        build = Build(options, corpora, tokenizer, worker_bytes, cluster, staging, unfinished)
+        try:
+            return build.run(progress)
+        except EncoderError as error:
+            message = f"{tokenizer.encoder}: {error}; tokenized by tokenizers"
+            tokenizer.decelerate()
+        except MemoryBudgetError as error:
+            if not build.has_worker_processes:
+                raise
+            options = replace(options, workers=1)
+            message = f"{error}; read by one process"
+        warnings.warn(f"{staging.out}: {message} from the last complete shard on", UserWarning, stacklevel=2)
+        unfinished = staging.unfinished()
 
 
 def _load_tokenizer(options: BuildOptions, progress: ProgressListener | None) -> TargetTokenizer:
@@ -187,6 +193,9 @@ def _keep_resumable(staging: Staging) -> None:
 class Build:
     """One build in its staging directory.
 
+    Attributes:
+        has_worker_processes: whether worker processes share the memory.
+
     Args:
         options: what to build.
         corpora: the opened corpora.
@@ -215,6 +224,7 @@ class Build:
         self._tokenizer = tokenizer
         self._worker_bytes = worker_bytes
         self._cluster = cluster
+        self.has_worker_processes = False
         self._staging = staging
         plan = self._plan()
         self._state = BuildState(plan) if unfinished is None else unfinished
@@ -228,6 +238,7 @@ class Build:
         if self._state.completion is not None:
             return self.put_in_place(self._state.completion)
         memory = self._memory()
+        self.has_worker_processes = memory.workers > 0
         if self._cluster is not None:
             self._cluster.require_room(memory.shard, memory.shard_positions)
         if self._is_resumed:

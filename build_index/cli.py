@@ -95,7 +95,7 @@ class MemorySize(click.ParamType[int]):
 )
 @click.option(
     "--ray",
-    metavar="[ADDRESS]",
+    metavar="ADDRESS",
     is_flag=False,
     flag_value="auto",
     help="Let a Ray cluster do the work: HOST:PORT of its head node, without ADDRESS the cluster of this machine. All "

@@ -64,13 +64,8 @@ class MemoryPlan:
 
     @property
     def decoder_bytes(self) -> int:
-        """Bytes that the decoder of a file may keep in this process, without workers: its share, and what is left."""
-        return _DECODER_BYTES + self.spare + self.workers * self.worker
-
-    @property
-    def worker_decoder_bytes(self) -> int:
-        """Bytes that the decoder of a file may keep in a worker."""
-        return _DECODER_BYTES + self.spare // max(self.workers, 1)
+        """Bytes that the decoder of a file may keep in each process: its share of the work, and of what is left."""
+        return _DECODER_BYTES + self.spare // (self.workers + 1)
 
 
 def plan_memory(

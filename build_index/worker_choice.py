@@ -74,7 +74,7 @@ def started_workers(
             corpora=corpora,
             tokenizer=tokenizer,
             checked_characters=checked,
-            decoder_bytes=memory.worker_decoder_bytes,
+            decoder_bytes=memory.decoder_bytes,
             directory=directory,
             known=None if known is None else path,
             drops_duplicates=not keep_duplicates,

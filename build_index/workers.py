@@ -178,4 +178,6 @@ class _Process:
 
 
 def _reason(status: int) -> str:
+    if status == -signal.SIGKILL:
+        return "by SIGKILL, perhaps for want of memory (--memory, --workers)"
     return f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"

@@ -22,7 +22,7 @@ from build_index.corpus_spec import CorpusSpec
 from build_index.memory import MIB, WORKER_BYTES, MemoryPlan, plan_memory
 from build_index.staging import kept_shards
 from build_index.tasks import TaskRunner
-from rest_store.errors import CorpusFormatError, MemoryBudgetError, ResumeError, WorkerError
+from rest_store.errors import CorpusFormatError, ResumeError, WorkerError
 from tests.shared.builds import command, contents, documents, leftovers, write_jsonl
 from tests.shared.live import until
 from tests.shared.models import CHATML
@@ -322,8 +322,7 @@ def test_workers_take_what_the_shards_leave():
         assert (plan.shard_positions, plan.workers) == (size, min(wanted, fitting))
         assert plan.spare >= 0
         assert 1 <= plan.sorts < plan_memory(budget, 0, 49_152, size, 100).sorts
-        assert plan.decoder_bytes == plan.spare + plan.workers * WORKER_BYTES + 128 * MIB
-        assert plan.worker_decoder_bytes == plan.spare // plan.workers + 128 * MIB
+        assert plan.decoder_bytes == plan.spare // (plan.workers + 1) + 128 * MIB
     assert plan_memory(budget, 0, 49_152, size, 100, 1).workers == 0, "one worker is no help"
     assert plan_memory(budget, 0, 49_152, size, 100, 9, alone.spare).workers == 0
     for budget in range(1 << 30, 9 << 30, 700 << 20):
@@ -332,9 +331,7 @@ def test_workers_take_what_the_shards_leave():
         )
 
 
-def test_a_file_that_needs_more_than_a_worker_has_is_read_by_the_build(
-    corpora, tokenizer, out, here, tmp_path, monkeypatch
-):
+def test_a_file_that_needs_more_than_a_worker_has_is_read_by_the_build(corpora, tokenizer, out, here, tmp_path):
     tree = tmp_path / "tree"
     tree.mkdir()
     for number, text in enumerate(TEXTS):
@@ -345,12 +342,17 @@ def test_a_file_that_needs_more_than_a_worker_has_is_read_by_the_build(
     options = options_of((CorpusSpec(str(tree)),), tokenizer, out, workers=1)
     build(options)
     alone = contents(out)
-    monkeypatch.setattr(MemoryPlan, "worker_decoder_bytes", 128 * MIB)
-    build(replace(options, workers=2))
-    assert contents(out) == alone
-    monkeypatch.setattr(MemoryPlan, "decoder_bytes", 128 * MIB)
-    with pytest.raises(MemoryBudgetError, match=r"the window of the zstd file is 256\.0 MiB"):
-        build(replace(options, workers=2))
+    for is_read_here in (False, True):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(MemoryPlan, "decoder_bytes", property(lambda plan: (128 if plan.workers else 256) * MIB))
+            patch.setattr(
+                document_stream.DocumentStream,
+                "_is_read_here",
+                lambda stream, *_, forced=is_read_here: forced or stream._workers is None,
+            )
+            with pytest.warns(UserWarning, match=r"window of the zstd file .*; read by one process from the last comp"):
+                assert build(replace(options, workers=2)).workers == 1
+        assert contents(out) == alone
 
 
 def test_small_corpora_start_no_workers(corpora, tokenizer, out, monkeypatch):
