@@ -19,7 +19,7 @@ from rest_store.service.server.catalog import Catalog
 from tests.shared.clients import KINDS, connected
 from tests.shared.parts import Serving, serving
 from tests.shared.services import PATIENCE
-from tests.shared.strategies import Corpus, refused, write_datastore
+from tests.shared.strategies import Corpus, identity, refused, write_datastore
 
 SHARDS = [[[1, 2, 3, number]] for number in range(4)]
 
@@ -79,6 +79,14 @@ def test_parts_that_are_not_one_datastore(kind: type[Any], case: str, target: Ta
         refused(error, client.connect, *fragments)
         refused(error, lambda: client.draft([1]), *fragments)
         assert client.statistics.refused == client.statistics.calls == 2
+
+
+def test_parts_of_another_tokenizer_than_the_client(target: Target) -> None:
+    groups = [target("one", "1/2"), target("one", "2/2")]
+    with DatastoreClient(groups, tokenizer=identity(400), timeout=PATIENCE) as client:
+        refused(TokenizerMismatchError, client.connect)
+    with DatastoreClient(groups, tokenizer=identity(300), timeout=PATIENCE) as client:
+        assert client.connect().tokenizer == client.tokenizer == identity(300)
 
 
 def test_a_replica_that_serves_another_part_is_not_asked(target: Target, directories: dict[str, Path]) -> None:

@@ -9,7 +9,8 @@
 
 namespace rest_store {
 
-// The last tokens of a context, or a sequence to be counted, in the byte order of a tokens file, followed by eight readable bytes.
+// The last tokens of a context, or a sequence to be counted, in the byte order of a tokens file, followed by eight
+// readable bytes.
 struct Suffix {
   std::array<std::uint8_t, kMaxSequence * kMaxWidth + 8> bytes;
   std::uint32_t length = 0;  // tokens

@@ -151,9 +151,9 @@ class EvidenceRows {
     return rows_.size() - 1;
   }
 
-  // The sum of what several parts know after one path. Its long suffixes are those of the part with the longest match: no
-  // other has an occurrence of it. A part that has not read one of them counts with the next longer one that it has read,
-  // whose occurrences are among those that it should count.
+  // The sum of what several parts know after one path. Its long suffixes are those of the part with the longest match:
+  // no other has an occurrence of it. A part that has not read one of them counts with the next longer one that it has
+  // read, whose occurrences are among those that it should count.
   static void sum(std::span<const Evidence* const> parts, TokenWeights& weights, Evidence& out) {
     if (parts.size() == 1) {
       out = *parts[0];
@@ -163,8 +163,7 @@ class EvidenceRows {
     for (const Evidence* part : parts)
       if (part->levels[0].length > longest->levels[0].length) longest = part;
     for (std::size_t i = 0; i < kLevels; ++i) {
-      const auto length =
-          i < kLevels - kShort ? longest->levels[i].length : static_cast<std::uint32_t>(kLevels - i);
+      const auto length = i < kLevels - kShort ? longest->levels[i].length : static_cast<std::uint32_t>(kLevels - i);
       BackoffLevel& level = out.levels[i];
       level.clear();
       if (length == 0) continue;

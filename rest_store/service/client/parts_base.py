@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, Generic, TypeVar
 
+from rest_store.datastore.tokenizer import identity_of
 from rest_store.datastore.tree import SuffixMatch, TokenTree
 from rest_store.drafting.evidence import Evidence
 from rest_store.errors import LiveFormatError, QueryError, RestStoreError, TargetError, describe
@@ -25,8 +26,8 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 _OF_CALLS = ("calls", "answers", "absent_parts", "unproved_trees")  # what is counted for all parts together
-_LEAST_SECONDS = 1e-6
 _OF_FAILURES = ("unavailable", "deadlines", "not_asked", "overloaded", "refused", "broken")
+_LEAST_SECONDS = 1e-6
 
 
 class PartsBase(Generic[C]):
@@ -44,8 +45,10 @@ class PartsBase(Generic[C]):
                 raise TargetError(describe("client", name, ascii(options[name]), "None where a datastore is in parts"))
         self._groups = groups = part_groups(targets)
         self._options = dict(options)
+        if (tokenizer := options.get("tokenizer")) is not None:
+            self._options["tokenizer"] = identity_of(tokenizer)  # once for all parts
         self._timeout = seconds_of(options.get("timeout", 0.1))
-        self._parts: list[C] = [kind(group, **options) for group in groups]
+        self._parts: list[C] = [kind(group, **self._options) for group in groups]
         self._counters = ClientCounters()
         self._codecs: list[Codec] = [part._codec for part in self._parts]
         self._requests_of: list[Requests] = [part._requests for part in self._parts]
