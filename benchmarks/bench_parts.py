@@ -1,11 +1,12 @@
 """A datastore that is served in parts, beside one service and one process: what a draft and a step cost, and M.
 
 Drafts: contexts of the recordings are drafted in turns by the datastore in process, a service of the whole, and clients
-of its parts. Of each: microseconds, and of the services the requests and the bytes of a draft, from their metrics.
-Every tree is compared with that of the datastore in process.
+of its parts. Every tree is compared with that of the datastore in process. Steps: recordings are replayed in process,
+by sessions that a service runs, and by sessions that merge in the client the evidence of one service, or of several
+parts.
 
-Steps: recordings are replayed in process, by sessions that a service runs, and by sessions that merge in the client the
-evidence of one service, or of several parts. Of each: microseconds of drafting and accepting, and M.
+Of each: microseconds, microseconds of processor time in this process and in all services, and requests and bytes, all
+for a draft or step; of sessions M. Of the services they are from their metrics.
 
 All services run on this machine and share its cores: parts show what they cost here, and not what they save.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -38,7 +40,13 @@ from rest_store.service.client.client import DatastoreClient
 NODES = (16, 64)
 SUFFIX = 16
 ROUND = 50  # drafts of each before the next takes its turn
-COUNTS = {"received": "request bytes", "sent": "answer bytes", "requests": "requests"}
+COUNTED = {  # metrics of a service, and what they count of a draft or step
+    "rest_store_requests_total": "requests",
+    "rest_store_received_bytes_total": "request bytes",
+    "rest_store_sent_bytes_total": "answer bytes",
+    "process_cpu_seconds_total": "service CPU us",
+}
+METHODS = ("Draft", "Count", "DraftStream", "DraftSession")
 
 
 class Served(NamedTuple):
@@ -48,20 +56,50 @@ class Served(NamedTuple):
     metrics: list[str]
 
     def counts(self) -> dict[str, float]:
-        """Return the requests for drafts and counts so far, and their bytes."""
-        sums = dict.fromkeys(COUNTS.values(), 0.0)
+        """Return what all services have counted so far, and the processor time of this process."""
+        sums = {**dict.fromkeys(COUNTED.values(), 0.0), "client CPU us": 1e6 * time.process_time()}
         for address in self.metrics:
             with urllib.request.urlopen(address, timeout=TIMEOUT) as response:
                 text = response.read().decode()
             for family in text_string_to_metric_families(text):
-                for name, label in COUNTS.items():
-                    if family.name in (f"rest_store_{name}", f"rest_store_{name}_bytes"):
-                        sums[label] += sum(
-                            sample.value
-                            for sample in family.samples
-                            if sample.name.endswith("_total") and sample.labels["method"] in ("Draft", "Count")
-                        )
+                for sample in family.samples:
+                    if sample.name in COUNTED and sample.labels.get("method", METHODS[0]) in METHODS:
+                        unit = 1e6 if sample.name == "process_cpu_seconds_total" else 1
+                        sums[COUNTED[sample.name]] += unit * sample.value
         return sums
+
+
+class Turns:
+    """What each way has taken so far, in turns.
+
+    Args:
+        ways: their names, and the services that they ask; None: none.
+    """
+
+    def __init__(self, ways: dict[str, Served | None]) -> None:
+        self.times: dict[str, list[float]] = {way: [] for way in ways}
+        self._ways = ways
+        self._sums: dict[str, dict[str, float]] = {way: {} for way in ways}
+
+    @contextlib.contextmanager
+    def turn(self, way: str) -> Iterator[list[float]]:
+        """Count what the block takes; yield the list to which its times belong, in microseconds."""
+        served = self._ways[way]
+        before = {} if served is None else served.counts()
+        yield self.times[way]
+        now, sums = {} if served is None else served.counts(), self._sums[way]
+        for what in now:
+            sums[what] = sums.get(what, 0.0) + now[what] - before[what]
+
+    def figures(self) -> dict[str, dict[str, Any]]:
+        """Return the figures of each way."""
+        return {
+            way: {
+                **percentiles(times),
+                **{what: round(total / len(times), 1) for what, total in self._sums[way].items()},
+            }
+            for way, times in self.times.items()
+        }
 
 
 @contextlib.contextmanager
@@ -92,43 +130,45 @@ def contexts_of(recordings: Sequence[Recording], number: int) -> list[list[int]]
 
 
 def measure_drafts(store: Datastore, ways: dict[str, Served], contexts: list[list[int]], nodes: int) -> dict[str, Any]:
-    """Return the figures of a draft, by way, in turns."""
-    times: dict[str, list[float]] = {"in process": [], **{way: [] for way in ways}}
-    before = {way: served.counts() for way, served in ways.items()}
+    """Return the figures of a draft, by way."""
+    turns = Turns({"in process": None, **ways})
     wrong = 0
     for start in range(0, len(contexts), ROUND):
         piece = contexts[start : start + ROUND]
-        times["in process"] += time_each(lambda context: store.draft(context, max_nodes=nodes), piece)
+        with turns.turn("in process") as times:
+            times += time_each(lambda context: store.draft(context, max_nodes=nodes), piece)
+        expected = [store.draft(context, max_nodes=nodes) for context in piece]
         for way, served in ways.items():
             trees: list[Any] = []
 
             def draft(context: list[int], served: Served = served, trees: list[Any] = trees) -> None:
                 trees.append(served.client.draft(context, max_nodes=nodes))
 
-            times[way] += time_each(draft, piece)
-            wrong += trees != [store.draft(context, max_nodes=nodes) for context in piece]
-    figures: dict[str, Any] = {way: percentiles(of_way) for way, of_way in times.items()}
-    for way, served in ways.items():
-        now = served.counts()
-        figures[way] |= {what: round((now[what] - before[way][what]) / len(contexts), 2) for what in now}
-        figures[way]["unproved"] = served.client.statistics.unproved_trees
-    return {**figures, "other trees": wrong}
+            with turns.turn(way) as times:
+                times += time_each(draft, piece)
+            wrong += sum(tree != right for tree, right in zip(trees, expected, strict=True))
+    return {**turns.figures(), "other trees": wrong}
 
 
-def measure_steps(sources: dict[str, object], recordings: Sequence[Recording], nodes: int) -> dict[str, Any]:
-    """Return the figures of a session's step, and M, by way; the recordings are replayed in turns."""
-    times: dict[str, list[float]] = {way: [] for way in sources}
-    counted = {way: [0, 0] for way in sources}
+def measure_steps(
+    store: Datastore, ways: dict[str, Served], recordings: Sequence[Recording], nodes: int
+) -> dict[str, Any]:
+    """Return the figures of a session's step, and M, by way."""
+    turns = Turns({"in process": None, **ways})
+    counted = {way: [0, 0] for way in turns.times}
     for recording in recordings:
-        for way, source in sources.items():
-            mine = [source, PromptLookup(), RecycledLogits()]
-            outcome = replay([recording], mine, Calibration.default(), max_nodes=nodes, learn=True, times=times[way])
+        for way in turns.times:
+            sources = [store if way == "in process" else ways[way].client, PromptLookup(), RecycledLogits()]
+            seconds: list[float] = []
+            with turns.turn(way) as times:
+                outcome = replay(
+                    [recording], sources, Calibration.default(), max_nodes=nodes, learn=True, times=seconds
+                )
+                times += [1e6 * one for one in seconds]
             counted[way][0] += outcome.tokens
             counted[way][1] += outcome.steps
-    return {
-        way: {**percentiles(1e6 * seconds for seconds in times[way]), "M": round(tokens / max(1, steps), 4)}
-        for way, (tokens, steps) in counted.items()
-    }
+    figures = turns.figures()
+    return {way: {**figures[way], "M": round(tokens / max(1, steps), 4)} for way, (tokens, steps) in counted.items()}
 
 
 @click.command(
@@ -155,18 +195,13 @@ def main(
         ways = {f"{number} parts": stack.enter_context(serving(datastore, number)) for number in parts}
         contexts = contexts_of(chosen, drafts)
         for nodes in NODES:
-            for _ in range(2):  # the first time warms up
-                figures = measure_drafts(store, {"one service": whole, **ways}, contexts, nodes)
-            results[f"{nodes} nodes, drafts"] = figures
-            sources = {
-                "in process": store,
-                "in the service": whole.client,
-                "merged, one service": merged.client,
-                **{f"merged, {way}": served.client for way, served in ways.items()},
-            }
-            results[f"{nodes} nodes, steps"] = measure_steps(sources, chosen, nodes)
-            for what in ("drafts", "steps"):
-                print(f"{nodes} nodes, {what}: {results[f'{nodes} nodes, {what}']}", flush=True)
+            measure_drafts(store, {"one service": whole, **ways}, contexts[: 2 * ROUND], nodes)  # warms up
+            drafts_of = measure_drafts(store, {"one service": whole, **ways}, contexts, nodes)
+            sessions = {"in the service": whole, "merged, one service": merged}
+            sessions |= {f"merged, {way}": served for way, served in ways.items()}
+            steps_of = measure_steps(store, sessions, chosen, nodes)
+            results |= {f"{nodes} nodes, drafts": drafts_of, f"{nodes} nodes, steps": steps_of}
+            print(f"{nodes} nodes, drafts: {drafts_of}\n{nodes} nodes, steps: {steps_of}", flush=True)
     write_result(out, "parts", click.get_current_context().params, ("numpy", "grpcio"), results)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -17,8 +18,8 @@ _LOOK_AGAIN = 1.0  # seconds after which a part that does not belong to the othe
 class Assembly:
     """The parts of one datastore, by their places among the groups of endpoints. Thread-safe.
 
-    The first descriptions settle the build, that of all parts. A part of another one is left out until it has that, or
-    until all have gone over to another.
+    The first descriptions settle the build, that of all parts. From then on it is the one that most parts have, of
+    equally many the one before; a part of another one is left out.
 
     Args:
         groups: for each part the endpoints of its replicas.
@@ -62,11 +63,11 @@ class Assembly:
             self._infos.update(infos)
             known = {place: info for place, info in sorted(self._infos.items()) if self._codecs[place].is_known}
             builds = {place: _build_of(info) for place, info in known.items()}
-            first = next((place for place in known if builds[place] == self._build), None)
-            if first is None:  # all have gone over to another build, or this is the first
-                first = min(known, default=None)
-            if first is None:
+            if not known:
                 return
+            number = Counter(builds.values())
+            build = max(number, key=lambda build: (number[build], build == self._build))
+            first = next(place for place in known if builds[place] == build)
             now, settled = time.monotonic(), bool(self._build)
             misplaced: dict[int, tuple[RestStoreError, float]] = {}
             taken: dict[int, int] = {}  # number of a part -> its place
@@ -78,7 +79,7 @@ class Assembly:
                         raise
                     misplaced[place] = error, now
             self._misplaced = misplaced
-            self._build = builds[first]
+            self._build = build
 
     def _require_fits(
         self, place: int, info: ServiceInfo, first: int, model: ServiceInfo, taken: dict[int, int]
