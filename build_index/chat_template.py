@@ -36,7 +36,7 @@ class ChatTemplate:
     Raises:
         TokenizerLoadError: the text is not a Jinja template, or jinja2 is not installed.
 
-    Thread-safe.
+    Thread-safe. Can be pickled.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], where: object) -> None:
@@ -44,12 +44,16 @@ class ChatTemplate:
             import jinja2
         self.source = source
         self._special_tokens = dict(special_tokens)
+        self._where = str(where)
         self._template_error: type[Exception] = jinja2.TemplateError
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateError as error:
             problem = f"not valid (line {getattr(error, 'lineno', 1)}: {error.message})"
             raise TokenizerLoadError(describe(where, "chat template", problem, "a Jinja template")) from error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.source, self._special_tokens, self._where)
 
     def render(self, messages: Sequence[Message], origin: str) -> str:
         """Return the text of a conversation, control tokens included, without a prompt for a further turn.

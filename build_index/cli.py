@@ -61,8 +61,8 @@ class MemorySize(click.ParamType[int]):
     metavar="PATH",
     multiple=True,
     required=True,
-    help="A file (parquet, JSON, JSONL, text, also .gz and .zst), a directory, or hf://owner/name[/config][@split]. "
-    "Repeatable.",
+    help="A file (parquet, JSON, JSONL, text, also .gz and .zst), a directory, an address or a glob of files "
+    "(s3://, gs://, https://, hf://datasets/...), or a data set, hf://owner/name[/config][@split]. Repeatable.",
 )
 @click.option(
     "--tokenizer",
@@ -90,7 +90,16 @@ class MemorySize(click.ParamType[int]):
     metavar="N",
     type=click.IntRange(1),
     show_default="one for each core",
-    help="Threads that tokenize, and most shards sorted at once, memory permitting; they do not affect the result.",
+    help="Processes that read and tokenize, and most shards sorted at once, memory permitting; they do not affect the "
+    "result.",
+)
+@click.option(
+    "--ray",
+    metavar="ADDRESS",
+    is_flag=False,
+    flag_value="auto",
+    help="Let a Ray cluster do the work: HOST:PORT of its head node, without ADDRESS the cluster of this machine. All "
+    "nodes must see corpora and DIR.",
 )
 @click.option("--resume", is_flag=True, help="Resume an interrupted build after its last complete shard.")
 @reading_options
@@ -107,6 +116,7 @@ def build(
     shard_tokens: int | None,
     memory: int | None,
     workers: int | None,
+    ray: str | None,
     resume: bool,
     reading: Reading,
     keep_duplicates: bool,
@@ -125,6 +135,7 @@ def build(
             shard_tokens=shard_tokens,
             memory=memory,
             workers=workers,
+            ray=ray,
             resume=resume,
             keep_duplicates=keep_duplicates,
             chat_template=reading.chat_template,
@@ -200,10 +211,11 @@ def summary_text(summary: BuildSummary) -> str:
     notes += [f"{number:,} {reason}" for reason, number in summary.skipped.items()]
     notes += [f"{summary.split_documents:,} split"] if summary.split_documents else []
     stages = ", ".join(f"{stage} {clock(seconds)}" for stage, seconds in summary.stage_seconds.items())
+    processes = f", in {summary.workers} processes" if summary.workers > 1 else ""
     rows = {
         "datastore": well_formed(summary.out),
         "documents": f"{summary.documents:,} ({', '.join(notes)})",
-        "tokens": f"{summary.tokens:,} (by {', then '.join(summary.encoders)})",
+        "tokens": f"{summary.tokens:,} (by {', then '.join(summary.encoders)}{processes})",
         "shards": f"{summary.shards:,}" + (f" ({summary.resumed_shards:,} resumed)" if summary.resumed_shards else ""),
         "size": f"{size_text(summary.size)}, {summary.bytes_per_token:.2f} bytes a token",
         "time": f"{clock(summary.seconds)} ({stages}; sorting overlaps)",

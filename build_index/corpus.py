@@ -8,10 +8,19 @@
 The order of documents is fixed, and memory is bounded (`LARGEST_DOCUMENT_BYTES`). Malformed input is an error that
 names the file and the line or row. In a directory, files that are clearly not documents (binary files, text that is not
 UTF-8, tables without a known column) are skipped and counted.
+
+What iterating does can also be done file by file, in any process and order:
+
+    corpus.counts = CorpusCounts()
+    for file in corpus.files(corpus.counts):  # the corpus, its files and their counts can be pickled
+        counts = CorpusCounts()
+        documents = list(corpus.documents(file, counts))
+        corpus.counts += counts               # what `provenance` returns
 """
 
 from __future__ import annotations
 
+import os
 import stat
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
@@ -21,16 +30,18 @@ from pathlib import Path
 from typing import Any
 
 from build_index.corpus_spec import READERS, CorpusSpec
-from build_index.documents import CorpusCounts, Document, well_formed
+from build_index.documents import CorpusCounts, CorpusFile, Document, well_formed
 from build_index.errors import read_error
-from build_index.path import local_path
+from build_index.path import is_data_set, local_path, scheme_of
 from build_index.readers.compression import LARGEST_ZSTD_WINDOW, compression_of, is_decodable, open_file, open_stream
 from build_index.readers.detection import Detection, detect, is_named_jsonl
-from build_index.readers.hub import HUB_PREFIX, HubAddress, read_hub
+from build_index.readers.hub import HubAddress, read_hub
 from build_index.readers.json_values import read_json_lines, read_json_values
 from build_index.readers.parquet import read_parquet
 from build_index.readers.records import KNOWN_FIELDS, RecordReader
-from build_index.readers.source_tree import TreeFile, walk
+from build_index.readers.remote_corpus import RemoteCorpus, look_at
+from build_index.readers.remote_file import FilePath, RemotePath, public_address
+from build_index.readers.source_tree import walk
 from build_index.readers.text import read_text
 from build_index.staging import is_datastore, is_live
 from rest_store.errors import CorpusError, CorpusFormatError, CorpusNotFoundError, EmptyCorpusError, describe
@@ -47,16 +58,21 @@ def open_corpus(spec: CorpusSpec) -> Corpus:
         CorpusFormatError: the reader cannot read the file, or it holds no documents in a known layout.
         CorpusError: options contradict each other, or a file cannot be read.
     """
-    where = spec.path
+    where = public_address(spec.path)
     if spec.reader is not None and spec.reader not in READERS:
         raise CorpusError(describe(where, "reader", f"'{spec.reader}'", "one of " + ", ".join(READERS)))
     if spec.max_documents is not None and spec.max_documents < 1:
         raise CorpusError(describe(where, "max_documents", spec.max_documents, "at least 1"))
-    if where.startswith(HUB_PREFIX):
+    if is_data_set(where):
         HubAddress.parse(where)
         if spec.reader not in (None, "chat"):
             raise CorpusError(describe(where, "reader", f"'{spec.reader}'", "'chat' or no reader for a data set"))
         return Corpus(spec, "hub")
+    if scheme_of(where) is not None:
+        remote = look_at(spec.path)
+        if remote.is_directory:
+            return Corpus(spec, spec.reader or "tree", remote)
+        return _corpus_of_file(spec, RemotePath(remote.url), remote)
     path = local_path(where)
     try:
         mode = path.stat().st_mode
@@ -71,11 +87,17 @@ def open_corpus(spec: CorpusSpec) -> Corpus:
         return Corpus(spec, spec.reader or "tree")
     if not stat.S_ISREG(mode):
         raise CorpusError(describe(where, "corpus", "a pipe, socket or device", "a regular file or a directory"))
+    return _corpus_of_file(spec, path)
+
+
+def _corpus_of_file(spec: CorpusSpec, path: FilePath, remote: RemoteCorpus | None = None) -> Corpus:
+    """Return the corpus of one file that the user named."""
+    where = public_address(spec.path)
     if spec.reader == "tree":
         raise CorpusError(describe(where, "corpus", "a file", "a directory for the reader 'tree'"))
     if spec.include or spec.exclude:
         raise CorpusError(describe(where, "corpus", "a file", "a directory for --include and --exclude"))
-    return Corpus(spec, spec.reader or _reader_of_file(path, spec))
+    return Corpus(spec, spec.reader or _reader_of_file(path, spec, where), remote)
 
 
 def empty_corpora(corpora: Sequence[Corpus], without_tokens: int = 0) -> EmptyCorpusError:
@@ -96,7 +118,7 @@ def empty_corpora(corpora: Sequence[Corpus], without_tokens: int = 0) -> EmptyCo
         named = [f"{kind} ({number:,})" for kind, number in present.most_common(_PRESENT)]
         notes.append("present are " + ", ".join(named) + ", ..." * (len(present) > _PRESENT))
     found = f"0 ({'; '.join(notes)})" if notes else "0"
-    where = ", ".join(corpus.spec.path for corpus in corpora)
+    where = ", ".join(public_address(corpus.spec.path) for corpus in corpora)
     return EmptyCorpusError(describe(where, "the number of documents with tokens", found, "at least 1"))
 
 
@@ -107,67 +129,124 @@ class Corpus:
         spec: what to read.
         reader: the reader in use: one of `READERS`, or `"hub"`.
         decoder_bytes: most bytes that the decoder of a compressed or parquet file may keep.
+        counts: of the current iteration.
 
     Iterating yields the documents in a fixed order, each time from the beginning and with new counts. One iteration at
-    a time; other threads may read `bytes_read` meanwhile.
+    a time; other threads may read `bytes_read` meanwhile. Can be pickled.
 
     Iterating raises CorpusFormatError for malformed content (the message names file and line or row),
     DocumentSizeError for a record that is too large and MemoryBudgetError for a file that needs more than
     `decoder_bytes`, CorpusNotFoundError and CorpusError for what has become unreadable or cannot be reached.
     """
 
-    def __init__(self, spec: CorpusSpec, reader: str) -> None:
+    def __init__(self, spec: CorpusSpec, reader: str, remote: RemoteCorpus | None = None) -> None:
         self.spec = spec
         self.reader = reader
         self.decoder_bytes = LARGEST_ZSTD_WINDOW
+        self.counts = CorpusCounts()
+        self._where = public_address(spec.path)
+        self._remote = remote
         self._path = local_path(spec.path)
-        self._counts = CorpusCounts()
+        self._is_directory = remote.is_directory if remote is not None else self._path.is_dir()
+        self._top = (self._where if remote is None else remote.url).rstrip("/")  # without the glob
 
     def __iter__(self) -> Iterator[Document]:
-        self._counts = counts = CorpusCounts()
-        with closing(self._documents(counts)) as documents:
-            for document in documents:
+        self.counts = counts = CorpusCounts()
+        for file in self.files(counts):
+            with closing(self.documents(file, counts)) as documents:
+                for document in documents:
+                    yield document
+                    if counts.documents == self.spec.max_documents:
+                        return
+
+    def files(self, counts: CorpusCounts) -> Iterator[CorpusFile]:
+        """Yield the files in the order in which they are read; a data set of the Hub is one file.
+
+        Args:
+            counts: counts what listing skips and leaves out.
+
+        Raises:
+            CorpusNotFoundError: the corpus has vanished.
+            CorpusError: a directory or the metadata of a file cannot be read.
+        """
+        if self.reader == "hub":
+            yield CorpusFile(self.spec.path, "", None)
+            return
+        if self._remote is not None:
+            yield from self._remote.files(self.spec.include, self.spec.exclude, counts)
+            return
+        if self._is_directory:
+            yield from walk(self._path, self.spec.include, self.spec.exclude, self.spec.path, counts)
+            return
+        try:
+            yield CorpusFile(os.fspath(self._path), self._path.name, self._path.stat().st_size)
+        except OSError as error:
+            raise read_error(self.spec.path, error) from error
+
+    def documents(self, file: CorpusFile, counts: CorpusCounts) -> Generator[Document, None, None]:
+        """Yield the documents of one file; `max_documents` of the spec is for all files together, not for this one.
+
+        Args:
+            file: one of `files`.
+            counts: counts what is read and skipped, document by document; other counts may be in it already.
+
+        Raises:
+            RestStoreError: as iterating does.
+        """
+        langs = frozenset(language.lower() for language in self.spec.langs)
+        strict = not self._is_directory
+        chats = self.spec.reader == "chat"
+        records = RecordReader(counts, self.spec.field, langs, conversations_only=chats, strict=strict)
+        where = self._where if strict else f"{self._top}/{file.relative}"
+        before = counts.bytes_read
+        try:
+            for document in self._file_documents(file, where, records):
                 counts.documents += 1
                 counts.conversations += document.is_conversation
                 yield document
-                if counts.documents == self.spec.max_documents:
-                    return
+        except CorpusNotFoundError:
+            if strict:
+                raise
+            counts.skip("vanished")
+        if file.size is not None:
+            counts.bytes_read = before + file.size
 
     @property
     def bytes_read(self) -> int:
         """Bytes read so far in the current iteration, in the units of `size_hint`."""
-        return self._counts.bytes_read
+        return self.counts.bytes_read
 
     @property
     def skipped(self) -> Counter[str]:
         """Number of files and documents skipped in the current iteration, by reason."""
-        return self._counts.skipped
+        return self.counts.skipped
 
     @property
     def left_out(self) -> Counter[str]:
         """Number of records and files that the options left out in the current iteration, by language or ending."""
-        return self._counts.left_out
+        return self.counts.left_out
 
     @cached_property
     def size_hint(self) -> int | None:
-        """Total bytes on disk (compressed, where files are); None for a data set of the Hub.
+        """Total bytes of the files (compressed, if they are); None if that is not known, as for a data set of the Hub.
 
         The first use lists all files of a directory, which takes a while for very many.
         """
-        if self.reader == "hub":
-            return None
-        return sum(file.size for file in self._files(CorpusCounts()))
+        sizes = [file.size for file in self.files(CorpusCounts())]
+        return None if None in sizes else sum(size for size in sizes if size is not None)
 
     def provenance(self) -> dict[str, Any]:
         """Return what was read in the latest iteration, for the manifest.
 
         Returns:
             An object for JSON: `corpus` (the path of the spec), `reader`, the fields of `CorpusCounts` (`bytes_read` as
-            `bytes`), and the options that were set. Equal for equal content and options. What is not UTF-8 in a path
-            or an option is U+FFFD.
+            `bytes`), the `etag` of a remote file, and the options that were set. Equal for equal content and options.
+            What is not UTF-8 in a path or an option is U+FFFD. The query of a web address is left out: it may hold a
+            signature.
         """
-        counts, spec = self._counts, self.spec
+        counts, spec = self.counts, self.spec
         options: dict[str, Any] = {
+            "etag": self._remote.etag if self._remote is not None else None,
             "forced_reader": spec.reader,
             "field": None if spec.field is None else well_formed(spec.field),
             "langs": [well_formed(language) for language in spec.langs],
@@ -176,7 +255,7 @@ class Corpus:
             "max_documents": spec.max_documents,
         }
         return {
-            "corpus": well_formed(spec.path),
+            "corpus": well_formed(self._where),
             "reader": self.reader,
             "documents": counts.documents,
             "conversations": counts.conversations,
@@ -187,39 +266,15 @@ class Corpus:
             **{name: value for name, value in options.items() if value},
         }
 
-    def _documents(self, counts: CorpusCounts) -> Generator[Document, None, None]:
-        langs = frozenset(language.lower() for language in self.spec.langs)
-        strict = not self._path.is_dir()
-        chats = self.spec.reader == "chat"
-        records = RecordReader(counts, self.spec.field, langs, conversations_only=chats, strict=strict)
-        if self.reader == "hub":
-            counts.files += 1
-            yield from read_hub(self.spec.path, records)
-            return
-        for file in self._files(counts):
-            where = self.spec.path if strict else f"{self.spec.path.rstrip('/')}/{file.relative}"
-            before = counts.bytes_read
-            try:
-                yield from self._file_documents(file.path, where, records)
-            except CorpusNotFoundError:
-                if strict:
-                    raise
-                counts.skip("vanished")
-            counts.bytes_read = before + file.size
-
-    def _files(self, counts: CorpusCounts) -> Iterator[TreeFile]:
-        if self._path.is_dir():
-            yield from walk(self._path, self.spec.include, self.spec.exclude, self.spec.path, counts)
-            return
-        try:
-            yield TreeFile(self._path, self._path.name, self._path.stat().st_size)
-        except OSError as error:
-            raise read_error(self.spec.path, error) from error
-
-    def _file_documents(self, path: Path, where: str, records: RecordReader) -> Iterator[Document]:
-        """Yield the documents of one file."""
+    def _file_documents(self, file: CorpusFile, where: str, records: RecordReader) -> Iterator[Document]:
+        """Yield the documents of one file, which are not counted yet."""
         reader: str | None = self.reader
         counts = records.counts
+        path = Path(file.path) if self._remote is None else RemotePath(file.path)
+        if reader == "hub":
+            counts.files += 1
+            yield from read_hub(file.path, records)
+            return
         if reader == "tree":
             reader = self._reader_in_tree(path, where, counts)
         elif reader == "chat":
@@ -238,7 +293,7 @@ class Corpus:
                 read_json = read_json_lines if reader == "jsonl" else read_json_values
                 yield from read_json(stream, where, records)
 
-    def _reader_in_tree(self, path: Path, where: str, counts: CorpusCounts) -> str | None:
+    def _reader_in_tree(self, path: FilePath, where: str, counts: CorpusCounts) -> str | None:
         """Choose the reader of a file in a directory; None: the file is skipped, and counted."""
         detection = _detect_in_tree(path, where, self.spec.field)
         has_records = detection.reader != "text" and detection.has_documents
@@ -257,7 +312,7 @@ class Corpus:
         return None
 
 
-def _detect_in_tree(path: Path, where: str, field: str | None) -> Detection:
+def _detect_in_tree(path: FilePath, where: str, field: str | None) -> Detection:
     """Detect; a file that only begins like a compressed file is binary, a truncated one is an error."""
     with open_file(path, where) as file:
         head = file.read(_HEAD_BYTES)
@@ -266,17 +321,17 @@ def _detect_in_tree(path: Path, where: str, field: str | None) -> Detection:
     return detect(path, where, field)
 
 
-def _reader_of_file(path: Path, spec: CorpusSpec) -> str:
+def _reader_of_file(path: FilePath, spec: CorpusSpec, where: str) -> str:
     """Choose the reader of a file that the user named."""
-    detection = detect(path, spec.path, spec.field)
+    detection = detect(path, where, spec.field)
     if detection.reader == "binary":
-        raise CorpusFormatError(describe(spec.path, "content", "binary", "UTF-8 text, JSON, JSONL or parquet"))
+        raise CorpusFormatError(describe(where, "content", "binary", "UTF-8 text, JSON, JSONL or parquet"))
     if detection.reader == "text" and (spec.field is not None or spec.langs):
         option = f"--field {spec.field}" if spec.field is not None else "--lang"
         expected = f"records (JSON, JSONL or parquet), as {option} needs"
-        raise CorpusFormatError(describe(spec.path, "content", "text", expected))
+        raise CorpusFormatError(describe(where, "content", "text", expected))
     if not detection.has_documents:
         problem = "without a known layout" if spec.field is None else f"without the field '{spec.field}'"
         expected = f"one of the fields {KNOWN_FIELDS}; or --field NAME, or --reader text"
-        raise CorpusFormatError(describe(spec.path, "the first record", problem, expected))
+        raise CorpusFormatError(describe(where, "the first record", problem, expected))
     return detection.reader

@@ -13,7 +13,8 @@ class CorpusSpec:
     """What to read.
 
     Attributes:
-        path: a file, a directory, or `hf://owner/name[/config][@split]`.
+        path: a file or a directory; the address of one (`s3://`, `gs://`, `https://`, `hf://datasets/owner/name/...`),
+            or a glob of files there; or a data set, `hf://owner/name[/config][@split]`.
         reader: one of `READERS`; None: by content, for each file of a directory separately.
         field: the field of each record that holds the document, or a dotted path to it; None: that of a known layout.
         langs: languages to read, in any case, compared with the field `lang` or `language`; empty: all.

@@ -1,4 +1,4 @@
-"""What a corpus is made of: documents, each a text or a conversation, and the counts of what was read and skipped."""
+"""What a corpus is made of: files, documents (a text or a conversation each), counts of what was read and skipped."""
 
 from __future__ import annotations
 
@@ -45,9 +45,24 @@ class Document:
         return len(self.text) + sum(len(role) + len(content) for role, content in self.messages)
 
 
+@dataclass(frozen=True, slots=True)
+class CorpusFile:
+    """A file of a corpus; can be pickled.
+
+    Attributes:
+        path: where to open it; for a data set of the Hugging Face Hub, its address.
+        relative: its path from the top of the corpus, with forward slashes; bytes that are not UTF-8 as U+FFFD.
+        size: bytes, compressed if it is; None: not known.
+    """
+
+    path: str
+    relative: str
+    size: int | None
+
+
 @dataclass
 class CorpusCounts:
-    """Counts of one pass over a corpus.
+    """Counts of a pass over a corpus, or over some of its files; of several, they can be added up. Can be pickled.
 
     Attributes:
         documents: documents yielded.
@@ -71,14 +86,26 @@ class CorpusCounts:
     skipped: Counter[str] = field(default_factory=Counter)
     left_out: Counter[str] = field(default_factory=Counter)
 
+    def __iadd__(self, other: CorpusCounts) -> CorpusCounts:
+        """Add the counts of other files."""
+        self.documents += other.documents
+        self.conversations += other.conversations
+        self.files += other.files
+        self.bytes_read += other.bytes_read
+        self.split_files += other.split_files
+        self.skipped.update(other.skipped)
+        for kind, number in other.left_out.items():
+            self.leave_out(kind, number)
+        return self
+
     def skip(self, reason: str) -> None:
         """Count a skipped file or document."""
         self.skipped[reason] += 1
 
-    def leave_out(self, kind: str) -> None:
+    def leave_out(self, kind: str, number: int = 1) -> None:
         """Count what an option left out."""
         if kind in self.left_out or len(self.left_out) < _KINDS:
-            self.left_out[kind] += 1
+            self.left_out[kind] += number
 
     def advance(self, number: int) -> None:
         """Count bytes read."""

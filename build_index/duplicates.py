@@ -12,7 +12,9 @@ import numpy.typing as npt
 
 from build_index.documents import Document
 
+DIGEST_BYTES = 32  # of a document
 BYTES_A_DOCUMENT = 16  # 8 for the digest, as many while runs are merged
+_KNOWN = 1 << 20  # digests in a table of KnownDocuments
 _FENCE = 512  # digests between two fences of a run on disk: one page
 Digests = npt.NDArray[np.uint64]
 
@@ -30,6 +32,11 @@ def content_digest(document: Document) -> bytes:
         data = part.encode("utf-8", "surrogatepass")
         sha256.update(len(data).to_bytes(8, "little") + data)
     return sha256.digest()
+
+
+def digest_keys(digests: bytes) -> Digests:
+    """Return the first 64 bits of each of some digests: uint64[n]."""
+    return np.frombuffer(digests, dtype="<u8")[::4].astype(np.uint64)
 
 
 class SeenDocuments:
@@ -95,6 +102,30 @@ class SeenDocuments:
         for run in self._runs_on_disk:
             run.file.close()
         self._runs_on_disk.clear()
+
+
+class KnownDocuments:
+    """Some of the documents that are stored already, for other processes on this machine, which need not tokenize them.
+
+    A table of 2^20 digests in a file: one process adds to it, others read. A later document may take the place of an
+    earlier one.
+
+    Args:
+        path: the file.
+        create: whether to make it.
+    """
+
+    def __init__(self, path: Path, *, create: bool = False) -> None:
+        self._table: Digests = np.memmap(path, np.uint64, "w+" if create else "r", shape=(_KNOWN,))
+
+    def add(self, digests: Digests) -> None:
+        """Add documents by their digests uint64[n]."""
+        self._table[digests % _KNOWN] = digests
+
+    def holds(self, digests: Digests) -> npt.NDArray[np.bool_]:
+        """Return bool[n]: whether each of the documents is certainly stored."""
+        known: npt.NDArray[np.bool_] = (self._table[digests % _KNOWN] == digests) & (digests != 0)
+        return known
 
 
 class _RunOnDisk:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 Tokens: TypeAlias = NDArray[np.unsignedinteger[Any]]
 """Token ids of one document: 1-D, 2 bytes each if the vocabulary has at most 65,535 tokens, otherwise 4."""
 
-_FIRST_CHARACTERS = 1 << 20  # all checked
+CHECKED_CHARACTERS = 1 << 20
+"""The first texts of a build, all checked."""
 _SAMPLE = 256  # of the others, one in so many texts
 _SHOWN = 60  # characters of a text in a message
 
@@ -44,21 +46,33 @@ class Encoder:
     Raises:
         TokenizerLoadError: `tokenizer_json` is not a tokenizer.
 
-    Thread-safe, except `accelerate` and `decelerate`. Encoding releases the GIL and uses all cores.
+    Thread-safe, except `accelerate` and `decelerate`. Encoding releases the GIL and uses all cores. Can be pickled;
+    then it encodes by `tokenizers`.
     """
 
     def __init__(self, tokenizer_json: str, name: str, *, splits_special_tokens: bool, vocabulary_size: int) -> None:
         self.tokenizer = open_tokenizer(tokenizer_json, name)
         self.tokenizer.encode_special_tokens = splits_special_tokens
         self._json = tokenizer_json
+        self._name = name
         self._splits_special_tokens = splits_special_tokens
         self._vocabulary_size = vocabulary_size
         self._dtype = np.dtype(np.uint16 if vocabulary_size <= 65535 else np.uint32)
         self._fast: fastokens.Tokenizer | None = None
-        self._unchecked_after = _FIRST_CHARACTERS
+        self._unchecked_after = 0
 
-    def accelerate(self) -> bool:
-        """Encode by `fastokens` from now on; return False if it is not installed or refuses the tokenizer."""
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(
+            Encoder, splits_special_tokens=self._splits_special_tokens, vocabulary_size=self._vocabulary_size
+        ), (self._json, self._name)
+
+    def accelerate(self, checked_characters: int = CHECKED_CHARACTERS) -> bool:
+        """Encode by `fastokens` from now on; return False if it is not installed or refuses the tokenizer.
+
+        Args:
+            checked_characters: how many `tokenizers` encodes, too, before it takes samples.
+        """
+        self._unchecked_after = checked_characters
         try:
             import fastokens
 
@@ -86,6 +100,8 @@ class Encoder:
         if self._fast is None:
             return self._encode(texts)
         tokens = self._encode_fast(self._fast, texts)
+        if tokens is None:
+            return self._encode(texts)
         places = [place for place, text in enumerate(texts) if self._is_checked(text)]
         for place, expected in zip(places, self._encode([texts[place] for place in places]), strict=True):
             if not np.array_equal(tokens[place], expected):
@@ -96,11 +112,14 @@ class Encoder:
         encodings = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False) if texts else []
         return [np.array(encoding.ids, dtype=self._dtype) for encoding in encodings]
 
-    def _encode_fast(self, fast: fastokens.Tokenizer, texts: Sequence[str]) -> list[Tokens]:
+    def _encode_fast(self, fast: fastokens.Tokenizer, texts: Sequence[str]) -> list[Tokens] | None:
+        """Return the token ids of each text; None: a text has a byte that the vocabulary lacks, and no token is it."""
         try:
             ids, ends = fast.encode_batch_flat(list(texts), split_special_tokens=self._splits_special_tokens)
         except (KeyboardInterrupt, SystemExit):
             raise
+        except ValueError:
+            return None
         except BaseException as error:  # a panic is no Exception
             raise EncoderError(f"failed: {first_line(error)}") from error
         tokens = np.frombuffer(ids, np.uint32)

@@ -40,7 +40,7 @@ def output_errors(where: Path) -> Iterator[None]:
 def read_error(where: str, error: OSError) -> CorpusError:
     """Return our error for one that the operating system raised while `where` was opened or read."""
     if isinstance(error, FileNotFoundError):
-        return CorpusNotFoundError(describe(where, "corpus", "absent", "a file, a directory or hf://owner/name"))
+        return CorpusNotFoundError(describe(where, "corpus", "absent", "a file, a directory or an address"))
     return CorpusError(f"{where}: the corpus cannot be read ({error.strerror or error})")
 
 

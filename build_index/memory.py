@@ -1,10 +1,11 @@
 """The memory of a build, and the size of shard that fits into it.
 
 Resident at the peak are: the process with its packages and tokenizer; documents being read and tokenized; digests of
-documents already read; and shards being sorted, with the pages of their tokens files. The bytes of a shard are bounded
-for any tokens (`suffix_array.peak_bytes`), so real text leaves some of the budget unused. A document is held whole;
-larger ones than `LARGEST_DOCUMENT_BYTES` are refused. Text files are read in pieces; compressed and parquet files that
-need more than a share of the budget are refused.
+documents already read; shards being sorted, with the pages of their tokens files; and worker processes, each with its
+own packages, tokenizer and documents. The size of shards does not depend on workers, which take what is left. The bytes
+of a shard are bounded for any tokens (`suffix_array.peak_bytes`), so real text leaves some of the budget unused. A
+document is held whole; larger ones than `LARGEST_DOCUMENT_BYTES` are refused. Text files are read in pieces; compressed
+and parquet files that need more than a share of the budget are refused.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from rest_store.errors import BuildError, MemoryBudgetError, describe
 
 SMALLEST_SHARD = 1 << 20  # positions, unless the user sets the size
 WORK_BYTES = 320 * MIB  # reading, tokenizing a batch, and what the allocator keeps of it
+WORKER_BYTES = 320 * MIB
+"""Of a worker process without its tokenizer: its packages, and what `WORK_BYTES` are for, with less text at once."""
 _DECODER_BYTES = 128 * MIB  # of these, for a compressed file (the default limit of zstd) or the pages of a parquet file
 _PROCESS_STEP = 64 * MIB  # the process is rounded up to such steps, so that a few pages do not change the shards
 _DIGESTS_SHARE = 32
@@ -40,6 +43,8 @@ class MemoryPlan:
         shard_positions: tokens and separators of a shard.
         shard: bytes that sorting a shard takes.
         sorts: shards sorted at once.
+        workers: worker processes; 0: this process reads and tokenizes.
+        worker: bytes of each.
     """
 
     budget: int
@@ -48,22 +53,31 @@ class MemoryPlan:
     shard_positions: int
     shard: int
     sorts: int = 1
+    workers: int = 0
+    worker: int = 0
 
     @property
     def spare(self) -> int:
         """What is left; negative: the budget is too small."""
-        return self.budget - self.process - self.digests - WORK_BYTES - self.sorts * self.shard
+        here = self.process + self.digests + WORK_BYTES + self.sorts * self.shard
+        return self.budget - here - self.workers * self.worker
 
     @property
     def decoder_bytes(self) -> int:
-        """Bytes that the decoder of a file may keep: those of `WORK_BYTES` for it, and what is left."""
-        return _DECODER_BYTES + self.spare
+        """Bytes that the decoder of a file may keep in each process: its share of the work, and of what is left."""
+        return _DECODER_BYTES + self.spare // (self.workers + 1)
 
 
 def plan_memory(
-    budget: int, process_bytes: int, vocabulary_size: int, shard_positions: int | None = None, workers: int = 1
+    budget: int,
+    process_bytes: int,
+    vocabulary_size: int,
+    shard_positions: int | None = None,
+    sorts: int = 1,
+    workers: int = 0,
+    worker_bytes: int = WORKER_BYTES,
 ) -> MemoryPlan:
-    """Choose the size of shards, and how many are sorted at once.
+    """Choose the size of shards, the number of worker processes, and how many shards are sorted at once.
 
     Args:
         budget: bound on the peak of resident memory, in bytes.
@@ -71,7 +85,9 @@ def plan_memory(
         vocabulary_size: `V`.
         shard_positions: tokens and separators of a shard; None: the largest power of two that fits, or the most that
             can be sorted, so that small changes of the budget do not change the shards.
-        workers: most shards to sort at once; the size of shards does not depend on it.
+        sorts: most shards to sort at once; the size of shards does not depend on it or on the workers.
+        workers: most worker processes; fewer than two are none.
+        worker_bytes: of each.
 
     Raises:
         BuildError: `shard_positions` is not between 2 and what can be sorted.
@@ -88,7 +104,9 @@ def plan_memory(
     for positions in sizes if shard_positions is None else [shard_positions]:
         plan = MemoryPlan(budget, process, digests, positions, shard_bytes(positions, vocabulary_size))
         if plan.spare >= 0:
-            return replace(plan, sorts=min(workers, 1 + plan.spare // plan.shard))
+            fitting = min(workers, plan.spare // worker_bytes)
+            plan = replace(plan, workers=fitting if fitting > 1 else 0, worker=worker_bytes)
+            return replace(plan, sorts=min(sorts, 1 + plan.spare // plan.shard))
     smallest = sizes[-1] if shard_positions is None else shard_positions
     needed = process + WORK_BYTES + shard_bytes(smallest, vocabulary_size)
     needed = -(-needed * _DIGESTS_SHARE // (_DIGESTS_SHARE - 1))

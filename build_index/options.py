@@ -21,9 +21,10 @@ class BuildOptions:
         out: directory of the datastore; an old datastore there is replaced when the new one is complete.
         shard_tokens: tokens and separators of a shard; None: as many as the memory allows, a power of two.
         memory: bound on the peak of resident memory, in bytes; None: half of the available memory.
-        workers: threads that tokenize, and most shards sorted at once, memory permitting; None: one for each core. For
-            tokenizing it takes effect if this process has not tokenized anything before. The result does not depend on
-            it.
+        workers: processes that read and tokenize, and most shards sorted at once, memory permitting; None: one for each
+            core. 1: this process alone. Small corpora are read by this process, and tokenized by as many threads, if
+            nothing has been tokenized in it before. The result does not depend on it.
+        ray: address of a Ray cluster whose CPUs are the workers, or "auto"; None: this machine alone.
         resume: resume an interrupted build after its last complete shard.
         keep_duplicates: store exact duplicates, too.
         chat_template: Jinja text, or a file with it, instead of the tokenizer's own.
@@ -38,6 +39,7 @@ class BuildOptions:
     shard_tokens: int | None = None
     memory: int | None = None
     workers: int | None = None
+    ray: str | None = None
     resume: bool = False
     keep_duplicates: bool = False
     chat_template: str | None = None
@@ -67,12 +69,13 @@ class BuildSummary:
         shard_positions: most tokens and separators of a shard.
         size: bytes of all shard files.
         bytes_per_token: bytes for each token.
+        workers: processes that read and tokenized; 1: the build's own.
         encoders: names and versions of the packages that tokenized, one after another.
         seconds: from start to end.
         stage_seconds: time by stage: `load` (packages and tokenizer), `read`, `tokenize`, `sort` and `write`. Their sum
-            may exceed `seconds`, since sorting and writing suffix arrays overlap the other stages.
+            may exceed `seconds`: sorting and writing suffix arrays overlap the other stages, and workers each other.
         memory: the bound on resident memory.
-        peak_memory: peak of the resident memory of the process since it started.
+        peak_memory: peak of the resident memory of the process since it started, and of each worker process.
     """
 
     out: str
@@ -87,6 +90,7 @@ class BuildSummary:
     size: int
     bytes_per_token: float
     encoders: Sequence[str]
+    workers: int = 1
     seconds: float = 0.0
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
     memory: int = 0

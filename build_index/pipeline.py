@@ -8,7 +8,7 @@ from typing import Any
 
 from build_index.corpus import Corpus
 from build_index.document_stream import DocumentStream
-from build_index.duplicates import SeenDocuments
+from build_index.duplicates import KnownDocuments, SeenDocuments
 from build_index.journal import BuildState, Journal, TokensRecord
 from build_index.memory import MemoryPlan
 from build_index.progress import ProgressListener, StageProgress
@@ -16,6 +16,7 @@ from build_index.shard_sorter import ShardSorter
 from build_index.shard_tokens import ShardTokens, first_cursor
 from build_index.staging import Staging
 from build_index.target_tokenizer import TargetTokenizer
+from build_index.workers import Workers
 from rest_store.datastore.manifest import ShardRecord
 
 SECONDS_BETWEEN_REPORTS = 0.2
@@ -32,6 +33,8 @@ class Pipeline:
         state: state of the build so far; updated.
         memory: size of shards.
         seen: finds duplicates; None: they are kept.
+        workers: who reads and tokenizes; None: this process alone.
+        known: is told what is stored, for the workers.
 
     Attributes:
         shard_tokens: the tokens files.
@@ -46,19 +49,22 @@ class Pipeline:
         state: BuildState,
         memory: MemoryPlan,
         seen: SeenDocuments | None,
+        workers: Workers | None = None,
+        known: KnownDocuments | None = None,
     ) -> None:
         self._corpora = corpora
-        self._tokenizer = tokenizer
         self._staging = staging
         self._journal = journal
         self._state = state
         start = state.tokens[-1].end if state.tokens else first_cursor(len(corpora))
         size = tokenizer.identity.vocabulary_size
-        self._stream = DocumentStream(corpora, seen, start, staging.out)
+        self._stream = DocumentStream(corpora, tokenizer, seen, start, staging.out, workers, known)
         self.shard_tokens = ShardTokens(
             staging.datastore, size, memory.shard_positions, start, shard_count=len(state.tokens)
         )
-        self._sorter = ShardSorter(staging.datastore, size, self.record_suffixes, most=memory.sorts)
+        most = memory.sorts if workers is None or workers.sort is None else workers.count
+        elsewhere = None if workers is None else workers.sort
+        self._sorter = ShardSorter(staging.datastore, size, self.record_suffixes, most=most, elsewhere=elsewhere)
         self._unsorted = [record for record in state.tokens if record.name not in state.suffixes]
         self._listener: ProgressListener | None = None
         self._reported = 0.0
@@ -113,8 +119,8 @@ class Pipeline:
     def stage_seconds(self) -> dict[str, float]:
         """Return the time spent reading, tokenizing, sorting and writing."""
         return {
-            "read": self._stream.seconds,
-            "tokenize": self._tokenize_seconds,
+            "read": self._stream.read_seconds,
+            "tokenize": self._tokenize_seconds + self._stream.tokenize_seconds,
             "sort": self._sorter.sort_seconds,
             "write": self._write_seconds + self._sorter.write_seconds,
         }
@@ -133,13 +139,13 @@ class Pipeline:
 
     def _tokenized(self) -> Iterator[TokensRecord]:
         """Read and tokenize; yield each tokens file that becomes complete."""
-        for batch in self._stream.batches():
-            batch = [item for item in batch if not self.shard_tokens.is_done(item)]
+        for batch in self._stream.batches(self._report):
+            documents = [document for document in batch.documents if not self.shard_tokens.is_done(document)]
             start = time.perf_counter()
-            tokens = self._tokenizer.encode_documents([item.document for item in batch])
+            tokens = batch.source.tokens([document.place for document in documents])
             written_from = time.perf_counter()
             self._tokenize_seconds += written_from - start
-            for item, ids in zip(batch, tokens, strict=True):
+            for item, ids in zip(documents, tokens, strict=True):
                 for record in self.shard_tokens.append(item, ids):
                     self._write_seconds += time.perf_counter() - written_from
                     yield record

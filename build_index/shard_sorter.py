@@ -6,6 +6,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from build_index.errors import output_errors
@@ -19,6 +20,38 @@ from rest_store.errors import MemoryBudgetError, describe
 _USUAL_RATE = 5e6  # positions sorted a second, to estimate the progress of the first shard
 
 
+@dataclass(frozen=True)
+class SortSeconds:
+    """The time that a shard took: to sort it, and to write its suffix array."""
+
+    sort: float
+    write: float
+
+
+def sort_shard(
+    directory: Path, name: str, vocabulary_size: int, is_wanted: Callable[[float], bool] = lambda seconds: True
+) -> SortSeconds:
+    """Sort the suffixes of a complete tokens file and write the suffix array.
+
+    Args:
+        directory: where the shard is.
+        name: of the shard.
+        vocabulary_size: `V`.
+        is_wanted: called with the time that sorting took; whether the suffix array is written.
+    """
+    start = time.perf_counter()
+    path, output = directory / f"{name}.tokens", directory / f"{name}.suffixes"
+    with output_errors(path):
+        tokens = TokensFile.open(path)
+    payload = tokens.payload.reshape(-1, tokens.header.width)
+    order = suffix_array(payload, vocabulary_size=vocabulary_size)
+    sorted_at = time.perf_counter()
+    if is_wanted(sorted_at - start):
+        with output_errors(output):
+            write_suffixes(output, tokens, order)
+    return SortSeconds(sorted_at - start, time.perf_counter() - sorted_at)
+
+
 class ShardSorter:
     """Sorts the suffixes of complete tokens files, each in a thread of its own.
 
@@ -30,6 +63,7 @@ class ShardSorter:
         vocabulary_size: `V`.
         record: called in the thread when a shard is complete and on the disk.
         most: shards sorted at once.
+        elsewhere: sorts a shard in the place of `sort_shard`, on another machine; the thread waits for it.
 
     Attributes:
         sort_seconds: time spent sorting, over all shards so far.
@@ -41,13 +75,20 @@ class ShardSorter:
     """
 
     def __init__(
-        self, directory: Path, vocabulary_size: int, record: Callable[[ShardRecord], None], *, most: int
+        self,
+        directory: Path,
+        vocabulary_size: int,
+        record: Callable[[ShardRecord], None],
+        *,
+        most: int,
+        elsewhere: Callable[[Path, str, int], SortSeconds] | None = None,
     ) -> None:
         self.sort_seconds = self.write_seconds = 0.0
         self.sorted_positions = self.written_positions = 0
         self._directory = directory
         self._vocabulary_size = vocabulary_size
         self._record = record
+        self._elsewhere = elsewhere
         self._lock = threading.Lock()  # for the attributes, and:
         self._sorting: dict[str, tuple[int, float]] = {}  # positions of shards being sorted, and when that began
         self._free = threading.Semaphore(most)
@@ -140,26 +181,25 @@ class ShardSorter:
 
     def sort(self, name: str, positions: int) -> None:
         """Sort a shard and write its suffix array; called in the thread."""
-        start = time.perf_counter()
+
+        def is_wanted(seconds: float) -> bool:
+            with self._lock:
+                del self._sorting[name]
+                self.sort_seconds += seconds
+                self.sorted_positions += positions
+            return not self._abandoned
+
         with self._lock:
-            self._sorting[name] = positions, start
-        path, output = self._directory / f"{name}.tokens", self._directory / f"{name}.suffixes"
-        with output_errors(path):
-            tokens = TokensFile.open(path)
-        payload = tokens.payload.reshape(-1, tokens.header.width)
-        order = suffix_array(payload, vocabulary_size=self._vocabulary_size)
-        sorted_at = time.perf_counter()
-        with self._lock:
-            del self._sorting[name]
-            self.sort_seconds += sorted_at - start
-            self.sorted_positions += positions
+            self._sorting[name] = positions, time.perf_counter()
+        if self._elsewhere is None:
+            seconds = sort_shard(self._directory, name, self._vocabulary_size, is_wanted)
+        else:
+            seconds = self._elsewhere(self._directory, name, self._vocabulary_size)
+            is_wanted(seconds.sort)
         if self._abandoned:
             return
-        with output_errors(output):
-            write_suffixes(output, tokens, order)
-            del order
-            if not self._abandoned:
-                self._record(ShardRecord.of(name, Shard.open(self._directory, name)))
+        with output_errors(self._directory / name):
+            self._record(ShardRecord.of(name, Shard.open(self._directory, name)))
         with self._lock:
-            self.write_seconds += time.perf_counter() - sorted_at
+            self.write_seconds += seconds.write
             self.written_positions += positions

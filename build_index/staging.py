@@ -4,6 +4,7 @@
     .ds.building/
         journal.jsonl       state of the build (build_index/journal.py)
         datastore/          the files of the new datastore
+        batches/            what workers have tokenized and is not stored yet (build_index/token_batches.py)
         replaced/           for a moment, where directories cannot be exchanged: the old datastore
 
 A build holds a lock (flock) on `.ds.building` as long as it runs.
@@ -19,7 +20,8 @@ import json
 import os
 import re
 import shutil
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -53,6 +55,7 @@ class Staging:
         out: the same, with links resolved.
         path: the staging directory.
         datastore: the directory of the new datastore's files.
+        batches: the directory of what workers write.
         journal_path: the journal's file.
 
     Raises:
@@ -67,6 +70,7 @@ class Staging:
         self.out = final_place(out)
         self.path = _building(self.out)
         self.datastore = self.path / "datastore"
+        self.batches = self.path / "batches"
         self.journal_path = self.path / JOURNAL_NAME
         self._replaced = self.path / "replaced"
         with output_errors(self.path):
@@ -108,6 +112,18 @@ class Staging:
                 _remove(entry)
             self.datastore.mkdir()
             sync_directory(self.path)
+
+    @contextmanager
+    def open_batches(self) -> Iterator[Path]:
+        """Make the directory of what workers write, empty; it is removed in the end."""
+        with output_errors(self.batches):
+            if self.batches.exists():
+                _remove(self.batches)  # of a build that was killed
+            self.batches.mkdir()
+        try:
+            yield self.batches
+        finally:
+            shutil.rmtree(self.batches, ignore_errors=True)
 
     def open_journal(self) -> Journal:
         """Open the journal for appending."""

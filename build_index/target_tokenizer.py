@@ -15,15 +15,18 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from build_index.chat_template import ChatTemplate
 from build_index.documents import Document, Message, well_formed
-from build_index.encoder import Encoder, Tokens, open_tokenizer
+from build_index.encoder import CHECKED_CHARACTERS, Encoder, Tokens, open_tokenizer
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import CorpusError, TokenRangeError, describe
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 CONTROL_MARK = "\U0010ffff"  # noncharacters (Unicode 23.7), which text for interchange does not contain
 TEXT_MARK = "\U0010fffe"
@@ -46,7 +49,8 @@ class TargetTokenizer:
         TokenizerLoadError: `tokenizer_json` is not a tokenizer.
 
     Thread-safe, except `accelerate` and `decelerate`. Encoding releases the GIL and uses all cores
-    (`TOKENIZERS_PARALLELISM` and `RAYON_NUM_THREADS` limit it). The tokens of a text do not depend on its batch.
+    (`TOKENIZERS_PARALLELISM` and `RAYON_NUM_THREADS` limit it). The tokens of a text do not depend on its batch. Can be
+    pickled; then it encodes by `tokenizers`.
     """
 
     def __init__(self, tokenizer_json: str, name: str, chat_template: ChatTemplate | None = None) -> None:
@@ -59,14 +63,24 @@ class TargetTokenizer:
         self._control_text = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self._control_places = {text: place for place, text in enumerate(controls)}
         self._is_accelerated = False
+        self._checked_characters = CHECKED_CHARACTERS
         self._documents = self._marked_copy(splits_special_tokens=True)
 
-    def accelerate(self) -> bool:
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is pickled: what takes long to derive, without what encodes and decodes."""
+        derived = {name: value for name, value in vars(self).items() if name not in ("_original", "_conversations")}
+        return {**derived, "_is_accelerated": False}
+
+    def accelerate(self, checked_characters: int = CHECKED_CHARACTERS) -> bool:
         """Encode by `fastokens` from now on, if it is installed and knows this tokenizer; return whether.
 
         Encoding may then raise EncoderError.
+
+        Args:
+            checked_characters: how many `tokenizers` encodes, too, before it takes samples.
         """
-        self._is_accelerated = self._documents.accelerate()
+        self._checked_characters = checked_characters
+        self._is_accelerated = self._documents.accelerate(checked_characters)
         self.__dict__.pop("_conversations", None)
         return self._is_accelerated
 
@@ -75,6 +89,11 @@ class TargetTokenizer:
         self._is_accelerated = False
         self._documents.decelerate()
         self.__dict__.pop("_conversations", None)
+
+    @property
+    def is_accelerated(self) -> bool:
+        """Whether `fastokens` encodes."""
+        return self._is_accelerated
 
     @property
     def encoder(self) -> str:
@@ -172,11 +191,16 @@ class TargetTokenizer:
         return str(raw)
 
     @cached_property
+    def _original(self) -> Tokenizer:
+        """The tokenizer itself, which decodes; made again where this one was pickled."""
+        return open_tokenizer(self._json, self.identity.name)
+
+    @cached_property
     def _conversations(self) -> Encoder:
         """The marked copy that recognizes control tokens; made for the first conversation."""
         encoder = self._marked_copy(splits_special_tokens=False)
         if self._is_accelerated:
-            encoder.accelerate()
+            encoder.accelerate(self._checked_characters)
         return encoder
 
     def _marked_copy(self, *, splits_special_tokens: bool) -> Encoder:

@@ -73,6 +73,8 @@
         |   `-- EmptyCorpusError        there are no documents, or only empty ones
         |-- OutputError                 the datastore cannot be written                  (OSError)
         |-- MemoryBudgetError           the memory budget is too small                   (ValueError)
+        |-- WorkerError                 a process that works for the build ended         (ChildProcessError)
+        |-- ClusterError                a Ray cluster cannot build this                  (ConnectionError)
         `-- ResumeError                 there is no build to resume, or it differs       (ValueError)
 
 Each error also subclasses the builtin in brackets. Validation errors read
@@ -379,6 +381,14 @@ class OutputError(BuildError, OSError):
 
 class MemoryBudgetError(BuildError, ValueError):
     """The memory budget is too small for what must be in memory at once."""
+
+
+class WorkerError(BuildError, ChildProcessError):
+    """A process that works for a build ended unexpectedly, again and again."""
+
+
+class ClusterError(BuildError, ConnectionError):
+    """A Ray cluster cannot be reached, or its nodes differ from this one or cannot see the files of the build."""
 
 
 class ResumeError(BuildError, ValueError):

@@ -10,10 +10,10 @@ import io
 import zlib
 from collections.abc import Callable, Iterator
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from build_index.errors import build_packages, read_error
+from build_index.readers.remote_file import FilePath
 from build_index.size import size_text
 from rest_store.errors import CorpusError, CorpusFormatError, MemoryBudgetError, describe
 
@@ -53,7 +53,7 @@ def is_decodable(head: bytes, where: str) -> bool:
         return False
 
 
-def open_file(path: Path, where: str) -> BinaryIO:
+def open_file(path: FilePath, where: str) -> BinaryIO:
     """Open a file as it is, unbuffered and without decompression.
 
     Args:
@@ -67,11 +67,13 @@ def open_file(path: Path, where: str) -> BinaryIO:
     try:
         return path.open("rb", buffering=0)
     except OSError as error:
+        if isinstance(error, CorpusError):
+            raise
         raise read_error(where, error) from error
 
 
 def open_stream(
-    path: Path,
+    path: FilePath,
     where: str,
     count: Callable[[int], None] = lambda number: None,
     largest_window: int = LARGEST_ZSTD_WINDOW,
@@ -139,6 +141,8 @@ def _chunks(file: BinaryIO, where: str, count: Callable[[int], None]) -> Iterato
         try:
             data = file.read(_CHUNK_BYTES)
         except OSError as error:
+            if isinstance(error, CorpusError):
+                raise
             raise read_error(where, error) from error
         if not data:
             return

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass
-from pathlib import Path
 
 from build_index.readers.compression import compression_of, open_file, open_stream
 from build_index.readers.json_values import TOO_LARGE, first_value
 from build_index.readers.parquet import PARQUET_MAGIC, column_names, document_column
 from build_index.readers.records import has_field
+from build_index.readers.remote_file import FilePath
 from rest_store.errors import CorpusFormatError, describe
 
 HEAD_BYTES = 1 << 16
@@ -31,7 +31,7 @@ class Detection:
     in_list: bool = False
 
 
-def detect(path: Path, where: str, field: str | None = None) -> Detection:
+def detect(path: FilePath, where: str, field: str | None = None) -> Detection:
     """Look at the beginning of a file.
 
     Parquet, gzip and zstd are recognized by their magic bytes, JSON by its first record, binary files by a NUL byte.
@@ -59,7 +59,7 @@ def detect(path: Path, where: str, field: str | None = None) -> Detection:
 
 
 def _detect_content(
-    stream: io.BufferedReader, path: Path, where: str, field: str | None, *, is_compressed: bool
+    stream: io.BufferedReader, path: FilePath, where: str, field: str | None, *, is_compressed: bool
 ) -> Detection:
     head = stream.peek(HEAD_BYTES)
     if head.startswith(PARQUET_MAGIC):
@@ -85,7 +85,7 @@ def _is_json_like(head: bytes) -> bool:
     return head.removeprefix(_UTF8_MARK).lstrip()[:1] in (b"{", b"[")
 
 
-def is_named_jsonl(path: Path) -> bool:
+def is_named_jsonl(path: FilePath) -> bool:
     """Whether a file is named as JSONL, compressed or not."""
     name = path.name.lower()
     return name.removesuffix(".gz").removesuffix(".zst").endswith((".jsonl", ".ndjson"))

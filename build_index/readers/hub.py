@@ -9,11 +9,11 @@ from typing import Any
 
 from build_index.documents import Document
 from build_index.errors import build_packages, first_line
+from build_index.path import HUB_PREFIX
 from build_index.readers.records import RecordReader
 from rest_store.errors import CorpusError, CorpusNotFoundError, describe
 from rest_store.loading.hub import hub_failure
 
-HUB_PREFIX = "hf://"
 _ADDRESS = re.compile(r"hf://(?P<repository>[^/@]+/[^/@]+)(?:/(?P<rest>[^@]+))?(?:@(?P<split>[^@/]+))?")
 
 

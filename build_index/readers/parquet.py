@@ -6,18 +6,16 @@ objects.
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any, BinaryIO
 
 from build_index.documents import LARGEST_DOCUMENT_BYTES, Document
 from build_index.errors import build_packages, first_line
 from build_index.readers.compression import compression_of, open_file, open_stream
-from build_index.readers.parquet_pages import PageFile
+from build_index.readers.parquet_pages import PageFile, file_size
 from build_index.readers.records import (
     CONVERSATION_FIELDS,
     KNOWN_FIELDS,
@@ -26,6 +24,7 @@ from build_index.readers.records import (
     TEXT_FIELDS,
     RecordReader,
 )
+from build_index.readers.remote_file import FilePath
 from rest_store.errors import CorpusError, CorpusFormatError, MemoryBudgetError, RestStoreError, describe
 
 PARQUET_MAGIC = b"PAR1"
@@ -38,7 +37,7 @@ _PAGE_BUFFER_BYTES = 1 << 20  # read ahead in each column; without it pyarrow ho
 
 
 def read_parquet(
-    path: Path, where: str, records: RecordReader, count: Callable[[int], None], decoder_bytes: int
+    path: FilePath, where: str, records: RecordReader, count: Callable[[int], None], decoder_bytes: int
 ) -> Iterator[Document]:
     """Yield the documents of a parquet file.
 
@@ -63,7 +62,7 @@ def read_parquet(
         import pyarrow.parquet as parquet
     with ExitStack() as stack:
         file = stack.enter_context(_seekable(path, where, decoder_bytes))
-        size = os.fstat(file.fileno()).st_size
+        size = file_size(file)
         pages = stack.enter_context(PageFile(file, where, decoder_bytes))
         counted = row = 0
         try:
@@ -91,7 +90,7 @@ def read_parquet(
             raise _damaged(where, error) from error
 
 
-def column_names(path: Path, where: str) -> list[str] | None:
+def column_names(path: FilePath, where: str) -> list[str] | None:
     """Return the names of a parquet file's columns, in order; None: its footer is too large to be looked at.
 
     The file is not compressed.
@@ -109,6 +108,8 @@ def column_names(path: Path, where: str) -> list[str] | None:
         except MemoryBudgetError:
             return None
         except (OSError, ValueError, pyarrow.ArrowException) as error:
+            if isinstance(error, RestStoreError):
+                raise
             raise _damaged(where, error) from error
 
 
@@ -248,7 +249,7 @@ def _row_documents(record: dict[str, Any], origin: str, records: RecordReader) -
     yield from records.documents(decoded, origin)
 
 
-def _seekable(path: Path, where: str, decoder_bytes: int) -> BinaryIO:
+def _seekable(path: FilePath, where: str, decoder_bytes: int) -> BinaryIO:
     """Open a file; if it is compressed, a temporary file with its content."""
     file = open_file(path, where)
     with ExitStack() as stack:

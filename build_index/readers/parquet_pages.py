@@ -89,7 +89,7 @@ class PageFile(io.RawIOBase):
         self._file = file
         self._where = where
         self._limit = limit
-        self._size = os.fstat(file.fileno()).st_size
+        self._size = file_size(file)
         self._rows = 0
         self._baseline = pyarrow.total_allocated_bytes()
         self._group: Any = None
@@ -281,6 +281,13 @@ class PageFile(io.RawIOBase):
         expected = f"at most {size_text(self._limit)}, as --memory allows beside the shards (--memory, --shard-tokens)"
         what = f"the memory for a page of '{chunk.name}'"
         return MemoryBudgetError(describe(self._where, what, size_text(needed), expected))
+
+
+def file_size(file: BinaryIO) -> int:
+    """Return the size of a file in bytes, and leave its place at the beginning."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    return size
 
 
 def longest_row(levels: bytes, width: int, values: int) -> int:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from build_index.documents import CorpusCounts
+from build_index.documents import CorpusCounts, CorpusFile
 from build_index.errors import read_error
 from build_index.staging import is_datastore, is_live, is_staging
 from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME
@@ -28,24 +27,9 @@ _GLOB_PARTS = re.compile(r"\*\*/|\*\*|\*|\?|\[!?\]?[^\]]*\]|[^*?\[]+|\[")
 _WILDCARDS = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 
 
-@dataclass(frozen=True, slots=True)
-class TreeFile:
-    """A regular file below a directory.
-
-    Attributes:
-        path: where to open it.
-        relative: its path from the top of the tree, with forward slashes; bytes that are not UTF-8 as U+FFFD.
-        size: bytes.
-    """
-
-    path: Path
-    relative: str
-    size: int
-
-
 def walk(
     root: Path, include: Sequence[str], exclude: Sequence[str], where: str, counts: CorpusCounts
-) -> Iterator[TreeFile]:
+) -> Iterator[CorpusFile]:
     """Yield the regular files below a directory, sorted by name in each directory.
 
     Links to files are followed. Links to directories are not, so there are no loops. They, what is not a regular file
@@ -98,7 +82,7 @@ def walk(
             elif include and not included.fullmatch(relative):
                 counts.leave_out(PurePosixPath(relative).suffix or "no ending")
             elif entry.is_file():
-                yield TreeFile(Path(entry.path), relative, entry.stat().st_size)
+                yield CorpusFile(entry.path, relative, entry.stat().st_size)
             else:
                 counts.skip("linked directory" if entry.is_dir() else "not a regular file")
         except FileNotFoundError:

@@ -228,17 +228,27 @@ def _build(figures: Sequence[Mapping[str, Any]]) -> list[Exhibit]:
     stages = [name for name in figures[0]["tokens_per_second"] if name != "all"]
     rows: list[list[Cell]] = [
         [
-            f"{' then '.join(one['encoders'])}, shards: {one['shard_tokens']}",
+            f"{' then '.join(one['encoders'])}, shards: {one['shard_tokens']}, processes: {one.get('workers', 1)}",
             one["shards"],
             one["tokens"],
             one["tokens_per_second"]["all"] / 1e6,
             *(one["tokens_per_second"][stage] / 1e6 for stage in stages),
             one["peak_memory"] / 2**20,
             one["bytes_per_token"],
+            one.get("of_tokenizers"),
         ]
         for one in figures
     ]
-    header = ["", "shards", "tokens", "million a second", *stages, "peak MiB", "bytes a token"]
+    header = [
+        "",
+        "shards",
+        "tokens",
+        "million a second",
+        *stages,
+        "peak MiB",
+        "bytes a token",
+        "of tokenizers' own rate",
+    ]
     return [Table("From files to a datastore", header, rows, "Stages in million tokens a second, each by itself.")]
 
 

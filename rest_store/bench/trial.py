@@ -262,12 +262,12 @@ def _inside(path: Path, corpus: str) -> list[str]:
 def _content(path: str, exclude: Sequence[str]) -> str:
     """Return a hash of the names, sizes and times of the files at `path`; empty for what is not on this machine."""
     from build_index.documents import CorpusCounts
-    from build_index.path import is_directory, local_path
+    from build_index.path import is_directory, local_path, scheme_of
     from build_index.readers.source_tree import walk
 
     place = local_path(path)
-    if is_directory(path):
-        files = [(file.relative, file.path.stat()) for file in walk(place, (), exclude, path, CorpusCounts())]
+    if scheme_of(path) is None and is_directory(path):
+        files = [(file.relative, Path(file.path).stat()) for file in walk(place, (), exclude, path, CorpusCounts())]
     elif place.is_file():
         files = [("", place.stat())]
     else:

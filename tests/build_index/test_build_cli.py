@@ -166,7 +166,7 @@ def test_failures_are_status_1_and_one_line(corpus, tokenizer, out, tmp_path):
     cases = [
         (
             {"--corpus": tmp_path / "absent"},
-            "absent: corpus is absent, expected a file, a directory or hf://owner/name",
+            "absent: corpus is absent, expected a file, a directory or an address",
         ),
         (
             {"--corpus": tmp_path / "empty.jsonl"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pytest
 from build_index import corpus as corpus_module
 from build_index.corpus import open_corpus
 from build_index.corpus_spec import CorpusSpec
-from build_index.documents import Document
+from build_index.documents import CorpusCounts, Document
 from build_index.readers import detection, text
 from build_index.readers.source_tree import compile_globs
 from rest_store.errors import CorpusError, CorpusFormatError, CorpusNotFoundError
@@ -418,3 +419,36 @@ def test_contradicting_options_are_refused(tmp_path, options, message):
 def test_an_absent_directory_is_an_error(tmp_path):
     with pytest.raises(CorpusNotFoundError, match=f"^{tmp_path}/absent/: corpus is absent"):
         open_corpus(CorpusSpec(f"{tmp_path}/absent/"))
+
+
+# --- File by file ----------------------------------------------------------------------------------------------------
+
+
+def test_a_corpus_read_file_by_file_elsewhere_is_the_same(tmp_path):
+    table = pa.table({"content": ["x = 1", "", "y = 1"], "lang": ["Python", "Python", "C"]})
+    write(tmp_path, {"b.jsonl": '{"text": "x", "lang": "python"}\n', "a/c.txt": "c", "a/d.png": b"\0", "e.md": "# E"})
+    pq.write_table(table, tmp_path / "a/train.parquet")
+    for options in ({}, {"langs": ("python",)}, {"include": ("*.parquet", "*.png", "c.txt")}):
+        corpus, expected = read(tmp_path, **options)
+        again = pickle.loads(pickle.dumps(open_corpus(corpus.spec)))
+        again.counts = CorpusCounts()
+        files = list(again.files(again.counts))
+        documents = {}
+        for file in reversed(files):  # in any order
+            counts = CorpusCounts()
+            documents[file] = list(again.documents(pickle.loads(pickle.dumps(file)), counts))
+            again.counts += pickle.loads(pickle.dumps(counts))
+        assert [document for file in files for document in documents[file]] == expected
+        assert again.provenance() == corpus.provenance()
+        assert (again.skipped, again.left_out) == (corpus.skipped, corpus.left_out)
+
+
+def test_what_is_left_out_of_several_files_stays_bounded():
+    total = CorpusCounts()
+    for start in (0, 900):
+        counts = CorpusCounts()
+        for number in range(start, start + 900):
+            counts.leave_out(str(number))
+        total += counts
+    assert len(total.left_out) == 1000
+    assert total.left_out["0"] == 1

@@ -181,14 +181,15 @@ def test_a_line_that_is_too_large_is_not_held(tmp_path, monkeypatch):
 # --- Batches ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_roles_of_a_conversation_count_in_a_batch(tmp_path):
+def test_the_roles_of_a_conversation_count_in_a_batch(tmp_path, chat):
     path = tmp_path / "a.jsonl"
     turn = {"role": "r" * 300_000, "content": "x"}
     path.write_text(
         "".join(json.dumps({"messages": [turn, {"role": "b", "content": str(n)}]}) + "\n" for n in range(6))
     )
-    stream = DocumentStream([open_corpus(CorpusSpec(str(path)))], None, Cursor(0, CHAIN_START.hex(), 0, 0, ()), path)
-    assert [len(batch) for batch in stream.batches()] == [2, 2, 2, 0]
+    start = Cursor(0, CHAIN_START.hex(), 0, 0, ())
+    stream = DocumentStream([open_corpus(CorpusSpec(str(path)))], chat, None, start, path)
+    assert [len(batch.documents) for batch in stream.batches()] == [2, 2, 2]
 
 
 def test_long_conversations_are_encoded_in_pieces(chat, monkeypatch):

@@ -68,7 +68,7 @@ def test_not_every_kind_left_out_is_kept_or_named():
         counts.leave_out(f".{number:04}")
     counts.leave_out(".0000")
     assert len(counts.left_out) == 1_000
-    corpus._counts = counts
+    corpus.counts = counts
     named = ", ".join([".0000 (2)", *(f".{number:04} (1)" for number in range(1, 8))])
     assert f"is 0 (present are {named}, ...), expected" in str(empty_corpora([corpus]))
 

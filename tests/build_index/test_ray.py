@@ -1,0 +1,174 @@
+"""Builds on a Ray cluster of several nodes, all on this machine: the same bytes, whatever happens to the nodes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from build_index import document_stream, ray_workers
+from build_index.builder import build
+from build_index.cli import build as command
+from build_index.staging import kept_shards
+from rest_store.errors import ClusterError, CorpusFormatError, MemoryBudgetError, MissingExtraError, WorkerError
+from tests.shared.builds import contents, documents, leftovers, options, write_jsonl
+
+ray = pytest.importorskip("ray")
+pytestmark = pytest.mark.filterwarnings("default")  # its own
+
+TEXTS = documents(150, seed=7)
+MEMORY = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """Three nodes with a CPU each, the first of which is the head."""
+    from ray.cluster_utils import Cluster
+
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    node = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 80 << 20}
+    cluster = Cluster(initialize_head=True, head_node_args=node)
+    others = [cluster.add_node(**node, wait=False) for _ in range(2)]
+    cluster.wait_for_nodes()
+    yield cluster, others
+    cluster.shutdown()
+
+
+@pytest.fixture
+def address(cluster):
+    return cluster[0].address
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory):
+    """A directory of many files, and a file that is large beside them."""
+    top = tmp_path_factory.mktemp("corpora")
+    (top / "tree").mkdir()
+    for number, text in enumerate([*TEXTS[:60], *TEXTS[:20]]):
+        (top / "tree" / f"{number:02}.txt").write_text(text)
+    return [top / "tree", write_jsonl(top / "one.jsonl", [*TEXTS[50:], *TEXTS])]
+
+
+@pytest.fixture(scope="module")
+def expected(corpora, tokenizer, tmp_path_factory):
+    """What this machine alone makes of them."""
+    out = tmp_path_factory.mktemp("expected") / "ds"
+    build(options(corpora, tokenizer, out, shard_tokens=1500, memory=MEMORY))
+    return contents(out)
+
+
+@pytest.fixture(autouse=True)
+def many_tasks(monkeypatch):
+    monkeypatch.setattr(document_stream, "TASK_BYTES", 500)
+    monkeypatch.setattr(document_stream, "BATCH_DOCUMENTS", 20)
+
+
+# --- Bad input, before any work ---------------------------------------------------------------------------------------
+
+
+def test_without_ray_the_extra_is_named(corpora, tokenizer, out, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingExtraError, match=r"--ray: the package 'ray' .* pip install 'rest-store\[ray\]'"):
+        build(options(corpora, tokenizer, out, ray="auto"))
+    assert leftovers(out) == []
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "nonsense"])
+def test_a_wrong_address_is_refused(corpora, tokenizer, out, address):
+    done = CliRunner().invoke(
+        command, ["--corpus", str(corpora[0]), "--tokenizer", str(tokenizer), "--out", str(out), "--ray", address]
+    )
+    assert done.exit_code == 1
+    assert done.stderr.startswith(f"Error: --ray: the cluster is '{address}', which cannot be used (")
+    assert leftovers(out) == []
+
+
+def test_other_versions_on_a_node_are_refused(address, corpora, tokenizer, out, monkeypatch):
+    monkeypatch.setattr("rest_store.__version__", "9.9.9")
+    with pytest.raises(
+        ClusterError, match=r"node [0-9.]+ \([0-9a-f]{8}\): rest-store is [0-9.]+, expected 9\.9\.9, as here"
+    ):
+        build(options(corpora, tokenizer, out, ray=address))
+    assert leftovers(out) == []
+
+
+def test_files_that_nodes_do_not_see_are_refused(address, tmp_path):
+    """Directories that only this process sees stand for those of this machine alone."""
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    write_jsonl(tmp_path / "corpus.jsonl", ["text"])
+    mine = ray_workers.Path(f"/proc/self/fd/{descriptor}")
+    try:
+        with ray_workers.connected(address) as cluster:
+            cluster.require_alike(tmp_path, [str(tmp_path / "corpus.jsonl"), "s3://bucket/elsewhere"])
+            with pytest.raises(ClusterError, match=rf"node .*: the output {mine} is not visible, expected"):
+                cluster.require_alike(mine, [])
+            with pytest.raises(ClusterError, match=rf"node .*: the corpus {mine}/corpus\.jsonl is absent"):
+                cluster.require_alike(tmp_path, [f"{mine}/corpus.jsonl"])
+            with pytest.raises(MemoryBudgetError, match=r"--ray: the memory of the largest node is .*, expected"):
+                cluster.require_room(8 << 50, 1000)
+    finally:
+        os.close(descriptor)
+    assert [path.name for path in tmp_path.iterdir()] == ["corpus.jsonl"]
+
+
+# --- The same bytes ---------------------------------------------------------------------------------------------------
+
+
+def test_the_bytes_are_those_of_a_build_here(address, corpora, tokenizer, out, expected):
+    before = signal.getsignal(signal.SIGTERM)
+    arguments = [word for path in corpora for word in ("--corpus", str(path))]
+    arguments += ["--tokenizer", str(tokenizer), "--out", str(out), "--shard-tokens", "1500", "--memory", "1G"]
+    done = CliRunner().invoke(command, [*arguments, "--ray", address])
+    assert done.exit_code == 0, done.output
+    assert "in 3 processes" in done.output
+    assert contents(out) == expected
+    assert leftovers(out) == []
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert not ray.is_initialized()
+
+
+def test_an_error_on_a_node_is_that_of_a_build_here(address, tokenizer, tmp_path, out):
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    for number, text in enumerate(TEXTS):
+        (tree / f"{number:03}.txt").write_text(text)
+    bad = tree / "140 bad.jsonl"
+    bad.write_text('{"text": "good"}\n{not JSON\n')
+    for others in ({}, {"ray": address}):
+        with pytest.raises(CorpusFormatError, match=r"140 bad\.jsonl:2: line is not JSON"):
+            build(options(tree, tokenizer, out, shard_tokens=1500, memory=MEMORY, **others))
+        assert kept_shards(out) > 5
+    bad.unlink()
+
+
+def test_a_build_that_the_cluster_cannot_end_is_resumed_here(cluster, corpora, tokenizer, out, expected, monkeypatch):
+    monkeypatch.setattr(ray_workers, "_RETRIES", 0)
+    monkeypatch.setattr(ray_workers, "_sort_shard", lambda *arguments: os._exit(1))
+    with pytest.raises(WorkerError, match=r"shard-0000\d: Ray did not sort it \("):
+        build(options(corpora, tokenizer, out, shard_tokens=1500, memory=MEMORY, ray=cluster[0].address))
+    assert kept_shards(out) > 0
+    build(options(corpora, tokenizer, out, shard_tokens=1500, memory=MEMORY, resume=True))
+    assert contents(out) == expected
+
+
+def test_a_node_that_dies_costs_its_tasks_only(cluster, corpora, tokenizer, out, expected, monkeypatch):
+    """One of three is killed while it reads."""
+    nodes, others = cluster
+    submit = ray_workers.RayWorkers.submit
+    tasks = []
+
+    def killing(self, task):
+        future = submit(self, task)
+        tasks.append(task)
+        if len(tasks) == 15:
+            nodes.remove_node(others[0], allow_graceful=False)
+        return future
+
+    monkeypatch.setattr(ray_workers.RayWorkers, "submit", killing)
+    build_options = options(corpora, tokenizer, out, shard_tokens=1500, memory=MEMORY, ray=nodes.address)
+    assert build(build_options).workers == 3
+    assert len(tasks) > 20
+    assert contents(out) == expected

@@ -1,0 +1,79 @@
+"""A real S3 server (moto's) behind a proxy that can break connections. It also serves what is public over HTTP."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+class Proxy(ThreadingHTTPServer):
+    """Passes requests on to a server.
+
+    Attributes:
+        breaks: number of answers with content that are cut in the middle, from now on.
+        pages: pages of HTML by path, which are not passed on.
+        ranges: whether parts of files are sent; otherwise always all of a file.
+        requests: method, path and bytes of content of each answer.
+    """
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, port: int) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.target = port
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+        self.reset()
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def reset(self) -> None:
+        self.breaks = 0
+        self.pages: dict[str, str] = {}
+        self.ranges = True
+        self.requests: list[tuple[str, str, int]] = []
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of clients that have gone."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Proxy
+
+    def _answer(self) -> None:
+        server = self.server
+        page = server.pages.get(self.path)
+        if page is not None:
+            status, headers, body = 200, {"Content-Type": "text/html"}, page.encode()
+        else:
+            dropped = ("host", "connection") if server.ranges else ("host", "connection", "range")
+            headers = {name: value for name, value in self.headers.items() if name.lower() not in dropped}
+            upstream = http.client.HTTPConnection("127.0.0.1", server.target)
+            content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            upstream.request(self.command, self.path, content or None, headers)
+            answer = upstream.getresponse()
+            status, body = answer.status, answer.read()
+            headers = {name: answer.headers[name] for name in ("ETag", "Content-Type") if name in answer.headers}
+            if self.command == "HEAD" and "Content-Length" in answer.headers:
+                headers["Content-Length"] = answer.headers["Content-Length"]
+            upstream.close()
+        headers.setdefault("Content-Length", str(len(body)))
+        broken = self.command == "GET" and server.breaks > 0 and status in (200, 206) and "list-type" not in self.path
+        if broken:
+            server.breaks -= 1
+            body = body[: len(body) // 2]
+        server.requests.append((self.command, self.path, len(body)))
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+        self.close_connection = broken
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _answer  # noqa: N815 - as the base class calls them
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Keep the output of tests clean."""
