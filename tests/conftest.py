@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 
 from build_index.tokenization import TargetTokenizer, load_tokenizer
 from rest_store.drafting.calibration import Calibration
+from rest_store.drafting.remembering import flush
 from tests.shared.builds import write_tokenizer
 from tests.shared.models import CHATML, byte_level_bpe
 
@@ -28,6 +29,10 @@ atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 settings.register_profile("default", deadline=None)
 settings.register_profile("sanitize", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+# Outputs that are queued have two seconds to be written; a machine that is busy with other things has a minute.
+flush.__defaults__ = (60.0,)
 
 
 @pytest.fixture(scope="module")

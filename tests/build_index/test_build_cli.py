@@ -232,18 +232,20 @@ def test_an_interrupt_is_status_130_and_can_be_resumed(corpus, tokenizer, out, t
     """SIGINT while a shard is being sorted: nobody waits for it."""
     arguments = ("--corpus", corpus, "--tokenizer", tokenizer, "--shard-tokens", 500)
     assert run(*arguments, "--out", tmp_path / "whole").exit_code == 0
-    hold, threads = threading.Event(), []
+    sorting, hold, threads = threading.Event(), threading.Event(), []
     sort, submit = shard_sorter.ShardSorter.sort, pipeline.Pipeline.sort
 
     def held(self, name, positions):
-        threads.append(threading.current_thread())
         if name == "shard-00001":
+            threads.append(threading.current_thread())
+            sorting.set()
             assert hold.wait(timeout=60)
         sort(self, name, positions)
 
     def interrupted(self, record):
         submit(self, record)
         if record.name == "shard-00001":
+            assert sorting.wait(timeout=60)
             os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(shard_sorter.ShardSorter, "sort", held)

@@ -247,7 +247,7 @@ if sys.argv[1] != "blocked":
 
 @pytest.mark.parametrize(("way", "printed"), [("exit", "1 2 3 4 5 6\n"), ("fork", "1 2 3 4 5 6\n"), ("blocked", "")])
 def test_a_program_that_ends_writes_what_is_queued(way: str, printed: str) -> None:
-    program = _PROGRAM if way != "blocked" else _PROGRAM + "remember.__globals__['_GRACE_SECONDS'] = 0.01\n"
+    program = _PROGRAM + f"remember.__globals__['_GRACE_SECONDS'] = {0.01 if way == 'blocked' else PATIENCE}\n"
     done = subprocess.run([sys.executable, "-c", program, way], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, printed, "")
 

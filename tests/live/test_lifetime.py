@@ -128,13 +128,13 @@ def test_an_interrupted_close_can_be_repeated(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("read_only", [False, True])
 def test_one_that_is_dropped_is_closed(tmp_path: Path, read_only: bool) -> None:
-    before = descriptors(), threading.active_count()
+    files, threads = descriptors(), threading.active_count()
     with new_live(tmp_path / "live") as live:
         live.add([[1, 2]])
     dropped = LiveDatastore.open(tmp_path / "live", read_only=read_only)
     assert dropped.count([1, 2]) == 1
     del dropped
-    until(lambda: (descriptors(), threading.active_count()) == before)
+    until(lambda: descriptors() <= files and threading.active_count() <= threads)  # those of earlier tests end, too
     LiveDatastore.open(tmp_path / "live").close()
 
 

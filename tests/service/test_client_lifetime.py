@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -363,7 +364,8 @@ def test_a_read_that_nobody_waits_for_any_more_leaves_no_complaint(service: Serv
         async with AsyncDatastoreClient(service.target, timeout=PATIENCE) as client:
             await client.connect()
             stream = client.stream(timeout=LATE)
-            await stream.draft([1])
+            with suppress(DeadlineError):  # it may be late, too
+                await stream.draft([1])
             service.pause()
             with pytest.raises(DeadlineError):
                 await stream.draft([2])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +30,7 @@ from rest_store.service.client.counters import ClientCounters
 from rest_store.service.client.requests import Requests
 from rest_store.v1 import datastore_pb2 as pb
 from tests.drafting.test_evidence import every_path, replayed, require_same, rows_of
+from tests.shared.live import until
 from tests.shared.services import PATIENCE, Service, Talk, metrics_of, reason_of, running
 from tests.shared.strategies import Corpus, corpus_of_phrases, identity, open_datastore, refused, write_datastore
 
@@ -314,6 +314,7 @@ def test_a_session_asks_over_one_stream_that_ends_with_it(
     def streams() -> float:
         return metrics_of(service)["rest_store_streams",]
 
+    until(lambda: not streams())  # those of earlier tests
     before = client.statistics
     with DraftSession([client, PromptLookup()], [0, 1], source_timeout=timeout) as session:
         for token in (2, 3, 0, 1):
@@ -323,9 +324,7 @@ def test_a_session_asks_over_one_stream_that_ends_with_it(
         assert streams() == 1
     assert client.statistics.streams_opened - before.streams_opened == 1
     assert client.statistics.answers - before.answers == 4
-    end = time.monotonic() + PATIENCE
-    while streams():
-        assert time.monotonic() < end
+    until(lambda: not streams())
 
 
 def test_a_session_opens_another_stream_when_its_own_breaks(directories: dict[str, Path]) -> None:

@@ -161,6 +161,7 @@ def test_a_paused_service_is_left_for_another_one(service: Service, steady: Serv
         service.pause()
         while not steps(session, 1)[0]:
             assert len(session) < 100
+        session._remote._remote._timeout = PATIENCE  # type: ignore[union-attr]
         assert client.statistics.failovers == 1
         assert steps(session, 2, 3) == [True] * 2
         service.resume()

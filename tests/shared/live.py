@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -54,8 +55,12 @@ def require_answers(
 
 
 def file_bytes(directory: Path) -> bytes:
-    """All that the files of a directory hold."""
-    return b"".join(path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file())
+    """All that the files of a directory hold; files that threads remove meanwhile are left out."""
+    content = []
+    for path in sorted(directory.rglob("*")):
+        with suppress(FileNotFoundError, IsADirectoryError):
+            content.append(path.read_bytes())
+    return b"".join(content)
 
 
 def until(condition: Callable[[], object]) -> None:

@@ -46,7 +46,8 @@ def _require_open(address: str) -> None:
 
 
 def machines() -> list[Node]:
-    """Return the machines that have processors for tasks, or all if none has; in a fixed order."""
-    alive = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: str(node["NodeID"]))
-    working = [node for node in alive if node["Resources"].get("CPU")] or alive
-    return [Node(str(node["NodeID"]), str(node["NodeManagerAddress"])) for node in working]
+    """Return the machines that have CPUs for tasks, in a fixed order; raise ServeError if there are none."""
+    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+    if not nodes:
+        raise ServeError(describe("service", "the number of machines with a CPU in the Ray cluster", 0, "at least 1"))
+    return sorted(Node(str(node["NodeID"]), str(node["NodeManagerAddress"])) for node in nodes)

@@ -22,6 +22,7 @@ from rest_store.service.ray.placement import Replica, placement
 from rest_store.service.server.logs import EventLog
 
 _EVERYWHERE = "0.0.0.0"
+_CPUS = 0.001  # of an actor: Ray places those that take nothing at random
 _STARTING_SECONDS = 0.1  # between looks
 _WATCH_SECONDS = 1.0
 _ANSWER_SECONDS = 5.0  # that an actor has to say how it is
@@ -70,7 +71,7 @@ class Fleet:
         self._members = []
         for place, replica in enumerate(placement(nodes, parts, replicas)):
             actor = actor_class.options(
-                num_cpus=0,
+                num_cpus=_CPUS,
                 max_restarts=-1,
                 max_concurrency=2,  # it says how it is while it stops
                 scheduling_strategy=NodeAffinitySchedulingStrategy(replica.node.id, soft=True),
