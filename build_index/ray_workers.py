@@ -110,6 +110,8 @@ def connected(address: str) -> Iterator[RayCluster]:
     if ray.is_initialized():
         yield RayCluster()
         return
+    if address == "auto":
+        address = os.environ.get("RAY_ADDRESS") or address
     terminated = signal.getsignal(signal.SIGTERM)
     try:
         _require_open(address)

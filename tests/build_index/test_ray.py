@@ -76,11 +76,11 @@ def test_without_ray_the_extra_is_named(corpora, tokenizer, out, monkeypatch):
     assert leftovers(out) == []
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "nonsense"])
-def test_a_wrong_address_is_refused(corpora, tokenizer, out, address):
-    done = CliRunner().invoke(
-        command, ["--corpus", str(corpora[0]), "--tokenizer", str(tokenizer), "--out", str(out), "--ray", address]
-    )
+@pytest.mark.parametrize(("words", "address"), [(["127.0.0.1:1"], "127.0.0.1:1"), (["no"], "no"), ([], "[::1]:1")])
+def test_a_wrong_address_is_refused(corpora, tokenizer, out, monkeypatch, words, address):
+    monkeypatch.setenv("RAY_ADDRESS", "[::1]:1")  # where no address is given
+    arguments = ["--ray", *words, "--corpus", str(corpora[0]), "--tokenizer", str(tokenizer), "--out", str(out)]
+    done = CliRunner().invoke(command, arguments)
     assert done.exit_code == 1
     assert done.stderr.startswith(f"Error: --ray: the cluster is '{address}', which cannot be used (")
     assert leftovers(out) == []
