@@ -144,7 +144,7 @@ def add(
     """Add documents to the live datastore DIR, or begin it with them.
 
     Each PATH is read as `rest-build` reads a corpus: a file of text (one document), JSON, JSONL or parquet, a
-    directory, or hf://owner/name. Documents that are there already are not added again, so an interrupted command can
+    directory, an address, or hf://owner/name. Documents that are there already are not added again, so an interrupted command can
     be repeated.
     """
     from build_index.corpus import open_corpus
