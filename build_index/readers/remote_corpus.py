@@ -77,7 +77,13 @@ class RemoteCorpus:
         """Return the entries of a directory below this one, sorted by name."""
         url = f"{self.url}/{prefix}"
         system = file_system(url)
-        listed = requested(url, lambda: system.ls(url, detail=True), once=once)
+        try:
+            listed = requested(url, lambda: system.ls(url, detail=True), once=once)
+        except CorpusNotFoundError:
+            if not prefix:
+                raise
+            counts.skip("vanished")
+            return iter(())
         entries = sorted(_entries(system, listed, url, prefix), key=lambda entry: entry.relative)
         names = [entry.relative.removeprefix(prefix) for entry in entries]
         if MANIFEST_NAME in names and any(name.endswith(".tokens") for name in names):
@@ -146,7 +152,8 @@ def _file(url: str, info: dict[str, Any]) -> RemoteCorpus:
     path.open()
     if path.size > BLOCK_BYTES:
         path.read_at(path.size - 1, 1)  # some servers send whole files only, and say so now
-    return RemoteCorpus(url, size=path.size, etag=str(info.get("ETag") or info.get("etag") or "").strip('"'))
+    etag = str(info.get("ETag") or info.get("etag") or "")
+    return RemoteCorpus(url, size=path.size, etag=etag.removeprefix("W/").strip('"'))
 
 
 def _split_glob(address: str, wildcards: str) -> tuple[str, str]:

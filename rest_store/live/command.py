@@ -144,8 +144,8 @@ def add(
     """Add documents to the live datastore DIR, or begin it with them.
 
     Each PATH is read as `rest-build` reads a corpus: a file of text (one document), JSON, JSONL or parquet, a
-    directory, or hf://owner/name. Documents that are there already are not added again, so an interrupted command can
-    be repeated.
+    directory, an address, or hf://owner/name. Documents that are there already are not added again, so an interrupted
+    command can be repeated.
     """
     from build_index.corpus import empty_corpora, open_corpus
     from build_index.tokenization import load_tokenizer

@@ -214,14 +214,14 @@ def test_a_datastore_and_the_marker_of_a_directory_are_passed_over(store):
     assert corpus.skipped == {"datastore": 1}
 
 
-def test_a_file_that_vanishes_meanwhile_is_counted(store):
-    upload({"t/a.txt": "a", "t/b.txt": "b", "t/c.txt": "c"})
+def test_what_vanishes_meanwhile_is_counted(store):
+    upload({"t/a.txt": "a", "t/b.txt": "b", "t/c.txt": "c", "t/d/e.txt": "e"})
     corpus = open_corpus(CorpusSpec("s3://corpus/t"))
     found = iter(corpus)
     assert next(found).text == "a"
-    fsspec.filesystem("s3").rm("corpus/t/b.txt")
+    fsspec.filesystem("s3").rm(["corpus/t/b.txt", "corpus/t/d/e.txt"])
     assert [document.text for document in found] == ["c"]
-    assert corpus.skipped == {"vanished": 1}
+    assert corpus.skipped == {"vanished": 2}
 
 
 def test_of_a_parquet_file_only_the_needed_columns_are_fetched(store):
