@@ -56,9 +56,9 @@ test-vllm: $(VLLM)/.packages
 	REST_STORE_REQUIRE_NATIVE=1 $(VLLM_PIP) install -q --no-deps --no-build-isolation -C build-dir=build/vllm -e .
 	$(VLLM)/bin/python -m pytest tests/engines/vllm
 
-# Parts served on a Ray cluster of several nodes, some of which are killed.
+# Builds and parts on a Ray cluster of several nodes, some of which are killed.
 test-ray: setup
-	REST_STORE_RAY=1 RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest tests/service/ray
+	REST_STORE_RAY=1 RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest tests/build_index/test_ray.py tests/service/ray
 
 # Random generations, messages, damage and kills; a failure says how to run its case again.
 fuzz: setup

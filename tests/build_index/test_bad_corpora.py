@@ -234,7 +234,9 @@ def test_a_file_named_jsonl_is_never_read_as_text(tmp_path, content):
 
 
 def test_an_absent_file_is_an_error_also_when_it_vanishes(tmp_path):
-    with pytest.raises(CorpusNotFoundError, match="absent: corpus is absent, expected a file, a directory or hf://"):
+    with pytest.raises(
+        CorpusNotFoundError, match="absent: corpus is absent, expected a file, a directory or an address"
+    ):
         documents(tmp_path / "absent")
     path = tmp_path / "a.txt"
     path.write_text("x")

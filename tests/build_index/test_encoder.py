@@ -282,7 +282,7 @@ def test_a_difference_in_the_first_shard_begins_the_build_again(corpus, byte_lev
 
 
 def test_a_resumed_build_does_not_return_to_fastokens(corpus, byte_level_file, out, tmp_path, monkeypatch):
-    def refuse(self, pipeline, memory):
+    def refuse(self, *arguments):
         raise OutputError("disk full")
 
     with monkeypatch.context() as patched:
