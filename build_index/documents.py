@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -122,3 +123,17 @@ def well_formed(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return text
+
+
+def batches(documents: Iterable[Document], characters: int, number: int) -> Iterator[list[Document]]:
+    """Yield documents in lists, each as long as it takes to hold so many characters or documents."""
+    batch: list[Document] = []
+    held = 0
+    for document in documents:
+        batch.append(document)
+        held += document.size
+        if held >= characters or len(batch) >= number:
+            yield batch
+            batch, held = [], 0
+    if batch:
+        yield batch

@@ -15,7 +15,7 @@ import os
 import pickle
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
@@ -23,7 +23,7 @@ from typing import TypeAlias
 import numpy as np
 
 from build_index.corpus import Corpus
-from build_index.documents import CorpusCounts, CorpusFile, Document
+from build_index.documents import CorpusCounts, CorpusFile, Document, batches
 from build_index.duplicates import KnownDocuments, content_digest, digest_keys
 from build_index.errors import first_line, output_errors
 from build_index.memory import resident_bytes
@@ -153,7 +153,7 @@ class TaskRunner:
         try:
             with output_errors(result.path), BatchWriter(result.path) as writer:
                 seen: set[int] = set()
-                for documents in _batches(self._documents(task, result.counts)):
+                for documents in batches(self._documents(task, result.counts), BATCH_CHARACTERS, BATCH_DOCUMENTS):
                     self._write(documents, task.stored - result.documents, seen, writer, result)
                     result.documents += len(documents)
         except Exception as error:
@@ -188,19 +188,6 @@ class TaskRunner:
         tokens = self._setup.tokenizer.encode_documents([documents[place] for place in np.flatnonzero(needed)])
         result.tokenize_seconds += time.perf_counter() - started
         writer.append(digests, needed, tokens)
-
-
-def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    batch: list[Document] = []
-    characters = 0
-    for document in documents:
-        batch.append(document)
-        characters += document.size
-        if characters >= BATCH_CHARACTERS or len(batch) >= BATCH_DOCUMENTS:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch
 
 
 def _portable(error: Exception) -> Exception:

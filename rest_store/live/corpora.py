@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 from build_index.document_stream import BATCH_CHARACTERS, BATCH_DOCUMENTS
-from build_index.documents import Document
+from build_index.documents import Document, batches
 from build_index.duplicates import content_digest
 from build_index.encoder import Tokens
 from build_index.target_tokenizer import TargetTokenizer
@@ -59,7 +59,7 @@ def add_corpora(
             raise DocumentError(describe("add", "number of ids", len(ids), f"{len(documents)}, one for each document"))
     added = Added()
     names = iter(ids)
-    for batch in _batches(documents):
+    for batch in batches(documents, BATCH_CHARACTERS, BATCH_DOCUMENTS):
         encoded = tokenizer.encode_documents(batch)
         keys = [next(names) for _ in batch] if ids else [content_digest(document).hex() for document in batch]
         kept: list[tuple[str, Tokens]] = [(id, tokens) for id, tokens in zip(keys, encoded, strict=True) if len(tokens)]
@@ -69,17 +69,3 @@ def add_corpora(
         added.without_tokens += len(batch) - len(kept)
         progress(added)
     return added
-
-
-def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Yield documents in lists that the tokenizer encodes at once."""
-    batch: list[Document] = []
-    characters = 0
-    for document in documents:
-        batch.append(document)
-        characters += document.size
-        if characters >= BATCH_CHARACTERS or len(batch) >= BATCH_DOCUMENTS:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch
