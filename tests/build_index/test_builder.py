@@ -250,7 +250,7 @@ def test_the_number_of_threads_is_set_for_tokenizers_only_while_building(corpus,
     monkeypatch.setattr(builder, "load_tokenizer", loading)
     build_quick(corpus, tokenizer, out, workers=1)
     build_quick(corpus, tokenizer, out, workers=3)
-    assert variables == [("1", "false"), ("3", "true")]
+    assert variables == [("1", "true"), ("3", "true")]
     assert os.environ["RAYON_NUM_THREADS"] == "9"
     assert "TOKENIZERS_PARALLELISM" not in os.environ
 
