@@ -49,7 +49,7 @@ def main(recordings: tuple[Path, ...], datastore: Path, peers: str, every: int, 
             for nodes in BUDGETS:
                 theirs = suffix_decoding(peer, chosen, remembered, nodes)
                 with new_live_datastore(store.tokenizer) as live:
-                    order = ORDERS[remembered](chosen, live, is_reported)
+                    order = (recording for recording, _ in ORDERS[remembered](chosen, live, is_reported))
                     ours = replay(order, [PromptLookup(), live], Calibration.default(), max_nodes=nodes)
                 for drafting, outcome in (("suffix decoding", theirs), ("session", ours)):
                     row = {"drafting": drafting, "remembered": remembered, "nodes": nodes, **outcome.as_json()}

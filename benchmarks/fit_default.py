@@ -4,8 +4,10 @@ Data: greedy outputs of the target model with its top-k (--recordings), answers 
 of the kind that the chat datastore holds (--chat-answers), replayed with a chat datastore built without them
 (--chat-without); 600 of these went into the package's. Parts 0..6 of 10 of the first two are fitted to, by the fixed
 hash of `rest-store calibrate`. In a part of the replays a live datastore is among the sources: it holds the recordings
-before the one that is replayed, or all those of other tasks. The trees of steps without one are fitted to the other
-replays, those of steps with one to all. The package's are of two fits: the latter are of one with --live-only.
+before the one that is replayed, or all those of other tasks. The recycled logits have learnt from them, too, as those
+that sessions share; in one of these replays they are new. The trees of steps with a live datastore are fitted to these
+replays, those of steps without one to the others. The package's are of two fits: the former of one with --live-only
+--trees 500.
 
 The same data, release and --start give the same bytes in any process. The bytes of the package's trees of steps without
 a live datastore cannot be repeated, because their --start was not kept. --rounds N keeps the whole chain in one
@@ -18,7 +20,7 @@ import gzip
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ import numpy as np
 from rest_store.bench.environment import file_hash
 from rest_store.bench.options import every_option, recordings_option
 from rest_store.bench.recordings import Encode, Recording, encoder, read_recordings, split
-from rest_store.bench.remembering import among_others, in_turn, new_live_datastore
+from rest_store.bench.remembering import Known, among_others, in_turn, logits_of, new_live_datastore
 from rest_store.bench.replay import Outcome, fit_recorded, replay
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.tokenizer import TokenizerIdentity
@@ -37,10 +39,11 @@ from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.options import PATH, SETTINGS, Decorator, json_option
 
-Remember = Callable[[Sequence[Recording], LiveDatastore], Iterator[Recording]]
-# Recordings, what a live datastore remembers (None: there is none), sources besides, and (nodes, skip) of each replay.
+Remember = Callable[[Sequence[Recording], LiveDatastore], Known]
+# Recordings, what is remembered (None: there is no live datastore), sources besides, and (nodes, skip) of each replay.
 Job = tuple[Sequence[Recording], Remember | None, Sequence[object], Sequence[tuple[int, int]]]
 _ONCE = ((24, 0),)
+_TWICE = ((24, 0), (64, 0))
 _THRICE = ((24, 0), (24, 2), (64, 1))
 
 
@@ -64,15 +67,28 @@ def remembering(
     tokenizer: TokenizerIdentity,
     **options: Any,
 ) -> Outcome:
-    """Replay recordings, with a live datastore among the sources if there is a rule what it remembers."""
+    """Replay recordings, with a live datastore among the sources if there is a rule what is remembered."""
     if remember is None:
         return replay(recordings, sources, calibration, **options)
     with new_live_datastore(tokenizer) as live:
-        return replay(remember(recordings, live), [*sources, live], calibration, **options)
+        return Outcome.sum_of(
+            replay([one], [*with_logits(sources, known), live], calibration, share_logits=True, **options)
+            for one, known in remember(recordings, live)
+        )
 
 
-def shuffled(recordings: Sequence[Recording]) -> list[Recording]:
-    return [recordings[place] for place in np.random.default_rng(0).permutation(len(recordings))]
+def with_logits(sources: Sequence[object], known: Sequence[Recording]) -> list[object]:
+    """Return the sources with recycled logits, if they are among them, that have learnt from the `known` recordings."""
+    return [logits_of(known) if isinstance(source, RecycledLogits) else source for source in sources]
+
+
+def without_logits(recordings: Sequence[Recording], live: LiveDatastore) -> Known:
+    """As `in_turn`, but the recycled logits are new."""
+    return ((recording, ()) for recording, _ in in_turn(recordings, live))
+
+
+def shuffled(recordings: Sequence[Recording], seed: int = 0) -> list[Recording]:
+    return [recordings[place] for place in np.random.default_rng(seed).permutation(len(recordings))]
 
 
 def required(name: str, metavar: str, help_text: str) -> Decorator[Any]:
@@ -132,7 +148,9 @@ def main(
     jobs: list[Job] = [
         (fit, None, full, _THRICE),
         (fit, among_others, full, _THRICE),
-        (shuffled(fit), in_turn, full, _ONCE),
+        (shuffled(fit), in_turn, full, _TWICE),
+        (shuffled(fit, 1), in_turn, full, _TWICE),
+        (shuffled(fit, 2), without_logits, full, _ONCE),
         (fit, among_others, [text, logits], _ONCE),
         (fit[::2], None, [text, logits], _ONCE),
         (fit[1::2], None, [text, code], _ONCE),
@@ -159,16 +177,18 @@ def main(
     if rounds is not None:
         calibration = Calibration(bytes(4))  # the untrained rule
     for _ in range(rounds or 1):
-        record: list[tuple[bytes, bytes, bytes]] = []  # of jobs without a live datastore first
-        frozen = 0
-        for chosen, remember, sources, budgets in sorted(jobs, key=lambda job: job[1] is not None):
-            for nodes, skip in budgets:
-                options = {"max_nodes": nodes, "skip": skip, "record": record}
-                remembering(chosen, remember, sources, calibration, code.tokenizer, **options)
-                frozen = len(record) if remember is None else frozen
-        live = fit_recorded(record, trees=trees)
-        usual = calibration if live_only else fit_recorded(record[:frozen], trees=trees)
-        calibration = Calibration(usual.native.gbdt, provenance=provenance, live_gbdt=live.native.gbdt)
+        fitted = {}
+        for with_live in (False, True):
+            if live_only and not with_live:
+                continue
+            record: list[tuple[bytes, bytes, bytes]] = []
+            for chosen, remember, sources, budgets in jobs:
+                for nodes, skip in budgets if (remember is not None) == with_live else ():
+                    options = {"max_nodes": nodes, "skip": skip, "record": record}
+                    remembering(chosen, remember, sources, calibration, code.tokenizer, **options)
+            fitted[with_live] = fit_recorded(record, trees=trees).native.gbdt
+        frozen = fitted.get(False, calibration.native.gbdt)
+        calibration = Calibration(frozen, provenance=provenance, live_gbdt=fitted[True])
     calibration.save(out)
     rows = []
     for name, chosen in (("recordings", held_out), ("answers", held_out_answers)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,19 +23,19 @@ from rest_store.bench.options import (
     tokenizer_option,
 )
 from rest_store.bench.recordings import Recording, amount, read_all, unfitted, without
-from rest_store.bench.remembering import among_others, in_turn, new_live_datastore, with_all
+from rest_store.bench.remembering import Known, among_others, in_turn, logits_of, new_live_datastore, with_all
 from rest_store.bench.replay import Outcome, replay
 from rest_store.datastore.datastore import Datastore
 from rest_store.drafting.calibration import Calibration
-from rest_store.drafting.sources import PromptLookup, RecycledLogits, require_sources
+from rest_store.drafting.sources import PromptLookup, require_sources
 from rest_store.options import max_nodes_option
 
 if TYPE_CHECKING:
     from rest_store.live.live_datastore import LiveDatastore
 
-    Order = Callable[[Sequence[Recording], LiveDatastore, Callable[[Recording], bool]], Iterator[Recording]]
+    Order = Callable[[Sequence[Recording], LiveDatastore, Callable[[Recording], bool]], Known]
 
-# What the live datastore holds while a recording is replayed.
+# What is remembered while a recording is replayed.
 IN_TURN = "those before it"
 REMEMBERED: dict[str, Order] = {
     IN_TURN: in_turn,
@@ -68,8 +68,9 @@ def live(
     """Replay recordings with a live datastore that remembers others, and print M, tokens per forward pass.
 
     Each recording is replayed while nothing is remembered; in order, while those before it are; and while all others
-    are, without and with other prompts of its task, and itself too: the same prompt asked again. With the datastores
-    and without. All recordings are remembered; the figures are those of the recordings that the calibration was not
+    are, without and with other prompts of its task, and itself too: the same prompt asked again. Sessions share their
+    recycled logits, which have learnt from what is remembered, as those of one program do. With the datastores and
+    without. All recordings are remembered; the figures are those of the recordings that the calibration was not
     fitted to. The first datastore says which tokenizer the tokens are from.
     """
     if out.file is not None:
@@ -118,19 +119,18 @@ def measure_live(
     """
     tokenizer = next(iter(stores.values())).tokenizer
     places = {id(one) for one in reported}
-    local: list[object] = [PromptLookup()]
-    if any(recording.top_k.size for recording in recordings):
-        local.append(RecycledLogits())
+    has_logits = any(recording.top_k.size for recording in recordings)
     rows: list[dict[str, Any]] = []
+
+    def replay_one(recording: Recording, known: Sequence[Recording], sources: Sequence[object], nodes: int) -> Outcome:
+        local = [PromptLookup(), *([logits_of(known)] if has_logits else [])]
+        return replay([recording], [*local, *sources], calibration, max_nodes=nodes, share_logits=True)
 
     def replayed(sources: Sequence[object], nodes: int, order: Order) -> Replayed:
         with new_live_datastore(tokenizer) as remembering:
             return [
-                (
-                    remembering.info().token_count,
-                    replay([recording], [*sources, remembering], calibration, max_nodes=nodes),
-                )
-                for recording in order(recordings, remembering, lambda one: id(one) in places)
+                (remembering.info().token_count, replay_one(recording, known, [*sources, remembering], nodes))
+                for recording, known in order(recordings, remembering, lambda one: id(one) in places)
             ]
 
     def add(with_stores: bool, remembered: str, nodes: int, each: Replayed) -> dict[str, Any]:
@@ -144,8 +144,8 @@ def measure_live(
 
     for nodes in budgets:
         for with_stores in (True, False):
-            sources = [*local, *(stores.values() if with_stores else ())]
-            nothing = [(0, replay([one], sources, calibration, max_nodes=nodes)) for one in reported]
+            sources = list(stores.values()) if with_stores else []
+            nothing = [(0, replay_one(one, (), sources, nodes)) for one in reported]
             add(with_stores, "nothing", nodes, nothing)
             for remembered, order in REMEMBERED.items():
                 each = replayed(sources, nodes, order)

@@ -1,20 +1,27 @@
-"""Replay with a live datastore: which recordings it holds while one of them is replayed."""
+"""Replay with what is remembered of other recordings: a live datastore that holds them, and their recycled logits."""
 
 from __future__ import annotations
 
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from rest_store.bench.recordings import Recording
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.drafting.output_document import OutputDocument
+from rest_store.drafting.session import DraftSession
+from rest_store.drafting.sources import RecycledLogits
 
 if TYPE_CHECKING:
     from rest_store.live.live_datastore import LiveDatastore
+
+# A recording to replay, and those that are known meanwhile.
+Known = Iterator[tuple[Recording, Sequence[Recording]]]
 
 
 @contextmanager
@@ -29,13 +36,23 @@ def new_live_datastore(tokenizer: TokenizerIdentity) -> Iterator[LiveDatastore]:
         yield live
 
 
+def logits_of(recordings: Iterable[Recording]) -> RecycledLogits:
+    """Return recycled logits that have learnt from recordings, as those that sessions share have from earlier ones."""
+    logits = RecycledLogits()
+    for recording in recordings:
+        if recording.top_k.size:
+            text = np.concatenate([recording.prompt, recording.output])
+            DraftSession([logits], text, prompt_top_k=recording.top_k).close()
+    return logits
+
+
 def in_turn(
     recordings: Sequence[Recording], live: LiveDatastore, chosen: Callable[[Recording], bool] | None = None
-) -> Iterator[Recording]:
-    """Yield the recordings in order, or those that are `chosen`, each while `live` holds all before it."""
+) -> Known:
+    """Yield the recordings in order, or those that are `chosen`, each while `live` holds all before it; with these."""
     for number, recording in enumerate(recordings):
         if chosen is None or chosen(recording):
-            yield recording
+            yield recording, recordings[:number]
         _add(live, [number], recordings)
 
 
@@ -45,8 +62,8 @@ def among_others(
     chosen: Callable[[Recording], bool] | None = None,
     *,
     same_task: bool = False,
-) -> Iterator[Recording]:
-    """Yield the recordings, or those that are `chosen`, each while `live` holds all others.
+) -> Known:
+    """Yield the recordings, or those that are `chosen`, each while `live` holds all others; with these.
 
     Args:
         recordings: all; `live` holds them in the end.
@@ -63,16 +80,18 @@ def among_others(
             continue
         absent = [number] if same_task else tasks[recording.key or recording.prompt.tobytes()]
         live.delete([str(one) for one in absent])
-        yield recording
+        yield recording, [one for number, one in enumerate(recordings) if number not in absent]
         _add(live, absent, recordings)
 
 
 def with_all(
     recordings: Sequence[Recording], live: LiveDatastore, chosen: Callable[[Recording], bool] | None = None
-) -> Iterator[Recording]:
-    """Yield the recordings, or those that are `chosen`, while `live` holds all of them."""
+) -> Known:
+    """Yield the recordings, or those that are `chosen`, while `live` holds all of them; with these."""
     _add(live, range(len(recordings)), recordings)
-    yield from filter(chosen, recordings) if chosen is not None else recordings
+    for recording in recordings:
+        if chosen is None or chosen(recording):
+            yield recording, recordings
 
 
 def _add(live: LiveDatastore, numbers: Sequence[int], recordings: Sequence[Recording]) -> None:

@@ -115,6 +115,7 @@ def replay(
     learn: bool = False,
     skip: int = 0,
     max_suffix: int = 16,
+    share_logits: bool = False,
     record: list[tuple[bytes, bytes, bytes]] | None = None,
     times: list[float] | None = None,
 ) -> Outcome:
@@ -122,12 +123,13 @@ def replay(
 
     Args:
         recordings: to replay, in this order.
-        sources: of each session; for a `RecycledLogits` among them each session gets a new one.
+        sources: of each session; for a `RecycledLogits` among them each session gets a new one, unless `share_logits`.
         calibration: of all sessions.
         max_nodes: budget of a step.
         learn: whether the calibration learns online, across recordings.
         skip: tokens of each output that count as prompt.
         max_suffix: of the sessions.
+        share_logits: whether all sessions share the `RecycledLogits` among the sources, as those of one program do.
         record: the data for `Calibration.fit` is appended, if given.
         times: the seconds of each step, for drafting and accepting, are appended, if given.
     """
@@ -136,7 +138,10 @@ def replay(
         if recording.output.size <= skip:
             continue
         text = np.concatenate([recording.prompt, recording.output])
-        session_sources = [RecycledLogits() if isinstance(source, RecycledLogits) else source for source in sources]
+        session_sources = [
+            RecycledLogits() if isinstance(source, RecycledLogits) and not share_logits else source
+            for source in sources
+        ]
         place = start = recording.prompt.size + skip
         with DraftSession(
             session_sources, text[:place], calibration=calibration, learn=learn, max_suffix=max_suffix

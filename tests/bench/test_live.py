@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from click.testing import CliRunner
 from rest_store.bench.exhibits import Lines, Table
 from rest_store.bench.live import IN_TURN, REMEMBERED
 from rest_store.bench.recordings import Recording
-from rest_store.bench.remembering import among_others, in_turn, new_live_datastore, with_all
+from rest_store.bench.remembering import among_others, in_turn, logits_of, new_live_datastore, with_all
 from rest_store.bench.results import read_results
 from rest_store.bench.sections import section_of
 from rest_store.cli import main
+from rest_store.drafting.session import DraftSession
 from tests.shared.strategies import Corpus, identity, write_datastore
 
 VOCABULARY = 300
@@ -47,10 +49,24 @@ def test_a_live_datastore_holds_what_each_order_says(order: Callable[..., Any], 
         def held_now() -> list[int]:
             return [number for number in range(3) if live.count([9, 10 * number + 1, 10 * number + 2])]
 
-        assert [(one, held_now()) for one in order(recordings, live)] == list(zip(recordings, held, strict=True))
+        replayed = []
+        for one, known in order(recordings, live):
+            assert [recordings.index(other) for other in known] == held_now()
+            replayed.append((one, held_now()))
+        assert replayed == list(zip(recordings, held, strict=True))
     with new_live_datastore(identity(VOCABULARY)) as live:
         last = recordings[2]
-        assert [(one, held_now()) for one in order(recordings, live, lambda one: one is last)] == [(last, held[2])]
+        assert [(one, held_now()) for one, _ in order(recordings, live, lambda one: one is last)] == [(last, held[2])]
+
+
+def test_logits_have_learnt_from_all_recordings_that_have_some() -> None:
+    top_k = np.arange(6 * 8, dtype=np.int32).reshape(6, 8)
+    known = [recording(0), replace(recording(1), top_k=top_k)]
+    assert len(logits_of(known[:1])) == 0
+    logits = logits_of(known)
+    with DraftSession([logits], known[1].prompt) as session:  # the last token of the prompt is in row 1
+        assert set(session.draft(4).tokens.tolist()) <= set(top_k.ravel().tolist())
+        assert top_k[1][0] in session.draft(4).tokens
 
 
 def test_the_command_writes_a_row_for_all_that_is_remembered(tmp_path: Path) -> None:
