@@ -36,6 +36,7 @@
     |   |-- BatchError                  sessions cannot be asked together                (ValueError)
     |   `-- CopyError                   a session or its memory cannot be copied         (TypeError)
     |-- CalibrationError                a calibration is unreadable or of another release (ValueError)
+    |-- RecycledLogitsError             recycled logits are unreadable or of another release (ValueError)
     |-- RecordingError                  recordings are unreadable or insufficient        (ValueError)
     |-- ResultsError                    benchmark results are unreadable or incomplete   (ValueError)
     |-- ServiceError                    a service cannot start, or a call failed
@@ -289,6 +290,10 @@ class CopyError(SessionError, TypeError):
 
 class CalibrationError(RestStoreError, ValueError):
     """The file is not a calibration, is damaged, or belongs to another release."""
+
+
+class RecycledLogitsError(RestStoreError, ValueError):
+    """The file does not hold recycled logits, is damaged, cannot be read or written, or belongs to another release."""
 
 
 class RecordingError(RestStoreError, ValueError):

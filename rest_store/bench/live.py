@@ -23,7 +23,15 @@ from rest_store.bench.options import (
     tokenizer_option,
 )
 from rest_store.bench.recordings import Recording, amount, read_all, unfitted, without
-from rest_store.bench.remembering import Known, among_others, in_turn, logits_of, new_live_datastore, with_all
+from rest_store.bench.remembering import (
+    Known,
+    among_others,
+    in_turn,
+    logits_of,
+    new_live_datastore,
+    with_all,
+    without_one,
+)
 from rest_store.bench.replay import Outcome, replay
 from rest_store.datastore.datastore import Datastore
 from rest_store.drafting.calibration import Calibration
@@ -43,6 +51,7 @@ REMEMBERED: dict[str, Order] = {
     "all others, its task in another form too": functools.partial(among_others, same_task=True),
     "all, itself too": with_all,
 }
+LOGITS = "the recycled logits of all others, no live datastore"
 _SLICES = 5  # of the recordings in order, for the curve
 
 Replayed = list[tuple[int, Outcome]]  # tokens remembered before each recording, and its outcome
@@ -69,8 +78,8 @@ def live(
 
     Each recording is replayed while nothing is remembered; in order, while those before it are; and while all others
     are, without and with other prompts of its task, and itself too: the same prompt asked again. Sessions share their
-    recycled logits, which have learnt from what is remembered, as those of one program do. With the datastores and
-    without. All recordings are remembered; the figures are those of the recordings that the calibration was not
+    recycled logits, which have learnt from what is remembered, as those of one program do; one row has these alone. With
+    the datastores and without. All recordings are remembered; the figures are those of the recordings that the calibration was not
     fitted to. The first datastore says which tokenizer the tokens are from.
     """
     if out.file is not None:
@@ -147,6 +156,9 @@ def measure_live(
             sources = list(stores.values()) if with_stores else []
             nothing = [(0, replay_one(one, (), sources, nodes)) for one in reported]
             add(with_stores, "nothing", nodes, nothing)
+            if has_logits:
+                others = [(0, replay_one(one, without_one(recordings, one), sources, nodes)) for one in reported]
+                add(with_stores, LOGITS, nodes, others)
             for remembered, order in REMEMBERED.items():
                 each = replayed(sources, nodes, order)
                 row = add(with_stores, remembered, nodes, each)

@@ -46,6 +46,11 @@ def logits_of(recordings: Iterable[Recording]) -> RecycledLogits:
     return logits
 
 
+def without_one(recordings: Sequence[Recording], absent: Recording) -> list[Recording]:
+    """Return all recordings but `absent`."""
+    return [one for one in recordings if one is not absent]
+
+
 def in_turn(
     recordings: Sequence[Recording], live: LiveDatastore, chosen: Callable[[Recording], bool] | None = None
 ) -> Known:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import inspect
+import os
 import secrets
 from collections.abc import Sequence
 from numbers import Real
+from pathlib import Path
 from threading import TIMEOUT_MAX
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
 from rest_store.datastore.kernel import native_session_kernel
 from rest_store.datastore.render import counted
 from rest_store.datastore.store import Store
+from rest_store.datastore.tokenizer import identity_of
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.evidence import Evidence
-from rest_store.errors import CopyError, LimitError, SourceError, describe
+from rest_store.drafting.recycled_logits_file import read_rows, write_rows
+from rest_store.errors import CopyError, LimitError, RecycledLogitsError, SourceError, describe
 
 _MAX_SOURCES = 8
 # What a source may be called with: for each method the positional arguments, and the keywords.
@@ -94,8 +98,8 @@ class RecycledLogits:
     """Tokens that the target model itself found likely after similar contexts, as passed to `DraftSession.accept`.
 
     Kept by the last one, two and three tokens, at most 131,072 rows of 8 tokens (6 MB); new rows displace old ones.
-    Sessions may share one: what one generation learnt then helps the next. Thread-safe. Source: Token Recycling,
-    arXiv 2408.08696.
+    Sessions may share one: what one generation learnt then helps the next. `save` and `load` carry it over to another
+    program. Thread-safe. Source: Token Recycling, arXiv 2408.08696.
     """
 
     def __init__(self) -> None:
@@ -105,6 +109,39 @@ class RecycledLogits:
     def __len__(self) -> int:
         """Return the number of rows held."""
         return len(self.native)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], tokenizer: object) -> RecycledLogits:
+        """Read what `save` wrote.
+
+        Args:
+            path: the file.
+            tokenizer: of the target model: a `TokenizerIdentity` or a tokenizer, as `identity_of` takes it.
+
+        Raises:
+            RecycledLogitsError: the file cannot be read, is damaged, or was written by another release.
+            TokenizerMismatchError: its tokens are of another tokenizer.
+        """
+        identity = identity_of(tokenizer)
+        logits = cls()
+        if not logits.native.add_rows(read_rows(Path(path), identity), identity.vocabulary_size):
+            raise RecycledLogitsError(describe(path, "rows", "malformed", "tokens of the vocabulary, then -1"))
+        return logits
+
+    def save(self, path: str | os.PathLike[str], tokenizer: object) -> None:
+        """Write all rows, about 2 MB when it is full; `path` holds the old file or the whole new one.
+
+        The file holds pieces of three tokens of every text that sessions learnt from.
+
+        Args:
+            path: the file.
+            tokenizer: of the tokens, as in `load`.
+
+        Raises:
+            RecycledLogitsError: the file cannot be written.
+        """
+        identity = identity_of(tokenizer)
+        write_rows(Path(path), self.native.rows(identity.vocabulary_size), identity)
 
     @property
     def memory(self) -> int:

@@ -5,6 +5,7 @@ Without a prompt it reads them from standard input, line by line: on a terminal 
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import click
 
 import rest_store
-from rest_store.datastore.tokenizer import identity_of
+from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
 from rest_store.errors import DeadlineError, ServiceUnavailableError
 from rest_store.live.opening import open_store
 from rest_store.options import (
@@ -63,6 +64,14 @@ Examples:
     metavar="PLACE",
     type=PLACE,
     help="Add each output to this live datastore, a directory (new, or as it is) or HOST:PORT, and draft from it.",
+)
+@click.option(
+    "--logits",
+    "logits_path",
+    metavar="FILE",
+    type=FILE,
+    callback=_writable,
+    help="Draft from what the model found likely in earlier runs too: read from this file, written to it at the end.",
 )
 @click.option(
     "--prompt",
@@ -137,6 +146,7 @@ def generate(
     access: Access,
     send_text: bool,
     remember: str | None,
+    logits_path: Path | None,
     prompts: tuple[str, ...],
     chat: bool | None,
     max_new_tokens: int,
@@ -190,7 +200,8 @@ def generate(
     reach["tokenizer"] = identity
     stores = {place: opened.get(place) or _opened(place, tokenizer, reach) for place in places}
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": bool(sampling), **sampling}
-    sources = [*stores.values(), rest_store.PromptLookup(), rest_store.RecycledLogits()]
+    logits = rest_store.RecycledLogits() if logits_path is None else _kept_logits(logits_path, identity)
+    sources = [*stores.values(), rest_store.PromptLookup(), logits]
     names = [*("remembered" if place == kept else "datastore" for place in places), "prompt", "recycled"]
     labels = [*places, "prompt lookup", "recycled logits"]
     target = None if kept is None else stores[kept]
@@ -214,6 +225,13 @@ def generate(
             writer.write(prompt, chat=bool(chat), page_path=page_path, title=title)
     else:
         writer.write_lines(chat=bool(tokenizer.chat_template) if chat is None else chat)
+
+
+def _kept_logits(path: Path, tokenizer: TokenizerIdentity) -> rest_store.RecycledLogits:
+    """Return the recycled logits in a file, or new ones if there is none; write them there when the command ends."""
+    logits = rest_store.RecycledLogits.load(path, tokenizer) if path.exists() else rest_store.RecycledLogits()
+    click.get_current_context().call_on_close(functools.partial(logits.save, path, tokenizer))
+    return logits
 
 
 def _normal(place: str) -> str:

@@ -209,6 +209,25 @@ def test_what_the_command_remembers_drafts_for_the_next_prompt(speaking_model: P
     assert labels[:2] == [str(live), "prompt lookup"], "one source, though named twice"
 
 
+def test_what_the_model_found_likely_is_kept_for_the_next_run(speaking_model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "logits"
+    words = ["--prompt", "for i in i in i in", "--max-new-tokens", "24", "--json", "--logits", str(path)]
+    _, tokenizer = load_model(str(speaking_model))
+    earlier = rest_store.RecycledLogits()
+    rest_store.DraftSession([earlier], [1, 2, 3], prompt_top_k=[[4], [5], [6]]).close()
+    earlier.save(path, tokenizer)
+    assert write(speaking_model, *words).exit_code == 0
+    later = rest_store.RecycledLogits.load(path, tokenizer)
+    assert len(later) > len(earlier)
+    with rest_store.DraftSession([later], [1, 2, 3]) as session:
+        assert session.draft(1).tokens.tolist() == [6]
+    path.write_bytes(b"something else")
+    done = write(speaking_model, *words)
+    assert done.exit_code == 1
+    assert f"Error: {path}: content is something else, expected recycled logits" in done.output
+    assert path.read_bytes() == b"something else"
+
+
 def test_a_page_takes_one_prompt(model_directory: Path, tmp_path: Path) -> None:
     done = write(model_directory, "--prompt", "a", "--prompt", "b", "--html", str(tmp_path / "page.html"))
     assert (done.exit_code, "--html takes one --prompt" in done.stderr) == (2, True)

@@ -61,6 +61,10 @@ void bind_sessions(nb::module_& module) {
   nb::class_<RecycledLogits>(module, "NativeRecycledLogits")
       .def(nb::init<>())
       .def("__len__", &RecycledLogits::size)
+      .def("rows",
+           [](const RecycledLogits& logits, std::uint64_t vocabulary) { return bytes_of(logits.rows(vocabulary)); })
+      .def("add_rows", [](RecycledLogits& logits, const Array<std::int32_t>& rows,
+                          std::uint64_t vocabulary) { return logits.add_rows(span_of(rows), vocabulary); })
       .def("memory", &RecycledLogits::memory);
   nb::class_<NativeSession>(module, "NativeSession")
       .def(nb::init<NativeCalibration&>(), nb::keep_alive<1, 2>())

@@ -31,11 +31,8 @@ class RecycledLogits {
   void learn(std::span<const Token> tail, const TopTokens& top) {
     if (top.size == 0) return;
     const std::lock_guard lock(mutex_);
-    if (rows_.empty()) rows_.resize(std::size_t{1} << 10);
-    for (std::size_t order = 1; order <= kRecycledOrders && order <= tail.size(); ++order) {
-      if (rows_.size() < kMaxRows && 2 * (used_ + 1) > rows_.size()) grow();
-      put({key_of(tail.last(order)), top});
-    }
+    for (std::size_t order = 1; order <= kRecycledOrders && order <= tail.size(); ++order)
+      add({key_of(tail.last(order)), top});
   }
 
   // The rows of the last 1, 2 and 3 tokens of `tail`; of size 0 where there are none.
@@ -56,6 +53,53 @@ class RecycledLogits {
     return used_;
   }
 
+  // All rows, each in kWidth numbers: the last tokens, the last one first, then the most likely ones; -1 where there
+  // are fewer. A row ends at a token that is not below `vocabulary`: models have logits of ids that are no tokens.
+  static constexpr std::size_t kWidth = kRecycledOrders + kTopK;
+  std::vector<std::int32_t> rows(std::uint64_t vocabulary) const {
+    const std::lock_guard lock(mutex_);
+    std::vector<std::int32_t> out;
+    for (const auto& [key, top] : rows_) {
+      const auto is_no_token = [&](Token token) { return token >= vocabulary; };
+      const auto likely = std::span(top.tokens).first(top.size);
+      const auto end = std::find_if(likely.begin(), likely.end(), is_no_token);
+      const auto known = std::find(key.begin(), key.end(), kNoToken);
+      if (end == likely.begin() || std::any_of(key.begin(), known, is_no_token)) continue;
+      out.insert(out.end(), key.begin(), key.end());
+      out.insert(out.end(), likely.begin(), end);
+      out.resize(out.size() + kTopK - static_cast<std::size_t>(end - likely.begin()), -1);
+    }
+    return out;
+  }
+
+  // Take in `rows` as rows() returns them, all of them or, if one is malformed or has a token that is not below
+  // `vocabulary`, none. Returns whether they are well-formed.
+  bool add_rows(std::span<const std::int32_t> rows, std::uint64_t vocabulary) {
+    if (rows.size() % kWidth != 0) return false;
+    const auto is_token = [&](std::int32_t value) {
+      return value >= 0 && static_cast<std::uint64_t>(value) < vocabulary;
+    };
+    const auto is_filled_up = [&](std::span<const std::int32_t> values) {  // at least one token, then -1
+      const auto end = std::find(values.begin(), values.end(), -1);
+      return end != values.begin() && std::all_of(values.begin(), end, is_token) &&
+             std::all_of(end, values.end(), [](std::int32_t value) { return value == -1; });
+    };
+    for (std::size_t at = 0; at < rows.size(); at += kWidth)
+      if (!is_filled_up(rows.subspan(at, kRecycledOrders)) || !is_filled_up(rows.subspan(at + kRecycledOrders, kTopK)))
+        return false;
+    const std::lock_guard lock(mutex_);
+    // They come in the order of their places: in a smaller table they would displace each other.
+    while (rows_.size() < kMaxRows && 2 * (used_ + rows.size() / kWidth) > rows_.size()) grow();
+    for (std::size_t at = 0; at < rows.size(); at += kWidth) {
+      Row row{};
+      for (std::size_t i = 0; i < kRecycledOrders; ++i) row.key[i] = static_cast<Token>(rows[at + i]);
+      for (std::size_t i = kRecycledOrders; i < kWidth && rows[at + i] >= 0; ++i)
+        row.top.tokens[row.top.size++] = static_cast<Token>(rows[at + i]);
+      add(row);
+    }
+    return true;
+  }
+
   // Bytes of its rows.
   std::size_t memory() const {
     const std::lock_guard lock(mutex_);
@@ -63,10 +107,12 @@ class RecycledLogits {
   }
 
  private:
-  static constexpr std::size_t kMaxRows = std::size_t{1} << 17;  // rows; 48 bytes each
-  static constexpr std::size_t kWays = 4;                        // places that a row may take
+  static constexpr std::size_t kLeastRows = std::size_t{1} << 10, kMaxRows = std::size_t{1} << 17;  // 48 bytes each
+  static constexpr std::size_t kWays = 4;  // places that a row may take
 
-  // The last tokens of a context, the last one first, padded with a value that is not a token.
+  static constexpr Token kNoToken = ~Token{0};
+
+  // The last tokens of a context, the last one first, filled up with kNoToken.
   using Key = std::array<Token, kRecycledOrders>;
 
   struct Row {
@@ -76,13 +122,18 @@ class RecycledLogits {
 
   static Key key_of(std::span<const Token> tokens) {
     Key key;
-    key.fill(~Token{0});
+    key.fill(kNoToken);
     std::copy(tokens.rbegin(), tokens.rend(), key.begin());
     return key;
   }
 
   std::size_t place_of(const Key& key, std::size_t way) const {
     return ((hash_of(key) >> 20) + way) & (rows_.size() - 1);
+  }
+
+  void add(const Row& row) {
+    if (rows_.size() < kMaxRows && 2 * (used_ + 1) > rows_.size()) grow();
+    put(row);
   }
 
   void put(const Row& row) {
@@ -97,7 +148,7 @@ class RecycledLogits {
   }
 
   void grow() {
-    std::vector<Row> old(2 * rows_.size());
+    std::vector<Row> old(std::max(kLeastRows, 2 * rows_.size()));
     old.swap(rows_);
     used_ = 0;
     for (const Row& row : old)

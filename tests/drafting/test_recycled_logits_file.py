@@ -1,0 +1,127 @@
+"""Recycled logits are saved and read back whole, and bad files are refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rest_store.drafting.recycled_logits_file import write_rows
+from rest_store.drafting.session import DraftSession
+from rest_store.drafting.sources import RecycledLogits
+from rest_store.errors import RecycledLogitsError, TokenizerMismatchError
+from tests.shared.strategies import identity
+
+VOCABULARY = 300
+TOKENIZER = identity(VOCABULARY)
+
+
+def learnt(count: int) -> tuple[RecycledLogits, np.ndarray, np.ndarray]:
+    """Recycled logits that have learnt from a random text, the text, and its top-k: some rows have fewer tokens."""
+    random = np.random.default_rng(3)
+    text = random.integers(0, VOCABULARY, count).astype(np.int32)
+    top_k = random.integers(0, VOCABULARY, (count, 8)).astype(np.int32)
+    top_k[::3, 5:] = -1
+    logits = RecycledLogits()
+    DraftSession([logits], text, prompt_top_k=top_k).close()
+    return logits, text, top_k
+
+
+def test_what_is_read_back_drafts_the_same(tmp_path: Path) -> None:
+    logits, text, _ = learnt(3_000)
+    path = tmp_path / "logits"
+    logits.save(path, TOKENIZER)
+    again = RecycledLogits.load(path, TOKENIZER)
+    assert len(again) == len(logits) > 5_000
+    for end in range(10, 3_000, 300):
+        trees = []
+        for own in (logits, again):
+            with DraftSession([own], text[:end]) as session:
+                trees.append(session.draft(16))
+        assert len(trees[0]) > 0
+        assert trees[0] == trees[1]
+    again.save(path, TOKENIZER)
+    third = RecycledLogits.load(path, TOKENIZER)
+    assert sorted(third.native.rows(VOCABULARY)) == sorted(logits.native.rows(VOCABULARY))
+    assert [one.name for one in tmp_path.iterdir()] == ["logits"]
+
+
+def test_empty_and_full_tables(tmp_path: Path) -> None:
+    RecycledLogits().save(tmp_path / "empty", TOKENIZER)
+    assert len(RecycledLogits.load(tmp_path / "empty", TOKENIZER)) == 0
+    logits, *_ = learnt(60_000)
+    logits.save(tmp_path / "full", TOKENIZER)
+    assert 0 < len(RecycledLogits.load(tmp_path / "full", TOKENIZER)) <= 1 << 17
+
+
+def test_rows_end_at_ids_that_are_no_tokens(tmp_path: Path) -> None:
+    logits = RecycledLogits()
+    top_k = np.array([[7, VOCABULARY, 8], [VOCABULARY, 9, -1], [5, 6, -1], [4, 3, -1]], np.int32)
+    DraftSession([logits], [1, 2, VOCABULARY, 3], prompt_top_k=top_k).close()
+    logits.save(tmp_path / "logits", TOKENIZER)
+    rows = np.frombuffer(RecycledLogits.load(tmp_path / "logits", TOKENIZER).native.rows(VOCABULARY), np.int32)
+    assert sorted(rows.reshape(-1, 11)[:, :5].tolist()) == [[1, -1, -1, 7, -1], [3, -1, -1, 4, 3]]
+
+
+def swapped(content: bytes) -> bytes:
+    return content[:-3] + bytes([content[-3] ^ 1]) + content[-2:]
+
+
+def of_version(content: bytes) -> bytes:
+    magic, head, packed = content.split(b"\n", 2)
+    return b"\n".join([magic, json.dumps({**json.loads(head), "version": 9}).encode(), packed])
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda content: b"", "content is something else, expected recycled logits"),
+        (lambda content: content[:40], "header is damaged, expected one line of JSON"),
+        (lambda content: content.replace(b'"tokenizer"', b'"tokeniser"'), "header is damaged, expected one line of"),
+        (lambda content: content.replace(b'"vocabulary_size": 300', b'"vocabulary_size": -1'), "header is damaged"),
+        (of_version, "version is 9, expected 1"),
+        (swapped, "checksum of the rows is wrong"),
+    ],
+)
+def test_damaged_files_are_refused(tmp_path: Path, damage: Callable[[bytes], bytes], message: str) -> None:
+    path = tmp_path / "logits"
+    learnt(50)[0].save(path, TOKENIZER)
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(RecycledLogitsError) as caught:
+        RecycledLogits.load(path, TOKENIZER)
+    assert message in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        [1, 2],  # not a whole row
+        [-1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11],  # no context
+        [1, 2, 3, -1, 5, 6, 7, 8, 9, 10, 11],  # no likely token
+        [1, -1, 3, 4, 5, 6, 7, 8, 9, 10, 11],  # a gap
+        [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, VOCABULARY],  # outside the vocabulary
+        [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, -2],
+    ],
+)
+def test_malformed_rows_are_refused(tmp_path: Path, row: list[int]) -> None:
+    good = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]
+    write_rows(tmp_path / "logits", np.array(good + row, np.int32).tobytes(), TOKENIZER)
+    with pytest.raises(RecycledLogitsError, match="rows is malformed, expected tokens of the vocabulary, then -1"):
+        RecycledLogits.load(tmp_path / "logits", TOKENIZER)
+    write_rows(tmp_path / "logits", np.array(good, np.int32).tobytes(), TOKENIZER)
+    assert len(RecycledLogits.load(tmp_path / "logits", TOKENIZER)) == 1
+
+
+def test_another_tokenizer_and_places_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    logits = learnt(50)[0]
+    logits.save(tmp_path / "logits", TOKENIZER)
+    with pytest.raises(TokenizerMismatchError):
+        RecycledLogits.load(tmp_path / "logits", identity(VOCABULARY + 1))
+    with pytest.raises(RecycledLogitsError, match="expected a readable file"):
+        RecycledLogits.load(tmp_path / "absent", TOKENIZER)
+    with pytest.raises(RecycledLogitsError, match="expected a writable place"):
+        logits.save(tmp_path / "absent" / "logits", TOKENIZER)
