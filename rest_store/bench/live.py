@@ -78,9 +78,9 @@ def live(
 
     Each recording is replayed while nothing is remembered; in order, while those before it are; and while all others
     are, without and with other prompts of its task, and itself too: the same prompt asked again. Sessions share their
-    recycled logits, which have learnt from what is remembered, as those of one program do; one row has these alone. With
-    the datastores and without. All recordings are remembered; the figures are those of the recordings that the calibration was not
-    fitted to. The first datastore says which tokenizer the tokens are from.
+    recycled logits, which have learnt from what is remembered, as those of one program do; one row has these alone.
+    With the datastores and without. All recordings are remembered; the figures are those of the recordings that the
+    calibration was not fitted to. The first datastore says which tokenizer the tokens are from.
     """
     if out.file is not None:
         require_folder(out.file)
