@@ -26,10 +26,12 @@ from rest_store.errors import (
     TargetError,
     TokenRangeError,
 )
+from rest_store.service.client import parts_base
 from rest_store.service.client.async_client import AsyncDatastoreClient
 from rest_store.service.client.async_parts_client import AsyncPartsClient
 from rest_store.service.client.client import DatastoreClient
 from rest_store.service.client.parts_client import PartsClient
+from rest_store.service.ray.parts_file import write_parts
 from tests.shared.clients import KINDS, LATE, connected
 from tests.shared.live import until
 from tests.shared.parts import Serving, serving
@@ -193,6 +195,30 @@ def test_a_replica_takes_over(served: Serving, directory: Path, whole: Datastore
         assert client.statistics.failovers >= 1
         assert client.statistics.absent_parts == 0
         assert client.statistics.answers == client.statistics.calls
+
+
+@KINDS
+def test_a_part_that_has_moved_is_found_by_the_parts_file(
+    kind: type[Any], served: Serving, directory: Path, whole: Datastore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts_base, "_READ_AGAIN", 0)
+    name, first = f"moved{kind.__name__}", Datastore.open(directory, part="1/2")
+    [token, *_] = (token for token in range(300) if whole.count([token]) > first.count([token]))
+    groups = served.start_all(directory, 2, name)
+    write_parts(tmp_path / "parts.toml", groups)
+    with connected(kind, str(tmp_path / "parts.toml"), timeout=PATIENCE, retries=0, pause=0) as client:
+        client.connect()
+        served.stop(f"{name}2of2")
+        assert client.count([token]) == first.count([token])
+        (tmp_path / "parts.toml").write_text("[[part]")
+        assert client.count([token]) == first.count([token])
+        moved = served.start(f"{name}2again", directory, "2/2")
+        write_parts(tmp_path / "parts.toml", [groups[0], [moved]])
+        assert client.count([token]) == first.count([token])  # this call finds the file
+        text = texts(1)[0]
+        until(lambda: client.draft(text) == whole.draft(text))
+        assert client.count([token]) == whole.count([token])
+        assert client.info().parts[1].targets == (moved,)
 
 
 @KINDS

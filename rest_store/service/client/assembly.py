@@ -125,6 +125,11 @@ class Assembly:
                 place for place, codec in enumerate(self._codecs) if codec.is_known and place not in self._misplaced
             ]
 
+    def move(self, groups: Sequence[Sequence[str]]) -> None:
+        """The parts are at these endpoints from now on."""
+        with self._lock:
+            self._targets = [tuple(group) for group in groups]
+
     def note(self, answered: Iterable[int], failures: Mapping[int, RestStoreError]) -> None:
         """Note which parts have answered, and why others have not.
 

@@ -190,7 +190,7 @@ class AsyncPartsClient(PartsBase[AsyncDatastoreClient], AsyncDatastoreClient):
                 raise outcome
             else:
                 answers[place] = outcome
-        self._assembly.note(answers, failures)
+        self._note(answers, failures)
         return answers
 
     async def close(self) -> None:

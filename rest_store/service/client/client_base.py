@@ -65,8 +65,9 @@ class ClientBase(ABC):
         self._timeout = seconds_of(timeout)
         self._dialer = Dialer(token, tls)
         self._counters = ClientCounters()
+        self._new_circuit = functools.partial(Circuit, threshold, first_pause)
         self._endpoints = Endpoints(
-            [Endpoint(target, Circuit(threshold, first_pause), self._connect) for target in addresses],
+            [Endpoint(target, self._new_circuit(), self._connect) for target in addresses],
             self._counters,
             _at_least(0, "retries", retries),
         )
@@ -81,6 +82,16 @@ class ClientBase(ABC):
     @abstractmethod
     def _connect(self, target: str) -> Connection:
         """Return a new connection to `target`."""
+
+    def _move_to(self, addresses: Sequence[str]) -> None:
+        """Ask the service at these addresses, at least one, from now on."""
+        members = {member.target: member for member in self._endpoints.members}
+        if any(member.is_closed for member in members.values()):
+            return
+        self._targets = list(addresses)
+        self._endpoints.replace(
+            [members.get(one) or Endpoint(one, self._new_circuit(), self._connect) for one in addresses]
+        )
 
     @property
     def statistics(self) -> ClientStatistics:

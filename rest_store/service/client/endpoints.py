@@ -78,9 +78,13 @@ class Endpoints(Generic[C]):
     """
 
     def __init__(self, members: Sequence[Endpoint[C]], counters: ClientCounters, retries: int) -> None:
-        self.members = tuple(members)
         self.counters = counters
         self.retries = retries
+        self.replace(members)
+
+    def replace(self, members: Sequence[Endpoint[C]]) -> None:
+        """Ask these from now on; calls at others go on."""
+        self.members = tuple(members)
         self.circuits_open = f"{self}: service was not called, because it has just failed several times in a row"
         self._preferred = self.members[0]
 
@@ -89,9 +93,11 @@ class Endpoints(Generic[C]):
         preferred = self._preferred
         if preferred is not instead_of and preferred.circuit.admits(now):
             return preferred
-        if len(self.members) > 1:
-            start = self.members.index(instead_of or preferred)
-            for member in (*self.members[start + 1 :], *self.members[:start]):
+        members = self.members
+        if len(members) > 1 or preferred is instead_of:
+            last = instead_of or preferred
+            start = members.index(last) + 1 if last in members else 0
+            for member in (*members[start:], *members[:start]):
                 if member is not instead_of and member is not preferred and member.circuit.admits(now):
                     self._preferred = member
                     return member

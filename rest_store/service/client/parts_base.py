@@ -28,6 +28,7 @@ U = TypeVar("U")
 _OF_CALLS = ("calls", "answers", "absent_parts", "unproved_trees")  # what is counted for all parts together
 _OF_FAILURES = ("unavailable", "deadlines", "not_asked", "overloaded", "refused", "broken")
 _LEAST_SECONDS = 1e-6
+_READ_AGAIN = 1.0  # seconds after which a parts file is read again while a part is away
 
 
 class PartsBase(Generic[C]):
@@ -44,6 +45,8 @@ class PartsBase(Generic[C]):
             if options.get(name) is not None:
                 raise TargetError(describe("client", name, ascii(options[name]), "None where a datastore is in parts"))
         self._groups = groups = part_groups(targets)
+        self._file = targets if isinstance(targets, str) else None
+        self._read_at = time.monotonic()
         self._options = dict(options)
         if (tokenizer := options.get("tokenizer")) is not None:
             self._options["tokenizer"] = identity_of(tokenizer)  # once for all parts
@@ -88,6 +91,24 @@ class PartsBase(Generic[C]):
     def _left(ends: float) -> float:
         """Return the seconds left for a request; a moment at least, since none at all would be no timeout."""
         return max(_LEAST_SECONDS, ends - time.monotonic())
+
+    def _note(self, answers: Mapping[int, object], failures: Mapping[int, RestStoreError]) -> None:
+        """Note which parts have answered; where one has not, see whether the parts file says that it has moved."""
+        self._assembly.note(answers, failures)
+        now = time.monotonic()
+        if not failures or self._file is None or now - self._read_at < _READ_AGAIN:
+            return
+        self._read_at = now
+        try:
+            groups = part_groups(self._file)
+        except TargetError:  # the file is away, or is being written: what it said last stands
+            return
+        if len(groups) != len(self._parts) or groups == self._groups:
+            return
+        for part, group in zip(self._parts, groups, strict=True):
+            part._move_to(group)
+        self._assembly.move(groups)
+        self._groups = groups
 
     def _require_usable(self) -> dict[int, Requests]:
         """Return the requests of the parts that can be asked; raise why there are none."""

@@ -195,7 +195,7 @@ class PartsClient(PartsBase[DatastoreClient], DatastoreClient):
         answers, failures = ask_together(
             {place: functools.partial(self._start_all, place, requests, ends) for place, requests in wanted.items()}
         )
-        self._assembly.note(answers, failures)
+        self._note(answers, failures)
         return answers
 
     def _start_all(self, place: int, requests: Sequence[Request[Any]], ends: float) -> Callable[[], list[Any]]:
@@ -216,7 +216,7 @@ class PartsClient(PartsBase[DatastoreClient], DatastoreClient):
             answers, failures = ask_together(
                 {place: functools.partial(start, streams[place], left) for place in usable}
             )
-            self._assembly.note(answers, failures)
+            self._note(answers, failures)
             return self.require_answers(answers)
 
     def close(self) -> None:
