@@ -16,7 +16,7 @@ constexpr std::size_t kMaxStores = 6;       // stores of one session: sources wi
 constexpr std::size_t kRankedStores = 2;    // frozen stores with columns of their own
 constexpr std::size_t kSuffixFeatures = 6;  // suffix lengths of a store that are features: longest, middle, 4, 3, 2, 1
 
-static_assert(kCandidates % kLanes == 0);
+static_assert(kCandidates == 2 * kLanes);
 
 // The columns of the table. A calibration file refers to them by number.
 enum Feature : std::size_t {
