@@ -10,15 +10,30 @@
 
 namespace rest_store {
 
+namespace {
+
+// A packed tree, in bytes: features, thresholds and leaves, one after the other.
+constexpr std::size_t kTreeSize =
+    sizeof(ObliviousTree::features) + sizeof(ObliviousTree::thresholds) + sizeof(ObliviousTree::leaves);
+
+}  // namespace
+
 Gbdt gbdt_of(const nb::bytes& packed) {
   constexpr std::size_t kHead = sizeof(float);
-  if (packed.size() < kHead || (packed.size() - kHead) % sizeof(ObliviousTree) != 0)
-    throw nb::value_error("of a wrong size");
+  if (packed.size() < kHead || (packed.size() - kHead) % kTreeSize != 0) throw nb::value_error("of a wrong size");
   Gbdt gbdt;
   std::memcpy(&gbdt.base, packed.c_str(), kHead);
-  gbdt.trees.resize((packed.size() - kHead) / sizeof(ObliviousTree));
-  if (!gbdt.trees.empty())
-    std::memcpy(static_cast<void*>(gbdt.trees.data()), packed.c_str() + kHead, packed.size() - kHead);
+  gbdt.trees.resize((packed.size() - kHead) / kTreeSize);
+  const char* from = packed.c_str() + kHead;
+  const auto read = [&](auto& column) {
+    std::memcpy(column.data(), from, sizeof column);
+    from += sizeof column;
+  };
+  for (ObliviousTree& tree : gbdt.trees) {
+    read(tree.features);
+    read(tree.thresholds);
+    read(tree.leaves);
+  }
   for (const ObliviousTree& tree : gbdt.trees)
     for (const std::uint16_t feature : tree.features)
       if (feature >= kFeatures) throw nb::value_error("of other features");
@@ -33,10 +48,18 @@ using namespace rest_store;
 namespace {
 
 nb::bytes packed_of(const Gbdt& gbdt) {
-  std::vector<char> out(sizeof(float) + gbdt.trees.size() * sizeof(ObliviousTree));
+  std::vector<char> out(sizeof(float) + gbdt.trees.size() * kTreeSize);
   std::memcpy(out.data(), &gbdt.base, sizeof(float));
-  if (!gbdt.trees.empty())
-    std::memcpy(out.data() + sizeof(float), gbdt.trees.data(), gbdt.trees.size() * sizeof(ObliviousTree));
+  char* to = out.data() + sizeof(float);
+  const auto write = [&](const auto& column) {
+    std::memcpy(to, column.data(), sizeof column);
+    to += sizeof column;
+  };
+  for (const ObliviousTree& tree : gbdt.trees) {
+    write(tree.features);
+    write(tree.thresholds);
+    write(tree.leaves);
+  }
   return bytes_of(out);
 }
 

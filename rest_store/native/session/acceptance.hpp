@@ -59,8 +59,7 @@ inline std::array<float, kCandidates> acceptance_probabilities(const CandidateTa
   std::array<float, kCandidates> out{};
   float sum = 0;
   if (!gbdt.trees.empty()) {
-    for (std::size_t row = 0; row < candidates.size(); row += kLanes)
-      gbdt.evaluate(candidates.columns() + row, kCandidates, out.data() + row);
+    gbdt.evaluate(candidates.columns(), kCandidates, candidates.size() > kLanes, out.data());
     float greatest = 0;
     for (std::size_t row = 0; row < candidates.size(); ++row)
       greatest = std::max(greatest, out[row] += online.log_odds(candidates.origins(row)));

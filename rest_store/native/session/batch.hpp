@@ -63,10 +63,11 @@ inline void build_all(std::span<const BatchDraft> drafts) {
       requests.clear();
       for (const auto& [builder, limits] : together)
         if (builder->unfinished()) builder->request(requests);
-      EvidenceReader::read(requests);
+      EvidenceReader::read(requests, [] {});  // whose requests cover for each other
       bool are_done = true;
       for (const auto& [builder, limits] : together)
         if (builder->unfinished()) {
+          builder->look_up();
           builder->expand();
           are_done = are_done && !builder->unfinished();
         }

@@ -16,7 +16,7 @@ constexpr std::size_t kMaxStores = 6;       // stores of one session: sources wi
 constexpr std::size_t kRankedStores = 2;    // frozen stores with columns of their own
 constexpr std::size_t kSuffixFeatures = 6;  // suffix lengths of a store that are features: longest, middle, 4, 3, 2, 1
 
-static_assert(kCandidates % kLanes == 0);
+static_assert(kCandidates == 2 * kLanes);
 
 // The columns of the table. A calibration file refers to them by number.
 enum Feature : std::size_t {
@@ -279,21 +279,28 @@ class CandidateTable {
     return (hit_rate.value * hit_rate.value + 0.01F) * length / (length + 2);
   }
 
-  // Order by prior, of equals the lesser token first, and keep the best.
+  // Order by prior, of equals the lesser token first, and keep the best: few of many, so that most are compared with
+  // the last of them alone.
   void sort(std::size_t limit) {
-    size_ = std::min(pool_.size, limit);
+    size_ = 0;
+    std::array<std::uint64_t, kCandidates> best;  // keys, ascending
+    for (std::size_t row = 0; row < pool_.size; ++row) {
+      // Priors are not negative, so their bits are in their order.
+      const std::uint64_t key =
+          std::uint64_t{~std::bit_cast<std::uint32_t>(pool_.prior[row])} << 32 | pool_.tokens[row];
+      if (size_ == limit && key > best[limit - 1]) continue;
+      std::size_t place = size_ < limit ? size_++ : limit - 1;
+      for (; place > 0 && best[place - 1] > key; --place) {
+        best[place] = best[place - 1];
+        order_[place] = order_[place - 1];
+      }
+      best[place] = key;
+      order_[place] = static_cast<std::uint8_t>(row);
+    }
     lanes_ = size_ <= kLanes ? kLanes : kCandidates;
-    std::array<std::uint64_t, CandidatePool::kMax> keys;  // priors are not negative, so their bits are in their order
-    for (std::size_t row = 0; row < pool_.size; ++row)
-      keys[row] = std::uint64_t{~std::bit_cast<std::uint32_t>(pool_.prior[row])} << 32 | pool_.tokens[row];
-    std::partial_sort(keys.begin(), keys.begin() + static_cast<std::ptrdiff_t>(size_),
-                      keys.begin() + static_cast<std::ptrdiff_t>(pool_.size));
     std::fill_n(places_.begin(), pool_.size, kNoPlace);
     places_[CandidatePool::kNone] = kNoPlace;
-    for (std::size_t row = 0; row < size_; ++row) {
-      order_[row] = static_cast<std::uint8_t>(pool_.find(static_cast<Token>(keys[row])));
-      places_[order_[row]] = static_cast<std::uint8_t>(row);
-    }
+    for (std::size_t row = 0; row < size_; ++row) places_[order_[row]] = static_cast<std::uint8_t>(row);
   }
 
   float& at(std::size_t column, std::size_t row) { return columns_[column * kCandidates + row]; }

@@ -97,7 +97,7 @@ class EvidenceCollector {
       requests_.push_back(
           {readers_[i], open.parent < 0 ? nullptr : &source_evidence_[static_cast<std::size_t>(open.parent)].stores[i],
            tail, &sources.stores[i]});
-    EvidenceReader::read(requests_);
+    EvidenceReader::read(requests_, [] {});
     return sources;
   }
 

@@ -119,13 +119,16 @@ struct ContinuationQuery {
 // calls.
 class ContinuationReader {
  public:
-  void read(std::span<const ContinuationQuery> queries) {
+  // `meanwhile` is called while the first of what is read is on its way from memory.
+  template <class Meanwhile>
+  void read(std::span<const ContinuationQuery> queries, Meanwhile&& meanwhile) {
     probes_.clear();
     ends_.clear();
     for (const ContinuationQuery& query : queries) {
       plan(query);
       ends_.push_back(probes_.size());
     }
+    meanwhile();
     std::size_t next = 0;
     for (std::size_t i = 0; i < queries.size(); ++i)
       for (; next < ends_[i]; ++next) {

@@ -75,8 +75,9 @@ class EvidenceReader {
     Evidence* out;
   };
 
-  // Read the evidence of all `requests`, which wait for memory together.
-  static void read(std::span<const Request> requests) {
+  // Read the evidence of all `requests`, which wait for memory together, and with `meanwhile`, which is called once.
+  template <class Meanwhile>
+  static void read(std::span<const Request> requests, Meanwhile&& meanwhile) {
     Scratch& scratch = thread_scratch();
     scratch.clear();
     scratch.pending.clear();
@@ -124,7 +125,7 @@ class EvidenceReader {
           reader->queue(out->levels[filled++]);
         }
     }
-    scratch.reader.read(scratch.queries);
+    scratch.reader.read(scratch.queries, meanwhile);
     for (std::size_t i = 0; i < requests.size(); ++i) requests[i].reader->cache(scratch.pending[i], *requests[i].out);
   }
 

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <functional>
 #include <vector>
 
 namespace rest_store {
@@ -47,34 +46,33 @@ class Frontier {
     return best;
   }
 
-  // Whether a likely child of a node with this score would be among the `left` nodes still to be taken.
+  // Whether a likely child of a node with this score would be among the `left` nodes still to be taken. To count the
+  // nodes that are better takes less time than to find the least of the best `left`.
   bool may_contribute(float score, std::size_t left) {
     if (left == 0 || nodes_.size() < left) return left > 0;
-    return score * kChildProbability > least_of_best(left);
+    drop_beyond(left);
+    const float child = score * kChildProbability;
+    std::size_t better = 0;
+    for (const Node& node : nodes_) better += node.score >= child;
+    if (better < left) return true;
+    cutoff_ = std::max(cutoff_, child);
+    return false;
   }
 
  private:
   static constexpr std::size_t kSlack = 32;  // nodes kept beyond those that can be taken, before they are dropped
 
-  // The least score of the `count` best, of at least as many nodes. Now and then drops those that will not be taken.
-  float least_of_best(std::size_t count) {
-    const auto nth = static_cast<std::ptrdiff_t>(count) - 1;
-    if (nodes_.size() > 2 * count + kSlack) {
-      std::nth_element(nodes_.begin(), nodes_.begin() + nth, nodes_.end(),
-                       [](const Node& a, const Node& b) { return LowerPriority()(b, a); });
-      cutoff_ = nodes_[count - 1].score;
-      nodes_.resize(count);
-      std::make_heap(nodes_.begin(), nodes_.end(), LowerPriority());
-      return cutoff_;
-    }
-    scores_.clear();
-    for (const Node& node : nodes_) scores_.push_back(node.score);
-    std::nth_element(scores_.begin(), scores_.begin() + nth, scores_.end(), std::greater<>());
-    return cutoff_ = scores_[count - 1];
+  // Now and then, drop the nodes that will not be taken: all but the `count` best.
+  void drop_beyond(std::size_t count) {
+    if (nodes_.size() <= 2 * count + kSlack) return;
+    std::nth_element(nodes_.begin(), nodes_.begin() + static_cast<std::ptrdiff_t>(count) - 1, nodes_.end(),
+                     [](const Node& a, const Node& b) { return LowerPriority()(b, a); });
+    cutoff_ = nodes_[count - 1].score;
+    nodes_.resize(count);
+    std::make_heap(nodes_.begin(), nodes_.end(), LowerPriority());
   }
 
   std::vector<Node> nodes_;  // a heap
-  std::vector<float> scores_;
   float cutoff_ = 0;
 };
 

@@ -25,10 +25,11 @@ namespace rest_store {
 constexpr std::size_t kGbdtDepth = 6;
 constexpr std::size_t kLanes = 16;  // rows evaluated together
 
-struct ObliviousTree {
-  std::array<std::uint16_t, kGbdtDepth> features{};
-  std::array<float, kGbdtDepth> thresholds{};  // a greater feature sets the level's bit
+// Aligned, so that no register of leaves is read from two cache lines.
+struct alignas(64) ObliviousTree {
   std::array<float, std::size_t{1} << kGbdtDepth> leaves{};
+  std::array<float, kGbdtDepth> thresholds{};  // a greater feature sets the level's bit
+  std::array<std::uint16_t, kGbdtDepth> features{};
 };
 
 struct Gbdt {
@@ -51,13 +52,16 @@ struct Gbdt {
     return bound < 1e30;
   }
 
-  // Log odds of `kLanes` rows; `columns` holds feature f of row r at [f * stride + r].
-  void evaluate(const float* columns, std::size_t stride, float* out) const {
+  // Log odds of `kLanes` rows, or of twice as many if `is_wide`. `columns` holds feature f of row r at
+  // [f * stride + r].
+  void evaluate(const float* columns, std::size_t stride, bool is_wide, float* out) const {
 #ifdef REST_STORE_AVX512
     static const bool has_avx512 = __builtin_cpu_supports("avx512f") != 0;
-    if (has_avx512) return evaluate_in_registers(columns, stride, out);
+    if (has_avx512 && is_wide) return evaluate_in_registers<2>(columns, stride, out);
+    if (has_avx512) return evaluate_in_registers<1>(columns, stride, out);
 #endif
     evaluate_in_memory(columns, stride, out);
+    if (is_wide) evaluate_in_memory(columns + kLanes, stride, out + kLanes);
   }
 
  private:
@@ -80,27 +84,34 @@ struct Gbdt {
   }
 
 #ifdef REST_STORE_AVX512
-  // The rows whose bit of this level is set.
-  REST_STORE_AVX512 static __mmask16 right(const ObliviousTree& tree, std::size_t level, const float* columns,
-                                           std::size_t stride) {
-    const __m512 column = _mm512_loadu_ps(columns + tree.features[level] * stride);
-    return _mm512_cmp_ps_mask(column, _mm512_set1_ps(tree.thresholds[level]), _CMP_GT_OQ);
-  }
-
-  // The same with the leaves of a tree in four registers, from which all rows take theirs at once.
+  // The same with the leaves of a tree in four registers, from which all rows take theirs at once. What is read of a
+  // tree serves all `groups` of rows.
+  template <std::size_t groups>
   REST_STORE_AVX512 void evaluate_in_registers(const float* columns, std::size_t stride, float* out) const {
     static_assert(kLanes == 16 && kGbdtDepth == 6);
-    __m512 sum = _mm512_set1_ps(base);
+    __m512 sums[groups];
+    for (__m512& sum : sums) sum = _mm512_set1_ps(base);
     for (const ObliviousTree& tree : trees) {
-      __m512i leaf = _mm512_setzero_si512();
-      for (std::size_t level = 0; level < 5; ++level)
-        leaf = _mm512_mask_or_epi32(leaf, right(tree, level, columns, stride), leaf, _mm512_set1_epi32(1 << level));
-      const float* leaves = tree.leaves.data();
-      const __m512 low = _mm512_permutex2var_ps(_mm512_loadu_ps(leaves), leaf, _mm512_loadu_ps(leaves + 16));
-      const __m512 high = _mm512_permutex2var_ps(_mm512_loadu_ps(leaves + 32), leaf, _mm512_loadu_ps(leaves + 48));
-      sum = _mm512_add_ps(sum, _mm512_mask_blend_ps(right(tree, 5, columns, stride), low, high));
+      __m512i leaf[groups];
+      __mmask16 right[groups];  // rows whose bit of the level is set
+      for (std::size_t level = 0; level < kGbdtDepth; ++level) {
+        const float* column = columns + tree.features[level] * stride;
+        const __m512 threshold = _mm512_set1_ps(tree.thresholds[level]);
+        for (std::size_t i = 0; i < groups; ++i) {
+          right[i] = _mm512_cmp_ps_mask(_mm512_loadu_ps(column + i * kLanes), threshold, _CMP_GT_OQ);
+          if (level == 0) leaf[i] = _mm512_maskz_set1_epi32(right[i], 1);
+          else if (level < 5) leaf[i] = _mm512_mask_or_epi32(leaf[i], right[i], leaf[i], _mm512_set1_epi32(1 << level));
+        }
+      }
+      const __m512 first = _mm512_load_ps(&tree.leaves[0]), second = _mm512_load_ps(&tree.leaves[16]);
+      const __m512 third = _mm512_load_ps(&tree.leaves[32]), fourth = _mm512_load_ps(&tree.leaves[48]);
+      for (std::size_t i = 0; i < groups; ++i) {
+        const __m512 low = _mm512_permutex2var_ps(first, leaf[i], second);
+        const __m512 high = _mm512_permutex2var_ps(third, leaf[i], fourth);
+        sums[i] = _mm512_add_ps(sums[i], _mm512_mask_blend_ps(right[i], low, high));
+      }
     }
-    _mm512_storeu_ps(out, sum);
+    for (std::size_t i = 0; i < groups; ++i) _mm512_storeu_ps(out + i * kLanes, sums[i]);
   }
 #endif
 };

@@ -73,13 +73,17 @@ class TreeBuilder {
     for (begin(limits); unfinished(); expand()) {
       requests_.clear();
       request(requests_);
-      EvidenceReader::read(requests_);
-      clock.count(nodes_.empty() ? Stage::kRoot : Stage::kBelow);
+      const Stage stage = nodes_.empty() ? Stage::kRoot : Stage::kBelow;
+      EvidenceReader::read(requests_, [&] {
+        clock.count(stage);
+        look_up();
+      });
+      clock.count(stage);
     }
   }
 
   // The same in steps, so that the evidence of several builders is read together: while a builder is unfinished, read
-  // the evidence that it requests, and let it expand the next node.
+  // the evidence that it requests, let it look up its own memory, and let it expand the next node.
   void begin(const DraftLimits& limits) {
     clock.start();
     limits_ = limits;
@@ -121,6 +125,16 @@ class TreeBuilder {
       else requests.push_back({reader, above == nullptr ? nullptr : &above->stores[i], suffix, &evidence});
     }
     clock.count(Stage::kSearch);
+  }
+
+  // Ask prompt lookup and the recycled logits for the next token after that place.
+  void look_up() {
+    const std::span<const Token> tail = tail_of(next_);  // as the requests have it, at the same place
+    SourceEvidence& sources = source_evidence_[expansions_];
+    if (use_lookup) lookup.find(tail, sources.lookup);
+    clock.count(Stage::kText);
+    if (recycled != nullptr) sources.recycled = recycled->find(tail);
+    clock.count(Stage::kLogits);
   }
 
   // Weigh the candidates for that place, and choose the one to be expanded next.
@@ -229,14 +243,9 @@ class TreeBuilder {
     return place < 0 ? 0 : expansion_of_[static_cast<std::size_t>(place)];
   }
 
-  // Ask all sources for the candidates after the place that is expanded next, and append their rows.
+  // Weigh the candidates after the place that is expanded next, and append their rows.
   void weigh() {
-    const std::span<const Token> tail = tail_of(next_);
-    SourceEvidence& sources = source_evidence_[expansions_];
-    if (use_lookup) lookup.find(tail, sources.lookup);
-    clock.count(Stage::kText);
-    if (recycled != nullptr) sources.recycled = recycled->find(tail);
-    clock.count(Stage::kLogits);
+    const SourceEvidence& sources = source_evidence_[expansions_];
     NodeFeatures features;
     features.mean_accepted = mean_accepted_;
     if (next_ != kContext) {
