@@ -184,7 +184,7 @@ def at_once(crew: Sequence[PeerProcess], nodes: int, rounds: int, seconds: float
                 list(pool.map(partial(PeerProcess.ask, what="open", way=way, nodes=nodes), running))
                 begin = time.perf_counter() + LEAD
                 counting = pool.map(partial(PeerProcess.ask, what="count", begin=begin, end=begin + seconds), running)
-                share, steps = busy(begin, begin + seconds), sum(counting)
+                share, steps = busy(begin, begin + seconds), max(1, sum(counting))  # none on a very busy machine
                 if turn:
                     shares[way].append(share)
                     rates[way].append(steps / seconds)
