@@ -58,7 +58,7 @@ def in_turn(
     for number, recording in enumerate(recordings):
         if chosen is None or chosen(recording):
             yield recording, recordings[:number]
-        _add(live, [number], recordings)
+        add_outputs(live, [number], recordings)
 
 
 def among_others(
@@ -79,27 +79,28 @@ def among_others(
     tasks: dict[object, list[int]] = defaultdict(list)
     for number, recording in enumerate(recordings):
         tasks[recording.key or recording.prompt.tobytes()].append(number)
-    _add(live, range(len(recordings)), recordings)
+    add_outputs(live, range(len(recordings)), recordings)
     for number, recording in enumerate(recordings):
         if chosen is not None and not chosen(recording):
             continue
         absent = [number] if same_task else tasks[recording.key or recording.prompt.tobytes()]
         live.delete([str(one) for one in absent])
         yield recording, [one for number, one in enumerate(recordings) if number not in absent]
-        _add(live, absent, recordings)
+        add_outputs(live, absent, recordings)
 
 
 def with_all(
     recordings: Sequence[Recording], live: LiveDatastore, chosen: Callable[[Recording], bool] | None = None
 ) -> Known:
     """Yield the recordings, or those that are `chosen`, while `live` holds all of them; with these."""
-    _add(live, range(len(recordings)), recordings)
+    add_outputs(live, range(len(recordings)), recordings)
     for recording in recordings:
         if chosen is None or chosen(recording):
             yield recording, recordings
 
 
-def _add(live: LiveDatastore, numbers: Sequence[int], recordings: Sequence[Recording]) -> None:
+def add_outputs(live: LiveDatastore, numbers: Iterable[int], recordings: Sequence[Recording]) -> None:
+    """Add the recordings of these numbers to `live`, as generation remembers them."""
     documents = {}
     for number in numbers:
         recording = recordings[number]
