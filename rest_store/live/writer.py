@@ -16,7 +16,7 @@ from rest_store.live.documents import Document, Documents
 from rest_store.live.live_info import WriterCounts
 from rest_store.live.segment import Segment, is_intact, joined_segment, segment_of
 from rest_store.live.segment_files import SegmentFiles, records_of
-from rest_store.live.segments import Bounds, Segments, to_merge, to_seal
+from rest_store.live.segments import Bounds, Segments, delay, to_merge, to_seal
 from rest_store.live.stored import stored_segments
 
 _MOST_IN_MEMORY = 1 << 23  # positions; whoever adds more seals some first
@@ -145,6 +145,8 @@ class Writer:
         for batch in self._bounds.batches(documents, self._width):
             if sum(segment.position_count for segment in self.segments.in_memory) > _MOST_IN_MEMORY:
                 self.seal()
+            if seconds := delay(self.segments, self._bounds):
+                time.sleep(seconds)
             made_work |= self._additions.add(batch)
         return made_work
 
