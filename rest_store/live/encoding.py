@@ -50,7 +50,10 @@ class Encoder:
         texts = [document for document in documents if isinstance(document, str)]
         encoded = iter(self._tokenizer.encode_batch(texts) if texts else [])
         tokens = [next(encoded) if isinstance(document, str) else document for document in documents]
-        return [NewDocument(names[place], self._symbols(document, place)) for place, document in enumerate(tokens)]
+        return [
+            NewDocument(names[place], self._symbols(document, place), is_new=ids is None)
+            for place, document in enumerate(tokens)
+        ]
 
     @functools.cached_property
     def _tokenizer(self) -> TargetTokenizer:

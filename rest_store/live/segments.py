@@ -21,8 +21,8 @@ _SEALED = 1 << 20  # positions from which on a segment is written to files
 _LARGEST = 1 << 24  # positions of a segment: sorting them takes some seconds
 _COMMIT = 1 << 20  # positions of one commit
 _RATIO = 4  # with 2 each token would be sorted as often, and there would be twice the segments
-_FEW = 4  # segments that one merge joins while merging keeps up
-_DELAY = 0.002  # seconds that additions are held back for each further one
+_FEW = 2  # segments that one merge joins while merging keeps up
+_DELAY = 0.008  # seconds that additions are held back for each further one
 _LONGEST_DELAY = 0.03
 _PARTS = 8  # segments that a bounded datastore has at least, since whole ones are evicted
 

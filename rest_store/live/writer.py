@@ -159,7 +159,7 @@ class Writer:
         by_id: dict[str, NewDocument] = {}
         for document in added:
             by_id.setdefault(document.id, document)
-        stored = self._documents.numbers(list(by_id))
+        stored = self._documents.numbers([document.id for document in by_id.values() if not document.is_new])
         evicted = [number for number in stored.values() if number < self._first]
         new = [document for document in by_id.values() if stored.get(document.id, -1) < self._first]
         if not new:

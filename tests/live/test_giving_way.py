@@ -37,10 +37,10 @@ def add(opened: Writer, name: str, size: int) -> None:
 def test_additions_are_held_back_while_there_is_much_to_merge(alone: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     delays: list[float] = []
     monkeypatch.setattr(writer.time, "sleep", delays.append)
-    for number in range(4):
+    for number in range(3):
         add(alone, str(number), 20)
     assert delays == []
-    for number in range(4, 40):
+    for number in range(3, 40):
         add(alone, str(number), 20)
     assert delays == sorted(delays)
     assert 0 < delays[0] < delays[-1] <= 0.03
