@@ -8,10 +8,17 @@ from typing import NamedTuple
 
 
 class NewDocument(NamedTuple):
-    """A document to be added: its id, and its tokens as a tokens file has them."""
+    """A document to be added.
+
+    Attributes:
+        id: of the document.
+        symbols: its tokens as a tokens file has them.
+        is_new: whether its id was drawn for it, so that no other document has it.
+    """
 
     id: str
     symbols: bytes
+    is_new: bool = False
 
 
 class _Addition:

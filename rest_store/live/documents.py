@@ -24,6 +24,7 @@ from rest_store.live.schema import DIGEST, FORMAT, FORMAT_WITH_IDS, create, dige
 FILE_NAME = DOCUMENTS_FILE_NAME
 _PATIENCE = 10_000  # milliseconds to wait for a lock of SQLite
 _IDS_AT_ONCE = 500  # variables of one statement
+_ROWS_AT_ONCE = 100  # likewise
 _LOG_BYTES = 1 << 24  # of the write-ahead log that are kept once it begins anew
 _SEGMENT = re.compile("segment-[0-9a-f]{32}")  # names of segments
 _LEAST_DIGEST = (1 << 64).to_bytes(DIGEST, "big")  # below it are those of what was deleted
@@ -242,14 +243,19 @@ class Documents:
         Returns:
             How many were there to remove.
         """
+        rows = [
+            (number, digest_of(id), added, symbols, zlib.crc32(symbols))
+            for (number, added, symbols), id in zip(documents, ids, strict=True)
+        ]
+        if len(rows) <= _ROWS_AT_ONCE and not replaced and first is None and not purged:
+            with self._named_errors("written"):
+                self._insert(rows)  # a transaction of its own
+            return 0
         with self._transaction("written"):
             removed = self._purge(purged) if purged else 0
             self._database.executemany("DELETE FROM documents WHERE number = ?", [(number,) for number in replaced])
-            rows = (
-                (number, digest_of(id), added, symbols, zlib.crc32(symbols))
-                for (number, added, symbols), id in zip(documents, ids, strict=True)
-            )
-            self._database.executemany("INSERT INTO documents VALUES (?, ?, ?, ?, ?)", rows)
+            for start in range(0, len(rows), _ROWS_AT_ONCE):
+                self._insert(rows[start : start + _ROWS_AT_ONCE])
             if first is not None:
                 self._evict(first)
         return removed
@@ -325,6 +331,11 @@ class Documents:
                 return not self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
             finally:
                 self._database.execute(f"PRAGMA busy_timeout={_PATIENCE}")
+
+    def _insert(self, rows: Sequence[tuple[object, ...]]) -> None:
+        """Store rows in one statement: each passes the GIL on several times, and has to wait for it again."""
+        statement = f"INSERT INTO documents VALUES {','.join(['(?, ?, ?, ?, ?)'] * len(rows))}"
+        self._database.execute(statement, [value for row in rows for value in row])
 
     def _replace(self, removed: Sequence[SegmentRecord], records: Sequence[SegmentRecord]) -> None:
         self._database.executemany("DELETE FROM segments WHERE name = ?", [(record.name,) for record in removed])

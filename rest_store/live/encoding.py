@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
-from uuid import uuid4
 
 import numpy as np
 
@@ -44,13 +44,16 @@ class Encoder:
             raise DocumentError(
                 describe("add", "documents", f"a {type(documents).__name__}", "a sequence of documents")
             )
-        names = [uuid4().hex for _ in documents] if ids is None else document_ids("add", ids)
+        names = _new_ids(len(documents)) if ids is None else document_ids("add", ids)
         if len(names) != len(documents):
             raise DocumentError(describe("add", "ids", f"{len(names)} ids", f"{len(documents)}, one for each document"))
         texts = [document for document in documents if isinstance(document, str)]
         encoded = iter(self._tokenizer.encode_batch(texts) if texts else [])
         tokens = [next(encoded) if isinstance(document, str) else document for document in documents]
-        return [NewDocument(names[place], self._symbols(document, place)) for place, document in enumerate(tokens)]
+        return [
+            NewDocument(names[place], self._symbols(document, place), is_new=ids is None)
+            for place, document in enumerate(tokens)
+        ]
 
     @functools.cached_property
     def _tokenizer(self) -> TargetTokenizer:
@@ -70,6 +73,12 @@ class Encoder:
             what = f"the size of document {place}"
             raise DocumentError(describe("add", what, f"{tokens.size} tokens", f"at most {self._most}"))
         return encode_symbols(tokens, self._vocabulary_size)
+
+
+def _new_ids(count: int) -> list[str]:
+    """Return random ids; in one call of the system, since each passes the GIL on and has to wait for it again."""
+    digits = os.urandom(16 * count).hex()
+    return [digits[start : start + 32] for start in range(0, len(digits), 32)]
 
 
 def store_tokenizer(tokenizer: object, directory: Path) -> None:

@@ -80,11 +80,16 @@ class LiveDatastore(Store):
         self._closing = threading.Lock()
         if isinstance(parts, Writer):
             # Two threads: merging files takes seconds, in which segments in memory must not become many.
-            jobs = [parts.evict, parts.checkpoint, parts.seal, parts.merge_in_memory, parts.purge]
-            self._threads = [
-                Maintenance(self, "rest-store memory", jobs, abandoned=self._end),
-                Maintenance(self, "rest-store files", [parts.merge_files]),
-            ]
+            files = Maintenance(self, "rest-store files", [parts.merge_files])
+
+            def seal() -> bool:
+                sealed = parts.seal()
+                if sealed:
+                    files.wake()
+                return sealed
+
+            jobs = [parts.evict, parts.checkpoint, seal, parts.merge_in_memory, parts.purge]
+            self._threads = [Maintenance(self, "rest-store memory", jobs, abandoned=self._end), files]
         else:
             refresh = Maintenance(self, "rest-store refresh", [parts.refresh], _REFRESH_SECONDS, self._end)
             self._threads = [refresh]
@@ -109,7 +114,7 @@ class LiveDatastore(Store):
             tokenizer: the tokenizer in use (a `transformers` or `tokenizers` tokenizer, or a `TokenizerIdentity`); the
                 datastore must have the same. A new one needs it; with an identity alone it takes no texts.
             read_only: another process writes it, or may; what it adds is visible here some hundredths of a second
-                later.
+                later, where a core is free.
             max_tokens: most tokens kept; the oldest documents beyond it are evicted, up to an eighth of it at once.
                 None: as it was opened before; no limit for a new one.
             max_age: most seconds that a document is kept; it may go up to an eighth of that earlier. None: likewise.
@@ -229,6 +234,8 @@ class LiveDatastore(Store):
     def add(self, documents: Sequence[IntSequence | str], ids: Sequence[str] | None = None) -> list[str]:
         """Add documents; return when they are durable, and visible to the queries of this process.
 
+        Where additions come faster than their segments can be merged, each is held back by up to 30 ms.
+
         Args:
             documents: token sequences (1-D integers, at least one), or texts, which are tokenized without special
                 tokens.
@@ -250,8 +257,7 @@ class LiveDatastore(Store):
         writer = self._writer()
         new = self._encoder.encode(documents, ids)
         if writer.add(new):
-            for thread in self._threads:
-                thread.wake()
+            self._threads[0].wake()
         return [document.id for document in new]
 
     def delete(self, ids: Sequence[str]) -> int:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,17 +181,29 @@ def _pack(
 @contextmanager
 def _one_thread() -> Iterator[None]:
     """Let the calling thread sort without others: they would be taken from queries, and small sorts wait for them."""
-    from pydivsufsort.dll import libdivsufsort
-
-    if not hasattr(libdivsufsort, "omp_set_num_threads"):  # built without OpenMP
+    openmp = _openmp()
+    if openmp is None:
         yield
         return
-    before = libdivsufsort.omp_get_max_threads()
-    libdivsufsort.omp_set_num_threads(1)
+    thread_count, set_thread_count = openmp
+    before = thread_count()
+    set_thread_count(1)
     try:
         yield
     finally:
-        libdivsufsort.omp_set_num_threads(before)
+        set_thread_count(before)
+
+
+@functools.cache
+def _openmp() -> tuple[Callable[[], int], Callable[[int], None]] | None:
+    """Return what reads and sets how many threads sort, without passing the GIL on; None: built without OpenMP."""
+    from pydivsufsort.dll import libdivsufsort
+
+    if not hasattr(libdivsufsort, "omp_set_num_threads"):
+        return None
+    thread_count = ctypes.PYFUNCTYPE(ctypes.c_int)(("omp_get_max_threads", libdivsufsort))
+    set_thread_count = ctypes.PYFUNCTYPE(None, ctypes.c_int)(("omp_set_num_threads", libdivsufsort))
+    return thread_count, set_thread_count
 
 
 def write_segment(segment: Segment, directory: Path, name: str, vocabulary_size: int) -> Segment:

@@ -21,6 +21,9 @@ _SEALED = 1 << 20  # positions from which on a segment is written to files
 _LARGEST = 1 << 24  # positions of a segment: sorting them takes some seconds
 _COMMIT = 1 << 20  # positions of one commit
 _RATIO = 4  # with 2 each token would be sorted as often, and there would be twice the segments
+_FEW = 2  # segments that one merge joins while merging keeps up
+_DELAY = 0.008  # seconds that additions are held back for each further one
+_LONGEST_DELAY = 0.03
 _PARTS = 8  # segments that a bounded datastore has at least, since whole ones are evicted
 
 
@@ -198,6 +201,16 @@ def to_merge(segments: Sequence[Segment], bounds: Bounds, *, whole: bool = False
         if end - start > 1:
             return list(segments[start:end])
     return []
+
+
+def delay(segments: Segments, bounds: Bounds) -> float:
+    """Return the seconds that an addition is to be held back: 0 while merging keeps up.
+
+    Queries take longer the more segments there are. The delay grows with the number of those that are to be merged, and
+    leaves cores to merging. It is short: no addition waits for the end of a merge.
+    """
+    runs = (to_merge(segments.in_memory, bounds), to_merge(segments.in_files, bounds))
+    return min(_LONGEST_DELAY, _DELAY * sum(max(0, len(run) - _FEW) for run in runs))
 
 
 def _empty_view(vocabulary_size: int) -> KernelShard:

@@ -65,8 +65,9 @@ def stored_segments(
                 parts = sorted_anew(record.first, record.last)
         yield from ((record, part) for part in parts)
     next_number = max([state.first, *(record.last + 1 for record in state.records)])
-    in_memory = known[None]
-    if in_memory and in_memory[0].span.first >= next_number:
+    in_memory = [segment for segment in known[None] if segment.span.first >= next_number]
+    if in_memory:
+        yield from ((None, segment) for segment in sorted_anew(next_number, in_memory[0].span.first - 1))
         yield from ((None, segment) for segment in in_memory)
         next_number = in_memory[-1].span.last + 1
     yield from ((None, segment) for segment in sorted_anew(next_number))

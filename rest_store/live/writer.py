@@ -16,7 +16,7 @@ from rest_store.live.documents import Document, Documents
 from rest_store.live.live_info import WriterCounts
 from rest_store.live.segment import Segment, is_intact, joined_segment, segment_of
 from rest_store.live.segment_files import SegmentFiles, records_of
-from rest_store.live.segments import Bounds, Segments, to_merge, to_seal
+from rest_store.live.segments import Bounds, Segments, delay, to_merge, to_seal
 from rest_store.live.stored import stored_segments
 
 _MOST_IN_MEMORY = 1 << 23  # positions; whoever adds more seals some first
@@ -145,6 +145,8 @@ class Writer:
         for batch in self._bounds.batches(documents, self._width):
             if sum(segment.position_count for segment in self.segments.in_memory) > _MOST_IN_MEMORY:
                 self.seal()
+            if seconds := delay(self.segments, self._bounds):
+                time.sleep(seconds)
             made_work |= self._additions.add(batch)
         return made_work
 
@@ -157,7 +159,7 @@ class Writer:
         by_id: dict[str, NewDocument] = {}
         for document in added:
             by_id.setdefault(document.id, document)
-        stored = self._documents.numbers(list(by_id))
+        stored = self._documents.numbers([document.id for document in by_id.values() if not document.is_new])
         evicted = [number for number in stored.values() if number < self._first]
         new = [document for document in by_id.values() if stored.get(document.id, -1) < self._first]
         if not new:
