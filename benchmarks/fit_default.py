@@ -7,10 +7,10 @@ hash of `rest-store calibrate`. In a part of the replays a live datastore is amo
 before the one that is replayed, or all those of other tasks. The recycled logits have learnt from them, too, as those
 that sessions share; in one of these replays they are new. The trees of steps with a live datastore are fitted to these
 replays, those of steps without one to the others. The package's are of two fits: the former of one with --live-only
---trees 500.
+--trees 700 --rate 0.1.
 
-The same data, release and --start give the same bytes in any process. The bytes of the package's trees of steps without
-a live datastore cannot be repeated, because their --start was not kept. --rounds N keeps the whole chain in one
+The same data, release and --start give the same bytes in any process. The bytes of the package's trees cannot be
+repeated, because their --start was not kept. --rounds N keeps the whole chain in one
 command: an untrained rule guides the first fit, each fit the next one. Takes about 10 GB of memory.
 """
 
@@ -116,6 +116,7 @@ def required(name: str, metavar: str, help_text: str) -> Decorator[Any]:
 )
 @click.option("--live-only", is_flag=True, help="Fit only the trees of steps with a live datastore; keep the others.")
 @click.option("--trees", metavar="N", default=250, help="Number of boosted trees.")
+@click.option("--rate", metavar="SHARE", default=0.12, help="Learning rate.")
 @every_option
 @json_option
 def main(
@@ -130,6 +131,7 @@ def main(
     rounds: int | None,
     live_only: bool,
     trees: int,
+    rate: float,
     every: int,
     as_json: bool,
 ) -> None:
@@ -172,6 +174,7 @@ def main(
         "rounds": rounds,
         "live only": live_only,
         "trees": trees,
+        "rate": rate,
     }
     calibration = Calibration.default() if start is None else Calibration.load(start)
     if rounds is not None:
@@ -186,7 +189,7 @@ def main(
                 for nodes, skip in budgets if (remember is not None) == with_live else ():
                     options = {"max_nodes": nodes, "skip": skip, "record": record}
                     remembering(chosen, remember, sources, calibration, code.tokenizer, **options)
-            fitted[with_live] = fit_recorded(record, trees=trees).native.gbdt
+            fitted[with_live] = fit_recorded(record, trees=trees, rate=rate).native.gbdt
         frozen = fitted.get(False, calibration.native.gbdt)
         calibration = Calibration(frozen, provenance=provenance, live_gbdt=fitted[True])
     calibration.save(out)

@@ -217,9 +217,13 @@ def fit_calibration(
 
 
 def fit_recorded(
-    record: Sequence[tuple[bytes, bytes, bytes]], *, trees: int = 250, provenance: dict[str, Any] | None = None
+    record: Sequence[tuple[bytes, bytes, bytes]],
+    *,
+    trees: int = 250,
+    rate: float = 0.12,
+    provenance: dict[str, Any] | None = None,
 ) -> Calibration:
-    """Fit a calibration to the data that `replay` recorded; `trees` and `provenance` as in `fit_calibration`.
+    """Fit a calibration to the data that `replay` recorded; the other arguments as in `Calibration.fit`.
 
     Raises:
         RecordingError: the data holds no proposal.
@@ -233,5 +237,5 @@ def fit_recorded(
         ends.append(np.frombuffer(own_ends, np.uint32) + before)
         before += len(own_labels)
     return Calibration.fit(
-        features.reshape(labels.size, -1), labels, np.concatenate(ends), trees=trees, provenance=provenance
+        features.reshape(labels.size, -1), labels, np.concatenate(ends), trees=trees, rate=rate, provenance=provenance
     )
