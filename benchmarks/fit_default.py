@@ -9,9 +9,9 @@ that sessions share; in one of these replays they are new. The trees of steps wi
 replays, those of steps without one to the others. The package's are of two fits: the former of one with --live-only
 --trees 700 --rate 0.1.
 
-The same data, release and --start give the same bytes in any process. The bytes of the package's trees cannot be
-repeated, because their --start was not kept. --rounds N keeps the whole chain in one
-command: an untrained rule guides the first fit, each fit the next one. Takes about 10 GB of memory.
+The same data, release and --start give the same bytes in any process. The --start of the package's trees with a live
+datastore was the calibration of the release before; that of the others was not kept. --rounds N keeps the whole chain in
+one command: an untrained rule guides the first fit, each fit the next one. Takes about 10 GB of memory.
 """
 
 from __future__ import annotations

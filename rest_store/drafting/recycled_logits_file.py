@@ -1,7 +1,7 @@
 """Recycled logits as a file: one line of JSON, then their rows, compressed.
 
-A row is eleven numbers, int32 in the order of bytes of the line: the last tokens of a context, the last one first, and
-the most likely next tokens, the likeliest first; -1 where there are fewer.
+A row is eleven numbers, little-endian int32: the last three tokens of a context, the last one first, and the eight most
+likely next tokens, the likeliest first; -1 where there are fewer.
 """
 
 from __future__ import annotations
