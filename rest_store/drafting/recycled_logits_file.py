@@ -60,7 +60,7 @@ def read_rows(path: Path, tokenizer: TokenizerIdentity) -> npt.NDArray[np.int32]
         fields = json.loads(head)
         version, digest = fields["version"], fields["sha256"]
         own = TokenizerIdentity.from_manifest(fields["tokenizer"], path)
-    except (ValueError, KeyError, TypeError) as error:  # ManifestError is a ValueError
+    except (ValueError, KeyError, TypeError, RecursionError) as error:  # ManifestError is a ValueError
         raise RecycledLogitsError(describe(path, "header", "damaged", "one line of JSON")) from error
     if version != _VERSION:
         raise RecycledLogitsError(describe(path, "version", version, _VERSION))

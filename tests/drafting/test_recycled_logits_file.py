@@ -82,6 +82,7 @@ def of_version(content: bytes) -> bytes:
         (lambda content: content[:40], "header is damaged, expected one line of JSON"),
         (lambda content: content.replace(b'"tokenizer"', b'"tokeniser"'), "header is damaged, expected one line of"),
         (lambda content: content.replace(b'"vocabulary_size": 300', b'"vocabulary_size": -1'), "header is damaged"),
+        (lambda content: content.split(b"\n")[0] + b"\n" + b"[" * 100_000, "header is damaged"),
         (of_version, "version is 9, expected 1"),
         (swapped, "checksum of the rows is wrong"),
     ],
@@ -94,6 +95,23 @@ def test_damaged_files_are_refused(tmp_path: Path, damage: Callable[[bytes], byt
         RecycledLogits.load(path, TOKENIZER)
     assert message in str(caught.value)
     assert str(path) in str(caught.value)
+
+
+def test_any_damage_is_found_or_without_effect(tmp_path: Path) -> None:
+    path, random = tmp_path / "logits", np.random.default_rng(5)
+    logits = learnt(50)[0]
+    logits.save(path, TOKENIZER)
+    content = path.read_bytes()
+    refusals = 0
+    for _ in range(300):
+        damaged = bytearray(content)
+        damaged[random.integers(len(content))] = random.integers(256)
+        path.write_bytes(damaged)
+        try:
+            assert len(RecycledLogits.load(path, TOKENIZER)) == len(logits)
+        except (RecycledLogitsError, TokenizerMismatchError):
+            refusals += 1
+    assert refusals > 200
 
 
 @pytest.mark.parametrize(
