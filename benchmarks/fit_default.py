@@ -10,8 +10,8 @@ replays, those of steps without one to the others. The package's are of two fits
 --trees 700 --rate 0.1.
 
 The same data, release and --start give the same bytes in any process. The --start of the package's trees with a live
-datastore was the calibration of the release before; that of the others was not kept. --rounds N keeps the whole chain in
-one command: an untrained rule guides the first fit, each fit the next one. Takes about 10 GB of memory.
+datastore was the calibration of the release before; that of the others was not kept. --rounds N keeps the whole chain
+in one command: an untrained rule guides the first fit, each fit the next one. Takes about 10 GB of memory.
 """
 
 from __future__ import annotations

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.kernel import native_session_kernel
+from rest_store.drafting.whole_file import write_whole
 from rest_store.errors import CalibrationError, describe
 
 _MAGIC = b"rest-store calibration\n"
@@ -97,14 +97,8 @@ class Calibration:
             "sha256": hashlib.sha256(packed).hexdigest(),
             "live_size": len(self.native.live_gbdt),
         }
-        target = Path(path)
-        temporary = target.with_name(f".{target.name}.{uuid4().hex}")  # threads may save at the same time, too
         try:
-            try:
-                temporary.write_bytes(_MAGIC + json.dumps(head, sort_keys=True).encode() + b"\n" + packed)
-                temporary.replace(target)
-            finally:
-                temporary.unlink(missing_ok=True)
+            write_whole(Path(path), _MAGIC + json.dumps(head, sort_keys=True).encode() + b"\n" + packed)
         except OSError as error:
             raise CalibrationError(describe(path, "calibration", error.strerror, "a writable place")) from error
 

@@ -10,12 +10,12 @@ import hashlib
 import json
 import zlib
 from pathlib import Path
-from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.tokenizer import TokenizerIdentity
+from rest_store.drafting.whole_file import write_whole
 from rest_store.errors import RecycledLogitsError, describe
 
 _MAGIC = b"rest-store recycled logits\n"
@@ -31,13 +31,8 @@ def write_rows(path: Path, rows: bytes, tokenizer: TokenizerIdentity) -> None:
     """
     packed = zlib.compress(np.frombuffer(rows, np.int32).astype("<i4").tobytes(), 6)
     head = {"version": _VERSION, "tokenizer": tokenizer.to_manifest(), "sha256": hashlib.sha256(packed).hexdigest()}
-    temporary = path.with_name(f".{path.name}.{uuid4().hex}")  # threads may save at the same time, too
     try:
-        try:
-            temporary.write_bytes(_MAGIC + json.dumps(head, sort_keys=True).encode() + b"\n" + packed)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_whole(path, _MAGIC + json.dumps(head, sort_keys=True).encode() + b"\n" + packed)
     except OSError as error:
         raise RecycledLogitsError(describe(path, "recycled logits", error.strerror, "a writable place")) from error
 
