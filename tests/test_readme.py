@@ -104,7 +104,7 @@ def test_the_example_of_generation_runs(
     output, model = names["output"], names["model"]
     assert output.comparison.identical
     assert capsys.readouterr().out == f"{output}\n"
-    names["inputs"] = {"input_ids": output.sequences[:, :-96]}
+    names["inputs"] = {"input_ids": output.sequences[:, : -output.statistics.tokens]}  # the prompt
     exec(second, names)
     assert names["output"].tolist() == model.generate(**names["inputs"], max_new_tokens=64).tolist()
 
