@@ -86,8 +86,8 @@ def generate(
             draw (Medusa, arXiv 2401.10774, section 2.3.1). **Lossy**: fewer forward passes, but the text is no longer a
             sample of the model's distribution; it is more predictable, and leans towards what was drafted.
         typical_threshold: of typical acceptance: a draft token is kept if its probability, after all logits processors,
-            exceeds min(typical_threshold, typical_alpha * exp(-entropy)); 0..1, and at 1 sampling is exact.
-        typical_alpha: the same, 0 or more. Smaller values accept more, of both.
+            exceeds min(typical_threshold, typical_alpha * exp(-entropy)); 0..1.
+        typical_alpha: the same, 0 or more. Smaller values accept more, of both; at 1 and infinity sampling is exact.
         stream_to: a streamer of transformers, given the prompt and each token (one row only).
         streamer: the same, as `model.generate` takes it.
         stop_strings: refused: `model.generate` keeps their `tokenizer` to itself.

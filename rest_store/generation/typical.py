@@ -28,7 +28,7 @@ class TypicalRule:
     The distribution is that of sampling, after all logits processors. H is in nats.
 
     Attributes:
-        threshold: of probability, 0..1: epsilon in the paper. At 1 no token passes.
+        threshold: of probability, 0..1: epsilon in the paper. At 1 alpha alone decides.
         alpha: how far a flat distribution lowers the threshold: delta in the paper.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -245,7 +246,7 @@ def some_way(chance: random.Random, plan: Plan, rows: int) -> None:
         plan.refused = drafting.get("max_nodes") in (-1, 2000) or 0 in drafting.get("widths", ())
         plan.refused = plan.refused or drafting.get("source_timeout") == -1
     if chance.random() < 0.1:
-        drafting.update(acceptance="typical", typical_threshold=1.0)  # which accepts nothing without a draw
+        drafting.update(acceptance="typical", typical_threshold=1.0, typical_alpha=math.inf)  # nothing without a draw
         plan.refused = plan.refused or not plan.options["do_sample"]
     if plan.way == "generator" and chance.random() < 0.3:
         tokenizer = text_tokenizer()
