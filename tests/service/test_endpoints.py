@@ -53,6 +53,19 @@ def test_an_unreachable_endpoint_leads_to_the_next_at_once() -> None:
     assert several.counters.snapshot() == ClientStatistics(calls=1, answers=1, retries=3, failovers=3)
 
 
+def test_endpoints_that_were_replaced_are_not_asked_again() -> None:
+    several = endpoints("a", "b")
+    old, kept = several.members
+    new = endpoints("c").members[0]
+    several.replace([new, kept])
+    assert several.choose(0.0) is new
+    assert several.choose(0.0, instead_of=old) is new  # whose call fails only now
+    several.prefer(old)  # whose call is answered only now
+    assert several.choose(0.0) is new
+    assert several.choose(0.0, instead_of=new) is kept
+    assert several.choose(0.0, instead_of=old) is kept
+
+
 def test_retries_end() -> None:
     policy = RetryPolicy(endpoints("a", retries=2, threshold=10), 10.0)
     first, second = (policy.failed(OverloadedError("x")) for _ in range(2))

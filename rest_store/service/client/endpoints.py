@@ -94,7 +94,7 @@ class Endpoints(Generic[C]):
         if preferred is not instead_of and preferred.circuit.admits(now):
             return preferred
         members = self.members
-        if len(members) > 1 or preferred is instead_of:
+        if len(members) > 1:
             last = instead_of or preferred
             start = members.index(last) + 1 if last in members else 0
             for member in (*members[start:], *members[:start]):
@@ -129,8 +129,9 @@ class Endpoints(Generic[C]):
         return [connection for member in self.members if (connection := member.close()) is not None]
 
     def prefer(self, endpoint: Endpoint[C]) -> None:
-        """Ask `endpoint` first from now on."""
-        self._preferred = endpoint
+        """Ask `endpoint` first from now on, unless it was replaced."""
+        if endpoint in self.members:
+            self._preferred = endpoint
 
     def has_other(self, endpoint: Endpoint[C]) -> bool:
         """Return whether an endpoint other than this one has a closed circuit."""
