@@ -4,14 +4,13 @@ Data: greedy outputs of the target model with its top-k (--recordings), answers 
 of the kind that the chat datastore holds (--chat-answers), replayed with a chat datastore built without them
 (--chat-without); 600 of these went into the package's. Parts 0..6 of 10 of the first two are fitted to, by the fixed
 hash of `rest-store calibrate`. In a part of the replays a live datastore is among the sources: it holds the recordings
-before the one that is replayed, or all those of other tasks. The recycled logits have learnt from them, too, as those
-that sessions share; in one of these replays they are new. The trees of steps with a live datastore are fitted to these
-replays, those of steps without one to the others. The package's are of two fits: the former of one with --live-only
---trees 700 --rate 0.1.
+before the one that is replayed, or all those of other tasks. The recycled logits are new in one half of the replays; in
+the other they have learnt from these recordings, as those that sessions share. The trees of steps with a live datastore
+are fitted to the replays with one, those of steps without one to the others.
 
-The same data, release and --start give the same bytes in any process. The --start of the package's trees with a live
-datastore was the calibration of the release before; that of the others was not kept. --rounds N keeps the whole chain
-in one command: an untrained rule guides the first fit, each fit the next one. Takes about 10 GB of memory.
+The same data, release and --start give the same bytes in any process. The --start of the package's was the calibration
+of the release before. --rounds N keeps the whole chain in one command: an untrained rule guides the first fit, each fit
+the next one. Takes about 15 GB of memory.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import numpy as np
@@ -39,12 +38,30 @@ from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.options import PATH, SETTINGS, Decorator, json_option
 
-Remember = Callable[[Sequence[Recording], LiveDatastore], Known]
-# Recordings, what is remembered (None: there is no live datastore), sources besides, and (nodes, skip) of each replay.
-Job = tuple[Sequence[Recording], Remember | None, Sequence[object], Sequence[tuple[int, int]]]
-_ONCE = ((24, 0),)
-_TWICE = ((24, 0), (64, 0))
-_THRICE = ((24, 0), (24, 2), (64, 1))
+# In which order recordings are replayed, and which others are known meanwhile; they are in the live datastore.
+Order = Callable[[Sequence[Recording], LiveDatastore], Known]
+
+
+class Job(NamedTuple):
+    """Replays that are recorded.
+
+    Attributes:
+        recordings: to replay.
+        sources: of the sessions.
+        order: of the recordings; None: as they are, and no others are known.
+        is_live: whether the live datastore with the known ones is among the sources; their recycled logits are.
+        budgets: nodes, and tokens of the output that count as prompt, of each replay.
+    """
+
+    recordings: Sequence[Recording]
+    sources: Sequence[object]
+    order: Order | None = None
+    is_live: bool = False
+    budgets: Sequence[tuple[int, int]] = ((24, 0),)
+
+
+_TWICE = ((24, 0), (64, 1))
+_ROW_SHARE = 0.2  # of the places, for each tree: there are many
 
 
 def conversations(path: Path, encode: Encode | None, every: int) -> list[Recording]:
@@ -59,21 +76,15 @@ def conversations(path: Path, encode: Encode | None, every: int) -> list[Recordi
     return recordings
 
 
-def remembering(
-    recordings: Sequence[Recording],
-    remember: Remember | None,
-    sources: Sequence[object],
-    calibration: Calibration,
-    tokenizer: TokenizerIdentity,
-    **options: Any,
-) -> Outcome:
-    """Replay recordings, with a live datastore among the sources if there is a rule what is remembered."""
-    if remember is None:
-        return replay(recordings, sources, calibration, **options)
+def outcome_of(job: Job, calibration: Calibration, tokenizer: TokenizerIdentity, **options: Any) -> Outcome:
+    """Return the outcome of a job's replays with `options` of `replay`."""
+    if job.order is None:
+        return replay(job.recordings, job.sources, calibration, **options)
     with new_live_datastore(tokenizer) as live:
+        sources = [*job.sources, live] if job.is_live else job.sources
         return Outcome.sum_of(
-            replay([one], [*with_logits(sources, known), live], calibration, share_logits=True, **options)
-            for one, known in remember(recordings, live)
+            replay([one], with_logits(sources, known), calibration, share_logits=True, **options)
+            for one, known in job.order(job.recordings, live)
         )
 
 
@@ -115,8 +126,8 @@ def required(name: str, metavar: str, help_text: str) -> Decorator[Any]:
     "--rounds", metavar="N", type=click.IntRange(1), help="Fits, each guided by the one before; instead of --start."
 )
 @click.option("--live-only", is_flag=True, help="Fit only the trees of steps with a live datastore; keep the others.")
-@click.option("--trees", metavar="N", default=250, help="Number of boosted trees.")
-@click.option("--rate", metavar="SHARE", default=0.12, help="Learning rate.")
+@click.option("--trees", metavar="N", default=500, help="Number of boosted trees.")
+@click.option("--rate", metavar="SHARE", default=0.1, help="Learning rate.")
 @every_option
 @json_option
 def main(
@@ -147,23 +158,32 @@ def main(
     conversation = conversations(chat_answers, encode, every)
     text, logits = PromptLookup(), RecycledLogits()
     full = [text, logits, code, chats]
-    jobs: list[Job] = [
-        (fit, None, full, _THRICE),
-        (fit, among_others, full, _THRICE),
-        (shuffled(fit), in_turn, full, _TWICE),
-        (shuffled(fit, 1), in_turn, full, _TWICE),
-        (shuffled(fit, 2), without_logits, full, _ONCE),
-        (fit, among_others, [text, logits], _ONCE),
-        (fit[::2], None, [text, logits], _ONCE),
-        (fit[1::2], None, [text, code], _ONCE),
-        (fit[1::2], None, [text, logits, chats], _ONCE),
-        (fit_answers, None, full, _ONCE),
-        (shuffled(fit_answers), in_turn, full, _ONCE),
-        (fit_answers[::3], None, [text, chats], _ONCE),
-        (fit_answers[1::6], None, [text], _ONCE),
-        (conversation[::2], None, [text, logits, code, without], _ONCE),
-        (conversation[1::4], in_turn, [text, logits, code, without], _ONCE),
-        (conversation[1::8], None, [text, without], _ONCE),
+    frozen = [
+        Job(fit, full, budgets=_TWICE),
+        Job(fit, full, among_others, budgets=_TWICE),
+        Job(shuffled(fit), full, in_turn, budgets=_TWICE),
+        Job(shuffled(fit, 1), full, in_turn, budgets=_TWICE),
+        Job(fit[::2], [text, logits]),
+        Job(fit, [text, logits], among_others),
+        Job(shuffled(fit, 2)[::2], [text, logits], in_turn),
+        Job(fit[1::2], [text, code]),
+        Job(fit[1::2], [text, logits, chats]),
+        Job(fit[::2], [text, logits, code], among_others),
+        Job(fit[1::2], [text, logits, chats], among_others),
+        Job(fit_answers, full),
+        Job(fit_answers[::3], [text, chats]),
+        Job(fit_answers[1::6], [text]),
+        Job(conversation[::4], [text, logits, code, without]),
+        Job(conversation[1::8], [text, without]),
+    ]
+    with_live = [
+        Job(fit, full, among_others, True, _TWICE),
+        Job(shuffled(fit), full, in_turn, True, _TWICE),
+        Job(shuffled(fit, 1), full, in_turn, True, _TWICE),
+        Job(shuffled(fit, 2), full, without_logits, True),
+        Job(fit, [text, logits], among_others, True),
+        Job(shuffled(fit_answers), full, in_turn, True),
+        Job(conversation[1::4], [text, logits, code, without], in_turn, True),
     ]
     provenance = {
         "recordings": [path.name for path in (*recordings, answers, chat_answers)],
@@ -180,29 +200,29 @@ def main(
     if rounds is not None:
         calibration = Calibration(bytes(4))  # the untrained rule
     for _ in range(rounds or 1):
-        fitted = {}
-        for with_live in (False, True):
-            if live_only and not with_live:
-                continue
-            record: list[tuple[bytes, bytes, bytes]] = []
-            for chosen, remember, sources, budgets in jobs:
-                for nodes, skip in budgets if (remember is not None) == with_live else ():
-                    options = {"max_nodes": nodes, "skip": skip, "record": record}
-                    remembering(chosen, remember, sources, calibration, code.tokenizer, **options)
-            fitted[with_live] = fit_recorded(record, trees=trees, rate=rate).native.gbdt
-        frozen = fitted.get(False, calibration.native.gbdt)
-        calibration = Calibration(frozen, provenance=provenance, live_gbdt=fitted[True])
+        gbdt = calibration.native.gbdt if live_only else fitted(frozen, calibration, code.tokenizer, trees, rate)
+        live_gbdt = fitted(with_live, calibration, code.tokenizer, trees, rate)
+        calibration = Calibration(gbdt, provenance=provenance, live_gbdt=live_gbdt)
     calibration.save(out)
     rows = []
     for name, chosen in (("recordings", held_out), ("answers", held_out_answers)):
         for nodes in (16, 64):
-            for remember in (None, among_others):
-                outcome = remembering(chosen, remember, full, calibration, code.tokenizer, max_nodes=nodes)
-                row = {"recordings": name, "nodes": nodes, "live": remember is not None, **outcome.as_json()}
-                rows.append(row)
-                print(json.dumps(row), file=sys.stderr if as_json else sys.stdout, flush=True)
+            for order, is_live in ((None, False), (among_others, False), (among_others, True)):
+                outcome = outcome_of(Job(chosen, full, order, is_live), calibration, code.tokenizer, max_nodes=nodes)
+                row = {"recordings": name, "nodes": nodes, "others known": order is not None, "live": is_live}
+                rows.append({**row, **outcome.as_json()})
+                print(json.dumps(rows[-1]), file=sys.stderr if as_json else sys.stdout, flush=True)
     if as_json:
         print(json.dumps({"out": str(out), "rows": rows}))
+
+
+def fitted(jobs: Sequence[Job], guide: Calibration, tokenizer: TokenizerIdentity, trees: int, rate: float) -> bytes:
+    """Return trees that are fitted to jobs, whose replays `guide` weighs."""
+    record: list[tuple[bytes, bytes, bytes]] = []
+    for job in jobs:
+        for nodes, skip in job.budgets:
+            outcome_of(job, guide, tokenizer, max_nodes=nodes, skip=skip, record=record)
+    return fit_recorded(record, trees=trees, rate=rate, row_share=_ROW_SHARE).native.gbdt
 
 
 if __name__ == "__main__":

@@ -221,6 +221,7 @@ def fit_recorded(
     *,
     trees: int = 250,
     rate: float = 0.12,
+    row_share: float = 0.35,
     provenance: dict[str, Any] | None = None,
 ) -> Calibration:
     """Fit a calibration to the data that `replay` recorded; the other arguments as in `Calibration.fit`.
@@ -237,5 +238,11 @@ def fit_recorded(
         ends.append(np.frombuffer(own_ends, np.uint32) + before)
         before += len(own_labels)
     return Calibration.fit(
-        features.reshape(labels.size, -1), labels, np.concatenate(ends), trees=trees, rate=rate, provenance=provenance
+        features.reshape(labels.size, -1),
+        labels,
+        np.concatenate(ends),
+        trees=trees,
+        rate=rate,
+        row_share=row_share,
+        provenance=provenance,
     )

@@ -1,7 +1,8 @@
 """Recycled logits as a file: one line of JSON, then their rows, compressed.
 
-A row is eleven numbers, little-endian int32: the last three tokens of a context, the last one first, and the eight most
-likely next tokens, the likeliest first; -1 where there are fewer.
+A row is 21 numbers, little-endian int32: the last four tokens of a context, the last one first; the eight most
+likely next tokens, the likeliest first; their weights; and the number of forward passes that they are from, at most
+255. -1 where there are fewer tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from rest_store.drafting.whole_file import write_whole
 from rest_store.errors import RecycledLogitsError, describe
 
 _MAGIC = b"rest-store recycled logits\n"
-_VERSION = 1
+_VERSION = 2
 _LARGEST = 64 << 20  # bytes of rows
 
 

@@ -97,9 +97,10 @@ class PromptLookup:
 class RecycledLogits:
     """Tokens that the target model itself found likely after similar contexts, as passed to `DraftSession.accept`.
 
-    Kept by the last one, two and three tokens, at most 131,072 rows of 8 tokens (6 MB); new rows displace old ones.
-    Sessions may share one: what one generation learnt then helps the next. `save` and `load` carry it over to another
-    program. Thread-safe. Source: Token Recycling, arXiv 2408.08696.
+    Kept by the last one, two, three and four tokens, at most 131,072 rows of 8 tokens (9 MB); new rows displace old
+    ones. A row weighs what was likely each time that its tokens came last, later times more. Sessions may share one:
+    what one generation learnt then helps the next. `save` and `load` carry it over to another program. Thread-safe.
+    Source: Token Recycling, arXiv 2408.08696, which keeps the latest time of the last token alone.
     """
 
     def __init__(self) -> None:
@@ -125,13 +126,13 @@ class RecycledLogits:
         identity = identity_of(tokenizer)
         logits = cls()
         if not logits.native.add_rows(read_rows(Path(path), identity), identity.vocabulary_size):
-            raise RecycledLogitsError(describe(path, "rows", "malformed", "tokens of the vocabulary, then -1"))
+            raise RecycledLogitsError(describe(path, "rows", "malformed", "tokens of the vocabulary with weights"))
         return logits
 
     def save(self, path: str | os.PathLike[str], tokenizer: object) -> None:
-        """Write all rows, about 2 MB when it is full; `path` holds the old file or the whole new one.
+        """Write all rows, about 4 MB when it is full; `path` holds the old file or the whole new one.
 
-        The file holds pieces of three tokens of every text that sessions learnt from.
+        The file holds pieces of four tokens of every text that sessions learnt from.
 
         Args:
             path: the file.

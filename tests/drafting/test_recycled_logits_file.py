@@ -63,7 +63,27 @@ def test_rows_end_at_ids_that_are_no_tokens(tmp_path: Path) -> None:
     DraftSession([logits], [1, 2, VOCABULARY, 3], prompt_top_k=top_k).close()
     logits.save(tmp_path / "logits", TOKENIZER)
     rows = np.frombuffer(RecycledLogits.load(tmp_path / "logits", TOKENIZER).native.rows(VOCABULARY), np.int32)
-    assert sorted(rows.reshape(-1, 11)[:, :5].tolist()) == [[1, -1, -1, 7, -1], [3, -1, -1, 4, 3]]
+    assert sorted(rows.reshape(-1, 21)[:, :6].tolist()) == [[1, -1, -1, -1, 7, -1], [3, -1, -1, -1, 4, 3]]
+
+
+def test_rows_weigh_all_times_and_later_ones_more() -> None:
+    def likely_after_one(*passes: list[int]) -> list[tuple[int, int]]:
+        logits = RecycledLogits()
+        for likely in passes:
+            DraftSession([logits], [1], prompt_top_k=np.array([likely], np.int32)).close()
+        numbers = np.frombuffer(logits.native.rows(VOCABULARY), np.int32).tolist()
+        assert numbers[:4] == [1, -1, -1, -1]
+        assert numbers[-1] == len(passes)
+        return [(token, weight) for token, weight in zip(numbers[4:12], numbers[12:20], strict=True) if token >= 0]
+
+    assert likely_after_one([5, 6]) == [(5, 8192), (6, 2048)]
+    assert likely_after_one([5, 6], [6, 5]) == [(6, 8192 + 2048 * 4 // 5), (5, 8192 * 4 // 5 + 2048)]
+    assert likely_after_one([5], [6]) == [(6, 8192), (5, 6553)]
+    assert likely_after_one([5], [5], [6]) == [(5, (6553 + 8192) * 4 // 5), (6, 8192)]
+    many = likely_after_one([10, 11, 12, 13, 14, 15, 16, 17], [20, 21, 22, 23, 24, 25, 26, 27])
+    assert [token for token, _ in many] == [20, 10, 21, 11, 22, 12, 23, 13]
+    once = [[4]] + [[5, 6]] * 60
+    assert [token for token, _ in likely_after_one(*once)] == [5, 6]  # in the end without any weight
 
 
 def swapped(content: bytes) -> bytes:
@@ -83,7 +103,7 @@ def of_version(content: bytes) -> bytes:
         (lambda content: content.replace(b'"tokenizer"', b'"tokeniser"'), "header is damaged, expected one line of"),
         (lambda content: content.replace(b'"vocabulary_size": 300', b'"vocabulary_size": -1'), "header is damaged"),
         (lambda content: content.split(b"\n")[0] + b"\n" + b"[" * 100_000, "header is damaged"),
-        (of_version, "version is 9, expected 1"),
+        (of_version, "version is 9, expected 2"),
         (swapped, "checksum of the rows is wrong"),
     ],
 )
@@ -114,24 +134,42 @@ def test_any_damage_is_found_or_without_effect(tmp_path: Path) -> None:
     assert refusals > 200
 
 
+def row(
+    context: list[int] | None = None, likely: list[int] | None = None, weights: list[int] | None = None, times: int = 1
+) -> list[int]:
+    """A row of a file, well-formed where nothing else is given."""
+    return [
+        *(context or [1, 2, 3, -1]),
+        *(likely or [4, 5, 6, 7, 8, 9, 10, 11]),
+        *(weights or [8192, 2048, 910, 512, 327, 227, 167, 128]),
+        times,
+    ]
+
+
 @pytest.mark.parametrize(
-    "row",
+    "malformed",
     [
         [1, 2],  # not a whole row
-        [-1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11],  # no context
-        [1, 2, 3, -1, 5, 6, 7, 8, 9, 10, 11],  # no likely token
-        [1, -1, 3, 4, 5, 6, 7, 8, 9, 10, 11],  # a gap
-        [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, VOCABULARY],  # outside the vocabulary
-        [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, -2],
+        row(context=[-1, 2, 3, 4]),  # no context
+        row(likely=[-1, 5, 6, 7, 8, 9, 10, 11]),  # no likely token
+        row(context=[1, -1, 3, -1]),  # a gap
+        row(likely=[4, 5, 6, 7, 8, 9, 10, VOCABULARY]),
+        row(likely=[4, 5, 6, 7, 8, 9, 10, -2]),
+        row(likely=[4, 5, 6, 7, 8, 9, 10, -1]),  # more weights than tokens
+        row(weights=[8192, 2048, 910, 512, 327, 227, 167, -1]),
+        row(weights=[8192, 2048, 910, 512, 327, 227, 167, 0]),
+        row(weights=[40961, 2048, 910, 512, 327, 227, 167, 128]),
+        row(weights=[2048, 8192, 910, 512, 327, 227, 167, 128]),  # out of order
+        row(times=0),
+        row(times=256),
     ],
 )
-def test_malformed_rows_are_refused(tmp_path: Path, row: list[int]) -> None:
-    good = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]
-    write_rows(tmp_path / "logits", np.array(good + row, np.int32).tobytes(), TOKENIZER)
-    with pytest.raises(RecycledLogitsError, match="rows is malformed, expected tokens of the vocabulary, then -1"):
+def test_malformed_rows_are_refused(tmp_path: Path, malformed: list[int]) -> None:
+    write_rows(tmp_path / "logits", np.array(row() + malformed, np.int32).tobytes(), TOKENIZER)
+    with pytest.raises(RecycledLogitsError, match="rows is malformed, expected tokens of the vocabulary with weights"):
         RecycledLogits.load(tmp_path / "logits", TOKENIZER)
-    write_rows(tmp_path / "logits", np.array(good, np.int32).tobytes(), TOKENIZER)
-    assert len(RecycledLogits.load(tmp_path / "logits", TOKENIZER)) == 1
+    write_rows(tmp_path / "logits", np.array(row() + row([4, 5, -1, -1], times=255), np.int32).tobytes(), TOKENIZER)
+    assert len(RecycledLogits.load(tmp_path / "logits", TOKENIZER)) == 2
 
 
 def test_another_tokenizer_and_places_that_are_not_there_are_refused(tmp_path: Path) -> None:

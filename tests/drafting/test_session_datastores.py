@@ -15,7 +15,7 @@ from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.store import Store
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession
-from rest_store.drafting.sources import PromptLookup
+from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.live.live_datastore import LiveDatastore
 from tests.drafting.test_evidence import Behind
 from tests.shared.strategies import Corpus, identity, open_datastore
@@ -23,7 +23,8 @@ from tests.shared.strategies import Corpus, identity, open_datastore
 FEATURES = int(_kernel.FEATURES)
 # Columns of the table of candidates: the best frozen datastore, the second, and the best live one.
 BLOCK = 16
-BEST, SECOND, LIVE = (FEATURES - count * BLOCK for count in (3, 2, 1))
+RECYCLED = 9  # columns at the end, of recycled logits
+BEST, SECOND, LIVE, END = (FEATURES - RECYCLED - count * BLOCK for count in (3, 2, 1, 0))
 SHARE = 4  # in a block: the share of the longest match's occurrences that a candidate follows
 
 
@@ -110,10 +111,26 @@ def recorded(*sources: Store) -> npt.NDArray[np.float32]:
 def test_a_live_datastore_has_columns_of_its_own(frozen: Datastore, live: LiveDatastore) -> None:
     alone, beside = recorded(frozen), recorded(live, frozen)
     assert alone[:, BEST + SHARE].tolist() == beside[:, BEST + SHARE].tolist() == [0.75, 0.25]
-    assert (alone[:, LIVE:] == -1).all()
+    assert (alone[:, LIVE:END] == -1).all()
     assert (beside[:, SECOND:LIVE] == -1).all()
-    assert beside[:, LIVE:].tolist() == beside[:, BEST:SECOND].tolist()
+    assert beside[:, LIVE:END].tolist() == beside[:, BEST:SECOND].tolist()
     assert (recorded(live)[:, BEST:LIVE] == -1).all()
+
+
+def test_recycled_logits_weigh_all_their_times() -> None:
+    logits = RecycledLogits()
+    for likely in ([3, 4], [3, 4], [5, 3]):
+        DraftSession([logits], [1, 2], prompt_top_k=[[-1, -1], likely]).close()
+    with DraftSession([logits], [9, 2], calibration=Calibration(bytes(4))) as session:
+        session._native.record(True)
+        session.draft(1)
+        session.accept([3])
+        rows = np.frombuffer(session._native.recorded()[0], np.float32).reshape(-1, FEATURES)[:, END:]
+    whole = 1 + 0.8 + 0.64  # of a token that is the likeliest each time
+    shares = [(0.64 + 0.8 + 0.25) / whole, 1 / whole, (0.64 + 0.8) / 4 / whole]
+    assert rows[:, 0] == pytest.approx(shares, abs=1e-3)  # of 3, 5 and 4 after the last token
+    assert (rows[:, 1:4] == 0).all()  # after the last two, three and four, nothing is known
+    assert rows[:, 4:8].tolist() == [[3, 0, 0, 0]] * 3
 
 
 def reading(column: int) -> Calibration:

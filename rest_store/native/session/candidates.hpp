@@ -60,7 +60,12 @@ enum StoreFeature : std::size_t {
   kStoreFeatures = kCounts + kSuffixFeatures
 };
 constexpr std::size_t kLiveStore = kFirstStore + kRankedStores * kStoreFeatures;
-constexpr std::size_t kFeatures = kLiveStore + kStoreFeatures;
+constexpr std::size_t kRecycledShare1 = kLiveStore + kStoreFeatures;  // after the last token, the last two, ...
+constexpr std::size_t kRecycledTimes1 = kRecycledShare1 + kRecycledOrders;
+constexpr std::size_t kRecycledRank4 = kRecycledTimes1 + kRecycledOrders;
+constexpr std::size_t kFeatures = kRecycledRank4 + 1;
+constexpr std::array<std::size_t, kRecycledOrders> kRecycledRanks{kRecycledRank1, kRecycledRank2, kRecycledRank3,
+                                                                  kRecycledRank4};
 
 // How often a source's best candidate was right of late; a running mean.
 struct HitRate {
@@ -84,7 +89,7 @@ struct NodeFeatures {
 // What each source knows of the next token of one context.
 struct SourceEvidence {
   PromptMatches lookup;
-  std::array<TopTokens, kRecycledOrders> recycled{};
+  std::array<LikelyTokens, kRecycledOrders> recycled{};
   std::vector<Evidence> stores;
   std::vector<bool> present;  // which of the stores take part in this step
   std::vector<bool> live;     // which of the stores have the columns of live ones
@@ -99,7 +104,7 @@ struct SourceEvidence {
   }
   std::int64_t best_of_recycled() const {
     for (std::size_t i = kRecycledOrders; i-- > 0;)
-      if (recycled[i].size > 0) return recycled[i].tokens[0];
+      if (recycled[i].size() > 0) return recycled[i].tokens()[0];
     return -1;
   }
   std::int64_t best_of_store(std::size_t store) const {
@@ -210,8 +215,8 @@ class CandidateTable {
     };
     for (std::size_t store = 0; store < sources.stores.size(); ++store)
       if (const BackoffLevel* longest = sources.stores[store].longest()) add_level(store, longest);
-    for (const TopTokens& top : sources.recycled)
-      for (std::size_t rank = 0; rank < top.size; ++rank) pool_.add(top.tokens[rank], 1);
+    for (const LikelyTokens& likely : sources.recycled)
+      for (const Token token : likely.tokens()) pool_.add(token, 1);
     for (const LookupCandidate& candidate : sources.lookup.candidates) pool_.add(candidate.token, 0);
     for (std::size_t i = 0; i < kLevels; ++i)
       for (std::size_t store = 0; store < sources.stores.size(); ++store)
@@ -239,13 +244,13 @@ class CandidateTable {
     }
     bool longest_order = true;
     for (std::size_t order = kRecycledOrders; order > 0; --order) {
-      const TopTokens& top = sources.recycled[order - 1];
-      if (top.size == 0) continue;
-      static constexpr std::array<float, kRecycledOrders> kFirstShare{0.4F, 0.6F, 0.75F};
+      const LikelyTokens& likely = sources.recycled[order - 1];
+      if (likely.size() == 0) continue;
+      static constexpr std::array<float, kRecycledOrders> kFirstShare{0.4F, 0.6F, 0.75F, 0.8F};
       const float weight = longest_order ? weight_of(hit_rates.recycled, 2 * static_cast<float>(order)) : 0;
       total += weight;
-      for (std::size_t rank = 0; rank < top.size; ++rank) {
-        const std::size_t row = pool_.add(top.tokens[rank], 1);
+      for (std::size_t rank = 0; rank < likely.size(); ++rank) {
+        const std::size_t row = pool_.add(likely.tokens()[rank], 1);
         recycled_rows_[order - 1][rank] = static_cast<std::uint8_t>(row);
         if (row != CandidatePool::kNone)
           pool_.prior[row] += weight * kFirstShare[order - 1] / static_cast<float>((rank + 1) * (rank + 1));
@@ -344,11 +349,16 @@ class CandidateTable {
       for (std::size_t i = 0; i < 3; ++i) at(kLookupShare1 + i, row) = candidate.shares[i];
     }
     for (std::size_t i = 0; i < kRecycledOrders; ++i) {
-      const std::size_t size = sources.recycled[i].size;
-      set_column(kRecycledRank1 + i, static_cast<float>(size > 0 ? kTopK : kTopK + 1));
-      for (std::size_t rank = size; rank-- > 0;)
-        if (const std::size_t row = places_[recycled_rows_[i][rank]]; row != kNoPlace)
-          at(kRecycledRank1 + i, row) = static_cast<float>(rank);
+      const LikelyTokens& likely = sources.recycled[i];
+      set_column(kRecycledRanks[i], static_cast<float>(likely.size() > 0 ? kTopK : kTopK + 1));
+      set_column(kRecycledShare1 + i, 0);
+      set_column(kRecycledTimes1 + i, static_cast<float>(likely.times()));
+      for (std::size_t rank = likely.size(); rank-- > 0;) {
+        const std::size_t row = places_[recycled_rows_[i][rank]];
+        if (row == kNoPlace) continue;
+        at(kRecycledRanks[i], row) = static_cast<float>(rank);
+        at(kRecycledShare1 + i, row) = likely.share(rank);
+      }
     }
   }
 

@@ -2,27 +2,15 @@
 // likely next tokens, kept by the last tokens of the context, and proposed when these recur.
 #pragma once
 
+#include <functional>
 #include <mutex>
 
 #include "search/fork_mutex.hpp"
-#include "session/continuations.hpp"
+#include "session/likely_tokens.hpp"
 
 namespace rest_store {
 
-constexpr std::size_t kTopK = 8;            // most likely tokens kept of one context
-constexpr std::size_t kRecycledOrders = 3;  // contexts are known by their last 1, 2 and 3 tokens
-
-struct TopTokens {
-  std::uint32_t size = 0;  // 0: unknown
-  std::array<Token, kTopK> tokens{};
-
-  // 0 for the most likely; kTopK for a token that is not among them.
-  std::uint32_t rank(Token token) const {
-    for (std::uint32_t i = 0; i < size; ++i)
-      if (tokens[i] == token) return i;
-    return kTopK;
-  }
-};
+constexpr std::size_t kRecycledOrders = 4;  // contexts are known by their last 1, 2, 3 and 4 tokens
 
 // Thread-safe, so that generations may share one. Memory is bounded: new rows displace old ones.
 class RecycledLogits {
@@ -32,18 +20,19 @@ class RecycledLogits {
     if (top.size == 0) return;
     const std::lock_guard lock(mutex_);
     for (std::size_t order = 1; order <= kRecycledOrders && order <= tail.size(); ++order)
-      add({key_of(tail.last(order)), top});
+      likely_after(key_of(tail.last(order))).learn(top);
   }
 
-  // The rows of the last 1, 2 and 3 tokens of `tail`; of size 0 where there are none.
-  std::array<TopTokens, kRecycledOrders> find(std::span<const Token> tail) const {
-    std::array<TopTokens, kRecycledOrders> out{};
+  // What is known after the last 1 .. 4 tokens of `tail`; of size 0 where nothing is.
+  std::array<LikelyTokens, kRecycledOrders> find(std::span<const Token> tail) const {
+    std::array<LikelyTokens, kRecycledOrders> out{};
     const std::lock_guard lock(mutex_);
     if (rows_.empty()) return out;
     for (std::size_t order = 1; order <= kRecycledOrders && order <= tail.size(); ++order) {
       const Key key = key_of(tail.last(order));
       for (std::size_t way = 0; way < kWays; ++way)
-        if (const Row& row = rows_[place_of(key, way)]; row.top.size > 0 && row.key == key) out[order - 1] = row.top;
+        if (const Row& row = rows_[place_of(key, way)]; row.likely.size() > 0 && row.key == key)
+          out[order - 1] = row.likely;
     }
     return out;
   }
@@ -53,21 +42,26 @@ class RecycledLogits {
     return used_;
   }
 
-  // All rows, each in kWidth numbers: the last tokens, the last one first, then the most likely ones; -1 where there
-  // are fewer. A row ends at a token that is not below `vocabulary`: models have logits of ids that are no tokens.
-  static constexpr std::size_t kWidth = kRecycledOrders + kTopK;
+  // All rows, each in kWidth numbers: the last tokens, the last one first, the likely ones, their weights, and the
+  // times. -1 where there are fewer tokens. A row ends at a token that is not below `vocabulary`: models have logits of
+  // ids that are no tokens.
+  static constexpr std::size_t kWidth = kRecycledOrders + 2 * kTopK + 1;
   std::vector<std::int32_t> rows(std::uint64_t vocabulary) const {
     const std::lock_guard lock(mutex_);
     std::vector<std::int32_t> out;
-    for (const auto& [key, top] : rows_) {
+    for (const auto& [key, likely] : rows_) {
       const auto is_no_token = [&](Token token) { return token >= vocabulary; };
-      const auto likely = std::span(top.tokens).first(top.size);
-      const auto end = std::find_if(likely.begin(), likely.end(), is_no_token);
+      const std::span<const Token> tokens = likely.tokens();
+      const auto count = std::find_if(tokens.begin(), tokens.end(), is_no_token) - tokens.begin();
       const auto known = std::find(key.begin(), key.end(), kNoToken);
-      if (end == likely.begin() || std::any_of(key.begin(), known, is_no_token)) continue;
-      out.insert(out.end(), key.begin(), key.end());
-      out.insert(out.end(), likely.begin(), end);
-      out.resize(out.size() + kTopK - static_cast<std::size_t>(end - likely.begin()), -1);
+      if (count == 0 || std::any_of(key.begin(), known, is_no_token)) continue;
+      const std::size_t row = out.size();
+      out.resize(row + kWidth, -1);
+      const auto at = out.begin() + static_cast<std::ptrdiff_t>(row);
+      std::copy(key.begin(), key.end(), at);
+      std::copy_n(tokens.begin(), count, at + kRecycledOrders);
+      std::copy_n(likely.weights().begin(), count, at + kRecycledOrders + kTopK);
+      out.back() = static_cast<std::int32_t>(likely.times());
     }
     return out;
   }
@@ -76,26 +70,23 @@ class RecycledLogits {
   // `vocabulary`, none. Returns whether they are well-formed.
   bool add_rows(std::span<const std::int32_t> rows, std::uint64_t vocabulary) {
     if (rows.size() % kWidth != 0) return false;
-    const auto is_token = [&](std::int32_t value) {
-      return value >= 0 && static_cast<std::uint64_t>(value) < vocabulary;
-    };
-    const auto is_filled_up = [&](std::span<const std::int32_t> values) {  // at least one token, then -1
-      const auto end = std::find(values.begin(), values.end(), -1);
-      return end != values.begin() && std::all_of(values.begin(), end, is_token) &&
-             std::all_of(end, values.end(), [](std::int32_t value) { return value == -1; });
-    };
     for (std::size_t at = 0; at < rows.size(); at += kWidth)
-      if (!is_filled_up(rows.subspan(at, kRecycledOrders)) || !is_filled_up(rows.subspan(at + kRecycledOrders, kTopK)))
-        return false;
+      if (!is_row(rows.subspan(at, kWidth), vocabulary)) return false;
     const std::lock_guard lock(mutex_);
     // They come in the order of their places: in a smaller table they would displace each other.
     while (rows_.size() < kMaxRows && 2 * (used_ + rows.size() / kWidth) > rows_.size()) grow();
     for (std::size_t at = 0; at < rows.size(); at += kWidth) {
-      Row row{};
-      for (std::size_t i = 0; i < kRecycledOrders; ++i) row.key[i] = static_cast<Token>(rows[at + i]);
-      for (std::size_t i = kRecycledOrders; i < kWidth && rows[at + i] >= 0; ++i)
-        row.top.tokens[row.top.size++] = static_cast<Token>(rows[at + i]);
-      add(row);
+      const auto row = rows.subspan(at, kWidth), likely = row.subspan(kRecycledOrders, kTopK);
+      const auto size = static_cast<std::size_t>(std::find(likely.begin(), likely.end(), -1) - likely.begin());
+      Key key;
+      std::array<Token, kTopK> tokens;
+      std::array<std::uint16_t, kTopK> weights;
+      std::copy_n(row.begin(), kRecycledOrders, key.begin());
+      std::copy_n(likely.begin(), size, tokens.begin());
+      std::transform(likely.begin() + kTopK, likely.begin() + static_cast<std::ptrdiff_t>(kTopK + size),
+                     weights.begin(), [](std::int32_t weight) { return static_cast<std::uint16_t>(weight); });
+      likely_after(key) = LikelyTokens(std::span(tokens).first(size), std::span(weights).first(size),
+                                       static_cast<std::uint8_t>(row.back()));
     }
     return true;
   }
@@ -107,7 +98,7 @@ class RecycledLogits {
   }
 
  private:
-  static constexpr std::size_t kLeastRows = std::size_t{1} << 10, kMaxRows = std::size_t{1} << 17;  // 48 bytes each
+  static constexpr std::size_t kLeastRows = std::size_t{1} << 10, kMaxRows = std::size_t{1} << 17;  // 68 bytes each
   static constexpr std::size_t kWays = 4;  // places that a row may take
 
   static constexpr Token kNoToken = ~Token{0};
@@ -117,7 +108,7 @@ class RecycledLogits {
 
   struct Row {
     Key key;
-    TopTokens top;  // size 0: free
+    LikelyTokens likely;  // size 0: free
   };
 
   static Key key_of(std::span<const Token> tokens) {
@@ -131,20 +122,44 @@ class RecycledLogits {
     return ((hash_of(key) >> 20) + way) & (rows_.size() - 1);
   }
 
-  void add(const Row& row) {
-    if (rows_.size() < kMaxRows && 2 * (used_ + 1) > rows_.size()) grow();
-    put(row);
+  // Whether `row` is one that rows() may return.
+  static bool is_row(std::span<const std::int32_t> row, std::uint64_t vocabulary) {
+    const auto is_token = [&](std::int32_t value) {
+      return value >= 0 && static_cast<std::uint64_t>(value) < vocabulary;
+    };
+    const auto is_weight = [](std::int32_t value) {
+      return value > 0 && value <= static_cast<std::int32_t>(LikelyTokens::kGreatestWeight);
+    };
+    const auto count_of = [](std::span<const std::int32_t> values, const auto& is_value) {  // then -1; 0 if malformed
+      const auto end = std::find(values.begin(), values.end(), -1);
+      const bool whole = std::all_of(values.begin(), end, is_value) &&
+                         std::all_of(end, values.end(), [](std::int32_t value) { return value == -1; });
+      return whole ? end - values.begin() : 0;
+    };
+    const auto weights = row.subspan(kRecycledOrders + kTopK, kTopK);
+    const auto count = count_of(row.subspan(kRecycledOrders, kTopK), is_token);
+    return count_of(row.first(kRecycledOrders), is_token) > 0 && count > 0 && count_of(weights, is_weight) == count &&
+           std::is_sorted(weights.begin(), weights.end(), std::greater<>()) && row.back() > 0 &&
+           row.back() <= static_cast<std::int32_t>(LikelyTokens::kMostTimes);
   }
 
-  void put(const Row& row) {
+  // What is known after `key`, or a place for it.
+  LikelyTokens& likely_after(const Key& key) {
+    if (rows_.size() < kMaxRows && 2 * (used_ + 1) > rows_.size()) grow();
+    return place_for(key);
+  }
+
+  LikelyTokens& place_for(const Key& key) {
     for (std::size_t way = 0; way < kWays; ++way) {
-      Row& place = rows_[place_of(row.key, way)];
-      if (place.top.size > 0 && place.key != row.key) continue;
-      used_ += place.top.size == 0;
-      place = row;
-      return;
+      Row& row = rows_[place_of(key, way)];
+      if (row.likely.size() > 0 && row.key != key) continue;
+      used_ += row.likely.size() == 0;
+      row.key = key;
+      return row.likely;
     }
-    rows_[place_of(row.key, next_way_++ % kWays)] = row;
+    Row& row = rows_[place_of(key, next_way_++ % kWays)];
+    row = {key, {}};
+    return row.likely;
   }
 
   void grow() {
@@ -152,7 +167,7 @@ class RecycledLogits {
     old.swap(rows_);
     used_ = 0;
     for (const Row& row : old)
-      if (row.top.size > 0) put(row);
+      if (row.likely.size() > 0) place_for(row.key) = row.likely;
   }
 
   mutable ForkMutex mutex_;

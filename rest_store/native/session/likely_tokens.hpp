@@ -1,0 +1,90 @@
+// The tokens that the target model finds likely after a context: after one forward pass, and over all passes after the
+// same last tokens.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "session/continuations.hpp"
+
+namespace rest_store {
+
+constexpr std::size_t kTopK = 8;  // most likely tokens kept of one context
+
+// Of one forward pass, the likeliest first.
+struct TopTokens {
+  std::uint32_t size = 0;  // 0: unknown
+  std::array<Token, kTopK> tokens{};
+};
+
+// Of all passes. A pass gives the r-th likeliest token a weight of 1/r^2, and each later pass takes a fifth of it.
+class LikelyTokens {
+ public:
+  static constexpr std::uint32_t kOnce = 8192;                                   // of the likeliest token of one pass
+  static constexpr std::uint32_t kGreatestWeight = 5 * kOnce, kMostTimes = 255;  // the times stop counting there
+
+  LikelyTokens() = default;
+  // From weights that learn() led to; tokens without weight are left out.
+  LikelyTokens(std::span<const Token> tokens, std::span<const std::uint16_t> weights, std::uint8_t times)
+      : times_(times) {
+    for (std::size_t i = 0; i < tokens.size(); ++i) insert(tokens[i], weights[i]);
+  }
+
+  std::size_t size() const { return size_; }                                         // 0: unknown
+  std::span<const Token> tokens() const { return std::span(tokens_).first(size_); }  // of descending weight
+  std::span<const std::uint16_t> weights() const { return std::span(weights_).first(size_); }
+  std::uint32_t times() const { return times_; }  // passes
+
+  // The weight of the i-th token, as a share of what it would be had it always been the likeliest.
+  float share(std::size_t i) const {
+    return static_cast<float>(weights_[i]) / kWhole[std::min<std::size_t>(times_, kWhole.size() - 1)];
+  }
+
+  void learn(const TopTokens& top) {
+    const LikelyTokens before = *this;
+    size_ = 0;
+    if (times_ < kMostTimes) ++times_;
+    for (std::size_t i = 0; i < before.size_; ++i) {
+      const auto rank = std::find(top.tokens.begin(), top.tokens.begin() + top.size, before.tokens_[i]);
+      insert(before.tokens_[i], before.weights_[i] * 4U / 5 + weight_of(top, rank - top.tokens.begin()));
+    }
+    const auto known = before.tokens();
+    for (std::size_t i = 0; i < top.size; ++i)
+      if (std::find(known.begin(), known.end(), top.tokens[i]) == known.end())
+        insert(top.tokens[i], weight_of(top, static_cast<std::ptrdiff_t>(i)));
+  }
+
+ private:
+  static constexpr auto kWhole = [] {  // the weight of a token that was always the likeliest, by times
+    std::array<float, 32> out{};
+    for (std::size_t times = 1; times < out.size(); ++times) out[times] = 0.8F * out[times - 1] + kOnce;
+    return out;
+  }();
+
+  static std::uint32_t weight_of(const TopTokens& top, std::ptrdiff_t rank) {
+    return rank == top.size ? 0 : kOnce / static_cast<std::uint32_t>((rank + 1) * (rank + 1));
+  }
+
+  // Behind tokens of the same weight; the lightest goes if there are too many.
+  void insert(Token token, std::uint32_t weight) {
+    std::size_t place = size_;
+    while (place > 0 && weights_[place - 1] < weight) --place;
+    if (place == kTopK || weight == 0) return;
+    if (size_ < kTopK) ++size_;
+    for (std::size_t i = size_ - 1U; i > place; --i) {
+      tokens_[i] = tokens_[i - 1];
+      weights_[i] = weights_[i - 1];
+    }
+    tokens_[place] = token;
+    weights_[place] = static_cast<std::uint16_t>(weight);
+  }
+
+  std::array<Token, kTopK> tokens_{};
+  std::array<std::uint16_t, kTopK> weights_{};
+  std::uint8_t size_ = 0, times_ = 0;
+};
+
+}  // namespace rest_store
