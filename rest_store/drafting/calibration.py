@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import json
@@ -65,7 +66,11 @@ class Calibration:
     @classmethod
     def default(cls) -> Calibration:
         """Return a new copy of the package's calibration; `provenance` says to which data it was fitted."""
-        return cls(*_default())
+        native, provenance = _default()
+        calibration = cls.__new__(cls)
+        calibration.native = type(native)(native)  # shares the trees
+        calibration.provenance = copy.deepcopy(provenance)
+        return calibration
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Calibration:
@@ -164,8 +169,10 @@ class Calibration:
 
 
 @functools.cache
-def _default() -> tuple[bytes, list[float], dict[str, Any], bytes]:
-    return _parsed(resources.files(__package__).joinpath("default.calibration").read_bytes(), "default")
+def _default() -> tuple[Any, dict[str, Any]]:
+    """Return the kernel's side of the package's calibration, and its provenance."""
+    read = Calibration(*_parsed(resources.files(__package__).joinpath("default.calibration").read_bytes(), "default"))
+    return read.native, read.provenance
 
 
 def _parsed(content: bytes, where: object) -> tuple[bytes, list[float], dict[str, Any], bytes]:

@@ -118,6 +118,61 @@ def test_numbers_that_are_not_finite_are_refused(bad: float) -> None:
         refused(CalibrationError, lambda weights=weights: Calibration(gbdt(), weights), "finite")  # type: ignore[misc]
 
 
+def evaluated(calibration: Calibration, features: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Log odds as the kernel has them; by all instructions of this machine, and in both widths, the same bits."""
+    ways = {
+        calibration.native.log_odds(features, is_wide, instructions)
+        for is_wide in (False, True)
+        for instructions in _kernel.INSTRUCTIONS
+    }
+    assert len(ways) == 1
+    return np.frombuffer(ways.pop(), np.float32)
+
+
+def random_gbdt(seed: int, count: int, scale: float) -> bytes:
+    """Trees with thresholds that many share, and leaves of very different sizes."""
+    rng = np.random.default_rng(seed)
+    trees = np.zeros(count, np.dtype([("features", "<u2", 6), ("thresholds", "<f4", 6), ("leaves", "<f4", 64)]))
+    trees["features"] = rng.integers(FEATURES, size=(count, 6))
+    trees["thresholds"] = rng.integers(-5, 5, size=(count, 6)) / 4
+    trees["leaves"] = rng.normal(size=(count, 64)) * scale / np.arange(1, count + 1)[:, None]
+    return np.float32(rng.normal()).tobytes() + trees.tobytes()
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-38, 0.3, 1.0, 1e25])
+@pytest.mark.parametrize(("count", "rows"), [(0, 5), (1, 1), (3, 16), (40, 17), (700, 100)])
+def test_trees_are_evaluated_to_the_same_bits_everywhere(count: int, rows: int, scale: float) -> None:
+    """Leaves are rounded to a 16-bit multiple of a power of two, the least that the greatest of them allows."""
+    calibration = Calibration(random_gbdt(count, count, scale))
+    features = np.random.default_rng(rows).integers(-6, 6, size=(rows, FEATURES)).astype(np.float32) / 4
+    expected = log_odds(calibration, features)
+    greatest = np.abs(trees_of(calibration)["leaves"]).max(initial=0)
+    tolerance = count * greatest / 2**15 + np.abs(expected).max() * 1e-6
+    assert np.abs(evaluated(calibration, features) - expected).max() <= tolerance
+
+
+def test_sums_of_very_many_trees_do_not_overflow() -> None:
+    """More than could be added up, were leaves rounded to 16 bits alone."""
+    one = gbdt(leaf=1.5)
+    calibration = Calibration(one[:4] + 70_000 * one[4:])
+    assert evaluated(calibration, np.zeros((1, FEATURES), np.float32)) == pytest.approx(105_000, rel=1e-4)
+
+
+def test_the_default_is_evaluated_as_its_file_has_it() -> None:
+    default = Calibration.default()
+    features = np.random.default_rng(1).choice(trees_of(default)["thresholds"].ravel(), size=(500, FEATURES))
+    errors = evaluated(default, features) - log_odds(default, features)
+    assert np.abs(errors).max() < 0.01  # of log odds
+
+
+def test_copies_of_the_default_learn_on_their_own() -> None:
+    one, other = Calibration.default(), Calibration.default()
+    one.native.weights = [0.5] * 5
+    one.provenance["recordings"] = "changed"
+    assert other.weights == Calibration.default().weights == [0.0] * 5
+    assert other.provenance == Calibration.default().provenance != one.provenance
+
+
 def test_great_log_odds_do_not_overflow() -> None:
     with DraftSession([PromptLookup()], [1, 2, 3, 1, 2, 4, 1, 2], calibration=Calibration(gbdt(base=300))) as session:
         tree = session.draft(16)

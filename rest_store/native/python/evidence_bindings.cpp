@@ -35,7 +35,7 @@ nb::list collect_evidence(const std::vector<NativeEvidenceReader*>& readers, con
     std::vector<EvidenceReader*> evidence_readers;
     for (const NativeEvidenceReader* reader : readers) evidence_readers.push_back(reader->reader.get());
     thread_local EvidenceCollector collector;
-    collector.collect(evidence_readers, calibration.trees, tokens_of(tail), proposals,
+    collector.collect(evidence_readers, calibration.trees->fitted, tokens_of(tail), proposals,
                       {max_nodes, max_rows, max_suffix});
     for (std::size_t store = 0; store < evidence_readers.size(); ++store)
       packed.push_back(packed_rows(collector.paths(), evidence_readers[store]->vocabulary(),

@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -14,10 +15,24 @@ namespace rest_store {
 // Trees from bytes: the base, then the trees as they lie in memory. ValueError: what is wrong with them.
 Gbdt gbdt_of(const nanobind::bytes& packed);
 
+// Trees as they were given, and as they are evaluated.
+struct CalibrationTrees {
+  explicit CalibrationTrees(Gbdt frozen, Gbdt live)
+      : frozen_gbdt(std::move(frozen)),
+        live_gbdt(std::move(live)),
+        fitted{IntegerTrees(frozen_gbdt), IntegerTrees(live_gbdt)} {}
+
+  Gbdt frozen_gbdt, live_gbdt;
+  FittedTrees fitted;
+};
+
 // Fitted trees and what was learnt online, shared by sessions.
 struct NativeCalibration {
   NativeCalibration(const nanobind::bytes& frozen, const nanobind::bytes& live)
-      : trees{gbdt_of(frozen), live.size() == 0 ? Gbdt() : gbdt_of(live)} {}
+      : trees(std::make_shared<CalibrationTrees>(gbdt_of(frozen), live.size() == 0 ? Gbdt() : gbdt_of(live))) {}
+  // A copy, which shares the trees and learns on its own.
+  NativeCalibration(const NativeCalibration& other) : trees(other.trees), online(other.online_now()) {}
+  NativeCalibration& operator=(const NativeCalibration&) = delete;
 
   OnlineCalibration online_now() const {
     const std::lock_guard lock(mutex);
@@ -54,7 +69,7 @@ struct NativeCalibration {
     online.clamp();
   }
 
-  FittedTrees trees;
+  std::shared_ptr<const CalibrationTrees> trees;
   OnlineCalibration online;
   mutable ForkMutex mutex;
 };

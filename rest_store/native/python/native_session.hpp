@@ -42,7 +42,8 @@ class TopK {
 // One generation. Sources are identified by their places among the session's sources, of which there are at most 8.
 class NativeSession {
  public:
-  explicit NativeSession(NativeCalibration& calibration) : calibration_(calibration), builder_(calibration.trees) {}
+  explicit NativeSession(NativeCalibration& calibration)
+      : calibration_(calibration), builder_(calibration.trees->fitted) {}
 
   void use_prompt_lookup(std::uint32_t place) {
     builder_.use_lookup = true;

@@ -54,12 +54,13 @@ struct OnlineCalibration {
 
 // The acceptance probability of each of `candidates`: a softmax over their log odds and those of "none of these", which
 // are zero. Without trees, the fixed rule's prior.
-inline std::array<float, kCandidates> acceptance_probabilities(const CandidateTable& candidates, const Gbdt& gbdt,
+inline std::array<float, kCandidates> acceptance_probabilities(const CandidateTable& candidates,
+                                                               const IntegerTrees& trees,
                                                                const OnlineCalibration& online) {
   std::array<float, kCandidates> out{};
   float sum = 0;
-  if (!gbdt.trees.empty()) {
-    gbdt.evaluate(candidates.columns(), kCandidates, candidates.size() > kLanes, out.data());
+  if (!trees.empty()) {
+    trees.evaluate(candidates.columns(), candidates.size() > kLanes, out.data());
     float greatest = 0;
     for (std::size_t row = 0; row < candidates.size(); ++row)
       greatest = std::max(greatest, out[row] += online.log_odds(candidates.origins(row)));

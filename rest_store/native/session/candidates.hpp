@@ -5,7 +5,7 @@
 #include <bit>
 
 #include "session/evidence.hpp"
-#include "session/gbdt.hpp"
+#include "session/integer_trees.hpp"
 #include "session/prompt_lookup.hpp"
 #include "session/recycled_logits.hpp"
 
@@ -16,7 +16,7 @@ constexpr std::size_t kMaxStores = 6;       // stores of one session: sources wi
 constexpr std::size_t kRankedStores = 2;    // frozen stores with columns of their own
 constexpr std::size_t kSuffixFeatures = 6;  // suffix lengths of a store that are features: longest, middle, 4, 3, 2, 1
 
-static_assert(kCandidates == 2 * kLanes);
+static_assert(kCandidates == kColumn);
 
 // The columns of the table. A calibration file refers to them by number.
 enum Feature : std::size_t {

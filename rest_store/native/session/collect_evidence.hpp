@@ -29,8 +29,8 @@ class EvidenceCollector {
   void collect(std::span<EvidenceReader* const> readers, const FittedTrees& trees, std::span<const Token> tail,
                std::span<const ProposedNode> proposals, const CollectorLimits& limits) {
     readers_ = readers;
-    has_live_trees_ = !trees.live.trees.empty();
-    gbdt_ =
+    has_live_trees_ = !trees.live.empty();
+    trees_ =
         &trees.of(std::any_of(readers.begin(), readers.end(), [](const EvidenceReader* one) { return one->live(); }));
     proposals_ = proposals;
     limits_ = limits;
@@ -113,7 +113,7 @@ class EvidenceCollector {
     features.score = open.score;
     features.probability = open.probability;
     candidates_.fill(sources, hit_rates_, features, lookup_, kLanes);
-    std::array<float, kCandidates> probabilities = acceptance_probabilities(candidates_, *gbdt_, OnlineCalibration());
+    std::array<float, kCandidates> probabilities = acceptance_probabilities(candidates_, *trees_, OnlineCalibration());
     std::array<std::int32_t, kCandidates> proposal_of;
     proposal_of.fill(-1);
     if (row == 0 || open.proposal >= 0)
@@ -140,7 +140,7 @@ class EvidenceCollector {
   }
 
   std::span<EvidenceReader* const> readers_;
-  const Gbdt* gbdt_ = nullptr;
+  const IntegerTrees* trees_ = nullptr;
   bool has_live_trees_ = false;
   std::span<const ProposedNode> proposals_;
   CollectorLimits limits_{};

@@ -119,7 +119,7 @@ class TreeBuilder {
       EvidenceReader* reader = store.reader;
       Evidence& evidence = sources.stores[i];
       sources.present[i] = store.present;
-      sources.live[i] = store.live() && (records || !trees_.live.trees.empty());
+      sources.live[i] = store.live() && (records || !trees_.live.empty());
       if (!store.present) evidence.clear();
       else if (reader == nullptr) sources.present[i] = store.evidence_after(tail.last(depth), evidence);
       else requests.push_back({reader, above == nullptr ? nullptr : &above->stores[i], suffix, &evidence});
