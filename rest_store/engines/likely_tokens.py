@@ -44,7 +44,7 @@ class LikelyTokens:
             count: of those that the session has not been told yet, which may be more.
 
         Returns:
-            int32[m, k], m > `count`; of the last token, which the model has not read, and of those that were produced
+            int32[m, k], m >= `count`; of the last token, which the model has not read, and of those that were produced
             by earlier steps, no tokens. None if the step did not compute as many positions in this row.
         """
         first, end = self._starts[row : row + 2]
