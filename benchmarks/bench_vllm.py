@@ -10,7 +10,8 @@ Besides, prompts that nothing matches: random tokens, continued by sampling at a
 
 Reported: tokens a second, the reading of prompts included (median over rounds), and relative to vLLM without drafts and
 to suffix decoding (median over rounds of the ratio in each); tokens that a row gets in a step, and tokens drafted for
-it; the share of time that `propose` takes; and how many texts are those without drafts.
+it; the share of time that drafting takes, in `propose` and, with ours, in its hook on the model; and how many texts are
+those without drafts.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class Engine:
         """
         engine = self._llm.llm_engine
         texts: list[list[int]] = [[] for _ in prompts]
-        self._seconds, self._drafted = 0.0, 0
+        self._drafted, seconds = 0, self._propose_seconds()
         waiting = list(range(len(prompts)))
         row_steps = steps = 0
         began = time.perf_counter()
@@ -92,9 +92,14 @@ class Engine:
             "tokens": sum(map(len, texts)),
             "steps": steps,
             "row steps": row_steps,
-            "propose seconds": self._seconds,
+            "propose seconds": self._propose_seconds() - seconds,
             "drafted": self._drafted,
         }
+
+    def _propose_seconds(self) -> float:
+        """Return the seconds that drafting took so far; with ours, also those of its hook on the model."""
+        (drafter,) = self._llm.collective_rpc(lambda worker: getattr(worker.model_runner, "drafter", None))
+        return drafter.figures().seconds if hasattr(drafter, "figures") else self._seconds
 
     def begin(self, known: list[Text], logits: str | None, suffix: dict[str, Any]) -> None:
         """Put a new drafter in place of the one that is there.

@@ -116,6 +116,7 @@ class BatchDrafter:
         lengths: npt.NDArray[np.integer[Any]],
         tokens: Tokens,
         computed: Sequence[Rows] = (),
+        seconds: float = 0.0,
     ) -> list[list[int]]:
         """Return the draft tokens of each row for the next step. Raises nothing but interrupts.
 
@@ -125,6 +126,7 @@ class BatchDrafter:
             tokens: int32[B, n], the rows.
             computed: of each time that the model computed logits since the last call, its most likely tokens after
                 each position, int32[n, k]. They are of use if it did once, as in a step.
+            seconds: that it took to take them.
 
         Returns:
             A list for each of `sampled`, of at most `most` tokens, within the vocabulary and the longest length.
@@ -139,7 +141,7 @@ class BatchDrafter:
             drafts = [[] for _ in sampled]
         self._returned = self._clock()
         self._counters.calls += 1
-        self._counters.seconds += self._returned - began
+        self._counters.seconds += self._returned - began + seconds
         return drafts
 
     def _propose(

@@ -321,6 +321,11 @@ def test_interrupts_pass(batch: BatchDrafter, monkeypatch: pytest.MonkeyPatch) -
     batch._lock.release()
 
 
+def test_the_time_of_taking_logits_is_counted(batch: BatchDrafter) -> None:
+    batch.propose([[]], np.array([4], np.int32), np.ones((1, 9), np.int32), [], 3.0)
+    assert 3 < batch.figures().seconds < 3.1
+
+
 def test_listeners_get_figures_and_cannot_fail(batch: BatchDrafter) -> None:
     told: list[int] = []
     batch.listen(failing)

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.engines.batch_drafter import BatchDrafter
+from rest_store.engines.counters import Figures
 from rest_store.engines.metrics import LogLines, PrometheusCounters
 from rest_store.engines.settings import EngineSettings
 from rest_store.engines.sources import EngineSources
@@ -83,11 +84,16 @@ class Drafter:
         """
         if self._batch is None:
             return [[] for _ in sampled_token_ids]
-        computed = [] if self._logits is None else self._logits.take()
-        drafts = self._batch.propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu, computed)
-        if self._logits is not None:
-            self._logits.is_on = self._batch.wants_logits
+        if self._logits is None:
+            return self._batch.propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
+        computed, seconds = self._logits.take()
+        drafts = self._batch.propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu, computed, seconds)
+        self._logits.is_on = self._batch.wants_logits
         return drafts
+
+    def figures(self) -> Figures | None:
+        """Return what was done so far; None in a worker whose drafts vLLM does not take."""
+        return None if self._batch is None else self._batch.figures()
 
 
 def _logits_processors(model: Any) -> list[torch.nn.Module]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -34,6 +35,7 @@ class TargetLogits:
     def __init__(self, modules: Iterable[torch.nn.Module], say: Callable[[str, BaseException], None]) -> None:
         self.is_on = True
         self._taken: list[torch.Tensor] = []
+        self._seconds = 0.0
         self._say = say
         hook = weakref.WeakMethod(self._take_from)
 
@@ -47,23 +49,29 @@ class TargetLogits:
     def _take_from(self, logits: torch.Tensor | None) -> None:
         if not self.is_on or logits is None or len(self._taken) == _MOST_KEPT:
             return
+        began = time.perf_counter()
         try:
             self._taken.append(likely_tokens(logits))
         except Exception as error:
             self._say("logits", error)
             self._taken.append(torch.empty(0, _COUNT, dtype=torch.int32))  # fits no step
+        self._seconds += time.perf_counter() - began
 
-    def take(self) -> list[Rows]:
-        """Return the most likely tokens, int32[positions, 8], of each time that logits were computed since last time.
+    def take(self) -> tuple[list[Rows], float]:
+        """Return what was taken since last time, and the seconds of this process that it took.
 
-        More than two are left out.
+        Returns:
+            The most likely tokens, int32[positions, 8], of each time that logits were computed; at most of two.
         """
+        began = time.perf_counter()
         taken, self._taken = self._taken, []
         try:
-            return [tokens.cpu().numpy() for tokens in taken]
+            rows = [tokens.cpu().numpy() for tokens in taken]
         except Exception as error:
             self._say("logits", error)
-            return [np.empty((0, _COUNT), np.int32)]
+            rows = [np.empty((0, _COUNT), np.int32)]
+        seconds, self._seconds = self._seconds, 0.0
+        return rows, seconds + time.perf_counter() - began
 
 
 @torch.inference_mode()
