@@ -120,6 +120,7 @@ def main(**options: Any) -> None:
     prompts = [one.tokens for one in interleaved(recorded_prompts(held_out))]
     settings = {"ngram": NGRAM, "suffix": SUFFIX, "one row": SUFFIX_ALONE, "more rows": SUFFIX_IN_BATCHES, "ours": OURS}
     figures: dict[str, Any] = {"settings": settings, "known texts": len(known), "batches": {}, "nothing to draft": {}}
+    packages = ("numpy", "torch", "transformers", *packages_distributions()["vllm"][:1])
     with ExitStack() as stack:
         logits = stack.enter_context(tempfile.TemporaryDirectory(prefix="rest-store-")) + "/logits"
         with Datastore.open(options["datastores"][0]) as like:
@@ -142,8 +143,7 @@ def main(**options: Any) -> None:
                     rounds.append(in_turns({name: engines[name] for name in taking_turns}, asked, number, fields))
                 figures[kind][str(batch)] = summarize(rounds, comparable=sampling is GREEDY)
                 report(f"{kind}, {batch} at once", figures[kind][str(batch)])
-    packages = ("numpy", "torch", "transformers", *packages_distributions()["vllm"][:1])
-    write_result(options["out"], "vllm", options, packages, figures)
+            write_result(options["out"], "vllm", options, packages, figures)  # what there is, should a later one fail
 
 
 def started(stack: ExitStack, name: str, options: Mapping[str, Any]) -> Ask:
