@@ -10,7 +10,8 @@ Besides, prompts that nothing matches: random tokens, continued by sampling at a
 
 Reported: tokens a second, the reading of prompts included (median over rounds), and relative to vLLM without drafts and
 to suffix decoding (median over rounds of the ratio in each); tokens that a row gets in a step, and tokens drafted for
-it; the share of time that `propose` takes; and how many texts are those without drafts.
+it; the share of time that drafting takes, in `propose` and, with ours, in its hook on the model; and how many texts are
+those without drafts.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ from rest_store.bench.environment import write_result
 from rest_store.bench.options import datastores_option, recordings_option, result_options
 from rest_store.bench.prompts import interleaved, recorded_prompts
 from rest_store.bench.recordings import Recording, read_recordings, split
+from rest_store.datastore.datastore import Datastore
+from rest_store.drafting.session import DraftSession
+from rest_store.drafting.sources import RecycledLogits
 from rest_store.options import SETTINGS, max_new_tokens_option, model_option
 
 LENGTH = 2048  # of the longest text, with its prompt
@@ -116,7 +120,11 @@ def main(**options: Any) -> None:
     prompts = [one.tokens for one in interleaved(recorded_prompts(held_out))]
     settings = {"ngram": NGRAM, "suffix": SUFFIX, "one row": SUFFIX_ALONE, "more rows": SUFFIX_IN_BATCHES, "ours": OURS}
     figures: dict[str, Any] = {"settings": settings, "known texts": len(known), "batches": {}, "nothing to draft": {}}
+    packages = ("numpy", "torch", "transformers", *packages_distributions()["vllm"][:1])
     with ExitStack() as stack:
+        logits = stack.enter_context(tempfile.TemporaryDirectory(prefix="rest-store-")) + "/logits"
+        with Datastore.open(options["datastores"][0]) as like:
+            logits_of(fitting, most).save(logits, like.tokenizer)
         engines = {name: started(stack, name, options) for name in ways}
         for batch in options["batches"]:
             for ask in engines.values():
@@ -128,13 +136,14 @@ def main(**options: Any) -> None:
                 for number in range(options["rounds"]):
                     suffix = SUFFIX_ALONE if batch == 1 else SUFFIX_IN_BATCHES
                     for name in taking_turns:
-                        engines[name]("begin", known=known if WAYS[name].warm else [], suffix=suffix)
+                        is_warm = WAYS[name].warm
+                        known_logits = logits if is_warm else None
+                        engines[name]("begin", known=known if is_warm else [], logits=known_logits, suffix=suffix)
                     fields = {"rows": batch, "sampling": sampling, "most": most}
                     rounds.append(in_turns({name: engines[name] for name in taking_turns}, asked, number, fields))
                 figures[kind][str(batch)] = summarize(rounds, comparable=sampling is GREEDY)
                 report(f"{kind}, {batch} at once", figures[kind][str(batch)])
-    packages = ("numpy", "torch", "transformers", *packages_distributions()["vllm"][:1])
-    write_result(options["out"], "vllm", options, packages, figures)
+            write_result(options["out"], "vllm", options, packages, figures)  # what there is, should a later one fail
 
 
 def started(stack: ExitStack, name: str, options: Mapping[str, Any]) -> Ask:
@@ -149,8 +158,11 @@ def started(stack: ExitStack, name: str, options: Mapping[str, Any]) -> Ask:
     )
     way = WAYS[name]
     settings = {"datastores": [str(path) for path in options["datastores"]]} if way.speculative is OURS else {}
-    if way.remembers:
-        settings["remember"] = stack.enter_context(tempfile.TemporaryDirectory(prefix="rest-store-")) + "/live"
+    if way.speculative is OURS:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rest-store-"))
+        settings["logits"] = f"{folder}/logits"
+        if way.remembers:
+            settings["remember"] = f"{folder}/live"
     peer = stack.enter_context(PeerProcess(sys.executable, "peer_vllm.py"))
     rows = max(options["batches"])
     version = peer.ask(
@@ -158,6 +170,16 @@ def started(stack: ExitStack, name: str, options: Mapping[str, Any]) -> Ask:
     )
     print(f"vLLM {version}: {name}", flush=True)
     return peer.ask
+
+
+def logits_of(recordings: Sequence[Recording], most: int) -> RecycledLogits:
+    """Return what an engine would have recycled of the first `most` tokens of each answer."""
+    logits = RecycledLogits()
+    for one in recordings:
+        text = np.concatenate([one.prompt, one.output[:most]])
+        rows = one.top_k[one.prompt.size - 1 : text.size - 1]
+        DraftSession([logits], text[:-1], prompt_top_k=rows).close()
+    return logits
 
 
 def random_prompts(like: Sequence[Recording], count: int) -> list[list[int]]:

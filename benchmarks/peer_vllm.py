@@ -53,7 +53,7 @@ class Engine:
             additional_config={"rest_store": settings} if settings else {},
         )
         repeat_settings()
-        self._remember = settings.get("remember")
+        self._remember, self._logits = settings.get("remember"), settings.get("logits")
         self._seconds = 0.0  # in `propose`
         self._drafted = 0
         self._requests = 0
@@ -66,7 +66,7 @@ class Engine:
         """
         engine = self._llm.llm_engine
         texts: list[list[int]] = [[] for _ in prompts]
-        self._seconds, self._drafted = 0.0, 0
+        self._drafted, seconds = 0, self._propose_seconds()
         waiting = list(range(len(prompts)))
         row_steps = steps = 0
         began = time.perf_counter()
@@ -92,27 +92,37 @@ class Engine:
             "tokens": sum(map(len, texts)),
             "steps": steps,
             "row steps": row_steps,
-            "propose seconds": self._seconds,
+            "propose seconds": self._propose_seconds() - seconds,
             "drafted": self._drafted,
         }
 
-    def begin(self, known: list[Text], suffix: dict[str, Any]) -> None:
+    def _propose_seconds(self) -> float:
+        """Return the seconds that drafting took so far; with ours, also those of its hook on the model."""
+        (drafter,) = self._llm.collective_rpc(lambda worker: getattr(worker.model_runner, "drafter", None))
+        return drafter.figures().seconds if hasattr(drafter, "figures") else self._seconds
+
+    def begin(self, known: list[Text], logits: str | None, suffix: dict[str, Any]) -> None:
         """Put a new drafter in place of the one that is there.
 
         Args:
             known: the texts that it knows.
+            logits: file with what the model found likely in them; None: that is not known.
             suffix: settings if it is that of suffix decoding.
         """
-        self._llm.collective_rpc(self._replace, args=(known, suffix))
+        self._llm.collective_rpc(self._replace, args=(known, logits, suffix))
 
-    def _replace(self, worker: Any, known: list[Text], suffix: dict[str, Any]) -> None:
+    def _replace(self, worker: Any, known: list[Text], logits: str | None, suffix: dict[str, Any]) -> None:
         runner = worker.model_runner
         if not hasattr(runner, "drafter"):
             return
         make, runner.drafter = type(runner.drafter), None
-        gc.collect()  # ours lets go of the live datastore
+        gc.collect()  # ours lets go of the live datastore, and saves its logits
         if self._remember is not None:
             remember(Path(self._remember), known, self._llm.get_tokenizer())
+        if self._logits is not None:
+            Path(self._logits).unlink(missing_ok=True)
+            if logits is not None:
+                shutil.copyfile(logits, self._logits)
         drafter = runner.drafter = make(runner.vllm_config)
         drafter.load_model(runner.get_model())
         if hasattr(drafter, "suffix_cache"):

@@ -62,7 +62,10 @@ COMMANDS = {
     *("rest_store.options", "rest_store.extras", "rest_store.terminal"),
 }
 HEAVY = {  # package: where it may be imported
-    "torch": {"rest_store.generation", "rest_store.bench.methods", "rest_store.bench.record", "rest_store.bench.speed"},
+    "torch": {
+        *("rest_store.generation", "rest_store.engines.vllm"),
+        *("rest_store.bench.methods", "rest_store.bench.record", "rest_store.bench.speed"),
+    },
     "transformers": {"rest_store.generation", "build_index"},
     "grpc": {"rest_store.service", "rest_store.v1"},
     "vllm": {"rest_store.engines.vllm"},

@@ -7,13 +7,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import cast
 
+import numpy.typing as npt
+
 from rest_store.datastore.kernel import native_session_kernel
 from rest_store.datastore.store import Store
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence
-from rest_store.drafting.arguments import is_chain, node_limit, tokens_of
+from rest_store.drafting.arguments import is_chain, node_limit, tokens_of, top_k_of
 from rest_store.drafting.external_sources import Drop
-from rest_store.drafting.kernel_session import NO_COSTS, Drafted, follow_changes
+from rest_store.drafting.kernel_session import NO_COSTS, Drafted, TopK, append_all, follow_changes
 from rest_store.drafting.session import DraftSession
 from rest_store.errors import (
     BatchError,
@@ -57,16 +59,24 @@ def draft_all(
         raise
 
 
-def accept_all(sessions: Sequence[DraftSession], tokens: Sequence[IntSequence]) -> None:
+def accept_all(
+    sessions: Sequence[DraftSession],
+    tokens: Sequence[IntSequence],
+    top_k: Sequence[npt.ArrayLike | None] | None = None,
+    *,
+    node_top_k: Sequence[npt.ArrayLike | None] | None = None,
+) -> None:
     """Append what the target model produced to each session, as `DraftSession.accept`.
 
     Args:
         sessions: different ones.
         tokens: of each session: 1-D integers, at least one.
+        top_k: of each session, as of `DraftSession.accept`, or None.
+        node_top_k: the same.
 
     Raises:
-        BatchError: a session is given twice, something is no session, or there are not as many `tokens`.
-        ContextTypeError, EmptyContextError, TokenRangeError: one of `tokens` is not as above.
+        BatchError: a session is given twice, something is no session, or there are not as many `tokens` or top-k.
+        ContextTypeError, EmptyContextError, TokenRangeError: one of `tokens`, or a top-k, is not as above.
         SessionClosedError: a session is closed.
 
     With an error nothing has been appended. What a shared calibration learns does not depend on threads: sessions are
@@ -78,9 +88,19 @@ def accept_all(sessions: Sequence[DraftSession], tokens: Sequence[IntSequence]) 
     arrays = [tokens_of("tokens", one) for one in tokens]
     if not all(array.size for array in arrays):
         raise EmptyContextError(describe("accept_all", "tokens of a session", "empty", "at least one token"))
-    accepted = native_session_kernel().accept_all([session._native for session in sessions], arrays)
-    for session, array, count in zip(sessions, arrays, accepted, strict=True):
-        session._appended(array, count)
+    of_text, of_nodes = _rows("top_k", top_k, len(sessions)), _rows("node_top_k", node_top_k, len(sessions))
+    accepted = append_all([session._native for session in sessions], arrays, of_text, of_nodes)
+    for session, array, count, rows, node_rows in zip(sessions, arrays, accepted, of_text, of_nodes, strict=True):
+        session._appended(array, count, rows, node_rows)
+
+
+def _rows(what: str, top_k: Sequence[npt.ArrayLike | None] | None, count: int) -> list[TopK | None]:
+    """Return the top-k of each session."""
+    if top_k is None:
+        return [None] * count
+    if len(top_k) != count:
+        raise BatchError(describe("accept_all", f"number of {what}", len(top_k), f"{count}, as of sessions"))
+    return [None if one is None else top_k_of(what, one) for one in top_k]
 
 
 def _require_sessions(where: str, sessions: Sequence[DraftSession]) -> None:

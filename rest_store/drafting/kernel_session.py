@@ -105,3 +105,16 @@ def append(native: Any, tokens: npt.NDArray[np.int32], top_k: TopK | None, node_
         return int(native.accept(tokens, top_k, node_top_k))
     except ValueError as error:
         raise ContextTypeError(f"draft session: {error}") from None
+
+
+def append_all(
+    natives: Sequence[Any],
+    tokens: Sequence[npt.NDArray[np.int32]],
+    top_k: Sequence[TopK | None],
+    node_top_k: Sequence[TopK | None],
+) -> list[int]:
+    """Do what `append` does for each of different sessions; raise ContextTypeError before anything is appended."""
+    try:
+        return list(native_session_kernel().accept_all(natives, tokens, top_k, node_top_k))
+    except ValueError as error:
+        raise ContextTypeError(f"accept_all: {error}") from None

@@ -20,8 +20,10 @@ from rest_store.drafting.batch import accept_all, draft_all
 from rest_store.drafting.output_document import OutputDocument
 from rest_store.drafting.remembering import RememberCounts, remember
 from rest_store.drafting.session import DraftSession
+from rest_store.engines.asked_row import AskedRow
 from rest_store.engines.counters import Counters, Figures
 from rest_store.engines.goodput import Goodput
+from rest_store.engines.likely_tokens import LikelyTokens, Rows
 from rest_store.engines.preloading import preload
 from rest_store.engines.row_sessions import RowSession, RowSessions, Tokens
 from rest_store.engines.sources import EngineSources
@@ -32,22 +34,6 @@ _TEND_SECONDS = 0.5  # between looks at what has ended
 # seldom be verified, and take time.
 _LEAST_ASKED, _GROWTH = 4, 2
 _EMPTY = TokenTree([], [], [], scores=[], origins=[])
-
-
-class _Asked(NamedTuple):
-    """A row whose session is asked.
-
-    Attributes:
-        row: the row's text.
-        session: its session.
-        new: int32[n], tokens that the session does not have yet.
-        room: draft tokens that it is asked for.
-    """
-
-    row: RowSession
-    session: DraftSession
-    new: Tokens
-    room: int
 
 
 class _Drafted(NamedTuple):
@@ -109,6 +95,11 @@ class BatchDrafter:
         keeper = threading.Thread(target=_keep, args=(weakref.ref(self), self._closed), name="rest-store", daemon=True)
         keeper.start()
 
+    @property
+    def wants_logits(self) -> bool:
+        """Whether what the model finds likely in the next step is of use."""
+        return not self._goodput.is_paused
+
     def warm_up(self) -> None:
         """Read the datastores, so that the first requests do not wait for disks; bounded in time and memory."""
         try:
@@ -120,7 +111,12 @@ class BatchDrafter:
             self.say("preload", error)
 
     def propose(
-        self, sampled: Sequence[Sequence[int]], lengths: npt.NDArray[np.integer[Any]], tokens: Tokens
+        self,
+        sampled: Sequence[Sequence[int]],
+        lengths: npt.NDArray[np.integer[Any]],
+        tokens: Tokens,
+        computed: Sequence[Rows] = (),
+        seconds: float = 0.0,
     ) -> list[list[int]]:
         """Return the draft tokens of each row for the next step. Raises nothing but interrupts.
 
@@ -128,6 +124,9 @@ class BatchDrafter:
             sampled: for each row what the model has just produced; empty while its prompt is being read.
             lengths: int[B], tokens that each row holds, with those in `sampled`.
             tokens: int32[B, n], the rows.
+            computed: of each time that the model computed logits since the last call, its most likely tokens after
+                each position, int32[n, k]. They are of use if it did once, as in a step.
+            seconds: that it took to take them.
 
         Returns:
             A list for each of `sampled`, of at most `most` tokens, within the vocabulary and the longest length.
@@ -136,13 +135,13 @@ class BatchDrafter:
         drafts: list[list[int]] = [[] for _ in sampled]
         try:
             with self._lock:
-                self._propose(sampled, lengths, tokens, began, drafts)
+                self._propose(sampled, lengths, tokens, computed, began, drafts)
         except Exception as error:
             self._start_over(error)
             drafts = [[] for _ in sampled]
         self._returned = self._clock()
         self._counters.calls += 1
-        self._counters.seconds += self._returned - began
+        self._counters.seconds += self._returned - began + seconds
         return drafts
 
     def _propose(
@@ -150,6 +149,7 @@ class BatchDrafter:
         sampled: Sequence[Sequence[int]],
         lengths: npt.NDArray[np.integer[Any]],
         tokens: Tokens,
+        computed: Sequence[Rows],
         began: float,
         drafts: list[list[int]],
     ) -> None:
@@ -159,43 +159,66 @@ class BatchDrafter:
         step = self._rows.follow(rows, texts, [sampled[row] for row in rows], began)
         self._count_drafted()
         if step.is_plain_decoding and len(rows) == len(sampled) and rows and self._returned is not None:
-            self._goodput.observe(len(rows), step.verified, began - self._returned)
+            self._goodput.observe(len(rows), sum(step.drafted), began - self._returned)
         if not rows or not self._goodput.wants_drafts():
             return
+        likely = self._likely_tokens(computed, dict(zip(rows, step.drafted, strict=True)), len(sampled))
         asked = []
         for session, text in zip(step.sessions, texts, strict=True):
             reach = self._most if session.chosen is None else _LEAST_ASKED + _GROWTH * session.chosen
             room = min(self._most, reach, self._longest - 1 - session.length)
             if session.session is not None and room > 0:
-                asked.append(_Asked(session, session.session, text[session.told :], room))
+                one = AskedRow(session, session.session, text[session.told :], room)
+                asked.append(one if likely is None else one.with_likely(likely, len(sampled[session.row])))
         if asked:
             asked_at = self._clock()
             asked = self._told(asked)
             self._choose(asked, self._trees(asked), len(rows), drafts)
             self._goodput.settle(self._clock() - asked_at)
 
-    def _told(self, asked: list[_Asked]) -> list[_Asked]:
+    def _likely_tokens(self, computed: Sequence[Rows], drafted: dict[int, int], rows: int) -> LikelyTokens | None:
+        """Return what the model found likely in this step; None if that was not computed, or cannot be told.
+
+        Args:
+            computed: as of `propose`.
+            drafted: draft tokens of rows that produced tokens.
+            rows: of the batch.
+        """
+        if not computed:
+            return None
+        likely = LikelyTokens(computed[0], [drafted.get(row, 0) for row in range(rows)]) if len(computed) == 1 else None
+        if likely is None or not likely.fits:
+            self._counters.unplaced += 1
+            return None
+        return likely
+
+    def _told(self, asked: list[AskedRow]) -> list[AskedRow]:
         """Tell sessions what their rows have grown by since they were told last; return those that took it."""
         told = [one for one in asked if one.new.size]
         try:
-            accept_all([one.session for one in told], [one.new for one in told])
+            accept_all(
+                [one.session for one in told],
+                [one.new for one in told],
+                [one.top_k for one in told],
+                node_top_k=[one.node_top_k for one in told],
+            )
         except Exception as error:
             self.say("accept", error)
             for one in told:
                 self._accept_alone(one)
         for one in told:
-            one.row.told = one.row.length
+            one.row.told, one.row.nodes = one.row.length, 0
         return [one for one in asked if one.row.session is not None]
 
-    def _accept_alone(self, one: _Asked) -> None:
+    def _accept_alone(self, one: AskedRow) -> None:
         """Tell one session, unless it was; give it up if that fails."""
         try:
             if len(one.session) == one.row.told:
-                one.session.accept(one.new)
+                one.session.accept(one.new, one.top_k, node_top_k=one.node_top_k)
         except Exception as error:
             self._give_up(one, "accept", error)
 
-    def _trees(self, asked: list[_Asked]) -> list[TokenTree]:
+    def _trees(self, asked: list[AskedRow]) -> list[TokenTree]:
         """Return a chain for each row."""
         try:
             trees = draft_all([one.session for one in asked], [one.room for one in asked], shape="chain")
@@ -208,7 +231,7 @@ class BatchDrafter:
                     self.say("source", absence.reason)
         return trees
 
-    def _draft_alone(self, one: _Asked) -> TokenTree:
+    def _draft_alone(self, one: AskedRow) -> TokenTree:
         """Return the chain of one row; if that fails, give its session up."""
         try:
             return one.session.draft(one.room, shape="chain")
@@ -216,13 +239,13 @@ class BatchDrafter:
             self._give_up(one, "draft", error)
             return _EMPTY
 
-    def _give_up(self, one: _Asked, where: str, error: Exception) -> None:
+    def _give_up(self, one: AskedRow, where: str, error: Exception) -> None:
         """Go on without the session of a row."""
         self.say(where, error)
         one.row.session = None
         self._let_go([], [one.session])
 
-    def _choose(self, asked: list[_Asked], trees: list[TokenTree], rows: int, drafts: list[list[int]]) -> None:
+    def _choose(self, asked: list[AskedRow], trees: list[TokenTree], rows: int, drafts: list[list[int]]) -> None:
         """Put the draft tokens that pay into `drafts`, by row."""
         sizes = np.array([len(tree) for tree in trees], np.int64)
         total = int(sizes.sum())
@@ -242,6 +265,7 @@ class BatchDrafter:
         flat, start = tokens.tolist(), 0
         for one, size, count in zip(asked, sizes.tolist(), counts, strict=True):
             drafts[one.row.row] = flat[start : start + count]
+            one.row.nodes = size
             one.row.drafted = one.row.chosen = count
             start += size
         origins = np.concatenate([tree.origins for tree in drafting])
@@ -346,6 +370,10 @@ class BatchDrafter:
                     target.add([document.tokens for document in documents], ids=[document.id for document in documents])
                 except Exception as error:
                     self.say("remember", error)
+            try:
+                self._sources.save_logits()
+            except Exception as error:
+                self.say("logits", error)
             self._sources.close()
 
 

@@ -34,6 +34,7 @@ class Figures:
         resumed: sessions found again after their request had no row.
         remembered: documents added.
         not_remembered: documents left out.
+        unplaced: steps whose logits were not recycled, because it could not be told which rows they were of.
         errors: what went wrong, by where it did.
     """
 
@@ -48,12 +49,13 @@ class Figures:
     resumed: int
     remembered: int
     not_remembered: int
+    unplaced: int
     errors: dict[str, int]
 
     def totals(self) -> dict[tuple[str, str], float]:
         """Return each counter by its name and its label, which is "" where it has none; `sessions` is no counter."""
         totals: dict[tuple[str, str], float] = {}
-        for name in ("calls", "seconds", "opened", "resumed", "remembered", "not_remembered"):
+        for name in ("calls", "seconds", "opened", "resumed", "remembered", "not_remembered", "unplaced"):
             totals[name, ""] = getattr(self, name)
         for name in ("drafted", "accepted"):
             totals |= {(name, str(place)): count for place, count in enumerate(getattr(self, name))}
@@ -79,6 +81,7 @@ class Counters:
     seconds: float = 0.0
     remembered: int = 0
     not_remembered: int = 0
+    unplaced: int = 0
     errors: dict[str, int] = field(default_factory=dict)
     documents: list[RememberCounts] = field(default_factory=list)
 
@@ -129,6 +132,7 @@ class Counters:
             resumed=resumed,
             remembered=self.remembered,
             not_remembered=self.not_remembered,
+            unplaced=self.unplaced,
             errors=dict(self.errors),
         )
 

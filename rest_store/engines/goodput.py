@@ -173,6 +173,11 @@ class Goodput:
         """Learn from a step: its rows, its draft tokens, and the seconds that the engine took for it."""
         self._costs.observe(rows, drafted, seconds)
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether the next step does not ask."""
+        return self._pause > 0
+
     def wants_drafts(self) -> bool:
         """Whether to ask the sessions for this step; called once for each."""
         if self._pause:

@@ -24,6 +24,7 @@ COUNTERS = {
     "opened": ("opened_sessions", "", "Sessions opened."),
     "resumed": ("resumed_sessions", "", "Sessions found again after their requests had no row."),
     "remembered": ("remembered_documents", "", "Outputs added to the live datastore."),
+    "unplaced": ("unplaced_logits", "", "Steps whose logits were not recycled: which rows they were of is unknown."),
     "not_remembered": ("dropped_documents", "", "Outputs that could not be added."),
 }
 

@@ -37,7 +37,8 @@ class RowSession:
         row: that holds the text.
         length: tokens of the text.
         told: tokens of it that the session has.
-        drafted: draft tokens that the engine verifies in this step.
+        nodes: draft tokens that the session has drafted since it was told anything.
+        drafted: how many of them the engine verifies in this step.
         chosen: how many were chosen when the session was asked last; None if it was not asked yet.
         accepted: how many of them were accepted; None if that cannot be told.
         absent_since: when its row was first missed; None while it has one.
@@ -56,6 +57,7 @@ class RowSession:
         "chosen",
         "drafted",
         "length",
+        "nodes",
         "row",
         "session",
         "told",
@@ -65,7 +67,7 @@ class RowSession:
         self.session = session
         self.row = row
         self.length = self.told = text.size
-        self.drafted = 0
+        self.nodes = self.drafted = 0
         self.chosen: int | None = None
         self.accepted: int | None = None
         self.absent_since: float | None = None
@@ -136,12 +138,12 @@ class Step(NamedTuple):
         sessions: of the rows, in their order.
         is_plain_decoding: whether each row is one of the call before and has grown by what was sampled last: no prompt
             was read, and no call was left out.
-        verified: draft tokens of that step.
+        drafted: draft tokens that each row was to verify in that step.
     """
 
     sessions: list[RowSession]
     is_plain_decoding: bool
-    verified: int
+    drafted: list[int]
 
 
 class RowSessions:
@@ -184,7 +186,8 @@ class RowSessions:
             now: seconds of a clock.
         """
         before, self._present = self._present, {}
-        plain, verified = True, 0
+        plain = True
+        drafted: list[int] = []
         sessions: list[RowSession | None] = []
         for row, text in zip(rows, texts, strict=True):
             session = before.get(row)
@@ -206,8 +209,6 @@ class RowSessions:
                 was_present = session.absent_since is None
                 is_step = was_present and grown == len(output)
                 session.accepted = min(len(output) - 1, session.drafted) if is_step else None
-                verified += session.drafted
-                session.drafted = 0
                 plain = plain and is_step
                 if grown != len(output):
                     self._finish(session)
@@ -219,6 +220,8 @@ class RowSessions:
                 session.row = row
             if not self._ends.isdisjoint(output):
                 self._finish(session)
+            drafted.append(session.drafted)
+            session.drafted = 0
             self._present[row] = session
             followed.append(session)
         for session in others:
@@ -227,7 +230,7 @@ class RowSessions:
         if self._called is not None and plain:
             self._pace += (now - self._called - self._pace) / 8
         self._called = now
-        return Step(followed, plain, verified)
+        return Step(followed, plain, drafted)
 
     def _find(self, others: list[RowSession], text: Tokens) -> RowSession | None:
         """Return the longest of `others` that `text` continues, taken from the list."""

@@ -22,6 +22,8 @@ class EngineSettings:
         datastores: what to draft from: directories, frozen or live, and `HOST:PORT` or `unix:/path` of services.
         remember: a live datastore that finished requests are added to, and that is drafted from too: a directory, new
             or as it is, or the address of a service that has one; None: nothing is remembered.
+        logits: a file that what the model found likely is saved to when the engine ends, and that is loaded when it
+            starts if it is there; None: each engine begins anew.
         source_timeout: seconds that a step waits for services, for the whole batch together.
         token_file: file with a bearer token for services; None: the environment variable `REST_STORE_TOKEN`.
         tls: whether services are reached through TLS; the other TLS settings imply it.
@@ -33,6 +35,7 @@ class EngineSettings:
 
     datastores: tuple[str, ...] = ()
     remember: str | None = None
+    logits: str | None = None
     source_timeout: float = _SOURCE_TIMEOUT
     token_file: str | None = None
     tls: bool = False
@@ -103,6 +106,7 @@ _KINDS = {
         lambda value: isinstance(value, list | tuple) and all(map(_is_text, value)), "a list of strings"
     ),
     "remember": _TEXT,
+    "logits": _TEXT,
     "source_timeout": _Kind(_is_timeout, "seconds from 0 on"),
     "token_file": _TEXT,
     "tls": _Kind(lambda value: isinstance(value, bool), "true or false"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,9 +17,16 @@ from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.remembering import RememberTarget
 from rest_store.drafting.session import DraftSession
-from rest_store.drafting.sources import PromptLookup, require_sources
+from rest_store.drafting.sources import PromptLookup, RecycledLogits, require_sources
 from rest_store.engines.settings import EngineSettings
-from rest_store.errors import DeadlineError, ServiceUnavailableError, TokenRangeError, describe
+from rest_store.errors import (
+    DeadlineError,
+    EngineSettingsError,
+    RecycledLogitsError,
+    ServiceUnavailableError,
+    TokenRangeError,
+    describe,
+)
 from rest_store.live.opening import open_store
 from rest_store.service.address import is_service
 
@@ -45,7 +53,8 @@ class EngineSources:
         target: what finished requests are added to; None: nothing.
 
     Raises:
-        RestStoreError: the subclass that names what cannot be opened, has another tokenizer, or is one too many.
+        RestStoreError: the subclass that names what cannot be opened or saved, has another tokenizer, or is one too
+            many.
     """
 
     def __init__(
@@ -79,8 +88,10 @@ class EngineSources:
                 self._opened.append(source)
             require_sources(where, [*self._opened, PromptLookup()])
             self._require_same_tokenizers(vocabulary_size)
+            self._logits_file = None if settings.logits is None else Path(settings.logits)
+            self._logits = self._recycled_logits(where)
             self._stack = stack.pop_all()
-        self.labels = [*("memory" if place == remember else place for place in places), "prompt"]
+        self.labels = [*("memory" if place == remember else place for place in places), "prompt", "logits"]
         self.target: RememberTarget | None = self._opened[places.index(remember)] if remember else None
 
     def _require_same_tokenizers(self, vocabulary_size: int) -> None:
@@ -92,6 +103,29 @@ class EngineSources:
             if store.vocabulary_size > vocabulary_size:
                 found, expected = store.vocabulary_size, f"at most the model's {vocabulary_size}"
                 raise TokenRangeError(describe(store.path, "vocabulary size", found, expected))
+
+    def _recycled_logits(self, where: str) -> RecycledLogits:
+        """Return those of the file, or new ones if it is not there yet and can be written later."""
+        file = self._logits_file
+        if file is None:
+            return RecycledLogits()
+        if self._identity is None:
+            expected = "a model with a tokenizer, or a datastore, which has one"
+            raise EngineSettingsError(describe(where, "tokenizer for logits", "unknown", expected))
+        if file.exists():
+            return RecycledLogits.load(file, self._identity)
+        if not os.access(file.parent, os.W_OK):
+            raise RecycledLogitsError(describe(file, "directory", "absent or read-only", "a writable one"))
+        return RecycledLogits()
+
+    def save_logits(self) -> None:
+        """Write the recycled logits, if the settings name a file and something was learnt.
+
+        Raises:
+            RecycledLogitsError: the file cannot be written.
+        """
+        if self._logits_file is not None and self._identity is not None and len(self._logits):
+            self._logits.save(self._logits_file, self._identity)
 
     @property
     def tokenizer(self) -> TokenizerIdentity | None:
@@ -110,7 +144,7 @@ class EngineSources:
             RestStoreError: as `DraftSession`.
         """
         return DraftSession(
-            [*self._opened, PromptLookup()],
+            [*self._opened, PromptLookup(), self._logits],
             text,
             calibration=self._calibration,
             tokenizer=self._identity,

@@ -64,12 +64,19 @@ def test_a_batch_drafts_and_learns_what_its_sessions_do_alone(data: st.DataObjec
                 assert tree.scores is not None
                 assert len(tree) == 0 or other.statistics.steps == step + 1
             tokens = [[*tree.tokens[: step + 1].tolist(), text[0]] for tree, text in zip(trees, texts, strict=True)]
-            accept_all(batch, tokens)
-            for other, new in zip(others, tokens, strict=True):
-                other.accept(new)
+            likely = [_likely(new, corpus.vocabulary_size, number + step) for number, new in enumerate(tokens)]
+            of_nodes = [_likely(tree.tokens.tolist(), corpus.vocabulary_size, i) for i, tree in enumerate(trees)]
+            accept_all(batch, tokens, likely if step else None, node_top_k=of_nodes if step < 2 else None)
+            for other, new, rows, node_rows in zip(others, tokens, likely, of_nodes, strict=True):
+                other.accept(new, rows if step else None, node_top_k=node_rows if step < 2 else None)
             assert together.weights == alone.weights
         assert [one.statistics for one in batch] == [one.statistics for one in others]
         assert [len(one) for one in batch] == [len(one) for one in others]
+
+
+def _likely(tokens: list[int], vocabulary: int, kind: int) -> list[list[int]] | None:
+    """Rows for `accept` of these tokens, or nodes, and what is before them; None for every third kind."""
+    return [[token % vocabulary, kind % vocabulary] for token in [0, *tokens]] if kind % 3 else None
 
 
 def test_many_sessions_of_one_calibration_draft_the_same_every_time(store: Datastore) -> None:
@@ -104,6 +111,14 @@ def test_a_batch_that_cannot_be_asked_is_refused_before_anything_happens(store: 
     refused(EmptyContextError, lambda: accept_all([one, other], [[3], []]), "tokens")
     refused(ContextTypeError, lambda: accept_all([one, other], [[3], [[4]]]), "tokens")  # type: ignore[list-item]
     refused(TokenRangeError, lambda: accept_all([one, other], [[3], [-1]]), "-1")
+    refused(BatchError, lambda: accept_all([one, other], [[3], [3]], [None]), "top_k", "1", "2")
+    refused(ContextTypeError, lambda: accept_all([one, other], [[3], [3]], [None, [1]]), "top_k")
+    refused(
+        ContextTypeError, lambda: accept_all([one, other], [[3], [3, 4]], [None, [[1]]]), "accept_all: top_k", "[1, 1]"
+    )
+    refused(
+        ContextTypeError, lambda: accept_all([one], [[3]], node_top_k=[[[1], [2]]]), "accept_all: node_top_k", "[2, 1]"
+    )
     for session in (one, other):
         assert session.statistics == SessionStatistics()
         assert len(session) == 2

@@ -20,6 +20,7 @@ from rest_store.engines.settings import EngineSettings
 from rest_store.engines.sources import EngineSources
 from tests.shared.engine import Clock, Engine, Model, Request, cyclic, plain_output
 from tests.shared.live import until
+from tests.shared.recycled import recycled_rows
 from tests.shared.strategies import Corpus, identity, write_datastore
 
 LOG = logging.getLogger("test")
@@ -74,8 +75,9 @@ def test_the_model_writes_the_same_in_fewer_steps(batch: BatchDrafter) -> None:
     assert 0 < sum(figures.accepted) <= engine.accepted
     assert 0 < sum(figures.drafted) <= engine.verified
     assert figures.drafted[0] >= figures.drafted[-1]
-    (store, prompt) = figures.accepted_by.values()
+    (store, prompt, logits) = figures.accepted_by.values()
     assert store > prompt
+    assert logits == 0, "it was shown none"
 
 
 def test_figures_are_those_of_the_engine_but_for_last_steps(batch: BatchDrafter) -> None:
@@ -155,6 +157,79 @@ def test_ended_requests_are_remembered_beside_the_steps(tmp_path: Path) -> None:
     assert rest_store.drafting.remembering.flush(target, None)
     assert batch.figures().remembered == 8
     batch.close()
+
+
+def require_right(file: Path, model: Model, least: int) -> None:
+    """Check recycled logits of a model that looks at two tokens."""
+    rows = [(context, likely) for context, likely in recycled_rows(file, identity(VOCABULARY)) if len(context) > 1]
+    assert len(rows) >= least
+    for context, likely in rows:
+        assert likely == [model(context), (model(context) + 1) % VOCABULARY]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_the_model_finds_likely_is_recycled_in_its_place(place: Path, tmp_path: Path, seed: int) -> None:
+    """Of rows that are read in chunks, preempted and moved."""
+    chance, file, model = random.Random(seed), tmp_path / "logits", cyclic(VOCABULARY)
+    batch = drafter(datastores=[str(place)], logits=str(file))
+    engine = Engine(batch, model, chunk=chance.choice([3, 7, 1000]), shows_logits=True)
+    outputs_are_plain(engine, requests(seed, 12), seed=seed)
+    figures = batch.figures()
+    assert figures.errors == {}
+    assert figures.unplaced <= 5, "preempted requests that are back in the next step have lost their drafts"
+    batch.close()
+    require_right(file, model, 100)
+
+
+def test_logits_of_steps_before_one_that_was_not_asked_about_are_left_out(place: Path, tmp_path: Path) -> None:
+    file, model = tmp_path / "logits", cyclic(VOCABULARY)
+    batch = drafter(datastores=[str(place)], logits=str(file))
+    engine = Engine(batch, model, rows=3, shows_logits=True)
+    outputs_are_plain(engine, [Request(list(range(150)), 100), *requests(2, 5, most=90)])
+    assert 0 < batch.figures().unplaced <= engine.skipped
+    batch.close()
+    require_right(file, model, 100)
+
+
+def test_logits_of_drafts_that_the_scheduler_cut_are_left_out(place: Path, tmp_path: Path) -> None:
+    file, model = tmp_path / "logits", cyclic(VOCABULARY)
+    batch = drafter(datastores=[str(place)], logits=str(file))
+    engine = Engine(batch, model, shows_logits=True)
+    engine.waiting += requests(0)
+    cut = 0
+    while engine.waiting or engine.requests:
+        engine.step()
+        for request in engine.requests[1:2]:
+            cut += len(request.draft) > 1
+            request.draft = request.draft[:1]
+    assert cut > 10
+    assert batch.figures().unplaced >= cut - 2
+    batch.close()
+    require_right(file, model, 20)
+
+
+@pytest.mark.parametrize(
+    "computed",
+    [
+        [np.zeros((1, 8), np.int32)],
+        [np.zeros((3, 8), np.int32)],
+        [np.zeros((2, 8), np.int32)] * 2,
+        [np.zeros(2, np.int32)],
+    ],
+)
+def test_logits_of_other_positions_are_counted(batch: BatchDrafter, computed: Any) -> None:
+    tokens = np.tile(np.arange(9, dtype=np.int32), (2, 1))
+    batch.propose([[5], [6]], np.array([6, 7], np.int32), tokens, computed)
+    assert (batch.figures().unplaced, batch.figures().errors) == (1, {})
+
+
+def test_logits_that_cannot_be_saved_are_said(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    batch = drafter(datastores=[str(place)], logits=str(tmp_path / "folder" / "logits"))
+    outputs_are_plain(Engine(batch, cyclic(VOCABULARY), shows_logits=True), requests(0))
+    (tmp_path / "folder").rmdir()
+    batch.close()
+    assert batch.figures().errors == {"logits": 1}
 
 
 def failing(*_: Any, **__: Any) -> Any:
@@ -244,6 +319,11 @@ def test_interrupts_pass(batch: BatchDrafter, monkeypatch: pytest.MonkeyPatch) -
         batch.propose([[1]], np.array([4], np.int32), np.ones((1, 9), np.int32))
     assert batch._lock.acquire(blocking=False)
     batch._lock.release()
+
+
+def test_the_time_of_taking_logits_is_counted(batch: BatchDrafter) -> None:
+    batch.propose([[]], np.array([4], np.int32), np.ones((1, 9), np.int32), [], 3.0)
+    assert 3 < batch.figures().seconds < 3.1
 
 
 def test_listeners_get_figures_and_cannot_fail(batch: BatchDrafter) -> None:

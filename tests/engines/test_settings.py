@@ -18,8 +18,8 @@ def test_defaults_draft_from_the_prompt_alone() -> None:
 
 
 def test_settings_are_read_as_json_has_them() -> None:
-    settings = EngineSettings.read({"datastores": ["a.ds", "h:1"], "remember": "m", "source_timeout": 1}, WHERE)
-    assert settings == EngineSettings(("a.ds", "h:1"), "m", 1)
+    given = {"datastores": ["a.ds", "h:1"], "remember": "m", "logits": "l", "source_timeout": 1}
+    assert EngineSettings.read(given, WHERE) == EngineSettings(("a.ds", "h:1"), "m", "l", 1)
 
 
 @pytest.mark.parametrize(
@@ -27,12 +27,13 @@ def test_settings_are_read_as_json_has_them() -> None:
     [
         (None, "the object of settings is absent, expected {'datastores': [...]}"),
         (["a.ds"], "the object of settings is a list, expected {'datastores': [...]}"),
-        ({"datastore": []}, "a key is 'datastore', expected one of datastores, remember, source_timeout, token_file, "),
+        ({"datastore": []}, "a key is 'datastore', expected one of datastores, remember, logits, source_timeout, "),
         ({3: 4}, "a key is 3, expected one of datastores, "),
         ({"datastores": "a.ds"}, "datastores is 'a.ds', expected a list of strings"),
         ({"datastores": ["a.ds", 3]}, "datastores is ['a.ds', 3], expected a list of strings"),
         ({"datastores": [""]}, "datastores is [''], expected a list of strings"),
         ({"remember": True}, "remember is True, expected a string"),
+        ({"logits": ["file"]}, "logits is ['file'], expected a string"),
         ({"remember": ""}, "remember is '', expected a string"),
         ({"source_timeout": "1"}, "source_timeout is '1', expected seconds from 0 on"),
         ({"source_timeout": None}, "source_timeout is None, expected seconds from 0 on"),

@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from prometheus_client import REGISTRY
 
 from rest_store.engines import metrics
 from rest_store.engines.vllm import Drafter
 from rest_store.errors import DatastoreNotFoundError, EngineSettingsError, TokenizerMismatchError
 from tests.shared.engine import Engine, Request, cyclic, plain_output
+from tests.shared.recycled import recycled_rows
 from tests.shared.strategies import ONE_TO_NINE, Corpus, identity, write_datastore
 
 VOCABULARY = 300
@@ -40,6 +42,9 @@ class Vllm:
             "vllm": {"envs": SimpleNamespace(VLLM_LOG_STATS_INTERVAL=10.0)},
             "vllm.logger": {"init_logger": logging.getLogger},
             "vllm.tokenizers": {"cached_tokenizer_from_config": lambda _: self.tokenizer},
+            "vllm.model_executor": {},
+            "vllm.model_executor.layers": {},
+            "vllm.model_executor.layers.logits_processor": {"LogitsProcessor": LogitsProcessor},
             "vllm.distributed": {},
             "vllm.distributed.parallel_state": {"get_tp_group": lambda: SimpleNamespace(rank_in_group=self.rank)},
         }
@@ -80,19 +85,37 @@ def place(tmp_path: Path) -> str:
     return str(write_datastore(tmp_path / "ds", Corpus(VOCABULARY, [texts])))
 
 
+class LogitsProcessor(torch.nn.Module):
+    """The module of vLLM's models that computes logits; this one gets them."""
+
+    def forward(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits
+
+
+class TargetModel(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.logits_processor = LogitsProcessor()
+
+
 class Asked:
-    """Calls a drafter as vLLM 0.32 does."""
+    """Calls a drafter as vLLM 0.32 does, after the model computed logits."""
 
-    def __init__(self, drafter: Drafter) -> None:
+    def __init__(self, drafter: Drafter, model: TargetModel | None = None) -> None:
         self.drafter = drafter
+        self.model = TargetModel() if model is None else model
 
-    def propose(self, sampled: Any, lengths: Any, tokens: Any) -> list[list[int]]:
+    def propose(self, sampled: Any, lengths: Any, tokens: Any, computed: Any) -> list[list[int]]:
+        for rows in computed:
+            logits = torch.zeros(len(rows), 320)
+            logits.scatter_(1, torch.tensor(rows, dtype=torch.int64), torch.tensor([2.0, 1.0]).expand(len(rows), -1))
+            self.model.logits_processor(logits)
         return self.drafter.propose(sampled, lengths, tokens, slot_mappings=None)
 
 
 def test_it_is_made_loaded_and_asked(vllm: Vllm, place: str) -> None:
     drafter = Drafter(vllm.config({"datastores": [place]}))
-    drafter.load_model(object())
+    drafter.load_model(TargetModel())
     engine = Engine(Asked(drafter), cyclic(VOCABULARY))
     asked = [Request([number, number + 1], 40) for number in range(5, 45, 5)]
     assert engine.run(*asked) == [plain_output(engine.model, one.prompt, 40) for one in asked]
@@ -100,6 +123,39 @@ def test_it_is_made_loaded_and_asked(vllm: Vllm, place: str) -> None:
     assert drafter._batch is not None
     drafter._batch.tend()
     assert REGISTRY.get_sample_value("rest_store_engine_steps_total", {"engine": "0", "model_name": "served"})
+
+
+def test_what_the_model_finds_likely_is_recycled(vllm: Vllm, place: str, tmp_path: Path) -> None:
+    model, file = TargetModel(), tmp_path / "logits"
+    drafter = Drafter(vllm.config({"datastores": [place], "logits": str(file)}))
+    drafter.load_model(model)
+    engine = Engine(Asked(drafter, model), cyclic(VOCABULARY), shows_logits=True)
+    asked = [Request([number, number + 1], 40) for number in range(5, 45, 5)]
+    assert engine.run(*asked) == [plain_output(engine.model, one.prompt, 40) for one in asked]
+    figures = drafter.figures()
+    assert figures is not None
+    assert figures.errors == {}
+    del drafter, engine
+    gc.collect()
+    rows = recycled_rows(file, identity(VOCABULARY))
+    assert len(rows) > 30
+    for context, likely in rows:
+        assert len(context) == 1 or likely[:2] == [cyclic(VOCABULARY)(context), cyclic(VOCABULARY)(context) + 1]
+    assert not model.logits_processor._forward_hooks, "a drafter that is gone listens no more"
+
+
+def test_a_model_that_shows_no_logits_is_drafted_for(vllm: Vllm, place: str) -> None:
+    """One whose modules cannot be listed, and one without the module that computes logits."""
+    for model, errors in ((object(), {"logits": 1}), (torch.nn.Linear(1, 1), {})):
+        drafter = Drafter(vllm.config({"datastores": [place]}))
+        drafter.load_model(model)
+        engine = Engine(Asked(drafter), cyclic(VOCABULARY))
+        asked = [Request([number, number + 1], 40) for number in range(5, 45, 5)]
+        assert engine.run(*asked) == [plain_output(engine.model, one.prompt, 40) for one in asked]
+        figures = drafter.figures()
+        assert figures is not None
+        assert figures.errors == errors
+        assert engine.verified > 0
 
 
 @pytest.mark.parametrize(
@@ -120,6 +176,7 @@ def test_workers_that_are_not_asked_open_nothing(vllm: Vllm, tmp_path: Path) -> 
     drafter = Drafter(vllm.config({"datastores": [str(tmp_path / "absent")]}))
     drafter.load_model(object())
     assert drafter.propose([[1], []], np.array([3, 4]), np.zeros((2, 9), np.int32)) == [[], []]
+    assert drafter.figures() is None
 
 
 def test_settings_are_checked_when_it_is_made(vllm: Vllm, tmp_path: Path, place: str) -> None:

@@ -23,7 +23,7 @@ class Clock:
 
 
 class Proposer(Protocol):
-    def propose(self, sampled: Any, lengths: Any, tokens: Any) -> list[list[int]]: ...
+    def propose(self, sampled: Any, lengths: Any, tokens: Any, computed: Any) -> list[list[int]]: ...
 
 
 def cyclic(vocabulary: int) -> Model:
@@ -55,12 +55,14 @@ class Engine:
         vocabulary: token ids of the model.
         rows: at a time.
         chunk: tokens of a prompt that are read in a step.
+        shows_logits: whether the drafter is shown the most likely tokens.
 
     Attributes:
         requests: those in rows, in their order.
         waiting: those without a row.
         verified: draft tokens of all steps; accepted: those that the model produced too.
         skipped: steps in which the drafter was not asked, because a row was near the longest length.
+        computed: the most likely tokens of each step since the drafter was asked last.
     """
 
     def __init__(
@@ -73,9 +75,11 @@ class Engine:
         vocabulary: int = 300,
         rows: int = 4,
         chunk: int = 1000,
+        shows_logits: bool = False,
     ) -> None:
         self.drafter, self.model, self.most, self.longest = drafter, model, most, longest
-        self.vocabulary, self.chunk = vocabulary, chunk
+        self.vocabulary, self.chunk, self.shows_logits = vocabulary, chunk, shows_logits
+        self.computed: list[Any] = []
         self.requests: list[Request] = []
         self.waiting: list[Request] = []
         self.tokens = np.zeros((rows, longest), np.int32)
@@ -113,6 +117,7 @@ class Engine:
         """Verify and sample, then ask the drafter."""
         self.admit()
         self.steps += 1
+        logits: list[list[int]] = []
         sampled: list[list[int]] = []
         widest = 0
         for request in self.requests:
@@ -120,17 +125,22 @@ class Engine:
             if unread > self.chunk:
                 request.read += self.chunk
                 widest = max(widest, request.read)
+                logits += self._likely(request.text[: request.read], [])
                 sampled.append([])
                 continue
+            logits += self._likely(request.text, request.draft)
             widest = max(widest, len(request.text) + len(request.draft))
             request.read = len(request.text)
             sampled.append(self._verified(request))
         for row, new in enumerate(sampled):
             self.requests[row].output += new
             self._write(row)
+        if self.shows_logits:
+            self.computed.append(np.array(logits, np.int32).reshape(len(logits), 2))
         drafts: list[list[int]] = [[] for _ in sampled]
         if widest + self.most <= self.longest:
-            drafts = self.drafter.propose([list(new) for new in sampled], self.lengths, self.tokens)
+            drafts = self.drafter.propose([list(new) for new in sampled], self.lengths, self.tokens, self.computed)
+            self.computed = []
             self._require_valid(drafts)
         else:
             self.skipped += 1
@@ -141,6 +151,11 @@ class Engine:
             if len(request.output) >= request.most or len(request.text) >= self.longest - 1:
                 del request.output[request.most :], request.output[self.longest - 1 - len(request.prompt) :]
                 self._remove(row)
+
+    def _likely(self, text: list[int], draft: list[int]) -> list[list[int]]:
+        """Return the most likely tokens after a text and after each draft token: the right one, and another one."""
+        right = [self.model(text + draft[:count]) for count in range(len(draft) + 1)]
+        return [[token, (token + 1) % self.vocabulary] for token in right]
 
     def _verified(self, request: Request) -> list[int]:
         new: list[int] = []

@@ -12,12 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.engines.batch_drafter import BatchDrafter
+from rest_store.engines.counters import Figures
 from rest_store.engines.metrics import LogLines, PrometheusCounters
 from rest_store.engines.settings import EngineSettings
 from rest_store.engines.sources import EngineSources
+from rest_store.engines.vllm.target_logits import TargetLogits
 from rest_store.errors import EngineSettingsError, describe
 
 if TYPE_CHECKING:
+    import torch
     from vllm.config import VllmConfig
 
 _SECTION = "rest_store"
@@ -47,6 +50,7 @@ class Drafter:
     def __init__(self, vllm_config: VllmConfig) -> None:
         settings = _settings(vllm_config)
         self._batch: BatchDrafter | None = None
+        self._logits: TargetLogits | None = None
         if _is_asked():
             self._batch = _batch_drafter(vllm_config, settings)
             end = weakref.finalize(self, self._batch.close)
@@ -54,9 +58,14 @@ class Drafter:
             multiprocessing.util.Finalize(None, end, exitpriority=_EXIT_PRIORITY)  # a forked worker skips `atexit`
 
     def load_model(self, model: object) -> None:
-        """Read the datastores; called once, after the model's weights were loaded."""
-        if self._batch is not None:
-            self._batch.warm_up()
+        """Read the datastores, and listen for the model's logits; called once, after its weights were loaded."""
+        if self._batch is None:
+            return
+        try:
+            self._logits = TargetLogits(_logits_processors(model), self._batch.say)
+        except Exception as error:
+            self._batch.say("logits", error)
+        self._batch.warm_up()
 
     def propose(
         self,
@@ -75,7 +84,23 @@ class Drafter:
         """
         if self._batch is None:
             return [[] for _ in sampled_token_ids]
-        return self._batch.propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
+        if self._logits is None:
+            return self._batch.propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
+        computed, seconds = self._logits.take()
+        drafts = self._batch.propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu, computed, seconds)
+        self._logits.is_on = self._batch.wants_logits
+        return drafts
+
+    def figures(self) -> Figures | None:
+        """Return what was done so far; None in a worker whose drafts vLLM does not take."""
+        return None if self._batch is None else self._batch.figures()
+
+
+def _logits_processors(model: Any) -> list[torch.nn.Module]:
+    """Return the modules that compute the model's logits."""
+    from vllm.model_executor.layers.logits_processor import LogitsProcessor
+
+    return [module for module in model.modules() if isinstance(module, LogitsProcessor)]
 
 
 def _settings(vllm_config: VllmConfig) -> EngineSettings:

@@ -39,6 +39,11 @@ class TopK {
   bool is_wide_;
 };
 
+// Rows of the text, and of the nodes of the last tree, where there are any.
+struct AcceptedRows {
+  std::optional<TopK> of_text, of_nodes;
+};
+
 // One generation. Sources are identified by their places among the session's sources, of which there are at most 8.
 class NativeSession {
  public:
@@ -203,22 +208,26 @@ class NativeSession {
   // node of that tree. ValueError: they have not.
   std::size_t accept(const Array<std::int32_t>& tokens, const std::optional<TopK::Values>& top_k,
                      const std::optional<TopK::Values>& node_top_k) {
-    const std::size_t length = builder_.lookup.tokens().size() + tokens.size(), nodes = 1 + order_.size();
-    const std::optional<TopK> rows = rows_of("top_k", top_k, tokens.size(), length);
-    const std::optional<TopK> node_rows = rows_of("node_top_k", node_top_k, nodes, nodes);
+    const AcceptedRows rows = accepted_rows_of(tokens.size(), top_k, node_top_k);
     const nb::gil_scoped_release release;
-    if (node_rows) learn_nodes(*node_rows);
-    const std::size_t accepted = append(tokens_of(tokens));
-    if (rows) learn_text(*rows);
-    return accepted;
+    return append(tokens_of(tokens), rows);
   }
 
-  // The same without top-k; needs no GIL.
-  std::size_t append(std::span<const Token> tokens) {
+  // The rows of `accept` for so many tokens, checked.
+  AcceptedRows accepted_rows_of(std::size_t tokens, const std::optional<TopK::Values>& top_k,
+                                const std::optional<TopK::Values>& node_top_k) {
+    const std::size_t nodes = 1 + order_.size();
+    return {rows_of("top_k", top_k, tokens, length() + tokens), rows_of("node_top_k", node_top_k, nodes, nodes)};
+  }
+
+  // `accept` with checked rows; needs no GIL.
+  std::size_t append(std::span<const Token> tokens, const AcceptedRows& rows) {
+    if (rows.of_nodes) learn_nodes(*rows.of_nodes);
     const std::size_t accepted = builder_.accept(tokens);
     if (builder_.learns_online) calibration_.add(before_, builder_.online);
     before_ = builder_.online;
     order_.clear();
+    if (rows.of_text) learn_text(*rows.of_text);
     return accepted;
   }
 

@@ -1,5 +1,6 @@
 // Python bindings of draft sessions, alone and in batches.
 
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
 #include "python/bindings.hpp"
@@ -38,14 +39,22 @@ nb::list draft_all(const std::vector<NativeSession*>& sessions, const std::vecto
   return out;
 }
 
-// What `NativeSession::accept` returns for each of different sessions. One after the other, so that what a shared
-// calibration learns does not depend on threads.
+// What `NativeSession::accept` returns for each of different sessions, with the rows of each. One after the other, so
+// that what a shared calibration learns does not depend on threads. ValueError, before anything is appended: a session
+// has another number of rows than it can have.
 std::vector<std::size_t> accept_all(const std::vector<NativeSession*>& sessions,
-                                    const std::vector<Array<std::int32_t>>& tokens) {
-  if (tokens.size() != sessions.size()) throw nb::value_error("of unequal length");
+                                    const std::vector<Array<std::int32_t>>& tokens,
+                                    const std::vector<std::optional<TopK::Values>>& top_k,
+                                    const std::vector<std::optional<TopK::Values>>& node_top_k) {
+  const std::size_t count = sessions.size();
+  if (tokens.size() != count || top_k.size() != count || node_top_k.size() != count)
+    throw nb::value_error("of unequal length");
+  std::vector<AcceptedRows> rows;
+  for (std::size_t i = 0; i < count; ++i)
+    rows.push_back(sessions[i]->accepted_rows_of(tokens[i].size(), top_k[i], node_top_k[i]));
   const nb::gil_scoped_release release;
   std::vector<std::size_t> accepted;
-  for (std::size_t i = 0; i < sessions.size(); ++i) accepted.push_back(sessions[i]->append(tokens_of(tokens[i])));
+  for (std::size_t i = 0; i < count; ++i) accepted.push_back(sessions[i]->append(tokens_of(tokens[i]), rows[i]));
   return accepted;
 }
 

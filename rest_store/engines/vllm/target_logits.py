@@ -1,0 +1,98 @@
+"""The target model's most likely tokens, taken from its logits while vLLM computes them."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+
+from rest_store.engines.likely_tokens import Rows
+
+_COUNT = 8  # as many as are recycled
+_GROUP = 128  # logits; on a CPU, their maxima tell which of them are worth sorting
+_MOST_KEPT = 2  # of several since the last look none is of use
+
+
+class TargetLogits:
+    """Takes the most likely tokens from the logits that a model computes, and holds no logits.
+
+    vLLM 0.32 computes logits outside of compiled code and CUDA graphs, once in a step, for the positions that it
+    samples at, row after row of its batch; besides in profile runs and for log probabilities of prompts. It calls
+    modules, so that their hooks see what they return before anything is masked or sampled.
+
+    Args:
+        modules: that return logits, [positions, vocabulary], or None where another worker has them.
+        say: is told of errors, by a word for where they occurred.
+
+    Attributes:
+        is_on: whether anything is taken.
+    """
+
+    def __init__(self, modules: Iterable[torch.nn.Module], say: Callable[[str, BaseException], None]) -> None:
+        self.is_on = True
+        self._taken: list[torch.Tensor] = []
+        self._seconds = 0.0
+        self._say = say
+        hook = weakref.WeakMethod(self._take_from)
+
+        def called(module: torch.nn.Module, arguments: object, logits: Any) -> None:
+            if (take_from := hook()) is not None:
+                take_from(logits)
+
+        for module in modules:  # which may live longer than this
+            weakref.finalize(self, module.register_forward_hook(called).remove)
+
+    def _take_from(self, logits: torch.Tensor | None) -> None:
+        if not self.is_on or logits is None or len(self._taken) == _MOST_KEPT:
+            return
+        began = time.perf_counter()
+        try:
+            self._taken.append(likely_tokens(logits))
+        except Exception as error:
+            self._say("logits", error)
+            self._taken.append(torch.empty(0, _COUNT, dtype=torch.int32))  # fits no step
+        self._seconds += time.perf_counter() - began
+
+    def take(self) -> tuple[list[Rows], float]:
+        """Return what was taken since last time, and the seconds of this process that it took.
+
+        Returns:
+            The most likely tokens, int32[positions, 8], of each time that logits were computed; at most of two.
+        """
+        began = time.perf_counter()
+        taken, self._taken = self._taken, []
+        try:
+            rows = [tokens.cpu().numpy() for tokens in taken]
+        except Exception as error:
+            self._say("logits", error)
+            rows = [np.empty((0, _COUNT), np.int32)]
+        seconds, self._seconds = self._seconds, 0.0
+        return rows, seconds + time.perf_counter() - began
+
+
+@torch.inference_mode()
+def likely_tokens(logits: torch.Tensor) -> torch.Tensor:
+    """Return the tokens of the greatest logits, int32[n, 8], the greatest first; fewer if the vocabulary is smaller.
+
+    Args:
+        logits: [n, vocabulary].
+    """
+    size = logits.shape[1]
+    groups = size // _GROUP
+    if not logits.is_cpu or groups <= _COUNT:
+        return logits.topk(min(_COUNT, size)).indices.to(torch.int32)
+    # A CPU's top-k goes through all logits one by one. The greatest ones are in the groups of the greatest maxima.
+    grouped = logits[:, : groups * _GROUP].view(len(logits), groups, _GROUP)
+    chosen = grouped.amax(2).topk(_COUNT).indices
+    kept = grouped.gather(1, chosen[:, :, None].expand(-1, -1, _GROUP)).flatten(1)
+    rest = logits[:, groups * _GROUP :]
+    best = torch.cat([kept, rest], 1).topk(_COUNT).indices
+    place = best.div(_GROUP, rounding_mode="floor")
+    tokens: torch.Tensor = chosen.gather(1, place.clamp(max=_COUNT - 1)) * _GROUP + best % _GROUP
+    if rest.shape[1]:
+        tokens = torch.where(place < _COUNT, tokens, best + (groups - _COUNT) * _GROUP)
+    return tokens.to(torch.int32)
