@@ -155,6 +155,7 @@ def test_a_pickled_calibration_has_learnt_the_same() -> None:
 
 FORK = """
 import os, sys, threading
+from rest_store import draft_all
 from rest_store.datastore.datastore import Datastore
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import RecycledLogits
@@ -169,6 +170,8 @@ def work():
     with DraftSession([store, recycled], prompt=[0, 1]) as session:
         session.draft(4)
         session.accept([1, 2], [[1], [2]])
+    batch = draft_all([DraftSession([store], prompt=[0, 1]) for _ in range(20)], 4)  # enough for several threads
+    assert all(tree == batch[0] for tree in batch)
 
 def go_on():
     while not stop:

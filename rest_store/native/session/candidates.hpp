@@ -4,6 +4,7 @@
 
 #include <bit>
 
+#include "session/candidate_pool.hpp"
 #include "session/evidence.hpp"
 #include "session/integer_trees.hpp"
 #include "session/prompt_lookup.hpp"
@@ -12,7 +13,6 @@
 namespace rest_store {
 
 constexpr std::size_t kCandidates = 32;     // rows of the table
-constexpr std::size_t kMaxStores = 6;       // stores of one session: sources with counts, such as datastores
 constexpr std::size_t kRankedStores = 2;    // frozen stores with columns of their own
 constexpr std::size_t kSuffixFeatures = 6;  // suffix lengths of a store that are features: longest, middle, 4, 3, 2, 1
 
@@ -111,72 +111,6 @@ struct SourceEvidence {
     const BackoffLevel* level = stores[store].longest();
     return level && level->next.size > 0 ? static_cast<std::int64_t>(level->next.top[0].token) : -1;
   }
-};
-
-// The tokens that any source proposes, and what a fixed rule makes of each: a hash table by token over columns.
-class CandidatePool {
- public:
-  static constexpr std::size_t kMax = 192;    // more are ignored
-  static constexpr std::size_t kNone = kMax;  // no row
-  static constexpr std::uint8_t kUnmatched = 255;
-
-  std::size_t size = 0;
-  bool overflowed = false;  // whether a token was ignored
-  std::array<Token, kMax> tokens;
-  std::array<std::uint32_t, kMax> origins;  // bit 0: prompt lookup, bit 1: recycled logits, bit 2 + i: store i
-  std::array<std::uint8_t, kMax> matched;   // place among the candidates of prompt lookup, or kUnmatched
-  std::array<float, kMax> prior;            // probability by the rule
-  std::array<float, kMax> lookup;           // by the rule from prompt lookup alone
-  std::array<std::array<float, kMax>, kMaxStores> stores;  // from each store alone
-
-  void clear(std::size_t store_count) {
-    size = 0;
-    overflowed = false;
-    store_count_ = store_count;
-    ++round_;
-  }
-
-  // The row of `token`, or kNone.
-  std::size_t find(Token token) const {
-    const Slot& slot = slots_[slot_of(token)];
-    return slot.round == round_ ? slot.row : kNone;
-  }
-
-  // The row of `token` with `origin` among its origins; a new row if need be, kNone if there are too many.
-  std::size_t add(Token token, std::uint32_t origin) {
-    Slot& slot = slots_[slot_of(token)];
-    if (slot.round != round_) {
-      if (size == kMax) {
-        overflowed = true;
-        return kNone;
-      }
-      slot = {round_, static_cast<std::uint32_t>(size)};
-      tokens[size] = token;
-      origins[size] = 0;
-      matched[size] = kUnmatched;
-      prior[size] = lookup[size] = 0;
-      for (std::size_t store = 0; store < store_count_; ++store) stores[store][size] = 0;
-      ++size;
-    }
-    origins[slot.row] |= std::uint32_t{1} << origin;
-    return slot.row;
-  }
-
- private:
-  struct Slot {
-    std::uint32_t round = 0, row = 0;  // of another round: free
-  };
-
-  // Where `token` is, or where it would be.
-  std::size_t slot_of(Token token) const {
-    std::size_t place = (token * 0x9E3779B1U) >> 23;
-    while (slots_[place].round == round_ && tokens[slots_[place].row] != token) place = (place + 1) % slots_.size();
-    return place;
-  }
-
-  std::array<Slot, 512> slots_{};
-  std::uint32_t round_ = 0;
-  std::size_t store_count_ = 0;
 };
 
 class CandidateTable {
@@ -310,7 +244,9 @@ class CandidateTable {
 
   float& at(std::size_t column, std::size_t row) { return columns_[column * kCandidates + row]; }
   void set_column(std::size_t column, float value) {
-    std::fill_n(columns_.begin() + static_cast<std::ptrdiff_t>(column * kCandidates), lanes_, value);
+    float* to = &columns_[column * kCandidates];  // in two parts of known size, which take an instruction or a few
+    std::fill_n(to, kLanes, value);
+    if (lanes_ > kLanes) std::fill_n(to + kLanes, kLanes, value);
   }
 
   void set_features(const SourceEvidence& sources, const HitRates& hit_rates, const NodeFeatures& node,

@@ -55,7 +55,11 @@ struct Evidence {
 class EvidenceReader {
  public:
   EvidenceReader(std::vector<ShardView> shards, std::uint32_t vocabulary, bool live)
-      : shards_(std::move(shards)), vocabulary_(vocabulary), live_(live), key_tree_(shards_), slots_(kSlots) {}
+      : shards_(std::move(shards)),
+        vocabulary_(vocabulary),
+        live_(live),
+        key_tree_(shards_),
+        slots_(live ? kFewSlots : kSlots) {}
   EvidenceReader(const EvidenceReader&) = delete;
   EvidenceReader& operator=(const EvidenceReader&) = delete;
   ~EvidenceReader() {
@@ -88,7 +92,7 @@ class EvidenceReader {
       scratch.pending.push_back({tail, request.reader->suffix_of(tail), {}, {}});
       PendingRequest& pending = scratch.pending.back();
       for (std::uint32_t length = 1; length <= std::min<std::size_t>(kShort, tail.size()); ++length) {
-        pending.slots[length] = slot_of(short_suffix(tail.last(length)));
+        pending.slots[length] = request.reader->slot_of(short_suffix(tail.last(length)));
         prefetch(&request.reader->slots_[pending.slots[length]]);
       }
     }
@@ -130,7 +134,8 @@ class EvidenceReader {
   }
 
  private:
-  static constexpr std::size_t kSlots = std::size_t{1} << 15, kLocks = 64;
+  // Of the cache, about 270 bytes each once filled; fewer for a live datastore, whose readers are soon replaced.
+  static constexpr std::size_t kSlots = std::size_t{1} << 17, kFewSlots = std::size_t{1} << 15, kLocks = 64;
   static constexpr std::size_t kLonger = 3;  // levels of a parent from which levels longer than kShort follow
 
   using Missing = std::array<bool, kShort + 1>;  // by length: whether a short suffix is not in the cache
@@ -346,7 +351,7 @@ class EvidenceReader {
     return out;
   }
 
-  static std::size_t slot_of(const ShortSuffix& suffix) { return (hash_of(suffix) >> 20) % kSlots; }
+  std::size_t slot_of(const ShortSuffix& suffix) const { return (hash_of(suffix) >> 20) % slots_.size(); }
 
   struct Slot {
     ShortSuffix suffix;
