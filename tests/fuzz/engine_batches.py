@@ -56,7 +56,8 @@ class Fuzzer(campaign.Fuzzer):
                 whole = getattr(batch_drafter, name)
                 stack.enter_context(patch.object(batch_drafter, name, _unsteady(whole, chance, 0.05)))
             rows, chunk = chance.randrange(1, 9), chance.choice([5, 30, 1000])
-            engine = Engine(batch, model, most=most, longest=longest, rows=rows, chunk=chunk)
+            shows_logits = chance.random() < 0.5
+            engine = Engine(batch, model, most=most, longest=longest, rows=rows, chunk=chunk, shows_logits=shows_logits)
             self.case = (
                 f"{len(asked)} requests, {most} draft tokens, texts of {longest}, {rows} rows, chunks of {chunk}"
             )
