@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -191,3 +192,19 @@ def test_grpc_is_not_imported_before_its_log_is_off() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
     assert done.stderr.startswith("Error: 127.0.0.1:1: ")
+
+
+def test_serve_sets_what_grpc_reads_as_it_is_imported() -> None:
+    program = (
+        "import os, sys\nfrom rest_store.cli import main\n"
+        "class Watch:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'grpc':\n"
+        "            print('GRPC_EXPERIMENTS' in os.environ)\n"
+        "sys.meta_path.insert(0, Watch())\n"
+        "main(['serve', 'absent'])"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "GRPC_EXPERIMENTS"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=False)
+    recent = tuple(map(int, importlib.metadata.version("grpcio").split(".")[:2])) >= (1, 80)
+    assert (done.returncode, done.stdout) == (1, f"{recent}\n"), done.stderr

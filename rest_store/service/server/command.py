@@ -8,6 +8,8 @@ import os
 import re
 import signal
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -267,11 +269,13 @@ def serve(
 
 
 def _spare_a_thread() -> None:
-    """Let gRPC wait for messages in the thread that hands them on, as it once did: it saves a fifth of a call."""
-    import grpc
+    """Let gRPC wait for messages in the thread that hands them on, as it once did: it saves a fifth of a call.
 
-    if tuple(map(int, grpc.__version__.split(".")[:2])) >= (1, 80):  # older ones may not know the name
-        os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_poller_for_python")
+    gRPC reads the variable as it is imported, so this comes before.
+    """
+    with suppress(PackageNotFoundError):
+        if tuple(map(int, version("grpcio").split(".")[:2])) >= (1, 80):  # older ones may not know the name
+            os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_poller_for_python")
 
 
 def _run_loop() -> Callable[[Coroutine[Any, Any, None]], None]:
