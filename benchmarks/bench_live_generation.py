@@ -23,7 +23,7 @@ import torch
 
 import rest_store
 from rest_store.bench.environment import write_result
-from rest_store.bench.options import datastores_option, recordings_option, result_options
+from rest_store.bench.options import datastores_option, families_option, recordings_option, result_options
 from rest_store.bench.prompts import Prompt, interleaved, limited, recorded_prompts
 from rest_store.bench.recordings import read_recordings, unfitted
 from rest_store.bench.serving import TIMEOUT, started
@@ -44,13 +44,14 @@ LIVE = "live"
 @model_option
 @recordings_option()
 @datastores_option
+@families_option
 @click.option("--prompts", metavar="N", default=10, type=click.IntRange(1), help="Most prompts of each family.")
 @max_new_tokens_option(128, least=8)
 @result_options
 def main(**options: Any) -> None:
     recorded = [one for path in options["recordings"] for one in read_recordings(path)]
     recordings = unfitted(recorded, Calibration.default(), "bench_live_generation.py")
-    prompts = interleaved(limited(recorded_prompts(recordings), options["prompts"]))
+    prompts = interleaved(limited(recorded_prompts(recordings), options["prompts"], options["families"]))
     frozen = {str(place): directory for place, directory in enumerate(options["datastores"])}
     with tempfile.TemporaryDirectory(prefix="rest-store-") as name:
         folder = Path(name)

@@ -43,6 +43,9 @@ tokenizer_option = click.option(
 every_option = click.option(
     "--every", metavar="N", default=1, type=click.IntRange(1), help="Take every n-th recording or prompt only."
 )
+families_option = click.option(
+    "--family", "families", metavar="NAME", multiple=True, help="Only prompts of this family. Repeatable."
+)
 chat_option = click.option("--chat", is_flag=True, help="Render texts with the tokenizer's chat template.")
 calibration_option = click.option(
     "--calibration",

@@ -20,6 +20,7 @@ from rest_store.bench.options import (
     calibration_option,
     chat_option,
     datastores_option,
+    families_option,
     plots_option,
     prepacked_option,
     prompts_option,
@@ -67,7 +68,7 @@ PACKAGES = ("numpy", "torch", "transformers")
 @click.option(
     "--questions", metavar="FILE", type=PATH, help="JSON lines with question_id, category and turns, asked as a chat."
 )
-@click.option("--family", "families", metavar="NAME", multiple=True, help="Only prompts of this family. Repeatable.")
+@families_option
 @datastores_option
 @through_service_option
 @click.option(
