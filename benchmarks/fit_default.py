@@ -6,11 +6,12 @@ of the kind that the chat datastore holds (--chat-answers), replayed with a chat
 hash of `rest-store calibrate`. In a part of the replays a live datastore is among the sources: it holds the recordings
 before the one that is replayed, or all those of other tasks. The recycled logits are new in one half of the replays; in
 the other they have learnt from these recordings, as those that sessions share. The trees of steps with a live datastore
-are fitted to the replays with one, those of steps without one to the others.
+are fitted to the replays with one, those of steps without one to the others. The package's are of two fits, with
+--row-share 0.2 and then with --live-only --trees 700.
 
-The same data, release and --start give the same bytes in any process. The --start of the package's was the calibration
-of the release before. --rounds N keeps the whole chain in one command: an untrained rule guides the first fit, each fit
-the next one. Takes about 15 GB of memory.
+The same data, release and --start give the same bytes in any process. The --start of the first was the calibration of
+the release before, that of the second was the first. --rounds N keeps the whole chain in one command: an untrained
+rule guides the first fit, each fit the next one. Takes about 15 GB of memory.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Job(NamedTuple):
 
 
 _TWICE = ((24, 0), (64, 1))
-_ROW_SHARE = 0.2  # of the places, for each tree: there are many
+_THRICE = ((24, 0), (24, 2), (64, 1))
 
 
 def conversations(path: Path, encode: Encode | None, every: int) -> list[Recording]:
@@ -128,6 +129,7 @@ def required(name: str, metavar: str, help_text: str) -> Decorator[Any]:
 @click.option("--live-only", is_flag=True, help="Fit only the trees of steps with a live datastore; keep the others.")
 @click.option("--trees", metavar="N", default=500, help="Number of boosted trees.")
 @click.option("--rate", metavar="SHARE", default=0.1, help="Learning rate.")
+@click.option("--row-share", metavar="SHARE", default=0.35, help="Share of the places that each tree is fitted to.")
 @every_option
 @json_option
 def main(
@@ -143,6 +145,7 @@ def main(
     live_only: bool,
     trees: int,
     rate: float,
+    row_share: float,
     every: int,
     as_json: bool,
 ) -> None:
@@ -177,7 +180,7 @@ def main(
         Job(conversation[1::8], [text, without]),
     ]
     with_live = [
-        Job(fit, full, among_others, True, _TWICE),
+        Job(fit, full, among_others, True, _THRICE),
         Job(shuffled(fit), full, in_turn, True, _TWICE),
         Job(shuffled(fit, 1), full, in_turn, True, _TWICE),
         Job(shuffled(fit, 2), full, without_logits, True),
@@ -195,13 +198,15 @@ def main(
         "live only": live_only,
         "trees": trees,
         "rate": rate,
+        "row share": row_share,
     }
     calibration = Calibration.default() if start is None else Calibration.load(start)
     if rounds is not None:
         calibration = Calibration(bytes(4))  # the untrained rule
+    options = {"trees": trees, "rate": rate, "row_share": row_share}
     for _ in range(rounds or 1):
-        gbdt = calibration.native.gbdt if live_only else fitted(frozen, calibration, code.tokenizer, trees, rate)
-        live_gbdt = fitted(with_live, calibration, code.tokenizer, trees, rate)
+        gbdt = calibration.native.gbdt if live_only else fitted(frozen, calibration, code.tokenizer, **options)
+        live_gbdt = fitted(with_live, calibration, code.tokenizer, **options)
         calibration = Calibration(gbdt, provenance=provenance, live_gbdt=live_gbdt)
     calibration.save(out)
     rows = []
@@ -216,13 +221,13 @@ def main(
         print(json.dumps({"out": str(out), "rows": rows}))
 
 
-def fitted(jobs: Sequence[Job], guide: Calibration, tokenizer: TokenizerIdentity, trees: int, rate: float) -> bytes:
-    """Return trees that are fitted to jobs, whose replays `guide` weighs."""
+def fitted(jobs: Sequence[Job], guide: Calibration, tokenizer: TokenizerIdentity, **options: Any) -> bytes:
+    """Return trees that are fitted, with `options` of `fit_recorded`, to jobs whose replays `guide` weighs."""
     record: list[tuple[bytes, bytes, bytes]] = []
     for job in jobs:
         for nodes, skip in job.budgets:
             outcome_of(job, guide, tokenizer, max_nodes=nodes, skip=skip, record=record)
-    return fit_recorded(record, trees=trees, rate=rate, row_share=_ROW_SHARE).native.gbdt
+    return fit_recorded(record, **options).native.gbdt
 
 
 if __name__ == "__main__":

@@ -170,13 +170,13 @@ def test_steps_without_a_draft_and_drafts_without_a_step(client: DatastoreClient
         found = []
         with DraftSession([*sources, RecycledLogits()], some_text(1, 30)) as session:
             session.accept([1, 2])
-            session.accept([3], node_top_k=[[4, 5]])
+            session.accept([3], [[4, 5]])
             for _ in range(2):
                 found.append(session.draft(8))
             session.accept([4], node_top_k=[[2, 3]] * (1 + len(found[-1])))
             session.accept([5], [[1, 0]])
             found += [session.draft(8), session.draft(0)]
-            session.accept([2], node_top_k=[[6, 3]])  # of the tree without nodes
+            session.accept([2], [[6, 3]])
             found.append(session.draft(8))
             assert session.statistics.dropped == {}
         return found

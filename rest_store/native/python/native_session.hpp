@@ -82,7 +82,7 @@ class NativeSession {
     const nb::gil_scoped_release release;
     builder_.lookup.append(tokens_of(tokens));
     builder_.lookup.end_prompt();
-    if (rows) learn_text(*rows);
+    if (rows) learn_text(*rows, 0, 0);
   }
 
   // Set the trees of one step, each as (path before it, match length, match count, counts, tokens, parents); None: the
@@ -227,7 +227,12 @@ class NativeSession {
     if (builder_.learns_online) calibration_.add(before_, builder_.online);
     before_ = builder_.online;
     order_.clear();
-    if (rows.of_text) learn_text(*rows.of_text);
+    if (rows.of_text) {
+      // Of the context and of accepted nodes, `of_nodes` has the rows: none is to count twice.
+      const std::size_t first = rows.of_text->rows() - tokens.size(), known = first + accepted;
+      if (rows.of_nodes) learn_text(*rows.of_text, first == 0 ? 0 : first - 1, known);
+      else learn_text(*rows.of_text, 0, 0);
+    }
     return accepted;
   }
 
@@ -307,10 +312,12 @@ class NativeSession {
     throw nb::value_error(fault.str().c_str());
   }
 
-  void learn_text(const TopK& rows) {
+  // Learn the rows of the end of the text, but those from `from` up to `to`.
+  void learn_text(const TopK& rows, std::size_t from, std::size_t to) {
     if (builder_.recycled == nullptr) return;
     const std::span<const Token> text = builder_.lookup.tokens();
     for (std::size_t i = 0; i < rows.rows(); ++i) {
+      if (i >= from && i < to) continue;
       const auto context = text.first(text.size() - rows.rows() + i + 1);
       builder_.recycled->learn(context.last(std::min(context.size(), kRecycledOrders)), top_tokens_of(rows, i));
     }
