@@ -222,12 +222,12 @@ def test_top_k_and_costs_reach_the_session(service: Service, directory: Path, te
         tree = session.draft(NODES)
         node_top_k = likely(1 + len(tree))
         require_same(client.step(accept=first, topK=top_k), tree)
+        assert tree.origins is not None
+        assert (tree.origins & RECYCLED).any()
         session.accept(second, node_top_k=node_top_k)
         tree = session.draft(NODES, costs)
         require_same(client.step(accept=second, nodeTopK=node_top_k, costs=costs), tree)
     assert 0 < len(tree) < NODES
-    assert tree.origins is not None
-    assert (tree.origins & RECYCLED).any()
 
 
 def test_a_replay_takes_the_steps_of_one_in_process(service: Service, directory: Path) -> None:
