@@ -13,6 +13,7 @@ import pytest
 from rest_store import _kernel  # type: ignore[attr-defined]
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.store import Store
+from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
@@ -152,11 +153,15 @@ def reading(column: int) -> Calibration:
     )
 
 
-def scores(source: object, calibration: Calibration, nodes: int = 2) -> dict[int, float]:
+def drafted(source: object, calibration: Calibration) -> TokenTree:
     with DraftSession([source], [1, 2], calibration=calibration) as session:
-        tree = session.draft(nodes)
-        assert tree.scores is not None
-        return dict(zip(tree.tokens.tolist(), tree.scores.tolist(), strict=True))
+        return session.draft(2)
+
+
+def scores(source: object, calibration: Calibration) -> dict[int, float]:
+    tree = drafted(source, calibration)
+    assert tree.scores is not None
+    return dict(zip(tree.tokens.tolist(), tree.scores.tolist(), strict=True))
 
 
 def test_steps_with_a_live_datastore_have_trees_of_their_own(frozen: Datastore, live: LiveDatastore) -> None:
@@ -176,8 +181,9 @@ def test_without_trees_of_its_own_a_live_datastore_counts_as_any_other(frozen: D
 def test_the_evidence_of_a_live_datastore_counts_as_in_process(frozen: Datastore, live: LiveDatastore) -> None:
     usual = reading(BEST + SHARE).native.gbdt
     for calibration in (Calibration(usual, live_gbdt=usual), Calibration.default()):
-        # Evidence from elsewhere ends sooner, so only the first node is surely the same.
-        of_live, of_frozen = (scores(Behind({"one": store}), calibration, 1) for store in (live, frozen))
-        assert of_live == scores(live, calibration, 1)
-        assert of_frozen == scores(frozen, calibration, 1)
+        of_live, of_frozen = (
+            scores(Behind({"one": store}, drafted(store, calibration)), calibration) for store in (live, frozen)
+        )
+        assert of_live == scores(live, calibration)
+        assert of_frozen == scores(frozen, calibration)
         assert of_live != of_frozen
