@@ -4,8 +4,8 @@ Data: greedy outputs of the target model with its top-k (--recordings), answers 
 of the kind that the chat datastore holds (--chat-answers), replayed with a chat datastore built without them
 (--chat-without); 600 of these went into the package's. Parts 0..6 of 10 of the first two are fitted to, by the fixed
 hash of `rest-store calibrate`. In a part of the replays a live datastore is among the sources: it holds the recordings
-before the one that is replayed, or all those of other tasks. The recycled logits are new in one half of the replays; in
-the other they have learnt from these recordings, as those that sessions share. The trees of steps with a live datastore
+before the one that is replayed, or all those of other tasks. The recycled logits are new in some of the replays; in the
+others they have learnt from these recordings, as those that sessions share. The trees of steps with a live datastore
 are fitted to the replays with one, those of steps without one to the others. The package's are of two fits, with
 --row-share 0.2 and then with --live-only --trees 700.
 
