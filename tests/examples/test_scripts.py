@@ -40,7 +40,7 @@ def run(name: str, *arguments: object, typed: str = "") -> str:
     if ended.exception is not None and not isinstance(ended.exception, SystemExit):
         raise ended.exception
     assert ended.exit_code == 0, ended.output
-    return ended.output
+    return ended.stdout  # progress bars of transformers go to the other stream
 
 
 def test_own_code_is_built_once_and_drafts(model: Path, folder: Path, tmp_path: Path) -> None:

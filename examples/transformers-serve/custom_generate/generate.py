@@ -1,7 +1,7 @@
 """Drafts for every generation of the model in whose directory this file stands, as `custom_generate/generate.py`.
 
 transformers calls `generate` instead of the model's own where code of the directory is trusted. The datastores are
-named by the variable REST_STORE_DATASTORES: directories, and addresses of services, separated by blanks.
+named by the variable REST_STORE_DATASTORES: directories, and addresses of services, separated by spaces.
 """
 
 import functools
