@@ -90,16 +90,16 @@ class MemorySize(click.ParamType[int]):
     metavar="N",
     type=click.IntRange(1),
     show_default="one for each core",
-    help="Processes that read and tokenize, and most shards sorted at once, memory permitting; they do not affect the "
-    "result.",
+    help="Most processes that read and tokenize, and most shards sorted at once, memory permitting; they do not affect "
+    "the result.",
 )
 @click.option(
     "--ray",
-    metavar="ADDRESS",
+    metavar="[ADDRESS]",
     is_flag=False,
     flag_value="auto",
-    help="Let a Ray cluster do the work: HOST:PORT of its head node, without ADDRESS the cluster of this machine. All "
-    "nodes must see corpora and DIR.",
+    help="Let the Ray cluster at ADDRESS (HOST:PORT of its head node) do the work, or else that of this machine. "
+    "All nodes must see corpora and DIR.",
 )
 @click.option("--resume", is_flag=True, help="Resume an interrupted build after its last complete shard.")
 @reading_options
@@ -158,9 +158,9 @@ def build(
 @json_option
 @click.pass_context
 def merge(context: click.Context, datastores: tuple[Path, ...], out: Path, copy: bool, as_json: bool) -> None:
-    """Make one datastore of several that were built with one tokenizer, without sorting again.
+    """Merge datastores that were built with one tokenizer into one, without sorting again.
 
-    It answers as if it had been built of all their documents. Files are linked where the file system allows it.
+    It answers as if it had been built from all their documents. Files are linked where the file system allows it.
     """
     with _one_line_errors(context, out):
         from build_index.merge import merge as merge_datastores

@@ -116,10 +116,10 @@ def speed(
     """Measure how much faster text is written: drafting methods beside plain generation, on your model.
 
     The prompts are those of --prompts, --recordings and --questions, all of them unless --per-family says otherwise.
-    Those that the calibration was fitted to are left out, which is said; none of yours is, unless you fitted one.
+    Prompts that the calibration was fitted to are left out, with a message: none of yours, unless you fitted one.
 
     Every method continues every prompt. The methods take turns, and each prompt begins with another one, so that a
-    machine that is slower for a while is slower for all. Reported for each family of prompts and over all: tokens a
+    machine that is slower for a while is slower for all. Reported for each family of prompts and over all: tokens per
     second relative to plain `generate` of transformers (of all seconds, and the median over prompts), M (tokens per
     forward pass), and the share of texts that are those of plain `generate`. Where they are not, the rounding of a
     wider pass decided between two tokens.

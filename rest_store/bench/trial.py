@@ -145,12 +145,12 @@ def try_(
     out: Path,
     as_json: bool,
 ) -> None:
-    """Try drafting on your model, your texts and your prompts: five are enough for a first look.
+    """Try drafting on your model, your texts and your prompts: five prompts are enough for a first look.
 
-    Builds a datastore of the corpus, records what the model writes, replays that with each source and without, times
+    Builds a datastore of the corpus, records what the model writes, replays that with and without each source, times
     plain generation, prompt lookup of transformers and drafts of all sources in turns, and writes a page. The last line
-    is the verdict. Speeds are of whole generations, greedy. A datastore in the folder that was built of the same files
-    is used again.
+    is the verdict. Speeds are those of whole greedy generations. A datastore in the folder that was built from the same
+    files is used again.
     """
     from rest_store.bench import charts  # noqa: F401  a missing package is reported before anything is measured
     from rest_store.bench.methods import make_methods

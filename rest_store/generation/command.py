@@ -63,7 +63,7 @@ Examples:
     "--remember",
     metavar="PLACE",
     type=PLACE,
-    help="Add each output to this live datastore, a directory (new, or as it is) or HOST:PORT, and draft from it.",
+    help="Add each output to this live datastore, a new or existing directory or HOST:PORT, and draft from it.",
 )
 @click.option(
     "--logits",
@@ -71,7 +71,7 @@ Examples:
     metavar="FILE",
     type=FILE,
     callback=_writable,
-    help="Draft from what the model found likely in earlier runs too: read from this file, written to it at the end.",
+    help="Also draft from what the model found likely in earlier runs: read from this file, written to it at the end.",
 )
 @click.option(
     "--prompt",
@@ -121,23 +121,28 @@ Examples:
     metavar="P",
     type=click.FloatRange(0, 1),
     default=0.09,
-    help="Typical acceptance keeps a draft token with a probability above this,",
+    help="Typical acceptance keeps a draft token with a probability above this.",
 )
 @click.option(
     "--typical-alpha",
     metavar="FACTOR",
     type=click.FloatRange(0),
     default=0.3,
-    help="or above this times exp(-entropy), where that is less.",
+    help="Typical acceptance also keeps one with a probability above this times exp(-entropy).",
 )
 @click.option("--seed", metavar="N", type=int, show_default="a random one", help="Seed of the random generator.")
 @dtype_option("auto")
 @device_option
 @click.option("--prepacked-weights", is_flag=True, help="Prepack float32 weights for this CPU.")
-@click.option("--compare", is_flag=True, help="Decode plainly too, to compare text and speed.")
+@click.option("--compare", is_flag=True, help="Also decode plainly, to compare text and speed.")
 @click.option("--graphs", is_flag=True, help="Steps of a few fixed widths, as CUDA graphs.")
 @click.option(
-    "--html", "page_path", metavar="FILE", type=FILE, callback=_writable, help="Write an HTML page too; one --prompt."
+    "--html",
+    "page_path",
+    metavar="FILE",
+    type=FILE,
+    callback=_writable,
+    help="Also write an HTML page; takes one --prompt.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each prompt, each on a line.")
 def generate(
@@ -167,10 +172,10 @@ def generate(
     page_path: Path | None,
     as_json: bool,
 ) -> None:
-    """Write text with a model and drafts from datastores; colours show where each token came from.
+    """Generate text with a model and drafts from datastores; colours show where each token came from.
 
-    Without --prompt, each line of standard input is one: a chat where the model has a template, else text to continue.
-    --temperature, --top-p and --top-k turn sampling on.
+    Without --prompt, each line of standard input is a prompt: a turn of a chat if the model has a template, else text
+    to continue. --temperature, --top-p and --top-k turn sampling on.
     """
     from rest_store.generation.generator import Generator
     from rest_store.generation.model import load_model

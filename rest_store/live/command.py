@@ -44,7 +44,7 @@ class Duration(click.ParamType[float]):
 
 @click.group(context_settings=SETTINGS)
 def live() -> None:
-    """Look at live datastores, add to them, delete from them, and freeze them.
+    """Inspect live datastores, add to them, delete from them, and freeze them.
 
     A live datastore grows while it is asked. One process writes it: while a service or a script does, `add`, `delete`
     and `compact` are refused, and `info` and `export` work.
@@ -117,17 +117,19 @@ Examples:
     "--tokenizer",
     metavar="NAME_OR_PATH",
     show_default="the one stored in DIR",
-    help="Tokenizer of the target model, to begin a datastore.",
+    help="Tokenizer of the target model, to create a datastore.",
 )
 @click.option("--max-tokens", metavar="N", type=click.IntRange(1), help="Keep at most N tokens: the newest.")
-@click.option("--max-age", metavar="TIME", type=Duration(), help="Keep documents so long: seconds, or 12h, 30d, 4w.")
+@click.option(
+    "--max-age", metavar="TIME", type=Duration(), help="Keep documents for this time: seconds, or 12h, 30d, 4w."
+)
 @click.option(
     "--id",
     "ids",
     metavar="ID",
     multiple=True,
     show_default="made of the content",
-    help="One for each document. Repeatable.",
+    help="Id of a document, one for each document. Repeatable.",
 )
 @reading_options
 @json_option
@@ -141,10 +143,10 @@ def add(
     reading: Reading,
     as_json: bool,
 ) -> None:
-    """Add documents to the live datastore DIR, or begin it with them.
+    """Add documents to the live datastore DIR, or create it with them.
 
     Each PATH is read as `rest-build` reads a corpus: a file of text (one document), JSON, JSONL or parquet, a
-    directory, an address, or hf://owner/name. Documents that are there already are not added again, so an interrupted
+    directory, an address, or hf://owner/name. Documents that it already has are not added again, so an interrupted
     command can be repeated.
     """
     from build_index.corpus import empty_corpora, open_corpus
@@ -211,7 +213,7 @@ def delete(directory: Path, ids: tuple[str, ...], as_json: bool) -> None:
 @click.argument("directory", metavar="DIR", type=PATH)
 @json_option
 def compact(directory: Path, as_json: bool) -> None:
-    """Write all documents of the live datastore DIR to as few segments as there may be: it opens and answers faster."""
+    """Write all documents of the live datastore DIR to as few segments as possible: it opens and answers faster."""
     with _open(directory) as store:
         before = store.info().shard_count
         store.compact()

@@ -68,13 +68,13 @@ class _Part(click.ParamType["Part"]):
     "--live",
     multiple=True,
     metavar="[NAME=]DIR",
-    help="A live datastore, which clients add to and this service writes; begun if DIR is absent. Repeatable.",
+    help="A live datastore, which clients add to and this service writes; created if DIR is absent. Repeatable.",
 )
 @click.option(
     "--live-tokenizer",
     metavar="NAME_OR_PATH",
     show_default="that of the built ones",
-    help="Tokenizer of live datastores that are begun.",
+    help="Tokenizer of live datastores that are created.",
 )
 @click.option(
     "--listen",
@@ -103,7 +103,7 @@ class _Part(click.ParamType["Part"]):
     "--token-file",
     metavar="FILE",
     type=FILE,
-    help=f"Accepted bearer tokens, one a line; also that in {TOKEN_VARIABLE}.",
+    help=f"Accepted bearer tokens, one per line, besides the one in {TOKEN_VARIABLE}.",
 )
 @click.option(
     "--insecure", is_flag=True, help="Allow public addresses without TLS or authentication, also for metrics."
@@ -159,14 +159,14 @@ class _Part(click.ParamType["Part"]):
     flag_value="auto",
     help="Serve all parts on the Ray cluster at ADDRESS, or else on that of this machine. Write DIR before it.",
 )
-@click.option("--parts", metavar="N", type=click.IntRange(1), default=1, help="Of each datastore, with --ray.")
-@click.option("--replicas", metavar="N", type=click.IntRange(1), default=1, help="Of each part, with --ray.")
+@click.option("--parts", metavar="N", type=click.IntRange(1), default=1, help="Parts of each datastore, with --ray.")
+@click.option("--replicas", metavar="N", type=click.IntRange(1), default=1, help="Replicas of each part, with --ray.")
 @click.option(
     "--parts-file",
     metavar="FILE",
     type=FILE,
     default="parts.toml",
-    help="Where clients read how to reach the parts; kept up to date with --ray.",
+    help="File that tells clients where the parts are; kept up to date with --ray.",
 )
 def serve(
     datastores: tuple[str, ...],
@@ -348,8 +348,8 @@ def reload(
     """Make the service at ADDRESS, on this machine, read its datastores, tokens and certificates again.
 
     Waits for the outcome. Datastores that do not open or have another tokenizer are refused, as are tokens and
-    certificates that are not valid; what was there before stays in use then, and the exit status is 1. Opening verifies
-    the manifest, headers and file sizes, not the content: run `rest-store check` before.
+    certificates that are not valid; the old ones then stay in use, and the exit status is 1. Opening verifies the
+    manifest, headers and file sizes, not the content: run `rest-store check` before.
     """
     outcomes = request_reload(Address.parse(address), timeout=timeout, **access.arguments())
     if as_json:
