@@ -47,19 +47,29 @@ class Slots:
     """Keys and values of the layers that share a pattern, a shape and a device, as one block of memory.
 
     Slot `s` of a row holds its token number `s`, padding on the left included. Slots before `base` were dropped.
+
+    Args:
+        pattern: what the layers see.
+        keys: [layers, rows, heads, slots, size].
+        values: the same.
+        base: the slot that the block begins with.
+        keeps_all: whether the layers taken over hold all tokens, also those that a window no longer reaches.
     """
 
-    def __init__(self, pattern: Pattern, keys: torch.Tensor, values: torch.Tensor, base: int) -> None:
+    def __init__(
+        self, pattern: Pattern, keys: torch.Tensor, values: torch.Tensor, base: int, *, keeps_all: bool
+    ) -> None:
         self.pattern = pattern
-        self.keys = keys  # [layers, rows, heads, slots, size]
+        self.keys = keys
         self.values = values
         self.base = base
+        self._drops = pattern.window > 0 and not keeps_all
 
     def reserve(self, end: int, shortest: int) -> None:
         """Allocate memory up to slot `end`; drop what a window that ends at `shortest` tokens does not reach."""
         if end - self.base <= self.keys.shape[3]:
             return
-        base = max(self.base, shortest - self.pattern.window) if self.pattern.window else self.base
+        base = max(self.base, shortest - self.pattern.window) if self._drops else self.base
         kept = self.base + self.keys.shape[3] - base
         size = max(end - base, kept) + _GROWTH
         self.keys, self.values = (_moved(block, kept, size) for block in (self.keys, self.values))
@@ -159,19 +169,20 @@ class TreeKVCache(Cache):
         groups: dict[Any, list[int]] = {}
         contents = {number: _content(cache.layers[number], length) for number in _held(cache)}
         for number, (keys, values) in contents.items():
-            pattern = patterns[number]
-            kind = (pattern, keys.shape[1:], values.shape[1:], keys.dtype, keys.device)
+            keeps_all = type(cache.layers[number]) is DynamicLayer  # a `DynamicCache()` without a configuration
+            kind = (patterns[number], keeps_all, keys.shape[1:], values.shape[1:], keys.dtype, keys.device)
             groups.setdefault(kind, []).append(number)
         self.columns: torch.Tensor | None = None
         self._fixed = fixed is not None
         self.groups: list[Slots] = []
         layers: list[Any] = list(cache.layers)
-        for (pattern, *_), numbers in groups.items():
+        for (pattern, keeps_all, *_), numbers in groups.items():
             keys, values = contents[numbers[0]]
             base = 0 if fixed is not None else length - keys.shape[2]
             size = fixed if fixed is not None else keys.shape[2] + _GROWTH
             shapes = ((len(numbers), *part.shape[:2], size, part.shape[3]) for part in (keys, values))
-            slots = Slots(pattern, keys.new_zeros(next(shapes)), values.new_zeros(next(shapes)), base)
+            blocks = (keys.new_zeros(next(shapes)), values.new_zeros(next(shapes)))
+            slots = Slots(pattern, *blocks, base, keeps_all=keeps_all)
             self.groups.append(slots)
             for place, number in enumerate(numbers):
                 layers[number] = TreeLayer(self, slots, place)

@@ -11,6 +11,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import rest_store.generation.generate as entry
 from rest_store.generation import attention
+from rest_store.generation import cache as cache_module
 from rest_store.generation.attention import TreeAttention
 from tests.shared.tiny import ARCHITECTURES, SCRIPTS, Scripted, bushy, futures_of, prompts, right, tiny_model
 
@@ -279,6 +280,21 @@ def test_the_cache_is_left_as_decoding_one_by_one_leaves_it(architecture: str, c
     for layer, (keys, values) in zip(output.past_key_values.layers, theirs, strict=True):
         torch.testing.assert_close(layer.keys, keys, atol=1e-4, rtol=1e-3)
         torch.testing.assert_close(layer.values, values, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("architecture", ["mistral with a sliding window", "gemma2"])
+def test_a_cache_that_knows_no_windows_keeps_all_tokens(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain decoding drops nothing from a `DynamicCache()` without a configuration."""
+    monkeypatch.setattr(cache_module, "_GROWTH", 8)
+    model = tiny_model(architecture)
+    inputs = prompts(2)
+    plain_cache, cache = transformers.DynamicCache(), transformers.DynamicCache()
+    plain = model.generate(**inputs, **FIXED, past_key_values=plain_cache)
+    output = drafted(model, inputs, plain, bushy, **FIXED, past_key_values=cache)
+    assert torch.equal(output.sequences, plain)
+    for layer, theirs in zip(cache.layers, plain_cache.layers, strict=True):
+        torch.testing.assert_close(layer.keys, theirs.keys, atol=1e-4, rtol=1e-3)
+        torch.testing.assert_close(layer.values, theirs.values, atol=1e-4, rtol=1e-3)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral with a sliding window"])
