@@ -87,7 +87,6 @@ class Generation:
         require_prompt(model, input_ids, model_kwargs)
         self._model, self._config, self._model_kwargs = model, generation_config, model_kwargs
         self._input_ids, self._maker, self._options = input_ids, maker, options
-        self._target = options.remember
         self._choice = Choice(logits_processor, sample=bool(generation_config.do_sample), rows=rows, device=device)
         self._rows = Rows(input_ids, self._stops)
         self._writers = None if text_tokenizer is None else [Detokenizer(text_tokenizer) for _ in self._rows]
@@ -96,6 +95,7 @@ class Generation:
         self._returns_cache = returns_dict and generation_config.use_cache is not False
         self._keeps_scores = returns_dict and bool(generation_config.output_scores)
         self._keeps_logits = returns_dict and bool(generation_config.output_logits)
+        self._target = options.remember  # last: what is refused above has nothing to remember
 
     def __iter__(self) -> Iterator[Piece]:
         return self

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, StaticCache
+from transformers import DynamicCache, LogitsProcessor, StaticCache
 
 import rest_store
 from rest_store.errors import GenerationFailedError
@@ -270,6 +270,23 @@ def test_a_streamer_that_has_failed_leaves_no_result() -> None:
         generation.result()
 
 
+class Uncopyable(LogitsProcessor):
+    """A processor that no row of a batch can have for itself."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores
+
+    def __deepcopy__(self, _: Any) -> Any:
+        raise TypeError("there is one")
+
+
+class Unasked:
+    """A place to remember in, to which nothing is added."""
+
+    def add(self, documents: Any, ids: Any = None) -> None:
+        raise AssertionError("nothing was written")
+
+
 def test_what_is_refused_leaves_nothing_to_close(monkeypatch: pytest.MonkeyPatch) -> None:
     raised: list[Any] = []
     monkeypatch.setattr("sys.unraisablehook", raised.append)
@@ -277,6 +294,8 @@ def test_what_is_refused_leaves_nothing_to_close(monkeypatch: pytest.MonkeyPatch
         Generation()  # type: ignore[call-arg]
     with pytest.raises(rest_store.RestStoreError):
         begun(tiny_model("llama"), prompts(1), num_beams=2)
+    with pytest.raises(rest_store.RestStoreError):
+        begun(tiny_model("llama"), prompts(2), logits_processor=[Uncopyable()], remember=Unasked())
     gc.collect()
     assert not raised
 
