@@ -198,7 +198,7 @@ class Generation:
     ) -> tuple[Step, torch.Tensor, TopTokens]:
         """Run the last token of each row and its tree through the model."""
         width = verifier.width_of(1 + max(len(draft.tree) for draft in drafts))
-        last = [None if self._rows.is_done(row) else row.tokens[-1] for row in self._rows]
+        last = [row.tokens[-1] if self._rows.continues(row) else None for row in self._rows]
         step = Step(last, [draft.tree for draft in drafts], width)
         with self.statistics.forward:
             logits = verifier.run(step)
@@ -218,8 +218,9 @@ class Generation:
         """Choose tokens along each row's tree until they leave it; return them and the places in the step followed."""
         best = top_tokens.best.tolist() if top_tokens.best is not None else [None] * len(drafts)
         piece, paths = Piece([], []), []
+        verified = [self._rows.continues(row) for row in self._rows]  # an end found below may let others go on
         for number, draft in enumerate(drafts):
-            tokens, path = self._walk(number, draft, logits[number], best[number])
+            tokens, path = self._walk(number, draft, logits[number], best[number]) if verified[number] else ([], [])
             origins = [draft.origins[place - 1] for place in path[1:]]
             origins += [0] * (len(tokens) - len(origins))
             self._rows[number].origins += origins
@@ -235,8 +236,6 @@ class Generation:
     ) -> tuple[list[int], list[int]]:
         """Write to one row; return its new tokens and the places in the step that they follow, the first being 0."""
         row = self._rows[number]
-        if not self._rows.continues(row):
-            return [], []
         children: dict[tuple[int, int], int] = {}  # by place of the parent and token; of equal siblings the first
         for node, edge in enumerate(zip(draft.tree.parents.tolist(), draft.tree.tokens.tolist(), strict=True)):
             children.setdefault((edge[0] + 1, edge[1]), node + 1)

@@ -50,8 +50,9 @@ class Step:
         ancestors: bool[rows, width, width], True where the token of a row of the matrix sees that of a column.
 
     Args:
-        last: the last token of each row, not yet in the cache; None: the row has ended, and is all padding. It then
-            stands where its last kept token does, because the model may have no position after that.
+        last: the last token of each row, not yet in the cache; None: nothing is written to the row in this step, and it
+            is all padding. It then stands where its last kept token does, because the model may have no position after
+            that.
         trees: the draft tree of each row.
         width: tokens of each row, at least 1 + the nodes of the largest tree.
     """

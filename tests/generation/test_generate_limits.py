@@ -99,18 +99,25 @@ def test_a_row_at_the_last_position_waits_for_the_others(name: str, widths: tupl
         assert 0 <= seen.least <= seen.greatest < POSITIONS
 
 
+@pytest.mark.parametrize("pads", [True, False])
 @pytest.mark.parametrize("widths", [(), (1, 4, 17)])
 @pytest.mark.parametrize("name", TABLES)
-def test_an_end_before_the_last_position_is_reached_with_drafts_too(name: str, widths: tuple[int, ...]) -> None:
-    """Where more is asked for than there are positions, drafts reach beyond the end that the text has."""
+def test_an_end_before_the_last_position_is_reached_with_drafts_too(
+    name: str, widths: tuple[int, ...], pads: bool
+) -> None:
+    """Where more is asked for than there are positions, drafts reach beyond the end that the text has.
+
+    A row that has ended is padded, or waits at its end and is continued when the other one has ended, too.
+    """
     model = model_with_positions(name)
     inputs = prompts(2, padded=False)
 
     def end(script: Any, length: int, **options: Any) -> Any:
         class Ends(transformers.StoppingCriteria):
-            """Ends the first row at `length` tokens, the other one three tokens earlier, as end tokens do."""
+            """Ends the first row at `length` tokens, the other one three tokens earlier; with `pads` as end tokens do."""
 
-            eos_token_id = torch.tensor([0])
+            if pads:
+                eos_token_id = torch.tensor([0])
 
             def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
                 first = inputs["input_ids"][0]
