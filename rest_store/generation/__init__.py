@@ -2,7 +2,8 @@
 
 transformers and torch have no public name for these, which are used here:
 
-- `model._prefill`: the prompt's pass as `generate` runs it, with filled caches, embeddings and chunks.
+- `model._prefill`: the prompt's pass as `generate` runs it, with filled caches, embeddings and chunks;
+  `generation_config._mask_length`: how many tokens it takes for those in a filled cache and the new ones.
 - `config._attn_implementation`, `model._can_set_attn_implementation`, `model._supports_sdpa`: the attention in use, and
   which can replace it; `model.set_attn_implementation` visits all modules, which is too slow for every step.
 - `model._is_stateful`, `model._supports_default_dynamic_cache`: models to refuse.

@@ -82,9 +82,9 @@ class Generation:
         self._max_nodes = options.max_nodes_on(device)
         require_mode(generation_config, logits_processor)
         self._typical = options.typical_rule(bool(generation_config.do_sample), logits_processor)
-        length = prompt_length(input_ids, model_kwargs) + self._new_tokens
+        length = prompt_length(input_ids, generation_config, model_kwargs) + self._new_tokens
         require_model(model, length, self._max_nodes, fixed=bool(self._widths))
-        require_prompt(model, input_ids, model_kwargs)
+        require_prompt(model, input_ids, generation_config, model_kwargs)
         self._model, self._config, self._model_kwargs = model, generation_config, model_kwargs
         self._input_ids, self._maker, self._options = input_ids, maker, options
         self._choice = Choice(logits_processor, sample=bool(generation_config.do_sample), rows=rows, device=device)

@@ -42,26 +42,29 @@ class Prompt:
     extras: dict[str, Any]
 
 
-def prompt_length(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> int:
+def prompt_length(input_ids: torch.Tensor, config: Any, model_kwargs: Mapping[str, Any]) -> int:
     """Return the most tokens that the cache holds after the prompt's pass.
 
     With a filled cache, `input_ids` are all tokens where they are as long as the mask, and only the new ones otherwise.
+    A mask that hides nothing is left out by `generate`, which keeps its length in `config`.
     """
     embedded, mask = model_kwargs.get("inputs_embeds"), model_kwargs.get("attention_mask")
     cache = model_kwargs.get("past_key_values")
     length = int(embedded.shape[1] if embedded is not None else input_ids.shape[1])
     held = int(cache.get_seq_length()) if cache is not None else 0
-    if not held or embedded is not None or (mask is not None and mask.shape[1] == length):
+    mask_length = mask.shape[1] if mask is not None else getattr(config, "_mask_length", None)
+    if not held or embedded is not None or mask_length == length:
         return max(length, held)
     return held + length
 
 
-def require_prompt(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> None:
+def require_prompt(model: Any, input_ids: torch.Tensor, config: Any, model_kwargs: dict[str, Any]) -> None:
     """Check before the prompt's pass that trees can be verified behind it.
 
     Args:
         model: a model of `transformers`.
         input_ids: int64[rows, length].
+        config: the prepared `GenerationConfig`.
         model_kwargs: what `generate` prepared for the forward pass; gets a cache if it has none.
 
     Raises:
@@ -71,16 +74,16 @@ def require_prompt(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, 
         CacheFullError: as of `require_slots`.
     """
     require_inputs(model_kwargs)
-    config = model.config.get_text_config(decoder=True)
-    patterns_of(config, int(getattr(config, "num_hidden_layers", 1)))
+    of_text = model.config.get_text_config(decoder=True)
+    patterns_of(of_text, int(getattr(of_text, "num_hidden_layers", 1)))
     if model_kwargs.get("past_key_values") is None:
-        model_kwargs["past_key_values"] = DynamicCache(config=config)
+        model_kwargs["past_key_values"] = DynamicCache(config=of_text)
     elif model_kwargs.get("use_cache") is False:
         raise ModeNotSupportedError(describe("generation", "use_cache", "False beside past_key_values", "one of them"))
     cache = model_kwargs["past_key_values"]
     require_cache(cache)
     if not int(cache.get_seq_length()):
-        require_slots(prompt_length(input_ids, model_kwargs), capacity_of(cache))
+        require_slots(prompt_length(input_ids, config, model_kwargs), capacity_of(cache))
 
 
 def require_slots(tokens: int, capacity: float) -> None:

@@ -114,7 +114,7 @@ def test_an_end_before_the_last_position_is_reached_with_drafts_too(
 
     def end(script: Any, length: int, **options: Any) -> Any:
         class Ends(transformers.StoppingCriteria):
-            """Ends the first row at `length` tokens, the other one three tokens earlier; with `pads` as end tokens do."""
+            """Ends the first row at `length` tokens, the other one three earlier; with `pads` as end tokens do."""
 
             if pads:
                 eos_token_id = torch.tensor([0])

@@ -331,6 +331,21 @@ def test_what_grows_with_the_length_is_refused_beyond_it() -> None:
     refused_early(ModelNotSupportedError, llama, "max_length is 52", **options)
 
 
+@pytest.mark.parametrize("masked", [True, False])
+def test_the_next_turn_of_a_conversation_is_as_long_as_its_tokens(masked: bool) -> None:
+    """All tokens are passed beside a cache that holds most of them, with a mask or without one."""
+    llama = tiny_model("llama")
+    llama.config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 38}
+    cache = DynamicCache(config=llama.config)
+    text = ask(llama, past_key_values=cache, max_new_tokens=10)
+    inputs = {"input_ids": torch.cat([text, prompts(1, 6)["input_ids"]], dim=1)}
+    if masked:
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    plain = llama.generate(**inputs, max_new_tokens=8, do_sample=False)
+    assert torch.equal(ask(llama, inputs=inputs, past_key_values=cache, max_new_tokens=8), plain)
+    refused_early(ModelNotSupportedError, llama, "max_length is 39", inputs=inputs, max_new_tokens=9)
+
+
 @pytest.mark.parametrize("name", ["gpt_neo", "gpt_neo with global attention", "llama4"])
 def test_models_that_take_places_in_the_cache_for_positions_are_refused_where_it_matters(name: str) -> None:
     if name != "llama4":
