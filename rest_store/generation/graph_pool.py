@@ -16,6 +16,7 @@ from rest_store.generation.graphs import FixedVerifier
 from rest_store.generation.prefill import Prompt
 
 _MAX_VERIFIERS = 2  # of a model, each with memory for its keys and values
+_PLAIN = frozenset({bool, int, float, str})
 _SLOTS_STEP = 256  # slots of a cache are a multiple of this, so that prompts of other lengths can use it
 
 _verifiers: weakref.WeakKeyDictionary[Any, OrderedDict[Hashable, FixedVerifier]] = weakref.WeakKeyDictionary()
@@ -56,9 +57,24 @@ def release(model: Any, verifier: FixedVerifier) -> None:
 
 
 def _key(model: Any, prompt: Prompt, widths: Sequence[int], slots: int) -> Hashable:
-    """Return all that a graph depends on: shapes, options, and the addresses of the model's weights and modules."""
+    """Return all that a graph depends on: shapes, options, the addresses of the model's weights, and its modules."""
     weights = tuple(tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers()))
-    modules = tuple((id(module), id(vars(module).get("forward")), module.training) for module in model.modules())
+    modules = tuple(map(_settings, model.modules()))
     attention = model.config.get_text_config(decoder=True)._attn_implementation
     shapes = (prompt.logits.shape[0], prompt.logits.dtype, tuple(prompt.positions.shape), slots, tuple(sorted(widths)))
     return (*shapes, *prompt.patterns, attention, repr(sorted(prompt.extras.items())), hash(weights), hash(modules))
+
+
+def _settings(module: Any) -> Hashable:
+    """Return what the forward pass of `module` may read besides tensors, such as the adapter in use."""
+    attributes = vars(module)
+    settings: list[object] = [id(module), id(attributes.get("forward"))]
+    for value in attributes.values():
+        kind = type(value)
+        if kind in _PLAIN:
+            settings.append(value)
+        elif kind in (list, tuple):
+            settings.append(tuple(part for part in value if type(part) in _PLAIN))
+        elif kind is dict:
+            settings.append(tuple(part for part in value.values() if type(part) in _PLAIN))
+    return tuple(settings)

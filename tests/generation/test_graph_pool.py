@@ -119,6 +119,34 @@ def test_others_are_recorded_for_a_narrower_window(captured: list[int]) -> None:
     assert captured == [1, 1]
 
 
+class Adapted(torch.nn.Module):
+    """A layer with two adapters, of which one is in use, as those of PEFT."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.layer = layer
+        self.adapters = torch.nn.ModuleDict(
+            {name: torch.nn.Linear(layer.in_features, layer.out_features) for name in ("one", "other")}
+        )
+        self.active = ["one"]
+
+    def forward(self, rows: torch.Tensor) -> Any:
+        return self.layer(rows) + self.adapters[self.active[0]](rows)
+
+
+def test_others_are_recorded_for_another_adapter(captured: list[int]) -> None:
+    model = tiny_model("llama")
+    adapted = model.model.layers[0].mlp.down_proj = Adapted(model.model.layers[0].mlp.down_proj)
+    agrees(model, prompts(1))
+    once = len(captured)
+    adapted.active = ["other"]
+    agrees(model, prompts(1))
+    assert len(captured) == 2 * once
+    adapted.active = ["one"]
+    agrees(model, prompts(1))
+    assert len(captured) == 2 * once, "both are kept"
+
+
 def test_what_is_kept_goes_with_its_model(captured: list[int]) -> None:
     model = tiny_model("llama")
     agrees(model, prompts(1))
