@@ -93,7 +93,9 @@ class LongestMatch:
         context = context[outside[-1] + 1 :] if outside.size else context
         if context.size == 0:
             return EMPTY
-        best = max(self._stores, key=lambda store: int(store.longest_suffix_match(context).length))
+        best = max(
+            self._stores, key=lambda store: int(store.longest_suffix_match(context, max_suffix=max_suffix).length)
+        )
         tree: TokenTree = best.draft(context, max_nodes=max_nodes, max_suffix=max_suffix, max_depth=max_depth)
         return tree
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from rest_store.bench.baselines import PromptLookupRule, RestRule, tree_of
+from rest_store.bench.baselines import LongestMatch, PromptLookupRule, RestRule, tree_of
+from tests.shared.strategies import Corpus, open_datastore
 
 
 class FromList:
@@ -34,3 +36,15 @@ def test_rests_rule_keeps_the_end_of_the_context() -> None:
     rule.accept([7, 8])
     assert rule.draft(max_nodes=16, costs=None).tokens.tolist() == [5, 6]
     assert store.asked == [[*range(26, 40), 7, 8]]
+
+
+def test_the_longest_match_is_that_of_the_suffixes_that_are_tried(tmp_path: Path) -> None:
+    stores = []
+    for name, document in (("first", [3, 4, 5]), ("second", [1, 2, 3, 4, 6])):
+        (tmp_path / name).mkdir()
+        stores.append(open_datastore(tmp_path / name, Corpus(300, [[document]])))
+    longest = LongestMatch(stores)
+    for max_suffix, token in ((16, 6), (2, 5)):
+        tree = longest.draft([1, 2, 3, 4], max_nodes=4, max_suffix=max_suffix, max_depth=2)
+        assert tree.tokens.tolist() == [token]
+    assert len(longest.draft([1, 300], max_nodes=4, max_suffix=16, max_depth=2)) == 0
