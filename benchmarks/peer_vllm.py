@@ -23,7 +23,6 @@ from rest_store.drafting.output_document import OutputDocument
 from rest_store.live.live_datastore import LiveDatastore
 
 Text = tuple[list[int], list[int]]  # prompt and output
-DRAFTER = "rest_store.engines.vllm.Drafter"
 
 
 class Engine:

@@ -74,8 +74,8 @@ def line(figures: Figures, before: Figures | None = None) -> str:
         counted(figures.sessions, "session"),
         f"{1e3 * new['seconds', ''] / max(1, new['calls', '']):.2f} ms a step",
     ]
-    if target := new["remembered", ""]:
-        parts.append(f"{counted(int(target), 'output')} remembered")
+    if remembered := new["remembered", ""]:
+        parts.append(f"{counted(int(remembered), 'output')} remembered")
     parts += [f"errors: {where} {count}" for where, count in of("errors").items() if count]
     return "; ".join(parts)
 

@@ -102,9 +102,7 @@ def _is_timeout(value: object) -> bool:
 
 _TEXT = _Kind(_is_text, "a string")
 _KINDS = {
-    "datastores": _Kind(
-        lambda value: isinstance(value, list | tuple) and all(map(_is_text, value)), "a list of strings"
-    ),
+    "datastores": _Kind(_are_texts, "a list of strings"),
     "remember": _TEXT,
     "logits": _TEXT,
     "source_timeout": _Kind(_is_timeout, "seconds from 0 on"),
