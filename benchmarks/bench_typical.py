@@ -31,6 +31,7 @@ from rest_store.bench.environment import write_result
 from rest_store.bench.options import Destination, datastores_option, result_options, seed_option
 from rest_store.bench.prompts import chat_tokens, interleaved, read_prompts
 from rest_store.datastore.tree import TokenTree
+from rest_store.generation.drafting import SessionMaker
 from rest_store.generation.generate import default_session
 from rest_store.generation.model import load_model
 from rest_store.generation.sampling import Choice
@@ -69,7 +70,6 @@ Figures = dict[str, float]
 def main(out: Destination, **options: Any) -> None:
     model, tokenizer = load_model(options["model"], dtype="float32")
     stores = [rest_store.Datastore.open(path, tokenizer=tokenizer) for path in options["datastores"]]
-    sources = [*stores, rest_store.PromptLookup(), rest_store.RecycledLogits()]
     read = read_prompts(options["prompts"], lambda text: chat_tokens(tokenizer, [text]))
     prompts = [prompt.tokens for prompt in interleaved(read)]
     rules = [TypicalRule(*rule) for rule in options["rules"]]
@@ -77,7 +77,7 @@ def main(out: Destination, **options: Any) -> None:
     with rest_store.prepacked_weights(model):
         for temperature in options["temperatures"]:
             print(f"temperature {temperature}")
-            bench = Sampling(model, sources, temperature, options["max_new_tokens"])
+            bench = Sampling(model, stores, temperature, options["max_new_tokens"])
             figures[str(temperature)] = bench.measured(prompts, rules, options["rounds"], options["seed"])
             for way, row in figures[str(temperature)].items():
                 print(f"  {way}: {', '.join(f'{name} {value}' for name, value in row.items())}")
@@ -155,15 +155,15 @@ class Sampling:
 
     Args:
         model: of transformers.
-        sources: to draft from.
+        stores: datastores to draft from, besides prompt lookup and recycled logits.
         temperature: of sampling; nothing else changes the model's distribution.
         length: most new tokens of a text.
     """
 
-    def __init__(self, model: Any, sources: Sequence[Any], temperature: float, length: int) -> None:
+    def __init__(self, model: Any, stores: Sequence[Any], temperature: float, length: int) -> None:
         self.model = model
-        self.sources = sources
-        self.watched = default_session(sources)
+        self.stores = stores
+        self.watched = self.sessions()
         self.temperature = temperature
         self.decoding = {
             "do_sample": True,
@@ -189,7 +189,7 @@ class Sampling:
             typical = {"acceptance": "typical", "typical_threshold": rule.threshold, "typical_alpha": rule.alpha}
             ways[f"typical, {rule.threshold:g}, {rule.alpha:g}"] = ({**self.drafted(), **typical}, rule)
         for way, _ in ways.values():  # what the first generation of a kind costs is not measured
-            self.text(prompts[0], seed, way)
+            self.text(prompts[0], seed, {**way, "drafter": self.sessions()} if way else way)
         written = {name: Texts() for name in ways}
         far: dict[TypicalRule, list[float]] = {rule: [] for rule in rules}
         names = list(ways)
@@ -213,9 +213,17 @@ class Sampling:
                 figures[name]["total variation at steps of exact sampling"] = round(sum(far[rule]) / len(far[rule]), 4)
         return figures
 
+    def sessions(self) -> SessionMaker:
+        """Return what makes the sessions of one way.
+
+        They share a calibration and recycled logits that no other way has: all ways continue the same prompts from the
+        same seeds, so the logits of one would draft the texts of the next.
+        """
+        return default_session([*self.stores, rest_store.PromptLookup(), rest_store.RecycledLogits()])
+
     def drafted(self) -> dict[str, Any]:
-        """Return arguments of `generate` that draft, with a calibration that only these generations adjust."""
-        return {**DRAFTING, "drafter": default_session(self.sources)}
+        """Return arguments of `generate` that draft."""
+        return {**DRAFTING, "drafter": self.sessions()}
 
     def text(self, prompt: list[int], seed: int, way: Mapping[str, Any]) -> tuple[list[int], torch.Tensor, Any]:
         """Return one text's new tokens, the scores of each, float32[tokens, vocabulary], and statistics if drafted."""
