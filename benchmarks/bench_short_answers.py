@@ -88,21 +88,22 @@ def short_answers(options: Mapping[str, Any], length: int, number: int) -> Ratio
     """
     model, tokenizer = load_model(options["model"])
     stores = [rest_store.Datastore.open(path, tokenizer=tokenizer) for path in options["datastores"]]
-    drafted = {
-        "custom_generate": rest_store.generate,
-        "drafter": [*stores, rest_store.PromptLookup(), rest_store.RecycledLogits()],
-    }
     prompts = prompts_of(options["recordings"], options["prompts"], model.config.vocab_size)
     with rest_store.prepacked_weights(model):
         for place, (prompt, settings) in enumerate(prompts):
             seconds(model, prompt, length if place < 4 else 1, settings)  # each length of prompt is slow at first
-        return [
-            [
-                ratio(model, prompt, length, settings, drafted, (turn + place // 2 + number) % 2)
-                for place, (prompt, settings) in enumerate(prompts)
-            ]
-            for turn in range(2)
-        ]
+        rounds: Ratios = []
+        for turn in range(2):
+            # Logits of the first round would draft the second, which writes the same texts.
+            sources = [*stores, rest_store.PromptLookup(), rest_store.RecycledLogits()]
+            drafted = {"custom_generate": rest_store.generate, "drafter": sources}
+            rounds.append(
+                [
+                    ratio(model, prompt, length, settings, drafted, (turn + place // 2 + number) % 2)
+                    for place, (prompt, settings) in enumerate(prompts)
+                ]
+            )
+        return rounds
 
 
 def prompts_of(recordings: Sequence[Path], count: int, vocabulary: int) -> list[tuple[list[int], dict[str, Any]]]:
