@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -184,7 +185,9 @@ class Writer:
         if self.seed is not None:
             torch.manual_seed(self.seed)
         random_state = RandomState(model.device) if self.compare else None
+        began = time.perf_counter()
         generation = self.generator.begin(inputs, **self.options)
+        preparing = time.perf_counter() - began  # plain generation is timed with it, too
         generation.trace = trace
         parts = _written(generation, self.generator.tokenizer, self.names, interrupted, show=not self.as_json)
         self.generator.flush(_REMEMBER_SECONDS)
@@ -192,7 +195,8 @@ class Writer:
         if random_state is not None and not ended_early:
             rows = {name: value.to(model.device) for name, value in inputs.items()}
             plain = partial(model.generate, **rows, **self.options)
-            comparison = Comparison.of(generation.result(), statistics.seconds, plain, random_state)
+            seconds = preparing + statistics.seconds
+            comparison = Comparison.of(generation.result(), seconds, plain, random_state)
         text = _Text(parts, statistics, self.labels, comparison, ended_early)
         click.echo(json.dumps(text.facts(), ensure_ascii=False) if self.as_json else text.summary())
         return text

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from transformers import GenerationMixin
 
 import rest_store
 from rest_store.cli import main
 from rest_store.errors import ModelLoadError
+from rest_store.generation import comparison, progress, writer
 from rest_store.generation.generator import Generator
 from rest_store.generation.model import load_model
 from rest_store.generation.options import WIDTHS, Options
@@ -139,6 +141,29 @@ def test_the_command_turns_fixed_widths_on(
     assert done.exit_code == 0, done.output
     assert "the same text" in done.output
     assert given == [widths]
+
+
+def test_a_comparison_times_preparing_on_both_sides(model_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Clock:
+        """Stands still while text is written."""
+
+        now = 0.0
+
+        def perf_counter(self) -> float:
+            return self.now
+
+    clock, generate = Clock(), GenerationMixin.generate
+
+    def slowly(*arguments: Any, **options: Any) -> Any:
+        clock.now += 1.0
+        return generate(*arguments, **options)
+
+    monkeypatch.setattr(GenerationMixin, "generate", slowly)
+    for module in (writer, comparison, progress):
+        monkeypatch.setattr(module, "time", clock)
+    done = write(model_directory, "--prompt", "for i in", "--compare", "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["speedup"] == 1.0
 
 
 def test_what_was_not_loaded_is_named(tmp_path: Path, model_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
