@@ -79,7 +79,7 @@ class Generation:
         self._stops = Stops(stopping_criteria)
         self._new_tokens = (self._stops.max_length or math.inf) - input_ids.shape[1]  # of a row at most
         self._widths = options.widths_for(self._new_tokens)
-        self._max_nodes = options.max_nodes_on(device)
+        self._max_nodes = options.max_nodes_on(model.device)
         require_mode(generation_config, logits_processor)
         self._typical = options.typical_rule(bool(generation_config.do_sample), logits_processor)
         length = prompt_length(input_ids, generation_config, model_kwargs) + self._new_tokens

@@ -47,7 +47,7 @@ class Row:
             logits: whether to keep the former.
             scores: whether to keep the latter.
         """
-        copy = raw.to(copy=True, dtype=torch.float32)
+        copy = raw.to(copy=True, dtype=torch.float32, device=self._ids.device)
         if logits:
             self.logits.append(copy)
         if scores:

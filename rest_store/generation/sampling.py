@@ -32,7 +32,7 @@ class Draws:
 
     Args:
         rows: rows of the batch.
-        device: where the distributions are.
+        device: where the distributions are: that of the rows.
     """
 
     def __init__(self, rows: int, device: torch.device) -> None:
@@ -87,7 +87,7 @@ class Choice:
             call is about a single row, and every row of a batch has its own copies.
         sample: draw, or take the most likely token.
         rows: rows of the batch.
-        device: where the logits are.
+        device: where the rows are.
 
     Attributes:
         plain: the most likely token of the raw logits is chosen, so all nodes of a step can be judged at once.
@@ -120,8 +120,11 @@ class Choice:
         return self.pick(row, scores), scores
 
     def scores(self, row: int, ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        """Return the processed scores of the next token of `row`, float32[1, vocabulary]; arguments as of `choose`."""
-        scores = logits.to(copy=True, dtype=torch.float32)
+        """Return the processed scores of the next token of `row`, float32[1, vocabulary]; arguments as of `choose`.
+
+        They are where `ids` are, as in `generate`: the model, or its last layers, may be on another device.
+        """
+        scores = logits.to(copy=True, dtype=torch.float32, device=ids.device)
         for processor in self._processors[row]:
             scores = processor(ids, scores)
             if scores.shape != logits.shape:
