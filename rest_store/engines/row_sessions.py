@@ -39,8 +39,8 @@ class RowSession:
         told: tokens of it that the session has.
         nodes: draft tokens that the session has drafted since it was told anything.
         drafted: how many of them the engine verifies in this step.
+        accepted: how many of those of the step before the model also produced; None if that cannot be told.
         chosen: how many were chosen when the session was asked last; None if it was not asked yet.
-        accepted: how many of them were accepted; None if that cannot be told.
         absent_since: when its row was first missed; None while it has one.
     """
 
@@ -198,26 +198,14 @@ class RowSessions:
                 sessions.append(None)
         others = [*before.values(), *self._absent]  # whose requests were moved, or have no row
         followed: list[RowSession] = []
-        for row, text, output, found in zip(rows, texts, outputs, sessions, strict=True):
-            session = found if found is not None else self._find(others, text)
+        for row, text, output, same_row in zip(rows, texts, outputs, sessions, strict=True):
+            session = same_row if same_row is not None else self._find(others, text)
             if session is None:
                 session = RowSession(self._open_session(text), text, output, row)
                 self.opened += 1
                 plain = False
-            else:
-                grown = text.size - session.length
-                was_present = session.absent_since is None
-                is_step = was_present and grown == len(output)
-                session.accepted = min(len(output) - 1, session.drafted) if is_step else None
-                plain = plain and is_step
-                if grown != len(output):
-                    self._finish(session)
-                if not was_present:
-                    self._absent.pop(session)
-                    session.absent_since = None
-                    self.resumed += 1
-                session.extend(text, output)
-                session.row = row
+            elif not self._continue(session, row, text, output):
+                plain = False
             if not self._ends.isdisjoint(output):
                 self._finish(session)
             drafted.append(session.drafted)
@@ -231,6 +219,22 @@ class RowSessions:
             self._pace += (now - self._called - self._pace) / 8
         self._called = now
         return Step(followed, plain, drafted)
+
+    def _continue(self, session: RowSession, row: int, text: Tokens, output: Sequence[int]) -> bool:
+        """Take over the text of `row`, which continues `session`; return whether one step produced what is new."""
+        is_resumed = session.absent_since is not None
+        has_grown_by_output = text.size - session.length == len(output)
+        is_step = has_grown_by_output and not is_resumed
+        session.accepted = min(len(output) - 1, session.drafted) if is_step else None
+        if not has_grown_by_output:
+            self._finish(session)
+        if is_resumed:
+            self._absent.pop(session)
+            session.absent_since = None
+            self.resumed += 1
+        session.extend(text, output)
+        session.row = row
+        return is_step
 
     def _find(self, others: list[RowSession], text: Tokens) -> RowSession | None:
         """Return the longest of `others` that `text` continues, taken from the list."""
