@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from rest_store.drafting.top_k import most_likely
 from rest_store.engines.likely_tokens import Rows
 
 _COUNT = 8  # as many as are recycled
-_GROUP = 128  # logits; on a CPU, their maxima tell which of them are worth sorting
 _MOST_KEPT = 2  # of several since the last look none is of use
 
 
@@ -81,18 +81,7 @@ def likely_tokens(logits: torch.Tensor) -> torch.Tensor:
     Args:
         logits: [n, vocabulary].
     """
-    size = logits.shape[1]
-    groups = size // _GROUP
-    if not logits.is_cpu or groups <= _COUNT:
-        return logits.topk(min(_COUNT, size)).indices.to(torch.int32)
-    # A CPU's top-k goes through all logits one by one. The greatest ones are in the groups of the greatest maxima.
-    grouped = logits[:, : groups * _GROUP].view(len(logits), groups, _GROUP)
-    chosen = grouped.amax(2).topk(_COUNT).indices
-    kept = grouped.gather(1, chosen[:, :, None].expand(-1, -1, _GROUP)).flatten(1)
-    rest = logits[:, groups * _GROUP :]
-    best = torch.cat([kept, rest], 1).topk(_COUNT).indices
-    place = best.div(_GROUP, rounding_mode="floor")
-    tokens: torch.Tensor = chosen.gather(1, place.clamp(max=_COUNT - 1)) * _GROUP + best % _GROUP
-    if rest.shape[1]:
-        tokens = torch.where(place < _COUNT, tokens, best + (groups - _COUNT) * _GROUP)
-    return tokens.to(torch.int32)
+    count = min(_COUNT, logits.shape[1])
+    if logits.is_cpu:
+        return torch.from_numpy(most_likely(logits.float().numpy(), count))
+    return logits.topk(count).indices.to(torch.int32)

@@ -6,6 +6,7 @@
 #include "python/bindings.hpp"
 #include "python/native_session.hpp"
 #include "session/batch.hpp"
+#include "session/top_tokens.hpp"
 
 using namespace rest_store;
 
@@ -20,6 +21,24 @@ nb::tuple packed_top_k(const TopK::Values& values) {
   for (std::size_t row = 0; row < rows.rows(); ++row)
     for (std::size_t i = 0; i < width; ++i) out.push_back(rows.at(row, i));
   return nb::make_tuple(bytes_of(out), width);
+}
+
+// The `count` most likely tokens of each row of logits: int32[n, count], -1 where there are fewer.
+nb::bytes top_tokens_of(const nb::ndarray<const float, nb::ndim<2>, nb::device::cpu>& logits, std::size_t count) {
+  if (logits.shape(1) > 1 && logits.stride(1) != 1) throw nb::value_error("rows with gaps");
+  if (count == 0 || count > kTopK) throw nb::value_error("count out of range");
+  constexpr std::size_t kTogether = 16;  // rows of a thread at a time
+  const std::size_t rows = logits.shape(0), width = logits.shape(1);
+  std::vector<std::int32_t> out(rows * count);
+  {
+    const nb::gil_scoped_release release;
+    on_all_cores((rows + kTogether - 1) / kTogether, [&](std::size_t group) {
+      for (std::size_t row = group * kTogether; row < std::min(rows, (group + 1) * kTogether); ++row)
+        top_tokens({logits.data() + static_cast<std::ptrdiff_t>(row) * logits.stride(0), width},
+                   std::span(out).subspan(row * count, count));
+    });
+  }
+  return bytes_of(out);
 }
 
 // What `NativeSession::draft` returns for each of different sessions, with `max_nodes` for each.
@@ -65,6 +84,7 @@ void bind_sessions(nb::module_& module) {
   module.attr("TOKEN_MEMORY") = PromptLookup::kTokenMemory;
   module.attr("NODE_MEMORY") = sizeof(SourceEvidence);
   module.def("packed_top_k", &packed_top_k);
+  module.def("top_tokens", &top_tokens_of);
   module.def("draft_all", &draft_all);
   module.def("accept_all", &accept_all);
   nb::class_<RecycledLogits>(module, "NativeRecycledLogits")

@@ -1,0 +1,42 @@
+// The most likely tokens of rows of logits.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+
+#include "session/likely_tokens.hpp"
+
+namespace rest_store {
+
+// Write the tokens of the greatest logits of one row, the greatest first and of equal ones the first, and -1 where
+// there are fewer: NaN and minus infinity are no likely tokens. At most kTopK.
+inline void top_tokens(std::span<const float> logits, std::span<std::int32_t> out) {
+  constexpr std::size_t kBlock = 64;  // logits that are compared at once; few blocks have a logit to insert
+  std::array<float, kTopK> best;
+  best.fill(-std::numeric_limits<float>::infinity());
+  std::fill(out.begin(), out.end(), -1);
+  const std::size_t last = out.size() - 1;
+  for (std::size_t block = 0; block < logits.size(); block += kBlock) {
+    const auto compared = logits.subspan(block, std::min(kBlock, logits.size() - block));
+    const float least = best[last];
+    int greater = 0;
+    for (const float logit : compared) greater |= logit > least;
+    if (greater == 0) continue;
+    for (std::size_t i = 0; i < compared.size(); ++i) {
+      if (!(compared[i] > best[last])) continue;
+      std::size_t place = last;
+      for (; place > 0 && best[place - 1] < compared[i]; --place) {
+        best[place] = best[place - 1];
+        out[place] = out[place - 1];
+      }
+      best[place] = compared[i];
+      out[place] = static_cast<std::int32_t>(block + i);
+    }
+  }
+}
+
+}  // namespace rest_store
