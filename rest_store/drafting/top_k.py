@@ -8,20 +8,24 @@ import numpy.typing as npt
 from rest_store.datastore.kernel import native_session_kernel
 
 
-def most_likely(logits: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.int32]:
-    """Return the tokens of the greatest logits of each row, on as many cores as there are sixteens of rows.
+def most_likely(
+    logits: npt.NDArray[np.float32], count: int, drafted: npt.NDArray[np.int32] | None = None
+) -> npt.NDArray[np.int32]:
+    """Return the tokens of the greatest logits of each row, of many rows on several cores.
 
     Args:
         logits: [n, vocabulary], rows without gaps.
         count: of tokens, 1..8.
+        drafted: int32[n], the draft token that is verified after each row; -1: none. A row whose likeliest token is
+            not its draft token is the last one read of its chain.
 
     Returns:
         int32[n, count], the most likely one first, and of equally likely ones the first. -1 where there are fewer: NaN
-        and minus infinity are no likely tokens.
+        and minus infinity are no likely tokens. -1 in rows that are not read.
 
     Raises:
         NativeKernelError: the kernel was not compiled.
-        ValueError: `count` is out of range, or rows have gaps.
+        ValueError: `count` is out of range, rows have gaps, or `drafted` is of another length.
     """
-    packed = native_session_kernel().top_tokens(logits, count)
+    packed = native_session_kernel().top_tokens(logits, count, drafted)
     return np.frombuffer(bytearray(packed), np.int32).reshape(len(logits), count)

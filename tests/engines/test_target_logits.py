@@ -31,6 +31,20 @@ def test_a_part_of_wider_logits_is_enough() -> None:
     assert likely_tokens(wide[:, :1500]).tolist() == wide[:, :1500].topk(8).indices.tolist()
 
 
+def test_positions_behind_a_rejected_draft_token_are_not_read() -> None:
+    logits = torch.rand(7, 2000)
+    best = logits.argmax(1).tolist()
+    drafts = [[best[0], 1999, 5], [], [best[5]]]  # the second token of the first row is not the likeliest
+    expected = logits.topk(8).indices
+    expected[2:4] = -1
+    assert likely_tokens(logits, drafts).tolist() == expected.tolist()
+
+
+def test_drafts_of_another_step_are_not_heeded() -> None:
+    logits = torch.rand(7, 2000)
+    assert likely_tokens(logits, [[1, 2], [3]]).tolist() == logits.topk(8).indices.tolist()
+
+
 class Listened:
     """A module with a hook, and what was said."""
 
@@ -66,7 +80,7 @@ def test_nothing_is_taken_while_it_is_off_or_elsewhere() -> None:
     """With tensor parallelism only one worker has the logits."""
     listened = Listened()
     listened.show(None)
-    listened.target.is_on = False
+    listened.target.drafts = None
     listened.show(torch.rand(3, 2000))
     assert listened.target.take()[0] == []
 

@@ -88,7 +88,7 @@ class Drafter:
             return self._batch.propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
         computed, seconds = self._logits.take()
         drafts = self._batch.propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu, computed, seconds)
-        self._logits.is_on = self._batch.wants_logits
+        self._logits.drafts = drafts if self._batch.wants_logits else None
         return drafts
 
     def figures(self) -> Figures | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,11 +29,12 @@ class TargetLogits:
         say: is told of errors, by a word for where they occurred.
 
     Attributes:
-        is_on: whether anything is taken.
+        drafts: the draft tokens of each row in the next step, so that on a CPU positions behind one that the model
+            rejects are not read; their order and number may turn out otherwise. None: nothing is taken.
     """
 
     def __init__(self, modules: Iterable[torch.nn.Module], say: Callable[[str, BaseException], None]) -> None:
-        self.is_on = True
+        self.drafts: Sequence[Sequence[int]] | None = []
         self._taken: list[torch.Tensor] = []
         self._seconds = 0.0
         self._say = say
@@ -47,11 +48,11 @@ class TargetLogits:
             weakref.finalize(self, module.register_forward_hook(called).remove)
 
     def _take_from(self, logits: torch.Tensor | None) -> None:
-        if not self.is_on or logits is None or len(self._taken) == _MOST_KEPT:
+        if self.drafts is None or logits is None or len(self._taken) == _MOST_KEPT:
             return
         began = time.perf_counter()
         try:
-            self._taken.append(likely_tokens(logits))
+            self._taken.append(likely_tokens(logits, self.drafts))
         except Exception as error:
             self._say("logits", error)
             self._taken.append(torch.empty(0, _COUNT, dtype=torch.int32))  # fits no step
@@ -74,14 +75,19 @@ class TargetLogits:
         return rows, seconds + time.perf_counter() - began
 
 
-@torch.inference_mode()
-def likely_tokens(logits: torch.Tensor) -> torch.Tensor:
+def likely_tokens(logits: torch.Tensor, drafts: Sequence[Sequence[int]] = ()) -> torch.Tensor:
     """Return the tokens of the greatest logits, int32[n, 8], the greatest first; fewer if the vocabulary is smaller.
 
     Args:
         logits: [n, vocabulary].
+        drafts: the draft tokens of each row, whose positions these are; of no use if that is another number. On a CPU,
+            positions behind a draft token that is not the likeliest have -1 alone.
     """
     count = min(_COUNT, logits.shape[1])
-    if logits.is_cpu:
-        return torch.from_numpy(most_likely(logits.float().numpy(), count))
-    return logits.topk(count).indices.to(torch.int32)
+    if not logits.is_cpu:
+        return logits.topk(count).indices.to(torch.int32)
+    verified = [token for draft in drafts for token in (*draft, -1)]
+    is_known = len(verified) == len(logits)
+    return torch.from_numpy(
+        most_likely(logits.float().numpy(), count, np.array(verified, np.int32) if is_known else None)
+    )

@@ -23,19 +23,30 @@ nb::tuple packed_top_k(const TopK::Values& values) {
   return nb::make_tuple(bytes_of(out), width);
 }
 
-// The `count` most likely tokens of each row of logits: int32[n, count], -1 where there are fewer.
-nb::bytes top_tokens_of(const nb::ndarray<const float, nb::ndim<2>, nb::device::cpu>& logits, std::size_t count) {
-  if (logits.shape(1) > 1 && logits.stride(1) != 1) throw nb::value_error("rows with gaps");
-  if (count == 0 || count > kTopK) throw nb::value_error("count out of range");
-  constexpr std::size_t kTogether = 16;  // rows of a thread at a time
+// The `count` most likely tokens of each row of logits: int32[n, count], -1 where there are fewer. With `drafted`, the
+// draft token that is verified after each row, or -1: rows after one whose likeliest token it is not are left out.
+nb::bytes top_tokens_of(const nb::ndarray<const float, nb::ndim<2>, nb::device::cpu>& logits, std::size_t count,
+                        const std::optional<Array<std::int32_t>>& drafted) {
   const std::size_t rows = logits.shape(0), width = logits.shape(1);
-  std::vector<std::int32_t> out(rows * count);
+  if (width > 1 && logits.stride(1) != 1) throw nb::value_error("rows with gaps");
+  if (count == 0 || count > kTopK) throw nb::value_error("count out of range");
+  if (drafted && drafted->size() != rows) throw nb::value_error("of unequal length");
+  constexpr std::size_t kTogether = 16;  // chains of rows that a thread takes at a time
+  std::vector<std::int32_t> out(rows * count, -1);
   {
     const nb::gil_scoped_release release;
-    on_all_cores((rows + kTogether - 1) / kTogether, [&](std::size_t group) {
-      for (std::size_t row = group * kTogether; row < std::min(rows, (group + 1) * kTogether); ++row)
-        top_tokens({logits.data() + static_cast<std::ptrdiff_t>(row) * logits.stride(0), width},
-                   std::span(out).subspan(row * count, count));
+    std::vector<std::size_t> starts;
+    for (std::size_t row = 0; row < rows; ++row)
+      if (row == 0 || !drafted || drafted->data()[row - 1] < 0) starts.push_back(row);
+    on_all_cores((starts.size() + kTogether - 1) / kTogether, [&](std::size_t group) {
+      for (std::size_t i = group * kTogether; i < std::min(starts.size(), (group + 1) * kTogether); ++i) {
+        const std::size_t end = i + 1 < starts.size() ? starts[i + 1] : rows;
+        for (std::size_t row = starts[i]; row < end; ++row) {
+          const auto best = std::span(out).subspan(row * count, count);
+          top_tokens({logits.data() + static_cast<std::ptrdiff_t>(row) * logits.stride(0), width}, best);
+          if (drafted && best[0] != drafted->data()[row]) break;
+        }
+      }
     });
   }
   return bytes_of(out);
@@ -84,7 +95,7 @@ void bind_sessions(nb::module_& module) {
   module.attr("TOKEN_MEMORY") = PromptLookup::kTokenMemory;
   module.attr("NODE_MEMORY") = sizeof(SourceEvidence);
   module.def("packed_top_k", &packed_top_k);
-  module.def("top_tokens", &top_tokens_of);
+  module.def("top_tokens", &top_tokens_of, nb::arg("logits"), nb::arg("count"), nb::arg("drafted").none());
   module.def("draft_all", &draft_all);
   module.def("accept_all", &accept_all);
   nb::class_<RecycledLogits>(module, "NativeRecycledLogits")

@@ -18,7 +18,6 @@ inline void top_tokens(std::span<const float> logits, std::span<std::int32_t> ou
   constexpr std::size_t kBlock = 64;  // logits that are compared at once; few blocks have a logit to insert
   std::array<float, kTopK> best;
   best.fill(-std::numeric_limits<float>::infinity());
-  std::fill(out.begin(), out.end(), -1);
   const std::size_t last = out.size() - 1;
   for (std::size_t block = 0; block < logits.size(); block += kBlock) {
     const auto compared = logits.subspan(block, std::min(kBlock, logits.size() - block));
