@@ -25,27 +25,31 @@ namespace rest_store {
 class FileMapping {
  public:
   // Map the first `size` bytes, at least 1, of the open file `descriptor`. Throws std::system_error.
-  FileMapping(int descriptor, std::size_t size) : size_(size) {
+  //
+  // One more page is mapped behind the file: where the separator at the end of a shard reads as zeros, a comparison may
+  // go on past it, up to the size of a pattern. That page is lost together with those before it.
+  FileMapping(int descriptor, std::size_t size)
+      : size_(size), mapped_size_((size + page_size() - 1) / page_size() * page_size() + page_size()) {
     install();
     range_ = free_range();
-    void* start = mmap(nullptr, size, PROT_READ, MAP_SHARED, descriptor, 0);
+    void* start = mmap(nullptr, mapped_size_, PROT_READ, MAP_SHARED, descriptor, 0);
     if (start == MAP_FAILED) {
       const int error = errno;
       range_->used.store(false);
       throw std::system_error(error, std::generic_category());
     }
     data_ = static_cast<const std::uint8_t*>(start);
-    const std::uintptr_t page = page_size(), begin = reinterpret_cast<std::uintptr_t>(start);
+    const auto begin = reinterpret_cast<std::uintptr_t>(start);
     range_->lost.store(false);
     range_->begin.store(begin);
-    range_->end.store((begin + size + page - 1) / page * page);
+    range_->end.store(begin + mapped_size_);
   }
   FileMapping(const FileMapping&) = delete;
   FileMapping& operator=(const FileMapping&) = delete;
 
   ~FileMapping() {
     range_->end.store(0);  // before others may get these addresses
-    munmap(const_cast<std::uint8_t*>(data_), size_);
+    munmap(const_cast<std::uint8_t*>(data_), mapped_size_);
     range_->used.store(false);
   }
 
@@ -62,7 +66,7 @@ class FileMapping {
   }
 
   // Advise the system not to read ahead.
-  void expect_scattered_reads() const { madvise(const_cast<std::uint8_t*>(data_), size_, MADV_RANDOM); }
+  void expect_scattered_reads() const { madvise(const_cast<std::uint8_t*>(data_), mapped_size_, MADV_RANDOM); }
 
  private:
   struct Range {  // of addresses; end 0: none
@@ -157,7 +161,7 @@ class FileMapping {
   }
 
   const std::uint8_t* data_ = nullptr;
-  std::size_t size_;
+  std::size_t size_, mapped_size_;
   Range* range_ = nullptr;
 };
 

@@ -33,7 +33,8 @@ inline std::uint64_t load_big(const std::uint8_t* at) { return __builtin_bswap64
 inline void prefetch(const void* at) { __builtin_prefetch(at); }
 
 // Compare the first `size` bytes (>= 1) at `a` and at `b`, eight at a time. Wherever all bytes before were equal, eight
-// more must be readable. That is true of a suffix: a shard ends with a separator, and no pattern contains one.
+// more must be readable. That is true of a suffix: a shard ends with a separator, and no pattern contains one. (Where
+// the separator was lost with its page, FileMapping has a page behind it.)
 inline int compare_bytes(const std::uint8_t* a, const std::uint8_t* b, std::size_t size) {
   for (; size > 8; a += 8, b += 8, size -= 8) {
     const std::uint64_t x = load_big(a), y = load_big(b);
