@@ -73,7 +73,7 @@ def times_of(costs: Costs | None, nodes: int) -> npt.NDArray[np.float64]:
     try:
         values = [costs(1 + count) for count in range(nodes + 1)] if callable(costs) else costs
         array = np.asarray(values, np.float64, order="C")
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # an int that no float can hold
         array = np.empty((0, 0))
     if array.ndim != 1 or array.size == 0 or not bool(np.all((array > 0) & np.isfinite(array))):
         raise LimitError(describe("draft", "costs", f"of shape {array.shape}", "1-D positive finite numbers"))

@@ -17,11 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.kernel import native_session_kernel
-from rest_store.drafting.whole_file import write_whole
+from rest_store.drafting.whole_file import decompressed, write_whole
 from rest_store.errors import CalibrationError, describe
 
 _MAGIC = b"rest-store calibration\n"
 _VERSION = 1  # of the file and of the features that the trees read
+_LARGEST = 64 << 20  # bytes of trees; the default's take less than one percent of that
 
 
 class Calibration:
@@ -94,18 +95,19 @@ class Calibration:
         Raises:
             CalibrationError: the file cannot be written, or JSON cannot hold `provenance`.
         """
+        target = Path(path)
         packed = zlib.compress(self.native.gbdt + self.native.live_gbdt, 9)
         head = {
             "version": _VERSION,
             "weights": self.weights,
-            "provenance": _json_object(path, self.provenance),
+            "provenance": _json_object(target, self.provenance),
             "sha256": hashlib.sha256(packed).hexdigest(),
             "live_size": len(self.native.live_gbdt),
         }
         try:
-            write_whole(Path(path), _MAGIC + json.dumps(head, sort_keys=True).encode() + b"\n" + packed)
+            write_whole(target, _MAGIC + json.dumps(head, sort_keys=True).encode() + b"\n" + packed)
         except OSError as error:
-            raise CalibrationError(describe(path, "calibration", error.strerror, "a writable place")) from error
+            raise CalibrationError(describe(target, "calibration", error.strerror, "a writable place")) from error
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -158,7 +160,7 @@ class Calibration:
                 ridge,
                 row_share,
             )
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             fault = _fault(error, "of other shapes or types")
             expected = f"finite float32[rows, {kernel.FEATURES}], uint8[rows] of 0 and 1, and ascending uint32[places]"
             raise CalibrationError(describe("fit", "features, labels and ends", fault, expected)) from error
@@ -185,14 +187,14 @@ def _parsed(content: bytes, where: object) -> tuple[bytes, list[float], dict[str
         version, weights, provenance = fields["version"], fields["weights"], fields["provenance"]
         digest = fields["sha256"]
         live_size = fields.get("live_size", 0)  # files from before live datastores have none
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CalibrationError(describe(where, "header", "damaged", "one line of JSON")) from error
     if version != _VERSION:
         raise CalibrationError(describe(where, "version", version, _VERSION))
     if hashlib.sha256(packed).hexdigest() != digest:
         raise CalibrationError(describe(where, "checksum of the trees", "wrong", digest))
     try:
-        trees = zlib.decompress(packed)
+        trees = decompressed(packed, _LARGEST)
     except zlib.error as error:
         raise CalibrationError(describe(where, "trees", f"damaged ({error})", "compressed by zlib")) from error
     if not isinstance(live_size, int) or not 0 <= live_size < len(trees):

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.tokenizer import TokenizerIdentity
-from rest_store.drafting.whole_file import write_whole
+from rest_store.drafting.whole_file import decompressed, write_whole
 from rest_store.errors import RecycledLogitsError, describe
 
 _MAGIC = b"rest-store recycled logits\n"
@@ -63,11 +63,10 @@ def read_rows(path: Path, tokenizer: TokenizerIdentity) -> npt.NDArray[np.int32]
     if hashlib.sha256(packed).hexdigest() != digest:
         raise RecycledLogitsError(describe(path, "checksum of the rows", "wrong", digest))
     own.require_same(tokenizer, path)
-    inflate = zlib.decompressobj()
     try:
-        rows = inflate.decompress(packed, _LARGEST)
+        rows = decompressed(packed, _LARGEST)
     except zlib.error as error:
         raise RecycledLogitsError(describe(path, "rows", f"damaged ({error})", "compressed by zlib")) from error
-    if not inflate.eof or len(rows) % 4:
-        raise RecycledLogitsError(describe(path, "rows", "of a wrong size", f"at most {_LARGEST} bytes of int32"))
+    if len(rows) % 4:
+        raise RecycledLogitsError(describe(path, "rows", f"{len(rows)} bytes", "int32"))
     return np.frombuffer(rows, "<i4").astype(np.int32)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+import tracemalloc
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -93,6 +95,7 @@ def test_rows_that_do_not_belong_together_are_refused() -> None:
         holed = features.copy()
         holed[17, 3] = value
         refused(CalibrationError, lambda holed=holed: Calibration.fit(holed, labels, ends), "finite")  # type: ignore[misc]
+    refused(CalibrationError, lambda: Calibration.fit(features, labels, [-1, 40]))
     for options in ({"rate": float("nan")}, {"ridge": -1.0}, {"row_share": 0.0}, {"row_share": 1.5}, {"trees": -1}):
         refused(CalibrationError, lambda options=options: Calibration.fit(features, labels, ends, **options))  # type: ignore[misc]
     refused(CalibrationError, lambda: Calibration(b"gbdt"))
@@ -229,12 +232,12 @@ def test_a_provenance_that_json_cannot_hold_is_refused(tmp_path: Path, provenanc
     assert list(tmp_path.iterdir()) == []
 
 
-def recompressed(content: bytes) -> bytes:
-    """A file whose checksum is right, but of something that is not compressed."""
-    magic, head, packed = content.split(b"\n", 2)
+def with_trees(content: bytes, packed: bytes) -> bytes:
+    """A file of other trees whose checksum is right."""
+    magic, head, _ = content.split(b"\n", 2)
     fields = json.loads(head)
-    fields["sha256"] = hashlib.sha256(packed[5:]).hexdigest()
-    return magic + b"\n" + json.dumps(fields).encode() + b"\n" + packed[5:]
+    fields["sha256"] = hashlib.sha256(packed).hexdigest()
+    return magic + b"\n" + json.dumps(fields).encode() + b"\n" + packed
 
 
 def test_files_from_before_live_datastores_are_read(tmp_path: Path) -> None:
@@ -253,13 +256,15 @@ def test_bad_files_are_refused_by_what_is_wrong(tmp_path: Path) -> None:
         "calibration is No such file": None,
         "content is something else": b"PK" + content,
         "header is damaged": content.replace(b"{", b"[", 1),
+        "header is damaged, expected one line": content.split(b"\n")[0] + b"\n" + b"[" * 100_000,
         "weights is": content.replace(b'"weights": [0.0', b'"weights": [NaN', 1),
         "weights is a str": content.replace(b"[0.0, 0.0, 0.0, 0.0, 0.0]", b'"0"', 1),
         "bytes of trees for live datastores is 99999": content.replace(b'"live_size": 0', b'"live_size": 99999', 1),
         "bytes of trees for live datastores is a": content.replace(b'"live_size": 0', b'"live_size": "a"', 1),
         "gbdt is of a wrong size": content.replace(b'"live_size": 0', b'"live_size": 7', 1),
         "provenance is": content.replace(b'"provenance": {}', b'"provenance": 7', 1),
-        "trees is": recompressed(content),
+        "trees is damaged (Error": with_trees(content, content.split(b"\n", 2)[2][5:]),
+        "trees is damaged (incomplete)": with_trees(content, content.split(b"\n", 2)[2][:-5]),
         "version is 2": content.replace(b'"version": 1', b'"version": 2'),
         "checksum": content[:-1] + bytes([content[-1] ^ 1]),
     }
@@ -269,7 +274,20 @@ def test_bad_files_are_refused_by_what_is_wrong(tmp_path: Path) -> None:
             path.write_bytes(bad)
         refused(CalibrationError, lambda path=path: Calibration.load(path), fragment)  # type: ignore[misc]
     refused(CalibrationError, lambda: Calibration.load(tmp_path), "calibration is")
-    refused(CalibrationError, lambda: Calibration.default().save(tmp_path / "no" / "where"), "writable")
+    for place in (tmp_path / "no" / "where", "", "."):
+        refused(CalibrationError, lambda place=place: Calibration.default().save(place), "writable")  # type: ignore[misc]
+
+
+def test_a_small_file_does_not_decompress_to_much_memory(tmp_path: Path) -> None:
+    Calibration(gbdt()).save(tmp_path / "one")
+    size = 1 << 28
+    (tmp_path / "one").write_bytes(with_trees((tmp_path / "one").read_bytes(), zlib.compress(bytes(size))))
+    tracemalloc.start()
+    try:
+        refused(CalibrationError, lambda: Calibration.load(tmp_path / "one"), "trees is damaged (", "more than")
+        assert tracemalloc.get_traced_memory()[1] < size
+    finally:
+        tracemalloc.stop()
 
 
 def test_the_default_says_from_what_it_was_fitted() -> None:

@@ -179,5 +179,6 @@ def test_another_tokenizer_and_places_that_are_not_there_are_refused(tmp_path: P
         RecycledLogits.load(tmp_path / "logits", identity(VOCABULARY + 1))
     with pytest.raises(RecycledLogitsError, match="expected a readable file"):
         RecycledLogits.load(tmp_path / "absent", TOKENIZER)
-    with pytest.raises(RecycledLogitsError, match="expected a writable place"):
-        logits.save(tmp_path / "absent" / "logits", TOKENIZER)
+    for place in (tmp_path / "absent" / "logits", ""):
+        with pytest.raises(RecycledLogitsError, match="expected a writable place"):
+            logits.save(place, TOKENIZER)

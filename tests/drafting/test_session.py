@@ -404,7 +404,8 @@ def test_bad_input_is_refused_by_name(store: Datastore, calibration: Calibration
     session = opened(store)
     for limit in (-1, 1025, 1.5, None):
         refused(LimitError, lambda limit=limit: session.draft(limit), "max_nodes")  # type: ignore[misc]
-    for costs in ([], [[1.0]], [0.0], [1.0, -1.0], [float("nan")], "fast", 3.0, lambda width: -1.0, lambda: 1.0):
+    numbers = ([], [[1.0]], [0.0], [1.0, -1.0], [float("nan")], [10**400], 3.0)
+    for costs in (*numbers, "fast", lambda width: -1.0, lambda: 1.0):
         refused(LimitError, lambda costs=costs: session.draft(4, costs), "costs")  # type: ignore[misc]
     refused(EmptyContextError, lambda: session.accept([]), "tokens")
     refused(TokenRangeError, lambda: session.accept([-5]), "-5")
