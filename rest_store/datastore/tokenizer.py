@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -166,7 +167,8 @@ def identity_of(tokenizer: object, name: str | None = None) -> TokenizerIdentity
         The identity. Computing it takes a fraction of a second.
 
     Raises:
-        TokenizerLoadError: another object, for instance a tokenizer of `transformers` in pure Python.
+        TokenizerLoadError: another object, for instance a tokenizer of `transformers` in pure Python, or a tokenizer
+            that cannot be serialized.
     """
     for identity in (tokenizer, getattr(tokenizer, "identity", None)):
         if isinstance(identity, TokenizerIdentity):
@@ -177,7 +179,12 @@ def identity_of(tokenizer: object, name: str | None = None) -> TokenizerIdentity
     serialize = getattr(getattr(tokenizer, "backend_tokenizer", tokenizer), "to_str", None)
     if not callable(serialize):
         raise TokenizerLoadError(describe(name, "tokenizer", f"a {kind}", "a fast tokenizer (with a tokenizer.json)"))
-    return TokenizerIdentity.from_tokenizer_json(str(serialize()), name)
+    try:
+        text = str(serialize())
+    except Exception as error:  # of `tokenizers`, which has no class of its own: a part is written in Python
+        found = f"a {kind} without a tokenizer.json ({error})"
+        raise TokenizerLoadError(describe(name, "tokenizer", found, "one that can be serialized")) from error
+    return TokenizerIdentity.from_tokenizer_json(text, name)
 
 
 def fingerprint_of(tokenizer: Mapping[str, Any], name: str = "tokenizer") -> str:
@@ -294,7 +301,9 @@ def _list(fields: Mapping[str, Any], what: str, name: str) -> list[Any]:
 
 def _is_scored(entry: object) -> bool:
     """Return whether `entry` is [text, score]."""
-    return isinstance(entry, list | tuple) and len(entry) == 2 and isinstance(entry[1], int | float)
+    if not (isinstance(entry, list | tuple) and len(entry) == 2 and isinstance(entry[1], int | float)):
+        return False
+    return isinstance(entry[1], float) or abs(entry[1]) <= sys.float_info.max
 
 
 def _is_int(value: object) -> bool:

@@ -8,6 +8,7 @@ import json
 import random
 
 import pytest
+from tokenizers.pre_tokenizers import PreTokenizer
 
 from rest_store.datastore.tokenizer import TokenizerIdentity, fingerprint_of, identity_of
 from rest_store.errors import ManifestError, TokenizerLoadError, TokenizerMismatchError
@@ -146,6 +147,7 @@ def test_padding_and_truncation_do_not_change_the_fingerprint():
         ('{"model": {"vocab": ' + "9" * 5_000 + "}}", "not JSON"),
         ('{"model": {"vocab": {"a": ' + "9" * 4_000 + "}}}", "model.vocab is {'a': 999"),
         ('{"model": {"vocab": [["a", "b"]]}}', "model.vocab is [['a', 'b']]"),
+        ('{"model": {"vocab": [["a", 1' + "0" * 400 + "]]}}", "model.vocab is [['a', 1000"),
         ('{"model": {"vocab": {"a": 0}, "merges": 5}}', "merges is 5, expected a list"),
         ('{"model": {"vocab": {"a": 0}, "merges": [5]}}', "model.merges[0] is 5"),
         ('{"model": {"vocab": {"a": 0}, "merges": [[1, 2]]}}', "model.merges[0] is [1, 2]"),
@@ -277,3 +279,10 @@ def test_identity_of_takes_every_form_of_a_fast_tokenizer(identity):
 def test_identity_of_refuses_other_objects(other):
     with pytest.raises(TokenizerLoadError, match=f"tokenizer is a {type(other).__name__}, expected a fast tokenizer"):
         identity_of(other)
+
+
+def test_identity_of_says_why_a_tokenizer_cannot_be_serialized():
+    tokenizer = byte_level_bpe()
+    tokenizer.pre_tokenizer = PreTokenizer.custom(object())
+    with pytest.raises(TokenizerLoadError, match=r"tokenizer is a Tokenizer without a tokenizer\.json \(.*[Cc]ustom"):
+        identity_of(tokenizer)
