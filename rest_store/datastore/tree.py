@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -45,7 +46,8 @@ class TokenTree:
         match: as given.
 
     Raises:
-        TreeError: not 1-D integers, arrays of unequal length, or a parent that does not come before its child.
+        TreeError: not 1-D integers, arrays of unequal length, a parent that does not come before its child, or a match
+            that is not a length and a count.
     """
 
     __slots__ = ("_origins", "_scores", "match", "packed")
@@ -76,10 +78,8 @@ class TokenTree:
             if not -1 <= parent < node:
                 raise TreeError(describe("draft tree", f"parent of node {node}", parent, f"-1..{node - 1}"))
             depths.append(1 if parent < 0 else depths[parent] + 1)
-        if not all(isinstance(number, int) and 0 <= number < 1 << 64 for number in match):
-            raise TreeError(describe("draft tree", "match", tuple(match), "a length and a count of at least 0"))
+        self.match = _match_of(match)
         self.packed = b"".join(column.tobytes() for column in (*columns, np.array(depths, dtype=np.int32)))
-        self.match = SuffixMatch(*match)
         self._scores = None if scores is None else np.asarray(scores, np.float32).tobytes()
         self._origins = None if origins is None else np.asarray(origins, np.uint8).tobytes()
         for what, column, width in (("scores", self._scores, 4), ("origins", self._origins, 1)):
@@ -187,6 +187,17 @@ class TokenTree:
     def __repr__(self) -> str:
         depth = int(self.depths.max(initial=0))
         return f"TokenTree({counted(len(self), 'node')}, depth {depth}, match={tuple(self.match)})"
+
+
+def _match_of(values: Iterable[int]) -> SuffixMatch:
+    """Return `values` as a match; raise TreeError unless they are a length and a count."""
+    try:
+        match = SuffixMatch(*map(operator.index, values))
+    except TypeError:
+        match = SuffixMatch(-1, -1)
+    if not all(0 <= number < 1 << 64 for number in match):
+        raise TreeError(describe("draft tree", "match", repr(values), "a length and a count of at least 0"))
+    return match
 
 
 def _integers(

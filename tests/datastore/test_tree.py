@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -120,9 +121,15 @@ def test_the_empty_tree() -> None:
     assert repr(tree) == "TokenTree(0 nodes, depth 0, match=(0, 0))"
 
 
-@pytest.mark.parametrize("match", [(-1, 1), (1, -1), (1, 2**64), ("a", 1)])
-def test_an_invalid_match_is_refused(match: tuple[int, int]) -> None:
-    refused(TreeError, lambda: TokenTree([1], [-1], [1], match=SuffixMatch(*match)), "draft tree", "match")
+@pytest.mark.parametrize("match", [(-1, 1), (1, -1), (1, 2**64), ("a", 1), (1.0, 1), (1,), (1, 2, 3), 1, None])
+def test_an_invalid_match_is_refused(match: Any) -> None:
+    refused(TreeError, lambda: TokenTree([1], [-1], [1], match=match), "draft tree", "match")
+
+
+def test_a_match_may_be_of_any_integers() -> None:
+    tree = TokenTree([1], [-1], [1], match=SuffixMatch(np.int64(2), np.uint32(3)))  # type: ignore[arg-type]
+    assert tree == TokenTree([1], [-1], [1], match=SuffixMatch(2, 3))
+    assert [type(number) for number in tree.match] == [int, int]
 
 
 def test_a_tree_is_pickled_with_its_scores_and_origins() -> None:
