@@ -25,12 +25,12 @@ def available_bytes(root: Path = Path("/")) -> int | None:
 
 def _control_group_rooms(root: Path) -> list[int]:
     """Return the bytes left by each control group of this process and by each group above it (versions 1 and 2)."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    try:  # names may be any bytes
+        text = (root / "proc/self/cgroup").read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
         return []
     rooms = []
-    for line in lines:
+    for line in text.splitlines():
         _, controllers, name = line.split(":", 2)
         if controllers == "":
             top, limit_file, usage_file = root / "sys/fs/cgroup", "memory.max", "memory.current"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import pytest
@@ -177,6 +178,17 @@ def test_a_control_group_of_version_1_limits_what_is_available(tmp_path):
     }
     write(tmp_path, files)
     assert available_bytes(tmp_path) == 501_000
+
+
+def test_a_control_group_may_have_any_name(tmp_path):
+    write(tmp_path, {"proc/meminfo": MEMINFO})
+    group = tmp_path / "sys/fs/cgroup" / os.fsdecode(b"\xff")
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text("500000\n")
+    (group / "memory.current").write_text("400000\n")
+    (tmp_path / "proc/self").mkdir()
+    (tmp_path / "proc/self/cgroup").write_bytes(b"0::/\xff\n")
+    assert available_bytes(tmp_path) == 100_000
 
 
 @pytest.mark.parametrize("meminfo", [None, "MemTotal: 5 kB\n", "MemAvailable: many\n"])
