@@ -54,10 +54,10 @@ class RememberCounts:
     error: str = ""
 
     def drop(self, reason: str) -> None:
-        """Count all documents as left out; warn, which must not raise on whatever thread this is."""
+        """Count all documents as left out; warn. Raises nothing, on whatever thread this is."""
         self.dropped = len(self.ids)
         self.error = reason[:_MAX_REASON_LENGTH]
-        with suppress(DraftingWarning):
+        with suppress(Exception):  # warnings may be errors, and `warnings.showwarning` is anybody's code
             warnings.warn(f"rest-store: an output was not remembered: {self.error}", DraftingWarning, stacklevel=2)
 
 
