@@ -29,8 +29,6 @@ class Frontier {
     cutoff_ = 0;
   }
   bool empty() const { return nodes_.empty(); }
-  std::size_t size() const { return nodes_.size(); }
-  const Node& best() const { return nodes_.front(); }
   // Nodes of a lower score will not be taken any more.
   float cutoff() const { return cutoff_; }
 
