@@ -142,7 +142,7 @@ class NativeSession {
     return nodes();
   }
 
-  // The same as `draft` for a batch, in three steps: of these, the second needs no GIL.
+  // `draft` in steps, for batches: begin(), TreeBuilder::build() or its own steps, and end() need no GIL; then tree().
   TreeBuilder& begin() {
     builder_.online = before_ = calibration_.online_now();
     return builder_;
@@ -228,7 +228,7 @@ class NativeSession {
     before_ = builder_.online;
     order_.clear();
     if (rows.of_text) {
-      // Of the context and of accepted nodes, `of_nodes` has the rows: none is to count twice.
+      // `of_nodes` has the rows of the context and of accepted nodes already; none may count twice.
       const std::size_t first = rows.of_text->rows() - tokens.size(), known = first + accepted;
       if (rows.of_nodes) learn_text(*rows.of_text, first == 0 ? 0 : first - 1, known);
       else learn_text(*rows.of_text, 0, 0);
@@ -312,7 +312,7 @@ class NativeSession {
     throw nb::value_error(fault.str().c_str());
   }
 
-  // Learn the rows of the end of the text, but those from `from` up to `to`.
+  // Learn `rows`, which belong to the last tokens of the text, except for rows `from` .. `to` - 1.
   void learn_text(const TopK& rows, std::size_t from, std::size_t to) {
     if (builder_.recycled == nullptr) return;
     const std::span<const Token> text = builder_.lookup.tokens();

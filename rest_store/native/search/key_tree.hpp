@@ -32,9 +32,9 @@ class KeyTree {
     const auto by_keys = [](const ShardView& a, const ShardView& b) { return a.key_count < b.key_count; };
     largest_ = &*std::max_element(shards_.begin(), shards_.end(), by_keys);
     if (largest_->key_count > ~std::uint32_t{0}) return;
-    const bool lasts =
+    const bool in_files =
         std::all_of(shards_.begin(), shards_.end(), [](const ShardView& shard) { return shard.in_files; });
-    const std::size_t most = lasts ? kNodes : kFewNodes;
+    const std::size_t most = in_files ? kNodes : kFewNodes;
     const std::uint64_t nodes = std::min({most, kPlaces / shards_.size(), std::size_t{largest_->key_count}});
     levels_ = static_cast<std::uint32_t>(std::bit_width(nodes | 1) - 1);
     keys_ = zeros<std::uint64_t>(std::size_t{1} << levels_);
@@ -61,7 +61,7 @@ class KeyTree {
 
  private:
   static constexpr std::size_t kNodes = std::size_t{1} << 15;  // at most, with a key of 8 bytes each
-  static constexpr std::size_t kFewNodes = 32;  // of shards that are soon replaced: to fill more costs more
+  static constexpr std::size_t kFewNodes = 32;  // for shards that are soon replaced: filling more would not pay
   static constexpr std::size_t kPlaces = std::size_t{1} << 17;  // indices of 4 bytes in all nodes, at most
 
   template <class Value>

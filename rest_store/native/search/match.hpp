@@ -45,8 +45,8 @@ struct MatchQuery {
   std::uint32_t present = 0;  // a length known to occur; if no longer one does, `out` gets neither count nor intervals
 };
 
-// Finds the longest matches of contexts, which wait for memory together. Keeps its memory between calls; not
-// thread-safe.
+// Finds the longest matches of contexts; the searches of one call overlap their memory latencies. Keeps its memory
+// between calls; not thread-safe.
 class Matcher {
  public:
   // The result is valid until the next call.

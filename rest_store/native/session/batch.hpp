@@ -63,7 +63,7 @@ inline void build_all(std::span<const BatchDraft> drafts) {
       requests.clear();
       for (const auto& [builder, limits] : together)
         if (builder->unfinished()) builder->request(requests);
-      EvidenceReader::read(requests, [] {});  // whose requests cover for each other
+      EvidenceReader::read(requests, [] {});  // nothing else meanwhile: the requests hide each other's latency
       bool are_done = true;
       for (const auto& [builder, limits] : together)
         if (builder->unfinished()) {

@@ -47,8 +47,8 @@ enum Feature : std::size_t {
   kRecycledRank2,
   kRecycledRank3,
   kRecycledHitRate,
-  kFirstStore,  // columns of the best frozen store, of the second, and of the best live one; others only add to the
-                // prior
+  // The columns of the best frozen store, of the second, and of the best live one; others only add to the prior.
+  kFirstStore,
 };
 enum StoreFeature : std::size_t {
   kLength,
@@ -92,7 +92,7 @@ struct SourceEvidence {
   std::array<LikelyTokens, kRecycledOrders> recycled{};
   std::vector<Evidence> stores;
   std::vector<bool> present;  // which of the stores take part in this step
-  std::vector<bool> live;     // which of the stores have the columns of live ones
+  std::vector<bool> live;     // which of the stores use the columns of live ones
 
   // The best candidate of each kind of source, for its hit rate; -1: none.
   std::int64_t best_of_lookup() const {

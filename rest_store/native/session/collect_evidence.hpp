@@ -24,8 +24,8 @@ struct CollectorLimits {
 // Not thread-safe; keeps its memory between calls.
 class EvidenceCollector {
  public:
-  // Read what `readers` know after `tail`, the end of a context, and after the paths from there that a session would
-  // look past to build a tree of `max_rows` nodes.
+  // Read what `readers` know after `tail`, the end of a context, and after the paths that a session would expand to
+  // build a tree of `max_rows` nodes.
   void collect(std::span<EvidenceReader* const> readers, const FittedTrees& trees, std::span<const Token> tail,
                std::span<const ProposedNode> proposals, const CollectorLimits& limits) {
     readers_ = readers;
@@ -101,7 +101,7 @@ class EvidenceCollector {
     return sources;
   }
 
-  // Make a row of `open`, and push its continuations, unless a session would hardly look past any of them.
+  // Make a row of `open`, and push its continuations, unless a session would hardly expand any of them.
   void take(const Open& open) {
     const std::size_t row = paths_.size(), depth = depth_of(open);
     const SourceEvidence& sources = read(open);

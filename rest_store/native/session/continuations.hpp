@@ -22,13 +22,14 @@ struct Continuation {
   float share = 0;  // estimated, of the match's occurrences
 };
 
-// Numbers of the occurrences read that continue with one token; none if they are not side by side in one shard.
+// The first and the last of the sampled occurrences that continue with one token, by their numbers in the sample.
+// Unknown if these occurrences are not side by side in one shard.
 struct Run {
   std::uint8_t first = 1, last = 0;
   bool is_known() const { return first <= last; }
 };
 
-// How far apart the occurrences lie that are read of `count`, of which at most `samples` are.
+// The stride at which at most `samples` of `count` occurrences are read.
 inline std::uint64_t stride_of(std::uint64_t count, std::size_t samples) {
   return count <= samples ? 1 : (count + samples - 1) / samples;
 }
@@ -115,8 +116,8 @@ struct ContinuationQuery {
 };
 
 // Reads the next tokens of matches: all of them if they are few, else every n-th of the sorted suffixes, which misses
-// no token with more than n occurrences. The queries of one call wait for memory together. Keeps its memory between
-// calls.
+// no token with more than n occurrences. The queries of one call overlap their memory latencies. Keeps its memory
+// between calls.
 class ContinuationReader {
  public:
   // `meanwhile` is called while the first of what is read is on its way from memory.

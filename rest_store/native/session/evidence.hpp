@@ -79,7 +79,8 @@ class EvidenceReader {
     Evidence* out;
   };
 
-  // Read the evidence of all `requests`, which wait for memory together, and with `meanwhile`, which is called once.
+  // Read the evidence of all `requests`, which overlap their memory latencies. `meanwhile` is called once, while the
+  // continuations are on their way from memory.
   template <class Meanwhile>
   static void read(std::span<const Request> requests, Meanwhile&& meanwhile) {
     Scratch& scratch = thread_scratch();
@@ -134,7 +135,8 @@ class EvidenceReader {
   }
 
  private:
-  // Of the cache, about 270 bytes each once filled; fewer for a live datastore, whose readers are soon replaced.
+  // Slots of the cache: about 250 bytes each once filled, and 16 for each shard. A live datastore has fewer, because
+  // its readers are soon replaced.
   static constexpr std::size_t kSlots = std::size_t{1} << 17, kFewSlots = std::size_t{1} << 15, kLocks = 64;
   static constexpr std::size_t kLonger = 3;  // levels of a parent from which levels longer than kShort follow
 
@@ -260,8 +262,8 @@ class EvidenceReader {
     scratch.searched.push_back({&level, shards_.size(), scratch.searches.size() - shards_.size()});
   }
 
-  // Begin to search for the occurrences of `from` that continue with `token`, the last one of `suffix`. What was read
-  // of the continuations of `from`, at even strides, tells about where they are.
+  // Begin to search for the occurrences of `from` that continue with `token`, the last one of `suffix`. The
+  // continuations of `from` were sampled at even strides: the samples bound where these occurrences lie.
   void narrow(const BackoffLevel& from, Token token, const Suffix& suffix, BackoffLevel& to) const {
     const Continuations& next = from.next;
     const std::uint64_t stride = stride_of(from.count, samples_of(from.length));
@@ -323,7 +325,7 @@ class EvidenceReader {
     scratch.narrowed.clear();
   }
 
-  // Most occurrences of a suffix of `length` tokens whose continuations are read.
+  // How many occurrences of a suffix of `length` tokens have their continuations read, at most.
   static std::size_t samples_of(std::uint32_t length) { return length > kShort ? 24 : 96; }
 
   // Request the continuations of `level`.
@@ -358,7 +360,7 @@ class EvidenceReader {
     BackoffLevel level;
   };
 
-  // Have the memory fetched that cached() will read.
+  // Prefetch what cached() reads.
   void prefetch_slot(std::size_t place) const {
     const Slot* slot = slots_[place].load(std::memory_order_relaxed);
     if (slot == nullptr) return;

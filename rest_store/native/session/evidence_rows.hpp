@@ -94,8 +94,8 @@ class EvidenceRows {
     return fault;
   }
 
-  // Become the rows of a datastore of which each of `parts`, at least one, knows a part: its paths are those of all of
-  // them, and its evidence after a path is the sum of theirs.
+  // Replace the rows by the sum of `parts`, at least one, each from a part of one datastore: the paths of all of them,
+  // and after each path the sum of their evidence.
   void combine(std::span<const EvidenceRows> parts) {
     rows_.assign(1, Row());
     std::vector<std::vector<const Evidence*>> evidence(1);  // of each row, that of the parts that have it
@@ -138,7 +138,7 @@ class EvidenceRows {
     Evidence evidence;  // without intervals
   };
 
-  // The row after that at `parent` and `token`; a new one if need be.
+  // The child of row `parent` by `token`; a new row if there is none.
   std::size_t child(std::size_t parent, Token token) {
     std::int32_t place = rows_[parent].first_child;
     while (place >= 0 && rows_[static_cast<std::size_t>(place)].token != token)
@@ -152,8 +152,8 @@ class EvidenceRows {
   }
 
   // The sum of what several parts know after one path. Its long suffixes are those of the part with the longest match:
-  // no other has an occurrence of it. A part that has not read one of them counts with the next longer one that it has
-  // read, whose occurrences are among those that it should count.
+  // no other part has an occurrence of that. If a part has not read one of these suffixes, its next longer one stands
+  // in, whose occurrences are a subset.
   static void sum(std::span<const Evidence* const> parts, TokenWeights& weights, Evidence& out) {
     if (parts.size() == 1) {
       out = *parts[0];

@@ -44,8 +44,8 @@ class Frontier {
     return best;
   }
 
-  // Whether a likely child of a node with this score would be among the `left` nodes still to be taken. To count the
-  // nodes that are better takes less time than to find the least of the best `left`.
+  // Whether a likely child of a node with this score would be among the `left` nodes still to be taken. Counting the
+  // better nodes is faster than selecting the last of the best `left`.
   bool may_contribute(float score, std::size_t left) {
     if (left == 0 || nodes_.size() < left) return left > 0;
     drop_beyond(left);

@@ -282,8 +282,8 @@ class IntegerTrees {
     return _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(at)));
   }
 
-  // The same where registers hold the low bytes of 16 leaves and their high ones: four splits choose among 16 leaves,
-  // the other two between four times as many.
+  // The same with registers that hold the low and the high bytes of 16 leaves: four splits choose one of 16 leaves, the
+  // other two one of four such sets.
   template <std::size_t groups>
   REST_STORE_AVX2 void add_up_avx2(const std::uint8_t* greater, std::int32_t* sums) const {
     std::fill_n(sums, groups * kLanes, 0);
@@ -326,12 +326,12 @@ class IntegerTrees {
   std::vector<Column> columns_;
   std::vector<Splits> splits_;
   std::vector<Leaves> leaves_;         // of each tree
-  std::vector<LeafBytes> leaf_bytes_;  // the same otherwise
-  std::vector<std::size_t> blocks_;    // where those trees end of which any sum has 16 bits
+  std::vector<LeafBytes> leaf_bytes_;  // the same leaves, in the layout for AVX2
+  std::vector<std::size_t> blocks_;    // ends of runs of trees whose sums fit into 16 bits
 };
 
-// Of steps with frozen stores alone, and of those in which a live one takes part; without trees for these, a live store
-// ranks among the frozen ones.
+// The trees for steps with frozen stores alone, and those for steps in which a live store takes part. Without the
+// latter, a live store counts as a frozen one.
 struct FittedTrees {
   IntegerTrees frozen, live;
 

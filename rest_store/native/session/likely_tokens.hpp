@@ -14,13 +14,14 @@ namespace rest_store {
 
 constexpr std::size_t kTopK = 8;  // most likely tokens kept of one context
 
-// Of one forward pass, the likeliest first.
+// The most likely tokens of one forward pass, the likeliest first.
 struct TopTokens {
   std::uint32_t size = 0;  // 0: unknown
   std::array<Token, kTopK> tokens{};
 };
 
-// Of all passes. A pass gives the r-th likeliest token a weight of 1/r^2, and each later pass takes a fifth of it.
+// The most likely tokens over all passes. A pass gives the r-th likeliest token a weight of 1/r^2, and each later pass
+// takes a fifth of it.
 class LikelyTokens {
  public:
   static constexpr std::uint32_t kOnce = 8192;                                   // of the likeliest token of one pass
@@ -68,7 +69,7 @@ class LikelyTokens {
     return rank == top.size ? 0 : kOnce / static_cast<std::uint32_t>((rank + 1) * (rank + 1));
   }
 
-  // Behind tokens of the same weight; the lightest goes if there are too many.
+  // Insert `token` behind those of the same weight; if there are too many, the lightest is dropped.
   void insert(Token token, std::uint32_t weight) {
     std::size_t place = size_;
     while (place > 0 && weights_[place - 1] < weight) --place;

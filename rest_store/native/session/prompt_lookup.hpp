@@ -50,7 +50,8 @@ class PromptLookup {
   static constexpr std::size_t kTokenMemory =
       4 * sizeof(std::uint32_t) + kOrders.size() * (2 * sizeof(std::uint32_t) + 4 * 2 * sizeof(std::uint32_t));
 
-  // For each of `tokens`, how often it occurs, and how many tokens ago last. They wait for memory together.
+  // For each of `tokens`, how often it occurs, and how many tokens ago last. The look-ups overlap their memory
+  // latencies.
   void occurrences(std::span<const Token> tokens, std::pair<std::uint32_t, std::uint32_t>* out) const {
     for (const Token token : tokens) tables_[0].prefetch_slot(tag_of(std::span(&token, 1)));
     for (std::size_t i = 0; i < tokens.size(); ++i) {
@@ -62,7 +63,7 @@ class PromptLookup {
       else out[i] = {occurrence_[end - 1], static_cast<std::uint32_t>(tokens_.size()) - end};
   }
 
-  // Have the memory fetched that find() will read first.
+  // Prefetch what find() reads first.
   void prefetch_for(std::span<const Token> tail) const {
     for (std::size_t i = 0; i < kOrders.size() && kOrders[i] <= tail.size(); ++i)
       tables_[i].prefetch_slot(tag_of(tail.last(kOrders[i])));
@@ -132,7 +133,8 @@ class PromptLookup {
     }
   };
 
-  // Add the n-grams of an order that end at the positions from `from` on; they wait for memory together.
+  // Add the n-grams of an order that end at the positions from `from` on, in blocks that overlap their memory
+  // latencies.
   void append(std::size_t order, std::size_t from) {
     const std::size_t size = kOrders[order];
     Table& table = tables_[order];

@@ -129,7 +129,8 @@ class TreeBuilder {
 
   // Ask prompt lookup and the recycled logits for the next token after that place.
   void look_up() {
-    const std::span<const Token> tail = tail_of(next_);  // as the requests have it, at the same place
+    const std::span<const Token> tail =
+        tail_of(next_);  // the same tokens in the same place: the requests point to them
     SourceEvidence& sources = source_evidence_[expansions_];
     if (use_lookup) lookup.find(tail, sources.lookup);
     clock.count(Stage::kText);
@@ -280,7 +281,8 @@ class TreeBuilder {
     expansion_of_.push_back(-1);
   }
 
-  // Take nodes, of the candidates from row `first` on and those before, up to the next that has to be expanded.
+  // Push the candidates from row `first` on, and take the best of all pushed so far, up to the next node that has to be
+  // expanded.
   void grow_tree(std::size_t first) {
     for (std::size_t row = first; row < rows_.size(); ++row)
       if (const float score = rows_[row].score; score >= std::max(frontier_.cutoff(), kMinScore))
@@ -318,7 +320,7 @@ class TreeBuilder {
     expansion_of_.resize(count);
   }
 
-  // `token` came after node `place`, or after the context.
+  // Learn that the target model produced `token` after node `place` or, for -1, after the context.
   void learn(std::int32_t place, Token token) {
     const std::int32_t expansion = expansion_of(place);
     if (expansion < 0) return;
