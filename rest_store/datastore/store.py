@@ -45,7 +45,7 @@ class Store(ABC):
     Attributes:
         path: its directory.
         tokenizer: identity of the tokenizer that its tokens are from.
-        is_live: whether it grows while it is asked, with what a model writes.
+        is_live: whether it grows while it is queried, with what a model writes.
 
     Thread-safe; the native kernel releases the GIL.
     """
@@ -152,9 +152,10 @@ class Store(ABC):
         return self.continuations(contexts, *limits(max_nodes, max_suffix, max_depth))
 
     def continuations(self, contexts: Contexts, max_nodes: int, max_suffix: int, max_depth: int) -> list[TokenTree]:
-        """Return what `draft_batch` returns, each tree of up to 65,536 nodes: of a part, for the tree of the whole.
+        """Return what `draft_batch` returns, with trees of up to 65,536 nodes.
 
-        Raises as `draft_batch`, but for the limits, which have been checked.
+        For a part of a datastore, which has to list more nodes than the tree of the whole has. Raises what
+        `draft_batch` raises, except for the limits: the caller has checked them.
         """
         suffixes = tails(contexts, max_suffix, self.vocabulary_size)
         kernel = self.kernel

@@ -61,9 +61,9 @@ def collect_evidence(
     """Read what a session that drafts from `stores` and from other sources would read of `stores`.
 
     The paths of the session's tree are not known here. The default calibration ranks the paths of the tree that the
-    other sources would draft and the continuations in the datastores; those are read that a session would look past to
-    build a tree of `max_rows` nodes from these alone, best first. Each row is exactly what the session would have read.
-    The result is a function of the arguments alone.
+    other sources would draft and the continuations in the datastores. Read, best first, are the paths that a session
+    would expand to build a tree of `max_rows` nodes from these alone. Each row is exactly what the session would have
+    read. The result is a function of the arguments alone.
 
     Args:
         stores: by name, all of one vocabulary; more than a session can hold are read in groups of as many.

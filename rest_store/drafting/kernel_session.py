@@ -17,7 +17,7 @@ from rest_store.drafting.evidence import reader_of
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.errors import ContextTypeError, DatastoreClosedError, DatastoreUnavailableError
 
-NO_COSTS = np.zeros(0)  # of a step that no tree is cut for
+NO_COSTS = np.zeros(0)  # of a step whose tree is not cut to its best rate
 
 # Rows of most likely tokens, [n, k]; -1, or any other number that is no token, ends a row.
 TopK: TypeAlias = npt.NDArray[np.int32] | npt.NDArray[np.int64]
@@ -43,15 +43,17 @@ class OpenStore:
 def kernel_session(
     calibration: Calibration, sources: Sequence[object], *, learn: bool, max_suffix: int
 ) -> tuple[Any, dict[int, OpenStore], dict[int, int]]:
-    """Return the kernel's side of a session, and by their places the datastores in this process, and other sources.
-
-    These others, with counts from elsewhere, are the kernel's numbers of them.
+    """Open the kernel's side of a session.
 
     Args:
         calibration: what evidence is weighed with.
         sources: of the session; those that are not in this process are external stores.
         learn: whether the calibration learns.
         max_suffix: longest suffix of the context that datastores are asked for, in tokens.
+
+    Returns:
+        The native session; the datastores in this process, by their places among `sources`; and for each external
+        store, by its place, the kernel's number of it.
 
     Raises:
         DatastoreClosedError, DatastoreUnavailableError: a datastore is closed, or a page of it could not be read.

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-# Of the prompt, in front of the output: as many tokens as a session looks for by default, so that the first token of
-# the output is found after the longest suffix of the same prompt. No more: prompts are others' text.
+# Tokens of the prompt that are kept in front of the output: as many as a session looks for by default, so that the
+# first token of the output is found after the longest suffix of the same prompt. No more: prompts are others' text.
 PROMPT_TOKENS = 16
 LEAST_TOKENS = 4  # shorter outputs save no forward pass that is worth a commit
 

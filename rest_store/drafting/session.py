@@ -187,7 +187,7 @@ class DraftSession:
         return self._remote is not None or len(self._external) > 0
 
     def _send(self, nodes: int, times: npt.NDArray[np.float64], chain: bool) -> bool:
-        """Ask the sources of the next step that are elsewhere; for batches, as the next two.
+        """Ask the sources outside this process for the next step. Batches call this, too, and the next two methods.
 
         Returns:
             Whether `_receive` waits for nothing but their answers.
@@ -325,7 +325,7 @@ class DraftSession:
     def _appended(
         self, tokens: npt.NDArray[np.int32], accepted: int, top_k: TopK | None = None, node_top_k: TopK | None = None
     ) -> None:
-        """Count what the kernel's side has taken in, and tell the session elsewhere."""
+        """Count what the kernel has appended, and tell the session that a service runs, if there is one."""
         self.statistics.accepted += accepted
         self.statistics.tokens += tokens.size
         if self._remote is not None:

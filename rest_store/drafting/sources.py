@@ -22,7 +22,7 @@ from rest_store.drafting.recycled_logits_file import read_rows, write_rows
 from rest_store.errors import CopyError, LimitError, RecycledLogitsError, SourceError, describe
 
 _MAX_SOURCES = 8
-# What a source may be called with: for each method the positional arguments, and the keywords.
+# How a session calls the methods of a source: the number of positional arguments, and the keywords.
 _DRAFT_BATCH = (1, ("max_nodes", "max_suffix", "max_depth"))
 _EVIDENCE = (2, ("max_nodes", "max_suffix", "max_rows"))
 
@@ -98,9 +98,9 @@ class RecycledLogits:
     """Tokens that the target model itself found likely after similar contexts, as passed to `DraftSession.accept`.
 
     Kept by the last one, two, three and four tokens, at most 131,072 rows of 8 tokens (9 MB); new rows displace old
-    ones. A row weighs what was likely each time that its tokens came last, later times more. Sessions may share one:
-    what one generation learnt then helps the next. `save` and `load` carry it over to another program. Thread-safe.
-    Source: Token Recycling, arXiv 2408.08696, which keeps the latest time of the last token alone.
+    ones. A row weighs the likely tokens of all times that its context came up, later times more. Sessions may share
+    one: what one generation learnt then helps the next. `save` and `load` carry it over to another program.
+    Thread-safe. Source: Token Recycling, arXiv 2408.08696, which keeps the latest time of the last token alone.
     """
 
     def __init__(self) -> None:
@@ -167,12 +167,12 @@ def require_sources(where: str, sources: object) -> None:
         SourceError: not a sequence of sources, an object is not a source, is given twice, or there are too many.
         NativeKernelError: the kernel was not compiled.
     """
-    most_counted = int(native_session_kernel().MAX_STORES)
+    most_stores = int(native_session_kernel().MAX_STORES)
     if not isinstance(sources, Sequence) or isinstance(sources, str | bytes):
         raise SourceError(describe(where, "sources", _kind(sources), "a list of sources"))
     if len(sources) > _MAX_SOURCES:
         raise SourceError(describe(where, "number of sources", len(sources), f"at most {_MAX_SOURCES}"))
-    counted = 0
+    stores = 0  # sources with counts
     for place, source in enumerate(sources):
         if any(source is other for other in sources[:place]):
             raise SourceError(describe(where, f"source {place}", "one of the others", "another one"))
@@ -181,12 +181,12 @@ def require_sources(where: str, sources: object) -> None:
             if any(isinstance(other, kind) for other in sources[:place]):
                 raise SourceError(describe(where, f"source {place}", f"a second {source}", "one of each"))
             continue
-        counted += 1
+        stores += 1
         if (fault := _source_fault(source)) is not None:
             expected = "a source: an object with draft_batch(contexts, *, max_nodes, max_suffix, max_depth)"
             raise SourceError(describe(where, f"source {place}", fault, expected))
-    if counted > most_counted:
-        raise SourceError(describe(where, "number of sources with counts", counted, f"at most {most_counted}"))
+    if stores > most_stores:
+        raise SourceError(describe(where, "number of sources with counts", stores, f"at most {most_stores}"))
 
 
 def require_source_timeout(where: str, timeout: object) -> None:

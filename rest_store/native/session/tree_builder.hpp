@@ -129,8 +129,7 @@ class TreeBuilder {
 
   // Ask prompt lookup and the recycled logits for the next token after that place.
   void look_up() {
-    const std::span<const Token> tail =
-        tail_of(next_);  // the same tokens in the same place: the requests point to them
+    const std::span<const Token> tail = tail_of(next_);  // the requests point to the same tokens, in the same place
     SourceEvidence& sources = source_evidence_[expansions_];
     if (use_lookup) lookup.find(tail, sources.lookup);
     clock.count(Stage::kText);
