@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from build_index.memory import resident_bytes
 from rest_store import _kernel  # type: ignore[attr-defined]
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.store import Store
@@ -71,6 +72,21 @@ def test_a_datastore_truncated_underneath_is_left_out(tmp_path: Path, calibratio
         assert set(tree.origins.tolist()) == {1}
         session.draft()
         assert session.statistics.dropped == {(1, "error"): 2}
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads resident memory from Linux's /proc")
+@pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="a sanitizer keeps what was freed")
+def test_what_is_cached_of_many_shards_has_a_bound(tmp_path: Path) -> None:
+    """Each short suffix that is cached has an interval in each shard: 64 MB of them are kept."""
+    rng = np.random.default_rng(0)
+    store = open_datastore(tmp_path, Corpus(300, [[rng.integers(0, 300, 40).tolist()] for _ in range(1000)]))
+    with DraftSession([store], [1]) as session:
+        session.draft()
+        before = resident_bytes()
+        for token in rng.integers(0, 300, 3000):
+            session.accept([token])
+            session.draft()
+    assert resident_bytes() - before < 100 << 20
 
 
 def test_sessions_of_one_maker_learn_together(tmp_path: Path) -> None:

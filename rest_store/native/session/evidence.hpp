@@ -59,7 +59,7 @@ class EvidenceReader {
         vocabulary_(vocabulary),
         live_(live),
         key_tree_(shards_),
-        slots_(live ? kFewSlots : kSlots) {}
+        slots_(slot_count(shards_.size(), live)) {}
   EvidenceReader(const EvidenceReader&) = delete;
   EvidenceReader& operator=(const EvidenceReader&) = delete;
   ~EvidenceReader() {
@@ -135,9 +135,10 @@ class EvidenceReader {
   }
 
  private:
-  // Slots of the cache: about 250 bytes each once filled, and 16 for each shard. A live datastore has fewer, because
-  // its readers are soon replaced.
+  // Slots of the cache, which are filled one by one. A live datastore has fewer, because its readers are soon replaced.
+  // So has one of many shards: a slot has an interval of each.
   static constexpr std::size_t kSlots = std::size_t{1} << 17, kFewSlots = std::size_t{1} << 15, kLocks = 64;
+  static constexpr std::size_t kCacheMemory = std::size_t{64} << 20;  // bytes of all slots, at most
   static constexpr std::size_t kLonger = 3;  // levels of a parent from which levels longer than kShort follow
 
   using Missing = std::array<bool, kShort + 1>;  // by length: whether a short suffix is not in the cache
@@ -359,6 +360,11 @@ class EvidenceReader {
     ShortSuffix suffix;
     BackoffLevel level;
   };
+
+  static std::size_t slot_count(std::size_t shards, bool live) {
+    const std::size_t most = kCacheMemory / (sizeof(Slot) + shards * sizeof(Interval));
+    return std::clamp<std::size_t>(most, 1, live ? kFewSlots : kSlots);
+  }
 
   // Prefetch what cached() reads.
   void prefetch_slot(std::size_t place) const {
