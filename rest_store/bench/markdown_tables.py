@@ -12,6 +12,7 @@ from pathlib import Path
 from rest_store.bench.exhibits import Table, shown
 from rest_store.bench.results import Result
 from rest_store.bench.tables import (
+    batches_table,
     curves_table,
     decodings_table,
     drafting_table,
@@ -108,6 +109,7 @@ TABLES: dict[str, Callable[[Mapping[str, Result]], Table]] = {
     "service": lambda results: service_table(results["service"].figures),
     "sessions": lambda results: sessions_table(results["service"].figures["sessions"]),
     "sessions-at-once": lambda results: sessions_at_once_table(results["service"].figures["sessions"]),
+    "batches": lambda results: batches_table(results["batches"].figures),
     "paper": _paper,
     "infini-gram": lambda results: infini_gram_table(results["peers_infini_gram"].figures["infini-gram"]),
     "live": lambda results: live_table(results["live_traces"].figures),

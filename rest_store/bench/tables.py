@@ -231,6 +231,23 @@ def sessions_at_once_table(figures: Mapping[str, Any]) -> Table:
     return Table("Many sessions at once", columns, rows)
 
 
+def batches_table(figures: Mapping[str, Any]) -> Table:
+    """Steps a second of batches of sessions, in process and through the service; `figures` of `bench_batches.py`."""
+    ways = ("in process", "one stream", "own streams")
+    rows: list[list[Cell]] = []
+    for name in (name for name in figures if "sessions, " in name):
+        rates = [figures[name][way]["steps a second"] for way in ways]
+        rows.append([name, *(f"{rate:,}" for rate in rates), f"{rates[1] / rates[2]:.2f}"])
+    columns = [
+        "steps a second",
+        "in process",
+        "service, one stream",
+        "service, own streams",
+        "one stream / own streams",
+    ]
+    return Table("Batches of sessions", columns, rows)
+
+
 def _steps(figures: Mapping[str, Any]) -> list[str]:
     return [name for name in figures if name.endswith(tuple(_TRANSPORTS))]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -16,6 +17,7 @@ from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.arguments import is_chain, node_limit, tokens_of, top_k_of
 from rest_store.drafting.external_sources import Drop
 from rest_store.drafting.kernel_session import NO_COSTS, Drafted, TopK, append_all, follow_changes
+from rest_store.drafting.remote import RemoteDrafting
 from rest_store.drafting.session import DraftSession
 from rest_store.errors import (
     BatchError,
@@ -32,8 +34,8 @@ def draft_all(
     """Return the next draft of each session: what its `draft` alone would return.
 
     Sessions in this process are drafted by one call of the kernel without the GIL: eight together, on as many cores as
-    there are eights. Services are asked for those that they run all at once, as are sources of sessions with a
-    `source_timeout`; other external sources are asked one after the other.
+    there are eights. Services are asked for those that they run all at once, in one message for the sessions of a
+    client. So are sources of sessions with a `source_timeout`; other external sources are asked one after the other.
 
     Args:
         sessions: different ones. They may share sources and a calibration, which learns in `accept_all` only.
@@ -135,8 +137,12 @@ def _draft_all(sessions: Sequence[DraftSession], limits: Sequence[int], chain: b
     if not elsewhere:
         drafts = _drafted_here(sessions, limits, chain, here)
     else:
+        remotes = [remote for i in elsewhere if (remote := sessions[i]._remote) is not None]
+        _share(remotes)
         unsent = [i for i in elsewhere if not sessions[i]._send(limits[i], NO_COSTS, chain)]
         left = iter(unsent)
+        for remote in remotes:
+            remote.flush()
 
         def receive_unsent() -> None:
             for i in left:
@@ -156,6 +162,14 @@ def _draft_all(sessions: Sequence[DraftSession], limits: Sequence[int], chain: b
                 one.result()
         drafts |= _drafted_here(sessions, limits, chain, [i for i in elsewhere if i not in drafts])
     return [session._finish(drafts[i], drops.get(i, ())) for i, session in enumerate(sessions)]
+
+
+def _share(remotes: Sequence[RemoteDrafting]) -> None:
+    """Have the sessions that one source runs travel together."""
+    numbers = Counter(id(remote.source) for remote in remotes)
+    for remote in remotes:
+        if numbers[id(remote.source)] > 1:
+            remote.share()
 
 
 def _drafted_here(

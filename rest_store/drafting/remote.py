@@ -118,6 +118,12 @@ class RemoteSession(Protocol):
             Whether it was sent. If not, `draft` sends it, and says why it could not be sent if it still cannot.
         """
 
+    def share(self) -> None:
+        """Expect to be drafted together with others of the same source, whose requests travel together then."""
+
+    def flush(self) -> None:
+        """Send what `send` has kept, so that it travels together with the requests of other sessions."""
+
     def accept(
         self,
         tokens: npt.NDArray[np.int32],
@@ -147,6 +153,7 @@ class RemoteDrafting:
 
     Args:
         native: the kernel's side of the session here.
+        source: that runs the session elsewhere.
         remote: the session elsewhere.
         settings: that it was made with.
         places: of the source that runs it, of prompt lookup and of recycled logits, among the session's sources.
@@ -157,12 +164,14 @@ class RemoteDrafting:
     def __init__(
         self,
         native: Any,
+        source: SessionSource,
         remote: RemoteSession,
         settings: SessionSettings,
         places: tuple[int, int | None, int | None],
         prompt_length: int,
         timeout: float | None,
     ) -> None:
+        self.source = source
         self._native = native
         self._remote = remote
         self._settings = settings
@@ -188,6 +197,15 @@ class RemoteDrafting:
             raise
         except BaseException:
             return False  # `draft` says what is wrong
+
+    def share(self) -> None:
+        """Have steps travel together with those of other sessions, as `RemoteSession.share`."""
+        self._remote.share()
+
+    def flush(self) -> None:
+        """Send what `send` has kept, as `RemoteSession.flush`."""
+        with suppress(Exception):  # `draft` says what is wrong
+            self._remote.flush()
 
     def draft(self, max_nodes: int, costs: npt.NDArray[np.float64], is_chain: bool) -> Drafted | Drop | None:
         """Return the draft of the next step, within the timeout from `send` on.
@@ -286,5 +304,5 @@ def remote_drafting(
             recycled, settings = place, replace(settings, recycled_logits=source.key)
     for place, source in enumerate(sources):
         if isinstance(source, SessionSource) and (remote := source.session(settings)) is not None:
-            return RemoteDrafting(native, remote, settings, (place, lookup, recycled), prompt_length, timeout)
+            return RemoteDrafting(native, source, remote, settings, (place, lookup, recycled), prompt_length, timeout)
     return None

@@ -94,6 +94,17 @@ def error_of(target: str, code: str, details: str, metadata: Iterable[Any] | Non
     return errors.ProtocolError(describe(target, "status", f"{code} ({details})", "one of a datastore service"))
 
 
+def error_of_end(target: str, code: int, message: str, reason: str) -> RestStoreError:
+    """Return our error for the SessionEnd of a session that shares its stream."""
+    if (status := _BY_REASON.get(reason)) is not None:
+        return status.error(message)
+    if not code:
+        return errors.ServiceUnavailableError(f"{target}: service ended the session")
+    return errors.ProtocolError(
+        describe(target, "reason of a session's end", repr(reason), "one of a datastore service")
+    )
+
+
 def error_of_call(target: str, error: Any) -> RestStoreError:
     """Return our error for a failed call of grpc or grpc.aio."""
     return error_of(target, error.code().name, error.details() or "", error.trailing_metadata())

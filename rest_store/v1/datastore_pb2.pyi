@@ -213,6 +213,48 @@ class DraftSessionResponse(_message.Message):
     recent: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, sequence: _Optional[int] = ..., datastores: _Optional[_Iterable[str]] = ..., nodes: _Optional[bytes] = ..., calibration_weights: _Optional[_Iterable[float]] = ..., recent: _Optional[_Iterable[float]] = ...) -> None: ...
 
+class DraftSessionsRequest(_message.Message):
+    __slots__ = ("steps",)
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    steps: _containers.RepeatedCompositeFieldContainer[SessionStep]
+    def __init__(self, steps: _Optional[_Iterable[_Union[SessionStep, _Mapping]]] = ...) -> None: ...
+
+class SessionStep(_message.Message):
+    __slots__ = ("session", "request", "last")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    request: bytes
+    last: bool
+    def __init__(self, session: _Optional[int] = ..., request: _Optional[bytes] = ..., last: bool = ...) -> None: ...
+
+class DraftSessionsResponse(_message.Message):
+    __slots__ = ("answers",)
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    answers: _containers.RepeatedCompositeFieldContainer[SessionAnswer]
+    def __init__(self, answers: _Optional[_Iterable[_Union[SessionAnswer, _Mapping]]] = ...) -> None: ...
+
+class SessionAnswer(_message.Message):
+    __slots__ = ("session", "response", "end")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    response: bytes
+    end: SessionEnd
+    def __init__(self, session: _Optional[int] = ..., response: _Optional[bytes] = ..., end: _Optional[_Union[SessionEnd, _Mapping]] = ...) -> None: ...
+
+class SessionEnd(_message.Message):
+    __slots__ = ("code", "message", "reason")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    code: int
+    message: str
+    reason: str
+    def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
 class LongestSuffixMatchRequest(_message.Message):
     __slots__ = ("selection", "max_suffix", "tokens")
     SELECTION_FIELD_NUMBER: _ClassVar[int]
@@ -361,7 +403,7 @@ class TokenizerDescription(_message.Message):
     def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., special_tokens: _Optional[_Mapping[str, int]] = ..., added_tokens: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class ServiceLimits(_message.Message):
-    __slots__ = ("max_message_bytes", "max_contexts", "max_nodes", "max_suffix", "max_depth", "max_streams", "max_in_flight", "max_evidence_rows", "max_waiting", "max_request_bytes", "max_session_tokens", "max_session_memory", "session_idle_seconds")
+    __slots__ = ("max_message_bytes", "max_contexts", "max_nodes", "max_suffix", "max_depth", "max_streams", "max_in_flight", "max_evidence_rows", "max_waiting", "max_request_bytes", "max_session_tokens", "max_session_memory", "session_idle_seconds", "max_stream_sessions")
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXTS_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
@@ -375,6 +417,7 @@ class ServiceLimits(_message.Message):
     MAX_SESSION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_SESSION_MEMORY_FIELD_NUMBER: _ClassVar[int]
     SESSION_IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MAX_STREAM_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     max_message_bytes: int
     max_contexts: int
     max_nodes: int
@@ -388,7 +431,8 @@ class ServiceLimits(_message.Message):
     max_session_tokens: int
     max_session_memory: int
     session_idle_seconds: int
-    def __init__(self, max_message_bytes: _Optional[int] = ..., max_contexts: _Optional[int] = ..., max_nodes: _Optional[int] = ..., max_suffix: _Optional[int] = ..., max_depth: _Optional[int] = ..., max_streams: _Optional[int] = ..., max_in_flight: _Optional[int] = ..., max_evidence_rows: _Optional[int] = ..., max_waiting: _Optional[int] = ..., max_request_bytes: _Optional[int] = ..., max_session_tokens: _Optional[int] = ..., max_session_memory: _Optional[int] = ..., session_idle_seconds: _Optional[int] = ...) -> None: ...
+    max_stream_sessions: int
+    def __init__(self, max_message_bytes: _Optional[int] = ..., max_contexts: _Optional[int] = ..., max_nodes: _Optional[int] = ..., max_suffix: _Optional[int] = ..., max_depth: _Optional[int] = ..., max_streams: _Optional[int] = ..., max_in_flight: _Optional[int] = ..., max_evidence_rows: _Optional[int] = ..., max_waiting: _Optional[int] = ..., max_request_bytes: _Optional[int] = ..., max_session_tokens: _Optional[int] = ..., max_session_memory: _Optional[int] = ..., session_idle_seconds: _Optional[int] = ..., max_stream_sessions: _Optional[int] = ...) -> None: ...
 
 class Document(_message.Message):
     __slots__ = ("tokens", "id")

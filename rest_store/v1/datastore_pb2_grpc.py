@@ -49,6 +49,11 @@ class DatastoreServiceStub(object):
                 request_serializer=rest__store_dot_v1_dot_datastore__pb2.DraftSessionRequest.SerializeToString,
                 response_deserializer=rest__store_dot_v1_dot_datastore__pb2.DraftSessionResponse.FromString,
                 _registered_method=True)
+        self.DraftSessions = channel.stream_stream(
+                '/rest_store.v1.DatastoreService/DraftSessions',
+                request_serializer=rest__store_dot_v1_dot_datastore__pb2.DraftSessionsRequest.SerializeToString,
+                response_deserializer=rest__store_dot_v1_dot_datastore__pb2.DraftSessionsResponse.FromString,
+                _registered_method=True)
         self.LongestSuffixMatch = channel.unary_unary(
                 '/rest_store.v1.DatastoreService/LongestSuffixMatch',
                 request_serializer=rest__store_dot_v1_dot_datastore__pb2.LongestSuffixMatchRequest.SerializeToString,
@@ -103,6 +108,15 @@ class DatastoreServiceServicer(object):
         """The draft session of one generation, run by the service: the client sends its text once and then what is new, and
         gets draft trees that are ready to be verified. docs/reference/protocol.md walks through it. Only for services with
         max_session_tokens in Describe. One response per request that asks for a tree, in order.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DraftSessions(self, request_iterator, context):
+        """Many sessions on one stream, as a batch of generations has them: one message has the steps of many, and what they ask
+        for is drafted together. Each session is as on a stream of its own: it begins with its opening, an error ends it
+        alone. Only for services with max_stream_sessions in Describe.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -170,6 +184,11 @@ def add_DatastoreServiceServicer_to_server(servicer, server):
                     servicer.DraftSession,
                     request_deserializer=rest__store_dot_v1_dot_datastore__pb2.DraftSessionRequest.FromString,
                     response_serializer=rest__store_dot_v1_dot_datastore__pb2.DraftSessionResponse.SerializeToString,
+            ),
+            'DraftSessions': grpc.stream_stream_rpc_method_handler(
+                    servicer.DraftSessions,
+                    request_deserializer=rest__store_dot_v1_dot_datastore__pb2.DraftSessionsRequest.FromString,
+                    response_serializer=rest__store_dot_v1_dot_datastore__pb2.DraftSessionsResponse.SerializeToString,
             ),
             'LongestSuffixMatch': grpc.unary_unary_rpc_method_handler(
                     servicer.LongestSuffixMatch,
@@ -283,6 +302,33 @@ class DatastoreService(object):
             '/rest_store.v1.DatastoreService/DraftSession',
             rest__store_dot_v1_dot_datastore__pb2.DraftSessionRequest.SerializeToString,
             rest__store_dot_v1_dot_datastore__pb2.DraftSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DraftSessions(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/rest_store.v1.DatastoreService/DraftSessions',
+            rest__store_dot_v1_dot_datastore__pb2.DraftSessionsRequest.SerializeToString,
+            rest__store_dot_v1_dot_datastore__pb2.DraftSessionsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import bench_batches
 import bench_build
 import bench_drafting
 import bench_query
@@ -93,6 +94,17 @@ def test_a_service_is_measured_and_reported(folder: Path, tmp_path: Path) -> Non
             step = sessions[f"{nodes}, {transport}"]
             parts = step["in process median us"] + min(step[f"echo, {kind} median us"] for kind in ("sync", "asyncio"))
             assert step["ratio"] == pytest.approx(step["service median us"] / parts, abs=1e-3)
+
+
+def test_batches_are_measured_and_reported(folder: Path, tmp_path: Path) -> None:
+    options = ["--recordings", folder / "recordings.jsonl", "--datastore", folder / "ds", "--rounds", 1, "--steps", 2]
+    run(bench_batches, *options, "--out", tmp_path / "batches.json")
+    result = read_results(tmp_path)["batches"]
+    (table,) = section_of(result).exhibits
+    assert table.title == "Batches of sessions"
+    row = result.figures["16 sessions, chain of 8"]
+    assert set(row) == {"in process", "one stream", "own streams"}
+    assert all(of["steps a second"] > 0 for of in row.values())
 
 
 def test_replays_say_what_limits_them(folder: Path, tmp_path: Path) -> None:

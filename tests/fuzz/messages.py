@@ -30,7 +30,7 @@ from rest_store.service.client.client import DatastoreClient
 from rest_store.v1 import datastore_pb2 as pb
 from tests.fuzz import campaign
 from tests.fuzz.impostors import Impostor
-from tests.fuzz.sessions import some_session
+from tests.fuzz.sessions import some_session, some_shared_stream
 from tests.shared.clients import Waiting
 from tests.shared.messages import (
     METHODS,
@@ -39,6 +39,7 @@ from tests.shared.messages import (
     begin_live_datastore,
     damaged,
     ending,
+    ends_in,
     fuzzed,
     outcome_of,
     outcomes,
@@ -242,6 +243,8 @@ class Fuzzer(campaign.Fuzzer):
     def _sessions(self, chance: random.Random) -> Counter[str]:
         victim = self.victim
         found = self._talked(chance, "DraftSession", [some_session(chance) for _ in range(chance.randrange(1, 30))])
+        shared = [some_shared_stream(chance) for _ in range(chance.randrange(1, 9))]
+        found += self._talked(chance, "DraftSessions", shared)
         end = time.monotonic() + PATIENCE
         while sessions_of(victim.service)[0] > 0:  # those that were left
             assert time.monotonic() < end, "sessions without streams"
@@ -259,8 +262,10 @@ class Fuzzer(campaign.Fuzzer):
                 call.cancel()
                 found["left"] += 1
             else:
-                _, code, reason = ending(call, stream=True)
+                answers, code, reason = ending(call, stream=True)
                 found[outcome_of(code, reason, "a stream")] += 1
+                for end in ends_in(answers) if method == "DraftSessions" else ():
+                    found[outcome_of(*end, "a session")] += 1
         return found
 
     def _others(self, chance: random.Random) -> Counter[str]:

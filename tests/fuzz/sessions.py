@@ -48,6 +48,22 @@ def some_session(chance: random.Random) -> list[bytes]:
     return sent
 
 
+def some_shared_stream(chance: random.Random) -> list[bytes]:
+    """The messages of a stream that several sessions share."""
+    sessions = [some_session(chance) for _ in range(chance.randrange(1, 9))]
+    sent = []
+    while any(sessions):
+        message = pb.DraftSessionsRequest()
+        for number, left in enumerate(sessions):
+            if left and chance.random() < 0.7:
+                message.steps.add(session=number, request=left.pop(0), last=not left and chance.random() < 0.5)
+        if message.steps and chance.random() < 0.02:
+            message.steps.append(chance.choice(message.steps))
+        data = message.SerializeToString()
+        sent.append(damaged(chance, data) if chance.random() < 0.02 else data)
+    return sent
+
+
 def some_opening(chance: random.Random) -> pb.SessionOpening:
     text = [chance.randrange(9) for _ in range(chance.choice([0, 1, 5, 100, 2000]))]
     opening = pb.SessionOpening(

@@ -412,5 +412,5 @@ def test_answers_of_a_faulty_service_are_refused(service: Service) -> None:
         refused(ProtocolError, lambda: client.add([[1, 2]]), "ids of documents is others")
         relay.answer = lambda _, data: pb.DeleteResponse(deleted=2).SerializeToString()
         refused(ProtocolError, lambda: client.delete(["x"]), "number of documents is 2, expected at most 1")
-        relay.lacks = "Add"
+        relay.lacks = {"Add"}
         refused(ProtocolError, lambda: client.add([[1, 2]]), "UNIMPLEMENTED")

@@ -28,6 +28,8 @@ from tests.shared.services import PATIENCE, Service, metrics_of, reason_of, runn
 from tests.shared.sessions import SessionTalk, is_run_by_the_service, opening, step
 from tests.shared.strategies import identity, refused
 
+pytestmark = pytest.mark.usefixtures("streams")
+
 VOCABULARY = 300
 METRICS = "--metrics=127.0.0.1:0"
 
@@ -215,8 +217,8 @@ def test_ends_of_sessions_do_not_accumulate_in_a_client(service: Service) -> Non
     with DatastoreClient(service.target, timeout=PATIENCE, remember="chat") as client:
         for _ in range(2):
             generate(client, [1, 2], phrase())
-            [thread] = client._finishing
-            thread.join(PATIENCE)
+            [ended] = client._finishing
+            assert ended.wait(PATIENCE)
 
 
 def test_bad_arguments() -> None:

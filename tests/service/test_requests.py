@@ -7,9 +7,10 @@ import gc
 import io
 import tracemalloc
 import weakref
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import pytest
@@ -18,15 +19,18 @@ from rest_store.datastore.datastore import Datastore
 from rest_store.errors import LimitError, MessageOrderError, MessageSizeError
 from rest_store.service.address import Address
 from rest_store.service.server import handlers as handlers_module
+from rest_store.service.server import session_handlers, shared_stream
 from rest_store.service.server.catalog import Catalog
 from rest_store.service.server.executor import Executor
-from rest_store.service.server.handlers import Handlers, SessionState, StreamState
+from rest_store.service.server.handlers import Handlers, StreamState
 from rest_store.service.server.limits import Limits
 from rest_store.service.server.logs import EventLog
 from rest_store.service.server.metrics import Metrics
 from rest_store.service.server.rights import Rights
 from rest_store.service.server.server import Options, Server
+from rest_store.service.server.session_handlers import SessionHandlers, SessionState
 from rest_store.service.server.sessions import Sessions
+from rest_store.service.server.shared_stream import SharedStream
 from rest_store.v1 import datastore_pb2 as pb
 from rest_store.v1 import datastore_pb2_grpc
 from tests.shared.services import PATIENCE
@@ -34,6 +38,7 @@ from tests.shared.strategies import Corpus, refused, write_datastore
 
 LIMITS = Limits()
 EVIDENCE = pb.EvidenceLimits(max_rows=1)
+FIRST_STEP = pb.DraftSessionRequest(open=pb.SessionOpening(tokens=[1]), draft=pb.TreeRequest())
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +48,17 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
     return Catalog([("one", directory), ("two", directory)])
 
 
-def handlers_with(catalog: Catalog, limits: Limits) -> Handlers:
-    return Handlers(catalog, limits, Metrics([], "1", "native"), Executor(ThreadPoolExecutor(1)), Sessions(limits))
+class AllHandlers(NamedTuple):
+    """The handlers of calls that ask, and of sessions."""
+
+    asking: Handlers
+    sessions: SessionHandlers
+    limits: Limits
+
+
+def handlers_with(catalog: Catalog, limits: Limits) -> AllHandlers:
+    parts = (catalog, limits, Metrics([], "1", "native"), Executor(ThreadPoolExecutor(1)), Sessions(limits))
+    return AllHandlers(Handlers(*parts), SessionHandlers(*parts), limits)
 
 
 @pytest.fixture
@@ -61,15 +75,35 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return read
 
 
-def answer(handlers: Handlers, method: str, data: bytes) -> bytes:
-    handle = {
-        "Draft": lambda data: handlers.draft(data, Rights()),
-        "DraftStream": lambda data: handlers.draft_step(StreamState(Rights()), data),
-        "LongestSuffixMatch": lambda data: handlers.longest_suffix_match(data, Rights()),
-        "Count": lambda data: handlers.count(data, Rights()),
-        "DraftSession": lambda data: handlers.session_step(SessionState(Rights()), data),
-    }[method]
-    return asyncio.run(handle(data))
+def answer(handlers: AllHandlers, method: str, data: bytes) -> bytes:
+    asking = handlers.asking
+    handle: dict[str, Callable[[bytes], Coroutine[Any, Any, bytes | None]]] = {
+        "Draft": lambda data: asking.draft(data, Rights()),
+        "DraftStream": lambda data: asking.draft_step(StreamState(Rights()), data),
+        "LongestSuffixMatch": lambda data: asking.longest_suffix_match(data, Rights()),
+        "Count": lambda data: asking.count(data, Rights()),
+        "DraftSession": lambda data: handlers.sessions.step(SessionState(Rights()), data),
+        "DraftSessions": lambda data: shared_answer(handlers, data),
+    }
+    answered = asyncio.run(handle[method](data))
+    assert answered is not None
+    return answered
+
+
+async def shared_answer(handlers: AllHandlers, data: bytes) -> bytes:
+    """The answer to the first message of a stream that sessions share."""
+    written: list[bytes] = []
+
+    async def write(message: bytes) -> None:
+        written.append(message)
+
+    def raised(error: Exception) -> Any:
+        raise error
+
+    stream = SharedStream(handlers.sessions, Rights(), handlers.limits, write, raised, lambda: None)
+    await stream.take(data)
+    [message] = written
+    return message
 
 
 def proposed(number: int, contexts: int = 1) -> pb.DraftRequest:
@@ -269,13 +303,15 @@ def messages(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Watched]]:
     """References to all messages that are parsed."""
     parsed: list[weakref.ref[Watched]] = []
     parse = handlers_module.parse
+    modules = (handlers_module, session_handlers, shared_stream)
 
     def watched(kind: Any, data: bytes) -> Any:
         message = Watched(parse(kind, data))
         parsed.append(weakref.ref(message))
         return message
 
-    monkeypatch.setattr(handlers_module, "parse", watched)
+    for module in modules:
+        monkeypatch.setattr(module, "parse", watched)
     return parsed
 
 
@@ -288,7 +324,11 @@ def messages(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Watched]]:
         ("DraftStream", pb.DraftStreamRequest(tokens=[1], evidence=EVIDENCE)),
         ("LongestSuffixMatch", pb.LongestSuffixMatchRequest(tokens=[1])),
         ("Count", pb.CountRequest(sequences=[pb.TokenSequence(tokens=[1])])),
-        ("DraftSession", pb.DraftSessionRequest(open=pb.SessionOpening(tokens=[1]), draft=pb.TreeRequest())),
+        ("DraftSession", FIRST_STEP),
+        (
+            "DraftSessions",
+            pb.DraftSessionsRequest(steps=[pb.SessionStep(session=1, request=FIRST_STEP.SerializeToString())]),
+        ),
     ],
 )
 def test_no_message_is_held_while_its_work_waits(
@@ -303,7 +343,8 @@ def test_no_message_is_held_while_its_work_waits(
 
     monkeypatch.setattr(Executor, "run", looking)
     assert answer(handlers_with(catalog, LIMITS), method, request_.SerializeToString())
-    assert held == [None]
+    assert held
+    assert set(held) == {None}
 
 
 def test_a_refused_message_is_given_back_at_once(
@@ -334,10 +375,10 @@ def test_a_refused_message_is_given_back_at_once(
 
 
 def test_a_session_begins_with_its_opening_and_has_one(catalog: Catalog) -> None:
-    handlers = handlers_with(catalog, Limits())
+    handlers = handlers_with(catalog, Limits()).sessions
     selection = pb.Selection(datastores=["one"])
     opening = pb.DraftSessionRequest(open=pb.SessionOpening(selection=selection)).SerializeToString()
-    refused(MessageOrderError, lambda: answer(handlers, "DraftSession", b""), "opening is absent")
     state = SessionState(Rights())
-    assert asyncio.run(handlers.session_step(state, opening)) is None
-    refused(MessageOrderError, lambda: asyncio.run(handlers.session_step(state, opening)), "opening is second")
+    refused(MessageOrderError, lambda: asyncio.run(handlers.step(state, b"")), "opening is absent")
+    assert asyncio.run(handlers.step(state, opening)) is None
+    refused(MessageOrderError, lambda: asyncio.run(handlers.step(state, opening)), "opening is second")

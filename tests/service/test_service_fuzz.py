@@ -25,7 +25,7 @@ def test_every_fuzzed_request_ends_with_an_answer_or_a_status_of_ours(tmp_path: 
         assert service.stop() == 0
         assert not [line for line in service.log if " reload " not in line][1:-2], "a defect in the log"
     assert seen.keys() <= {"answered", *CODES}
-    assert seen.total() == NUMBER
+    assert seen.total() >= NUMBER
     usual = {
         "answered",
         "CONTEXT_TYPE",

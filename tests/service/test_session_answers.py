@@ -17,6 +17,7 @@ from tests.shared.services import PATIENCE, Service, running
 from tests.shared.sessions import Nodes, Relay, is_run_by_the_service, without_sessions
 from tests.shared.strategies import ONE_TO_NINE, write_datastore
 
+pytestmark = pytest.mark.usefixtures("streams")
 Answer = pb.DraftSessionResponse
 
 
@@ -173,7 +174,7 @@ def test_a_service_that_has_lost_its_sessions_is_merged_here(steady: Service) ->
     """An older release took its place: it has no such method."""
     with Relay(steady.target) as relay, DatastoreClient(relay.target, timeout=PATIENCE) as client:
         client.connect()
-        relay.lacks = "DraftSession"
+        relay.lacks = {"DraftSession", "DraftSessions"}
         relay.answer = without_sessions
         with DraftSession([client, PromptLookup()], TEXT) as session:
             assert steps(session, 3, 1, 2) == [False, True, True]

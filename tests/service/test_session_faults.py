@@ -28,6 +28,7 @@ from tests.shared.sessions import Relay, Request, is_run_by_the_service, session
 from tests.shared.strategies import ONE_TO_NINE, write_datastore
 
 TEXT = [1, 2, 3, 50, 60, 1, 2]
+pytestmark = pytest.mark.usefixtures("streams")
 
 
 @pytest.fixture(scope="module")

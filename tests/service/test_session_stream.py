@@ -28,6 +28,7 @@ from tests.shared.strategies import Corpus, corpus_of_phrases, identity, refused
 
 CHANCE = random.Random(11)
 TEXT = 3000  # most tokens of a text of the service
+pytestmark = pytest.mark.usefixtures("streams")
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ from rest_store.service.server.catalog import Catalog
 from rest_store.service.server.limits import Limits
 from rest_store.service.server.live_served import LiveServed
 from rest_store.service.server.logs import EventLog
+from rest_store.service.server.served_session import run_steps
 from rest_store.service.server.sessions import Sessions
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.messages import CODES, begin, ending
@@ -336,8 +337,8 @@ def test_an_idle_session_lets_go_of_what_a_live_datastore_has_replaced(tmp_path:
     sessions = Sessions(Limits())
     both = [sessions.begin(pb.SessionOpening(tokens=[1, 2]), [served]) for _ in range(2)]
     for session in both:
-        answer = session.step(step()).run()
-        assert answer is not None
+        [answer] = run_steps([session.step(step())])
+        assert isinstance(answer, pb.DraftSessionResponse)
         assert Nodes.of(answer.nodes).tokens[:2] in ([3, 4], [4, 3])
     both[1].in_step = True
     served.delete(ids[:1]).result()
@@ -347,7 +348,7 @@ def test_an_idle_session_lets_go_of_what_a_live_datastore_has_replaced(tmp_path:
     sessions.follow_changes()
     assert mapped() == 0
     for session in both:
-        answer = session.step(step()).run()
-        assert answer is not None
+        [answer] = run_steps([session.step(step())])
+        assert isinstance(answer, pb.DraftSessionResponse)
         assert Nodes.of(answer.nodes).tokens == [4]
     served.close()

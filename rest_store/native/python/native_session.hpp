@@ -142,7 +142,14 @@ class NativeSession {
     return nodes();
   }
 
-  // `draft` in steps, for batches: begin(), TreeBuilder::build() or its own steps, and end() need no GIL; then tree().
+  // What one tree is built with.
+  static DraftLimits tree_limits(std::size_t max_nodes, const Array<double>& costs, bool is_chain) {
+    if (costs.size() > 0) max_nodes = std::min(max_nodes, costs.size() - 1);
+    return {max_nodes, is_chain ? Shape::kChain : Shape::kTree, span_of(costs)};
+  }
+
+  // `draft` and `draft_nodes` in steps, for batches: begin(), TreeBuilder::build() or its own steps, and end() need no
+  // GIL; then tree().
   TreeBuilder& begin() {
     builder_.online = before_ = calibration_.online_now();
     return builder_;
@@ -163,6 +170,23 @@ class NativeSession {
       origins[i] = origins_of(node);
     }
     return nb::make_tuple(bytes_of(packed), bytes_of(scores), bytes_of(origins));
+  }
+
+  // The last tree as the message DraftSessionResponse has it.
+  nb::bytes nodes() const {
+    const std::size_t size = order_.size();
+    std::vector<char> out(size * kNodeSize);
+    const std::vector<std::int32_t> row_of = rows_of_nodes();
+    for (std::size_t i = 0; i < size; ++i) {
+      const DraftNode& node = node_in(i);
+      const auto parent =
+          static_cast<std::int16_t>(node.parent < 0 ? -1 : row_of[static_cast<std::size_t>(node.parent)]);
+      std::memcpy(&out[i * sizeof(Token)], &node.token, sizeof(Token));
+      std::memcpy(&out[size * kScores + i * sizeof(float)], &node.score, sizeof(float));
+      std::memcpy(&out[size * kParents + i * sizeof(parent)], &parent, sizeof(parent));
+      out[size * kOrigins + i] = static_cast<char>(origins_of(node));
+    }
+    return bytes_of(out);
   }
 
   // Take a tree of a service, as `draft_nodes` returns it, as what was drafted last; if `chain_nodes` is given, only
@@ -331,26 +355,8 @@ class NativeSession {
 
   void build(std::size_t max_nodes, const Array<double>& costs, bool is_chain) {
     const nb::gil_scoped_release release;
-    if (costs.size() > 0) max_nodes = std::min(max_nodes, costs.size() - 1);
-    begin().build({max_nodes, is_chain ? Shape::kChain : Shape::kTree, span_of(costs)});
+    begin().build(tree_limits(max_nodes, costs, is_chain));
     end();
-  }
-
-  // The last tree as the message DraftSessionResponse has it.
-  nb::bytes nodes() const {
-    const std::size_t size = order_.size();
-    std::vector<char> out(size * kNodeSize);
-    const std::vector<std::int32_t> row_of = rows_of_nodes();
-    for (std::size_t i = 0; i < size; ++i) {
-      const DraftNode& node = node_in(i);
-      const auto parent =
-          static_cast<std::int16_t>(node.parent < 0 ? -1 : row_of[static_cast<std::size_t>(node.parent)]);
-      std::memcpy(&out[i * sizeof(Token)], &node.token, sizeof(Token));
-      std::memcpy(&out[size * kScores + i * sizeof(float)], &node.score, sizeof(float));
-      std::memcpy(&out[size * kParents + i * sizeof(parent)], &parent, sizeof(parent));
-      out[size * kOrigins + i] = static_cast<char>(origins_of(node));
-    }
-    return bytes_of(out);
   }
 
   TopTokens top_tokens_of(const TopK& rows, std::size_t row) const {

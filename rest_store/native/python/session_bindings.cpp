@@ -52,20 +52,38 @@ nb::bytes top_tokens_of(const nb::ndarray<const float, nb::ndim<2>, nb::device::
   return bytes_of(out);
 }
 
+// Build the drafts of different sessions together, with the limits of each.
+void build_together(const std::vector<NativeSession*>& sessions, const std::vector<DraftLimits>& limits) {
+  const nb::gil_scoped_release release;
+  std::vector<BatchDraft> drafts;
+  for (std::size_t i = 0; i < sessions.size(); ++i) drafts.push_back({&sessions[i]->begin(), limits[i]});
+  build_all(drafts);
+  for (NativeSession* session : sessions) session->end();
+}
+
 // What `NativeSession::draft` returns for each of different sessions, with `max_nodes` for each.
 nb::list draft_all(const std::vector<NativeSession*>& sessions, const std::vector<std::size_t>& max_nodes,
                    bool is_chain) {
   if (max_nodes.size() != sessions.size()) throw nb::value_error("of unequal length");
-  {
-    const nb::gil_scoped_release release;
-    std::vector<BatchDraft> drafts;
-    for (std::size_t i = 0; i < sessions.size(); ++i)
-      drafts.push_back({&sessions[i]->begin(), {max_nodes[i], is_chain ? Shape::kChain : Shape::kTree, {}}});
-    build_all(drafts);
-    for (NativeSession* session : sessions) session->end();
-  }
+  std::vector<DraftLimits> limits;
+  for (const std::size_t most : max_nodes) limits.push_back({most, is_chain ? Shape::kChain : Shape::kTree, {}});
+  build_together(sessions, limits);
   nb::list out;
   for (const NativeSession* session : sessions) out.append(session->tree());
+  return out;
+}
+
+// What `NativeSession::draft_nodes` returns for each of different sessions, with `max_nodes` and `costs` for each.
+nb::list draft_nodes_all(const std::vector<NativeSession*>& sessions, const std::vector<std::size_t>& max_nodes,
+                         const std::vector<Array<double>>& costs) {
+  if (max_nodes.size() != sessions.size() || costs.size() != sessions.size())
+    throw nb::value_error("of unequal length");
+  std::vector<DraftLimits> limits;
+  for (std::size_t i = 0; i < sessions.size(); ++i)
+    limits.push_back(NativeSession::tree_limits(max_nodes[i], costs[i], false));
+  build_together(sessions, limits);
+  nb::list out;
+  for (const NativeSession* session : sessions) out.append(session->nodes());
   return out;
 }
 
@@ -97,6 +115,7 @@ void bind_sessions(nb::module_& module) {
   module.def("packed_top_k", &packed_top_k);
   module.def("top_tokens", &top_tokens_of, nb::arg("logits"), nb::arg("count"), nb::arg("drafted").none());
   module.def("draft_all", &draft_all);
+  module.def("draft_nodes_all", &draft_nodes_all);
   module.def("accept_all", &accept_all);
   nb::class_<RecycledLogits>(module, "NativeRecycledLogits")
       .def(nb::init<>())

@@ -25,6 +25,7 @@ from rest_store.service.client.generation_stream import Route
 from rest_store.service.client.part_groups import Targets, is_in_parts
 from rest_store.service.client.requests import Request, T
 from rest_store.service.client.session_stream import SessionStream
+from rest_store.service.client.shared_stream import SharedSession, SharedStreams
 from rest_store.service.client.stream import DraftStream
 from rest_store.service.client.stream_call import StreamCall
 from rest_store.service.errors import error_of_call
@@ -111,7 +112,8 @@ class DatastoreClient(ClientBase):
         self._options |= {"send_text": send_text, "shared_calibration": shared_calibration, "remember": remember}
         self._send_text = bool(send_text)
         self._remember = _remembering(remember, self._send_text)
-        self._finishing: set[threading.Thread] = set()
+        self._finishing: set[threading.Event] = set()
+        self._shared = SharedStreams(self._codec, self._dialer)
         self._before_close: dict[Callable[[DatastoreClient], object], None] = {}
         self._shared_calibration = _shared_name(shared_calibration)
 
@@ -312,11 +314,14 @@ class DatastoreClient(ClientBase):
         """Return a session for the service to run, for `DraftSession`; None without `send_text`."""
         if not self._send_text:
             return None
-        route = self._route("DraftSession", self._timeout)
-        return SessionStream(route, settings, self._shared_calibration, self._remember, self._finishing)
+        route = Route(self._codec, self._endpoints, self._open_session, self.info, self._timeout)
+        return SessionStream(route, settings, self._shared_calibration, self._remember, self._finishing, self._shared)
 
     def _route(self, method: str, timeout: float) -> Route[StreamCall]:
         return Route(self._codec, self._endpoints, functools.partial(self._open, method), self.info, timeout)
+
+    def _open_session(self, endpoint: Endpoint[Connection]) -> StreamCall | SharedSession:
+        return self._shared.join(endpoint) or self._open("DraftSession", endpoint)
 
     def _open(self, method: str, endpoint: Endpoint[Connection]) -> StreamCall:
         channel = endpoint.connection.channel
@@ -383,8 +388,8 @@ class DatastoreClient(ClientBase):
         for call in tuple(self._before_close):
             call(self)
         ends = time.monotonic() + _FINISH_SECONDS
-        for thread in tuple(self._finishing):
-            thread.join(max(0.0, ends - time.monotonic()))
+        for ended in tuple(self._finishing):
+            ended.wait(max(0.0, ends - time.monotonic()))
         for connection in self._endpoints.close():
             connection.channel.close()
 

@@ -19,6 +19,7 @@ TreeLimits = tuple[int, int, int]  # max_nodes, max_suffix, max_depth
 _evidence_fault = native_evidence_fault()
 
 _NAME_BYTES = 1024  # of a datastore, or as many more as one described has
+_MOST_STREAM_SESSIONS = 256  # that share a stream, whatever the service says
 _SOME_DATASTORES = 64  # may answer, or as many more as the service has described
 
 
@@ -39,6 +40,7 @@ class Codec:
             no evidence.
         max_request_bytes: largest message that it takes.
         max_session_tokens: longest text of a session that the service runs; 0: it runs none.
+        max_stream_sessions: sessions that may share a stream; 0: none.
         max_message_bytes: largest message that adds or deletes documents.
         max_documents: most documents of one.
         names: of the datastores that are asked, in the order of answers.
@@ -56,7 +58,7 @@ class Codec:
         self.vocabulary_size = 0
         self.max_evidence_rows = 0
         self.max_request_bytes = 0
-        self.max_session_tokens = 0
+        self.max_session_tokens = self.max_stream_sessions = 0
         self.max_message_bytes = self.max_documents = 0
         self.max_contexts = 1
         self.asks_parts = False
@@ -95,6 +97,7 @@ class Codec:
             self.max_evidence_rows = max(1, min(limits["max_evidence_rows"], of_each))
         self.max_request_bytes = limits["max_request_bytes"] or limits["max_message_bytes"]
         self.max_session_tokens, self.calibration = limits["max_session_tokens"], response.calibration
+        self.max_stream_sessions = min(limits["max_stream_sessions"], _MOST_STREAM_SESSIONS)
         self.max_message_bytes, self.max_documents = limits["max_message_bytes"], limits["max_contexts"] or 1
         self.max_contexts = max(1, (limits["max_contexts"] or 1) // len(chosen))
         self.names = tuple(one.name for one in chosen)

@@ -34,7 +34,8 @@ class ClientStatistics:
             before anything was sent.
         broken: calls that failed inside the service, or whose answer was not valid.
         circuits_opened: times that a circuit opened, or stayed open after a trial call.
-        streams_opened: streams opened: the first of a generation and those that replace it.
+        streams_opened: streams opened: the first of a generation and those that replace it; places on a stream that
+            sessions share count as such.
         late_answers: answers of a stream that came after their deadline and were skipped.
         absent_parts: parts of a datastore that answers went on without, one for each answer and part.
         unproved_trees: draft trees of several parts that were not proved to have the very nodes of that of the whole

@@ -8,9 +8,10 @@ from typing import Any, Generic, TypeVar
 
 from rest_store.service.client.codec import Codec
 from rest_store.service.client.endpoints import Endpoint, Endpoints
+from rest_store.service.client.shared_stream import SharedSession
 from rest_store.service.client.stream_call import AsyncStreamCall, StreamCall
 
-K = TypeVar("K", bound=StreamCall | AsyncStreamCall)
+K = TypeVar("K", bound=StreamCall | SharedSession | AsyncStreamCall)
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ from rest_store.service.client.answers import NUMBER_BYTES, parse
 from rest_store.service.client.endpoints import Endpoint
 from rest_store.service.client.generation_stream import GenerationStream, Route
 from rest_store.service.client.retry import RetryPolicy
+from rest_store.service.client.shared_stream import SharedSession, SharedStreams
 from rest_store.service.client.stream_call import StreamCall
 from rest_store.v1 import datastore_pb2 as pb
 
@@ -51,7 +52,7 @@ _NOT_RUN = (QueryError, MessageSizeError, MessageOrderError)
 Text = Callable[[], tuple[npt.NDArray[np.int32], int]]
 
 
-class SessionStream(GenerationStream[StreamCall]):
+class SessionStream(GenerationStream[StreamCall | SharedSession]):
     """A session that a service runs for a `DraftSession`; see `RemoteSession`. Make one with `DatastoreClient.session`.
 
     `open` opens the stream and sends the text; steps send what is new. When the service goes away, the next attempt
@@ -65,18 +66,21 @@ class SessionStream(GenerationStream[StreamCall]):
         settings: of the session.
         shared_calibration: name under which sessions share what is learnt, or an empty text.
         remember: name of the live datastore to which the service adds what is accepted, or an empty text.
-        finishing: takes the threads of streams whose last message is on its way, from many threads.
+        finishing: takes what is set when a last message has been read, from many threads.
+        shared: the streams that sessions of its client share.
     """
 
     def __init__(
         self,
-        route: Route[StreamCall],
+        route: Route[StreamCall | SharedSession],
         settings: SessionSettings,
         shared_calibration: str,
         remember: str,
-        finishing: set[threading.Thread],
+        finishing: set[threading.Event],
+        shared: SharedStreams,
     ) -> None:
         super().__init__(route)
+        self._shared = shared
         self._settings = settings
         self._shared_calibration = shared_calibration
         self._remember = remember
@@ -99,9 +103,21 @@ class SessionStream(GenerationStream[StreamCall]):
             if self._runs_here(text):
                 call = self._call_at(endpoint)
                 self._send(call, pb.DraftSessionRequest(open=self._opening(text)).SerializeToString())
+                call.flush()
         except BaseException:
             self._drop()
             raise
+
+    def share(self) -> None:
+        """Travel on one stream with other sessions of the client, as `RemoteSession.share`."""
+        self._shared.are_wanted = True
+        if self._shared.are_used and isinstance(self._call, StreamCall) and not self._datastores:
+            self._drop()  # it has the text alone
+
+    def flush(self) -> None:
+        """Send what `send` has left to be sent, as `RemoteSession.flush`."""
+        if self._call is not None:
+            self._call.flush()
 
     def accept(
         self,
@@ -255,7 +271,7 @@ class SessionStream(GenerationStream[StreamCall]):
                 self._drop()
             raise
 
-    def _send(self, call: StreamCall, message: bytes) -> None:
+    def _send(self, call: StreamCall | SharedSession, message: bytes) -> None:
         """Send a message that has all of `_next`."""
         call.send(message)
         self._is_open, self._next = True, pb.DraftSessionRequest()
@@ -350,7 +366,7 @@ class SessionStream(GenerationStream[StreamCall]):
         assert self._call is not None
         self._next.finished = True
         # Copied by one instruction, as in `DatastoreClient.close`: other threads add to it.
-        self._finishing.difference_update([one for one in tuple(self._finishing) if not one.is_alive()])
+        self._finishing.difference_update([one for one in tuple(self._finishing) if one.is_set()])
         self._finishing.add(self._call.finish(self._next.SerializeToString()))
         self._call = None
 

@@ -18,41 +18,38 @@ from rest_store.errors import DeadlineError, RestStoreError, ServiceInternalErro
 from rest_store.service.client.client_base import METHOD
 from rest_store.service.errors import error_of_call
 
-_Answers = queue.SimpleQueue[bytes | RestStoreError]
 _Requests = queue.SimpleQueue[bytes | None]
 _Due = queue.SimpleQueue[None]
 
 
-class StreamCall:
-    """One stream of `method` to the service at `target`, with a thread that reads its answers. Not thread-safe."""
+class Answers:
+    """Answers on their way from the thread that reads them to the one that waits, and last an error.
 
-    def __init__(self, channel: grpc.Channel, metadata: Sequence[tuple[str, str]], target: str, method: str) -> None:
-        self._requests: _Requests = queue.SimpleQueue()
-        self._answers: _Answers = queue.SimpleQueue()
-        self._due: _Due = queue.SimpleQueue()  # an item for each answer that may be read
-        self._due.put(None)  # before its message is sent
+    Attributes:
+        ended: set with the error.
+    """
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+        self._queue: queue.SimpleQueue[bytes | RestStoreError] = queue.SimpleQueue()
         self._error: RestStoreError | None = None
-        stream: Any = channel.stream_stream(METHOD + method, None, None)
-        call = stream(iter(self._requests.get, None), metadata=tuple(metadata))
-        self._reader = threading.Thread(
-            target=_read, args=(call, self._answers, self._due, target), name="rest-store stream", daemon=True
-        )
-        self._reader.start()
-        self._end = weakref.finalize(self, _end, call, self._requests, self._due, os.getpid())
 
-    def send(self, message: bytes) -> None:
-        """Send a message; raise ServiceError if the stream is known to have ended."""
+    def put(self, answer: bytes | RestStoreError) -> None:
+        """Add an answer, or the error after which there are none."""
+        self._queue.put(answer)
+        if isinstance(answer, RestStoreError):
+            self.ended.set()
+
+    def require_open(self) -> None:
+        """Raise the error if it has been received."""
         if self._error is not None:
             raise self._error
-        self._requests.put(message)
-        self._due.put(None)
 
     def receive(self, ends: float) -> bytes | None:
-        """Return the next message, or None at `ends` (`time.monotonic`); raise ServiceError if the stream has ended."""
-        if self._error is not None:
-            raise self._error
+        """Return the next answer, or None at `ends` (`time.monotonic`); raise the error after the last one."""
+        self.require_open()
         try:
-            answer = self._answers.get(timeout=max(0.0, ends - time.monotonic()))
+            answer = self._queue.get(timeout=max(0.0, ends - time.monotonic()))
         except queue.Empty:
             return None
         if isinstance(answer, RestStoreError):
@@ -60,19 +57,47 @@ class StreamCall:
             raise answer
         return answer
 
+
+class StreamCall:
+    """One stream of `method` to the service at `target`, with a thread that reads its answers. Not thread-safe."""
+
+    def __init__(self, channel: grpc.Channel, metadata: Sequence[tuple[str, str]], target: str, method: str) -> None:
+        self._requests: _Requests = queue.SimpleQueue()
+        self._answers = Answers()
+        self._due: _Due = queue.SimpleQueue()  # an item for each answer that may be read
+        self._due.put(None)  # before its message is sent
+        stream: Any = channel.stream_stream(METHOD + method, None, None)
+        call = stream(iter(self._requests.get, None), metadata=tuple(metadata))
+        arguments = (call, self._answers, self._due, target)
+        threading.Thread(target=_read, args=arguments, name="rest-store stream", daemon=True).start()
+        self._end = weakref.finalize(self, _end, call, self._requests, self._due, os.getpid())
+
+    def send(self, message: bytes) -> None:
+        """Send a message; raise ServiceError if the stream is known to have ended."""
+        self._answers.require_open()
+        self._requests.put(message)
+        self._due.put(None)
+
+    def flush(self) -> None:
+        """Do nothing: messages have been sent."""
+
+    def receive(self, ends: float) -> bytes | None:
+        """Return the next message, or None at `ends` (`time.monotonic`); raise ServiceError if the stream has ended."""
+        return self._answers.receive(ends)
+
     def close(self) -> None:
         """End the stream."""
         self._end()
 
-    def finish(self, message: bytes) -> threading.Thread:
-        """Send a last message; return the thread that ends once the service has read it and ended the stream."""
+    def finish(self, message: bytes) -> threading.Event:
+        """Send a last message; return what is set once the service has read it and ended the stream."""
         self._requests.put(message)
         self._requests.put(None)
         self._end.detach()
-        return self._reader
+        return self._answers.ended
 
 
-def _read(call: Any, answers: _Answers, due: _Due, target: str) -> None:
+def _read(call: Any, answers: Answers, due: _Due, target: str) -> None:
     """Put every answer of `call` that is `due` into `answers`, and last why the call has ended.
 
     The next one is always being read, so that no message waits for this thread. What else nobody has asked for stays
@@ -82,12 +107,8 @@ def _read(call: Any, answers: _Answers, due: _Due, target: str) -> None:
         while True:
             due.get()
             answers.put(next(call))
-    except StopIteration:
-        answers.put(_ended(target))
-    except grpc.RpcError as error:
-        answers.put(_failure(target, error))
     except Exception as error:  # a step would wait in vain
-        answers.put(ServiceInternalError(f"{target}: the stream failed ({error!r})"))
+        answers.put(failure_of(target, error))
 
 
 def _end(call: Any, requests: _Requests, due: _Due, process: int) -> None:
@@ -98,9 +119,17 @@ def _end(call: Any, requests: _Requests, due: _Due, process: int) -> None:
     due.put(None)
 
 
-def _failure(target: str, status: Any) -> RestStoreError:
-    """Return the error that a stream has ended with. A DeadlineError would say that an answer may still come."""
-    error = error_of_call(target, status)
+def failure_of(target: str, error: Exception | None) -> RestStoreError:
+    """Return the error of ours for one with which a stream has ended; None: it has ended without.
+
+    Never a DeadlineError, which would say that an answer may still come.
+    """
+    if error is None or isinstance(error, StopIteration):
+        return _ended(target)
+    if isinstance(error, grpc.RpcError):
+        error = error_of_call(target, error)
+    if not isinstance(error, RestStoreError):
+        return ServiceInternalError(f"{target}: the stream failed ({error!r})")
     return ServiceUnavailableError(str(error)) if isinstance(error, DeadlineError) else error
 
 
@@ -127,7 +156,7 @@ class AsyncStreamCall:
         try:
             await self._call.write(message)
         except grpc.aio.AioRpcError as error:
-            failure = _failure(self._target, error)
+            failure = failure_of(self._target, error)
             # Here grpc.aio calls it an internal error that the call has ended; the next attempt learns the real status.
             raise (self._failed_write() if isinstance(failure, ServiceInternalError) else failure) from None
         except asyncio.InvalidStateError:
@@ -160,7 +189,7 @@ class AsyncStreamCall:
         try:
             message = reading.result()
         except grpc.aio.AioRpcError as error:
-            raise _failure(self._target, error) from None
+            raise failure_of(self._target, error) from None
         except asyncio.CancelledError:  # of the call, not of this task
             raise _ended(self._target) from None
         if not isinstance(message, bytes):  # grpc.aio.EOF

@@ -13,13 +13,11 @@ import numpy as np
 from rest_store.datastore.kernel import MAX_DEPTH, MAX_LISTED, MAX_SUFFIX
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.evidence import MAX_EVIDENCE_ROWS, Evidence, collect_evidence
-from rest_store.drafting.remote import NODE_BYTES
-from rest_store.errors import LimitError, MessageOrderError, MessageSizeError, QueryError, describe
+from rest_store.errors import LimitError, MessageSizeError, QueryError, describe
 from rest_store.service.server.catalog import Catalog
 from rest_store.service.server.executor import Executor
-from rest_store.service.server.limits import Limits
+from rest_store.service.server.limits import MAX_STREAM_SESSIONS, Limits
 from rest_store.service.server.metrics import Metrics
-from rest_store.service.server.remembered_output import RememberedOutput, RememberedOutputs
 from rest_store.service.server.requests import (
     Proposals,
     Selection,
@@ -40,7 +38,6 @@ from rest_store.service.server.requests import (
 )
 from rest_store.service.server.rights import Rights
 from rest_store.service.server.served import Reading, Served
-from rest_store.service.server.served_session import ServedSession
 from rest_store.service.server.sessions import Sessions
 from rest_store.v1 import datastore_pb2 as pb
 
@@ -59,15 +56,6 @@ class StreamState:
     limits: TreeLimits | None = None
     context: list[int] = field(default_factory=list)
     names_sent: tuple[str, ...] | None = None  # of the datastores that answered last
-
-
-@dataclass
-class SessionState:
-    """What the stream of a session may do, and the session, once it is open."""
-
-    rights: Rights
-    session: ServedSession | None = None
-    output: RememberedOutput | None = None
 
 
 class _EvidenceWork(NamedTuple):
@@ -92,7 +80,6 @@ class Handlers:
         self._limits = limits
         self._metrics = metrics
         self._executor = executor
-        self._outputs = RememberedOutputs()
         self._max_evidence_rows = MAX_EVIDENCE_ROWS if metrics.build["kernel"] == "native" else 0
 
     async def draft(self, data: bytes, rights: Rights) -> bytes:
@@ -140,51 +127,6 @@ class Handlers:
             del request
             await self._add_trees(response.trees, served, state.limits, [state.context[-state.limits.max_suffix :]])
         return response.SerializeToString()
-
-    async def session_step(self, state: SessionState, data: bytes) -> bytes | None:
-        """Answer the next DraftSessionRequest of a stream, if it asks for anything."""
-        request = parse(pb.DraftSessionRequest, data)
-        if self._sessions is None:
-            expected = "none: this service has no native kernel to run sessions with"
-            raise LimitError(describe("request", "session", "asked for", expected))
-        if request.HasField("open") == (state.session is not None):
-            found, expected = ("second", "none") if state.session is not None else ("absent", "first")
-            raise MessageOrderError(describe("session", "opening", found, f"{expected}: a session is opened once"))
-        if state.session is None:
-            served = self._catalog.select(selection_of(request.open.selection, self._limits), state.rights)
-            if request.open.remember:
-                state.rights.require_write()
-                live = self._catalog.live(request.open.remember, served[0].fingerprint, state.rights)
-                state.output = RememberedOutput.of(request.open, live)
-            state.session = self._sessions.begin(request.open, served)
-        is_opening, finished = request.HasField("open"), request.finished
-        step = state.session.step(request)
-        steps, tokens = len(request.accepted), sum(len(one.tokens) for one in request.accepted)
-        del request
-        state.session.in_step = True
-        try:
-            [response] = await self._executor.run([step.run], small=step.small)
-        finally:
-            state.session.in_step = False
-        if state.output is not None:
-            if is_opening:
-                self._outputs.begin(state.output)
-            state.output.finished |= finished
-        state.session.require_learnt()
-        self._metrics.session_steps += steps
-        self._metrics.session_tokens += tokens
-        if response is None:
-            return None
-        self._metrics.session_trees += 1
-        self._metrics.nodes += len(response.nodes) // NODE_BYTES
-        return response.SerializeToString()
-
-    def end_session(self, state: SessionState) -> None:
-        """Give back what the session of a stream has taken, and remember its output."""
-        if state.session is not None and self._sessions is not None:
-            self._sessions.end(state.session)
-            if state.output is not None:
-                self._outputs.end(state.output, *state.session.output())
 
     async def longest_suffix_match(self, data: bytes, rights: Rights) -> bytes:
         """Answer a LongestSuffixMatchRequest."""
@@ -244,6 +186,7 @@ class Handlers:
                 max_depth=MAX_DEPTH,
                 max_evidence_rows=self._max_evidence_rows,
                 max_request_bytes=self._limits.max_request_bytes,
+                max_stream_sessions=MAX_STREAM_SESSIONS if self._sessions is not None else 0,
                 **limits,
             ),
             calibration=self._sessions.fingerprint if self._sessions is not None else "",

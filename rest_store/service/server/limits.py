@@ -15,6 +15,7 @@ _GREATEST_MEMORY = 1 << 50
 # proposals of a single context.
 _CONTEXT_BYTES, _OTHER_BYTES = 512, 64 << 10
 _TOKEN_BYTES = 8  # of the text of a session
+MAX_STREAM_SESSIONS = 256  # whose steps one message may have
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,11 @@ class Limits:
     def max_opening_bytes(self) -> int:
         """Size of the first message of a session, which has its text."""
         return self.max_request_bytes + _TOKEN_BYTES * self.max_session_tokens
+
+    @property
+    def max_steps_bytes(self) -> int:
+        """Size of a message of many sessions: of one opening, and of other steps."""
+        return self.max_opening_bytes + self.max_request_bytes
 
     @property
     def max_proposals(self) -> int:

@@ -6,7 +6,6 @@ It reserves the most memory that its text can take before anything is made of a 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,12 +48,23 @@ class Step(NamedTuple):
     """The work of one message, without the message.
 
     Attributes:
-        run: does it, in any thread, and returns the response, if one was asked for.
-        small: as `Executor.run` takes it.
+        session: that it belongs to.
+        accepted: what is appended.
+        nodes: most of the tree, or 0 if none is asked for.
+        sequence: of the response.
+        tokens: that are taken in.
     """
 
-    run: Callable[[], pb.DraftSessionResponse | None]
-    small: bool
+    session: ServedSession
+    accepted: Sequence[Accepted]
+    nodes: int
+    sequence: int
+    tokens: int
+
+    @property
+    def is_long(self) -> bool:
+        """Whether taking in the tokens may take longer than a millisecond or so."""
+        return self.tokens > _SMALL_TOKENS
 
 
 class ServedSession:
@@ -146,9 +156,7 @@ class ServedSession:
                 self._output += tokens.tobytes()
         if request.draft.HasField("costs"):
             self._costs = step_costs(request.draft.costs)
-        small = nodes <= _SMALL_NODES and new + (self._length if first else 0) <= _SMALL_TOKENS
-        sequence = request.draft.sequence if nodes else None
-        return Step(partial(self._run, accepted, nodes, sequence), small)
+        return Step(self, accepted, nodes, request.draft.sequence, new + (self._length if first else 0))
 
     def follow_changes(self) -> None:
         """Let go of shards that live datastores have replaced, unless a step reads them: they keep files and memory."""
@@ -171,22 +179,34 @@ class ServedSession:
             self._recycled_memory = memory
             self._require_memory(0)
 
-    def _run(self, accepted: Sequence[Accepted], nodes: int, sequence: int | None) -> pb.DraftSessionResponse | None:
+    def take(self, accepted: Sequence[Accepted]) -> None:
+        """Append what the model produced; with the first step, take in the opening.
+
+        Raises:
+            LimitError, TokenRangeError, ContextTypeError: the opening or a top-k is malformed.
+            DatastoreUnavailableError: a datastore cannot be read.
+        """
         with Reading(self._served):
             if self._native is None:
                 self._native = self._opened()
             for one in accepted:
                 append(self._native, *one)
-            if sequence is None:
-                return None
-            follow_changes(self._native, self._datastores)
-            drafted = self._native.draft_nodes(nodes, self._costs)
-        response = pb.DraftSessionResponse(
-            sequence=sequence,
-            nodes=drafted,
-            calibration_weights=self.calibration.native.weights,
-            recent=self._native.recent,
-        )
+
+    def draft(self, nodes: int) -> bytes:
+        """Return a tree of at most so many nodes as a response has it."""
+        follow_changes(self._native, self._datastores)
+        drafted: bytes = self._native.draft_nodes(nodes, self._costs)
+        return drafted
+
+    def answer(self, tree: bytes, sequence: int) -> pb.DraftSessionResponse:
+        """Return the response with a tree; raise DatastoreUnavailableError if a datastore could not be read for it."""
+        with Reading(self._served):
+            response = pb.DraftSessionResponse(
+                sequence=sequence,
+                nodes=tree,
+                calibration_weights=self.calibration.native.weights,
+                recent=self._native.recent,
+            )
         if not self._names_sent:
             self._names_sent = True
             response.datastores.extend(one.name for one in self._served)
@@ -228,3 +248,44 @@ class ServedSession:
             self._output[:0] = text[prompt_length:].tobytes()
         del self._opening
         return native
+
+
+def are_small(steps: Sequence[Step]) -> bool:
+    """Return whether steps together take less than a millisecond or so."""
+    return sum(step.nodes for step in steps) <= _SMALL_NODES and sum(step.tokens for step in steps) <= _SMALL_TOKENS
+
+
+def run_steps(steps: Sequence[Step]) -> list[pb.DraftSessionResponse | Exception | None]:
+    """Do the work of steps of different sessions, in any thread; all trees are drafted together.
+
+    Returns:
+        For each step the response, or None if no tree was asked for, or what was raised.
+    """
+    results: list[pb.DraftSessionResponse | Exception | None] = [None] * len(steps)
+    drafting = []
+    for place, step in enumerate(steps):
+        try:
+            step.session.take(step.accepted)
+            if step.nodes:
+                drafting.append(place)
+        except Exception as error:
+            results[place] = error
+    trees = _trees([steps[place] for place in drafting]) if drafting else []
+    for place, tree in zip(drafting, trees, strict=True):
+        try:
+            results[place] = steps[place].session.answer(tree, steps[place].sequence)
+        except Exception as error:
+            results[place] = error
+    return results
+
+
+def _trees(steps: Sequence[Step]) -> list[bytes]:
+    """Return the trees that steps ask for, as responses have them."""
+    if len(steps) == 1:
+        return [steps[0].session.draft(steps[0].nodes)]
+    sessions = [step.session for step in steps]
+    for session in sessions:
+        follow_changes(session._native, session._datastores)
+    natives, costs = [session._native for session in sessions], [session._costs for session in sessions]
+    drafted: list[bytes] = native_session_kernel().draft_nodes_all(natives, [step.nodes for step in steps], costs)
+    return drafted

@@ -36,6 +36,7 @@ from rest_store.service.server.metrics_endpoint import MetricsEndpoint
 from rest_store.service.server.reloads import Reloads
 from rest_store.service.server.rights import BearerTokens
 from rest_store.service.server.servicer import METHODS, SERVICE, Answer, Servicer
+from rest_store.service.server.session_handlers import SessionHandlers
 from rest_store.service.server.sessions import Sessions
 from rest_store.service.server.unix_socket import SocketPermissions
 from rest_store.v1 import datastore_pb2 as pb
@@ -109,8 +110,10 @@ class Server:
             f"/{_HEALTH}/Watch": (health_pb2.HealthCheckRequest, self._health.watch),
             f"/{reflection.SERVICE_NAME}/ServerReflectionInfo": (reflection_pb2.ServerReflectionRequest, reflect),
         }
+        parts = (self._catalog, options.limits, self._metrics, Executor(self._workers), self._sessions)
         self._servicer = Servicer(
-            Handlers(self._catalog, options.limits, self._metrics, Executor(self._workers), self._sessions),
+            Handlers(*parts),
+            SessionHandlers(*parts),
             LiveHandlers(self._catalog, options.limits),
             self.start_reload,
             limits=options.limits,
@@ -248,7 +251,7 @@ def _require_secure(options: Options, has_tokens: bool) -> None:
 def _channel_options(limits: Limits) -> list[tuple[str, int]]:
     return [
         # gRPC refuses larger messages unread; those between the two limits get our own error.
-        ("grpc.max_receive_message_length", limits.max_opening_bytes + (4 << 20)),
+        ("grpc.max_receive_message_length", limits.max_steps_bytes + (4 << 20)),
         ("grpc.max_send_message_length", -1),
         ("grpc.so_reuseport", 0),  # a second service on the same port is a mistake
         ("grpc.max_concurrent_streams", limits.max_in_flight + limits.max_streams),  # of one connection

@@ -29,14 +29,16 @@ from rest_store.errors import (
     describe,
 )
 from rest_store.service.address import is_local_peer
-from rest_store.service.errors import DETAILS_KEY, DOMAIN, status_of
-from rest_store.service.server.handlers import Handlers, SessionState, StreamState
+from rest_store.service.errors import DETAILS_KEY, DOMAIN, Status, status_of
+from rest_store.service.server.handlers import Handlers, StreamState
 from rest_store.service.server.limits import Gate, Limits
 from rest_store.service.server.live_handlers import LiveHandlers
 from rest_store.service.server.logs import EventLog
 from rest_store.service.server.metrics import Metrics
 from rest_store.service.server.requests import parse
 from rest_store.service.server.rights import BearerTokens, Rights
+from rest_store.service.server.session_handlers import SessionHandlers, SessionState
+from rest_store.service.server.shared_stream import SharedStream
 from rest_store.v1 import datastore_pb2 as pb
 
 SERVICE = pb.DESCRIPTOR.services_by_name["DatastoreService"].full_name
@@ -66,6 +68,7 @@ class Servicer(GenericHandler):
 
     Args:
         handlers: answer the requests that ask.
+        session_handlers: answer the messages of sessions.
         live_handlers: answer those that change live datastores.
         reload: starts a reload, after one that runs.
         limits: of message sizes and of calls in flight.
@@ -80,6 +83,7 @@ class Servicer(GenericHandler):
     def __init__(
         self,
         handlers: Handlers,
+        session_handlers: SessionHandlers,
         live_handlers: LiveHandlers,
         reload: Callable[[], asyncio.Task[pb.ReloadResponse]],
         *,
@@ -92,6 +96,7 @@ class Servicer(GenericHandler):
         log_requests: bool = False,
     ) -> None:
         self._handlers = handlers
+        self._session_handlers = session_handlers
         self._reload = reload
         self._limits = limits
         self._tokens = tokens
@@ -106,6 +111,7 @@ class Servicer(GenericHandler):
         self._rights: WeakKeyDictionary[asyncio.Task[Any], Rights] = WeakKeyDictionary()  # of calls
         self._in_step: set[asyncio.Task[Any]] = set()  # streams whose latest message is not answered yet
         self._last_messages: dict[asyncio.Task[Any], float] = {}  # when those of streams came, on a monotonic clock
+        self._shared: dict[asyncio.Task[Any], SharedStream] = {}  # streams of many sessions
         self._endings: WeakKeyDictionary[asyncio.Task[Any], RestStoreError] = WeakKeyDictionary()  # of streams
         unary = grpc.unary_unary_rpc_method_handler
         methods = {
@@ -118,6 +124,7 @@ class Servicer(GenericHandler):
             "Reload": unary(self._reload_datastores),
             "DraftStream": self._streaming("DraftStream", self._draft_stream),
             "DraftSession": self._streaming("DraftSession", self._draft_session),
+            "DraftSessions": self._streaming("DraftSessions", self._draft_sessions),
         }
         assert set(methods) == set(METHODS)
         self._methods = {f"/{SERVICE}/{name}": handler for name, handler in methods.items()}
@@ -182,9 +189,12 @@ class Servicer(GenericHandler):
     def end_idle_streams(self, seconds: float) -> None:
         """End the sessions that have had no message for so long."""
         latest = monotonic() - seconds
+        error = ServiceUnavailableError(f"session is idle: it had no message for {seconds} s")
+        for stream in list(self._shared.values()):
+            stream.end_idle(latest, error)
         for task, last_message in list(self._last_messages.items()):
             if last_message < latest and task not in self._in_step:
-                self._end(task, ServiceUnavailableError(f"session is idle: it had no message for {seconds} s"))
+                self._end(task, error)
 
     def end_revoked_streams(self) -> None:
         """End the streams whose token is not accepted any more, or allows something else than before."""
@@ -250,11 +260,39 @@ class Servicer(GenericHandler):
 
     async def _draft_session(self, context: Context) -> None:
         state = SessionState(self._rights_of_call())
-        handle = partial(self._handlers.session_step, state)
+        handle = partial(self._session_handlers.step, state)
         try:
             await self._converse("DraftSession", handle, context, self._limits.max_opening_bytes)
         finally:
-            self._handlers.end_session(state)
+            self._session_handlers.end(state)
+
+    async def _draft_sessions(self, context: Context) -> None:
+        name = "DraftSessions"
+        task = asyncio.current_task()
+        assert task is not None
+
+        async def write(message: bytes) -> None:
+            await context.write(message)
+            self._metrics.methods[name].bytes_sent += len(message)
+
+        def end_of(error: Exception) -> pb.SessionEnd:
+            status, message = self._reported(name, error, context)
+            return pb.SessionEnd(code=code_pb2.Code.Value(status.code), message=message, reason=status.reason)
+
+        def settled() -> None:
+            if not stream.is_running:
+                self._in_step.discard(task)
+                if self.draining:
+                    self._end(task, _shutting_down())
+
+        most = self._limits.max_steps_bytes
+        stream = SharedStream(self._session_handlers, self._rights_of_call(), self._limits, write, end_of, settled)
+        self._shared[task] = stream
+        try:
+            await self._converse(name, stream.take, context, most, most)
+        finally:
+            del self._shared[task]
+            stream.close()
 
     def _rights_of_call(self) -> Rights:
         task = asyncio.current_task()
@@ -262,7 +300,12 @@ class Servicer(GenericHandler):
         return self._rights[task]
 
     async def _converse(
-        self, name: str, handle: Handle[bytes] | Handle[bytes | None], context: Context, most_at_first: int = 0
+        self,
+        name: str,
+        handle: Handle[bytes] | Handle[bytes | None],
+        context: Context,
+        most_at_first: int = 0,
+        most: int = 0,
     ) -> None:
         """Answer the messages of a stream, one after the other, until its client ends it or this service drains."""
         task = asyncio.current_task()
@@ -274,12 +317,14 @@ class Servicer(GenericHandler):
                 if (data := await context.read()) is EOF:
                     return
                 self._in_step.add(task)
-                response = await self._answer(name, handle, data, 0 if messages else most_at_first)
+                response = await self._answer(name, handle, data, most if messages else most_at_first)
                 del data
                 messages += 1
                 if response is not None:
                     await context.write(response)
                     answers += 1
+                if task in self._shared and self._shared[task].is_running:
+                    continue
                 self._in_step.discard(task)
                 if self.draining:
                     raise _shutting_down()
@@ -307,6 +352,15 @@ class Servicer(GenericHandler):
 
     async def _fail(self, name: str, error: Exception, context: Context) -> None:
         """End a call with the status of `error`; raises what ends the call within gRPC."""
+        status, message = self._reported(name, error, context)
+        detail = AnyMessage()
+        detail.Pack(error_details_pb2.ErrorInfo(reason=status.reason, domain=DOMAIN))
+        details = status_pb2.Status(code=code_pb2.Code.Value(status.code), message=message, details=[detail])
+        trailing = ((DETAILS_KEY, details.SerializeToString()),)
+        await context.abort(getattr(grpc.StatusCode, status.code), message, trailing)
+
+    def _reported(self, name: str, error: Exception, context: Context) -> tuple[Status, str]:
+        """Count and log an error that ends a call or a session; return its status, and the message of it."""
         status = status_of(error)
         message = str(error)
         if len(message) > _LONGEST_MESSAGE:
@@ -321,11 +375,7 @@ class Servicer(GenericHandler):
         traceback.clear_frames(error.__traceback__)  # else they hold the request until the next garbage collection
         if name in self._metrics.methods:
             self._metrics.methods[name].ended(status.code)
-        detail = AnyMessage()
-        detail.Pack(error_details_pb2.ErrorInfo(reason=status.reason, domain=DOMAIN))
-        details = status_pb2.Status(code=code_pb2.Code.Value(status.code), message=message, details=[detail])
-        trailing = ((DETAILS_KEY, details.SerializeToString()),)
-        await context.abort(getattr(grpc.StatusCode, status.code), message, trailing)
+        return status, message
 
 
 def _require_size(what: str, size: int, most: int) -> None:
