@@ -37,12 +37,12 @@ class Sample {
     }
   };
 
-  // Start with about `wanted` rows of `shape` from the continuations of `match` in `shards`.
+  // Start with about `wanted` rows of `shape` from the continuations of `match`, if one of `shards` has all; else more.
   void start(const std::vector<ShardView>& shards, const Match& match, const RowShape& shape, std::uint64_t wanted) {
     const std::vector<Interval>& intervals = match.intervals;
     skip_ = match.length;
     shape_ = shape;
-    double roots = 0;
+    double roots = 0, greatest = 0;
     std::size_t used = 0;
     parts_.resize(shards.size());
     for (std::size_t s = 0; s < shards.size(); ++s)
@@ -53,10 +53,13 @@ class Sample {
         part.ranks.clear();
         part.root = std::sqrt(static_cast<double>(part.interval.width()));
         roots += part.root;
+        greatest = std::max(greatest, part.root);
       }
     parts_.resize(used);
     lengths_.clear();
-    set_strides([&](const Part& part) { return part.root * roots / static_cast<double>(wanted); });
+    // As many rows of one shard leave as little unseen; so a sample of several shards seldom needs refinement.
+    const double factor = 2 * static_cast<double>(match.count) / (static_cast<double>(wanted) * (roots + greatest));
+    set_strides([&](const Part& part) { return part.root * factor; });
     all_ = unseen_ == 0;
     fill([&](const Part& part, auto&& add) { add_between(part, part.interval.begin, part.interval.end, add); });
   }
