@@ -111,6 +111,13 @@ def sort_bytes(text: npt.NDArray[np.uint8], order: npt.NDArray[np.int32]) -> Non
         raise MemoryError(f"suffix array: libdivsufsort returned {status} for {len(order)} bytes of text")
 
 
+def byte_sorter() -> int:
+    """Return the address of the C function that `sort_bytes` calls, `divsufsort(text, order, size)`."""
+    from pydivsufsort.dll import libdivsufsort  # of the [build] extra
+
+    return int(ctypes.cast(libdivsufsort.divsufsort, ctypes.c_void_p).value or 0)
+
+
 def peak_bytes(position_count: int, vocabulary_size: int) -> int:
     """Return a bound on the bytes that `suffix_array` allocates, its result included and `symbols` not.
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from build_index.suffix_array import sort_bytes
+from build_index.suffix_array import byte_sorter, sort_bytes
 from rest_store.datastore.header import (
     HEADER_SIZE,
     KEY_STRIDE,
@@ -111,22 +111,21 @@ def sorted_segment(payloads: list[Payload], span: Span, vocabulary_size: int) ->
 
     Releases the GIL for all that takes time in proportion to the size.
     """
-    symbols = _zeros(sum(payload.size for payload in payloads) + TAIL_SIZE)
-    np.concatenate(payloads, out=symbols[:-TAIL_SIZE])
+    symbols = _joined([*payloads, np.zeros(TAIL_SIZE, np.uint8)])
     width = token_width(vocabulary_size)
     positions = (symbols.size - TAIL_SIZE) // width
     entries = positions - span.document_count
     bits = entry_bits(positions)
-    keys = np.zeros(-(-entries // KEY_STRIDE), np.uint64)
-    packed = _zeros(8 * -(-entries * bits // 64) + TAIL_SIZE)
-    order = _zeros(4 * (symbols.size - TAIL_SIZE)).view(np.int32)
-    with _one_thread():
-        sort_bytes(symbols[:-TAIL_SIZE], order)
+    keys = np.empty(-(-entries // KEY_STRIDE), np.uint64)
+    packed = _room(8 * -(-entries * bits // 64) + TAIL_SIZE)
+    order = _room(4 * (symbols.size - TAIL_SIZE)).view(np.int32)
     native = native_module()
-    if native is None:
-        _pack(order, symbols, width, bits, keys, packed)
-    else:
-        native.pack_suffixes(order, symbols, width, bits, keys, packed)
+    with _one_thread():
+        if native is None:
+            sort_bytes(symbols[:-TAIL_SIZE], order)
+            _pack(order, symbols, width, bits, keys, packed)
+        elif native.sort_suffixes(byte_sorter(), symbols, width, bits, order, keys, packed):
+            raise MemoryError(f"libdivsufsort cannot sort {order.size} bytes of text")
     view = KernelShard(symbols, keys.view(np.uint8), packed, positions, entries, keys.size, width, bits)
     return Segment(span, view)
 
@@ -151,10 +150,21 @@ def segment_of(documents: Sequence[Document], vocabulary_size: int, young: Segme
     return sorted_segment([young.payload, payload], young.span.joined(span), vocabulary_size)
 
 
-def _zeros(size: int) -> npt.NDArray[np.uint8]:
-    """Return uint8[size]. A large array goes back to the system with its last reference; the heap would keep some."""
+def _joined(parts: Sequence[Payload]) -> Payload:
+    """Return `parts` as one array; numpy would pass the GIL on for each of them, however small."""
+    size = sum(part.size for part in parts)
     if size < _OWN_PAGES:
-        return np.zeros(size, np.uint8)
+        return np.frombuffer(b"".join(part.data for part in parts), np.uint8)
+    return np.concatenate(parts, out=_room(size))
+
+
+def _room(size: int) -> npt.NDArray[np.uint8]:
+    """Return uint8[size] of any content.
+
+    A large array goes back to the system with its last reference; the heap would keep some.
+    """
+    if size < _OWN_PAGES:
+        return np.empty(size, np.uint8)
     try:
         return np.frombuffer(mmap.mmap(-1, size), np.uint8)
     except OSError as error:
@@ -176,6 +186,7 @@ def _pack(
     keys[:] = symbols[places[::KEY_STRIDE, None] + np.arange(8)].view(">u8")[:, 0]
     content = pack_entries(places // width, bits)
     packed[: len(content)] = np.frombuffer(content, np.uint8)
+    packed[len(content) :] = 0
 
 
 @contextmanager

@@ -251,6 +251,8 @@ class Writer:
 
     def evict(self) -> bool:
         """Evict what is too much or too old by now; return whether anything was."""
+        if not self._evicts():  # without a lock that additions wait for
+            return False
         with self._commit, self._change():
             segments = self.segments.all
             kept = self._kept(segments, max(self._newest, self._clock()))
@@ -373,6 +375,11 @@ class Writer:
         positions = newest.position_count + sum(len(document.symbols) // self._width + 1 for document in new)
         fits = positions <= self._bounds.young and self._bounds.may_span(newest.span.oldest, now)
         return fits and self._is_young(newest)
+
+    def _evicts(self) -> bool:
+        """Return whether there is too much, or something too old, by now."""
+        segments = self.segments.all
+        return len(self._kept(segments, max(self._newest, self._clock()))) < len(segments)
 
     def _kept(self, segments: Sequence[Segment], now: float) -> Sequence[Segment]:
         """Return the newest of `segments`, without those that are too much or, at the time `now`, too old."""

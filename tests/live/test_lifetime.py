@@ -148,11 +148,12 @@ from tests.shared.strategies import identity
 native, busy, go = segment.native_module(), threading.Event(), threading.Event()
 
 class Slow:
-    def pack_suffixes(self, *arguments):
+    def sort_suffixes(self, *arguments):
         busy.set()
         go.wait()
-        native.pack_suffixes(*arguments)
+        status = native.sort_suffixes(*arguments)
         print("sorted", flush=True)
+        return status
 
 live = LiveDatastore.open(sys.argv[1], tokenizer=identity(300))
 segment.native_module = Slow

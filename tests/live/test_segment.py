@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 from pathlib import Path
 
@@ -73,15 +74,25 @@ def test_what_does_not_fit_is_refused() -> None:
 
     def pack(
         order: np.ndarray = order,
+        status: int = 0,
         symbols: np.ndarray = symbols,
         width: int = 2,
         bits: int = 2,
         keys: int = 1,
         words: int = 1,
-    ) -> None:
-        native.pack_suffixes(order, symbols, width, bits, np.zeros(keys, np.uint64), np.zeros(8 * words + 8, np.uint8))
+    ) -> int:
+        @ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
+        def sorter(text: int, room: int, size: int) -> int:
+            assert bytes((ctypes.c_uint8 * size).from_address(text)) == symbols[:size].tobytes()
+            (ctypes.c_int32 * size).from_address(room)[:] = order.tolist()
+            return status
 
-    pack()
+        address = ctypes.cast(sorter, ctypes.c_void_p).value
+        room = np.zeros(order.size, np.int32), np.zeros(keys, np.uint64), np.zeros(8 * words + 8, np.uint8)
+        return native.sort_suffixes(address, symbols, width, bits, *room)
+
+    assert pack() == 0
+    assert pack(status=-2) == -2
     for wrong in (
         {"order": order[:-1]},
         {"order": order + 7},

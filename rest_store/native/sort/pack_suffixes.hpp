@@ -16,7 +16,7 @@ struct SortedBytes {
   std::uint32_t width;                    // bytes of a symbol
 };
 
-// Write the keys and the entries of `bits` each. `entries` has room for whole words and a tail; it is zero before.
+// Write the keys and the entries of `bits` each. `entries` has room for whole words and a tail of zeros.
 // Throws std::out_of_range if the sizes are not those of these symbols.
 inline void pack_suffixes(const SortedBytes& sorted, std::uint32_t bits, std::span<std::uint64_t> keys,
                           std::span<std::uint8_t> entries) {
@@ -47,7 +47,11 @@ inline void pack_suffixes(const SortedBytes& sorted, std::uint32_t bits, std::sp
       word = used == 0 ? 0 : position >> (bits - used);
     }
   }
-  if (used > 0) std::memcpy(out, &word, 8);
+  if (used > 0) {
+    std::memcpy(out, &word, 8);
+    out += 8;
+  }
+  std::memset(out, 0, 8);
 }
 
 }  // namespace rest_store
