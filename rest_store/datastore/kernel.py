@@ -71,12 +71,18 @@ def native_session_kernel() -> Any:
 _warned = False
 
 
-def open_kernel(views: Sequence[KernelShard], vocabulary_size: int) -> Kernel:
-    """Return a kernel over shards: the native one if it was built, otherwise the reference with one warning."""
+def open_kernel(views: Sequence[KernelShard], vocabulary_size: int, before: Kernel | None = None) -> Kernel:
+    """Return a kernel over shards: the native one if it was built, otherwise the reference with one warning.
+
+    Args:
+        views: the shards.
+        vocabulary_size: ids are `0 .. vocabulary_size - 1`.
+        before: a kernel over shards of the same documents, or of some of them; this one uses the trees that it caches.
+    """
     global _warned
     native = native_kernel()
     if kernel_name() == "native" and native is not None:
-        return native(views, vocabulary_size)  # type: ignore[no-any-return]
+        return native(views, vocabulary_size, before if isinstance(before, native) else None)  # type: ignore[no-any-return]
     if native is None and not _warned:
         _warned = True
         warnings.warn(

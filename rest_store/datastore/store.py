@@ -29,9 +29,15 @@ class Snapshot:
     kernel: Kernel
 
     @classmethod
-    def of(cls, views: Sequence[KernelShard], vocabulary_size: int) -> Snapshot:
-        """Return the snapshot of `views`, at least one."""
-        return cls(views, open_kernel(views, vocabulary_size))
+    def of(cls, views: Sequence[KernelShard], vocabulary_size: int, before: Snapshot | None = None) -> Snapshot:
+        """Return the snapshot of `views`, at least one.
+
+        Args:
+            views: the shards.
+            vocabulary_size: ids are `0 .. vocabulary_size - 1`.
+            before: an earlier snapshot, whose documents are all here; what it caches is used again.
+        """
+        return cls(views, open_kernel(views, vocabulary_size, None if before is None else before.kernel))
 
     @classmethod
     def closed(cls, path: Path) -> Snapshot:

@@ -36,7 +36,7 @@ class Follower:
         self._bounds = Bounds()
         self._lock = threading.Lock()
         self._version = -1
-        self._deletions = -1
+        self._deletions, self._first = -1, -1
         with ExitStack() as opened:
             self._documents = opened.enter_context(closing(Documents(directory, read_only=True)))
             self.tokenizer = self._documents.tokenizer()
@@ -91,5 +91,6 @@ class Follower:
         while run := to_merge(memory, self._bounds):
             start = memory.index(run[0])
             memory[start : start + len(run)] = [joined_segment(run, self.segments.vocabulary_size)]
-        self._deletions = state.deletions
-        self.segments.set([*files, *memory])
+        without_some = (state.deletions, state.first) != (self._deletions, self._first)
+        self.segments.set([*files, *memory], without_some=without_some)
+        self._deletions, self._first = state.deletions, state.first

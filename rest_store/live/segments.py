@@ -127,11 +127,17 @@ class Segments:
         self.vocabulary_size = vocabulary_size
         self.all: tuple[Segment, ...] = ()
         self._nothing = _empty_view(vocabulary_size)
-        self.set(())
+        self.snapshot = Snapshot.of([self._nothing], vocabulary_size)
 
-    def set(self, segments: Sequence[Segment]) -> None:
-        """Have queries read `segments` from now on."""
-        snapshot = Snapshot.of([segment.view for segment in segments] or [self._nothing], self.vocabulary_size)
+    def set(self, segments: Sequence[Segment], *, without_some: bool = True) -> None:
+        """Have queries read `segments` from now on.
+
+        Args:
+            segments: all of them.
+            without_some: whether they may lack documents that were there before.
+        """
+        views = [segment.view for segment in segments] or [self._nothing]
+        snapshot = Snapshot.of(views, self.vocabulary_size, None if without_some else self.snapshot)
         self.all, self.snapshot = tuple(segments), snapshot
 
     def replaced(self, old: Sequence[Segment], new: Segment) -> list[Segment] | None:

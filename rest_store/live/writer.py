@@ -221,7 +221,7 @@ class Writer:
             self._log_holds_deleted = True
             self._documents.delete(numbers, gone, [record for record in after if record not in before])
             self._deletions += 1
-            self._show(kept)
+            self._show(kept, without_some=True)
         count = sum(number >= self._first for number in numbers)
         self.counts.deleted += count
         return count
@@ -394,18 +394,19 @@ class Writer:
             start += 1
         return segments[start:]
 
-    def _show(self, segments: Sequence[Segment], first: int | None = None) -> None:
+    def _show(self, segments: Sequence[Segment], first: int | None = None, *, without_some: bool = False) -> None:
         """Have queries read `segments`, which are stored; remove the files of those that are gone.
 
         Args:
             segments: all that there are.
             first: if documents were evicted, the number of the first that is left.
+            without_some: whether documents were deleted.
         """
         gone = set(records_of(self.segments.all)) - set(records_of(segments))
         if first is not None:
             evicted = [segment.span for segment in self.segments.all if segment.span.last < first]
             self.counts.evicted += sum(span.document_count for span in evicted)
-        self.segments.set(segments)
+        self.segments.set(segments, without_some=without_some or first is not None)
         if first is not None:
             self._first, self._unpurged = first, True
         self._segment_files.remove(gone)  # whoever still reads them has them mapped

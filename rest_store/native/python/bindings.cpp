@@ -46,8 +46,11 @@ using TreePointer = std::shared_ptr<const PackedTree>;
 // A kernel and the shards that keep its mappings open. Answers that were read from lost pages are not returned.
 class NativeKernel {
  public:
-  NativeKernel(const nb::list& shards, std::uint32_t vocabulary)
-      : shards_(shards), kernel_(shard_views(shards), vocabulary) {}
+  // `before`: the kernel of the same documents, or of some of them; its cached trees are used here.
+  NativeKernel(const nb::list& shards, std::uint32_t vocabulary, const NativeKernel* before)
+      : shards_(shards),
+        kernel_(shard_views(shards), vocabulary,
+                before == nullptr ? std::make_shared<TreeCache>() : before->kernel_.cache()) {}
 
   nb::tuple longest_suffix_match(const Tokens& context) {
     const Suffix suffix = suffix_of(context, kMaxSuffix);
@@ -160,7 +163,8 @@ NB_MODULE(_kernel, module) {
   bind_evidence(module);
   bind_sessions(module);
   nb::class_<NativeKernel>(module, "NativeKernel", nb::is_weak_referenceable())
-      .def(nb::init<const nb::list&, std::uint32_t>(), "shards"_a, "vocabulary_size"_a)
+      .def(nb::init<const nb::list&, std::uint32_t, const NativeKernel*>(), "shards"_a, "vocabulary_size"_a,
+           "before"_a.none() = nb::none())
       .def("longest_suffix_match", &NativeKernel::longest_suffix_match)
       .def("draft", &NativeKernel::draft)
       .def("count", &NativeKernel::count)

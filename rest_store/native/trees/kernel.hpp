@@ -1,6 +1,9 @@
 // The exact queries of a datastore: longest suffix match, draft tree and count.
 #pragma once
 
+#include <memory>
+
+#include "search/file_mapping.hpp"
 #include "trees/draft.hpp"
 #include "trees/tree_cache.hpp"
 
@@ -10,11 +13,12 @@ namespace rest_store {
 // memory.
 class Kernel {
  public:
-  Kernel(std::vector<ShardView> shards, std::uint32_t vocabulary)
-      : shards_(std::move(shards)), vocabulary_(vocabulary), key_tree_(shards_) {}
+  Kernel(std::vector<ShardView> shards, std::uint32_t vocabulary, std::shared_ptr<TreeCache> cache)
+      : shards_(std::move(shards)), vocabulary_(vocabulary), key_tree_(shards_), cache_(std::move(cache)) {}
 
   std::uint32_t vocabulary() const { return vocabulary_; }
   std::uint32_t width() const { return shards_[0].width; }
+  const std::shared_ptr<TreeCache>& cache() const { return cache_; }
 
   // The longest match of a context that ends with `suffix`; valid until the thread's next query.
   const Match& match(const Suffix& suffix) { return scratch().matcher.longest(shards_, key_tree_, suffix); }
@@ -24,12 +28,13 @@ class Kernel {
     const bool is_heavy = match.count >= TreeCache::kHeavy;
     const std::string_view tokens(reinterpret_cast<const char*>(suffix.last(match.length)),
                                   std::size_t{match.length} * suffix.width);
-    std::shared_ptr<const PackedTree> tree = is_heavy ? cache_.lookup(tokens, limits) : nullptr;
+    std::shared_ptr<const PackedTree> tree = is_heavy ? cache_->lookup(tokens, limits, match.count) : nullptr;
     if (tree != nullptr) return tree;
     Drafter& drafter = scratch().drafter;
     tree = std::make_shared<const PackedTree>(drafter.draft(shards_, match, vocabulary_, limits));
     if (drafter.holds_excess()) drafter = Drafter();
-    if (is_heavy) cache_.insert(tokens, limits, tree);
+    // Once a page was lost, the tree may be of zeros, and the cache outlives these shards.
+    if (is_heavy && !FileMapping::any_lost()) cache_->insert(tokens, limits, tree);
     return tree;
   }
 
@@ -66,7 +71,7 @@ class Kernel {
   std::vector<ShardView> shards_;
   std::uint32_t vocabulary_;
   KeyTree key_tree_;
-  TreeCache cache_;
+  const std::shared_ptr<TreeCache> cache_;
 };
 
 }  // namespace rest_store

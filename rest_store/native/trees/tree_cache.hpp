@@ -1,5 +1,7 @@
 // A cache of the trees of heavy matches: those with many occurrences are few, recur often, and cost the most to draft.
-// A shard never changes, so a cached tree is never stale.
+//
+// Kernels share a cache if the later one has all documents of the earlier one, and others perhaps. A match that occurs
+// as often in both occurs in the same places, so its tree is the same; one that occurs more often is drafted anew.
 #pragma once
 
 #include <algorithm>
@@ -16,20 +18,20 @@
 
 namespace rest_store {
 
-// A set-associative hash table of bounded size: a new tree replaces the one with the fewest occurrences in its set.
-// Thread-safe.
+// A set-associative hash table of bounded size: a new tree replaces the older one of its match, or else the one with
+// the fewest occurrences in its set. Thread-safe.
 class TreeCache {
  public:
   static constexpr std::uint64_t kHeavy = 64;  // occurrences from which on a tree is worth caching
 
-  // The tree of the match of `tokens`, in the byte order of a tokens file; null if it is not cached.
-  std::shared_ptr<const PackedTree> lookup(std::string_view tokens, const Limits& limits) {
+  // The tree of `count` matches of `tokens`, in the byte order of a tokens file; null if it is not cached.
+  std::shared_ptr<const PackedTree> lookup(std::string_view tokens, const Limits& limits, std::uint64_t count) {
     const std::uint64_t hash = hash_of(tokens, limits);
     Stripe& stripe = stripes_[hash % kStripes];
     const std::lock_guard lock(stripe.mutex);
     if (stripe.entries.empty()) return nullptr;
     for (const Entry& entry : stripe.set_of(hash))
-      if (entry.tree != nullptr && entry.limits == limits && entry.tokens == tokens) return entry.tree;
+      if (entry.is_of(tokens, limits)) return entry.occurrences() == count ? entry.tree : nullptr;
     return nullptr;
   }
 
@@ -39,11 +41,13 @@ class TreeCache {
     const std::lock_guard lock(stripe.mutex);
     stripe.entries.resize(kSets * kWays);
     const std::span<Entry> set = stripe.set_of(hash);
-    for (const Entry& entry : set)  // another thread may have inserted it meanwhile
-      if (entry.tree != nullptr && entry.limits == limits && entry.tokens == tokens) return;
-    Entry& lightest = *std::min_element(
-        set.begin(), set.end(), [](const Entry& a, const Entry& b) { return a.occurrences() < b.occurrences(); });
-    stripe.replace(lightest, {limits, std::string(tokens), std::move(tree)});
+    auto place = std::find_if(set.begin(), set.end(), [&](const Entry& one) { return one.is_of(tokens, limits); });
+    if (place == set.end())
+      place = std::min_element(set.begin(), set.end(),
+                               [](const Entry& a, const Entry& b) { return a.occurrences() < b.occurrences(); });
+    else if (place->occurrences() >= tree->match_count)
+      return;  // another thread has inserted it meanwhile, or that of a later kernel
+    stripe.replace(*place, {limits, std::string(tokens), std::move(tree)});
     while (stripe.bytes > kBytes) stripe.replace(stripe.entries[stripe.hand++ % stripe.entries.size()], {});
   }
 
@@ -58,6 +62,9 @@ class TreeCache {
     std::string tokens;
     std::shared_ptr<const PackedTree> tree;  // null: free
 
+    bool is_of(std::string_view match, const Limits& within) const {
+      return tree != nullptr && limits == within && tokens == match;
+    }
     std::uint64_t occurrences() const { return tree == nullptr ? 0 : tree->match_count; }
     std::size_t bytes() const { return tree == nullptr ? 0 : tokens.size() + tree->nodes.size() + sizeof(PackedTree); }
   };
