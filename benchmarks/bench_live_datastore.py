@@ -3,7 +3,8 @@
 - add: 500 tokens, durable and visible, in turns with SQLite's bare commit of the same bytes.
 - bulk: as many documents as come in, in one call.
 - queries: drafts and steps of a session from a live datastore while a thread, or another process, adds to it at full
-  speed, mostly single documents; and from one static shard of the same number of tokens, in turns and before.
+  speed, mostly single documents; and from one static shard of the same documents as it had in the beginning, in turns
+  and before.
 - open and memory: in processes of their own. Memory is anonymous memory, which the page cache is not part of.
 - day: many documents of 50 to 500 tokens with eviction. Size, descriptors and memory are written down as it goes.
 
@@ -31,7 +32,6 @@ from typing import Any
 import click
 import numpy as np
 import numpy.typing as npt
-from datastores import laid_out
 from timing import percentiles, time_each
 
 from rest_store.bench.datastores import documents_of
@@ -40,6 +40,7 @@ from rest_store.bench.options import Destination, result_options, seed_option
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.store import Store
 from rest_store.drafting.session import DraftSession
+from rest_store.live.export import export
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.options import PATH, SETTINGS
 
@@ -164,17 +165,17 @@ def measure_bulk(source: Source, place: Path, tokens: int) -> dict[str, float]:
 
 
 def measure_queries(source: Source, place: Path, tokens: int, rounds: int) -> dict[str, Any]:
-    """Time queries of a live datastore while it grows, in turns with those of a static shard."""
-    static = Datastore.open(laid_out(source.store.path, place / "static", tokens, 1))
+    """Time queries of a live datastore while it grows, in turns with those of the shard that it was before."""
     contexts = source.contexts(rounds)
     results: dict[str, Any] = {}
     for where in ("thread", "process"):
         directory = place / where
-        with LiveDatastore.open(directory, tokenizer=source.tokenizer) as live:
-            live.add(source.documents(tokens // SIZE))
-            live.compact()
         for name, ask in kinds_of_queries().items():
-            ask(static, contexts[: rounds // 4])
+            with LiveDatastore.open(directory, tokenizer=source.tokenizer) as live:
+                live.add(source.documents(tokens // SIZE))
+                live.compact()
+                static = export(live, place / "static")
+            ask(static, contexts[:TURN])
             alone = ask(static, contexts)
             with growing(where, directory, source) as live:
                 ask(live, contexts[:TURN])
@@ -185,6 +186,8 @@ def measure_queries(source: Source, place: Path, tokens: int, rounds: int) -> di
                     beside["live"] += ask(live, contexts[start : start + TURN])
                     segments.append(live.info().shard_count)
                 grown = live.info().token_count
+            static.close()
+            shutil.rmtree(directory)
             figures = {"static alone": percentiles(alone)}
             figures |= {f"{kind} meanwhile": percentiles(times) for kind, times in beside.items()}
             least, now = figures["static alone"], figures["live meanwhile"]
