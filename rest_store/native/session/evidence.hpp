@@ -135,9 +135,9 @@ class EvidenceReader {
   }
 
  private:
-  // Slots of the cache, which are filled one by one. A live datastore has fewer, because its readers are soon replaced.
-  // So has one of many shards: a slot has an interval of each.
-  static constexpr std::size_t kSlots = std::size_t{1} << 17, kFewSlots = std::size_t{1} << 15, kLocks = 64;
+  // Slots of the cache, which are filled one by one. A live datastore has fewer: its readers are soon replaced, and the
+  // heap has room for so few without new pages. So has one of many shards: a slot has an interval of each.
+  static constexpr std::size_t kSlots = std::size_t{1} << 17, kFewSlots = std::size_t{1} << 13, kLocks = 64;
   static constexpr std::size_t kCacheMemory = std::size_t{64} << 20;  // bytes of all slots, at most
   static constexpr std::size_t kLonger = 3;  // levels of a parent from which levels longer than kShort follow
 
