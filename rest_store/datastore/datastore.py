@@ -60,7 +60,7 @@ class Datastore(Store):
     then holds another datastore. A copy is the datastore itself. After a fork, both processes may go on using it.
 
     If its files are truncated while it is open, or their disk fails, queries raise DatastoreUnavailableError from then
-    on. For that, a handler of SIGBUS is installed once in a process.
+    on. For that, opening installs a handler of SIGBUS, also over one that another package has installed meanwhile.
 
     Thread-safe; the native kernel releases the GIL.
     """

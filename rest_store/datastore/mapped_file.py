@@ -51,9 +51,9 @@ class MappedFile(Generic[Header]):
         raw: all its bytes, uint8.
         header_type: class of the header.
 
-    If the file is truncated while it is mapped, or its disk fails, `require_readable` raises an error. For that, a
-    handler of SIGBUS is installed once in a process; other signals and faults go on to the handler before it. Without
-    the native kernel, which has the handler, the process ends.
+    If the file is truncated while it is mapped, or its disk fails, `require_readable` raises an error. For that,
+    opening a file installs a handler of SIGBUS, also over one that another package has installed meanwhile; other
+    signals and faults go on to that. Without the native kernel, which has the handler, the process ends.
     """
 
     header_type: ClassVar[Any]

@@ -165,6 +165,8 @@ def lose_own_page():
     mapped[0]
 """
 OPEN = "store = Datastore.open(sys.argv[1])\n"
+FAULTS = "faulthandler.enable()\n"
+ORDERS = pytest.mark.parametrize("order", [FAULTS + OPEN, OPEN + FAULTS, OPEN + FAULTS + OPEN])
 
 
 def run(code: str, directory: Path) -> tuple[int, str, str]:
@@ -180,14 +182,14 @@ def run(code: str, directory: Path) -> tuple[int, str, str]:
 
 
 @WITHOUT_SANITIZER
-@pytest.mark.parametrize("order", ["faulthandler.enable()\n" + OPEN, OPEN + "faulthandler.enable()\n"])
+@ORDERS
 def test_lost_pages_beside_a_fault_handler(directory: Path, order: str) -> None:
     status, out, _ = run(order + "lose_pages()", directory)
     assert (status, out) == (0, "refused\n")
 
 
 @WITHOUT_SANITIZER
-@pytest.mark.parametrize("order", ["faulthandler.enable()\n" + OPEN, OPEN + "faulthandler.enable()\n"])
+@ORDERS
 def test_pages_of_others_end_the_process_and_the_fault_handler_reports_them(directory: Path, order: str) -> None:
     status, _, error = run(order + "lose_own_page()", directory)
     assert status == -signal.SIGBUS
@@ -209,6 +211,33 @@ lose_pages()
 os.kill(os.getpid(), signal.SIGBUS)
 """
     assert run(code, directory) == (0, "handled\nrefused\nhandled\n", "")
+
+
+@WITHOUT_SANITIZER
+def test_opening_a_datastore_puts_the_handler_in_the_place_of_a_later_one(directory: Path) -> None:
+    code = """
+first = Datastore.open(sys.argv[1])
+signal.signal(signal.SIGBUS, signal.SIG_DFL)
+store = Datastore.open(sys.argv[1])
+lose_pages()
+store = first
+lose_pages()
+lose_own_page()
+"""
+    assert run(code, directory) == (-signal.SIGBUS, "refused\nrefused\n", "")
+
+
+def test_a_later_handler_gets_the_signals_that_are_sent(directory: Path) -> None:
+    code = """
+store = Datastore.open(sys.argv[1])
+for name in ("one", "two"):
+    signal.signal(signal.SIGBUS, lambda *_: print(name, flush=True))
+    store = Datastore.open(sys.argv[1])
+    os.kill(os.getpid(), signal.SIGBUS)
+lose_pages()
+os.kill(os.getpid(), signal.SIGBUS)
+"""
+    assert run(code, directory) == (0, "one\ntwo\nrefused\ntwo\n", "")
 
 
 @WITHOUT_SANITIZER

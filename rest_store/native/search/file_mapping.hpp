@@ -77,8 +77,7 @@ class FileMapping {
 
   // Ranges are used again, never freed: the signal handler walks them without a lock.
   static Range* free_range() {
-    static ForkMutex mutex;
-    const std::lock_guard lock(mutex);
+    const std::lock_guard lock(mutex());
     for (Range* range = first().load(); range != nullptr; range = range->next)
       if (!range->used.exchange(true)) return range;
     Range* range = new Range;
@@ -97,8 +96,20 @@ class FileMapping {
     return value;
   }
 
-  static struct sigaction& previous() {
-    static struct sigaction value = {};
+  // Handlers that were found where ours was installed, oldest first: more than one if others were installed after it.
+  struct Before {
+    static constexpr int most = 8;
+    std::atomic<int> count{0};
+    struct sigaction handlers[most] = {};
+  };
+
+  static Before& before() {
+    static Before value;
+    return value;
+  }
+
+  static ForkMutex& mutex() {
+    static ForkMutex value;
     return value;
   }
 
@@ -107,19 +118,26 @@ class FileMapping {
     return value;
   }
 
+  // Install the handler, and again where another one has taken its place, as Ray's does, which ends the process.
   static void install() {
-    static const bool once = [] {
-      first();  // what the handler uses must exist before it can be called
-      losses();
-      page_size();
-      struct sigaction action = {};
-      action.sa_sigaction = on_bus_error;
-      action.sa_flags = SA_SIGINFO | SA_ONSTACK;
-      sigemptyset(&action.sa_mask);
-      if (sigaction(SIGBUS, &action, &previous()) != 0) throw std::system_error(errno, std::generic_category());
-      return true;
-    }();
-    static_cast<void>(once);
+    first();  // what the handler uses must exist before it can be called
+    losses();
+    page_size();
+    const std::lock_guard lock(mutex());
+    struct sigaction current = {};
+    if (sigaction(SIGBUS, nullptr, &current) != 0) throw std::system_error(errno, std::generic_category());
+    if (current.sa_sigaction == on_bus_error) return;
+    const int count = before().count.load();
+    if (count == Before::most) return;
+    if (count == 0 || before().handlers[count - 1].sa_sigaction != current.sa_sigaction) {
+      before().handlers[count] = current;
+      before().count.store(count + 1);
+    }
+    struct sigaction action = {};
+    action.sa_sigaction = on_bus_error;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    sigemptyset(&action.sa_mask);
+    if (sigaction(SIGBUS, &action, nullptr) != 0) throw std::system_error(errno, std::generic_category());
   }
 
   // Async-signal-safe: atomics and system calls only.
@@ -145,15 +163,19 @@ class FileMapping {
 
   // A signal that is not ours belongs to the handler that was there before.
   static void forward(int signal, siginfo_t* info, void* context, bool sent) {
-    const struct sigaction& before = previous();
-    if ((before.sa_flags & SA_SIGINFO) != 0) return before.sa_sigaction(signal, info, context);
-    if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) return before.sa_handler(signal);
-    if (sent) {
-      if (before.sa_handler == SIG_IGN) return;
-      // Handlers that were set later and gave up, as Python's faulthandler, send the signal to their own process. The
-      // instruction that failed runs again then, and is ours or not.
-      if (info->si_code == SI_TKILL && info->si_pid == getpid()) return;
+    int count = before().count.load();
+    const struct sigaction& handler = before().handlers[count - 1];
+    // Handlers that were installed later and gave up, as Python's faulthandler, restore ours and send the signal to
+    // their own process. The instruction that failed runs again then, and is ours or not.
+    const bool given_up = sent && info->si_code == SI_TKILL && info->si_pid == getpid();
+    if (count > 1 && (given_up || !sent)) {
+      // The instruction runs again under that handler, which may restore ours: it must not be called from here.
+      if (before().count.compare_exchange_strong(count, count - 1) && !given_up) sigaction(signal, &handler, nullptr);
+      return;
     }
+    if ((handler.sa_flags & SA_SIGINFO) != 0) return handler.sa_sigaction(signal, info, context);
+    if (handler.sa_handler != SIG_DFL && handler.sa_handler != SIG_IGN) return handler.sa_handler(signal);
+    if (given_up || (sent && handler.sa_handler == SIG_IGN)) return;
     struct sigaction end = {};
     end.sa_handler = SIG_DFL;
     sigaction(signal, &end, nullptr);
