@@ -1,27 +1,27 @@
 """Measure time and memory of whole builds, from files to a datastore, by stage.
 
 Each build from Python source is a command of its own, with `fastokens` and without it, by one process and by several
-workers. Reported: tokens a second by stage, the peak of resident memory of all processes and its budget, bytes a token,
-and how many tokens a second `tokenizers` by itself makes, on all cores, of one document in eight, before each build.
+workers; these also with mimalloc, where it is installed. Reported: tokens a second by stage, the peak of resident
+memory of all processes and its budget, bytes a token, and how many tokens a second `tokenizers` by itself makes before
+each build: `encode_batch_fast` of one document in eight, all at once, on all cores.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 import sysconfig
 import tempfile
-import time
-from collections.abc import Sequence
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
 import click
-from tokenizers import Tokenizer
 
+from build_index.allocator import mimalloc_variables
 from build_index.corpus import open_corpus
 from build_index.corpus_spec import CorpusSpec
 from build_index.tokenization import load_tokenizer
@@ -31,10 +31,25 @@ from rest_store.options import SETTINGS
 
 SAMPLED = 8  # of the documents, one in so many is tokenized by `tokenizers` alone
 STAGES = ("read", "tokenize", "sort", "write")
-PROGRAMS = {  # by what tokenizes
-    "fastokens": "from build_index.cli import build; build()",
-    "tokenizers": "import sys; sys.modules['fastokens'] = None; from build_index.cli import build; build()",
+BUILD = "from build_index.cli import build; build()"
+WITHOUT_FASTOKENS = f"import sys; sys.modules['fastokens'] = None; {BUILD}"
+PROGRAMS: dict[str, tuple[str, dict[str, str]]] = {  # by what tokenizes: the program, and variables of its environment
+    "fastokens": (BUILD, {}),
+    "tokenizers": (WITHOUT_FASTOKENS, {"LD_PRELOAD": ""}),  # which keeps workers from mimalloc
 }
+MIMALLOC = mimalloc_variables({})
+if MIMALLOC:
+    PROGRAMS["tokenizers, mimalloc"] = (WITHOUT_FASTOKENS, {})
+OWN = """
+import pickle, sys, time
+from tokenizers import Tokenizer
+tokenizer_json, texts = pickle.load(sys.stdin.buffer)
+tokenizer = Tokenizer.from_str(tokenizer_json)
+start = time.perf_counter()
+encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+count = sum(len(encoding.ids) for encoding in encodings)
+print(count / (time.perf_counter() - start))
+"""
 
 
 @click.command(
@@ -103,15 +118,21 @@ def main(
         command += ["--corpus", path]
     if max_documents:
         command += ["--max-documents", str(max_documents)]
-    alone = Tokenizer.from_str(load_tokenizer(tokenizer).to_json())
     texts = [document.text for spec in specs for document in islice(open_corpus(spec), 0, None, SAMPLED)]
+    alone = pickle.dumps((load_tokenizer(tokenizer).to_json(), texts))
     rows: list[dict[str, Any]] = []
     for encoder, size, number in product(encoders, sizes, workers):
-        own = own_rate(alone, texts)
-        program = [sys.executable, "-c", PROGRAMS[encoder], *command, "--workers", str(number)]
-        row = measure(program if size == "auto" else [*program, "--shard-tokens", size])
+        code, variables = PROGRAMS[encoder]
+        has_mimalloc = encoder.endswith("mimalloc")
+        if has_mimalloc and number == 1:  # only workers get it
+            continue
+        own = own_rate(alone, {})
+        program = [sys.executable, "-c", code, *command, "--workers", str(number)]
+        row = measure(program if size == "auto" else [*program, "--shard-tokens", size], variables)
         share = row["tokens_per_second"]["all"] / own
         rows.append({**row, "shard_tokens": size, "own_tokens_per_second": own, "of_tokenizers": share})
+        if has_mimalloc:
+            rows[-1] |= {"allocator": "mimalloc", "own_tokens_per_second_with_mimalloc": own_rate(alone, MIMALLOC)}
         rates = ", ".join(f"{stage} {rate / 1e6:.2f}" for stage, rate in row["tokens_per_second"].items())
         print(f"{encoder}, {row['workers']} processes, {row['shards']} shards, {row['tokens']:,} tokens", end=", ")
         print(f"million a second: {rates}; {share:.2f} of tokenizers alone ({own / 1e6:.2f})")
@@ -121,11 +142,16 @@ def main(
     write_result(out, "build", click.get_current_context().params, packages, rows)
 
 
-def measure(command: list[str]) -> dict[str, Any]:
-    """Build once, in a process of its own."""
+def measure(command: list[str], variables: dict[str, str]) -> dict[str, Any]:
+    """Build once, in a process of its own with these variables in its environment."""
     before = os.times()
     with tempfile.TemporaryDirectory() as directory:
-        done = subprocess.run([*command, "--out", f"{directory}/datastore"], stdout=subprocess.PIPE, text=True)
+        done = subprocess.run(
+            [*command, "--out", f"{directory}/datastore"],
+            env={**os.environ, **variables},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
     after = os.times()
     if done.returncode:
         raise SystemExit(f"the build failed with status {done.returncode}")
@@ -142,11 +168,11 @@ def measure(command: list[str]) -> dict[str, Any]:
     }
 
 
-def own_rate(tokenizer: Tokenizer, texts: Sequence[str]) -> float:
-    """Return the tokens that `tokenizers` makes in a second of `texts` on all cores."""
-    start = time.perf_counter()
-    count = sum(len(encoding.ids) for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False))
-    return count / (time.perf_counter() - start)
+def own_rate(pickled: bytes, variables: dict[str, str]) -> float:
+    """Return the tokens that `tokenizers` makes in a second on all cores of what is pickled: a tokenizer and texts."""
+    environment = {**os.environ, **variables}
+    done = subprocess.run([sys.executable, "-c", OWN], input=pickled, env=environment, capture_output=True, check=True)
+    return float(done.stdout)
 
 
 if __name__ == "__main__":

@@ -22,12 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import rest_store
+from build_index.allocator import limit_arenas
 from build_index.corpus import Corpus, empty_corpora, open_corpus
 from build_index.duplicates import SeenDocuments
 from build_index.encoder import EncoderError
 from build_index.errors import build_packages
 from build_index.journal import BuildState, Completion, read_journal
-from build_index.memory import WORKER_BYTES, MemoryPlan, available_budget, limit_arenas, plan_memory, resident_bytes
+from build_index.memory import WORKER_BYTES, MemoryPlan, available_budget, plan_memory, resident_bytes
 from build_index.options import BuildOptions, BuildSummary
 from build_index.pipeline import Pipeline
 from build_index.progress import ProgressListener, StageProgress

@@ -10,8 +10,6 @@ and parquet files that need more than a share of the budget are refused.
 
 from __future__ import annotations
 
-import ctypes
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,8 +26,6 @@ WORKER_BYTES = 320 * MIB
 _DECODER_BYTES = 128 * MIB  # of these, for a compressed file (the default limit of zstd) or the pages of a parquet file
 _PROCESS_STEP = 64 * MIB  # the process is rounded up to such steps, so that a few pages do not change the shards
 _DIGESTS_SHARE = 32
-_M_ARENA_MAX = -8  # malloc.h
-_ARENAS = 8
 
 
 @dataclass(frozen=True)
@@ -125,17 +121,6 @@ def shard_bytes(positions: int, vocabulary_size: int) -> int:
     # Writing: the suffix array, blocks of at most 2^20 entries, and keys of at most 2^26, measured.
     written = 4 * positions + 16 * min(positions, 1 << 20) + 5 * min(positions, 1 << 26) // 4 + MIB
     return mapped + max(peak_bytes(positions, vocabulary_size), written)
-
-
-def limit_arenas() -> None:
-    """Limit the allocator of glibc to eight arenas, unless MALLOC_ARENA_MAX is set.
-
-    By default each thread has its own arena, up to eight a core, and keeps freed memory there: 250 MB more with 16
-    tokenizing threads.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None and "MALLOC_ARENA_MAX" not in os.environ:
-        mallopt(_M_ARENA_MAX, _ARENAS)
 
 
 def resident_bytes(field: str = "VmRSS") -> int:

@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from build_index.allocator import limit_arenas
 from build_index.errors import build_packages, first_line, output_errors
-from build_index.memory import limit_arenas
 from build_index.path import local_path, scheme_of
 from build_index.shard_sorter import SortSeconds, sort_shard
 from build_index.size import size_text

@@ -10,7 +10,7 @@ import threading
 from queue import SimpleQueue
 from typing import Any, BinaryIO
 
-from build_index.memory import limit_arenas
+from build_index.allocator import limit_arenas
 from build_index.tasks import Setup, Task, TaskRunner
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Protocol
 
+from build_index.allocator import mimalloc_variables
 from build_index.shard_sorter import SortSeconds
 from build_index.tasks import Setup, Task, TaskResult
 from rest_store.errors import WorkerError
@@ -72,6 +73,9 @@ class ProcessWorkers:
     def __init__(self, setup: Setup, count: int) -> None:
         self.count = count
         self._setup = pickle.dumps(setup)
+        self._environment = {**os.environ, **ONE_THREAD}
+        if setup.checked_characters is None:  # `fastokens` allocates little
+            self._environment |= mimalloc_variables(os.environ)
         self._lock = threading.Lock()  # for:
         self._closed = False
         self._processes: set[_Process] = set()
@@ -110,7 +114,7 @@ class ProcessWorkers:
             if self._closed:
                 raise WorkerError("build: its workers have been ended")
             try:
-                process = _Process(self._setup)
+                process = _Process(self._setup, self._environment)
             except OSError as error:
                 raise WorkerError(f"build: a worker cannot be started ({error.strerror or error})") from error
             self._processes.add(process)
@@ -143,14 +147,14 @@ class ProcessWorkers:
 class _Process:
     """A worker process, which does one task at a time."""
 
-    def __init__(self, setup: bytes) -> None:
+    def __init__(self, setup: bytes, environment: dict[str, str]) -> None:
         # The path of modules may have been changed since this process began.
         program = f"import sys; sys.path[:] = {sys.path!r}; from build_index.worker_process import main; main()"
         self._process = subprocess.Popen(
             [sys.executable, "-c", program],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, **ONE_THREAD},
+            env=environment,
         )
         self._setup: bytes | None = setup
 
