@@ -31,7 +31,7 @@ from rest_store.service.client.async_client import AsyncDatastoreClient
 from rest_store.service.client.async_parts_client import AsyncPartsClient
 from rest_store.service.client.client import DatastoreClient
 from rest_store.service.client.parts_client import PartsClient
-from rest_store.service.ray.parts_file import write_parts
+from rest_store.service.ray.published_files import write_parts
 from tests.shared.clients import KINDS, LATE, connected
 from tests.shared.live import until
 from tests.shared.parts import Serving, serving

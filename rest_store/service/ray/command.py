@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -15,10 +16,12 @@ from rest_store.service.address import Address
 from rest_store.service.ray.cluster import connected
 from rest_store.service.ray.fleet import Fleet
 from rest_store.service.server.logs import EventLog
+from rest_store.service.tokens import TOKEN_VARIABLE
 
-_OWN = ("datastores", "ray", "parts", "replicas", "parts_file", "listen")  # what servers are told by their place
+# What servers are told by their place.
+_OWN = ("datastores", "ray", "parts", "replicas", "parts_file", "listen", "metrics", "metrics_file")
 # What makes no sense for parts, or for servers that share machines.
-_REFUSED = ("part", "live", "live_tokenizer", "socket_mode", "socket_group", "metrics")
+_REFUSED = ("part", "live", "live_tokenizer", "socket_mode", "socket_group")
 _STOPPING_SECONDS = 5.0  # that servers have to end, beyond those to drain
 
 
@@ -40,6 +43,7 @@ def serve_on_ray(context: click.Context, places: Sequence[tuple[str, Path]]) -> 
     if len(options["listen"]) != 1:
         raise ServeError(describe("service", "--listen", f"{len(options['listen'])} addresses", "one, with --ray"))
     listen = Address.parse(options["listen"][0], "--listen")
+    metrics = None if options["metrics"] is None else Address.parse(options["metrics"], "--metrics")
     arguments = [f"{name}={path.absolute()}" for name, path in places]
     arguments += (word for one in given if one.name not in _OWN for word in _words(one, options[str(one.name)]))
     log = EventLog(options["log_json"])
@@ -53,6 +57,9 @@ def serve_on_ray(context: click.Context, places: Sequence[tuple[str, Path]]) -> 
             replicas=options["replicas"],
             listen=listen,
             parts_file=options["parts_file"],
+            metrics=metrics,
+            metrics_file=options["metrics_file"],
+            variables={name: os.environ[name] for name in (TOKEN_VARIABLE,) if os.environ.get(name)},
             log=log,
         )
         signal.signal(signal.SIGHUP, lambda *_: fleet.reload())
@@ -60,6 +67,8 @@ def serve_on_ray(context: click.Context, places: Sequence[tuple[str, Path]]) -> 
             fleet.start(ended)
             if not ended.is_set():
                 click.echo(f"parts in {options['parts_file']}")
+                if metrics is not None:
+                    click.echo(f"metrics in {options['metrics_file']}")
                 click.echo("ready")
             fleet.watch(ended)
         finally:

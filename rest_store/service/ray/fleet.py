@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,9 @@ import rest_store
 from rest_store.errors import ServeError, describe
 from rest_store.service.address import Address
 from rest_store.service.ray.cluster import machines
-from rest_store.service.ray.part_server import PartServer, PartState
-from rest_store.service.ray.parts_file import write_parts
+from rest_store.service.ray.part_server import BindAddress, PartServer, PartState
 from rest_store.service.ray.placement import Replica, placement
+from rest_store.service.ray.published_files import write_metrics, write_parts
 from rest_store.service.server.logs import EventLog
 
 _EVERYWHERE = "0.0.0.0"
@@ -30,12 +30,13 @@ _ANSWER_SECONDS = 5.0  # that an actor has to say how it is
 
 @dataclass
 class _Member:
-    """A replica, its actor, what the actor said last, and where the server listens, or did."""
+    """A replica, its actor, what the actor said last, and where the server and its metrics are, or were."""
 
     replica: Replica
     actor: Any
     state: PartState | None = None
     address: str | None = None
+    metrics: str | None = None
 
 
 class Fleet:
@@ -48,6 +49,9 @@ class Fleet:
         listen: at a loopback address, if the cluster is one machine; at 0.0.0.0, each server at the address of its
             machine. The port is that of the first server, and the others have those behind it; 0: any free ones.
         parts_file: for clients.
+        metrics: where the metrics of the servers are, likewise; None: they have none.
+        metrics_file: says so, for Prometheus.
+        variables: of the environment of the servers.
         log: receives events.
     """
 
@@ -59,14 +63,21 @@ class Fleet:
         replicas: int,
         listen: Address,
         parts_file: Path,
+        metrics: Address | None,
+        metrics_file: Path,
+        variables: Mapping[str, str],
         log: EventLog,
     ) -> None:
         self._parts = parts
         self._parts_file = parts_file
+        self._metrics_file = metrics_file
         self._log = log
         self._published: list[list[str]] = []
+        self._published_metrics: list[tuple[Replica, str]] = []
         nodes = machines()
-        host = _host(listen, {node.address for node in nodes})
+        addresses = {node.address for node in nodes}
+        host = _host(listen, addresses, "--listen")
+        metrics_host = None if metrics is None else _host(metrics, addresses, "--metrics")
         actor_class = ray.remote(PartServer)
         self._members = []
         for place, replica in enumerate(placement(nodes, parts, replicas)):
@@ -75,7 +86,12 @@ class Fleet:
                 max_restarts=-1,
                 max_concurrency=2,  # it says how it is while it stops
                 scheduling_strategy=NodeAffinitySchedulingStrategy(replica.node.id, soft=True),
-            ).remote([*arguments, "--part", f"{replica.part}/{parts}"], host, listen.port and listen.port + place)
+            ).remote(
+                [*arguments, "--part", f"{replica.part}/{parts}"],
+                _bind_address(host, listen, place),
+                None if metrics is None else _bind_address(metrics_host, metrics, place),
+                dict(variables),
+            )
             self._members.append(_Member(replica, actor))
 
     def start(self, ended: threading.Event) -> None:
@@ -123,12 +139,12 @@ class Fleet:
             server = state.server
             if server.address is None:  # on its way to another machine
                 continue
-            member.address = server.address
+            member.address, member.metrics = server.address, server.metrics
             if before is None or (before.server.starts, before.process) != (server.starts, state.process):
                 self._log("start", part=member.replica.part, replica=member.replica.number, **server._asdict())
 
     def _publish(self) -> None:
-        """Write the parts file if it is new, or an address is."""
+        """Write the files that are new, or in which an address is."""
         groups: list[list[str]] = [[] for _ in range(self._parts)]
         for member in self._members:
             if member.address is not None:
@@ -136,24 +152,31 @@ class Fleet:
         if groups != self._published:
             write_parts(self._parts_file, groups)
             self._published = groups
+        targets = [(member.replica, member.metrics) for member in self._members if member.metrics is not None]
+        if targets != self._published_metrics:
+            write_metrics(self._metrics_file, targets)
+            self._published_metrics = targets
 
 
-def _host(listen: Address, machine_addresses: Collection[str]) -> str | None:
+def _host(listen: Address, machine_addresses: Collection[str], option: str) -> str | None:
     """Return the host that all servers listen at; None: each at the address of its machine.
 
     Raises:
-        ServeError: not all clients could reach them there.
+        ServeError: not all who ask could reach them there.
     """
     if listen.host == _EVERYWHERE:
         return None
     if listen.host is None or not listen.is_local:
-        raise ServeError(
-            describe("service", "--listen", listen.text, f"a loopback address or {_EVERYWHERE}, with --ray")
-        )
+        raise ServeError(describe("service", option, listen.text, f"a loopback address or {_EVERYWHERE}, with --ray"))
     if len(machine_addresses) > 1:
         found = f"{listen.text} on {len(machine_addresses)} machines"
-        raise ServeError(describe("service", "--listen", found, f"{_EVERYWHERE}:PORT, that each has its own address"))
+        raise ServeError(describe("service", option, found, f"{_EVERYWHERE}:PORT, that each has its own address"))
     return listen.host
+
+
+def _bind_address(host: str | None, first: Address, place: int) -> BindAddress:
+    """Return where the server in this place binds, of which the first one binds at `first`."""
+    return BindAddress(host, first.port + place if first.port else 0)
 
 
 def _require_startable(replica: Replica, state: PartState, parts: int) -> None:

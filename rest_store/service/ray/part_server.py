@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import ray
@@ -27,18 +27,39 @@ class PartState(NamedTuple):
     process: int
 
 
+class BindAddress(NamedTuple):
+    """Where a server listens.
+
+    Attributes:
+        host: None: at the address of its machine.
+        port: 0: any free one.
+    """
+
+    host: str | None
+    port: int
+
+    def on_this_machine(self) -> str:
+        """Return HOST:PORT."""
+        host = self.host or ray.util.get_node_ip_address()
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+
+
 class PartServer:
     """Keeps one server running; Ray keeps this running, on another machine if it must.
 
     Args:
-        arguments: of `rest-store serve`, without `--listen`.
-        host: to listen at; None: the address of the machine.
-        port: of it.
+        arguments: of `rest-store serve`, without `--listen` and `--metrics`.
+        listen: where.
+        metrics: where its metrics are; None: it has none.
+        variables: of the server's environment, which may be secrets. Ray does not show the arguments of an actor, as
+            it does the variables of a `runtime_env`.
     """
 
-    def __init__(self, arguments: Sequence[str], host: str | None, port: int) -> None:
-        address = host or ray.util.get_node_ip_address()
-        self._server = ServerProcess(arguments, f"[{address}]:{port}" if ":" in address else f"{address}:{port}")
+    def __init__(
+        self, arguments: Sequence[str], listen: BindAddress, metrics: BindAddress | None, variables: Mapping[str, str]
+    ) -> None:
+        where = None if metrics is None else metrics.on_this_machine()
+        self._server = ServerProcess(arguments, listen.on_this_machine(), where, variables)
 
     def state(self) -> PartState:
         """What has become of the server."""

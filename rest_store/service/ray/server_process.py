@@ -7,8 +7,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 # The process ends with the one that started it, however that ends: an orphan would hold the address.
 _TIED = """
@@ -28,26 +29,38 @@ class ServerState(NamedTuple):
         address: where it listens, or did; None: it has not yet.
         starts: how often it has begun to answer.
         failure: why the process that ended last did; None: none has ended.
+        metrics: HOST:PORT of its metrics, likewise.
     """
 
     address: str | None
     starts: int
     failure: str | None
+    metrics: str | None = None
 
 
 class ServerProcess:
-    """Runs `rest-store serve` until `stop`; after the first time, on the address that it had. Thread-safe.
+    """Runs `rest-store serve` until `stop`; after the first time, on the addresses that it had. Thread-safe.
 
     Args:
-        arguments: of the command, without `--listen`.
+        arguments: of the command, without `--listen` and `--metrics`.
         listen: HOST:PORT.
+        metrics: HOST:PORT of its metrics; None: it has none.
+        variables: of its environment, beside those of this process; they are not in its command line.
 
     What the process logs goes to standard error.
     """
 
-    def __init__(self, arguments: Sequence[str], listen: str) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        listen: str,
+        metrics: str | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         self._arguments = list(arguments)
         self._listen = listen
+        self._metrics = metrics
+        self._environment = {**os.environ, **(variables or {})}
         self._state = ServerState(None, 0, None)
         self._process: subprocess.Popen[str] | None = None
         self._stopping = threading.Event()
@@ -87,8 +100,11 @@ class ServerProcess:
             if self._stopping.is_set():
                 return None
             words = ["-c", _TIED, str(os.getpid()), *self._arguments, "--listen", self._listen]
+            if self._metrics is not None:
+                words += ["--metrics", self._metrics]
             self._process = subprocess.Popen(
                 [sys.executable, *words],
+                env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -100,14 +116,16 @@ class ServerProcess:
     def _follow(self, process: subprocess.Popen[str]) -> str:
         """Read what a process says until it ends; return why it did."""
         assert process.stdout is not None
-        address, last = None, ""
+        address, metrics, last = None, None, ""
         with process, process.stdout as lines:
             for line in lines:
                 if line.startswith("listening on "):
                     address = line.removeprefix("listening on ").strip()
+                elif line.startswith("metrics on "):
+                    metrics = urlsplit(line.removeprefix("metrics on ").strip()).netloc
                 elif line == "ready\n":
-                    self._listen = address or self._listen
-                    self._state = ServerState(address, self._state.starts + 1, self._state.failure)
+                    self._listen, self._metrics = address or self._listen, metrics or self._metrics
+                    self._state = ServerState(address, self._state.starts + 1, self._state.failure, metrics)
                 else:
                     last = line.strip() or last
                     sys.stderr.write(line)

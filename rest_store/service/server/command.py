@@ -168,6 +168,13 @@ class _Part(click.ParamType["Part"]):
     default="parts.toml",
     help="File that tells clients where the parts are; kept up to date with --ray.",
 )
+@click.option(
+    "--metrics-file",
+    metavar="FILE",
+    type=FILE,
+    default="metrics.json",
+    help="Where Prometheus reads (file_sd_configs) how to reach the metrics of all parts; kept up to date with --ray.",
+)
 def serve(
     datastores: tuple[str, ...],
     part: Part | None,
@@ -198,6 +205,7 @@ def serve(
     parts: int,
     replicas: int,
     parts_file: Path,
+    metrics_file: Path,
 ) -> None:
     """Serve drafts from datastores over gRPC: built ones, and live ones that grow with what clients add.
 

@@ -23,7 +23,6 @@ def run(*words: str) -> tuple[int, str]:
     [
         ["--part", "1/2"],
         ["--live", "x"],
-        ["--metrics", "127.0.0.1:1"],
         ["--live-tokenizer", "t"],
     ],
 )
@@ -59,10 +58,19 @@ def test_a_cluster_that_is_not_there_is_named() -> None:
 def test_clients_must_reach_all_machines() -> None:
     fleet = pytest.importorskip("rest_store.service.ray.fleet")
     one, two = {"10.0.0.1"}, {"10.0.0.1", "10.0.0.2"}
-    assert fleet._host(Address.parse("127.0.0.1:0"), one) == "127.0.0.1"
-    assert fleet._host(Address.parse("0.0.0.0:1"), two) is None
-    refused(ServeError, lambda: fleet._host(Address.parse("127.0.0.1:0"), two), "127.0.0.1:0 on 2 machines")
-    for text in ("10.0.0.1:0", "unix:/tmp/socket"):
-        refused(ServeError, lambda text=text: fleet._host(Address.parse(text), one), f"--listen is {text}")
+    for option in ("--listen", "--metrics"):
+        assert fleet._host(Address.parse("127.0.0.1:0"), one, option) == "127.0.0.1"
+        assert fleet._host(Address.parse("0.0.0.0:1"), two, option) is None
+        for text, addresses, found in (
+            ("127.0.0.1:0", two, "127.0.0.1:0 on 2 machines"),
+            ("10.0.0.1:0", one, "10.0.0.1:0"),
+            ("unix:/tmp/socket", one, "unix:/tmp/socket"),
+        ):
+            address = Address.parse(text)
+            refused(
+                ServeError,
+                lambda address=address, addresses=addresses, option=option: fleet._host(address, addresses, option),
+                f"{option} is {found}",
+            )
     status, said = run("--ray", "--listen", "0.0.0.0:1", "--listen", "0.0.0.0:2")
     assert (status, "--listen is 2 addresses, expected one" in said) == (1, True), said

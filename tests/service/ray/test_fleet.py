@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -11,11 +13,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 
+from rest_store.errors import AuthenticationError
 from rest_store.service.client.client import DatastoreClient
 from rest_store.service.client.part_groups import part_groups
+from rest_store.service.tokens import TOKEN_VARIABLE
 from tests.shared.clients import free_port
 from tests.shared.live import until
 from tests.shared.services import PATIENCE
@@ -27,6 +32,7 @@ pytestmark = [
 ]
 
 PARTS, REPLICAS = 2, 2
+SECRET = "a-token-that-nobody-sees"
 DOCUMENTS = [[[5, 6, 7]], [[5, 6, 8]], [[5, 6, 7]]]
 
 
@@ -80,6 +86,27 @@ def process_at(address: str) -> int | None:
     return None
 
 
+def pages_in(file: Path) -> dict[tuple[int, int], str]:
+    """The part that each page of metrics is of, as it says itself, by part and replica as the file says."""
+    pages = {}
+    for group in json.loads(file.read_text()):
+        (target,) = group["targets"]
+        with urlopen(f"http://{target}/metrics") as page:
+            (part,) = re.findall(rb"^rest_store_datastore_part\{.*\} (\d)\.0$", page.read(), re.MULTILINE)
+        assert part.decode() == group["labels"]["part"]
+        pages[int(group["labels"]["part"]), int(group["labels"]["replica"])] = target
+    return pages
+
+
+def command_lines() -> bytes:
+    """Those of all processes."""
+    lines = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it ends just now
+            lines.append(path.read_bytes())
+    return b"\n".join(lines)
+
+
 def answers(address: str) -> bool:
     host, _, port = address.rpartition(":")
     with socket.socket() as probe:
@@ -94,15 +121,26 @@ def test_killed_servers_actors_and_nodes_come_back(cluster: Any, datastore: Path
     """And clients get the same answers meanwhile."""
     file = tmp_path / "parts.toml"
     words = ["--ray", cluster.address, "--parts", PARTS, "--replicas", REPLICAS, "--parts-file", file]
+    metrics = tmp_path / "metrics.json"
+    words += ["--metrics", f"127.0.0.1:{free_port()}", "--metrics-file", metrics]
     served = command(f"numbers={datastore}", *words, "--listen", f"127.0.0.1:{free_port()}")
-    with subprocess.Popen(served, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as supervisor:
+    environment = {**os.environ, TOKEN_VARIABLE: SECRET}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(served, env=environment, text=True, **pipes) as supervisor:
         try:
             assert supervisor.stdout is not None
-            said = [supervisor.stdout.readline(), supervisor.stdout.readline()]
-            assert said == [f"parts in {file}\n", "ready\n"], supervisor.communicate()
+            said = [supervisor.stdout.readline() for _ in range(3)]
+            assert said == [f"parts in {file}\n", f"metrics in {metrics}\n", "ready\n"], supervisor.communicate()
             endpoints = parts_in(file)
             assert [len(group) for group in endpoints] == [REPLICAS] * PARTS
-            with DatastoreClient(str(file), timeout=PATIENCE) as client:
+            pages = pages_in(metrics)
+            assert list(pages) == [
+                (part, replica) for part in range(1, PARTS + 1) for replica in range(1, REPLICAS + 1)
+            ]
+            assert SECRET.encode() not in command_lines()
+            with DatastoreClient(str(file), timeout=PATIENCE) as stranger, pytest.raises(AuthenticationError):
+                stranger.count([5, 6])
+            with DatastoreClient(str(file), token=SECRET, timeout=PATIENCE) as client:
                 assert client.count([5, 6]) == 3
                 for kill_actor in (False, True):
                     killed = process_at(endpoints[0][0])
@@ -121,8 +159,14 @@ def test_killed_servers_actors_and_nodes_come_back(cluster: Any, datastore: Path
                 until(lambda: all(map(answers, addresses)))
                 assert client.count([5, 6]) == 3
             assert parts_in(file) == endpoints
+            until(lambda: all(map(answers, pages.values())))
+            assert pages_in(metrics) == pages
         finally:
             supervisor.terminate()
-        supervisor.communicate()
+        written = "".join(supervisor.communicate())
         assert supervisor.returncode == 0
+    logs = [path for path in Path(cluster.head_node.get_logs_dir_path()).rglob("*") if path.is_file()]
+    assert logs
+    assert SECRET not in written
+    assert [path for path in (file, metrics, *logs) if SECRET.encode() in path.read_bytes()] == []
     assert not any(map(answers, addresses))

@@ -9,11 +9,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
+from rest_store.errors import AuthenticationError
 from rest_store.service.client.client import DatastoreClient
 from rest_store.service.ray.server_process import ServerProcess
+from rest_store.service.tokens import TOKEN_VARIABLE
 from tests.shared.live import until
 from tests.shared.services import PATIENCE
 from tests.shared.strategies import Corpus, write_datastore
@@ -42,16 +45,46 @@ def answers(address: str) -> bool:
 def test_a_server_that_is_killed_comes_back_where_it_was(server: ServerProcess) -> None:
     address = server.state.address
     assert address is not None
-    assert server.state == (address, 1, None)
+    assert server.state == (address, 1, None, None)
     with DatastoreClient(address, timeout=PATIENCE) as client:
         assert client.count([6, 7]) == 1
         server.send_signal(signal.SIGKILL)
         until(lambda: server.state.starts == 2)
-        assert server.state == (address, 2, "it ended with status -9")
+        assert server.state == (address, 2, "it ended with status -9", None)
         assert client.count([6, 7]) == 1
     server.stop()
     assert not answers(address)
     assert server.state.starts == 2
+
+
+def test_metrics_come_back_where_they_were(place: str) -> None:
+    server = ServerProcess([place], "127.0.0.1:0", "127.0.0.1:0")
+    try:
+        until(lambda: server.state.starts)
+        metrics = server.state.metrics
+        assert metrics is not None
+        for starts in (1, 2):
+            until(lambda starts=starts: server.state.starts == starts)
+            assert server.state.metrics == metrics
+            with urlopen(f"http://{metrics}/metrics") as page:
+                assert b'rest_store_datastore_tokens{datastore="numbers"} 3.0' in page.read()
+            server.send_signal(signal.SIGKILL)
+    finally:
+        server.stop()
+
+
+def test_variables_are_in_the_environment_of_the_server(place: str) -> None:
+    server = ServerProcess([place], "127.0.0.1:0", variables={TOKEN_VARIABLE: "secret"})
+    try:
+        until(lambda: server.state.starts)
+        address = server.state.address
+        assert address is not None
+        with DatastoreClient(address, token="secret", timeout=PATIENCE) as client:
+            assert client.count([6, 7]) == 1
+        with pytest.raises(AuthenticationError):
+            DatastoreClient(address, timeout=PATIENCE).count([6, 7])
+    finally:
+        server.stop()
 
 
 def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
