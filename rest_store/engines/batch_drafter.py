@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,22 +34,6 @@ _TEND_SECONDS = 0.5  # between looks at what has ended
 # seldom be verified, and take time.
 _LEAST_ASKED, _GROWTH = 4, 2
 _EMPTY = TokenTree([], [], [], scores=[], origins=[])
-
-
-class _Drafted(NamedTuple):
-    """The draft tokens that the engine was given last, those of all rows one after the other.
-
-    Attributes:
-        sessions: those that drafted.
-        owners: int[n], the place of each draft token's session among them.
-        places: int[n], of each in its row's draft.
-        origins: uint8[n], the sources that proposed it.
-    """
-
-    sessions: list[RowSession]
-    owners: npt.NDArray[np.int64]
-    places: npt.NDArray[np.int64]
-    origins: npt.NDArray[np.uint8]
 
 
 class BatchDrafter:
@@ -87,7 +71,7 @@ class BatchDrafter:
         self._counters = Counters(sources.labels, most)
         self._rows = RowSessions(self._open_session, ends)
         self._goodput = Goodput()
-        self._drafted: _Drafted | None = None
+        self._drafted: list[tuple[RowSession, list[int]]] = []  # of rows, the origins of their latest draft tokens
         self._returned: float | None = None  # when the latest call did; None: the next interval is not a step's
         self._lock = threading.RLock()
         self._listeners: list[Callable[[Figures], None]] = []
@@ -259,26 +243,23 @@ class BatchDrafter:
             found = int(tokens.max()) if int(tokens.min()) >= 0 else int(tokens.min())
             raise TokenRangeError(describe("draft", "token id", found, f"0..{self._vocabulary_size - 1}"))
         owners = np.repeat(np.arange(sizes.size), sizes)
-        places = np.arange(total) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         chosen = self._goodput.chosen(scores, rows)
         counts = np.bincount(owners[chosen], minlength=sizes.size).tolist()
-        flat, start = tokens.tolist(), 0
+        flat, origins = tokens.tolist(), np.concatenate([tree.origins for tree in drafting]).tolist()
+        start = 0
         for one, size, count in zip(asked, sizes.tolist(), counts, strict=True):
             drafts[one.row.row] = flat[start : start + count]
+            self._drafted.append((one.row, origins[start : start + count]))
             one.row.nodes = size
             one.row.drafted = one.row.chosen = count
             start += size
-        origins = np.concatenate([tree.origins for tree in drafting])
-        self._drafted = _Drafted([one.row for one in asked], owners[chosen], places[chosen], origins[chosen])
 
     def _count_drafted(self) -> None:
         """Count what became of the latest draft tokens, of rows that show it."""
-        drafted, self._drafted = self._drafted, None
-        if drafted is None or not drafted.owners.size:
-            return
-        accepted = np.array([-1 if s.accepted is None else s.accepted for s in drafted.sessions])[drafted.owners]
-        seen = accepted >= 0
-        self._counters.add_step(drafted.places[seen], drafted.origins[seen], (drafted.places < accepted)[seen])
+        for row, origins in self._drafted:
+            if row.accepted is not None:
+                self._counters.add_draft(origins, row.accepted)
+        self._drafted.clear()
 
     def _open_session(self, text: Tokens) -> DraftSession | None:
         try:
@@ -291,7 +272,7 @@ class BatchDrafter:
         """Let go of all sessions: what they hold is doubtful after an error."""
         with self._lock:
             self.say("propose", error)
-            self._drafted = None
+            self._drafted.clear()
             try:
                 self._let_go(*self._rows.clear())
             except Exception as another:

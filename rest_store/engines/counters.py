@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from rest_store.drafting.remembering import RememberCounts
 from rest_store.errors import error_text
 
-Counts = npt.NDArray[np.int64]
-
-_ORIGINS = 256  # sets of sources: bitmasks of uint8
 _MAX_REASONS, _MAX_REASON_LENGTH = 16, 200
 
 
@@ -86,26 +80,24 @@ class Counters:
     documents: list[RememberCounts] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._drafted: Counts = np.zeros(self.most, np.int64)
-        self._accepted: Counts = np.zeros(self.most, np.int64)
-        self._drafted_by: Counts = np.zeros(_ORIGINS, np.int64)
-        self._accepted_by: Counts = np.zeros(_ORIGINS, np.int64)
+        self._drafted, self._accepted = [0] * self.most, [0] * self.most
+        self._drafted_by: Counter[int] = Counter()  # by bitmask of sources
+        self._accepted_by: Counter[int] = Counter()
         self._reasons: set[str] = set()
 
-    def add_step(
-        self, places: npt.NDArray[np.integer[Any]], origins: npt.NDArray[np.uint8], accepted: npt.NDArray[np.bool_]
-    ) -> None:
-        """Count the draft tokens of one step.
+    def add_draft(self, origins: Sequence[int], accepted: int) -> None:
+        """Count the verified draft tokens of a row.
 
         Args:
-            places: int[n], of each draft token in its row's draft.
-            origins: uint8[n], the sources that proposed it.
-            accepted: bool[n].
+            origins: of each, the sources that proposed it, as a bitmask.
+            accepted: how many of them, the first ones, the model also produced.
         """
-        self._drafted += np.bincount(places, minlength=self.most)
-        self._accepted += np.bincount(places[accepted], minlength=self.most)
-        self._drafted_by += np.bincount(origins, minlength=_ORIGINS)
-        self._accepted_by += np.bincount(origins[accepted], minlength=_ORIGINS)
+        for place, origin in enumerate(origins):
+            self._drafted[place] += 1
+            self._drafted_by[origin] += 1
+        for place, origin in enumerate(origins[:accepted]):
+            self._accepted[place] += 1
+            self._accepted_by[origin] += 1
 
     def add_error(self, where: str, error: BaseException | str, count: int = 1) -> str | None:
         """Count an error; return it as text if it was not said yet and few others were."""
@@ -121,8 +113,8 @@ class Counters:
         """Return all totals as they are now."""
         self._count_documents()
         return Figures(
-            drafted=tuple(self._drafted.tolist()),
-            accepted=tuple(self._accepted.tolist()),
+            drafted=tuple(self._drafted),
+            accepted=tuple(self._accepted),
             drafted_by=self._by_source(self._drafted_by),
             accepted_by=self._by_source(self._accepted_by),
             calls=self.calls,
@@ -136,9 +128,11 @@ class Counters:
             errors=dict(self.errors),
         )
 
-    def _by_source(self, by_origins: Counts) -> dict[str, int]:
-        masks = np.arange(_ORIGINS)
-        return {label: int(by_origins[masks >> place & 1 == 1].sum()) for place, label in enumerate(self.labels)}
+    def _by_source(self, by_origins: Counter[int]) -> dict[str, int]:
+        return {
+            label: sum(count for origins, count in by_origins.items() if origins >> place & 1)
+            for place, label in enumerate(self.labels)
+        }
 
     def _count_documents(self) -> None:
         """Add up what became of documents; those that still wait are counted later."""

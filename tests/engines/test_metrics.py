@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -29,15 +28,16 @@ def figures(counters: Counters, sessions: int = 2) -> Figures:
     return counters.figures(sessions=sessions, opened=3, resumed=1)
 
 
-def add(counters: Counters, places: list[int], origins: list[int], accepted: list[int]) -> None:
-    counters.add_step(np.array(places), np.array(origins, np.uint8), np.array(accepted, np.bool_))
+def add(counters: Counters, *drafts: tuple[list[int], int]) -> None:
+    for origins, accepted in drafts:
+        counters.add_draft(origins, accepted)
     counters.calls += 1
     counters.seconds += 0.002
 
 
 def test_draft_tokens_are_counted_by_position_and_by_source(counters: Counters) -> None:
-    add(counters, [0, 1, 2, 0, 1], [0b01, 0b11, 0b10, 0b10, 0b01], [1, 1, 0, 0, 0])
-    add(counters, [0], [0b01], [1])
+    add(counters, ([0b01, 0b11, 0b10], 2), ([0b10, 0b01], 0))
+    add(counters, ([0b01], 1))
     now = figures(counters)
     assert (now.drafted, now.accepted) == ((3, 2, 1), (2, 1, 0))
     assert now.drafted_by == {"code.ds": 4, "prompt": 3}
@@ -61,11 +61,11 @@ def test_each_reason_is_said_once_and_few_are(counters: Counters) -> None:
 
 
 def test_a_line_says_what_is_new(counters: Counters) -> None:
-    add(counters, [0, 1, 0], [0b01, 0b11, 0b10], [1, 1, 0])
+    add(counters, ([0b01, 0b11], 2), ([0b10], 0))
     before = figures(counters)
     expected = "3 draft tokens, 2 accepted; by position 0.50, 1.00; accepted by source: code.ds 2, prompt 1; "
     assert line(before) == expected + "2 sessions; 2.00 ms a step"
-    add(counters, [0], [0b10], [1])
+    add(counters, ([0b10], 1))
     counters.add_error("source", "late")
     counters.remembered = 4
     expected = "1 draft token, 1 accepted; by position 1.00; accepted by source: code.ds 0, prompt 1; "
@@ -80,7 +80,7 @@ def test_lines_come_in_the_engines_rhythm(counters: Counters, caplog: pytest.Log
     lines = LogLines(logging.getLogger("test"), 10.0, lambda: now)
     for now in range(1, 51):
         if now in (5, 15, 16):
-            add(counters, [0], [1], [1])
+            add(counters, ([1], 1))
         lines(figures(counters))
     assert [record.getMessage()[:27] for record in caplog.records] == [
         "rest-store: 1 draft token, ",
@@ -112,7 +112,7 @@ def registry() -> Any:
 def test_metrics_are_those_of_the_figures(counters: Counters) -> None:
     exported = PrometheusCounters({"engine": "0"})
     for _ in range(2):
-        add(counters, [0, 1, 0], [0b01, 0b11, 0b10], [1, 1, 0])
+        add(counters, ([0b01, 0b11], 2), ([0b10], 0))
         counters.add_error("source", "late")
         exported(figures(counters))
     exported(figures(counters, sessions=7))
@@ -130,7 +130,7 @@ def test_metrics_are_those_of_the_figures(counters: Counters) -> None:
 def test_engines_one_after_the_other_add_to_the_same_metrics(counters: Counters) -> None:
     for _ in range(2):
         exported = PrometheusCounters({"engine": "0"})
-        add(counters, [0], [0b01], [1])
+        add(counters, ([0b01], 1))
         exported(figures(counters))
     assert values()["rest_store_engine_steps_total",] == 1 + 2
 
