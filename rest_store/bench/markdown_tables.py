@@ -118,5 +118,4 @@ TABLES: dict[str, Callable[[Mapping[str, Result]], Table]] = {
     ),
     "typical": lambda results: typical_table(results["typical"].figures),
     "vllm": lambda results: vllm_table(results["vllm"].figures),
-    "vllm-recycled": lambda results: vllm_table(results["vllm_recycled"].figures),
 }
