@@ -16,8 +16,8 @@ def most_likely(
     Args:
         logits: [n, vocabulary], rows without gaps.
         count: of tokens, 1..8.
-        drafted: int32[n], the draft token that is verified after each row; -1: none. A row whose likeliest token is
-            not its draft token is the last one read of its chain.
+        drafted: int32[n], the draft token that is verified after each row; -1 at the end of a chain of rows. Of a
+            chain, rows behind the first one whose most likely token is not its draft token are not read.
 
     Returns:
         int32[n, count], the most likely one first, and of equally likely ones the first. -1 where there are fewer: NaN
