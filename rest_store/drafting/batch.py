@@ -16,7 +16,7 @@ from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.arguments import is_chain, node_limit, tokens_of, top_k_of
 from rest_store.drafting.external_sources import Drop
-from rest_store.drafting.kernel_session import NO_COSTS, Drafted, TopK, append_all, follow_changes
+from rest_store.drafting.kernel_session import Drafted, DraftLimits, TopK, append_all, follow_changes
 from rest_store.drafting.remote import RemoteDrafting
 from rest_store.drafting.session import DraftSession
 from rest_store.errors import (
@@ -129,7 +129,7 @@ def _draft_all(sessions: Sequence[DraftSession], limits: Sequence[int], chain: b
     drafts: dict[int, Drafted] = {}
 
     def receive(i: int) -> None:
-        drafted, drops[i] = sessions[i]._receive(limits[i], NO_COSTS, chain)
+        drafted, drops[i] = sessions[i]._receive(DraftLimits(limits[i], is_chain=chain))
         if drafted is not None:
             drafts[i] = drafted
 
@@ -139,7 +139,7 @@ def _draft_all(sessions: Sequence[DraftSession], limits: Sequence[int], chain: b
     else:
         remotes = [remote for i in elsewhere if (remote := sessions[i]._remote) is not None]
         _share(remotes)
-        unsent = [i for i in elsewhere if not sessions[i]._send(limits[i], NO_COSTS, chain)]
+        unsent = [i for i in elsewhere if not sessions[i]._send(DraftLimits(limits[i], is_chain=chain))]
         left = iter(unsent)
         for remote in remotes:
             remote.flush()

@@ -23,6 +23,20 @@ NO_COSTS = np.zeros(0)  # of a step whose tree is not cut to its best rate
 TopK: TypeAlias = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 
+class DraftLimits(NamedTuple):
+    """What a session is asked for; the arguments of the kernel's `draft`.
+
+    Attributes:
+        max_nodes: most draft tokens, 0..1024.
+        costs: as of `DraftSession.draft`, float64[n + 1]; without any numbers: the draft is not cut.
+        is_chain: whether it is to be a chain.
+    """
+
+    max_nodes: int
+    costs: npt.NDArray[np.float64] = NO_COSTS
+    is_chain: bool = False
+
+
 class Drafted(NamedTuple):
     """A draft as the kernel packs it; see `TokenTree.from_packed`."""
 

@@ -19,7 +19,7 @@ from rest_store.datastore.kernel import MAX_NODES
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.external_sources import Drop
-from rest_store.drafting.kernel_session import Drafted, TopK
+from rest_store.drafting.kernel_session import Drafted, DraftLimits, TopK
 from rest_store.drafting.sources import PromptLookup, RecycledLogits, Source
 from rest_store.errors import ProtocolError, TokenizerMismatchError, describe, error_text
 
@@ -84,17 +84,18 @@ class RemoteSession(Protocol):
     def draft(
         self,
         text: Callable[[], tuple[npt.NDArray[np.int32], int]],
-        max_nodes: int,
-        costs: npt.NDArray[np.float64] | None,
+        limits: DraftLimits,
         *,
         timeout: float | None,
     ) -> RemoteTree | None:
         """Return the tree of the next step; None if this session cannot be run there, now or later.
 
+        Where a chain is asked for, it may be a tree of at most `tree_nodes(limits)` nodes, whose most probable path
+        comes first.
+
         Args:
             text: returns the text so far, int32[n], and how many of its last tokens the model has written.
-            max_nodes: most draft tokens, 1..1024.
-            costs: as of `DraftSession.draft`, float64[n + 1].
+            limits: of the draft, for at least one node.
             timeout: seconds to wait at most; None: no further limit.
 
         Raises:
@@ -105,8 +106,7 @@ class RemoteSession(Protocol):
     def send(
         self,
         text: Callable[[], tuple[npt.NDArray[np.int32], int]],
-        max_nodes: int,
-        costs: npt.NDArray[np.float64] | None,
+        limits: DraftLimits,
         *,
         timeout: float | None,
     ) -> bool:
@@ -187,12 +187,12 @@ class RemoteDrafting:
         with suppress(Exception):  # the first step says what is wrong
             self._remote.open(self._text)
 
-    def send(self, max_nodes: int, costs: npt.NDArray[np.float64], is_chain: bool) -> bool:
+    def send(self, limits: DraftLimits) -> bool:
         """Send the request of the next `draft` if that needs no waiting; return whether it was sent."""
         self._rows = 0
         self._ends = None if self._timeout is None else monotonic() + self._timeout
         try:
-            return self._remote.send(self._text, *_asked(max_nodes, costs, is_chain), timeout=self._timeout)
+            return self._remote.send(self._text, limits, timeout=self._timeout)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException:
@@ -207,23 +207,23 @@ class RemoteDrafting:
         with suppress(Exception):  # `draft` says what is wrong
             self._remote.flush()
 
-    def draft(self, max_nodes: int, costs: npt.NDArray[np.float64], is_chain: bool) -> Drafted | Drop | None:
+    def draft(self, limits: DraftLimits) -> Drafted | Drop | None:
         """Return the draft of the next step, within the timeout from `send` on.
 
         A Drop says why there are none in this step; None, that there will never be any.
         """
         timeout = self.seconds_left
-        asked = _asked(max_nodes, costs, is_chain)
+        most = tree_nodes(limits)
         try:
-            tree = self._remote.draft(self._text, *asked, timeout=timeout)
+            tree = self._remote.draft(self._text, limits, timeout=timeout)
             if tree is None:
                 return None
             try:
                 packed, scores, origins = self._native.adopt(
-                    tree.nodes, asked[0], tree.vocabulary_size, max_nodes if is_chain else None, costs
+                    tree.nodes, most, tree.vocabulary_size, limits.max_nodes if limits.is_chain else None, limits.costs
                 )
             except ValueError as error:
-                expected = f"at most {asked[0]} nodes of a vocabulary of {tree.vocabulary_size}"
+                expected = f"at most {most} nodes of a vocabulary of {tree.vocabulary_size}"
                 raise ProtocolError(describe("session", "tree", str(error), expected)) from None
         except (KeyboardInterrupt, SystemExit):
             raise
@@ -232,7 +232,7 @@ class RemoteDrafting:
             return Drop(self._places[0], why, error_text(error))
         if self._settings.learn and tree.calibration_weights:
             self._settings.calibration.native.weights = tree.calibration_weights
-        if not is_chain:  # the session elsewhere knows of the whole tree
+        if len(tree.nodes) == NODE_BYTES * len(origins):  # else there it is a tree of which we use one path
             self._rows = 1 + len(origins)
         return Drafted(packed, scores, origins.translate(self._origins_of(tree.datastores)))
 
@@ -248,8 +248,8 @@ class RemoteDrafting:
         node_top_k: TopK | None,
     ) -> None:
         """Tell the session elsewhere, with its next step, what `DraftSession.accept` was told."""
-        is_of_tree = node_top_k is not None and len(node_top_k) == self._rows
-        self._remote.accept(tokens, top_k, node_top_k if is_of_tree else None)
+        is_known = node_top_k is not None and len(node_top_k) == self._rows  # there, the tree that the rows are of
+        self._remote.accept(tokens, top_k, node_top_k if is_known else None)
         self._rows = 0
 
     def close(self) -> None:
@@ -275,13 +275,9 @@ class RemoteDrafting:
         return self._origins[datastores]
 
 
-def _asked(
-    max_nodes: int, costs: npt.NDArray[np.float64], is_chain: bool
-) -> tuple[int, npt.NDArray[np.float64] | None]:
-    """Return nodes and costs of the tree to ask for. A chain is cut out of one with twice as many nodes."""
-    if is_chain:
-        return min(2 * max_nodes, MAX_NODES), None
-    return max_nodes, costs if costs.size else None
+def tree_nodes(limits: DraftLimits) -> int:
+    """Return most nodes of the tree to ask for: of one that a chain is cut out of, where no chains are drafted."""
+    return min(2 * limits.max_nodes, MAX_NODES) if limits.is_chain else limits.max_nodes
 
 
 def remote_drafting(

@@ -18,7 +18,15 @@ from rest_store.datastore.validation import IntSequence, limit
 from rest_store.drafting.arguments import Costs, is_chain, node_limit, times_of, tokens_of, top_k_of
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.external_sources import Drop, ExternalSources
-from rest_store.drafting.kernel_session import Drafted, TopK, append, follow_changes, kernel_session, take_prompt
+from rest_store.drafting.kernel_session import (
+    Drafted,
+    DraftLimits,
+    TopK,
+    append,
+    follow_changes,
+    kernel_session,
+    take_prompt,
+)
 from rest_store.drafting.remote import RemoteDrafting, SessionSettings, remote_drafting
 from rest_store.drafting.sources import (
     Source,
@@ -186,29 +194,29 @@ class DraftSession:
     def _asks_elsewhere(self) -> bool:
         return self._remote is not None or len(self._external) > 0
 
-    def _send(self, nodes: int, times: npt.NDArray[np.float64], chain: bool) -> bool:
+    def _send(self, limits: DraftLimits) -> bool:
         """Ask the sources outside this process for the next step. Batches call this, too, and the next two methods.
 
         Returns:
             Whether `_receive` waits for nothing but their answers.
         """
-        if self._remote is not None and nodes:
-            return self._remote.send(nodes, times, chain)
+        if self._remote is not None and limits.max_nodes:
+            return self._remote.send(limits)
         if self._remote is None and self._external:
-            self._external.send(nodes)
+            self._external.send(limits.max_nodes)
         return True
 
-    def _receive(self, nodes: int, times: npt.NDArray[np.float64], chain: bool) -> tuple[Drafted | None, list[Drop]]:
+    def _receive(self, limits: DraftLimits) -> tuple[Drafted | None, list[Drop]]:
         """Wait for their answers; return the draft if it came whole, and the sources that the step goes on without."""
         drops: list[Drop] = []
-        if self._remote is not None and nodes:
-            answer = self._remote.draft(nodes, times, chain)
+        if self._remote is not None and limits.max_nodes:
+            answer = self._remote.draft(limits)
             if isinstance(answer, Drafted):
                 return answer, []
             if answer is None:
                 seconds = self._remote.seconds_left
                 self._end_remote()
-                self._external.send(nodes, seconds)
+                self._external.send(limits.max_nodes, seconds)
             else:
                 drops.append(answer)
         if self._remote is None and self._external:
@@ -285,14 +293,15 @@ class DraftSession:
         times = times_of(costs, nodes)
         if times.size:
             nodes = min(nodes, times.size - 1)
+        limits = DraftLimits(nodes, times, chain)
         try:
-            self._send(nodes, times, chain)
-            drafted, drops = self._receive(nodes, times, chain)
+            self._send(limits)
+            drafted, drops = self._receive(limits)
             if drafted is None:
                 follow_changes(self._native, self._datastores.values())
-                drafted = self._native.draft(nodes, times, chain)
+                drafted = self._native.draft(*limits)
                 if self._leave_out_unreadable():
-                    drafted = self._native.draft(nodes, times, chain)
+                    drafted = self._native.draft(*limits)
         except BaseException:
             self._native.forget()
             raise

@@ -119,7 +119,12 @@ def test_of_what_a_service_drafts_the_most_probable_path_is_the_chain() -> None:
         away.answer = Nodes([], [], [], [])
         assert len(session.draft(8, shape="chain")) == 0
     assert away.accepted == [([5, 6, 9], None, None)]
-    assert [(nodes, costs) for _, _, nodes, costs, _ in away.drafted] == [(16, None), (4, None), (8, None), (16, None)]
+    assert [(limits.max_nodes, limits.costs.size, limits.is_chain) for _, _, limits, _ in away.drafted] == [
+        (8, 0, True),
+        (2, 0, True),
+        (4, 5, True),
+        (8, 0, True),
+    ]
 
 
 @pytest.mark.parametrize("shape", ["Chain", "path", "", None, 3, ["chain"]])

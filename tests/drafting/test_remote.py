@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.calibration import Calibration
+from rest_store.drafting.kernel_session import DraftLimits
 from rest_store.drafting.remote import RemoteTree, SessionSettings
 from rest_store.drafting.session import DraftSession, SessionStatistics
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
@@ -45,7 +46,7 @@ class Elsewhere:
         self.datastores = 1
         self.settings: list[SessionSettings] = []
         self.opened: list[tuple[list[int], int]] = []
-        self.drafted: list[tuple[list[int], int, int, Any, float | None]] = []
+        self.drafted: list[tuple[list[int], int, DraftLimits, float | None]] = []
         self.accepted: list[tuple[list[int], Any, Any]] = []
         self.batches = self.closed = 0
 
@@ -59,9 +60,9 @@ class Elsewhere:
         if isinstance(self.answer, Exception):
             raise self.answer
 
-    def draft(self, text: Text, max_nodes: int, costs: Any, *, timeout: float | None) -> RemoteTree | None:
+    def draft(self, text: Text, limits: DraftLimits, *, timeout: float | None) -> RemoteTree | None:
         tokens, written = text()
-        self.drafted.append((tokens.tolist(), written, max_nodes, costs, timeout))
+        self.drafted.append((tokens.tolist(), written, limits, timeout))
         if isinstance(self.answer, BaseException):
             raise self.answer
         if self.answer is None:
@@ -69,7 +70,7 @@ class Elsewhere:
         nodes = self.answer if isinstance(self.answer, bytes) else self.answer.packed()
         return RemoteTree(nodes, VOCABULARY, self.datastores, self.weights)
 
-    def send(self, text: Text, max_nodes: int, costs: Any, *, timeout: float | None) -> bool:
+    def send(self, text: Text, limits: DraftLimits, *, timeout: float | None) -> bool:
         return False
 
     def accept(self, tokens: Any, top_k: Any, node_top_k: Any) -> None:
@@ -245,8 +246,8 @@ def test_its_settings_are_those_of_the_session() -> None:
     assert (settings.prompt_lookup, settings.recycled_logits) == (True, recycled.key)
     assert settings.prompt_top_k is not None
     assert settings.prompt_top_k.tolist() == rows
-    (_, _, nodes, sent, timeout), (_, _, fewer, none, _) = away.drafted
-    assert (nodes, fewer, none) == (8, 3, None)
+    (_, _, (nodes, sent, _), timeout), (_, _, (fewer, none, _), _) = away.drafted
+    assert (nodes, fewer, none.size) == (8, 3, 0)
     assert timeout is not None
     assert 0 < timeout <= 2.5
     assert sent.tolist() == costs[:9].tolist(), "no more than the tree may have nodes"

@@ -68,8 +68,7 @@ def stepped(sessions: Sequence[DraftSession], nodes: int = 8, **options: Any) ->
     tokens = [[*tree.tokens[: len(session) % 3].tolist(), 1] for session, tree in zip(sessions, trees, strict=True)]
     top_k = [[[1, 2]] * len(one) for one in tokens]
     of_nodes = [[[3, 1]] * (1 + len(tree)) if len(tree) % 2 else None for tree in trees]
-    chain = options.get("shape") == "chain"
-    accept_all(sessions, tokens, top_k, node_top_k=None if chain else of_nodes)
+    accept_all(sessions, tokens, top_k, node_top_k=of_nodes)
     return [tree.tokens.tolist() for tree in trees]
 
 
@@ -96,16 +95,22 @@ def test_a_batch_travels_in_one_message_and_drafts_what_it_does_in_process(servi
         assert relay.methods() == {"Describe", "DraftSession"}
 
 
-def test_chains_are_those_of_streams_of_their_own(service: Service) -> None:
+def test_chains_are_those_in_process_and_those_of_streams_of_their_own(service: Service, directory: Path) -> None:
+    store = Datastore.open(directory)
     with (
         Relay(service.target, without_shared_streams) as relay,
         DatastoreClient(relay.target, timeout=PATIENCE) as old,
         DatastoreClient(service.target, timeout=PATIENCE) as client,
+        batch(store) as here,
         batch(client) as sessions,
         batch(old) as apart,
     ):
-        for nodes in (4, 8, 1):
-            assert stepped(sessions, nodes, shape="chain") == stepped(apart, nodes, shape="chain")
+        for nodes in (4, 8, 1, 16):
+            chains = stepped(here, nodes, shape="chain")
+            assert stepped(sessions, nodes, shape="chain") == chains
+            assert stepped(apart, nodes, shape="chain") == chains
+        assert draft_all(sessions, 8) == draft_all(here, 8), "with which the last tokens travel"
+        assert [one.calibration.weights for one in sessions] == [one.calibration.weights for one in here]
         assert relay.batches == []
         assert dropped([*sessions, *apart]) == [0] * 8
 

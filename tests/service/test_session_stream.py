@@ -77,12 +77,13 @@ def replayed(
     start: int = 20,
     budgets: Sequence[int] = (8,),
     costs: Sequence[Any] = (None,),
+    shapes: Sequence[str] = ("tree",),
     is_remote: bool | None = None,
     **options: Any,
 ) -> tuple[list[TokenTree], DraftSession]:
     """The trees along `text`, for which the model found likely what comes and one other token, and their session.
 
-    Budgets and costs take turns. With `is_remote`, checks whether a service runs the session.
+    Budgets, costs and shapes take turns. With `is_remote`, checks whether a service runs the session.
     """
     trees = []
     top_k = [[text[place], (text[place] + 1) % 300] for place in range(1, start)]
@@ -90,7 +91,8 @@ def replayed(
     with DraftSession(sources, text[:start], prompt_top_k=prompt_top_k, **options) as session:
         while start < len(text):
             turn = len(trees)
-            tree = session.draft(budgets[turn % len(budgets)], costs[turn % len(costs)])
+            shape = shapes[turn % len(shapes)]
+            tree = session.draft(budgets[turn % len(budgets)], costs[turn % len(costs)], shape=shape)
             trees.append(tree)
             end = min(start + len(tree.longest_path(text[start:])) + 1, len(text))
             rows = [[text[place + 1], 7] if place + 1 < end else [-1, -1] for place in range(start, end)]
@@ -156,6 +158,7 @@ def test_any_text_and_any_steps_give_the_trees_in_process(
         "start": data.draw(st.integers(0, 1)),
         "budgets": budgets,
         "costs": costs,
+        "shapes": data.draw(st.lists(st.sampled_from(["tree", "chain"]), min_size=1, max_size=3)),
         "max_suffix": data.draw(st.sampled_from([1, 4, 64])),
     }
     several = data.draw(st.booleans())

@@ -89,6 +89,10 @@ def costing(*costs: float) -> Request:
     return Request(draft=pb.TreeRequest(costs=pb.StepCosts(of_step=costs)))
 
 
+def chaining(**fields: Any) -> Request:
+    return Request(draft=pb.TreeRequest(chain=pb.ChainRequest(**fields)))
+
+
 def rows_of(count: int, k: int = 2) -> pb.TopK:
     return top_k([[3] * k] * count)
 
@@ -157,6 +161,14 @@ BAD: dict[str, tuple[list[Request | bytes], str]] = {
     "a cost of nothing": ([FIRST, costing(0.0, 1.0)], "LIMIT"),
     "a cost below nothing": ([FIRST, costing(1.0, -1.0)], "LIMIT"),
     "1,026 costs": ([FIRST, costing(*[1.0] * 1026)], "LIMIT"),
+    "a chain of 1,025 nodes": ([FIRST, chaining(max_nodes=1025)], "LIMIT"),
+    "a chain with a cost that is no number": ([FIRST, chaining(costs=pb.StepCosts(of_step=[1.0, NAN]))], "LIMIT"),
+    "a chain with a cost of nothing": ([FIRST, chaining(costs=pb.StepCosts(of_step=[0.0]))], "LIMIT"),
+    "a chain with 1,026 costs": ([FIRST, chaining(costs=pb.StepCosts(of_step=[1.0] * 1026))], "LIMIT"),
+    "a chain instead of a tree of 1,025 nodes": (
+        [FIRST, Request(draft=pb.TreeRequest(max_nodes=1025, chain=pb.ChainRequest(max_nodes=8)))],
+        "LIMIT",
+    ),
     # What sessions share.
     "a key of 65 bytes": ([opening(1, 2, recycled_logits=b"k" * 65)], "LIMIT"),
     "a name of 257 bytes": ([opening(1, 2, shared_calibration="n" * 257)], "LIMIT"),

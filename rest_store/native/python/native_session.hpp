@@ -137,13 +137,13 @@ class NativeSession {
   }
 
   // The same as the message DraftSessionResponse has it.
-  nb::bytes draft_nodes(std::size_t max_nodes, const Array<double>& costs) {
-    build(max_nodes, costs, false);
+  nb::bytes draft_nodes(std::size_t max_nodes, const Array<double>& costs, bool is_chain) {
+    build(max_nodes, costs, is_chain);
     return nodes();
   }
 
-  // What one tree is built with.
-  static DraftLimits tree_limits(std::size_t max_nodes, const Array<double>& costs, bool is_chain) {
+  // What one draft is built with.
+  static DraftLimits limits_of(std::size_t max_nodes, const Array<double>& costs, bool is_chain) {
     if (costs.size() > 0) max_nodes = std::min(max_nodes, costs.size() - 1);
     return {max_nodes, is_chain ? Shape::kChain : Shape::kTree, span_of(costs)};
   }
@@ -355,7 +355,7 @@ class NativeSession {
 
   void build(std::size_t max_nodes, const Array<double>& costs, bool is_chain) {
     const nb::gil_scoped_release release;
-    begin().build(tree_limits(max_nodes, costs, is_chain));
+    begin().build(limits_of(max_nodes, costs, is_chain));
     end();
   }
 

@@ -1,6 +1,7 @@
 // Python bindings of draft sessions, alone and in batches.
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "python/bindings.hpp"
@@ -75,14 +76,13 @@ nb::list draft_all(const std::vector<NativeSession*>& sessions, const std::vecto
   return out;
 }
 
-// What `NativeSession::draft_nodes` returns for each of different sessions, with `max_nodes` and `costs` for each.
-nb::list draft_nodes_all(const std::vector<NativeSession*>& sessions, const std::vector<std::size_t>& max_nodes,
-                         const std::vector<Array<double>>& costs) {
-  if (max_nodes.size() != sessions.size() || costs.size() != sessions.size())
-    throw nb::value_error("of unequal length");
+// What `NativeSession::draft_nodes` returns for each of different sessions, with the arguments of each.
+nb::list draft_nodes_all(const std::vector<NativeSession*>& sessions,
+                         const std::vector<std::tuple<std::size_t, Array<double>, bool>>& drafts) {
+  if (drafts.size() != sessions.size()) throw nb::value_error("of unequal length");
   std::vector<DraftLimits> limits;
-  for (std::size_t i = 0; i < sessions.size(); ++i)
-    limits.push_back(NativeSession::tree_limits(max_nodes[i], costs[i], false));
+  for (const auto& [max_nodes, costs, is_chain] : drafts)
+    limits.push_back(NativeSession::limits_of(max_nodes, costs, is_chain));
   build_together(sessions, limits);
   nb::list out;
   for (const NativeSession* session : sessions) out.append(session->nodes());

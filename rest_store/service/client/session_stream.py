@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.kernel import MAX_NODES, native_session_kernel
-from rest_store.drafting.kernel_session import TopK
-from rest_store.drafting.remote import MOST_RECENT, NODE_BYTES, RemoteTree, SessionSettings
+from rest_store.drafting.kernel_session import NO_COSTS, DraftLimits, TopK
+from rest_store.drafting.remote import MOST_RECENT, NODE_BYTES, RemoteTree, SessionSettings, tree_nodes
 from rest_store.errors import (
     DeadlineError,
     DraftingWarning,
@@ -88,7 +88,7 @@ class SessionStream(GenerationStream[StreamCall | SharedSession]):
         self._finishing = finishing
         self._is_open = False  # whether the text has been sent on the call
         self._next = pb.DraftSessionRequest()  # what the next step sends; has what was accepted since the last
-        self._costs: npt.NDArray[np.float64] | None = None  # sent last
+        self._costs = NO_COSTS  # of trees, sent last
         self._datastores = 0  # that answer it
         self._recent: list[float] = []  # what recent steps have taught the session there
         self._is_late = False  # whether the answer to the last message is still to come
@@ -132,7 +132,7 @@ class SessionStream(GenerationStream[StreamCall | SharedSession]):
             node_top_k = None  # of a tree that the next call knows nothing of
         self._next.accepted.add(tokens=tokens.tolist(), top_k=_top_k(top_k), node_top_k=_top_k(node_top_k))
 
-    def send(self, text: Text, max_nodes: int, costs: npt.NDArray[np.float64] | None, *, timeout: float | None) -> bool:
+    def send(self, text: Text, limits: DraftLimits, *, timeout: float | None) -> bool:
         """Send the message of the next step ahead, as `RemoteSession.send`, to a service that is known to answer."""
         if self._sent is not None:  # and nobody has waited for the answer
             self._sent, self._is_late = None, True
@@ -145,13 +145,11 @@ class SessionStream(GenerationStream[StreamCall | SharedSession]):
         seconds = self._timeout if timeout is None else min(timeout, self._timeout)
         policy = RetryPolicy(self._endpoints, seconds, endpoint)
         ends = time.monotonic() + policy.allowance()
-        self._send_step(policy.endpoint, text, max_nodes, costs)
+        self._send_step(policy.endpoint, text, limits)
         self._sent = policy, ends
         return True
 
-    def draft(
-        self, text: Text, max_nodes: int, costs: npt.NDArray[np.float64] | None, *, timeout: float | None
-    ) -> RemoteTree | None:
+    def draft(self, text: Text, limits: DraftLimits, *, timeout: float | None) -> RemoteTree | None:
         """Return the tree of the next step, as `RemoteSession.draft`."""
         seconds = self._timeout if timeout is None else min(timeout, self._timeout)
         ends = time.monotonic() + seconds
@@ -174,14 +172,14 @@ class SessionStream(GenerationStream[StreamCall | SharedSession]):
                         return None
                     policy = RetryPolicy(self._endpoints, ends - time.monotonic(), self._endpoint)
                 return policy.call(
-                    lambda endpoint, left: self._attempt(endpoint, text, max_nodes, costs, time.monotonic() + left)
+                    lambda endpoint, left: self._attempt(endpoint, text, limits, time.monotonic() + left)
                 )
         except _NOT_REMEMBERED as error:
             if has_answered or not self._remember:
                 raise
             self._remember = ""  # also if the warning raises
             warnings.warn(f"rest-store: outputs are not remembered: {error}", DraftingWarning, stacklevel=2)
-            return self.draft(text, max_nodes, costs, timeout=max(0.0, ends - time.monotonic()))
+            return self.draft(text, limits, timeout=max(0.0, ends - time.monotonic()))
         except _NOT_RUN:
             return None
         except OverloadedError:
@@ -232,23 +230,14 @@ class SessionStream(GenerationStream[StreamCall | SharedSession]):
         policy.succeeded()
         return tree
 
-    def _attempt(
-        self,
-        endpoint: Endpoint[Any],
-        text: Text,
-        max_nodes: int,
-        costs: npt.NDArray[np.float64] | None,
-        ends: float,
-    ) -> RemoteTree:
-        self._send_step(endpoint, text, max_nodes, costs)
+    def _attempt(self, endpoint: Endpoint[Any], text: Text, limits: DraftLimits, ends: float) -> RemoteTree:
+        self._send_step(endpoint, text, limits)
         return self._receive(endpoint, ends)
 
-    def _send_step(
-        self, endpoint: Endpoint[Any], text: Text, max_nodes: int, costs: npt.NDArray[np.float64] | None
-    ) -> None:
+    def _send_step(self, endpoint: Endpoint[Any], text: Text, limits: DraftLimits) -> None:
         try:
             self._drop_if_large()
-            self._send(self._call_at(endpoint), self._message(text, max_nodes, costs))
+            self._send(self._call_at(endpoint), self._message(text, limits))
         except BaseException:
             self._drop()
             raise
@@ -276,17 +265,20 @@ class SessionStream(GenerationStream[StreamCall | SharedSession]):
         call.send(message)
         self._is_open, self._next = True, pb.DraftSessionRequest()
 
-    def _message(self, text: Text, max_nodes: int, costs: npt.NDArray[np.float64] | None) -> bytes:
+    def _message(self, text: Text, limits: DraftLimits) -> bytes:
         """Return the next message, which is to be sent."""
         self._sequence += 1
         request = self._next
         draft = request.draft
-        draft.max_nodes, draft.sequence = max_nodes, self._sequence
-        if costs is None:
-            if self._costs is not None:
-                draft.costs.SetInParent()
-                self._costs = None
-        elif self._costs is None or not np.array_equal(costs, self._costs):
+        draft.max_nodes, draft.sequence = tree_nodes(limits), self._sequence
+        costs = limits.costs
+        if limits.is_chain:
+            draft.chain.max_nodes = limits.max_nodes
+            if costs.size:
+                draft.chain.costs.of_step.extend(costs.tolist())
+            costs = NO_COSTS  # a service that drafts no chains is not to cut the tree
+        if not np.array_equal(costs, self._costs):
+            draft.costs.SetInParent()
             draft.costs.of_step.extend(costs.tolist())
             self._costs = costs.copy()
         if not self._is_open:
@@ -334,7 +326,7 @@ class SessionStream(GenerationStream[StreamCall | SharedSession]):
     def _drop(self) -> None:
         """End the call; the next attempt opens another and sends the text."""
         super()._drop()
-        self._is_open, self._next, self._costs = False, pb.DraftSessionRequest(), None
+        self._is_open, self._next, self._costs = False, pb.DraftSessionRequest(), NO_COSTS
         self._datastores = 0
         self._is_late = False
         self._sent = None

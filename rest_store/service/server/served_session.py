@@ -14,6 +14,7 @@ from rest_store.datastore.kernel import native_session_kernel
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.kernel_session import (
     NO_COSTS,
+    DraftLimits,
     OpenStore,
     append,
     follow_changes,
@@ -50,14 +51,14 @@ class Step(NamedTuple):
     Attributes:
         session: that it belongs to.
         accepted: what is appended.
-        nodes: most of the tree, or 0 if none is asked for.
+        limits: of the draft; None: none is asked for.
         sequence: of the response.
         tokens: that are taken in.
     """
 
     session: ServedSession
     accepted: Sequence[Accepted]
-    nodes: int
+    limits: DraftLimits | None
     sequence: int
     tokens: int
 
@@ -106,7 +107,7 @@ class ServedSession:
         self._token_memory = int(kernel.TOKEN_MEMORY)
         self._node_memory = int(kernel.NODE_MEMORY) + len(served) * int(kernel.EVIDENCE_MEMORY)
         self._tokens_reserved = self._nodes_reserved = self._recycled_memory = 0
-        self._costs = NO_COSTS
+        self._costs = NO_COSTS  # of trees
         self._names_sent = False
         self._native: Any = None  # the kernel's side, once the text is taken in
         self._datastores: list[OpenStore] = []  # that it reads
@@ -147,16 +148,23 @@ class ServedSession:
             OverloadedError: there is no memory for the text.
         """
         first = self._native is None
-        nodes = node_limit(request.draft.max_nodes, _NODES) if request.HasField("draft") else 0
+        limits = self._limits_of(request.draft) if request.HasField("draft") else None
         accepted = accepted_of(request.accepted, self._vocabulary_size)
         new = sum(len(tokens) for tokens, _, _ in accepted)
-        self._grow(new, nodes)
+        self._grow(new, 0 if limits is None else limits.max_nodes)
         if self._output is not None:
             for tokens, _, _ in accepted:
                 self._output += tokens.tobytes()
-        if request.draft.HasField("costs"):
-            self._costs = step_costs(request.draft.costs)
-        return Step(self, accepted, nodes, request.draft.sequence, new + (self._length if first else 0))
+        return Step(self, accepted, limits, request.draft.sequence, new + (self._length if first else 0))
+
+    def _limits_of(self, draft: pb.TreeRequest) -> DraftLimits:
+        """Return what a message asks for, and keep the costs of trees; raise LimitError if it is out of range."""
+        max_nodes = node_limit(draft.max_nodes, _NODES)
+        if draft.HasField("costs"):
+            self._costs = step_costs(draft.costs)
+        if draft.HasField("chain"):
+            return DraftLimits(node_limit(draft.chain.max_nodes, max_nodes), step_costs(draft.chain.costs), True)
+        return DraftLimits(max_nodes, self._costs)
 
     def follow_changes(self) -> None:
         """Let go of shards that live datastores have replaced, unless a step reads them: they keep files and memory."""
@@ -192,10 +200,10 @@ class ServedSession:
             for one in accepted:
                 append(self._native, *one)
 
-    def draft(self, nodes: int) -> bytes:
-        """Return a tree of at most so many nodes as a response has it."""
+    def draft(self, limits: DraftLimits) -> bytes:
+        """Return a draft as a response has it."""
         follow_changes(self._native, self._datastores)
-        drafted: bytes = self._native.draft_nodes(nodes, self._costs)
+        drafted: bytes = self._native.draft_nodes(*limits)
         return drafted
 
     def answer(self, tree: bytes, sequence: int) -> pb.DraftSessionResponse:
@@ -252,7 +260,8 @@ class ServedSession:
 
 def are_small(steps: Sequence[Step]) -> bool:
     """Return whether steps together take less than a millisecond or so."""
-    return sum(step.nodes for step in steps) <= _SMALL_NODES and sum(step.tokens for step in steps) <= _SMALL_TOKENS
+    nodes = sum(step.limits.max_nodes for step in steps if step.limits is not None)
+    return nodes <= _SMALL_NODES and sum(step.tokens for step in steps) <= _SMALL_TOKENS
 
 
 def run_steps(steps: Sequence[Step]) -> list[pb.DraftSessionResponse | Exception | None]:
@@ -262,16 +271,15 @@ def run_steps(steps: Sequence[Step]) -> list[pb.DraftSessionResponse | Exception
         For each step the response, or None if no tree was asked for, or what was raised.
     """
     results: list[pb.DraftSessionResponse | Exception | None] = [None] * len(steps)
-    drafting = []
+    drafting: dict[int, tuple[ServedSession, DraftLimits]] = {}
     for place, step in enumerate(steps):
         try:
             step.session.take(step.accepted)
-            if step.nodes:
-                drafting.append(place)
+            if step.limits is not None:
+                drafting[place] = step.session, step.limits
         except Exception as error:
             results[place] = error
-    trees = _trees([steps[place] for place in drafting]) if drafting else []
-    for place, tree in zip(drafting, trees, strict=True):
+    for place, tree in zip(drafting, _drafted(list(drafting.values())), strict=True):
         try:
             results[place] = steps[place].session.answer(tree, steps[place].sequence)
         except Exception as error:
@@ -279,13 +287,12 @@ def run_steps(steps: Sequence[Step]) -> list[pb.DraftSessionResponse | Exception
     return results
 
 
-def _trees(steps: Sequence[Step]) -> list[bytes]:
-    """Return the trees that steps ask for, as responses have them."""
-    if len(steps) == 1:
-        return [steps[0].session.draft(steps[0].nodes)]
-    sessions = [step.session for step in steps]
-    for session in sessions:
+def _drafted(asked: Sequence[tuple[ServedSession, DraftLimits]]) -> list[bytes]:
+    """Return what different sessions are asked for, as responses have it."""
+    if len(asked) <= 1:
+        return [session.draft(limits) for session, limits in asked]
+    for session, _ in asked:
         follow_changes(session._native, session._datastores)
-    natives, costs = [session._native for session in sessions], [session._costs for session in sessions]
-    drafted: list[bytes] = native_session_kernel().draft_nodes_all(natives, [step.nodes for step in steps], costs)
+    natives, limits = [session._native for session, _ in asked], [limits for _, limits in asked]
+    drafted: list[bytes] = native_session_kernel().draft_nodes_all(natives, limits)
     return drafted
