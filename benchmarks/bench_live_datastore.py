@@ -167,6 +167,8 @@ def measure_bulk(source: Source, place: Path, tokens: int) -> dict[str, float]:
 def measure_queries(source: Source, place: Path, tokens: int, rounds: int) -> dict[str, Any]:
     """Time queries of a live datastore while it grows, in turns with those of the shard that it was before."""
     contexts = source.contexts(rounds)
+    # All are asked in the same turns: how many contexts come again and again decides what the processor's caches hold.
+    turns = [contexts[start : start + TURN] for start in range(0, rounds, TURN)]
     results: dict[str, Any] = {}
     for where in ("thread", "process"):
         directory = place / where
@@ -175,15 +177,15 @@ def measure_queries(source: Source, place: Path, tokens: int, rounds: int) -> di
                 live.add(source.documents(tokens // SIZE))
                 live.compact()
                 static = export(live, place / "static")
-            ask(static, contexts[:TURN])
-            alone = ask(static, contexts)
+            ask(static, turns[0])
+            alone = [time for turn in turns for time in ask(static, turn)]
             with growing(where, directory, source) as live:
-                ask(live, contexts[:TURN])
+                ask(live, turns[0])
                 beside: dict[str, list[float]] = {"static": [], "live": []}
                 segments = []
-                for start in range(0, rounds, TURN):
-                    beside["static"] += ask(static, contexts[start : start + TURN])
-                    beside["live"] += ask(live, contexts[start : start + TURN])
+                for turn in turns:
+                    beside["static"] += ask(static, turn)
+                    beside["live"] += ask(live, turn)
                     segments.append(live.info().shard_count)
                 grown = live.info().token_count
             static.close()
