@@ -71,7 +71,8 @@ class BatchDrafter:
         self._counters = Counters(sources.labels, most)
         self._rows = RowSessions(self._open_session, ends)
         self._goodput = Goodput()
-        self._drafted: list[tuple[RowSession, list[int]]] = []  # of rows, the origins of their latest draft tokens
+        # Of rows, the origins of their latest draft tokens, and the sum of the scores of these.
+        self._drafted: list[tuple[RowSession, list[int], float]] = []
         self._returned: float | None = None  # when the latest call did; None: the next interval is not a step's
         self._lock = threading.RLock()
         self._listeners: list[Callable[[Figures], None]] = []
@@ -245,20 +246,25 @@ class BatchDrafter:
         owners = np.repeat(np.arange(sizes.size), sizes)
         chosen = self._goodput.chosen(scores, rows)
         counts = np.bincount(owners[chosen], minlength=sizes.size).tolist()
+        promises = np.bincount(owners[chosen], weights=scores[chosen], minlength=sizes.size).tolist()
         flat, origins = tokens.tolist(), np.concatenate([tree.origins for tree in drafting]).tolist()
         start = 0
-        for one, size, count in zip(asked, sizes.tolist(), counts, strict=True):
+        for one, size, count, promised in zip(asked, sizes.tolist(), counts, promises, strict=True):
             drafts[one.row.row] = flat[start : start + count]
-            self._drafted.append((one.row, origins[start : start + count]))
+            self._drafted.append((one.row, origins[start : start + count], promised))
             one.row.nodes = size
             one.row.drafted = one.row.chosen = count
             start += size
 
     def _count_drafted(self) -> None:
         """Count what became of the latest draft tokens, of rows that show it."""
-        for row, origins in self._drafted:
+        promises, accepted = 0.0, 0
+        for row, origins, promised in self._drafted:
             if row.accepted is not None:
                 self._counters.add_draft(origins, row.accepted)
+                promises += promised
+                accepted += row.accepted
+        self._goodput.judge(promises, accepted)
         self._drafted.clear()
 
     def _open_session(self, text: Tokens) -> DraftSession | None:

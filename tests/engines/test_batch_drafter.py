@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -356,6 +357,55 @@ def test_reading_the_datastores_cannot_fail(batch: BatchDrafter, monkeypatch: py
     monkeypatch.setattr(batch_drafter, "preload", failing)
     batch.warm_up()
     assert batch.figures().errors == {"preload": 1}
+
+
+def random_text(text: list[int]) -> int:
+    """A model whose tokens follow from nothing that a match shows."""
+    return zlib.crc32(repr(text[-9:]).encode()) % 100
+
+
+def verified(model: Model, steps: int) -> tuple[int, int]:
+    """Return how many draft tokens of two long rows are verified in `steps` steps, and in as many more.
+
+    Drafting takes next to no time, and a draft token a hundredth of a step.
+    """
+    clock = Clock()
+    clock.look = 1e-5
+    batch = BatchDrafter(
+        sources(), most=MOST, longest=2 * LONGEST + 4 * steps, vocabulary_size=VOCABULARY, log=LOG, clock=clock
+    )
+    engine = Engine(batch, model, rows=2, longest=batch._longest)
+    engine.waiting += [Request([1, 2, 3, last], 4 * steps) for last in range(2)]
+    counts = []
+    for _ in range(2):
+        for _ in range(steps):
+            clock.now += 0.01 + 0.0001 * sum(len(one.draft) for one in engine.requests)
+            engine.step()
+        counts.append(engine.verified)
+    assert batch.figures().errors == {}
+    batch.close()
+    return counts[0], counts[1] - counts[0]
+
+
+def test_drafts_of_random_text_come_to_an_end() -> None:
+    """Matches of one token promise a little, and nothing of it is accepted."""
+    first, later = verified(random_text, 400)
+    assert first > 100
+    assert later < 0.2 * first
+
+
+def test_what_was_promised_and_accepted_is_judged(batch: BatchDrafter, monkeypatch: pytest.MonkeyPatch) -> None:
+    promises, kept = [], []
+
+    def judge(promised: float, accepted: float) -> None:
+        promises.append(promised)
+        kept.append(accepted)
+
+    monkeypatch.setattr(batch._goodput, "judge", judge)
+    outputs_are_plain(Engine(batch, cyclic(VOCABULARY)), requests(0))
+    figures = batch.figures()
+    assert sum(kept) == sum(figures.accepted)
+    assert 0.5 * sum(figures.accepted) < sum(promises) <= sum(figures.drafted)
 
 
 def model_of_one_token(text: list[int]) -> int:

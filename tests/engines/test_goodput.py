@@ -124,8 +124,20 @@ class Run(NamedTuple):
     asked: int
 
 
-def run(goodput: Goodput | None, cost: Cost, rows: int, likely: float, drafting: float, steps: int = 600) -> Run:
-    """Decode with chains whose tokens are each accepted with probability `likely`, which the scores say truly."""
+def run(
+    goodput: Goodput | None,
+    cost: Cost,
+    rows: int,
+    likely: float,
+    drafting: float,
+    steps: int = 600,
+    *,
+    honest: bool = True,
+) -> Run:
+    """Decode with chains whose tokens have scores as if each was accepted with probability `likely`.
+
+    If the scores are honest, as many are accepted as they promise, else none.
+    """
     chance = np.random.default_rng(0)
     tokens, milliseconds, asked, most = 0.0, 0.0, 0, 8
     for _ in range(steps):
@@ -135,8 +147,10 @@ def run(goodput: Goodput | None, cost: Cost, rows: int, likely: float, drafting:
             scores = np.tile(likely ** np.arange(1, most + 1), rows) if likely else np.zeros(0)
             chosen = goodput.chosen(scores, rows)
             drafted = int(chosen.sum())
-            tokens += float(scores[chosen].sum())
+            promised = float(scores[chosen].sum())
+            tokens += promised * honest
             goodput.settle(drafting)
+            goodput.judge(promised, promised * honest)
             time += drafting
         seconds = cost(rows, drafted) * chance.lognormal(0, 0.05)
         if goodput is not None:
@@ -167,6 +181,62 @@ def test_drafts_that_pay_are_made(cost: Cost, rows: int, gain: float) -> None:
     plain = run(None, cost, rows, 0.8, 0)
     drafted = run(Goodput(), cost, rows, 0.8, 0.02 * rows)
     assert drafted.tokens / drafted.milliseconds >= gain * plain.tokens / plain.milliseconds
+
+
+@pytest.mark.parametrize("cost", [cpu, saturated, flat, jumping])
+@pytest.mark.parametrize("rows", [1, 16])
+@pytest.mark.parametrize("likely", [0.1, 0.4, 0.8])
+def test_promises_that_are_not_kept_cost_little(cost: Cost, rows: int, likely: float) -> None:
+    """As for random text, in which matches say nothing."""
+    goodput = Goodput()
+    run(goodput, cost, rows, likely, 0.02 * rows, 200, honest=False)
+    plain = run(None, cost, rows, likely, 0)
+    drafted = run(goodput, cost, rows, likely, 0.02 * rows, honest=False)
+    assert drafted.tokens / drafted.milliseconds >= 0.98 * plain.tokens / plain.milliseconds
+
+
+@pytest.mark.parametrize(("cost", "rows"), [(cpu, 1), (cpu, 8), (flat, 16), (jumping, 4)])
+def test_drafts_are_made_again_once_promises_are_kept(cost: Cost, rows: int) -> None:
+    goodput = Goodput()
+    run(goodput, cost, rows, 0.3, 0.02 * rows, honest=False)
+    always, again = (run(one, cost, rows, 0.8, 0.02 * rows) for one in (Goodput(), goodput))
+    assert again.tokens / again.milliseconds >= 0.9 * always.tokens / always.milliseconds
+
+
+@pytest.mark.parametrize("rows", [1, 4, 16])
+@pytest.mark.parametrize("likely", [0.3, 0.6, 0.8])
+def test_chance_changes_no_choice(rows: int, likely: float) -> None:
+    """Promises that are kept on average are believed, though some steps accept nothing."""
+    chance, scores = np.random.default_rng(0), np.tile(likely ** np.arange(1, 9), rows)
+    judged, other = learned(cpu, rows), learned(cpu, rows)
+    same = 0
+    for _ in range(400):
+        judged.wants_drafts()
+        chosen = judged.chosen(scores, rows)
+        same += np.array_equal(chosen, other.chosen(scores, rows))
+        runs = np.cumprod(chance.random((rows, 8)) < likely, axis=1).astype(bool).ravel()
+        judged.judge(float(scores[chosen].sum()), int((runs & chosen).sum()))
+    assert same >= 380
+
+
+def test_half_kept_promises_count_half() -> None:
+    """One more token costs 0.95 ms, which a score of 0.06 brings in at one row, and one of 0.03 does not."""
+    goodput, scores = learned(cpu, 1), np.array([0.06])
+    assert goodput.chosen(scores, 1).all()
+    for _ in range(100):
+        goodput.judge(4.0, 1.6)
+    assert not goodput.chosen(scores, 1).any()
+    assert goodput.chosen(2 * scores, 1).all()
+
+
+def test_broken_promises_are_forgotten() -> None:
+    goodput, scores = learned(cpu, 1), np.array([0.3])
+    for _ in range(100):
+        goodput.judge(2.0, 0.0)
+    assert not goodput.chosen(scores, 1).any()
+    for _ in range(1000):
+        goodput.wants_drafts()
+    assert goodput.chosen(scores, 1).all()
 
 
 def test_slow_drafting_pauses() -> None:

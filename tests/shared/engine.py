@@ -13,12 +13,13 @@ Model = Callable[[list[int]], int]  # the next token after a text
 
 
 class Clock:
-    """Seconds in which each look takes a hundredth of one."""
+    """Seconds in which each look takes a while, a hundredth of one unless set otherwise."""
 
     now = 0.0
+    look = 0.01
 
     def __call__(self) -> float:
-        self.now += 0.01
+        self.now += self.look
         return self.now
 
 
