@@ -163,7 +163,7 @@ class _Reliability:
     """The part of what scores promise that is accepted: 1 as long as nothing speaks against it.
 
     Promises that fail cost a bounded time, however many there are: the more they are believed, the more of them are
-    counted. In the long run that is `_SLACK * _PRIOR * (1 - _KEPT_PROMISE)` tokens a row and step, about 1.4 %.
+    counted. In the long run that is `_SLACK * _PRIOR * (1 - _KEPT_PROMISE)` tokens a row and step, about 0.014.
     """
 
     def __init__(self) -> None:
