@@ -1,4 +1,4 @@
-"""The manifests of deploy/kubernetes: that they belong together, and that the command in them is one."""
+"""The manifests of deploy/kubernetes: that Kubernetes knows them, that they agree, and the command in them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -57,6 +58,18 @@ def options_of(container: dict[str, Any], ordinal: int) -> dict[str, Any]:
         check=True,
     ).stdout.splitlines()
     return serve.make_context("serve", printed).params
+
+
+@pytest.mark.parametrize("version", ["1.28", kubernetes_validate.latest_version()])
+def test_kubernetes_knows_every_field(kinds: dict[str, Any], version: str) -> None:
+    for one in kinds.values():
+        kubernetes_validate.validate(one, version, strict=True)
+
+
+def test_a_field_that_kubernetes_does_not_know_is_found(kinds: dict[str, Any]) -> None:
+    stateful = {**kinds["StatefulSet"], "spec": {**kinds["StatefulSet"]["spec"], "replica": 8}}
+    with pytest.raises(kubernetes_validate.ValidationError, match="replica"):
+        kubernetes_validate.validate(stateful, "1.28", strict=True)
 
 
 def test_each_part_has_its_replicas(kinds: dict[str, Any], container: dict[str, Any]) -> None:
