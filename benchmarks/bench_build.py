@@ -3,7 +3,8 @@
 Each build from Python source is a command of its own, with `fastokens` and without it, by one process and by several
 workers; these also with mimalloc, where it is installed. Reported: tokens a second by stage, the peak of resident
 memory of all processes and its budget, bytes a token, and how many tokens a second `tokenizers` by itself makes before
-each build: `encode_batch_fast` of one document in eight, all at once, on all cores.
+each build: `encode_batch_fast` of one document in eight, all at once, on all cores. Builds are made in turns. The one
+with the median rate of its kind is reported, beside the median of what `tokenizers` makes by itself.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import statistics
 import subprocess
 import sys
 import sysconfig
@@ -38,8 +40,9 @@ PROGRAMS: dict[str, tuple[str, dict[str, str]]] = {  # by what tokenizes: the pr
     "tokenizers": (WITHOUT_FASTOKENS, {"LD_PRELOAD": ""}),  # which keeps workers from mimalloc
 }
 MIMALLOC = mimalloc_variables({})
+WITH_MIMALLOC = "tokenizers, mimalloc"  # only workers get it
 if MIMALLOC:
-    PROGRAMS["tokenizers, mimalloc"] = (WITHOUT_FASTOKENS, {})
+    PROGRAMS[WITH_MIMALLOC] = (WITHOUT_FASTOKENS, {})
 OWN = """
 import pickle, sys, time
 from tokenizers import Tokenizer
@@ -92,6 +95,7 @@ print(count / (time.perf_counter() - start))
     help="A build with so many processes. Repeatable.",
 )
 @click.option("--max-documents", metavar="N", type=int, help="Read at most N documents of each corpus.")
+@click.option("--rounds", metavar="N", type=click.IntRange(1), default=1, help="Make each build N times.")
 @result_options
 def main(
     tokenizer: str,
@@ -101,6 +105,7 @@ def main(
     encoders: tuple[str, ...],
     workers: tuple[int, ...],
     max_documents: int | None,
+    rounds: int,
     out: Destination,
 ) -> None:
     exclude = () if corpora else ("site-packages",)  # of the standard library's folder
@@ -120,26 +125,40 @@ def main(
         command += ["--max-documents", str(max_documents)]
     texts = [document.text for spec in specs for document in islice(open_corpus(spec), 0, None, SAMPLED)]
     alone = pickle.dumps((load_tokenizer(tokenizer).to_json(), texts))
-    rows: list[dict[str, Any]] = []
-    for encoder, size, number in product(encoders, sizes, workers):
+    kinds = [kind for kind in product(encoders, sizes, workers) if kind[0] != WITH_MIMALLOC or kind[2] > 1]
+    builds: dict[tuple[str, str, int], list[dict[str, Any]]] = {kind: [] for kind in kinds}
+    own, own_with_mimalloc = [], []
+    for _, (kind, rows_of_kind) in product(range(rounds), builds.items()):
+        encoder, size, number = kind
         code, variables = PROGRAMS[encoder]
-        has_mimalloc = encoder.endswith("mimalloc")
-        if has_mimalloc and number == 1:  # only workers get it
-            continue
-        own = own_rate(alone, {})
+        own.append(own_rate(alone, {}))
         program = [sys.executable, "-c", code, *command, "--workers", str(number)]
         row = measure(program if size == "auto" else [*program, "--shard-tokens", size], variables)
-        share = row["tokens_per_second"]["all"] / own
-        rows.append({**row, "shard_tokens": size, "own_tokens_per_second": own, "of_tokenizers": share})
-        if has_mimalloc:
-            rows[-1] |= {"allocator": "mimalloc", "own_tokens_per_second_with_mimalloc": own_rate(alone, MIMALLOC)}
+        rows_of_kind.append({**row, "shard_tokens": size})
+        if encoder == WITH_MIMALLOC:
+            rows_of_kind[-1]["allocator"] = "mimalloc"
+            own_with_mimalloc.append(own_rate(alone, MIMALLOC))
         rates = ", ".join(f"{stage} {rate / 1e6:.2f}" for stage, rate in row["tokens_per_second"].items())
         print(f"{encoder}, {row['workers']} processes, {row['shards']} shards, {row['tokens']:,} tokens", end=", ")
-        print(f"million a second: {rates}; {share:.2f} of tokenizers alone ({own / 1e6:.2f})")
+        print(f"million a second: {rates}; tokenizers alone before it: {own[-1] / 1e6:.2f}")
         print(f"  {row['cpu_seconds']:.1f} s of all cores, peak {row['peak_memory'] / 2**20:.0f} MiB", end=" ")
         print(f"of {row['memory'] / 2**20:.0f}, {row['bytes_per_token']:.3f} bytes a token", flush=True)
+    rows = [reported(same, own, own_with_mimalloc) for same in builds.values()]
+    for row in rows:
+        print(f"{row['of_tokenizers']:.2f} of tokenizers alone: {row['encoders']}, {row.get('allocator', 'glibc')}")
     packages = ("numpy", "pydivsufsort", "tokenizers", "fastokens")
     write_result(out, "build", click.get_current_context().params, packages, rows)
+
+
+def reported(same: list[dict[str, Any]], own: list[float], own_with_mimalloc: list[float]) -> dict[str, Any]:
+    """Return the build with the median rate among those of one kind, beside what `tokenizers` makes by itself."""
+    rates = [row["tokens_per_second"]["all"] for row in same]
+    row = same[rates.index(statistics.median_low(rates))]
+    alone = statistics.median(own)
+    row |= {"rates": rates, "own_tokens_per_second": alone, "of_tokenizers": statistics.median(rates) / alone}
+    if "allocator" in row:
+        row["own_tokens_per_second_with_mimalloc"] = statistics.median(own_with_mimalloc)
+    return row
 
 
 def measure(command: list[str], variables: dict[str, str]) -> dict[str, Any]:
