@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.kernel import native_session_kernel
-from rest_store.drafting.whole_file import decompressed, write_whole
+from rest_store.drafting.whole_file import decompressed, read_whole, write_whole
 from rest_store.errors import CalibrationError, describe
 
 _MAGIC = b"rest-store calibration\n"
@@ -81,7 +81,7 @@ class Calibration:
             CalibrationError: the file cannot be read, is damaged, or was written by another release.
         """
         try:
-            content = Path(path).read_bytes()
+            content = read_whole(Path(path))
         except OSError as error:
             raise CalibrationError(describe(path, "calibration", error.strerror, "a readable file")) from error
         return cls(*_parsed(content, path))
