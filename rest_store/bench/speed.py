@@ -55,6 +55,7 @@ Run = dict[str, Any]
 Runs = dict[str, dict[str, list[Run]]]  # by family and method
 Figures = dict[str, dict[str, dict[str, float]]]  # the same, summed up
 PACKAGES = ("numpy", "torch", "transformers")
+_WARM_UP_TOKENS = 16
 
 
 @click.command(
@@ -118,11 +119,11 @@ def speed(
     The prompts are those of --prompts, --recordings and --questions, all of them unless --per-family says otherwise.
     Prompts that the calibration was fitted to are left out, with a message: none of yours, unless you fitted one.
 
-    Every method continues every prompt. The methods take turns, and each prompt begins with another one, so that a
-    machine that is slower for a while is slower for all. Reported for each family of prompts and over all: tokens per
-    second relative to plain `generate` of transformers (of all seconds, and the median over prompts), M (tokens per
-    forward pass), and the share of texts that are those of plain `generate`. Where they are not, the rounding of a
-    wider pass decided between two tokens.
+    Every method continues every prompt, after a warm-up. The methods take turns, and each prompt begins with another
+    one, so that a machine that is slower for a while is slower for all. Reported for each family of prompts and over
+    all: tokens per second relative to plain `generate` of transformers (of all seconds, and the median over prompts),
+    M (tokens per forward pass), and the share of texts that are those of plain `generate`. Where they are not, the
+    rounding of a wider pass decided between two tokens.
 
     --sampling nucleus uses the temperatures and top-p of REST's Table 1, with one seed for each prompt. The package's
     loop still writes the tokens of plain `generate`; the drafting methods of transformers draw other texts from the
@@ -231,10 +232,16 @@ def write_all(
     seed: int,
     progress: Callable[[str], object],
 ) -> Runs:
-    """Continue every prompt with every method; return the runs by family and method. Arguments as `measure_speed`."""
+    """Continue every prompt with every method, after a warm-up of each that is not timed.
+
+    Returns:
+        The runs by family and method. The arguments are those of `measure_speed`.
+    """
     from rest_store.bench.methods import decoding
 
-    write(model, methods["plain"], prompts[0].tokens, 8, {"do_sample": False}, 0)  # warms up
+    for method in methods.values():
+        # Sessions keep what they learn, so the warm-up reads tokens in an order that no measured prompt has.
+        write(model, method, prompts[0].tokens[::-1], _WARM_UP_TOKENS, {"do_sample": False}, 0)
     runs: Runs = defaultdict(lambda: defaultdict(list))
     names = list(methods)
     for number, prompt in enumerate(prompts):

@@ -90,6 +90,11 @@ Examples:
 @max_new_tokens_option()
 @max_nodes_option(show_default="16 on a CPU, 64 elsewhere")
 @click.option(
+    "--adaptive/--no-adaptive",
+    default=True,
+    help="Draft only as much as the measured times of steps justify, or always up to --max-nodes.",
+)
+@click.option(
     "--calibration",
     metavar="FILE",
     type=PATH,
@@ -156,6 +161,7 @@ def generate(
     chat: bool | None,
     max_new_tokens: int,
     max_nodes: int | None,
+    adaptive: bool,
     calibration: Path | None,
     temperature: float | None,
     top_p: float | None,
@@ -216,6 +222,7 @@ def generate(
         tokenizer,
         sources,
         max_nodes=max_nodes,
+        adaptive=adaptive,
         widths=widths,
         remember=target,
         calibration=learnt,

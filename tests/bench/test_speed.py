@@ -263,3 +263,23 @@ def test_seeds_are_those_of_torch(folder: Path) -> None:
     torch.manual_seed(1)
     expected = model.generate(input_ids=torch.tensor([[5, 6, 7]]), max_new_tokens=12, **how)[0, 3:].tolist()
     assert runs[0] == runs[1] == expected != runs[2]
+
+
+def test_every_method_is_warmed_up_before_the_first_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rest_store.bench import speed
+
+    calls: list[tuple[str, list[int], int]] = []
+
+    def write(model: Any, method: Any, prompt: list[int], max_new_tokens: int, *_: Any) -> dict[str, Any]:
+        calls.append((method["name"], prompt, max_new_tokens))
+        return {"seconds": 1.0, "passes": 1, "written": [1], "tokens": 1}
+
+    monkeypatch.setattr(speed, "write", write)
+    methods = {"plain": {"name": "plain"}, "drafts": {"name": "drafts"}}
+    prompts = [Prompt("qa", "0", [5, 6, 7]), Prompt("qa", "1", [8, 9])]
+    runs = speed.write_all(None, methods, prompts, sampling="greedy", max_new_tokens=64, seed=0, progress=str)
+    warm_up, timed = calls[:2], calls[2:]
+    assert [name for name, *_ in warm_up] == ["plain", "drafts"]
+    assert all(prompt not in [one.tokens for one in prompts] for _, prompt, _ in warm_up), "nothing measured is learnt"
+    assert [most for *_, most in timed] == [64] * 4
+    assert [len(one) for one in runs["qa"].values()] == [2, 2], "the warm-up is not counted"

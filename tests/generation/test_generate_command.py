@@ -47,17 +47,29 @@ def test_the_command_writes_text(model_directory: Path, tmp_path: Path, options:
     assert facts["text"].strip() in done.output
 
 
-def test_the_command_accepts_typical_drafts_when_asked_to(
-    model_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[Options] = []
+@pytest.fixture
+def options_used(monkeypatch: pytest.MonkeyPatch) -> list[Options]:
+    """The options of each generation that begins."""
+    used: list[Options] = []
     begin = Generator.begin
 
-    def noting(generator: Generator, *prompt: Any, **options: Any) -> Any:
-        made.append(generator._options)
+    def begin_and_note(generator: Generator, *prompt: Any, **options: Any) -> Any:
+        used.append(generator._options)
         return begin(generator, *prompt, **options)
 
-    monkeypatch.setattr(Generator, "begin", noting)
+    monkeypatch.setattr(Generator, "begin", begin_and_note)
+    return used
+
+
+def test_the_command_drafts_whatever_steps_cost_when_asked_to(
+    model_directory: Path, options_used: list[Options]
+) -> None:
+    for words in ([], ["--adaptive"], ["--no-adaptive"]):
+        assert write(model_directory, "--prompt", "for i in", "--json", *words).exit_code == 0
+    assert [options.adaptive for options in options_used] == [True, True, False]
+
+
+def test_the_command_accepts_typical_drafts_when_asked_to(model_directory: Path, options_used: list[Options]) -> None:
     words = ["--prompt", "for i in i in i in", "--json"]
     done = write(model_directory, *words, "--acceptance", "typical")
     assert done.exit_code == 2
@@ -65,9 +77,9 @@ def test_the_command_accepts_typical_drafts_when_asked_to(
     words += ["--temperature", "0.5"]
     for more in ([], ["--acceptance", "typical"], ["--acceptance", "typical", "--typical-threshold", "0.2"]):
         assert write(model_directory, *words, *more, "--typical-alpha", "0.3").exit_code == 0
-    assert [options.acceptance for options in made] == ["exact", "typical", "typical"]
-    assert [options.typical_threshold for options in made] == [Options().typical_threshold] * 2 + [0.2]
-    assert [options.typical_alpha for options in made] == [Options().typical_alpha] * 3
+    assert [options.acceptance for options in options_used] == ["exact", "typical", "typical"]
+    assert [options.typical_threshold for options in options_used] == [Options().typical_threshold] * 2 + [0.2]
+    assert [options.typical_alpha for options in options_used] == [Options().typical_alpha] * 3
 
 
 def test_the_command_refuses_what_is_not_there(tmp_path: Path, model_directory: Path) -> None:
