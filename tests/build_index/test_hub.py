@@ -15,14 +15,7 @@ from build_index.documents import Document
 from build_index.readers import hub
 from build_index.readers.hub import HubAddress
 from rest_store.errors import CorpusError, CorpusFormatError, CorpusNotFoundError
-
-MESSAGES = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
-CHAT = Document(messages=(("user", "Hi"), ("assistant", "Hello")))
-
-
-def read(address, **options):
-    corpus = open_corpus(CorpusSpec(address, **options))
-    return corpus, list(corpus)
+from tests.shared.corpora import CHAT, MESSAGES, read_corpus
 
 
 @pytest.mark.parametrize(
@@ -72,11 +65,11 @@ def local_hub(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("local_hub")
 def test_a_data_set_of_the_hub_is_streamed():
-    corpus, documents = read("hf://owner/chat@train_sft")
+    corpus, documents = read_corpus("hf://owner/chat@train_sft")
     assert documents == [CHAT] * 3
     assert documents[2].origin == "hf://owner/chat@train_sft:row 2"
     assert (corpus.reader, corpus.size_hint, corpus.bytes_read) == ("hub", None, 3 * len("HiHello"))
-    corpus, documents = read("hf://owner/stack/data/python", langs=("python",))
+    corpus, documents = read_corpus("hf://owner/stack/data/python", langs=("python",))
     assert documents == [Document(text="x = 1")]
     assert corpus.provenance()["skipped"] == {"empty": 1, "language": 1}
 
@@ -84,21 +77,21 @@ def test_a_data_set_of_the_hub_is_streamed():
 @pytest.mark.usefixtures("local_hub")
 def test_a_data_set_without_a_split_named_train_asks_for_one():
     with pytest.raises(CorpusNotFoundError, match=r"the split is not set, .* expected one of .*@train_sft, @test_sft"):
-        read("hf://owner/chat")
+        read_corpus("hf://owner/chat")
 
 
 @pytest.mark.usefixtures("local_hub")
 @pytest.mark.parametrize("address", ["hf://owner/chat@absent", "hf://owner/absent", "hf://owner/stack/absent@train"])
 def test_a_data_set_or_split_that_does_not_exist_is_refused_in_one_line(address):
     with pytest.raises(CorpusNotFoundError, match=f"^{address}: data set is not found") as error:
-        read(address)
+        read_corpus(address)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.usefixtures("local_hub")
 def test_rows_of_another_layout_are_refused():
     with pytest.raises(CorpusFormatError, match=r"^hf://owner/stack/data/python:row 0: field 'code' is absent"):
-        read("hf://owner/stack/data/python", field="code")
+        read_corpus("hf://owner/stack/data/python", field="code")
 
 
 def test_failures_of_the_network_are_named(monkeypatch):
@@ -107,7 +100,7 @@ def test_failures_of_the_network_are_named(monkeypatch):
 
     monkeypatch.setattr(hub, "load_dataset", refuse)
     with pytest.raises(CorpusError, match=r"^hf://a/b: the data set cannot be loaded \(no route\)"):
-        read("hf://a/b")
+        read_corpus("hf://a/b")
 
     def break_off(address):
         yield {"text": "x"}
@@ -127,7 +120,7 @@ def test_datasets_is_called_as_documented(monkeypatch):
         datasets, "load_dataset", lambda *args, **options: calls.append((args, options)) or [{"text": "x"}]
     )
     monkeypatch.setattr(hub, "hub_failure", lambda name, kind: None)
-    assert read("hf://a/b/main@test")[1] == [Document(text="x")]
+    assert read_corpus("hf://a/b/main@test")[1] == [Document(text="x")]
     assert calls == [(("a/b",), {"name": "main", "data_dir": None, "split": "test", "streaming": True})]
 
 
@@ -137,7 +130,7 @@ def test_a_hub_that_cannot_be_reached_is_one_line(monkeypatch):
     with pytest.raises(
         CorpusError, match=r"^hf://a/b: the Hugging Face hub cannot be reached \(dataset a/b: no route\)"
     ):
-        read("hf://a/b")
+        read_corpus("hf://a/b")
 
 
 def test_datasets_missing_or_a_reader_that_is_not_for_the_hub_is_refused(monkeypatch):
@@ -147,4 +140,4 @@ def test_datasets_missing_or_a_reader_that_is_not_for_the_hub_is_refused(monkeyp
     with pytest.raises(
         CorpusError, match=r"hf://a/b: the package 'datasets' cannot be .* pip install 'rest-store\[build\]'"
     ):
-        read("hf://a/b")
+        read_corpus("hf://a/b")

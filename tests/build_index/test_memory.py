@@ -23,6 +23,7 @@ from build_index.size import parse_size, size_text
 from build_index.suffix_array import max_positions, peak_bytes
 from rest_store.datastore.memory import available_bytes
 from rest_store.errors import BuildError, MemoryBudgetError
+from tests.shared.corpora import write_files
 
 
 @given(
@@ -132,18 +133,11 @@ def test_sizes_are_formatted():
     ]
 
 
-def write(root, files):
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-
-
 MEMINFO = "MemTotal:  2000 kB\nMemAvailable:  1000 kB\n"
 
 
 def test_the_available_memory_is_that_of_the_system(tmp_path):
-    write(tmp_path, {"proc/meminfo": MEMINFO})
+    write_files(tmp_path, {"proc/meminfo": MEMINFO})
     assert available_bytes(tmp_path) == available_budget(tmp_path) == 1000 * 1024
     assert available_budget() > 0
     assert resident_bytes("VmHWM") >= resident_bytes() > MIB
@@ -160,9 +154,9 @@ def test_a_control_group_of_version_2_limits_what_is_available(tmp_path):
         "sys/fs/cgroup/a/memory.current": "400000\n",
         "sys/fs/cgroup/a/memory.stat": "anon 1\ninactive_file 50000\n",
     }
-    write(tmp_path, files)
+    write_files(tmp_path, files)
     assert available_bytes(tmp_path) == 150_000
-    write(tmp_path, {"sys/fs/cgroup/a/memory.current": "900000\n"})
+    write_files(tmp_path, {"sys/fs/cgroup/a/memory.current": "900000\n"})
     assert available_bytes(tmp_path) == 0
 
 
@@ -176,12 +170,12 @@ def test_a_control_group_of_version_1_limits_what_is_available(tmp_path):
         "sys/fs/cgroup/memory/x/memory.usage_in_bytes": "100000\n",
         "sys/fs/cgroup/memory/x/memory.stat": "inactive_file 7\ntotal_inactive_file 1000\n",
     }
-    write(tmp_path, files)
+    write_files(tmp_path, files)
     assert available_bytes(tmp_path) == 501_000
 
 
 def test_a_control_group_may_have_any_name(tmp_path):
-    write(tmp_path, {"proc/meminfo": MEMINFO})
+    write_files(tmp_path, {"proc/meminfo": MEMINFO})
     group = tmp_path / "sys/fs/cgroup" / os.fsdecode(b"\xff")
     group.mkdir(parents=True)
     (group / "memory.max").write_text("500000\n")
@@ -194,7 +188,7 @@ def test_a_control_group_may_have_any_name(tmp_path):
 @pytest.mark.parametrize("meminfo", [None, "MemTotal: 5 kB\n", "MemAvailable: many\n"])
 def test_without_a_known_available_memory_it_must_be_set(tmp_path, meminfo):
     if meminfo is not None:
-        write(tmp_path, {"proc/meminfo": meminfo})
+        write_files(tmp_path, {"proc/meminfo": meminfo})
     with pytest.raises(MemoryBudgetError, match=r"the available memory is unknown .*; set --memory SIZE"):
         available_budget(tmp_path)
     assert available_bytes(tmp_path) is None

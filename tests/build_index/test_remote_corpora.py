@@ -27,6 +27,7 @@ from build_index.readers.remote_corpus import RemoteCorpus
 from build_index.reading_options import Reading
 from rest_store.errors import CorpusError, CorpusNotFoundError
 from tests.shared.builds import build_quick, contents, documents, write_tokenizer
+from tests.shared.corpora import read_corpus, write_files
 from tests.shared.object_store import Proxy
 
 BLOCK = 1 << 14  # small files then take several requests
@@ -79,11 +80,6 @@ def upload(files, **options):
         system.pipe(f"corpus/{name}", data if isinstance(data, bytes) else data.encode(), **options)
 
 
-def read(path, **options):
-    corpus = open_corpus(CorpusSpec(str(path), **options))
-    return corpus, list(corpus)
-
-
 def parquet(**columns):
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table(columns), sink, row_group_size=40, data_page_size=2000, compression="zstd")
@@ -116,13 +112,6 @@ def tree():
     }
 
 
-def write(root, files):
-    for name, data in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data if isinstance(data, bytes) else data.encode())
-
-
 def facts(corpus):
     provenance = {name: value for name, value in corpus.provenance().items() if name not in ("corpus", "etag")}
     return provenance, corpus.left_out, corpus.size_hint, corpus.bytes_read
@@ -142,10 +131,10 @@ def facts(corpus):
     ],
 )
 def test_a_prefix_is_read_as_a_directory_is(store, tmp_path, options):
-    write(tmp_path, tree())
+    write_files(tmp_path, tree())
     upload(tree())
-    local, expected = read(tmp_path / "data", **options)
-    remote, found = read("s3://corpus/data", **options)
+    local, expected = read_corpus(tmp_path / "data", **options)
+    remote, found = read_corpus("s3://corpus/data", **options)
     assert found == expected
     assert [document.origin.removeprefix("s3://corpus") for document in found] == [
         document.origin.removeprefix(str(tmp_path)) for document in expected
@@ -156,10 +145,10 @@ def test_a_prefix_is_read_as_a_directory_is(store, tmp_path, options):
 
 @pytest.mark.parametrize("name", ["python/train-00000.parquet", "chat/b.jsonl.zst", "chat/a.json", "README.md"])
 def test_a_file_is_read_as_a_local_one_and_its_etag_is_recorded(store, tmp_path, name):
-    write(tmp_path, tree())
+    write_files(tmp_path, tree())
     upload(tree())
-    local, expected = read(tmp_path / "data" / name)
-    remote, found = read(f"s3://corpus/data/{name}")
+    local, expected = read_corpus(tmp_path / "data" / name)
+    remote, found = read_corpus(f"s3://corpus/data/{name}")
     assert found == expected
     assert facts(remote) == facts(local)
     etag = fsspec.filesystem("s3").info(f"corpus/data/{name}")["ETag"]
@@ -169,7 +158,7 @@ def test_a_file_is_read_as_a_local_one_and_its_etag_is_recorded(store, tmp_path,
 
 def test_files_are_read_in_another_process_from_what_was_opened_here(store):
     upload(tree())
-    corpus, expected = read("s3://corpus/data/**")
+    corpus, expected = read_corpus("s3://corpus/data/**")
     again = pickle.loads(pickle.dumps(open_corpus(corpus.spec)))
     again.counts = CorpusCounts()
     found = []
@@ -197,19 +186,19 @@ def test_files_are_read_in_another_process_from_what_was_opened_here(store):
 )
 def test_globs_choose_files_and_only_directories_that_can_hold_them_are_listed(store, glob, expected):
     upload(dict.fromkeys(["t/a/b/c.py", "t/a/b/c.txt", "t/a/d.py", "t/ab/x.txt", "t/e.py", "u/f.py"], "x"))
-    _, found = read(f"s3://corpus/t/{glob}")
+    _, found = read_corpus(f"s3://corpus/t/{glob}")
     assert [document.origin.removeprefix("s3://corpus/t/") for document in found] == expected
     listed = {prefix for _, path, _ in store.requests for prefix in re.findall(r"prefix=t/([^&]*)&", unquote(path))}
     if glob in ("*.py", "?/*.py", "[a]/[b]/c.*"):
         assert listed == {"*.py": {""}, "?/*.py": {"", "a/"}, "[a]/[b]/c.*": {"", "a/", "a/b/"}}[glob]
-    _, left = read(f"s3://corpus/t/{glob}", exclude=("b",), include=("*.py",))
+    _, left = read_corpus(f"s3://corpus/t/{glob}", exclude=("b",), include=("*.py",))
     kept = [name for name in expected if name.endswith(".py") and "b/" not in name]
     assert [document.origin.removeprefix("s3://corpus/t/") for document in left] == kept
 
 
 def test_a_datastore_and_the_marker_of_a_directory_are_passed_over(store):
     upload({"t/a.txt": "x", "t/": b"", "t/ds/manifest.json": "{}", "t/ds/0.tokens": "x", "t/ds/README.md": "x"})
-    corpus, found = read("s3://corpus/t/")
+    corpus, found = read_corpus("s3://corpus/t/")
     assert [document.origin for document in found] == ["s3://corpus/t/a.txt"]
     assert corpus.skipped == {"datastore": 1}
 
@@ -228,7 +217,7 @@ def test_of_a_parquet_file_only_the_needed_columns_are_fetched(store):
     data = stack(150, unused=[random.Random(row).randbytes(20_000) for row in range(150)])
     upload({"a.parquet": data})
     store.requests.clear()
-    assert len(read("s3://corpus/a.parquet")[1]) == 150
+    assert len(read_corpus("s3://corpus/a.parquet")[1]) == 150
     assert sum(size for method, _, size in store.requests if method == "GET") < len(data) / 3
     assert max(size for _, _, size in store.requests) <= BLOCK
 
@@ -239,7 +228,7 @@ def test_of_a_parquet_file_only_the_needed_columns_are_fetched(store):
 @pytest.mark.parametrize("name", ["data/python/train-00000.parquet", "data/chat/b.jsonl.zst"])
 def test_a_connection_that_breaks_is_tried_again(store, name):
     upload(tree())
-    expected = read(f"s3://corpus/{name}")[1]
+    expected = read_corpus(f"s3://corpus/{name}")[1]
     corpus = open_corpus(CorpusSpec(f"s3://corpus/{name}"))
     store.breaks = 3
     assert list(corpus) == expected
@@ -255,12 +244,12 @@ def test_a_connection_that_always_breaks_is_one_clear_error(store, name):
         list(corpus)
     assert "\n" not in str(error.value)
     store.breaks = 0
-    assert list(corpus) == read(f"s3://corpus/{name}")[1]
+    assert list(corpus) == read_corpus(f"s3://corpus/{name}")[1]
 
 
 def test_a_build_of_a_remote_corpus_that_broke_off_is_resumed_to_the_same_bytes(store, tmp_path, monkeypatch):
     files = {name: data for name, data in tree().items() if "chat/a" not in name}
-    write(tmp_path, files)
+    write_files(tmp_path, files)
     upload(files)
     tokenizer = write_tokenizer(tmp_path / "tokenizer.json")
     sizes = {"shard_tokens": 2000}
@@ -304,14 +293,14 @@ def test_a_file_that_is_replaced_while_it_is_read_is_an_error(store):
 
 
 def test_a_web_address_is_read_in_parts_and_a_broken_part_again(store, tmp_path):
-    write(tmp_path, tree())
+    write_files(tmp_path, tree())
     upload(tree(), ACL="public-read")
     for name in ("python/train-00000.parquet", "chat/b.jsonl.zst"):
         store.breaks = 0
         corpus = open_corpus(CorpusSpec(f"{store.url}/corpus/data/{name}?signature=secret"))
         store.breaks = 2
         found = list(corpus)
-        assert found == read(tmp_path / "data" / name)[1]
+        assert found == read_corpus(tmp_path / "data" / name)[1]
         assert "secret" not in json.dumps(corpus.provenance()) + found[0].origin
         assert corpus.provenance()["etag"]
 
@@ -321,10 +310,10 @@ def test_the_links_of_a_page_are_the_files_of_a_directory(store):
     index = '<a href="../">up</a> <a href="?C=N;O=D">Name</a> <a href="b.jsonl">b</a> <a href="a.txt">a</a>'
     store.pages["/corpus/t/"] = f'{index} <a href="sub/">sub</a> <a href="https://example.org/x.txt">x</a>'
     store.pages["/corpus/t/sub/"] = '<a href="../">up</a> <a href="c.txt">c</a> <a href="/corpus/t/a.txt">a</a>'
-    corpus, found = read(f"{store.url}/corpus/t/")
+    corpus, found = read_corpus(f"{store.url}/corpus/t/")
     assert [document.text for document in found] == ["a", "b", "c"]
     assert corpus.size_hint is None  # a page does not say
-    assert [document.text for document in read(f"{store.url}/corpus/t/**/*.txt")[1]] == ["a", "c"]
+    assert [document.text for document in read_corpus(f"{store.url}/corpus/t/**/*.txt")[1]] == ["a", "c"]
 
 
 def test_a_server_that_sends_whole_files_only_is_refused_before_anything_is_read(store):
@@ -332,7 +321,7 @@ def test_a_server_that_sends_whole_files_only_is_refused_before_anything_is_read
     store.ranges = False
     with pytest.raises(CorpusError, match=r"a.jsonl: the corpus cannot be read \(The HTTP server doesn't .* range"):
         open_corpus(CorpusSpec(f"{store.url}/corpus/a.jsonl"))
-    assert read(f"{store.url}/corpus/small.txt")[1] == [Document(text="x")]
+    assert read_corpus(f"{store.url}/corpus/small.txt")[1] == [Document(text="x")]
 
 
 # --- Bad input -------------------------------------------------------------------------------------------------------

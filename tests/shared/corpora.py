@@ -1,0 +1,28 @@
+"""Shared by tests of corpora: files to read, one conversation, and the documents of a corpus."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from build_index.corpus import Corpus, open_corpus
+from build_index.corpus_spec import CorpusSpec
+from build_index.documents import Document
+
+MESSAGES = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+CHAT = Document(messages=(("user", "Hi"), ("assistant", "Hello")))
+
+
+def write_files(root: Path, files: Mapping[str, bytes | str]) -> None:
+    """Write files by their paths below `root`."""
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def read_corpus(path: Path | str, **options: Any) -> tuple[Corpus, list[Document]]:
+    """Read all documents of a corpus; `options` are those of `CorpusSpec`."""
+    corpus = open_corpus(CorpusSpec(str(path), **options))
+    return corpus, list(corpus)
