@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,9 @@ import numpy.typing as npt
 from rest_store.datastore.kernel import native_session_kernel
 from rest_store.drafting.whole_file import decompressed, read_whole, write_whole
 from rest_store.errors import CalibrationError, describe
+
+if TYPE_CHECKING:
+    from rest_store._kernel import NativeCalibration
 
 _MAGIC = b"rest-store calibration\n"
 _VERSION = 1  # of the file and of the features that the trees read
@@ -52,7 +55,7 @@ class Calibration:
         live_gbdt: bytes = b"",
     ) -> None:
         try:
-            self.native = native_session_kernel().NativeCalibration(gbdt, live_gbdt)
+            self.native: NativeCalibration = native_session_kernel().NativeCalibration(gbdt, live_gbdt)
         except (TypeError, ValueError) as error:
             fault = _fault(error, "malformed")
             raise CalibrationError(describe("calibration", "gbdt", fault, "what Calibration.fit returns")) from error
@@ -171,7 +174,7 @@ class Calibration:
 
 
 @functools.cache
-def _default() -> tuple[Any, dict[str, Any]]:
+def _default() -> tuple[NativeCalibration, dict[str, Any]]:
     """Return the kernel's side of the package's calibration, and its provenance."""
     read = Calibration(*_parsed(resources.files(__package__).joinpath("default.calibration").read_bytes(), "default"))
     return read.native, read.provenance

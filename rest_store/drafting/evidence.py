@@ -6,7 +6,7 @@ import functools
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,9 @@ import numpy.typing as npt
 from rest_store.datastore.kernel import Kernel, native_session_kernel
 from rest_store.datastore.store import Store
 from rest_store.drafting.calibration import Calibration
+
+if TYPE_CHECKING:
+    from rest_store._kernel import NativeEvidenceReader
 
 MAX_EVIDENCE_ROWS = 1024
 
@@ -104,10 +107,10 @@ def collect_evidence(
 
 
 # By kernel, which a closed datastore drops: its reader goes with it.
-_readers: weakref.WeakKeyDictionary[Kernel, Any] = weakref.WeakKeyDictionary()
+_readers: weakref.WeakKeyDictionary[Kernel, NativeEvidenceReader] = weakref.WeakKeyDictionary()
 
 
-def reader_of(store: Store) -> Any:
+def reader_of(store: Store) -> NativeEvidenceReader:
     """Return the native reader of the shards of `store`, which caches the evidence of short suffixes.
 
     All sessions share it; a live datastore whose shards change has another one.
@@ -120,8 +123,8 @@ def reader_of(store: Store) -> Any:
     snapshot = store.snapshot
     snapshot.kernel.require_readable()
     if (reader := _readers.get(snapshot.kernel)) is None:
-        native = native_session_kernel().NativeEvidenceReader(snapshot.views, store.vocabulary_size, store.is_live)
-        reader = _readers.setdefault(snapshot.kernel, native)
+        new = native_session_kernel().NativeEvidenceReader(snapshot.views, store.vocabulary_size, store.is_live)
+        reader = _readers.setdefault(snapshot.kernel, new)
     return reader
 
 

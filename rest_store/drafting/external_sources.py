@@ -12,7 +12,7 @@ from concurrent.futures import wait
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,9 @@ from rest_store.drafting.kernel_session import NO_COSTS
 from rest_store.drafting.source_thread import SourceThread
 from rest_store.drafting.sources import EvidenceSource, EvidenceStream, Source, StreamedSource
 from rest_store.errors import TokenizerMismatchError, error_text
+
+if TYPE_CHECKING:
+    from rest_store._kernel import NativeSession
 
 _MAX_SUFFIX = 16  # of the contexts of trees, in tokens, unless the session reads more
 _BACKOFF_SUFFIXES = (4, 3, 2, 1)  # shorter suffixes of the context that trees are requested for
@@ -149,7 +152,7 @@ class ExternalSources:
 
     def __init__(
         self,
-        native: Any,
+        native: NativeSession,
         sources: Sequence[tuple[int, int, Source]],
         *,
         timeout: float | None,

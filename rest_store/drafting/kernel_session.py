@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,9 @@ from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.evidence import reader_of
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.errors import ContextTypeError, DatastoreClosedError, DatastoreUnavailableError
+
+if TYPE_CHECKING:
+    from rest_store._kernel import NativeSession
 
 NO_COSTS = np.zeros(0)  # of a step whose tree is not cut to its best rate
 
@@ -56,7 +59,7 @@ class OpenStore:
 
 def kernel_session(
     calibration: Calibration, sources: Sequence[object], *, learn: bool, max_suffix: int
-) -> tuple[Any, dict[int, OpenStore], dict[int, int]]:
+) -> tuple[NativeSession, dict[int, OpenStore], dict[int, int]]:
     """Open the kernel's side of a session.
 
     Args:
@@ -73,7 +76,7 @@ def kernel_session(
         DatastoreClosedError, DatastoreUnavailableError: a datastore is closed, or a page of it could not be read.
         NativeKernelError: the kernel was not compiled.
     """
-    native = native_session_kernel().NativeSession(calibration.native)
+    native: NativeSession = native_session_kernel().NativeSession(calibration.native)
     native.learn_online(learn)
     native.limit_suffix(max_suffix)
     datastores: dict[int, OpenStore] = {}
@@ -91,7 +94,7 @@ def kernel_session(
     return native, datastores, others
 
 
-def follow_changes(native: Any, datastores: Iterable[OpenStore]) -> None:
+def follow_changes(native: NativeSession, datastores: Iterable[OpenStore]) -> None:
     """Read the present shards of live datastores from now on."""
     for opened in datastores:
         if opened.store.is_live and (snapshot := opened.store.snapshot) is not opened.snapshot:
@@ -100,7 +103,7 @@ def follow_changes(native: Any, datastores: Iterable[OpenStore]) -> None:
                 opened.snapshot = snapshot
 
 
-def take_prompt(native: Any, tokens: npt.NDArray[np.int32], top_k: TopK | None) -> None:
+def take_prompt(native: NativeSession, tokens: npt.NDArray[np.int32], top_k: TopK | None) -> None:
     """Begin the text with `tokens`; raise ContextTypeError if `top_k` has more rows."""
     try:
         native.prompt(tokens, top_k)
@@ -108,7 +111,7 @@ def take_prompt(native: Any, tokens: npt.NDArray[np.int32], top_k: TopK | None) 
         raise ContextTypeError(f"draft session: {error}") from None
 
 
-def append(native: Any, tokens: npt.NDArray[np.int32], top_k: TopK | None, node_top_k: TopK | None) -> int:
+def append(native: NativeSession, tokens: npt.NDArray[np.int32], top_k: TopK | None, node_top_k: TopK | None) -> int:
     """Append what the target model produced, as `DraftSession.accept`.
 
     Returns:
@@ -124,7 +127,7 @@ def append(native: Any, tokens: npt.NDArray[np.int32], top_k: TopK | None, node_
 
 
 def append_all(
-    natives: Sequence[Any],
+    natives: Sequence[NativeSession],
     tokens: Sequence[npt.NDArray[np.int32]],
     top_k: Sequence[TopK | None],
     node_top_k: Sequence[TopK | None],

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from time import monotonic
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,9 @@ from rest_store.drafting.external_sources import Drop
 from rest_store.drafting.kernel_session import Drafted, DraftLimits, TopK
 from rest_store.drafting.sources import PromptLookup, RecycledLogits, Source
 from rest_store.errors import ProtocolError, TokenizerMismatchError, describe, error_text
+
+if TYPE_CHECKING:
+    from rest_store._kernel import NativeSession
 
 NODE_BYTES = 11  # of a node as the message DraftSessionResponse has it
 MOST_RECENT = 16  # numbers that recent steps have taught a session; now it has 3, and one for each datastore
@@ -163,7 +166,7 @@ class RemoteDrafting:
 
     def __init__(
         self,
-        native: Any,
+        native: NativeSession,
         source: SessionSource,
         remote: RemoteSession,
         settings: SessionSettings,
@@ -281,7 +284,11 @@ def tree_nodes(limits: DraftLimits) -> int:
 
 
 def remote_drafting(
-    native: Any, sources: Sequence[object], settings: SessionSettings, prompt_length: int, timeout: float | None
+    native: NativeSession,
+    sources: Sequence[object],
+    settings: SessionSettings,
+    prompt_length: int,
+    timeout: float | None,
 ) -> RemoteDrafting | None:
     """Return what hands the steps of a session over to the only one of its `sources` with counts; None if it cannot.
 

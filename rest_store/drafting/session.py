@@ -299,9 +299,9 @@ class DraftSession:
             drafted, drops = self._receive(limits)
             if drafted is None:
                 follow_changes(self._native, self._datastores.values())
-                drafted = self._native.draft(*limits)
+                drafted = Drafted(*self._native.draft(*limits))
                 if self._leave_out_unreadable():
-                    drafted = self._native.draft(*limits)
+                    drafted = Drafted(*self._native.draft(*limits))
         except BaseException:
             self._native.forget()
             raise

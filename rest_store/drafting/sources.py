@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from numbers import Real
 from pathlib import Path
 from threading import TIMEOUT_MAX
-from typing import Any, NoReturn, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, runtime_checkable
 
 from rest_store.datastore.kernel import native_session_kernel
 from rest_store.datastore.render import counted
@@ -20,6 +20,9 @@ from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.evidence import Evidence
 from rest_store.drafting.recycled_logits_file import read_rows, write_rows
 from rest_store.errors import CopyError, LimitError, RecycledLogitsError, SourceError, describe
+
+if TYPE_CHECKING:
+    from rest_store._kernel import NativeRecycledLogits
 
 _MAX_SOURCES = 8
 # How a session calls the methods of a source: the number of positional arguments, and the keywords.
@@ -104,7 +107,7 @@ class RecycledLogits:
     """
 
     def __init__(self) -> None:
-        self.native = native_session_kernel().NativeRecycledLogits()
+        self.native: NativeRecycledLogits = native_session_kernel().NativeRecycledLogits()
         self.key = secrets.token_bytes(16)  # by which a service that runs sessions knows them
 
     def __len__(self) -> int:

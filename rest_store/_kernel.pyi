@@ -1,0 +1,276 @@
+"""The compiled kernel as Python sees it; the code is in `rest_store/native/`, the bindings in its `python/`.
+
+Arrays are C-contiguous and on the CPU. Tokens are int32 on their way in. Bytes on their way out are little-endian
+columns, one after the other. Nothing here is checked for callers: the modules that use it word the errors. A ValueError
+says what is wrong with an argument. Calls that take long release the GIL.
+"""
+
+from collections.abc import Sequence
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from rest_store.datastore.reference import KernelShard, PackedTree
+
+Tokens = npt.NDArray[np.int32]
+TopK = npt.NDArray[np.int32] | npt.NDArray[np.int64]  # [n, k], -1 ends a row
+PackedDraft = tuple[bytes, bytes, bytes]  # packed tree of `TokenTree`, scores float32[N], origins uint8[N]
+
+FEATURES: int  # columns of a calibration's features
+INSTRUCTIONS: list[int]  # instruction sets of this machine that trees can be evaluated with
+MAX_STORES: int  # sources with counts of one session
+EVIDENCE_MEMORY: int  # bytes of a session for each node and store
+NODE_MEMORY: int  # bytes of a session for each node
+TOKEN_MEMORY: int  # bytes of a session for each token of the text
+
+class FileMapping:
+    """A file mapped for reading (`search/file_mapping.hpp`)."""
+
+    def __init__(self, descriptor: int, size: int) -> None: ...
+    @property
+    def bytes(self) -> npt.NDArray[np.uint8]:
+        """The content, uint8[size]; keeps the mapping open."""
+
+    @property
+    def lost(self) -> bool:
+        """Whether a page could not be read; from there on the content is zeros."""
+
+    def expect_scattered_reads(self) -> None:
+        """Turn read-ahead off."""
+
+class NativeKernel:
+    """The exact queries of a datastore (`trees/kernel.hpp`); a `rest_store.datastore.kernel.Kernel`."""
+
+    def __init__(self, shards: list[KernelShard], vocabulary_size: int, before: NativeKernel | None = None) -> None: ...
+    def longest_suffix_match(self, suffix: Sequence[int], /) -> tuple[int, int]: ...
+    def draft(self, suffix: Sequence[int], max_nodes: int, max_depth: int, /) -> PackedTree: ...
+    def count(self, tokens: Sequence[int], /) -> int: ...
+    def require_readable(self) -> None: ...
+
+class NativeEvidenceReader:
+    """Reads the evidence of one datastore (`session/evidence.hpp`); shared by sessions. Thread-safe."""
+
+    def __init__(self, shards: list[KernelShard], vocabulary_size: int, is_live: bool, /) -> None: ...
+
+class NativeCalibration:
+    """Trees and online weights (`session/acceptance.hpp`); shared by sessions. Thread-safe."""
+
+    @overload
+    def __init__(self, gbdt: bytes, live_gbdt: bytes, /) -> None:
+        """From packed trees; empty `live_gbdt`: there are none for live datastores."""
+
+    @overload
+    def __init__(self, other: NativeCalibration, /) -> None:
+        """A copy that shares the trees and learns on its own."""
+
+    weights: list[float]  # a bias, and one for each kind of source; finite
+    @property
+    def gbdt(self) -> bytes: ...
+    @property
+    def live_gbdt(self) -> bytes: ...
+    def log_odds(self, rows: npt.NDArray[np.float32], is_wide: bool, instructions: int, /) -> bytes:
+        """Return the log odds of rows of features, float32[rows]; for tests."""
+
+class NativeRecycledLogits:
+    """Likely tokens by context (`session/recycled_logits.hpp`); shared by sessions. Thread-safe."""
+
+    def __init__(self) -> None: ...
+    def __len__(self) -> int: ...
+    def rows(self, vocabulary_size: int, /) -> bytes:
+        """Return all rows, int32[n, 21], as `rest_store.drafting.recycled_logits_file` describes them."""
+
+    def add_rows(self, rows: npt.NDArray[np.int32], vocabulary_size: int, /) -> bool:
+        """Add such rows; return False, and add nothing, if one is malformed."""
+
+    def memory(self) -> int:
+        """Return the bytes of the rows."""
+
+class NativeSession:
+    """One generation's text, sources and draft tree (`session/tree_builder.hpp`). Not thread-safe.
+
+    `place` is that of a source among the session's sources, 0..7: its bit in origins. `store` is the number of a source
+    with counts, as `add_store` returned it.
+    """
+
+    def __init__(self, calibration: NativeCalibration, /) -> None: ...
+
+    # Before the text.
+    def use_prompt_lookup(self, place: int, /) -> None: ...
+    def use_recycled_logits(self, place: int, recycled: NativeRecycledLogits, /) -> None: ...
+    def add_store(self, place: int, reader: NativeEvidenceReader | None) -> int:
+        """Add a datastore, or without a reader an external source; return its number.
+
+        Raises:
+            ValueError: there are `MAX_STORES` already.
+        """
+
+    def limit_suffix(self, tokens: int, /) -> None:
+        """Set the longest suffix of the context that stores are asked for."""
+
+    def limit_tokens(self, vocabulary_size: int, /) -> None:
+        """End rows of likely tokens at one that is outside the vocabulary."""
+
+    def learn_online(self, on: bool, /) -> None: ...
+    def prompt(self, tokens: Tokens, top_k: TopK | None) -> None:
+        """Begin the text; `top_k` is of its last tokens.
+
+        Raises:
+            ValueError: `top_k` has more rows than there are tokens.
+        """
+
+    # For each step.
+    def set_reader(self, store: int, reader: NativeEvidenceReader, /) -> None:
+        """Read other shards of a datastore from now on."""
+
+    def set_evidence(
+        self, store: int, parts: Sequence[bytes], vocabulary_size: int, max_rows: int, is_live: bool, /
+    ) -> None:
+        """Set what an external source knows in this step: the rows of each part of a datastore, added up.
+
+        Raises:
+            ValueError: they are not evidence; the store then takes no part in the step.
+        """
+
+    def set_trees(self, index: int, trees: Sequence[tuple[Any, ...]] | None) -> None:
+        """Set what an external source knows in this step; None: it takes no part in it.
+
+        Each tree is (path before it int32[n], match length, match count, counts int64[N], tokens int32[N], parents
+        int32[N]).
+        """
+
+    def draft(self, max_nodes: int, costs: npt.NDArray[np.float64], is_chain: bool = False) -> PackedDraft:
+        """Return the next draft; empty `costs`: it is not cut."""
+
+    def draft_nodes(self, max_nodes: int, costs: npt.NDArray[np.float64], is_chain: bool, /) -> bytes:
+        """Return the same as the message DraftSessionResponse has its nodes."""
+
+    def adopt(
+        self,
+        packed: bytes,
+        max_nodes: int,
+        vocabulary: int,
+        chain_nodes: int | None,
+        costs: npt.NDArray[np.float64],
+    ) -> PackedDraft:
+        """Take a tree that `draft_nodes` of a service returned as the latest one, and return it.
+
+        Args:
+            packed: the nodes.
+            max_nodes: most of them.
+            vocabulary: above all their tokens.
+            chain_nodes: most nodes of a chain; only the most probable path is taken then. None: the whole tree.
+            costs: those of `draft`, for a chain.
+
+        Raises:
+            ValueError: what is wrong with the nodes.
+        """
+
+    def accept(self, tokens: Tokens, top_k: TopK | None, node_top_k: TopK | None) -> int:
+        """Append what the target model produced, as `DraftSession.accept`; return how many are in the latest tree.
+
+        Raises:
+            ValueError: a top-k has another number of rows than it may have; nothing was appended.
+        """
+
+    def forget(self) -> None:
+        """Discard the latest tree, as if none had been drafted since the last `accept`."""
+
+    def length(self) -> int:
+        """Return the tokens of the text."""
+
+    def tail(self, count: int, /) -> bytes:
+        """Return the last `count` tokens of the text or all, int32."""
+
+    recent: list[float]  # what recent steps have taught; another session can go on from it
+
+    # For measurements.
+    def record(self, on: bool, /) -> None: ...
+    def recorded(self) -> tuple[bytes, bytes, bytes]:
+        """Return features float32[rows, FEATURES], labels uint8[rows] and ends uint32[places] since the last call."""
+
+    def time_stages(self, on: bool, /) -> None: ...
+    def stage_seconds(self) -> dict[str, float]: ...
+
+def draft_all(sessions: Sequence[NativeSession], max_nodes: Sequence[int], is_chain: bool, /) -> list[PackedDraft]:
+    """Return what `NativeSession.draft` returns for each of different sessions, on all cores."""
+
+def draft_nodes_all(
+    sessions: Sequence[NativeSession], limits: Sequence[tuple[int, npt.NDArray[np.float64], bool]], /
+) -> list[bytes]:
+    """Return what `NativeSession.draft_nodes` returns for each of different sessions, on all cores."""
+
+def accept_all(
+    sessions: Sequence[NativeSession],
+    tokens: Sequence[Tokens],
+    top_k: Sequence[TopK | None],
+    node_top_k: Sequence[TopK | None],
+    /,
+) -> list[int]:
+    """Do what `NativeSession.accept` does for each of different sessions; raises before anything is appended."""
+
+def collect_evidence(
+    readers: Sequence[NativeEvidenceReader],
+    calibration: NativeCalibration,
+    tail: Tokens,
+    tokens: Tokens,
+    parents: npt.NDArray[np.int32],
+    scores: npt.NDArray[np.float32],
+    *,
+    max_nodes: int,
+    max_rows: int,
+    max_suffix: int,
+) -> list[bytes]:
+    """Return the rows of `Evidence` of each reader; `rest_store.drafting.evidence` describes the arguments."""
+
+def evidence_fault(rows: bytes, vocabulary_size: int, max_rows: int, /) -> str | None:
+    """Return what is wrong with rows of `Evidence`; None: nothing."""
+
+def tree_fault(packed: bytes, vocabulary_size: int, max_depth: int, /) -> int:
+    """Return what is wrong with a packed tree: 1 a token, 2 a parent, 3 a depth, 4 a count; 0: nothing."""
+
+def packed_top_k(top_k: TopK, /) -> tuple[bytes, int]:
+    """Return what sessions read of rows of likely tokens, int32[n, width], and the width."""
+
+def top_tokens(logits: npt.NDArray[np.float32], count: int, drafted: Tokens | None) -> bytes:
+    """Return the `count` likeliest tokens of each row of logits, int32[n, count], -1 where there are fewer.
+
+    Args:
+        logits: [n, vocabulary]; rows may have gaps between them.
+        count: 1..8.
+        drafted: the draft token verified after each row, -1 at the end of a chain of rows. Rows behind one whose
+            likeliest token is not its draft token are not read. None: all are.
+    """
+
+def fit_gbdt(
+    features: npt.NDArray[np.float32],
+    labels: npt.NDArray[np.uint8],
+    ends: npt.NDArray[np.uint32],
+    trees: int,
+    rate: float,
+    ridge: float,
+    row_share: float,
+    /,
+) -> bytes:
+    """Return packed trees fitted to recorded candidates, as `Calibration.fit`."""
+
+def sort_suffixes(
+    sorter: int,
+    symbols: npt.NDArray[np.uint8],
+    width: int,
+    bits: int,
+    order: npt.NDArray[np.int32],
+    keys: npt.NDArray[np.uint64],
+    entries: npt.NDArray[np.uint8],
+) -> int:
+    """Sort the suffixes of symbols and pack them for a suffixes file; return 0, or the sorter's status.
+
+    Args:
+        sorter: address of the function `divsufsort`.
+        symbols: payload of a tokens file, and eight more bytes.
+        width: bytes of a symbol, 2 or 3.
+        bits: of an entry.
+        order: room for the order of all bytes.
+        keys: room for the keys.
+        entries: room for the entries.
+    """
