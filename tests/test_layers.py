@@ -179,3 +179,21 @@ def test_only_bindings_know_python() -> None:
     python = {path for path in sources if re.search(r"#include <(nanobind/|Python\.h)", path.read_text("utf-8"))}
     assert python
     assert {path for path in python if path.parent.name != "python"} == set()
+
+
+def test_the_kernels_headers_are_listed_in_reading_order() -> None:
+    """In docs/explanation/architecture.md every header stands once, after those that it includes."""
+    native = REST_STORE / "native"
+    page = (REST_STORE.parent / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
+    listed: list[str] = []
+    for part in page.split("## The kernel in reading order")[1].split("`native/")[1:]:
+        folder = part.split("/")[0]
+        rows = [line.split("|")[1] for line in part.splitlines() if line.startswith("| `")]
+        listed += [f"{folder}/{name}" for row in rows for name in re.findall(r"`(\w+\.hpp)`", row)]
+    folders = ("search", "trees", "session")
+    assert sorted(listed) == sorted(
+        f"{folder}/{path.name}" for folder in folders for path in (native / folder).iterdir()
+    )
+    for place, name in enumerate(listed):
+        included = re.findall(r'#include "([^"]+)"', (native / name).read_text(encoding="utf-8"))
+        assert set(included) <= set(listed[:place]), name
