@@ -31,8 +31,8 @@ from rest_store.bench.environment import write_result
 from rest_store.bench.options import Destination, datastores_option, result_options, seed_option
 from rest_store.bench.prompts import chat_tokens, interleaved, read_prompts
 from rest_store.datastore.tree import TokenTree
-from rest_store.generation.drafting import SessionMaker
-from rest_store.generation.generate import default_session
+from rest_store.generation.draft_sessions import SessionFactory
+from rest_store.generation.generate import default_session_factory
 from rest_store.generation.model import load_model
 from rest_store.generation.sampling import Choice
 from rest_store.generation.typical import ALPHA, THRESHOLD, TypicalRule, TypicalStep
@@ -213,13 +213,13 @@ class Sampling:
                 figures[name]["total variation at steps of exact sampling"] = round(sum(far[rule]) / len(far[rule]), 4)
         return figures
 
-    def sessions(self) -> SessionMaker:
+    def sessions(self) -> SessionFactory:
         """Return what makes the sessions of one way.
 
         They share a calibration and recycled logits that no other way has: all ways continue the same prompts from the
         same seeds, so the logits of one would draft the texts of the next.
         """
-        return default_session([*self.stores, rest_store.PromptLookup(), rest_store.RecycledLogits()])
+        return default_session_factory([*self.stores, rest_store.PromptLookup(), rest_store.RecycledLogits()])
 
     def drafted(self) -> dict[str, Any]:
         """Return arguments of `generate` that draft."""

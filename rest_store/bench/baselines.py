@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.tree import TokenTree
-from rest_store.generation.drafting import EMPTY, Session
+from rest_store.generation.draft_sessions import Session
+from rest_store.generation.drafts import EMPTY
 
 
 def tree_of(paths: Sequence[Sequence[int]]) -> TokenTree:

@@ -27,7 +27,7 @@ from rest_store.drafting.sources import (
 )
 from rest_store.errors import CalibrationError, DrafterError, ModeNotSupportedError, describe
 from rest_store.generation.caller import withheld_arguments
-from rest_store.generation.drafting import SessionMaker
+from rest_store.generation.draft_sessions import SessionFactory
 from rest_store.generation.loop import Generation
 from rest_store.generation.options import Options
 from rest_store.generation.support import warn_ignored
@@ -131,15 +131,15 @@ def generate(
             describe("generate", "a streamer", "given twice", "streamer or stream_to, one of them")
         )
     options = Options(
-        max_nodes,
-        source_timeout,
-        adaptive,
-        widths,
-        remember,
-        calibration,
-        acceptance,
-        typical_threshold,
-        typical_alpha,
+        max_nodes=max_nodes,
+        source_timeout=source_timeout,
+        adaptive=adaptive,
+        widths=widths,
+        remember=remember,
+        calibration=calibration,
+        acceptance=acceptance,
+        typical_threshold=typical_threshold,
+        typical_alpha=typical_alpha,
     )
     generation = Generation(
         model,
@@ -147,7 +147,7 @@ def generate(
         logits_processor,
         stopping_criteria,
         generation_config,
-        maker=session_maker(drafter, options),
+        session_factory=session_factory_of(drafter, options),
         options=options,
         **model_kwargs,
     )
@@ -156,27 +156,28 @@ def generate(
     return generation.result()
 
 
-def session_maker(
+def session_factory_of(
     drafter: Any, options: Options, calibration: Callable[[], Calibration] | None = None
-) -> SessionMaker | None:
-    """Return what makes the drafting session of a prompt; None for plain decoding.
+) -> SessionFactory | None:
+    """Return the factory of the draft sessions of a generation; None for plain decoding.
 
     Args:
-        drafter: as of `generate`.
-        options: `source_timeout` and `calibration` are of the sessions.
-        calibration: as of `default_session`, where `options` name none.
+        drafter: the argument of `generate`.
+        options: the sessions take their `source_timeout` and `calibration` from it.
+        calibration: returns the calibration that sessions share if `options` has none; None: as in
+            `default_session_factory`.
 
     Raises:
         DrafterError: `drafter` is neither None, a callable that takes a prompt, nor a list or tuple of sources.
-        CalibrationError: `options` name one beside a callable.
-        SourceError, NativeKernelError: as of `default_session`.
+        CalibrationError: `options` has a calibration, and `drafter` is a callable.
+        SourceError, NativeKernelError: as in `default_session_factory`.
     """
     if drafter is None:
         return None
     if isinstance(drafter, list | tuple):
         own = options.calibration
         shared = calibration if own is None else lambda: own
-        return default_session(drafter, options.source_timeout, shared) if drafter else None
+        return default_session_factory(drafter, options.source_timeout, shared) if drafter else None
     fault = _drafter_fault(drafter)
     if fault is not None:
         expected = "a list of sources, or a callable that makes the session of a prompt"
@@ -187,23 +188,23 @@ def session_maker(
     return drafter  # type: ignore[no-any-return]
 
 
-def default_session(
+def default_session_factory(
     sources: Sequence[Any],
     source_timeout: float | None = 0.5,
     calibration: Callable[[], Calibration] | None = None,
-) -> SessionMaker:
-    """Return what makes a `DraftSession` of `sources` for a prompt.
+) -> SessionFactory:
+    """Return a function that makes a `DraftSession` of `sources` for a prompt.
 
-    All sessions of one maker share a calibration: pass the maker as `drafter` of several generations, and later ones
-    use what earlier ones learned.
+    All its sessions share a calibration: pass the function as `drafter` to several generations, and later ones use
+    what earlier ones learned.
 
     Args:
-        sources: as of `DraftSession`.
-        source_timeout: as of `DraftSession`.
-        calibration: returns what they share; None: a copy of the calibration that comes with the package.
+        sources: those of each `DraftSession`.
+        source_timeout: that of each `DraftSession`.
+        calibration: returns the shared calibration, once the first session is made; None: a copy of the package's.
 
     Raises:
-        SourceError, NativeKernelError: as `require_sources`.
+        SourceError, NativeKernelError: as in `require_sources`.
         LimitError: `source_timeout` out of range.
     """
     require_sources("generate", sources)

@@ -15,8 +15,8 @@ from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.remembering import flush
 from rest_store.errors import DrafterError, ModeNotSupportedError, PromptError, describe
 from rest_store.generation.comparison import Comparison
-from rest_store.generation.drafting import SessionMaker
-from rest_store.generation.generate import session_maker
+from rest_store.generation.draft_sessions import SessionFactory
+from rest_store.generation.generate import session_factory_of
 from rest_store.generation.generator_output import GeneratorOutput, accepted_by_source, source_names
 from rest_store.generation.loop import Generation
 from rest_store.generation.options import Options
@@ -53,7 +53,7 @@ class Generator:
         self._options = Options(**options)
         self._source_names = source_names(sources)
         self._calibration = functools.cache(Calibration.default)  # shared by all generations
-        self._maker(self._options)
+        self._session_factory(self._options)
 
     def generate(self, prompt: Prompt, *, compare: bool = False, **options: Any) -> GeneratorOutput:
         """Generate to the end.
@@ -135,7 +135,7 @@ class Generator:
             **self._inputs(prompt),
             **options,
             custom_generate=Generation,
-            maker=self._maker(draft_options),
+            session_factory=self._session_factory(draft_options),
             options=draft_options,
             text_tokenizer=self.tokenizer,
         )
@@ -152,8 +152,8 @@ class Generator:
         """
         return flush(self._options.remember, seconds)
 
-    def _maker(self, options: Options) -> SessionMaker | None:
-        return session_maker(self._sources, options, self._calibration)
+    def _session_factory(self, options: Options) -> SessionFactory | None:
+        return session_factory_of(self._sources, options, self._calibration)
 
     def _inputs(self, prompt: Prompt) -> dict[str, Any]:
         if isinstance(prompt, str):

@@ -16,7 +16,8 @@ from rest_store.generation import graph_pool
 from rest_store.generation.cache import Loan, TreeKVCache, capacity_of
 from rest_store.generation.costs import DraftPolicy, policy_of
 from rest_store.generation.detokenizer import Detokenizer
-from rest_store.generation.drafting import NO_DRAFT, TOP_K, Draft, Drafting, SessionMaker
+from rest_store.generation.draft_sessions import TOP_K, DraftSessions, SessionFactory
+from rest_store.generation.drafts import NO_DRAFT, Draft
 from rest_store.generation.graphs import FixedVerifier
 from rest_store.generation.options import Options
 from rest_store.generation.output import output_of
@@ -41,7 +42,7 @@ class Generation:
     empty: when that is noticed, the cache may long be in use again.
 
     Args:
-        maker: makes the drafting session of a prompt; None: plain decoding.
+        session_factory: makes the draft session of a prompt; None: plain decoding.
         options: how to draft, and where to remember.
         text_tokenizer: turns tokens into the text of pieces; None: they have none.
 
@@ -53,7 +54,7 @@ class Generation:
     """
 
     trace: Trace | None = None
-    _drafting: Drafting | None = None
+    _sessions: DraftSessions | None = None
     _verifier: Verifier | None = None  # from the prompt's pass until it is closed
     _policy: DraftPolicy
     _loan: Loan | None = None
@@ -70,7 +71,7 @@ class Generation:
         stopping_criteria: Any,
         generation_config: Any,
         *,
-        maker: SessionMaker | None,
+        session_factory: SessionFactory | None,
         options: Options,
         text_tokenizer: Any = None,
         **model_kwargs: Any,
@@ -86,7 +87,7 @@ class Generation:
         require_model(model, length, self._max_nodes, fixed=bool(self._widths))
         require_prompt(model, input_ids, generation_config, model_kwargs)
         self._model, self._config, self._model_kwargs = model, generation_config, model_kwargs
-        self._input_ids, self._maker, self._options = input_ids, maker, options
+        self._input_ids, self._session_factory, self._options = input_ids, session_factory, options
         self._choice = Choice(logits_processor, sample=bool(generation_config.do_sample), rows=rows, device=device)
         self._rows = Rows(input_ids, self._stops)
         self._writers = None if text_tokenizer is None else [Detokenizer(text_tokenizer) for _ in self._rows]
@@ -113,16 +114,16 @@ class Generation:
         return piece
 
     def _next_piece(self, *, with_texts: bool = False) -> Piece | None:
-        """Run the next forward pass, or close at the end and return None; errors as of `__next__`."""
+        """Run the next forward pass, or close at the end and return None; errors as in `__next__`."""
         if self._failure:
             raise GenerationFailedError(f"the generation has failed ({self._failure}) and cannot continue")
         if self._closed:
             return None
         try:
-            if self._verifier is None or self._drafting is None:
+            if self._verifier is None or self._sessions is None:
                 piece = self._first_step()
             elif any(map(self._rows.continues, self._rows)):
-                piece = self._step(self._drafting, self._verifier)
+                piece = self._step(self._sessions, self._verifier)
             else:
                 piece = None
             if piece is not None and with_texts and self._writers is not None:
@@ -143,12 +144,12 @@ class Generation:
         with self.statistics.steps:
             prompts = unpadded(self._input_ids, self._model_kwargs)
             self._prompt_ends = [prompt[-PROMPT_TOKENS:] for prompt in prompts]
-            drafting = self._drafting = Drafting(self._maker, prompts, vocabulary_size(self._model))
-        self.statistics.drafts = drafting.counts
+            sessions = self._sessions = DraftSessions(self._session_factory, prompts, vocabulary_size(self._model))
+        self.statistics.drafts = sessions.counts
         with torch.no_grad(), self.statistics.steps:
             with self.statistics.forward:
                 prompt = prefill(self._model, self._input_ids, self._config, self._model_kwargs)
-                top_tokens = self._read(prompt.logits, drafting)
+                top_tokens = self._read(prompt.logits, sessions)
             self._earlier = prompt.length - self._input_ids.shape[1]  # tokens of the cache that are not in the rows
             self._capacity = capacity_of(prompt.cache)
             for row, limit in zip(self._rows, row_limits(self._model, prompt, self._input_ids), strict=True):
@@ -159,19 +160,19 @@ class Generation:
             verifier = self._verifier = self._new_verifier(prompt)
             plain = verifier.width_of(1)
             self._padded = [verifier.width_of(1 + nodes) - plain for nodes in range(self._max_nodes + 1)]
-            drafting.inform(piece.tokens, paths, top_tokens, drafts)
+            sessions.inform(piece.tokens, paths, top_tokens, drafts)
         if self.trace is not None:
             self.trace.add(piece.tokens, drafts, self.statistics)
         return piece
 
-    def _step(self, drafting: Drafting, verifier: Verifier) -> Piece:
+    def _step(self, sessions: DraftSessions, verifier: Verifier) -> Piece:
         """Draft, verify, accept."""
         with torch.no_grad(), self.statistics.steps:
-            drafts = self._draft(drafting, self._policy)
-            step, logits, top_tokens = self._verify(verifier, drafts, drafting)
+            drafts = self._draft(sessions, self._policy)
+            step, logits, top_tokens = self._verify(verifier, drafts, sessions)
             piece, paths = self._accept(logits, top_tokens, drafts)
             self._keep(verifier.cache, paths)
-            drafting.inform(piece.tokens, paths, top_tokens, drafts)
+            sessions.inform(piece.tokens, paths, top_tokens, drafts)
             self._learn(self._policy, verifier, step, piece)
         if self.trace is not None:
             self.trace.add(piece.tokens, drafts, self.statistics)
@@ -179,22 +180,22 @@ class Generation:
 
     # --- one step ----------------------------------------------------------------------------------------------------
 
-    def _draft(self, drafting: Drafting, policy: DraftPolicy) -> list[Draft]:
+    def _draft(self, sessions: DraftSessions, policy: DraftPolicy) -> list[Draft]:
         """Return the tree of each row, empty where there is none."""
         drafts = [NO_DRAFT] * len(self._rows)
         with self.statistics.drafting:
             rooms = [self._room(row) for row in self._rows]
-            if not drafting.active or not self._max_nodes or max(rooms) <= 1:
+            if not sessions.active or not self._max_nodes or max(rooms) <= 1:
                 return drafts
             nodes, costs = policy.budget(self._padded)
             for row, room in enumerate(rooms):
                 if nodes and room > 1:
-                    drafts[row] = Draft(drafting.draft(row, nodes, costs), room - 1)
+                    drafts[row] = Draft(sessions.draft(row, nodes, costs), room - 1)
         self.statistics.drafts.nodes += sum(len(draft.tree) for draft in drafts)
         return drafts
 
     def _verify(
-        self, verifier: Verifier, drafts: Sequence[Draft], drafting: Drafting
+        self, verifier: Verifier, drafts: Sequence[Draft], sessions: DraftSessions
     ) -> tuple[Step, torch.Tensor, TopTokens]:
         """Run the last token of each row and its tree through the model."""
         width = verifier.width_of(1 + max(len(draft.tree) for draft in drafts))
@@ -202,11 +203,11 @@ class Generation:
         step = Step(last, [draft.tree for draft in drafts], width)
         with self.statistics.forward:
             logits = verifier.run(step)
-            return step, logits, self._read(logits, drafting)
+            return step, logits, self._read(logits, sessions)
 
-    def _read(self, logits: torch.Tensor, drafting: Drafting) -> TopTokens:
+    def _read(self, logits: torch.Tensor, sessions: DraftSessions) -> TopTokens:
         """Wait for the logits of a forward pass; return what is needed of them on the host."""
-        top_tokens = read_top_tokens(logits, best=self._choice.plain, count=TOP_K if drafting.wants_top_k else 0)
+        top_tokens = read_top_tokens(logits, best=self._choice.is_argmax, count=TOP_K if sessions.wants_top_k else 0)
         if logits.device.type == "cuda":
             torch.cuda.current_stream(logits.device).synchronize()
         self.statistics.forward_passes += 1
@@ -346,11 +347,11 @@ class Generation:
         """
         self._closed = True
         self._remember()
-        drafting, self._drafting = self._drafting, None
+        sessions, self._sessions = self._sessions, None
         verifier, self._verifier = self._verifier, None
         try:
-            if drafting is not None:
-                drafting.close()
+            if sessions is not None:
+                sessions.close()
         finally:
             if verifier is not None and self._loan is not None:
                 is_kept = self._returns_cache or getattr(self._loan.cache, "_is_user_defined", False)

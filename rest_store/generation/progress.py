@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from rest_store.datastore.render import counted
 from rest_store.drafting.remembering import RememberCounts
 from rest_store.errors import DrafterError, ModeNotSupportedError, describe
-from rest_store.generation.drafting import DraftCounts
+from rest_store.generation.draft_sessions import DraftCounts
 
 
 @dataclass

@@ -81,7 +81,7 @@ class Rows(list[Row]):
         """Note whether `row` has met a criterion with its last token; return whether writing to it stops here."""
         if row.ended is not None:
             return not self.continues(row)
-        if self._stops.plain:
+        if self._stops.are_simple:
             ended = self._stops.after(token, len(row.tokens))
         else:
             ended = self._stops.judge(row.ids(), tuple(row.scores) or None)

@@ -90,14 +90,14 @@ class Choice:
         device: where the rows are.
 
     Attributes:
-        plain: the most likely token of the raw logits is chosen, so all nodes of a step can be judged at once.
+        is_argmax: the most likely token of the raw logits is chosen, so all nodes of a step can be judged at once.
 
     Raises:
         ModeNotSupportedError: a processor that cannot be copied for each row.
     """
 
     def __init__(self, processors: LogitsProcessorList, *, sample: bool, rows: int, device: torch.device) -> None:
-        self.plain = not sample and len(processors) == 0
+        self.is_argmax = not sample and len(processors) == 0
         self._sample = sample
         self._processors = [processors] if rows == 1 else [_for_row(processors, row, rows) for row in range(rows)]
         self._draws = Draws(rows, device)
@@ -120,7 +120,7 @@ class Choice:
         return self.pick(row, scores), scores
 
     def scores(self, row: int, ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        """Return the processed scores of the next token of `row`, float32[1, vocabulary]; arguments as of `choose`.
+        """Return the processed scores of the next token of `row`, float32[1, vocabulary]; arguments as in `choose`.
 
         They are where `ids` are, as in `generate`: the model, or its last layers, may be on another device.
         """
@@ -188,14 +188,14 @@ class Stops:
         criteria: the prepared stopping criteria of the generation; each is called with every token of a single row.
 
     Attributes:
-        plain: only the length and single tokens stop; no tensor of the row is needed.
+        are_simple: only the length and single tokens end a row; no tensor of the row is needed.
         pads: whether rows that have ended are padded, as where a token ends a row, or continued.
         max_length: most tokens of a row, prompt included; None: no limit.
     """
 
     def __init__(self, criteria: Sequence[Any]) -> None:
         self._criteria = criteria
-        self.plain = all(type(criterion) in (EosTokenCriteria, MaxLengthCriteria) for criterion in criteria)
+        self.are_simple = all(type(criterion) in (EosTokenCriteria, MaxLengthCriteria) for criterion in criteria)
         self.pads = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
         lengths = [criterion.max_length for criterion in criteria if isinstance(criterion, MaxLengthCriteria)]
         self.max_length: int | None = min(lengths) if lengths else None
@@ -209,7 +209,7 @@ class Stops:
         return token in self._ends
 
     def after(self, token: int, length: int) -> bool:
-        """Return whether a row of `length` tokens that ends in `token` has ended; for plain criteria."""
+        """Return whether a row of `length` tokens that ends in `token` has ended; for simple criteria."""
         return token in self._ends or (self.max_length is not None and length >= self.max_length)
 
     def judge(self, ids: torch.Tensor, scores: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rest_store.generation.drafting import Draft
+from rest_store.generation.drafts import Draft
 from rest_store.generation.progress import Statistics
 
 

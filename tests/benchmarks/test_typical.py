@@ -17,7 +17,7 @@ from rest_store.bench.markdown_tables import filled
 from rest_store.bench.results import read_results
 from rest_store.bench.sections import section_of
 from rest_store.drafting.sources import RecycledLogits
-from rest_store.generation.generate import default_session
+from rest_store.generation.generate import default_session_factory
 from rest_store.generation.typical import TypicalRule
 from tests.shared.tiny import write_model
 
@@ -43,9 +43,9 @@ def test_exact_sampling_writes_the_plain_texts_and_typical_acceptance_others(
 
     def noting(sources: list[object]) -> Any:
         ways_of_drafting.append(sources)
-        return default_session(sources)
+        return default_session_factory(sources)
 
-    monkeypatch.setattr(bench_typical, "default_session", noting)
+    monkeypatch.setattr(bench_typical, "default_session_factory", noting)
     model = write_model(tmp_path / "model")
     prompts = tmp_path / "prompts.jsonl"
     texts = ("for i in i in i in", "add add add") * 2  # each again, so that there is something to draft

@@ -26,7 +26,7 @@ from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.manifest import FILE_NAME, OWN_CHECKSUM, TOKENIZER_FILE_NAME, Manifest
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import RestStoreError
-from rest_store.generation.drafting import tree_fault
+from rest_store.generation.drafts import tree_fault
 from tests.fuzz import campaign
 from tests.shared.builds import build_quick, documents, write_jsonl, write_tokenizer
 from tests.shared.damage import damage, require_bounds, require_match_bounds, some_context, write_pristine

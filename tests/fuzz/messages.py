@@ -25,7 +25,7 @@ import rest_store
 from rest_store.datastore.tree import SuffixMatch, TokenTree
 from rest_store.drafting.evidence import Evidence
 from rest_store.errors import RestStoreError
-from rest_store.generation.drafting import tree_fault
+from rest_store.generation.drafts import tree_fault
 from rest_store.service.client.client import DatastoreClient
 from rest_store.v1 import datastore_pb2 as pb
 from tests.fuzz import campaign

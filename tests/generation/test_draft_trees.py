@@ -12,7 +12,8 @@ import torch
 import rest_store.generation.generate as entry
 from rest_store.bench.baselines import tree_of
 from rest_store.datastore.tree import SuffixMatch, TokenTree
-from rest_store.generation.drafting import EMPTY, Draft, DraftCounts, tree_fault
+from rest_store.generation.draft_sessions import DraftCounts
+from rest_store.generation.drafts import EMPTY, Draft, tree_fault
 from tests.shared.tiny import VOCABULARY, Scripted, futures_of, prompts, right, tiny_model
 
 FIXED = {"max_new_tokens": 24, "do_sample": False}

@@ -12,7 +12,7 @@ from transformers import DynamicCache, StaticCache
 
 import rest_store
 from rest_store.errors import CacheFullError, ModeNotSupportedError
-from rest_store.generation.drafting import EMPTY
+from rest_store.generation.drafts import EMPTY
 from rest_store.generation.support import position_count
 from tests.shared.strategies import refused
 from tests.shared.tiny import VOCABULARY, Scripted, bushy, futures_of, prompts, right, tiny_model

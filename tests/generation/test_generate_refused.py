@@ -27,7 +27,7 @@ from rest_store.errors import (
 )
 from rest_store.generation.attention import TreeAttention
 from rest_store.generation.cache import Pattern, TreeKVCache
-from rest_store.generation.generate import default_session
+from rest_store.generation.generate import default_session_factory
 from tests.shared.strategies import ONE_TO_NINE, open_datastore, refused
 from tests.shared.tiny import VOCABULARY, prompts, tiny_model
 
@@ -206,7 +206,7 @@ def test_wrong_sources_are_refused(sources: Any) -> None:
     model = tiny_model("llama")
     refused_early(SourceError, model, "generate: ", drafter=sources)
     refused(SourceError, lambda: rest_store.Generator(model, None, sources))
-    refused(SourceError, lambda: default_session(sources))
+    refused(SourceError, lambda: default_session_factory(sources))
     refused_early(SourceError, model, drafter=lambda prompt: rest_store.DraftSession(sources, prompt))
 
 

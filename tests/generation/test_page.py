@@ -12,7 +12,7 @@ import pytest
 import rest_store
 from rest_store.datastore.tree import TokenTree
 from rest_store.generation.comparison import Comparison
-from rest_store.generation.drafting import NO_DRAFT, Draft
+from rest_store.generation.drafts import NO_DRAFT, Draft
 from rest_store.generation.page import letters, look
 from rest_store.generation.progress import Statistics
 from rest_store.generation.trace import Trace

@@ -13,7 +13,7 @@ from tokenizers import processors
 
 from rest_store.bench.baselines import tree_of
 from rest_store.datastore.tree import TokenTree
-from rest_store.generation.drafting import EMPTY
+from rest_store.generation.drafts import EMPTY
 from tests.shared.models import CHATML, byte_level_bpe
 
 torch.set_num_threads(1)  # for models as small as these threads only wait for each other

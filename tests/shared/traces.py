@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rest_store.datastore.tree import TokenTree
-from rest_store.generation.drafting import NO_DRAFT, Draft
+from rest_store.generation.drafts import NO_DRAFT, Draft
 from rest_store.generation.page import page
 from rest_store.generation.progress import Statistics
 from rest_store.generation.trace import Trace

@@ -18,7 +18,8 @@ import rest_store.generation.generate as entry
 from rest_store.bench.baselines import tree_of
 from rest_store.datastore.tree import TokenTree
 from rest_store.errors import DrafterError, DraftingWarning
-from rest_store.generation.drafting import EMPTY, DraftCounts, Drafting
+from rest_store.generation.draft_sessions import DraftCounts, DraftSessions
+from rest_store.generation.drafts import EMPTY
 from tests.shared.strategies import refused
 from tests.shared.tiny import VOCABULARY, Scripted, futures_of, prompts, right, tiny_model
 
@@ -222,13 +223,13 @@ def test_interrupts_pass_through_sessions(where: str, error: type[BaseException]
 def drafted_with(where: str, error: BaseException, *, warns: bool = False) -> tuple[DraftCounts, list[int]]:
     """Draft with a session that raises `error`; return the counts and what was passed to `accept`."""
     with warning_of(type(error).__name__) if warns else nullcontext():
-        drafting = Drafting(lambda prompt: Faulty(prompt, where, error=error), [[1]], VOCABULARY)
+        sessions = DraftSessions(lambda prompt: Faulty(prompt, where, error=error), [[1]], VOCABULARY)
         tokens = [4, 5, 6]
         for token in tokens:
-            drafting.draft(0, 8, None)
-            drafting.accept(0, [token], np.zeros((1, 8), np.int64), None)
-        drafting.close()
-    return drafting.counts, tokens
+            sessions.draft(0, 8, None)
+            sessions.accept(0, [token], np.zeros((1, 8), np.int64), None)
+        sessions.close()
+    return sessions.counts, tokens
 
 
 @pytest.mark.parametrize("session", [None, 3, rest_store.PromptLookup(), Scripted], ids=repr)
@@ -239,8 +240,12 @@ def test_what_is_not_a_session_is_refused(session: Any) -> None:
         def close(self) -> None:
             closed.append(1)
 
-    makers = iter([Closing([1], ""), session])
-    refused(DrafterError, lambda: Drafting(lambda prompt: next(makers), [[1], [2]], 10), "what the drafter returned is")
+    returned = iter([Closing([1], ""), session])
+    refused(
+        DrafterError,
+        lambda: DraftSessions(lambda prompt: next(returned), [[1], [2]], 10),
+        "what the drafter returned is",
+    )
     assert closed == [1]
 
 
@@ -309,12 +314,12 @@ def test_sessions_that_ask_are_told_what_follows_each_node_of_their_tree() -> No
 
 
 def test_without_sessions_there_are_no_drafts() -> None:
-    drafting = Drafting(None, [[1], [2]], 10)
-    assert not drafting.active
-    assert not drafting.wants_top_k
-    assert drafting.draft(1, 8, None) is EMPTY
-    drafting.close()
-    assert drafting.counts == DraftCounts()
+    sessions = DraftSessions(None, [[1], [2]], 10)
+    assert not sessions.active
+    assert not sessions.wants_top_k
+    assert sessions.draft(1, 8, None) is EMPTY
+    sessions.close()
+    assert sessions.counts == DraftCounts()
 
 
 def test_sessions_are_closed_in_order_when_a_generation_ends_or_fails() -> None:

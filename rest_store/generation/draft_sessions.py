@@ -1,4 +1,4 @@
-"""The drafting side of a generation: sessions whose failures never fail or change it.
+"""The draft sessions of a generation, whose failures never fail or change it.
 
 A session may be anybody's code. What it raises is caught, its trees are checked before they are verified, and failures
 are counted; one warning says so if drafting stopped. Slow sources are bounded inside the session
@@ -31,11 +31,11 @@ from rest_store.errors import (
     describe,
     error_text,
 )
+from rest_store.generation.drafts import EMPTY, Draft, own_tree, tree_fault
 
 if TYPE_CHECKING:  # torch is not needed here
     from rest_store.generation.top_k import TopTokens
 
-EMPTY = TokenTree([], [], [])
 TOP_K = 8  # most likely tokens passed to sessions
 _MAX_FAILURES = 3  # in a row; then the session is closed
 _MAX_REASONS, _MAX_REASON_LENGTH = 4, 200
@@ -65,7 +65,7 @@ class Session(Protocol):
         """Release all resources; the session is not used afterwards."""
 
 
-SessionMaker = Callable[[list[int]], Session]
+SessionFactory = Callable[[list[int]], Session]
 
 
 @dataclass
@@ -98,73 +98,11 @@ class DraftCounts:
             self.errors.append(reason[:_MAX_REASON_LENGTH])
 
 
-def tree_fault(tree: object, max_nodes: int, vocabulary_size: int) -> str | None:
-    """Return why `tree` cannot be verified; None if it can."""
-    if not isinstance(tree, TokenTree):
-        return f"a {type(tree).__name__}, not a TokenTree"
-    size = len(tree)
-    if not size:
-        return None
-    if size > max_nodes:
-        return f"{size} nodes, asked for at most {max_nodes}"
-    columns = [column for column in (tree.origins, tree.scores) if column is not None]
-    if len(tree.packed) != 20 * size or any(len(column) != size for column in columns):
-        return "columns of unequal length"
-    tokens, parents, depths = tree.tokens, tree.parents, tree.depths
-    if int(tokens.min()) < 0 or int(tokens.max()) >= vocabulary_size:
-        return f"a token outside 0..{vocabulary_size - 1}"
-    if bool((parents >= np.arange(size)).any()) or int(parents.min()) < -1:
-        return "a parent that does not come before its child"
-    if bool((depths != np.where(parents < 0, 0, depths[parents]) + 1).any()):
-        return "depths that do not follow from parents"
-    return None
-
-
-def _plain(tree: TokenTree) -> TokenTree:
-    """Return of a tree of a subclass what its arrays say now; anything else as it is.
-
-    Raises:
-        TreeError: they are no tree.
-    """
-    if type(tree) is TokenTree or not isinstance(tree, TokenTree):
-        return tree
-    return TokenTree(tree.tokens, tree.parents, tree.counts, scores=tree.scores, origins=tree.origins)
-
-
-class Draft:
-    """The tree of one row, cut to the depth that can still be accepted.
+class DraftSessions:
+    """The draft sessions of a generation, one for each row.
 
     Args:
-        tree: a valid tree.
-        max_depth: depth of its deepest node that is verified.
-
-    Attributes:
-        tree: what is verified.
-        whole: whether nothing was cut off.
-        origins: for each node of `tree` a bitmask of the sources that proposed it; all 1 if the session does not say.
-    """
-
-    def __init__(self, tree: TokenTree, max_depth: int) -> None:
-        kept = np.flatnonzero(tree.depths <= max_depth)
-        origins = tree.origins if tree.origins is not None else np.ones(len(tree), dtype=np.int64)
-        self.tree = tree
-        self.whole = kept.size == len(tree)
-        self.origins: list[int] = origins[kept].tolist()
-        if not self.whole:
-            places = np.full(len(tree) + 1, -1, dtype=np.int64)  # the last one stands for parent -1
-            places[kept] = np.arange(kept.size)
-            scores = None if tree.scores is None else tree.scores[kept]
-            self.tree = TokenTree(tree.tokens[kept], places[tree.parents[kept]], tree.counts[kept], scores=scores)
-
-
-NO_DRAFT = Draft(EMPTY, 0)
-
-
-class Drafting:
-    """The sessions of all rows of a generation.
-
-    Args:
-        maker: makes the session of a prompt; None: no drafts.
+        session_factory: makes the session of a prompt; None: no drafts.
         prompts: token ids of each row, without padding.
         vocabulary_size: token ids of the model.
 
@@ -172,12 +110,14 @@ class Drafting:
         counts: what the sessions did.
 
     Raises:
-        DrafterError: `maker` returns something else than a session.
-        SessionError, LimitError: `maker` makes a `DraftSession` of wrong sources, or with a limit out of range.
+        DrafterError: `session_factory` returns something else than a session.
+        SessionError, LimitError: `session_factory` makes a `DraftSession` of wrong sources, or a limit is out of range.
         DatastoreClosedError: a source is closed before the generation begins.
     """
 
-    def __init__(self, maker: SessionMaker | None, prompts: Sequence[list[int]], vocabulary_size: int) -> None:
+    def __init__(
+        self, session_factory: SessionFactory | None, prompts: Sequence[list[int]], vocabulary_size: int
+    ) -> None:
         self.counts = DraftCounts()
         self._vocabulary_size = vocabulary_size
         self._sessions: list[Session | None] = [None] * len(prompts)
@@ -185,15 +125,16 @@ class Drafting:
         self._failures = [0] * len(prompts)
         self._stopped: dict[str, None] = {}  # why sessions were given up and sources left out, each reason once
         try:
-            for row, prompt in enumerate(prompts if maker is not None else ()):
-                self._open(row, maker, prompt)  # type: ignore[arg-type]
+            if session_factory is not None:
+                for row, prompt in enumerate(prompts):
+                    self._open(row, session_factory, prompt)
         except BaseException:
             self._close_all()
             raise
 
-    def _open(self, row: int, maker: SessionMaker, prompt: list[int]) -> None:
+    def _open(self, row: int, session_factory: SessionFactory, prompt: list[int]) -> None:
         try:
-            session = maker(prompt)
+            session = session_factory(prompt)
         except (*_INTERRUPTS, SessionError, LimitError, DatastoreClosedError):
             raise
         except BaseException as error:
@@ -201,8 +142,8 @@ class Drafting:
             return
         methods = [getattr(session, name, None) for name in ("draft", "accept", "close")]
         if isinstance(session, type) or not all(map(callable, methods)):
-            found, expected = f"a {type(session).__name__}", "a session with draft, accept and close"
-            raise DrafterError(describe("generate", "what the drafter returned", found, expected))
+            kind, expected = f"a {type(session).__name__}", "a session with draft, accept and close"
+            raise DrafterError(describe("generate", "what the drafter returned", kind, expected))
         self._sessions[row] = session
         with suppress(TypeError, ValueError):  # some built-in functions have no signature
             self._top_k_arguments[row] = {"top_k", "node_top_k"} & set(inspect.signature(session.accept).parameters)
@@ -218,13 +159,13 @@ class Drafting:
         return any(self._sessions[row] is not None and names for row, names in enumerate(self._top_k_arguments))
 
     def draft(self, row: int, max_nodes: int, costs: npt.NDArray[np.float64] | None) -> TokenTree:
-        """Return a valid tree for `row`, empty if its session fails; arguments as of `Session.draft`."""
+        """Return a valid tree for `row`, empty if its session fails; arguments as in `Session.draft`."""
         session = self._sessions[row]
         if session is None:
             return EMPTY
         self.counts.asked += 1
         try:
-            tree = _plain(session.draft(max_nodes=max_nodes, costs=costs))
+            tree = own_tree(session.draft(max_nodes=max_nodes, costs=costs))
             fault = tree_fault(tree, max_nodes, self._vocabulary_size)
         except _INTERRUPTS:
             raise
@@ -269,7 +210,7 @@ class Drafting:
     def accept(
         self, row: int, tokens: list[int], top_k: npt.NDArray[np.int64], node_top_k: npt.NDArray[np.int64] | None
     ) -> None:
-        """Tell the session of `row` what the model produced; arguments as of `Session.accept`."""
+        """Tell the session of `row` what the model produced; arguments as in `Session.accept`."""
         session = self._sessions[row]
         if session is None:
             return
