@@ -192,7 +192,7 @@ def _require_window(head: bytes, where: str, largest: int) -> None:
 
 
 def _decoders(kind: str, where: str, largest_window: int) -> Callable[[], Any]:
-    """Return what makes a decoder for one member: an object with `decompress`, `eof` and `unused_data`, as of zlib."""
+    """Return the factory of decoders for one member: objects with `decompress`, `eof` and `unused_data`, as in zlib."""
     if kind == "gzip":
         return lambda: zlib.decompressobj(wbits=31)
     with build_packages(where, CorpusError):

@@ -29,7 +29,7 @@ from build_index.size import size_text
 from rest_store.errors import CorpusFormatError, MemoryBudgetError, describe
 
 _HEADER_BYTES = 1 << 10  # looked at first; statistics can make a header larger
-_LARGEST_HEADER_BYTES = 16 << 20  # as of pyarrow
+_LARGEST_HEADER_BYTES = 16 << 20  # the limit of pyarrow
 _FOOTER_SHARE = 32  # a footer may have this share of the limit: pyarrow takes up to 60 times its size
 _VALUE_BYTES = 16  # of a nested value: two levels, offset, validity, and what their buffers grow ahead
 

@@ -23,24 +23,26 @@ def any_exhibits(figures: Any) -> list[Exhibit]:
 def _rows(title: str, part: Any) -> Table | None:
     """Return a list of objects, or objects by name, as a table; None unless they are alike and hold plain values."""
     by_name = isinstance(part, Mapping) and len(part) > 1
-    named = list(part.items()) if by_name else [("", one) for one in part] if isinstance(part, list) else []
-    if not named or not all(isinstance(one, Mapping) and one for _, one in named):
+    named = list(part.items()) if by_name else [("", entry) for entry in part] if isinstance(part, list) else []
+    if not named or not all(isinstance(entry, Mapping) and entry for _, entry in named):
         return None
-    columns = list(dict.fromkeys(column for _, one in named for column in one))
-    nested = any(isinstance(value, dict | list) for _, one in named for value in one.values())
-    if nested or any(2 * len(one) < len(columns) for _, one in named):
+    columns = list(dict.fromkeys(column for _, entry in named for column in entry))
+    nested = any(isinstance(value, dict | list) for _, entry in named for value in entry.values())
+    if nested or any(2 * len(entry) < len(columns) for _, entry in named):
         return None
-    rows = [[*([name] if by_name else []), *(one.get(column) for column in columns)] for name, one in named]
+    rows = [[*([name] if by_name else []), *(entry.get(column) for column in columns)] for name, entry in named]
     return Table(title, [*([""] if by_name else []), *(column.replace("_", " ") for column in columns)], rows)
 
 
 def _leaves(name: str, value: Any) -> list[tuple[str, Cell]]:
     if isinstance(value, dict):
-        return [leaf for key, one in value.items() for leaf in _leaves(f"{name}, {key}" if name else str(key), one)]
+        return [leaf for key, item in value.items() for leaf in _leaves(f"{name}, {key}" if name else str(key), item)]
     if isinstance(value, list):
-        if all(isinstance(one, int | float | str) for one in value):
-            return [(name, " ".join(str(one) for one in value[:24]))]
+        if all(isinstance(item, int | float | str) for item in value):
+            return [(name, " ".join(str(item) for item in value[:24]))]
         return [
-            leaf for place, one in enumerate(value) for leaf in _leaves(f"{name}, {place}" if name else str(place), one)
+            leaf
+            for place, item in enumerate(value)
+            for leaf in _leaves(f"{name}, {place}" if name else str(place), item)
         ]
     return [(name, value)]

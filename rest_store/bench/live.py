@@ -95,7 +95,7 @@ def live(
     arguments = {"recordings": recordings, "datastore": datastores, "calibration": calibration}
     results = {
         "datastores": {name: store.info().token_count for name, store in stores.items()},
-        "remembered": {"recordings": len(chosen), "tokens": sum(one.output.size for one in chosen)},
+        "remembered": {"recordings": len(chosen), "tokens": sum(recording.output.size for recording in chosen)},
         "reported": len(reported),
         "rows": rows,
     }
@@ -127,7 +127,7 @@ def measure_live(
         of "remembered" tokens, "M", and "M without" a live datastore.
     """
     tokenizer = next(iter(stores.values())).tokenizer
-    places = {id(one) for one in reported}
+    reported_ids = {id(recording) for recording in reported}
     has_logits = any(recording.top_k.size for recording in recordings)
     rows: list[dict[str, Any]] = []
 
@@ -139,12 +139,12 @@ def measure_live(
         with new_live_datastore(tokenizer) as remembering:
             return [
                 (remembering.info().token_count, replay_one(recording, known, [*sources, remembering], nodes))
-                for recording, known in order(recordings, remembering, lambda one: id(one) in places)
+                for recording, known in order(recordings, remembering, lambda recording: id(recording) in reported_ids)
             ]
 
     def add(with_stores: bool, remembered: str, nodes: int, each: Replayed) -> dict[str, Any]:
-        outcome = Outcome.sum_of(one for _, one in each)
-        row = {"datastores": with_stores, "remembered": remembered, "nodes": nodes, **outcome.as_json()}
+        total = Outcome.sum_of(outcome for _, outcome in each)
+        row = {"datastores": with_stores, "remembered": remembered, "nodes": nodes, **total.as_json()}
         rows.append(row)
         families = "  ".join(f"{name} {figure:.2f}" for name, figure in row["families"].items())
         besides = "datastores" if with_stores else "no datastores"
@@ -154,10 +154,13 @@ def measure_live(
     for nodes in budgets:
         for with_stores in (True, False):
             sources = list(stores.values()) if with_stores else []
-            nothing = [(0, replay_one(one, (), sources, nodes)) for one in reported]
+            nothing = [(0, replay_one(recording, (), sources, nodes)) for recording in reported]
             add(with_stores, "nothing", nodes, nothing)
             if has_logits:
-                others = [(0, replay_one(one, without_one(recordings, one), sources, nodes)) for one in reported]
+                others = [
+                    (0, replay_one(recording, without_one(recordings, recording), sources, nodes))
+                    for recording in reported
+                ]
                 add(with_stores, LOGITS, nodes, others)
             for remembered, order in REMEMBERED.items():
                 each = replayed(sources, nodes, order)
@@ -180,7 +183,7 @@ def _curve(each: Replayed, nothing: Replayed) -> list[dict[str, Any]]:
         parts.append(
             {
                 "remembered": round(float(np.mean([tokens for tokens, _ in inside]))),
-                "M": round(Outcome.sum_of(one for _, one in inside).mean_accepted, 4),
+                "M": round(Outcome.sum_of(outcome for _, outcome in inside).mean_accepted, 4),
                 "M without": round(Outcome.sum_of(nothing[place][1] for place in places).mean_accepted, 4),
             }
         )

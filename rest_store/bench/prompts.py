@@ -193,7 +193,11 @@ def chat_tokens(tokenizer: Any, turns: Sequence[str]) -> list[int]:
 
 def recorded_prompts(recordings: Iterable[Recording]) -> list[Prompt]:
     """Return the prompts of recordings that have one."""
-    return [Prompt(one.family, one.key, one.prompt.tolist()) for one in recordings if one.prompt.size]
+    return [
+        Prompt(recording.family, recording.key, recording.prompt.tolist())
+        for recording in recordings
+        if recording.prompt.size
+    ]
 
 
 def limited(prompts: Iterable[Prompt], count: float, families: Sequence[str] = ()) -> list[Prompt]:

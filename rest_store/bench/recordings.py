@@ -144,7 +144,11 @@ def unfitted(recordings: Iterable[Recording], calibration: Calibration, where: s
     """
     data = calibration.provenance.get("data")
     files = data if isinstance(data, list) else []
-    chosen = [one for one in recordings if one.output.size and (one.part >= FIT_PARTS or one.file not in files)]
+    chosen = [
+        recording
+        for recording in recordings
+        if recording.output.size and (recording.part >= FIT_PARTS or recording.file not in files)
+    ]
     if not chosen:
         what = "number of recordings with output that the calibration was not fitted to"
         raise RecordingError(describe(where, what, 0, "at least one: record more prompts"))
@@ -153,12 +157,13 @@ def unfitted(recordings: Iterable[Recording], calibration: Calibration, where: s
 
 def amount(recordings: Sequence[Recording]) -> str:
     """Return as text how many recordings there are, and how many tokens of output."""
-    return f"{counted(len(recordings), 'recording')}, {counted(sum(one.output.size for one in recordings), 'token')}"
+    tokens = sum(recording.output.size for recording in recordings)
+    return f"{counted(len(recordings), 'recording')}, {counted(tokens, 'token')}"
 
 
 def without(recordings: Sequence[Recording], reported: Sequence[Recording]) -> str:
     """Return as text what of `recordings` is not in `reported`, the result of `unfitted`; empty if everything is."""
-    empty = sum(not one.output.size for one in recordings)
+    empty = sum(not recording.output.size for recording in recordings)
     fitted = len(recordings) - empty - len(reported)
     reasons = {"that the calibration was fitted to": fitted, "without output": empty}
     counts = [f"{number} {reason}" for reason, number in reasons.items() if number]

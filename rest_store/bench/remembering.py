@@ -48,7 +48,7 @@ def logits_of(recordings: Iterable[Recording]) -> RecycledLogits:
 
 def without_one(recordings: Sequence[Recording], absent: Recording) -> list[Recording]:
     """Return all recordings but `absent`."""
-    return [one for one in recordings if one is not absent]
+    return [recording for recording in recordings if recording is not absent]
 
 
 def in_turn(
@@ -84,8 +84,8 @@ def among_others(
         if chosen is not None and not chosen(recording):
             continue
         absent = [number] if same_task else tasks[recording.key or recording.prompt.tobytes()]
-        live.delete([str(one) for one in absent])
-        yield recording, [one for number, one in enumerate(recordings) if number not in absent]
+        live.delete([str(number) for number in absent])
+        yield recording, [other for number, other in enumerate(recordings) if number not in absent]
         add_outputs(live, absent, recordings)
 
 

@@ -65,11 +65,11 @@ class Outcome:
     def sum_of(cls, outcomes: Iterable[Outcome]) -> Outcome:
         """Return the sums of several."""
         total = cls()
-        for one in outcomes:
-            for family, (tokens, steps) in one.families.items():
+        for outcome in outcomes:
+            for family, (tokens, steps) in outcome.families.items():
                 total.add(family, tokens, steps)
-            total.expected += one.expected
-            total.reliability += one.reliability
+            total.expected += outcome.expected
+            total.reliability += outcome.reliability
         return total
 
     def as_json(self) -> dict[str, Any]:
@@ -229,8 +229,8 @@ def fit_recorded(
     Raises:
         RecordingError: the data holds no proposal.
     """
-    features = np.frombuffer(b"".join(one[0] for one in record), np.float32)
-    labels = np.frombuffer(b"".join(one[1] for one in record), np.uint8)
+    features = np.frombuffer(b"".join(columns[0] for columns in record), np.float32)
+    labels = np.frombuffer(b"".join(columns[1] for columns in record), np.uint8)
     if labels.size == 0:
         raise RecordingError(describe("fit", "number of proposals", 0, "at least one"))
     ends, before = [], 0

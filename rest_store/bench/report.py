@@ -94,10 +94,10 @@ def page(results: Mapping[str, Result], *, title: str = "What rest-store is wort
     """
     order = {kind: place for place, kind in enumerate(ORDER)}
     sections = {
-        name: section_of(one)
-        for name, one in sorted(results.items(), key=lambda pair: (order.get(pair[1].kind, len(order)), pair[0]))
+        name: section_of(result)
+        for name, result in sorted(results.items(), key=lambda pair: (order.get(pair[1].kind, len(order)), pair[0]))
     }
-    links = "".join(_link(name, one) for name, one in sections.items())
+    links = "".join(_link(name, section) for name, section in sections.items())
     first, *rest = verdict(results)
     number = f"{len(results)} result{'' if len(results) == 1 else 's'}"
     body = (
@@ -105,7 +105,7 @@ def page(results: Mapping[str, Result], *, title: str = "What rest-store is wort
         f'<p class="verdict"><strong>{_marked(first)}</strong> {_marked(" ".join(rest))}</p>\n</header>\n'
         f'<nav aria-label="Results"><details{" open" if len(results) <= _FEW else ""}><summary>{number}</summary>'
         f"<ol>\n{links}</ol></details></nav>\n<main>\n"
-        f"{''.join(_section(name, one) for name, one in sections.items())}</main>\n"
+        f"{''.join(_section(name, section) for name, section in sections.items())}</main>\n"
     )
     return document(title, body, style=packaged(__package__, "report.css"))
 

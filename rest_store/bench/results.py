@@ -71,8 +71,8 @@ def _text(value: Any) -> str:
     if value is True:
         return "yes"
     if isinstance(value, dict):
-        parts = ((name, one) for name, one in value.items() if one is not False and one not in _EMPTY)
-        return ", ".join(f"{name} {_text(one)}" for name, one in parts)
+        parts = ((name, item) for name, item in value.items() if item is not False and item not in _EMPTY)
+        return ", ".join(f"{name} {_text(item)}" for name, item in parts)
     if isinstance(value, list):
-        return " ".join(_text(one) for one in value)
+        return " ".join(_text(item) for item in value)
     return str(value)

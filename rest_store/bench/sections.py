@@ -91,7 +91,9 @@ def _query(figures: Mapping[str, Any]) -> list[Exhibit]:
         exhibits.append(sizes_table(sizes))
     if len(sizes) > 1:
         parts = [(f"{kind}, {part}", kind, part) for kind in ("warm", "cold") for part in ("median", "mean")]
-        lines = {name: [(float(one["tokens"]), float(one[kind][part])) for one in sizes] for name, kind, part in parts}
+        lines = {
+            name: [(float(size["tokens"]), float(size[kind][part])) for size in sizes] for name, kind, part in parts
+        }
         title = "Time of a draft against the size of the datastore"
         exhibits.append(Lines(title, "tokens", "microseconds", lines, logarithmic="xy"))
     rows: list[list[Cell]] = []
@@ -199,13 +201,13 @@ def _speed(figures: Mapping[str, Any]) -> list[Exhibit]:
     rows: list[list[Cell]] = [
         [
             DRAFTED.get(name, name).replace("`", ""),
-            one["speedup"],
-            one["median_speedup"],
-            one["mean_tokens"],
-            one["tokens_per_second"],
-            f"{100 * one['identical']:.1f} %",
+            figures["speedup"],
+            figures["median_speedup"],
+            figures["mean_tokens"],
+            figures["tokens_per_second"],
+            f"{100 * figures['identical']:.1f} %",
         ]
-        for name, one in families["all"].items()
+        for name, figures in families["all"].items()
     ]
     header = ["", "speed", "median over prompts", "M", "tokens a second", "the plain text"]
     order = in_order(families)
@@ -213,7 +215,8 @@ def _speed(figures: Mapping[str, Any]) -> list[Exhibit]:
     if len(order) == 2:  # one family, which is all
         order, labels = ["all"], ["all prompts"]
     bars = {
-        DRAFTED.get(name, name).replace("`", ""): [families[one][name]["speedup"] for one in order] for name in methods
+        DRAFTED.get(name, name).replace("`", ""): [families[family][name]["speedup"] for family in order]
+        for name in methods
     }
     exhibits: list[Exhibit] = [
         Table("Speed relative to plain generation", header, rows),
@@ -229,17 +232,17 @@ def _build(figures: Sequence[Mapping[str, Any]]) -> list[Exhibit]:
     stages = [name for name in figures[0]["tokens_per_second"] if name != "all"]
     rows: list[list[Cell]] = [
         [
-            f"{' then '.join(one['encoders'])}{_allocator(one)}, shards: {one['shard_tokens']}, "
-            f"processes: {one.get('workers', 1)}",
-            one["shards"],
-            one["tokens"],
-            one["tokens_per_second"]["all"] / 1e6,
-            *(one["tokens_per_second"][stage] / 1e6 for stage in stages),
-            one["peak_memory"] / 2**20,
-            one["bytes_per_token"],
-            one.get("of_tokenizers"),
+            f"{' then '.join(build['encoders'])}{_allocator(build)}, shards: {build['shard_tokens']}, "
+            f"processes: {build.get('workers', 1)}",
+            build["shards"],
+            build["tokens"],
+            build["tokens_per_second"]["all"] / 1e6,
+            *(build["tokens_per_second"][stage] / 1e6 for stage in stages),
+            build["peak_memory"] / 2**20,
+            build["bytes_per_token"],
+            build.get("of_tokenizers"),
         ]
-        for one in figures
+        for build in figures
     ]
     header = [
         "",
@@ -271,7 +274,8 @@ def _peers(figures: Mapping[str, Any]) -> list[Exhibit]:
             for row in decoding["rows"]
             if row["nodes"] == 16 and row["knows"] in ("outputs", "everything") and "defaults" not in row["drafting"]
         }
-        exhibits.append(Bars("M by family, 16 nodes", "M", [FAMILIES.get(one, one) for one in families], bars, 1.0))
+        labels = [FAMILIES.get(family, family) for family in families]
+        exhibits.append(Bars("M by family, 16 nodes", "M", labels, bars, 1.0))
     return exhibits
 
 

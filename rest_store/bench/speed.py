@@ -144,7 +144,7 @@ def speed(
     if through_service:
         require_datastores(datastores)
     own = None if calibration is None else Calibration.load(calibration)
-    recorded = [one for path in recordings for one in read_recordings(path)]
+    recorded = [recording for path in recordings for recording in read_recordings(path)]
     reported = unfitted(recorded, own or Calibration.default(), "bench speed") if recorded else []
     target, tokenizer = load_model(model, dtype=dtype, device=device, announce=loading)
     stores = [open_store(path, tokenizer=tokenizer) for path in datastores]
@@ -197,7 +197,7 @@ def measure_speed(
         model: of transformers.
         methods: as `make_methods` returns them, plain generation among them.
         prompts: at least one.
-        sampling: as of `decoding`.
+        sampling: as in `decoding`.
         max_new_tokens: most tokens of each text.
         seed: of the first prompt; each other one has the next.
         progress: called with a line after each prompt.

@@ -60,12 +60,14 @@ def drafting_table(results: Mapping[str, Any]) -> Table:
     Args:
         results: figures of `bench quality`, by what was replayed.
     """
-    values = {name: {(row["drafting"], row["nodes"]): row["M"] for row in one["rows"]} for name, one in results.items()}
+    values = {
+        name: {(row["drafting"], row["nodes"]): row["M"] for row in result["rows"]} for name, result in results.items()
+    }
     first = next(iter(values.values()))
     rows: list[list[Cell]] = []
     for rule, name in RULES.items():
         for nodes in sorted(nodes for drafting, nodes in first if drafting == rule):
-            rows.append([name, nodes, *(_decimals(one.get((rule, nodes))) for one in values.values())])
+            rows.append([name, nodes, *(_decimals(column.get((rule, nodes))) for column in values.values())])
     return Table("Mean tokens of a forward pass (M)", ["drafting", "nodes", *values], rows)
 
 
@@ -83,7 +85,8 @@ def curves_table(results: Mapping[str, Any]) -> Table:
         ("suffix", "longest suffix, tokens", "{:g}"),
     ):
         name = f"{what}: {' / '.join(shown.format(x) for x, _ in first[curve])}"
-        rows.append([name, *(" / ".join(f"{m:.2f}" for _, m in one["curves"][curve]) for one in results.values())])
+        curves = [result["curves"][curve] for result in results.values()]
+        rows.append([name, *(" / ".join(f"{m:.2f}" for _, m in points) for points in curves)])
     return Table("M of the session", ["what varies", *results], rows)
 
 
@@ -137,7 +140,7 @@ def decodings_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
         overall = figures["families"]["all"].items()
         add(
             f"the text of plain generation, {decoding}",
-            {DRAFTED.get(name, name): f"{100 * one['identical']:.0f} %" for name, one in overall},
+            {DRAFTED.get(name, name): f"{100 * figures['identical']:.0f} %" for name, figures in overall},
         )
     return Table("Speed relative to plain generation, and M, by decoding", header, rows)
 
@@ -166,17 +169,17 @@ def sizes_table(sizes: Sequence[Mapping[str, Any]], beyond_memory: Mapping[str, 
         beyond_memory: one of them, measured with less memory available than the datastore's size.
     """
 
-    def row(name: str, one: Mapping[str, Any]) -> list[Cell]:
-        parts = [[microseconds(one[kind][part]) for part in ("median", "mean", "p99")] for kind in ("warm", "cold")]
+    def row(name: str, times: Mapping[str, Any]) -> list[Cell]:
+        parts = [[microseconds(times[kind][part]) for part in ("median", "mean", "p99")] for kind in ("warm", "cold")]
         return [name, *(" / ".join(part) for part in parts)]
 
     rows = []
-    for one in sizes:
-        synthetic = f", synthetic, {one['shards']} shards" if one["synthetic"] else ""
-        rows.append(row(f"{one['tokens'] / 1e6:,.0f} million{synthetic}", one))
+    for size in sizes:
+        synthetic = f", synthetic, {size['shards']} shards" if size["synthetic"] else ""
+        rows.append(row(f"{size['tokens'] / 1e6:,.0f} million{synthetic}", size))
     if beyond_memory is not None:
-        size = beyond_memory["tokens"] * beyond_memory["bytes_per_token"] / 2**30
-        rows.append(row(f"the same {size:.1f} GiB with 3 GiB of memory available", beyond_memory))
+        gibibytes = beyond_memory["tokens"] * beyond_memory["bytes_per_token"] / 2**30
+        rows.append(row(f"the same {gibibytes:.1f} GiB with 3 GiB of memory available", beyond_memory))
     return Table(
         "Microseconds by size of the datastore",
         ["tokens", "warm: median / mean / 99th", "pages dropped first: median / mean / 99th"],
@@ -190,8 +193,8 @@ def service_table(figures: Mapping[str, Any]) -> Table:
     for transport, name in _TRANSPORTS.items():
         for kind in ("unary", "stream"):
             both = [figures[f"{kind}, {calls}, {transport}"] for calls in ("sync", "asyncio")]
-            cells = [" / ".join(f"{one[f'{who} median us']:.0f}" for one in both) for who in ("echo", "service")]
-            cells.append(" / ".join(f"{one['ratio']:.2f}" for one in both))
+            cells = [" / ".join(f"{run[f'{who} median us']:.0f}" for run in both) for who in ("echo", "service")]
+            cells.append(" / ".join(f"{run['ratio']:.2f}" for run in both))
             cells.append(f"{both[0]['client median us']:.0f} ({both[0]['client ratio']:.2f})")
             rows.append([f"{kind}, {name}, blocking / asyncio", *cells])
     columns = ["one client", "echo", "service", "ratio", "`DatastoreClient`, blocking"]
@@ -222,9 +225,9 @@ def sessions_at_once_table(figures: Mapping[str, Any]) -> Table:
     ways = ("in process", "service", "merging")
     rows: list[list[Cell]] = []
     for nodes in dict.fromkeys(kind.split(", ")[0] for kind in _steps(figures)):
-        one, means = figures[f"{nodes}, at once"], figures[f"{nodes}, M"]
-        rates: list[Cell] = [f"{one[way]['steps a second']:,.0f}" for way in ways]
-        allowed = [one["the cores allow"], one["share"]]
+        at_once, means = figures[f"{nodes}, at once"], figures[f"{nodes}, M"]
+        rates: list[Cell] = [f"{at_once[way]['steps a second']:,.0f}" for way in ways]
+        allowed = [at_once["the cores allow"], at_once["share"]]
         rows.append([nodes, *rates, *allowed, " / ".join(f"{means[way]:.3f}" for way in ways)])
     columns = ["steps a second", "in process", "in the service", "merging in the client"]
     columns += ["the cores allow", "share of it in the service", "M: in process / in the service / merging"]
@@ -262,7 +265,7 @@ def infini_gram_table(figures: Mapping[str, Any]) -> Table:
     ]
     for name in ("count", "next token", "longest suffix and next token"):
         cells = [[microseconds(figures[name][who][part]) for part in ("median", "mean", "p99")] for who in both]
-        rows.append([f"{name}, microseconds: median / mean / 99th", *(" / ".join(one) for one in cells)])
+        rows.append([f"{name}, microseconds: median / mean / 99th", *(" / ".join(cell) for cell in cells)])
     tokens = f"{figures['tokens'] / 1e6:,.0f} million tokens"
     return Table("infini-gram on the same tokens", [tokens, f"infini-gram {figures['version']}", "rest-store"], rows)
 

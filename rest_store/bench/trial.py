@@ -176,7 +176,7 @@ def try_(
         say(f"{drafting:<52}M {outcome.mean_accepted:.2f}")
 
     say("replaying them: M, tokens of a forward pass")
-    recordings = [one for one in read_recordings(recorded) if one.output.size]
+    recordings = [recording for recording in read_recordings(recorded) if recording.output.size]
     rows = measure(recordings, {_STORE: store}, Calibration.default(), budgets=(max_nodes,), progress=show_row)
     stored = {_STORE: store.info().token_count}
     quality = {"datastores": stored, "reported": len(recordings), "rows": rows, "curves": {}}

@@ -81,8 +81,8 @@ def check_shard(
         shard: mapped, and structurally valid.
         name: of the shard, for `progress`.
         require_readable: raises DatastoreUnavailableError if a page of its files has been lost.
-        full: as of `check_datastore`.
-        progress: as of `check_datastore`.
+        full: as in `check_datastore`.
+        progress: as in `check_datastore`.
     """
     stages: list[tuple[str, Callable[[Report], None]]] = [
         ("checksums", lambda report: _check_checksums(shard, report)),

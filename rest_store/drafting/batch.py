@@ -40,7 +40,7 @@ def draft_all(
     Args:
         sessions: different ones. They may share sources and a calibration, which learns in `accept_all` only.
         max_nodes: most draft tokens of each, or one number for each session, 0..1024.
-        shape: as of `DraftSession.draft`.
+        shape: as in `DraftSession.draft`.
 
     Raises:
         BatchError: a session is given twice, something is no session, or there are not as many numbers as sessions.
@@ -73,7 +73,7 @@ def accept_all(
     Args:
         sessions: different ones.
         tokens: of each session: 1-D integers, at least one.
-        top_k: of each session, as of `DraftSession.accept`, or None.
+        top_k: of each session, as in `DraftSession.accept`, or None.
         node_top_k: the same.
 
     Raises:
@@ -86,8 +86,9 @@ def accept_all(
     """
     _require_sessions("accept_all", sessions)
     if len(tokens) != len(sessions):
-        raise BatchError(describe("accept_all", "number of tokens", len(tokens), f"{len(sessions)}, as of sessions"))
-    arrays = [tokens_of("tokens", one) for one in tokens]
+        expected = f"{len(sessions)}, one for each session"
+        raise BatchError(describe("accept_all", "number of tokens", len(tokens), expected))
+    arrays = [tokens_of("tokens", values) for values in tokens]
     if not all(array.size for array in arrays):
         raise EmptyContextError(describe("accept_all", "tokens of a session", "empty", "at least one token"))
     of_text, of_nodes = _rows("top_k", top_k, len(sessions)), _rows("node_top_k", node_top_k, len(sessions))
@@ -101,8 +102,8 @@ def _rows(what: str, top_k: Sequence[npt.ArrayLike | None] | None, count: int) -
     if top_k is None:
         return [None] * count
     if len(top_k) != count:
-        raise BatchError(describe("accept_all", f"number of {what}", len(top_k), f"{count}, as of sessions"))
-    return [None if one is None else top_k_of(what, one) for one in top_k]
+        raise BatchError(describe("accept_all", f"number of {what}", len(top_k), f"{count}, one for each session"))
+    return [None if values is None else top_k_of(what, values) for values in top_k]
 
 
 def _require_sessions(where: str, sessions: Sequence[DraftSession]) -> None:
@@ -117,9 +118,9 @@ def _require_sessions(where: str, sessions: Sequence[DraftSession]) -> None:
 def _node_limits(max_nodes: int | Sequence[int], count: int) -> list[int]:
     if not hasattr(max_nodes, "__len__"):
         return [node_limit(max_nodes)] * count
-    limits = [node_limit(one) for one in cast("Sequence[int]", max_nodes)]
+    limits = [node_limit(most) for most in cast("Sequence[int]", max_nodes)]
     if len(limits) != count:
-        raise BatchError(describe("draft_all", "number of max_nodes", len(limits), f"{count}, as of sessions"))
+        raise BatchError(describe("draft_all", "number of max_nodes", len(limits), f"{count}, one for each session"))
     return limits
 
 
@@ -158,8 +159,8 @@ def _draft_all(sessions: Sequence[DraftSession], limits: Sequence[int], chain: b
                 if i not in unsent:
                     receive(i)
             receive_unsent()
-            for one in waiting:
-                one.result()
+            for future in waiting:
+                future.result()
         drafts |= _drafted_here(sessions, limits, chain, [i for i in elsewhere if i not in drafts])
     return [session._finish(drafts[i], drops.get(i, ())) for i, session in enumerate(sessions)]
 
@@ -180,7 +181,7 @@ def _drafted_here(
     for i in chosen:
         opened = sessions[i]._datastores.values()
         follow_changes(sessions[i]._native, opened)
-        stores.update(one.store for one in opened)
+        stores.update(datastore.store for datastore in opened)
     drafted = _drafted_by_kernel(sessions, limits, chain, chosen)
     if not all(map(_is_readable, stores)):
         again = [i for i in chosen if sessions[i]._leave_out_unreadable()]

@@ -26,12 +26,12 @@ class Evidence:
     """Evidence of one datastore, or of a part of it, after the context and after each of the most probable paths.
 
     Attributes:
-        datastore: its name; a session tells the datastores of one source apart by it. What an answer has of one name is
-            of its parts, and a session adds it up.
+        datastore: its name, by which a session tells the datastores of one source apart. Several of one name in an
+            answer are of the parts of that datastore, and a session adds them up.
         rows: one row for each path: the suffixes that occur, how often, and what follows them. The message Evidence in
             `proto/rest_store/v1/datastore.proto` defines the layout.
         live: whether the datastore is a live one.
-        lacks: why the answer that this belongs to is without some part of a datastore; empty: it is not.
+        lacks: why a part of a datastore is missing from the answer that this belongs to; empty: none is.
     """
 
     datastore: str

@@ -204,7 +204,7 @@ class ExternalSources:
         if request is not None:
             self._asked = (
                 request,
-                self._start({one.place: partial(one.answer, request) for one in self._sources}, seconds),
+                self._start({source.place: partial(source.answer, request) for source in self._sources}, seconds),
             )
 
     def receive(self) -> list[Drop]:

@@ -20,7 +20,7 @@ from rest_store.errors import ContextTypeError, DatastoreClosedError, DatastoreU
 if TYPE_CHECKING:
     from rest_store._kernel import NativeSession
 
-NO_COSTS = np.zeros(0)  # of a step whose tree is not cut to its best rate
+NO_COSTS = np.zeros(0)  # for a draft that is not cut to the size with the most tokens per second
 
 # Rows of most likely tokens, [n, k]; -1, or any other number that is no token, ends a row.
 TopK: TypeAlias = npt.NDArray[np.int32] | npt.NDArray[np.int64]
@@ -31,7 +31,7 @@ class DraftLimits(NamedTuple):
 
     Attributes:
         max_nodes: most draft tokens, 0..1024.
-        costs: as of `DraftSession.draft`, float64[n + 1]; without any numbers: the draft is not cut.
+        costs: those of `DraftSession.draft`, float64[n + 1]; empty: the draft is not cut.
         is_chain: whether it is to be a chain.
     """
 

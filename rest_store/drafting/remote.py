@@ -78,7 +78,7 @@ class RemoteSession(Protocol):
         """Open it ahead of the first step, if that needs no waiting. If it fails, the first step opens it.
 
         Args:
-            text: as of `draft`.
+            text: as in `draft`.
 
         Raises:
             ServiceError, TokenizerMismatchError: as `draft`.
@@ -139,7 +139,7 @@ class RemoteSession(Protocol):
         """End the session; may be called again.
 
         Args:
-            text: as of `draft`, for what is done at the end.
+            text: as in `draft`, for what is done at the end.
         """
 
 

@@ -82,9 +82,9 @@ def grouped_attention(
         key: [rows, heads, slots, size].
         value: [rows, heads, slots, size].
         attention_mask: bool[rows, 1, width, slots], True where a slot is seen; None: all are.
-        dropout: as of `torch.nn.functional.scaled_dot_product_attention`.
+        dropout: as in `torch.nn.functional.scaled_dot_product_attention`.
         scaling: its `scale`.
-        **kwargs: as of `sdpa_attention_forward`, which is called if they matter.
+        **kwargs: as in `sdpa_attention_forward`, which is called if they matter.
 
     Returns:
         [rows, width, query heads, size], and no weights.

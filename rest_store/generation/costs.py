@@ -262,8 +262,8 @@ def known_policy(model: Any, conditions: Hashable, *, slope: float, adaptive: bo
     Args:
         model: the target model, which is not kept alive.
         conditions: all that the time of a step depends on besides its width.
-        slope: as of `ForwardCosts`, if there is no policy yet.
-        adaptive: as of `DraftPolicy`.
+        slope: that of new `ForwardCosts`, if there is no policy yet.
+        adaptive: that of `DraftPolicy`.
     """
     policies = _known_policies.setdefault(model, {})
     policy = policies.get((conditions, adaptive))
@@ -280,7 +280,7 @@ def policy_of(model: Any, prompt: Prompt, widths: tuple[int, ...], *, adaptive: 
         model: the target model.
         prompt: that the model has read.
         widths: of steps, where these are fixed.
-        adaptive: as of `DraftPolicy`.
+        adaptive: that of `DraftPolicy`.
     """
     device, rows = prompt.logits.device, prompt.logits.shape[0]
     prepacked = any("forward" in vars(module) for module in model.modules())

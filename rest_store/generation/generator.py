@@ -38,8 +38,8 @@ class Generator:
             `calibration`, `acceptance`, `typical_threshold`, `typical_alpha`.
 
     Raises:
-        DrafterError, SourceError, NativeKernelError: `sources` cannot draft, as of `rest_store.generate`.
-        LimitError: an option out of range; RememberError: nothing can be added to `remember`; CalibrationError: as of
+        DrafterError, SourceError, NativeKernelError: `sources` cannot draft; see `rest_store.generate`.
+        LimitError: an option out of range; RememberError: nothing can be added to `remember`; CalibrationError: see
             `rest_store.generate`.
         TypeError: an unknown option.
 
@@ -100,7 +100,7 @@ class Generator:
         return GeneratorOutput(result, generation.tokens, texts, generation.statistics, sources)
 
     def _plain(self, prompt: Prompt, options: dict[str, Any]) -> torch.Tensor:
-        """Return what `model.generate` of transformers writes without drafting; `options` as of `generate`."""
+        """Return what `model.generate` of transformers writes without drafting; `options` as in `generate`."""
         ours = {field.name for field in fields(Options)}
         plain = {name: value for name, value in options.items() if name not in ours and name not in ASSISTANCE}
         if plain.get("stop_strings") is not None and plain.get("tokenizer") is None:
@@ -116,7 +116,7 @@ class Generator:
     def begin(self, prompt: Prompt, **options: Any) -> Generation:
         """Return the generation, to iterate over to its end or until `close`.
 
-        Arguments and errors as of `generate`, but a `streamer` raises ModeNotSupportedError: nobody would call it.
+        Arguments and errors as in `generate`, but a `streamer` raises ModeNotSupportedError: nobody would call it.
         A generation that is dropped before its end is closed, but does not fill a cache of yours: close it for that.
         """
         if options.pop("streamer", None) is not None:

@@ -46,7 +46,7 @@ def page(
         remarks: what else to say about this generation, one sentence each.
     """
     labels = [*labels, *(f"source {bit + 1}" for bit in range(len(labels), _MOST_SOURCES))][:_MOST_SOURCES]
-    origins = [_origins(one) for one in trace.passes]
+    origins = [_origins(step) for step in trace.passes]
     counts = Counter(origin for of_pass in origins for origin in of_pass)
     said = "".join(f"<p>{escape(remark)}</p>\n" for remark in remarks)
     body = (
@@ -62,7 +62,7 @@ def page(
     )
     data = {"labels": list(labels), **_data(trace, tokenizer)}
     style, script = (packaged(__package__, f"page.{ending}") for ending in ("css", "js"))
-    mixed = {origin for one in trace.passes for origin in one.drafts[0].origins if look(origin).startswith(_SEVERAL)}
+    mixed = {origin for step in trace.passes for origin in step.drafts[0].origins if look(origin).startswith(_SEVERAL)}
     style += "".join(map(_tints, sorted(mixed)))
     return document(f"{title}: how it was drafted", body, style=style, script=script, data=data)
 
@@ -90,10 +90,10 @@ def _names(origin: int, labels: Sequence[str]) -> str:
     return " + ".join(label for bit, label in enumerate(labels) if origin >> bit & 1) or "the model alone"
 
 
-def _origins(one: TracedPass) -> list[int]:
+def _origins(step: TracedPass) -> list[int]:
     """Return the origin of each token that a pass wrote."""
-    drafted = [int(one.drafts[0].origins[node]) for node in one.accepted()]
-    return drafted + [0] * (len(one.tokens[0]) - len(drafted))
+    drafted = [int(step.drafts[0].origins[node]) for node in step.accepted()]
+    return drafted + [0] * (len(step.tokens[0]) - len(drafted))
 
 
 def _verdict(statistics: Statistics, comparison: Comparison | None) -> str:
@@ -167,9 +167,9 @@ def _text(trace: Trace, origins: Sequence[Sequence[int]], tokenizer: Any, labels
     """Return what was written, each forward pass as a link to itself and each token in it."""
     detokenizer, special = Detokenizer(tokenizer), set(tokenizer.all_special_ids)
     passes = []
-    for number, (one, of_pass) in enumerate(zip(trace.passes, origins, strict=True), 1):
+    for number, (step, of_pass) in enumerate(zip(trace.passes, origins, strict=True), 1):
         spans = []
-        for token, origin in zip(one.tokens[0], of_pass, strict=True):
+        for token, origin in zip(step.tokens[0], of_pass, strict=True):
             text = detokenizer.push(token)
             if token in special and not text.strip():
                 text, kind = str(tokenizer.decode([token])), " special"
@@ -226,8 +226,8 @@ def _data(trace: Trace, tokenizer: Any) -> dict[str, Any]:
     """
     texts, passes = _Texts(tokenizer), []
     before: int | None = None  # the last token written
-    for one in trace.passes:
-        draft, written, accepted = one.drafts[0], one.tokens[0], one.accepted()
+    for step in trace.passes:
+        draft, written, accepted = step.drafts[0], step.tokens[0], step.accepted()
         tokens, parents = draft.tree.tokens.tolist(), draft.tree.parents.tolist()
         scores = [-1.0] * len(tokens) if draft.tree.scores is None else draft.tree.scores.tolist()
         last = tokens[accepted[-1]] if accepted else before
@@ -244,7 +244,7 @@ def _data(trace: Trace, tokenizer: Any) -> dict[str, Any]:
                 "origins": draft.origins,
                 "accepted": accepted,
                 "bonus": texts.place(last, bonus) if bonus is not None else None,
-                "times": [round(1e6 * time) for time in (one.seconds, one.drafting_seconds, one.forward_seconds)],
+                "times": [round(1e6 * time) for time in (step.seconds, step.drafting_seconds, step.forward_seconds)],
             }
         )
         before = written[-1] if written else before

@@ -68,10 +68,10 @@ def require_prompt(model: Any, input_ids: torch.Tensor, config: Any, model_kwarg
         model_kwargs: what `generate` prepared for the forward pass; gets a cache if it has none.
 
     Raises:
-        ModeNotSupportedError: as of `require_inputs`; or a cache, and `use_cache` is False.
-        ModelNotSupportedError: as of `patterns_of`.
-        CacheNotSupportedError: as of `require_cache`.
-        CacheFullError: as of `require_slots`.
+        ModeNotSupportedError: as in `require_inputs`; or a cache, and `use_cache` is False.
+        ModelNotSupportedError: as in `patterns_of`.
+        CacheNotSupportedError: as in `require_cache`.
+        CacheFullError: as in `require_slots`.
     """
     require_inputs(model_kwargs)
     of_text = model.config.get_text_config(decoder=True)

@@ -14,7 +14,7 @@ class RandomState:
     def __init__(self, device: torch.device) -> None:
         self._devices = [device] if device.type == "cuda" else []
         self._host = torch.get_rng_state()
-        self._of_devices = [torch.cuda.get_rng_state(one) for one in self._devices]
+        self._of_devices = [torch.cuda.get_rng_state(device) for device in self._devices]
 
     @contextmanager
     def restored(self) -> Iterator[None]:

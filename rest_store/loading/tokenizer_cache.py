@@ -162,11 +162,11 @@ def _keep(tokenizer: Any, entry: Path, load: Callable[..., Any]) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _is_same(one: Any, other: Any) -> bool:
+def _is_same(first: Any, other: Any) -> bool:
     """Whether two tokenizers of transformers encode, decode and render alike."""
-    texts = (json.loads(tokenizer.backend_tokenizer.to_str()) for tokenizer in (one, other))
-    properties = ([getattr(tokenizer, name, None) for name in _PROPERTIES] for tokenizer in (one, other))
-    return type(one) is type(other) and next(texts) == next(texts) and next(properties) == next(properties)
+    texts = (json.loads(tokenizer.backend_tokenizer.to_str()) for tokenizer in (first, other))
+    properties = ([getattr(tokenizer, name, None) for name in _PROPERTIES] for tokenizer in (first, other))
+    return type(first) is type(other) and next(texts) == next(texts) and next(properties) == next(properties)
 
 
 def _named(tokenizer: Any, path: Path) -> Any:
