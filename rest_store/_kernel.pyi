@@ -89,8 +89,8 @@ class NativeRecycledLogits:
 class NativeSession:
     """One generation's text, sources and draft tree (`session/tree_builder.hpp`). Not thread-safe.
 
-    `place` is that of a source among the session's sources, 0..7: its bit in origins. `store` is the number of a source
-    with counts, as `add_store` returned it.
+    `place` is that of a source among the session's sources, 0..7: its bit in origins. `index` is that of a store, a
+    source with counts, as `add_store` returned it.
     """
 
     def __init__(self, calibration: NativeCalibration, /) -> None: ...
@@ -99,7 +99,7 @@ class NativeSession:
     def use_prompt_lookup(self, place: int, /) -> None: ...
     def use_recycled_logits(self, place: int, recycled: NativeRecycledLogits, /) -> None: ...
     def add_store(self, place: int, reader: NativeEvidenceReader | None) -> int:
-        """Add a datastore, or without a reader an external source; return its number.
+        """Add a datastore, or without a reader an external source; return its index.
 
         Raises:
             ValueError: there are `MAX_STORES` already.
@@ -120,11 +120,11 @@ class NativeSession:
         """
 
     # For each step.
-    def set_reader(self, store: int, reader: NativeEvidenceReader, /) -> None:
+    def set_reader(self, index: int, reader: NativeEvidenceReader, /) -> None:
         """Read other shards of a datastore from now on."""
 
     def set_evidence(
-        self, store: int, parts: Sequence[bytes], vocabulary_size: int, max_rows: int, is_live: bool, /
+        self, index: int, parts: Sequence[bytes], vocabulary_size: int, max_rows: int, is_live: bool, /
     ) -> None:
         """Set what an external source knows in this step: the rows of each part of a datastore, added up.
 

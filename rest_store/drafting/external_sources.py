@@ -12,15 +12,12 @@ from concurrent.futures import wait
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.evidence import MAX_EVIDENCE_ROWS, Evidence, rows_for
-from rest_store.drafting.kernel_session import NO_COSTS
+from rest_store.drafting.source_request import DEFAULT_SUFFIX, TREE_DEPTH, TREE_NODES, SourceRequest
 from rest_store.drafting.source_thread import SourceThread
 from rest_store.drafting.sources import EvidenceSource, EvidenceStream, Source, StreamedSource
 from rest_store.errors import TokenizerMismatchError, error_text
@@ -28,16 +25,8 @@ from rest_store.errors import TokenizerMismatchError, error_text
 if TYPE_CHECKING:
     from rest_store._kernel import NativeSession
 
-_MAX_SUFFIX = 16  # of the contexts of trees, in tokens, unless the session reads more
-_BACKOFF_SUFFIXES = (4, 3, 2, 1)  # shorter suffixes of the context that trees are requested for
-_PATH_SUFFIX = 2  # the shorter suffix of each path that the other sources would draft
-_PATH_NODES = 8  # such paths
-_PROPOSED_NODES = 6  # of that tree that evidence is requested for; with more of them M is the same
-_TREE_NODES, _TREE_DEPTH = 64, 12  # of each requested tree
-
 _LAST_TOKEN = 2**31 - 1
 
-_Tokens = npt.NDArray[np.int32]
 _Result = TypeVar("_Result")
 
 
@@ -56,18 +45,6 @@ class Drop(NamedTuple):
     text: str
 
 
-class _Request(NamedTuple):
-    """What a step asks every source: evidence, or trees of several contexts from sources that have no evidence."""
-
-    tail: _Tokens
-    proposals: TokenTree  # of the other sources, with scores
-    max_nodes: int
-    max_suffix: int
-    max_rows: int
-    contexts: list[_Tokens]
-    paths: list[_Tokens]  # for each of the contexts, its path from the root of the draft
-
-
 class _Answer(NamedTuple):
     """What a source said; `evidence` is None where it has none and was asked for trees."""
 
@@ -81,19 +58,19 @@ class _External:
     """One source, and where its answers go.
 
     Attributes:
-        store: its first place among the kernel's stores; its trees go there, too.
+        index: of its first store in the kernel, which also gets its trees.
         place: among the session's sources.
-        stores: by name of datastore, where its evidence goes.
+        indices: for each of its datastores by name, the index of its store, which gets its evidence.
         gives_evidence: whether its last answer was evidence.
         thread: that calls it, if there is a timeout.
         stream: its stream for this session, if it has streams.
         evidence: what asks for evidence, if it may have any.
     """
 
-    store: int
+    index: int
     place: int
     source: Source
-    stores: dict[str, int] = field(default_factory=dict)
+    indices: dict[str, int] = field(default_factory=dict)
     gives_evidence: bool = False
     thread: SourceThread = field(default_factory=SourceThread)
     stream: EvidenceStream | None = None
@@ -106,7 +83,7 @@ class _External:
         elif isinstance(self.source, EvidenceSource):
             self.evidence = self.source.evidence
 
-    def answer(self, request: _Request) -> _Answer:
+    def answer(self, request: SourceRequest) -> _Answer:
         """Ask for evidence, and for trees if there is none."""
         evidence, trees = None, []
         if self.evidence is not None:
@@ -120,9 +97,9 @@ class _External:
         if evidence is None and request.contexts:
             trees = self.source.draft_batch(
                 request.contexts,
-                max_nodes=_TREE_NODES,
-                max_suffix=max(_MAX_SUFFIX, request.max_suffix),
-                max_depth=_TREE_DEPTH,
+                max_nodes=TREE_NODES,
+                max_suffix=max(DEFAULT_SUFFIX, request.max_suffix),
+                max_depth=TREE_DEPTH,
             )
         return _Answer(evidence, trees, _tokenizer_of(self.source))
 
@@ -138,7 +115,7 @@ class ExternalSources:
 
     Args:
         native: the kernel's side of the session.
-        sources: (place among the kernel's stores, place among the session's sources, source) of each.
+        sources: of each (index of its store in the kernel, place among the session's sources, source).
         timeout: seconds that a step waits for all of them together, as `require_source_timeout` takes them; None: no
             limit.
         max_suffix: longest suffix of the context that they are asked for, in tokens.
@@ -164,7 +141,7 @@ class ExternalSources:
         self._sources = [_External(*source) for source in sources]
         self._max_suffix = max_suffix
         self._reads_evidence = any(source.evidence is not None for source in self._sources)
-        self._asked: tuple[_Request, Callable[[], dict[int, _Answer | BaseException | None]]] | None = None
+        self._asked: tuple[SourceRequest, Callable[[], dict[int, _Answer | BaseException | None]]] | None = None
 
     def __len__(self) -> int:
         """Return the number of sources that are still asked."""
@@ -199,13 +176,20 @@ class ExternalSources:
         `seconds` is what is left of the timeout; None: all of it.
         """
         self.skip()
-        request = self._request(max(1, max_nodes))
+        max_nodes = max(1, max_nodes)
+        request = SourceRequest.of(
+            self._native,
+            max_nodes=max_nodes,
+            max_rows=rows_for(max_nodes),
+            max_suffix=self._max_suffix,
+            vocabulary_size=self._vocabulary_size,
+            evidence=self._reads_evidence,
+            trees=not all(source.gives_evidence for source in self._sources),
+        )
         self._asked = None
         if request is not None:
-            self._asked = (
-                request,
-                self._start({source.place: partial(source.answer, request) for source in self._sources}, seconds),
-            )
+            calls = {source.place: partial(source.answer, request) for source in self._sources}
+            self._asked = request, self._start(calls, seconds)
 
     def receive(self) -> list[Drop]:
         """Wait for the answers to what was sent last; return what the step goes on without.
@@ -260,65 +244,14 @@ class ExternalSources:
 
     def _skip(self, source: _External) -> None:
         """Leave `source` out of this step, whatever it has answered."""
-        for store in {source.store, *source.stores.values()}:
-            self._native.set_trees(store, None)
+        for index in {source.index, *source.indices.values()}:
+            self._native.set_trees(index, None)
 
     @property
     def _vocabulary_size(self) -> int:
         return _LAST_TOKEN + 1 if self.tokenizer is None else self.tokenizer.vocabulary_size
 
-    def _request(self, max_nodes: int) -> _Request | None:
-        """Return what to ask; None without text."""
-        if not self._native.length():
-            return None
-        longest = max(_MAX_SUFFIX, self._max_suffix)
-        tail = self._known(np.frombuffer(self._native.tail(longest), np.int32))
-        contexts: list[_Tokens] = []
-        paths: list[_Tokens] = []
-        if not all(source.gives_evidence for source in self._sources):
-            contexts, paths = self._contexts(tail, longest)
-        proposals = self._proposals(min(max_nodes, _PROPOSED_NODES) if self._reads_evidence else 0)
-        own_tail = tail[-self._max_suffix :]
-        return _Request(own_tail, proposals, max_nodes, self._max_suffix, rows_for(max_nodes), contexts, paths)
-
-    def _proposals(self, max_nodes: int) -> TokenTree:
-        """Return the tree that the other sources would draft, without the tokens outside the vocabulary."""
-        packed, scores, _ = self._native.draft(max_nodes, NO_COSTS)
-        tree = TokenTree.from_packed(packed, (0, 0), scores)
-        if not (tree.tokens >= self._vocabulary_size).any():
-            return tree
-        kept: dict[int, int] = {}  # place in `tree` -> place among the nodes kept
-        for node, (token, parent) in enumerate(zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True)):
-            if token < self._vocabulary_size and (parent < 0 or parent in kept):
-                kept[node] = len(kept)
-        nodes = list(kept)
-        parents = [kept.get(parent, -1) for parent in tree.parents[nodes].tolist()]
-        assert tree.scores is not None
-        return TokenTree(tree.tokens[nodes], parents, tree.counts[nodes], scores=tree.scores[nodes])
-
-    def _contexts(self, tail: _Tokens, longest: int) -> tuple[list[_Tokens], list[_Tokens]]:
-        """Return suffixes of the context and of the paths that the other sources would draft, and the path of each."""
-        contexts: list[_Tokens] = []
-        if tail.size:
-            contexts = [tail[-min(size, self._max_suffix) :] for size in (longest, *_BACKOFF_SUFFIXES)]
-        paths = [tail[:0]] * len(contexts)
-        tree = TokenTree.from_packed(self._native.draft(_PATH_NODES, NO_COSTS)[0], (0, 0))
-        path_to: list[_Tokens] = []
-        for token, parent in zip(tree.tokens, tree.parents.tolist(), strict=True):
-            path = np.append(path_to[parent] if parent >= 0 else tail[:0], token)
-            path_to.append(path)
-            context = self._known(np.concatenate([tail, path]))
-            for size in (longest, _PATH_SUFFIX) if context.size else ():
-                paths.append(path)
-                contexts.append(context[-min(size, self._max_suffix + path.size) :])
-        return contexts, paths
-
-    def _known(self, tokens: _Tokens) -> _Tokens:
-        """Return the last tokens that are all in the vocabulary."""
-        outside = np.flatnonzero(tokens >= self._vocabulary_size)
-        return tokens[outside[-1] + 1 :] if outside.size else tokens
-
-    def _use(self, source: _External, request: _Request, answer: _Answer) -> Drop | None:
+    def _use(self, source: _External, request: SourceRequest, answer: _Answer) -> Drop | None:
         """Hand an answer to the kernel; return what it lacks or what is wrong with it as an answer to `request`."""
         gave_evidence, source.gives_evidence = source.gives_evidence, answer.evidence is not None
         try:
@@ -327,53 +260,43 @@ class ExternalSources:
                 if self.tokenizer is not answer.tokenizer:
                     self.tokenizer.require_same(answer.tokenizer, "draft session")
             if answer.evidence is not None:
-                return self._use_evidence(source, request, answer.evidence)
+                return self._use_evidence(source, answer.evidence)
             if request.contexts:
-                self._native.set_trees(source.store, self._checked(request, answer.trees))
+                self._native.set_trees(source.index, request.checked(answer.trees, self._vocabulary_size))
             elif gave_evidence:
                 raise ValueError("it has no evidence any more; the next step asks it for trees")
         except Exception as error:
             return self._drop(source, error)
         return None
 
-    def _use_evidence(self, source: _External, request: _Request, answer: list[Evidence]) -> Drop | None:
+    def _use_evidence(self, source: _External, answer: list[Evidence]) -> Drop | None:
         """Hand evidence to the kernel, that of the parts of a datastore as one; return what it lacks."""
         left_out = []
         by_datastore: dict[str, list[Evidence]] = {}
         for evidence in answer:
             by_datastore.setdefault(evidence.datastore, []).append(evidence)
         for datastore, parts in by_datastore.items():
-            store = self._store_of(source, datastore)
-            if store is None:
+            index = self._index_of(source, datastore)
+            if index is None:
                 left_out.append(datastore)
             else:
                 rows, live = [part.rows for part in parts], any(part.live for part in parts)
-                self._native.set_evidence(store, rows, self._vocabulary_size, MAX_EVIDENCE_ROWS, live)
+                self._native.set_evidence(index, rows, self._vocabulary_size, MAX_EVIDENCE_ROWS, live)
         if left_out:
             return Drop(source.place, "full", f"the session has no room for its datastores {', '.join(left_out)}")
         lacks = next((evidence.lacks for evidence in answer if evidence.lacks), None)
         return None if lacks is None else Drop(source.place, "part", lacks)
 
-    def _store_of(self, source: _External, datastore: str) -> int | None:
-        """Return where the evidence of a datastore goes; None if the session holds as many as it can."""
-        if datastore not in source.stores:
+    def _index_of(self, source: _External, datastore: str) -> int | None:
+        """Return the index of the store that gets the evidence of a datastore; None if the kernel takes no more."""
+        if not source.indices:
+            source.indices[datastore] = source.index
+        elif datastore not in source.indices:
             try:
-                source.stores[datastore] = self._native.add_store(source.place, None) if source.stores else source.store
+                source.indices[datastore] = self._native.add_store(source.place, None)
             except ValueError:
                 return None
-        return source.stores[datastore]
-
-    def _checked(self, request: _Request, trees: list[TokenTree]) -> list[tuple[Any, ...]]:
-        """Return `trees` as the kernel takes them; raise if they do not answer `request`."""
-        checked: list[tuple[Any, ...]] = []
-        for context, path, tree in zip(request.contexts, request.paths, trees, strict=True):
-            tokens, match = tree.tokens, tree.match
-            if tokens.size > _TREE_NODES or not (tokens.size > 0) <= match.length <= context.size:
-                raise ValueError("tree has too many nodes, or its match is not a suffix of the context")
-            if tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < self._vocabulary_size:
-                raise ValueError("tree has a token outside the vocabulary")
-            checked.append((path, match.length, match.count, tree.counts, tokens, tree.parents))
-        return checked
+        return source.indices[datastore]
 
 
 def _outcome(call: Callable[[], _Result], *interrupts: type[BaseException]) -> _Result | BaseException:

@@ -50,7 +50,7 @@ class Drafted(NamedTuple):
 
 @dataclass
 class OpenStore:
-    """A datastore in this process, as a session reads it: the kernel's number of it, and the shards read so far."""
+    """A datastore in this process as a session reads it: the index of its store in the kernel, its present shards."""
 
     index: int
     store: Store
@@ -70,7 +70,7 @@ def kernel_session(
 
     Returns:
         The native session; the datastores in this process, by their places among `sources`; and for each external
-        store, by its place, the kernel's number of it.
+        store, by its place, its index in the kernel.
 
     Raises:
         DatastoreClosedError, DatastoreUnavailableError: a datastore is closed, or a page of it could not be read.

@@ -1,5 +1,11 @@
 // Builds the draft trees of one generation: best-first over the candidates of all sources, by acceptance probability.
 // Learns from what the target model accepted.
+//
+// A place is where a token may come next: the context, or a node of the tree. To expand a place is to weigh the
+// candidates for its next token, which become rows and enter the frontier; the best row there is the next node. So a
+// tree is built in turns of three calls: request() says which evidence of datastores the place needs, look_up() asks
+// the session's own memory, and expand() weighs all of it and chooses the next place. build() makes these turns for one
+// builder, batch.hpp for several at once.
 #pragma once
 
 #include "session/acceptance.hpp"
@@ -56,9 +62,9 @@ class TreeBuilder {
   std::size_t max_suffix = 16;  // of the context, for stores; below the root, the path is added
   StageClock clock;
 
-  Store& store(std::size_t place) { return stores_[place]; }
+  Store& store(std::size_t index) { return stores_[index]; }
   std::size_t store_count() const { return stores_.size(); }
-  // Add a store and return its place; without a reader, evidence or trees are set for each step.
+  // Add a store and return its index; without a reader, evidence or trees are set for each step.
   std::size_t add_store(EvidenceReader* reader) {
     stores_.emplace_back().reader = reader;
     hit_rates_.stores.emplace_back();
@@ -214,16 +220,16 @@ class TreeBuilder {
  private:
   static constexpr std::int32_t kContext = -1, kNowhere = -2;  // places that are no nodes
 
-  // A candidate that may become a node.
-  struct Open {
+  // A row in the frontier.
+  struct OpenRow {
     float score;
-    std::uint32_t number;
+    std::uint32_t number;  // in the order of pushing
     std::size_t row;
-    std::int32_t parent;
+    std::int32_t parent;  // the place that the candidate follows
   };
-  // A candidate.
+  // A candidate that was weighed.
   struct Row {
-    std::uint32_t expansion;
+    std::uint32_t expansion;  // of the place that it follows
     Token token;
     std::uint32_t origins;
     float probability;  // that it comes next
@@ -287,7 +293,7 @@ class TreeBuilder {
       if (const float score = rows_[row].score; score >= std::max(frontier_.cutoff(), kMinScore))
         frontier_.push({score, pushed_++, row, next_});
     while (nodes_.size() < limits_.max_nodes && !frontier_.empty()) {
-      const Open best = frontier_.pop();
+      const OpenRow best = frontier_.pop();
       take(best.row, best.parent);
       if (const DraftNode& node = nodes_.back();
           node.depth < kMaxTreeDepth &&
@@ -353,7 +359,7 @@ class TreeBuilder {
   // The tree and, of each expansion (the context's is the first), what the sources knew.
   std::vector<DraftNode> nodes_;
   std::vector<std::int32_t> expansion_of_;  // of each node; -1: not expanded
-  Frontier<Open> frontier_;
+  Frontier<OpenRow> frontier_;
   std::vector<SourceEvidence> source_evidence_;
   DraftLimits limits_{};
   std::int32_t next_ = kNowhere;  // the place that is expanded next
