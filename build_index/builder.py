@@ -318,6 +318,15 @@ class Build:
 
     def complete(self, pipeline: Pipeline, memory: MemoryPlan, workers: Workers | None) -> Completion:
         """Write the tokenizer and the manifest, the manifest last, and sum up."""
+        manifest = self._manifest(pipeline)
+        self._staging.write(TOKENIZER_FILE_NAME, self._tokenizer.to_json())
+        self._staging.write(MANIFEST_NAME, manifest.to_json())
+        self._staging.sync()
+        summary = self._summary(manifest, pipeline, memory, workers)
+        return Completion(_sha256(manifest.to_json()), asdict(summary))
+
+    def _manifest(self, pipeline: Pipeline) -> Manifest:
+        """Return the manifest of the shards that were built; raise EmptyCorpusError if there are none."""
         shards = tuple(self._state.suffixes[record.name] for record in self._state.tokens)
         if not shards:
             without_tokens = sum(counts.without_tokens for counts in pipeline.shard_tokens.end.counts)
@@ -331,25 +340,25 @@ class Build:
             options["shard_tokens"] = self._options.shard_tokens
         if any(corpus["conversations"] for corpus in corpora):
             options["chat_template"] = _template_digest(self._tokenizer)
-        tokenizer = self._tokenizer.to_json()
-        manifest = Manifest(_program(), self._tokenizer.identity, shards, corpora, options, _sha256(tokenizer))
-        self._staging.write(TOKENIZER_FILE_NAME, tokenizer)
-        self._staging.write(MANIFEST_NAME, manifest.to_json())
-        self._staging.sync()
+        digest = _sha256(self._tokenizer.to_json())
+        return Manifest(_program(), self._tokenizer.identity, shards, corpora, options, digest)
 
+    def _summary(
+        self, manifest: Manifest, pipeline: Pipeline, memory: MemoryPlan, workers: Workers | None
+    ) -> BuildSummary:
         skipped: Counter[str] = Counter()
-        for corpus in corpora:
+        for corpus in manifest.corpora:
             skipped.update(corpus["skipped"])
             skipped["without tokens"] += corpus["without_tokens"]
-        size = sum(shard.tokens_size + shard.suffixes_size for shard in shards)
-        summary = BuildSummary(
+        size = sum(shard.tokens_size + shard.suffixes_size for shard in manifest.shards)
+        return BuildSummary(
             out=str(self._staging.out),
             documents=pipeline.shard_tokens.end.stored_documents,
             tokens=manifest.token_count,
-            duplicates=sum(corpus["duplicates"] for corpus in corpora),
+            duplicates=sum(corpus["duplicates"] for corpus in manifest.corpora),
             skipped={reason: number for reason, number in sorted(skipped.items()) if number},
-            split_documents=sum(corpus["split_documents"] for corpus in corpora),
-            shards=len(shards),
+            split_documents=sum(corpus["split_documents"] for corpus in manifest.corpora),
+            shards=len(manifest.shards),
             resumed_shards=self._resumed_shards,
             shard_positions=memory.shard_positions,
             size=size,
@@ -360,7 +369,6 @@ class Build:
             memory=memory.budget,
             peak_memory=0 if workers is None else workers.peak_memory(),
         )
-        return Completion(_sha256(manifest.to_json()), asdict(summary))
 
     def put_in_place(self, completion: Completion) -> BuildSummary:
         """Put the complete datastore in place, unless it is there already."""

@@ -54,27 +54,28 @@ __all__ = [
     "prepacked_weights",
 ]
 
+# The module of each name. The imports above tell type checkers the same; a test compares the two.
 _HOMES = {
+    "accept_all": "rest_store.drafting.batch",
     "AsyncDatastoreClient": "rest_store.service.client.async_client",
-    "DatastoreClient": "rest_store.service.client.client",
-    "Tls": "rest_store.service.channel",
+    "build": "build_index",
     "Calibration": "rest_store.drafting.calibration",
     "Datastore": "rest_store.datastore.datastore",
-    "DraftSession": "rest_store.drafting.session",
-    "build": "build_index",
-    "accept_all": "rest_store.drafting.batch",
+    "DatastoreClient": "rest_store.service.client.client",
     "draft_all": "rest_store.drafting.batch",
-    "PromptLookup": "rest_store.drafting.sources",
-    "RecycledLogits": "rest_store.drafting.sources",
+    "DraftSession": "rest_store.drafting.session",
+    "generate": "rest_store.generation.generate",
     "Generator": "rest_store.generation.generator",
     "GeneratorOutput": "rest_store.generation.generator_output",
     "LiveDatastore": "rest_store.live.live_datastore",
+    "prepacked_weights": "rest_store.generation.prepacking",
+    "PromptLookup": "rest_store.drafting.sources",
+    "RecycledLogits": "rest_store.drafting.sources",
     "RestStoreError": "rest_store.errors",
     "SuffixMatch": "rest_store.datastore.tree",
-    "TokenTree": "rest_store.datastore.tree",
+    "Tls": "rest_store.service.channel",
     "TokenizerIdentity": "rest_store.datastore.tokenizer",
-    "generate": "rest_store.generation.generate",
-    "prepacked_weights": "rest_store.generation.prepacking",
+    "TokenTree": "rest_store.datastore.tree",
 }
 
 

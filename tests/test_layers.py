@@ -173,6 +173,15 @@ def test_public_names_exist_and_are_the_only_ones() -> None:
         _ = rest_store.nothing  # type: ignore[attr-defined]
 
 
+def test_type_checkers_see_the_names_that_are_imported() -> None:
+    tree = ast.parse(path_of("rest_store").read_text(encoding="utf-8"))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    stated = {
+        alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert stated == rest_store._HOMES
+
+
 def test_only_bindings_know_python() -> None:
     """The kernel's headers are C++ alone; what meets Python stands in one folder."""
     sources = list((REST_STORE / "native").rglob("*.?pp"))

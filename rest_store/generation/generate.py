@@ -70,8 +70,8 @@ def generate(
         drafter: sources for a `DraftSession` of each row (a list), or a callable that makes the session of a prompt
             (a list of token ids); None: plain decoding.
         max_nodes: most draft tokens of a step, 0..1024; None: 16, on an accelerator 64.
-        source_timeout: seconds that a step waits for external sources; None: as long as they take. Sessions of a
-            callable `drafter` set their own.
+        source_timeout: seconds that a step waits for external sources; None: as long as they take. Sessions that a
+            callable `drafter` makes set their own.
         adaptive: measure what steps cost, and draft only while that pays.
         widths: widths of steps in tokens, such as `options.WIDTHS`: each step is padded to the next of these, all
             shapes are fixed, and on a CUDA device each width is a captured graph, kept for later generations. Empty:
@@ -80,17 +80,18 @@ def generate(
             `DatastoreClient` of one, or another object with `add(documents, ids=None)`. To draft from it as well, name
             it in `drafter` too. None: nothing.
         calibration: of the sessions, a `Calibration` or the path of one, as `rest-store calibrate` writes it; None: the
-            package's. What a `Calibration` learns, it keeps for later generations. Sessions of a callable `drafter`
-            bring their own.
+            package's. What a `Calibration` learns, it keeps for later generations. Sessions that a callable `drafter`
+            makes bring their own.
         acceptance: "exact", or "typical" when sampling: draft tokens that the model finds plausible are kept without a
             draw (Medusa, arXiv 2401.10774, section 2.3.1). **Lossy**: fewer forward passes, but the text is no longer a
             sample of the model's distribution; it is more predictable, and leans towards what was drafted.
         typical_threshold: of typical acceptance: a draft token is kept if its probability, after all logits processors,
             exceeds min(typical_threshold, typical_alpha * exp(-entropy)); 0..1.
-        typical_alpha: the same, 0 or more. Smaller values accept more, of both; at 1 and infinity sampling is exact.
+        typical_alpha: the factor of that rule, 0 or more. Smaller values of either number accept more; with a
+            threshold of 1 and an infinite alpha, sampling is exact.
         stream_to: a streamer of transformers, given the prompt and each token (one row only).
         streamer: the same, as `model.generate` takes it.
-        stop_strings: refused: `model.generate` keeps their `tokenizer` to itself.
+        stop_strings: refused, because `model.generate` does not pass on the `tokenizer` that they need.
         model_kwargs: prepared by `model.generate`.
 
     Returns:
@@ -105,7 +106,8 @@ def generate(
         CacheNotSupportedError: a quantized, offloaded or recurrent cache.
         DrafterError: `drafter` is neither a list of sources nor a callable that takes a prompt and returns a session.
         SourceError: one of `drafter` is not a source, is given twice, or there are too many.
-        LimitError: `max_nodes`, `source_timeout`, `widths`, `acceptance` or one of its numbers out of range.
+        LimitError: `max_nodes`, `source_timeout`, `widths`, `acceptance`, `typical_threshold` or `typical_alpha` is
+            out of range.
         NativeKernelError: the kernel was not compiled, and `drafter` is a list of sources.
         SessionError: a `DraftSession` that `drafter` makes refuses its sources.
         RememberError: nothing can be added to `remember`.
@@ -125,8 +127,8 @@ def generate(
     withheld = withheld_arguments(model)
     if withheld.assistant_model is not None:
         warn_ignored(["assistant_model"])
-    streamers = [given for given in (withheld.streamer, stream_to, streamer) if given is not None]
-    if any(given is not streamers[0] for given in streamers):
+    streamers = [target for target in (withheld.streamer, stream_to, streamer) if target is not None]
+    if any(target is not streamers[0] for target in streamers):
         raise ModeNotSupportedError(
             describe("generate", "a streamer", "given twice", "streamer or stream_to, one of them")
         )
@@ -175,9 +177,11 @@ def session_factory_of(
     if drafter is None:
         return None
     if isinstance(drafter, list | tuple):
+        if not drafter:
+            return None
         own = options.calibration
         shared = calibration if own is None else lambda: own
-        return default_session_factory(drafter, options.source_timeout, shared) if drafter else None
+        return default_session_factory(drafter, options.source_timeout, shared)
     fault = _drafter_fault(drafter)
     if fault is not None:
         expected = "a list of sources, or a callable that makes the session of a prompt"
@@ -209,10 +213,11 @@ def default_session_factory(
     """
     require_sources("generate", sources)
     require_source_timeout("generate", source_timeout)
-    kept, shared = list(sources), calibration or functools.cache(Calibration.default)
+    sources = list(sources)  # of the caller, who may change it
+    shared = calibration or functools.cache(Calibration.default)
 
     def make(prompt: list[int]) -> DraftSession:
-        return DraftSession(kept, prompt, calibration=shared(), source_timeout=source_timeout)
+        return DraftSession(sources, prompt, calibration=shared(), source_timeout=source_timeout)
 
     return make
 

@@ -213,7 +213,7 @@ def test_a_calibration_is_that_of_all_sessions(model: Any, store: rest_store.Dat
     generator = rest_store.Generator(model, None, [store], calibration=str(tmp_path / "own.calibration"))
     with generator.begin(inputs, **FIXED) as generation:
         next(generation)
-        (session,) = generation._drafting._sessions  # type: ignore[union-attr]
+        (session,) = generation._sessions._sessions  # type: ignore[union-attr]
         assert session.calibration.provenance == own.provenance  # type: ignore[union-attr]
         assert any(session.calibration.weights)  # type: ignore[union-attr]
 
