@@ -1,4 +1,4 @@
-"""Measure vLLM without drafts, with its own ways of drafting from texts, and with rest-store's drafter.
+"""Measure vLLM without drafts, with an empty drafter, with its own ways of drafting from texts, and with rest-store's.
 
 Run it with the interpreter of `make test-vllm`, into which `pip install --no-build-isolation --no-deps
 arctic-inference==0.3.0` has put suffix decoding as well. Each way of drafting has an engine in a process of its own,
@@ -8,10 +8,12 @@ for fitting, as if they had answered these prompts before. Both learn from what 
 
 Besides, prompts that nothing matches: random tokens, continued by sampling at a temperature of 2.
 
-Reported: tokens a second, the reading of prompts included (median over rounds), and relative to vLLM without drafts and
-to suffix decoding (median over rounds of the ratio in each); tokens that a row gets in a step, and tokens drafted for
-it; the share of time that drafting takes, in `propose` and, with ours, in its hook on the model; and how many texts are
-those without drafts.
+The empty drafter never drafts a token: it shows what vLLM's own path of speculation costs, with any drafter.
+
+Reported: tokens a second, the reading of prompts included (median over rounds), and relative to vLLM without drafts, to
+the empty drafter and to suffix decoding (median over rounds of the ratio in each); tokens that a row gets in a step,
+and tokens drafted for it; the share of time that drafting takes, in `propose` and, with ours, in its hook on the model;
+and how many texts are those without drafts.
 """
 
 from __future__ import annotations
@@ -53,6 +55,7 @@ SUFFIX = {"method": "suffix", "num_speculative_tokens": 8}
 SUFFIX_ALONE = {"max_spec_factor": 2.0, "min_token_prob": 0.2}  # with one row
 SUFFIX_IN_BATCHES = {"max_spec_factor": 1.0, "min_token_prob": 0.5}
 OURS = {"method": "custom_class", "model": "rest_store.engines.vllm.Drafter", "num_speculative_tokens": 8}
+EMPTY = {**OURS, "model": "empty_drafter.EmptyDrafter"}
 SUMMED = ("seconds", "tokens", "steps", "row steps", "propose seconds", "drafted")
 
 Answers = dict[str, Any]  # what `peer_vllm.py` returns
@@ -76,6 +79,7 @@ class Way:
 
 WAYS = {
     "none": Way(None),
+    "empty": Way(EMPTY),
     "ngram": Way(NGRAM),
     "suffix, cold": Way(SUFFIX),
     "suffix, warm": Way(SUFFIX, warm=True),
@@ -225,7 +229,8 @@ def summarize(
         texts = [text for turn in turns for text in turn["texts"]]
         total = {key: sum(turn[key] for turn in turns) for key in SUMMED}
         row: dict[str, Any] = {"tokens a second": round(statistics.median(rates[name]), 1)}
-        for key, other in (("of none", "none"), ("of suffix", f"suffix, {'warm' if WAYS[name].warm else 'cold'}")):
+        suffix = f"suffix, {'warm' if WAYS[name].warm else 'cold'}"
+        for key, other in (("of none", "none"), ("of empty", "empty"), ("of suffix", suffix)):
             if other in rates:
                 ratios = [one / against for one, against in zip(rates[name], rates[other], strict=True)]
                 row[key] = round(statistics.median(ratios), 3)
@@ -251,7 +256,7 @@ def report(title: str, figures: Mapping[str, Mapping[str, Any]]) -> None:
     print(title)
     for name, row in figures.items():
         cells = [f"{row['tokens a second']:7.1f} tokens/s"]
-        cells += [f"{row[key]:.2f} {key}" for key in ("of none", "of suffix") if key in row]
+        cells += [f"{row[key]:.2f} {key}" for key in ("of none", "of empty", "of suffix") if key in row]
         cells += [f"{row[f'{what} a row and step']:.2f} {what}" for what in ("tokens", "drafted")]
         cells += [f"propose {100 * row['share of propose']:.1f}%"]
         cells += [f"identical {row['identical']}"] if "identical" in row else []

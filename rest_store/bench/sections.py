@@ -298,16 +298,27 @@ def _vllm(figures: Mapping[str, Any]) -> list[Exhibit]:
         for way in ways
         if way != "none"
     ]
-    against: list[list[Cell]] = [
-        [VLLM.get(way, way), *(part[way].get("of suffix") for part in batches.values())] for way in ways
-    ]
     categories = [f"{batch} at once" for batch in batches]
     return [
         vllm_table(figures),
         Bars("Speed by rows at once", "times no drafts", categories, speeds, origin=1.0),
-        Table("Speed relative to suffix decoding, cold or warm as it is", ["drafting", *categories], against),
+        *_vllm_against("an empty drafter", "of empty", figures),
+        *_vllm_against("suffix decoding, cold or warm as it is", "of suffix", figures),
         Table("Share of time in `propose`", ["drafting", *categories], shares),
     ]
+
+
+def _vllm_against(other: str, key: str, figures: Mapping[str, Any]) -> list[Exhibit]:
+    """Return the table of speeds relative to another way; none if that was not measured."""
+    parts = {"": figures["batches"], "nothing to draft; ": figures["nothing to draft"]}
+    rows: list[list[Cell]] = [
+        [name + VLLM.get(way, way), *cells]
+        for name, part in parts.items()
+        for way in next(iter(part.values()))
+        if any(cells := [batch[way].get(key) for batch in part.values()])
+    ]
+    header = ["drafting", *(f"{batch} at once" for batch in figures["batches"])]
+    return [Table(f"Speed relative to {other}", header, rows)] if rows else []
 
 
 def _paper(figures: Mapping[str, Any]) -> list[Exhibit]:

@@ -39,6 +39,7 @@ QUERIES = {
 }
 VLLM = {
     "none": "none",
+    "empty": "an empty drafter",
     "ngram": "n-gram lookup",
     "suffix, cold": "suffix decoding, cold",
     "suffix, warm": "suffix decoding, warm",

@@ -9,7 +9,7 @@ from rest_store.bench.results import Result
 
 _SESSIONS = ("DraftSession", "DraftSession through a service")
 _LOOKUPS = ("transformers prompt lookup", "prompt lookup")
-_OTHERS_IN_VLLM = ("none", "ngram", "suffix, cold", "suffix, warm")
+_OTHERS_IN_VLLM = ("none", "empty", "ngram", "suffix, cold", "suffix, warm")
 
 
 def verdict(results: Mapping[str, Result]) -> list[str]:
