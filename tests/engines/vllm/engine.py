@@ -56,9 +56,22 @@ def speculative(drafter: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def engine(
-    model: Path, drafter: str | None = None, settings: Mapping[str, Any] | None = None, *, blocks: int = PLENTIFUL
+    model: Path,
+    drafter: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    *,
+    blocks: int = PLENTIFUL,
+    ranks: int = 1,
 ) -> Iterator[Any]:
-    """An `LLM` with or without a drafter, whose settings are `settings`; shut down in the end."""
+    """An `LLM`, shut down in the end.
+
+    Args:
+        model: directory.
+        drafter: its class; None: no drafts.
+        settings: of the drafter.
+        blocks: of the cache.
+        ranks: workers that share each layer, in processes of their own if there are several.
+    """
     from vllm import LLM
     from vllm_sampling import repeat_settings
 
@@ -67,7 +80,7 @@ def engine(
         drafted = {"speculative_config": speculative(drafter), "disable_log_stats": False}
     if settings is not None:
         drafted["additional_config"] = {"rest_store": dict(settings)}
-    llm = LLM(str(model), num_gpu_blocks_override=blocks, **drafted, **_SETTINGS)
+    llm = LLM(str(model), num_gpu_blocks_override=blocks, tensor_parallel_size=ranks, **drafted, **_SETTINGS)
     repeat_settings()
     try:
         yield llm

@@ -1,0 +1,77 @@
+"""Tensor parallelism: two workers share each layer, and the one whose drafts vLLM takes is the only one that drafts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rest_store.live.live_datastore import LiveDatastore
+from tests.engines.vllm.engine import DRAFTER, IN_VLLM, Request, answers, counted, engine
+from tests.shared.live import until
+
+pytestmark = IN_VLLM
+RANKS = 2
+
+
+@pytest.fixture(scope="module", autouse=True)
+def workers() -> Iterator[None]:
+    """New processes, since this one has threads; with a core for each, where vLLM would look for a NUMA node."""
+    cores = sorted(os.sched_getaffinity(0))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+        patch.setenv("VLLM_CPU_OMP_THREADS_BIND", f"{cores[0]}|{cores[-1]}")
+        yield
+
+
+@pytest.fixture(scope="module")
+def written(model: Path, requests: list[Request]) -> list[list[int]]:
+    """What plain vLLM answers with as many workers, whose sums are rounded in another order than those of one."""
+    with engine(model, ranks=RANKS) as llm:
+        return answers(llm, requests)
+
+
+def in_worker(worker: Any) -> tuple[Any, dict[str, float]]:
+    """The figures of a worker's drafter, and the sums of our metrics in its process."""
+    from prometheus_client import REGISTRY
+
+    sums: dict[str, float] = {}
+    for sample in (sample for family in REGISTRY.collect() for sample in family.samples):
+        if sample.name.startswith("rest_store_engine_") and sample.name.endswith("_total"):
+            sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
+    return worker.model_runner.drafter.figures(), sums
+
+
+def told(llm: Any) -> bool:
+    """Whether the metrics of the worker that drafts are up to date."""
+    figures, metrics = llm.collective_rpc(in_worker)[0]
+    return metrics.get("rest_store_engine_steps_total") == figures.calls
+
+
+def test_one_worker_drafts_remembers_and_counts(
+    model: Path, datastore: Path, requests: list[Request], written: list[list[int]], tmp_path: Path
+) -> None:
+    settings = {"datastores": [str(datastore)], "remember": str(tmp_path / "live")}
+    ended = [text for request, text in zip(requests, written, strict=True) if request.settings["max_tokens"]]
+    with engine(model, DRAFTER, settings, ranks=RANKS) as llm:
+        assert answers(llm, requests) == written
+        with LiveDatastore.open(tmp_path / "live", read_only=True) as live:
+            until(lambda: all(live.count(text[:10]) for text in ended if len(text) >= 10))
+        assert answers(llm, requests) == written
+        accepted = counted(llm, "spec_decode_num_accepted_tokens")
+        until(lambda: told(llm))  # metrics follow in a thread
+        (figures, metrics), (others, none) = llm.collective_rpc(in_worker)
+    assert 0 < sum(figures.accepted) <= accepted
+    assert figures.accepted_by["memory"] > 0
+    assert figures.unplaced < figures.calls, "the logits of the worker that drafts are those of the whole vocabulary"
+    assert figures.errors == {}
+    assert figures.not_remembered == 0
+    assert metrics["rest_store_engine_accepted_tokens_total"] == sum(figures.accepted)
+    assert others is None
+    assert not any(none.values())
+    with LiveDatastore.open(tmp_path / "live", read_only=True) as live:
+        longest = max(ended, key=len)
+        assert live.count(longest[-40:]) == 1
