@@ -33,8 +33,8 @@ def draft_all(
 ) -> list[TokenTree]:
     """Return the next draft of each session: what its `draft` alone would return.
 
-    Sessions in this process are drafted by one call of the kernel without the GIL: eight together, on as many cores as
-    there are eights. Services are asked for those that they run all at once, in one message for the sessions of a
+    Sessions in this process are drafted by one call of the kernel without the GIL: four to eight together, on as many
+    cores as that needs. Services are asked for those that they run all at once, in one message for the sessions of a
     client. So are sources of sessions with a `source_timeout`; other external sources are asked one after the other.
 
     Args:

@@ -52,11 +52,14 @@ struct BatchDraft {
 };
 
 // Build all drafts; each is what its builder alone builds. A thread takes several at a time, and reads the evidence of
-// all of them together. Builders may share readers and recycled logits, which are thread-safe.
+// all of them together: fewer would hide less of each other's latency, more would leave cores without work. Builders
+// may share readers and recycled logits, which are thread-safe.
 inline void build_all(std::span<const BatchDraft> drafts) {
-  constexpr std::size_t kTogether = 8;
-  on_all_cores((drafts.size() + kTogether - 1) / kTogether, [&](std::size_t group) {
-    const auto together = drafts.subspan(group * kTogether, std::min(kTogether, drafts.size() - group * kTogether));
+  constexpr std::size_t kLeast = 4, kMost = 8;
+  const std::size_t cores = core_count();
+  const std::size_t size = std::clamp((drafts.size() + cores - 1) / cores, kLeast, kMost);
+  on_all_cores((drafts.size() + size - 1) / size, [&](std::size_t group) {
+    const auto together = drafts.subspan(group * size, std::min(size, drafts.size() - group * size));
     std::vector<EvidenceReader::Request> requests;
     for (const auto& [builder, limits] : together) builder->begin(limits);
     for (;;) {
