@@ -309,19 +309,26 @@ class BatchDrafter:
                 self.say("close", error)
 
     def _unknown(self, documents: list[OutputDocument]) -> list[OutputDocument]:
-        """Return the documents that are to be added: those whose text is not in the live datastore yet.
+        """Return the documents that are to be added: those whose text is not in the live datastore yet, each text once.
 
         An engine samples beyond the end of a request, a few tokens more or less each time, so the same answer has many
         ids.
         """
         target = self._sources.target
-        if target is None or not isinstance(target, Store):
-            return documents if target is not None else []
+        if target is None:
+            return []
+        unknown: list[OutputDocument] = []
         try:
-            return [document for document in documents if not _has(target, document.tokens[: -self._most])]
+            for document in sorted(documents, key=lambda document: document.tokens.size, reverse=True):
+                text = document.tokens[: -self._most]
+                if isinstance(target, Store) and _has(target, text):
+                    continue
+                if not any(np.array_equal(longer.tokens[: text.size], text) for longer in unknown):
+                    unknown.append(document)
         except Exception as error:
             self.say("remember", error)
             return []
+        return unknown
 
     def listen(self, listener: Callable[[Figures], None]) -> None:
         """Have `listener` called with the figures about twice a second."""

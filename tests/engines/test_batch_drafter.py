@@ -149,6 +149,17 @@ def test_what_is_written_again_is_kept_once(tmp_path: Path) -> None:
     batch.close()
 
 
+def test_what_is_written_twice_at_once_is_kept_once(tmp_path: Path) -> None:
+    batch = drafter(remember=str(tmp_path / "memory"))
+    twice = [request for seed in (5, 5) for request in requests(seed, 4, most=90)]
+    outputs_are_plain(Engine(batch, cyclic(VOCABULARY), rows=3), twice, seed=1)
+    batch.close()
+    with rest_store.LiveDatastore.open(tmp_path / "memory", read_only=True) as live:
+        for request in requests(5, 4, most=60):
+            output = plain_output(cyclic(VOCABULARY), request.prompt, request.most)
+            assert live.count([*request.prompt[-16:], *output[:-MOST]]) == 1
+
+
 def test_ended_requests_are_remembered_beside_the_steps(tmp_path: Path) -> None:
     batch = drafter(remember=str(tmp_path / "memory"))
     outputs_are_plain(Engine(batch, cyclic(VOCABULARY)), requests(5))
