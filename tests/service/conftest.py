@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from rest_store.service.client.shared_stream import SharedStreams
-from tests.shared.services import Certificates
+from tests.shared.services import Certificates, Service, running
+from tests.shared.sessions import CONTEXTS, NAMES, TEXT
 from tests.shared.strategies import Corpus, write_datastore
+
+PHRASES = Corpus(300, [[[1, 2, 3, 4, 5, 6], [1, 2, 3, 7, 8], [5, 6, 1, 2, 9]]])
 
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small datastore."""
     return write_datastore(tmp_path_factory.mktemp("served"), Corpus(300, [[[1, 2, 3]]]))
+
+
+@pytest.fixture(scope="module")
+def phrases(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A datastore in which some phrases occur again."""
+    return write_datastore(tmp_path_factory.mktemp("phrases"), PHRASES)
+
+
+@pytest.fixture(scope="module")
+def service(phrases: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service of `phrases` under seven names, and of another vocabulary under one."""
+    other = write_datastore(tmp_path_factory.mktemp("other"), Corpus(301, PHRASES.shards))
+    options = ["--metrics=127.0.0.1:0", f"--max-session-tokens={TEXT}", f"--max-contexts={CONTEXTS}"]
+    with running(*(f"{name}={phrases}" for name in NAMES), f"other={other}", options=options) as service:
+        yield service
 
 
 @pytest.fixture(scope="module")

@@ -25,31 +25,25 @@ from rest_store.service.server.served_session import run_steps
 from rest_store.service.server.sessions import Sessions
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.messages import CODES, begin, ending
-from tests.shared.services import Service, metrics_of, running
-from tests.shared.sessions import Nodes, Request, SessionTalk, opening, sessions_of, step, top_k
-from tests.shared.strategies import Corpus, identity, write_datastore
+from tests.shared.services import Service, metrics_of
+from tests.shared.sessions import (
+    CONTEXTS,
+    NAMES,
+    TEXT,
+    Nodes,
+    Request,
+    SessionTalk,
+    opening,
+    sessions_of,
+    step,
+    top_k,
+)
+from tests.shared.strategies import identity
 
-NAMES = "abcdefg"  # one more than a session may have
-TEXT = 1500  # most tokens of a text here
-CONTEXTS = 64
 LARGEST = (64 << 10) + 512 * CONTEXTS  # bytes of a message but the first
-CORPUS = Corpus(300, [[[1, 2, 3, 4, 5, 6], [1, 2, 3, 7, 8], [5, 6, 1, 2, 9]]])
 THREE = pb.Selection(datastores=["a", "b", "c"])
 FIRST = opening(1, 2)
 NAN, INFINITE = math.nan, math.inf
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_datastore(tmp_path_factory.mktemp("seven"), CORPUS)
-
-
-@pytest.fixture(scope="module")
-def service(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    other = write_datastore(tmp_path_factory.mktemp("other"), Corpus(301, CORPUS.shards))
-    options = ["--metrics=127.0.0.1:0", f"--max-session-tokens={TEXT}", f"--max-contexts={CONTEXTS}"]
-    with running(*(f"{name}={directory}" for name in NAMES), f"other={other}", options=options) as service:
-        yield service
 
 
 @pytest.fixture(scope="module")
@@ -229,9 +223,9 @@ def test_what_is_just_within_measure_is_answered(channel: grpc.Channel, messages
     assert end_of(channel, *messages) == (trees_asked(messages), None)
 
 
-def test_a_stream_is_the_session_in_process(service: Service, directory: Path) -> None:
+def test_a_stream_is_the_session_in_process(service: Service, phrases: Path) -> None:
     """Answers are the trees that the same calls give here, and their sequences those of the requests."""
-    stores = [Datastore.open(directory) for _ in range(3)]
+    stores = [Datastore.open(phrases) for _ in range(3)]
     sources = [*stores, PromptLookup(), RecycledLogits()]
     with service.stub() as stub, DraftSession(sources, [1, 2, 3], prompt_top_k=[[4, 9]]) as here:
         here.accept([1, 2])
@@ -304,9 +298,9 @@ def test_metrics_show_sessions_and_their_memory(service: Service, channel: grpc.
     assert now[1] - nodes >= sum(len(answer.nodes) // 11 for answer in answers)
 
 
-def test_memory_may_be_asked_for_while_sessions_come_and_go(directory: Path) -> None:
+def test_memory_may_be_asked_for_while_sessions_come_and_go(phrases: Path) -> None:
     """As the thread of the metrics does."""
-    sessions, served = Sessions(Limits()), Catalog([("a", directory)]).served
+    sessions, served = Sessions(Limits()), Catalog([("a", phrases)]).served
     stopped, failed = threading.Event(), []
 
     def ask() -> None:

@@ -24,27 +24,13 @@ from rest_store.service.server.logs import EventLog
 from rest_store.service.server.server import Options, Server
 from rest_store.v1 import datastore_pb2 as pb
 from rest_store.v1 import datastore_pb2_grpc
-from tests.service.test_sessions import BAD, CONTEXTS, CORPUS, FIRST, GOOD, NAMES, TEXT
+from tests.service.test_sessions import BAD, FIRST, GOOD
 from tests.shared.messages import CODES, begin, ending
 from tests.shared.services import PATIENCE, Service, metrics_of, reason_of, running
 from tests.shared.sessions import Nodes, Request, SharedTalk, opening, sessions_of, step
-from tests.shared.strategies import Corpus, write_datastore
 
 MOST = 256  # sessions of a stream
 NONE = pb.SessionEnd()
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_datastore(tmp_path_factory.mktemp("seven"), CORPUS)
-
-
-@pytest.fixture(scope="module")
-def service(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    other = write_datastore(tmp_path_factory.mktemp("other"), Corpus(301, CORPUS.shards))
-    options = ["--metrics=127.0.0.1:0", f"--max-session-tokens={TEXT}", f"--max-contexts={CONTEXTS}"]
-    with running(*(f"{name}={directory}" for name in NAMES), f"other={other}", options=options) as service:
-        yield service
 
 
 @pytest.fixture
@@ -67,9 +53,9 @@ def reason(talk: SharedTalk) -> str | None:
 # --- What a session asks for ------------------------------------------------------------------------------------------
 
 
-def test_each_session_is_the_one_in_process(directory: Path, talk: SharedTalk) -> None:
+def test_each_session_is_the_one_in_process(phrases: Path, talk: SharedTalk) -> None:
     """Whatever others are in the same message, and whenever they begin and end."""
-    chance, store = random.Random(5), Datastore.open(directory)
+    chance, store = random.Random(5), Datastore.open(phrases)
     here: dict[int, DraftSession] = {}
     for turn in range(30):
         steps: dict[int, Request | bytes | None] = {}
@@ -114,10 +100,10 @@ def test_costs_cut_the_tree_of_their_session_alone(talk: SharedTalk) -> None:
     assert answers[2].nodes == pb.DraftSessionResponse.FromString(whole).nodes
 
 
-def test_large_answers_come_in_several_messages(directory: Path) -> None:
+def test_large_answers_come_in_several_messages(phrases: Path) -> None:
     """But one that is too large alone ends its session."""
     options = ["--max-message-bytes=1024"]
-    with running(f"a={directory}", options=options) as service, service.stub() as stub:
+    with running(f"a={phrases}", options=options) as service, service.stub() as stub:
         talk = SharedTalk(stub)
         text = [token for other in range(2, 250) for token in (1, other)]
         talk.tell({number: opening(1, 2, prompt_lookup=True) for number in range(1, 31)})
@@ -137,8 +123,8 @@ def test_large_answers_come_in_several_messages(directory: Path) -> None:
         talk.close()
 
 
-def test_a_long_text_delays_no_other_session(directory: Path) -> None:
-    with running(f"a={directory}") as service, service.stub() as stub:
+def test_a_long_text_delays_no_other_session(phrases: Path) -> None:
+    with running(f"a={phrases}") as service, service.stub() as stub:
         talk = SharedTalk(stub)
         talk.tell({1: opening(*[1, 2] * 50_000), 2: opening(1, 2)})
         assert list(talk.hear(2)) == [2, 1]
@@ -238,9 +224,9 @@ def test_sessions_beyond_the_limit_are_refused(talk: SharedTalk, service: Servic
     assert talk.hear(1)[MOST + 1].HasField("response"), "a place was given back"
 
 
-def test_sessions_without_memory_are_refused(directory: Path) -> None:
+def test_sessions_without_memory_are_refused(phrases: Path) -> None:
     options = ["--metrics=127.0.0.1:0", "--max-session-memory=2000000"]
-    with running(f"a={directory}", options=options) as service, service.stub() as stub:
+    with running(f"a={phrases}", options=options) as service, service.stub() as stub:
         talk = SharedTalk(stub)
         talk.tell({number: opening(1, 2) for number in range(50)})
         answers = talk.hear(50)
@@ -256,7 +242,7 @@ def test_sessions_without_memory_are_refused(directory: Path) -> None:
 # --- The life of a service --------------------------------------------------------------------------------------------
 
 
-def test_idle_sessions_end_alone(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_sessions_end_alone(phrases: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(server_module, "_WATCH_SECONDS", 0.01)
     monkeypatch.setattr(servicer, "monotonic", lambda: now)
@@ -270,7 +256,7 @@ def test_idle_sessions_end_alone(directory: Path, monkeypatch: pytest.MonkeyPatc
     async def run() -> None:
         nonlocal now
         limits = Limits(session_idle_seconds=60)
-        options = Options([("a", directory)], [Address.parse("127.0.0.1:0")], limits=limits, drain_seconds=0)
+        options = Options([("a", phrases)], [Address.parse("127.0.0.1:0")], limits=limits, drain_seconds=0)
         server = Server(options, "1", EventLog(file=io.StringIO()))
         (target,) = await server.start()
         async with Dialer(None, None).connect_async(target) as channel:
@@ -292,9 +278,9 @@ def test_idle_sessions_end_alone(directory: Path, monkeypatch: pytest.MonkeyPatc
     asyncio.run(run())
 
 
-def test_a_drained_service_answers_the_step_it_is_in(directory: Path) -> None:
+def test_a_drained_service_answers_the_step_it_is_in(phrases: Path) -> None:
     """Also one with a long text, which is taken in beside other messages."""
-    with running(f"a={directory}") as service, service.stub() as stub:
+    with running(f"a={phrases}") as service, service.stub() as stub:
         talk = SharedTalk(stub)
         talk.tell({1: opening(1, 2)})
         talk.hear(1)
@@ -311,12 +297,12 @@ def test_a_drained_service_answers_the_step_it_is_in(directory: Path) -> None:
         assert service.process.wait(PATIENCE) == 0
 
 
-def test_rights_are_those_of_the_stream(directory: Path, tmp_path: Path) -> None:
+def test_rights_are_those_of_the_stream(phrases: Path, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("reader datastore=a\n")
     live = tmp_path / "live"
     server_options = ["--token-file", str(tokens), "--live", f"chat={live}"]
-    with running(f"a={directory}", f"b={directory}", options=server_options) as service, service.stub() as stub:
+    with running(f"a={phrases}", f"b={phrases}", options=server_options) as service, service.stub() as stub:
         talk = SharedTalk(stub, [("authorization", "Bearer reader")])
         elsewhere = opening(1, 2, selection=pb.Selection(datastores=["b"]))
         talk.tell({1: opening(1, 2), 2: elsewhere, 3: opening(1, 2, remember="chat")})

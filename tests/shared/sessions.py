@@ -16,6 +16,11 @@ from tests.shared.services import PATIENCE, Service, Talk, metrics_of
 
 Request = pb.DraftSessionRequest
 
+# Of the service in tests/service/conftest.py.
+NAMES = "abcdefg"  # of a datastore, one more than a session may have
+TEXT = 1500  # most tokens of a text
+CONTEXTS = 64  # most contexts of a request
+
 
 class SessionTalk(Talk):
     """One session that a service runs, told and asked message by message."""
