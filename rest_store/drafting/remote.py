@@ -98,7 +98,7 @@ class RemoteSession(Protocol):
 
         Args:
             text: returns the text so far, int32[n], and how many of its last tokens the model has written.
-            limits: of the draft, for at least one node.
+            limits: of the draft.
             timeout: seconds to wait at most; None: no further limit.
 
         Raises:
@@ -183,7 +183,7 @@ class RemoteDrafting:
         self._timeout = timeout
         self._ends: float | None = None  # of the step, `time.monotonic`
         self._origins: dict[int, bytes] = {}  # by number of datastores: for each mask of origins, ours
-        self._rows = 0  # of top-k that the remote tree drafted last may have: one of the text, and one of each node
+        self._rows = 1  # of top-k for the remote tree drafted last: one of the text, and one of each node; 0: unknown
 
     def open(self) -> None:
         """Open the session elsewhere, so that it is ready when the target model has read the prompt."""
@@ -253,7 +253,7 @@ class RemoteDrafting:
         """Tell the session elsewhere, with its next step, what `DraftSession.accept` was told."""
         is_known = node_top_k is not None and len(node_top_k) == self._rows  # there, the tree that the rows are of
         self._remote.accept(tokens, top_k, node_top_k if is_known else None)
-        self._rows = 0
+        self._rows = 1
 
     def close(self) -> None:
         """End the session elsewhere."""

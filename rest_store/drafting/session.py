@@ -200,7 +200,7 @@ class DraftSession:
         Returns:
             Whether `_receive` waits for nothing but their answers.
         """
-        if self._remote is not None and limits.max_nodes:
+        if self._remote is not None:
             return self._remote.send(limits)
         if self._remote is None and self._external:
             self._external.send(limits.max_nodes)
@@ -209,7 +209,7 @@ class DraftSession:
     def _receive(self, limits: DraftLimits) -> tuple[Drafted | None, list[Drop]]:
         """Wait for their answers; return the draft if it came whole, and the sources that the step goes on without."""
         drops: list[Drop] = []
-        if self._remote is not None and limits.max_nodes:
+        if self._remote is not None:
             answer = self._remote.draft(limits)
             if isinstance(answer, Drafted):
                 return answer, []

@@ -269,7 +269,7 @@ def test_what_is_learnt_there_is_known_here(learn: bool) -> None:
 
 
 def test_rows_for_nodes_are_passed_on_for_its_own_tree_alone() -> None:
-    """Those of a tree that was drafted here mean nothing there."""
+    """Those of a tree that was drafted here mean nothing there; without a tree, the row is that of the text."""
     away = Elsewhere()
     rows = [[7, 8]] * 4
     with DraftSession([away, PromptLookup(), RecycledLogits()], TEXT) as session:
@@ -277,16 +277,21 @@ def test_rows_for_nodes_are_passed_on_for_its_own_tree_alone() -> None:
         session.draft(8)
         session.accept([3], [[1, 2]], node_top_k=rows)
         session.accept([4], node_top_k=rows[:1])  # the tree has been answered
+        away.answer = Nodes([], [], [], [])
         session.draft(8)
         session.draft(0)
         session.accept([5], node_top_k=rows[:1])  # of the tree without nodes
         away.answer = ValueError("gone")
         tree = session.draft(8)
         session.accept([6], node_top_k=[[7, 8]] * (1 + len(tree)))
+        assert len(session.draft(0)) == 0
+        session.accept([7], node_top_k=rows[:1])  # an answer may still come there
     assert away.accepted == [
-        ([3], None, None),
+        ([3], None, rows[:1]),
         ([3], [[1, 2]], rows),
-        ([4], None, None),
-        ([5], None, None),
+        ([4], None, rows[:1]),
+        ([5], None, rows[:1]),
         ([6], None, None),
+        ([7], None, None),
     ]
+    assert [limits.max_nodes for _, _, limits, _ in away.drafted] == [8, 8, 0, 8, 0]

@@ -96,7 +96,7 @@ def replayed(
             trees.append(tree)
             end = min(start + len(tree.longest_path(text[start:])) + 1, len(text))
             rows = [[text[place + 1], 7] if place + 1 < end else [-1, -1] for place in range(start, end)]
-            of_nodes = [[5, int(token)] for token in [9, *tree.tokens]] if turn % 3 and len(tree) else None
+            of_nodes = [[5, int(token)] for token in [9, *tree.tokens]] if turn % 3 else None
             session.accept(text[start:end], rows, node_top_k=of_nodes)
             start = end
             if is_remote is not None:
@@ -150,7 +150,7 @@ def test_any_text_and_any_steps_give_the_trees_in_process(
     client: DatastoreClient, service: Service, stores: list[Datastore], data: st.DataObject
 ) -> None:
     text = data.draw(st.lists(st.integers(0, 6), min_size=2, max_size=12)) * data.draw(st.integers(1, 5))
-    budgets = data.draw(st.lists(st.sampled_from([1, 3, 16, 64, 1024]), min_size=1, max_size=4))
+    budgets = data.draw(st.lists(st.sampled_from([0, 1, 3, 16, 64, 1024]), min_size=1, max_size=4))
     costs = data.draw(
         st.lists(st.sampled_from([None, [1.0, 1.1, 1.2], 1 + 0.02 * np.arange(65), lambda width: width]), min_size=1)
     )
@@ -170,18 +170,24 @@ def test_any_text_and_any_steps_give_the_trees_in_process(
 
 
 def test_steps_without_a_draft_and_drafts_without_a_step(client: DatastoreClient, stores: list[Datastore]) -> None:
+    """The model says what it found likely after the text, with a tree or without one."""
+
     def trees(*sources: object) -> list[TokenTree]:
         found = []
         with DraftSession([*sources, RecycledLogits()], some_text(1, 30)) as session:
-            session.accept([1, 2])
+            session.accept([1, 2], node_top_k=[[3, 6]])
             session.accept([3], [[4, 5]])
             for _ in range(2):
                 found.append(session.draft(8))
             session.accept([4], node_top_k=[[2, 3]] * (1 + len(found[-1])))
-            session.accept([5], [[1, 0]])
+            session.accept([5], [[1, 0]], node_top_k=[[5, 8]])
             found += [session.draft(8), session.draft(0)]
-            session.accept([2], [[6, 3]])
-            found.append(session.draft(8))
+            session.accept([int(found[-2].tokens[0])], [[6, 3]], node_top_k=[[9, 7]])
+            found.append(session.draft(0, shape="chain"))
+            session.accept([4], node_top_k=[[8, 5]])
+            for token in (1, 2, 3, 4, 5):  # after which something of all this is known
+                session.accept([token])
+                found.append(session.draft(16))
             assert session.statistics.dropped == {}
         return found
 

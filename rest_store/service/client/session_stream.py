@@ -43,6 +43,7 @@ from rest_store.v1 import datastore_pb2 as pb
 
 _WEIGHTS = 5  # of a calibration
 _MOST_TOP_K = 8  # tokens of a row that a session reads
+_EMPTY_TREE = np.ones(1)  # costs that cut any tree to no nodes; 0 as a number of nodes has another meaning
 _MOST_UNSENT = 512  # calls of `accept` since the last tree; after more the text is sent again
 # What a service refuses a session with whose output is to be remembered where it cannot be.
 _NOT_REMEMBERED = (PermissionDeniedError, LiveFormatError, UnknownDatastoreError, TokenizerMismatchError)
@@ -128,8 +129,8 @@ class SessionStream(GenerationStream[StreamCall | SharedSession]):
         """Keep for the next step what `DraftSession.accept` was told."""
         if len(self._next.accepted) >= _MOST_UNSENT:
             self._drop()
-        if not self._is_open:
-            node_top_k = None  # of a tree that the next call knows nothing of
+        if not self._is_open and node_top_k is not None:
+            node_top_k = node_top_k[:1]  # that of the text; the next call knows nothing of a tree
         self._next.accepted.add(tokens=tokens.tolist(), top_k=_top_k(top_k), node_top_k=_top_k(node_top_k))
 
     def send(self, text: Text, limits: DraftLimits, *, timeout: float | None) -> bool:
@@ -272,7 +273,9 @@ class SessionStream(GenerationStream[StreamCall | SharedSession]):
         draft = request.draft
         draft.max_nodes, draft.sequence = tree_nodes(limits), self._sequence
         costs = limits.costs
-        if limits.is_chain:
+        if not limits.max_nodes:
+            draft.max_nodes, costs = 1, _EMPTY_TREE
+        elif limits.is_chain:
             draft.chain.max_nodes = limits.max_nodes
             if costs.size:
                 draft.chain.costs.of_step.extend(costs.tolist())
