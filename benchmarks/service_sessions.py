@@ -4,7 +4,7 @@ Steps: the same generations (`walks.py`) are replayed in turns in process, by se
 merge in the client, and by echoes of the messages that the sessions in the service had exchanged, blocking and
 asyncio. Of each: median and 99th percentile of a step in microseconds, without the steps that open sessions, whose
 median stands beside. The ratio is that of the session in the service to the sum of a step in process and the quicker
-echo, all medians.
+echo, all medians. These find their caches warm. So there is also a step in process with a blocking echo after it.
 
 At once: each of 16 processes runs one session after another, all in the same way, and the ways take turns; in process,
 only as many processes as there are cores, since more would lose time to switching. Counted are the steps of all
@@ -152,7 +152,7 @@ def steps(at: dict[str, Material], nodes: int) -> dict[str, Any]:
         rows[f"{nodes} nodes, {transport}"] = row
         print(f"{nodes} nodes, {transport}, ratio {row['ratio']}; us: median / 99th / opening")
         for way in WAYS:
-            print(f"  {way:<16}" + " ".join(f"{row[f'{way} {what} us']:8.1f}" for what in ("median", "p99", "opening")))
+            print(f"  {way:<20}" + " ".join(f"{row[f'{way} {what} us']:8.1f}" for what in ("median", "p99", "opening")))
         sys.stdout.flush()
     return rows
 

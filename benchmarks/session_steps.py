@@ -30,6 +30,7 @@ from rest_store.v1 import datastore_pb2 as pb
 
 Times = list[tuple[float, float]]  # begin and end of each step, `time.perf_counter`, which all processes share
 Sessions = Callable[[int], Times]  # runs the session of the walk with this number
+Echo = Callable[[], None]  # sends what a recorded step has sent, and waits for the answer
 Exchange = tuple[list[bytes], bytes]  # the requests of a step, and its response
 _now = time.perf_counter
 
@@ -53,8 +54,10 @@ class Material:
     echo: str
 
 
-def session_steps(sources: Sequence[object], nodes: int, walk: Walk) -> Times:
-    """Run one session of `sources`, prompt lookup and recycled logits.
+def session_steps(
+    sources: Sequence[object], nodes: int, walk: Walk, then: Callable[[], object] = lambda: None
+) -> Times:
+    """Run one session of `sources`, prompt lookup and recycled logits; `then` is called at the end of each step.
 
     Raises:
         ServeError: a step went on without one of the sources.
@@ -62,12 +65,14 @@ def session_steps(sources: Sequence[object], nodes: int, walk: Walk) -> Times:
     place, began = walk.start, _now()
     with DraftSession([*sources, PromptLookup(), RecycledLogits()], walk.text[:place]) as session:
         tree = session.draft(nodes)
+        then()
         times = [(began, _now())]
         while (end := walk.end_of(place, path := tree.longest_path(walk.text[place:]))) < walk.text.size:
             tokens, likely = walk.text[place:end].tolist(), walk.likely(place, tree, path)
             began = _now()
             session.accept(tokens, **likely)
             tree = session.draft(nodes)
+            then()
             times.append((began, _now()))
             place = end
     if session.statistics.dropped:
@@ -91,25 +96,66 @@ def through_service(material: Material, nodes: int, *, send_text: bool) -> Itera
 @contextlib.contextmanager
 def echo_sync(material: Material, nodes: int) -> Iterator[Sessions]:
     """Send the recorded requests and read as many answers, with a blocking client."""
+    with _echoes(material, nodes) as opened:
+
+        def run(number: int) -> Times:
+            times = []
+            with opened(number) as echo:
+                for _ in material.exchanges[nodes][number]:
+                    began = _now()
+                    echo()
+                    times.append((began, _now()))
+            return times
+
+        yield run
+
+
+@contextlib.contextmanager
+def in_process_and_echo(material: Material, nodes: int) -> Iterator[Sessions]:
+    """Run sessions in process, with the echo of its messages after each step.
+
+    A step through a service cannot cost much less: like this one, it finds the caches full of what gRPC has just used,
+    and gRPC those that drafting has used. Alone, neither is disturbed.
+    """
+    with _echoes(material, nodes) as opened:
+
+        def run(number: int) -> Times:
+            with opened(number) as echo:
+                return session_steps(material.stores, nodes, material.walks[number], echo)
+
+        yield run
+
+
+@contextlib.contextmanager
+def _echoes(material: Material, nodes: int) -> Iterator[Callable[[int], contextlib.AbstractContextManager[Echo]]]:
+    """Connect to the echo; yield what opens the recorded session of a number."""
     sessions = _messages(material, nodes)
     with grpc.insecure_channel(material.echo, OWN_CONNECTION) as channel:
         stub = stub_of(channel)
 
-        def run(number: int) -> Times:
+        @contextlib.contextmanager
+        def opened(number: int) -> Iterator[Echo]:
             requests: queue.SimpleQueue[pb.DraftSessionRequest | None] = queue.SimpleQueue()
             answers = stub.DraftSession(iter(requests.get, None), wait_for_ready=True)
-            times = []
-            for messages in sessions[number]:
-                began = _now()
-                for message in messages:
-                    requests.put(message)
-                next(answers)
-                times.append((began, _now()))
-            requests.put(None)
-            assert list(answers) == []
-            return times
+            steps, taken = sessions[number], 0
 
-        yield run
+            def echo() -> None:
+                nonlocal taken
+                if taken < len(steps):
+                    for message in steps[taken]:
+                        requests.put(message)
+                    next(answers)
+                taken += 1
+
+            try:
+                yield echo
+            finally:
+                requests.put(None)
+            assert list(answers) == []
+            if taken != len(steps):
+                raise ServeError(describe("bench", "steps with echoes", taken, str(len(steps))))
+
+        yield opened
 
 
 @contextlib.contextmanager
@@ -152,6 +198,7 @@ WAYS: dict[str, Callable[[Material, int], contextlib.AbstractContextManager[Sess
     "in process": in_process,
     "echo, sync": echo_sync,
     "echo, asyncio": echo_asyncio,
+    "in process and echo": in_process_and_echo,
     "service": functools.partial(through_service, send_text=True),
     "merging": functools.partial(through_service, send_text=False),
 }

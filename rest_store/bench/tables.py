@@ -48,6 +48,7 @@ VLLM = {
     "corpora and memory, warm": "rest-store, corpora and memory, warm",
 }
 _TRANSPORTS = {"TCP": "TCP", "Unix": "Unix socket"}
+_ALTERNATION = "in process and echo"  # of sessions; earlier results have none
 
 
 def microseconds(value: float) -> str:
@@ -209,15 +210,18 @@ def sessions_table(figures: Mapping[str, Any]) -> Table:
         figures: of `bench_service.py` on sessions.
     """
     rows: list[list[Cell]] = []
-    for kind in _steps(figures):
+    steps = _steps(figures)
+    alternation = [_ALTERNATION] if f"{_ALTERNATION} median us" in figures[steps[0]] else []
+    for kind in steps:
         one, (nodes, transport) = figures[kind], kind.split(", ")
         echo = min(("echo, sync", "echo, asyncio"), key=lambda way: one[f"{way} median us"])
         cells = [
             " / ".join(microseconds(one[f"{way} {part} us"]) for part in ("median", "p99"))
-            for way in ("in process", echo, "service", "merging")
+            for way in ("in process", echo, *alternation, "service", "merging")
         ]
-        rows.append([f"{nodes}, {_TRANSPORTS[transport]}", *cells[:3], f"{one['ratio']:.2f}", cells[3]])
-    columns = ["median / 99th percentile", "in process", "echo", "in the service", "ratio", "merging in the client"]
+        rows.append([f"{nodes}, {_TRANSPORTS[transport]}", *cells[:-1], f"{one['ratio']:.2f}", cells[-1]])
+    columns = ["median / 99th percentile", "in process", "echo", *alternation]
+    columns += ["in the service", "ratio", "merging in the client"]
     return Table("A session's step, microseconds", columns, rows)
 
 

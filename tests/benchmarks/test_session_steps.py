@@ -10,12 +10,14 @@ import numpy as np
 from echo import echoing
 from service_calls import stub_of
 from session_recorder import recording
-from session_steps import WAYS, Material
+from session_steps import WAYS, Material, session_steps
 from walks import CONTEXT, long_walks
 
 from rest_store.bench.recordings import Recording
 from rest_store.datastore.tree import TokenTree
+from rest_store.errors import ServeError
 from rest_store.v1 import datastore_pb2 as pb
+from tests.shared.strategies import Corpus, open_datastore, refused
 
 
 def recording_of(prompt: list[int], output: list[int], *, width: int = 2) -> Recording:
@@ -72,3 +74,21 @@ def test_recorded_messages_are_echoed_step_by_step(tmp_path: Path) -> None:
                 with WAYS[way](material, 16) as sessions:
                     (begin, answered), (again, end) = sessions(0)
                 assert begin < answered <= again < end
+
+
+def test_each_step_in_process_is_followed_by_its_echo(tmp_path: Path) -> None:
+    """As many messages are echoed as the session has steps."""
+    store = open_datastore(tmp_path, Corpus(300, [[[1, 2, 3, 4, 5, 6, 7, 8]]]))
+    (walk,) = long_walks([recording_of([1, 2], [3, 4, 5, 9, 9, 1, 2])], [recording_of([7, 3], [8] * 3000)])
+    steps = len(session_steps([store], 4, walk))
+    assert steps > 2
+    request, answer = pb.DraftSessionRequest(draft=pb.TreeRequest(max_nodes=4)), pb.DraftSessionResponse()
+    with echoing(tmp_path, trees={4: [answer.SerializeToString()]}) as (address, _):
+        for echoes, fits in ((steps, True), (steps - 1, False), (steps + 1, False)):
+            exchanges = [[([request.SerializeToString()], answer.SerializeToString())] * echoes]
+            material = Material([walk], [store], {4: exchanges}, "", address)
+            with WAYS["in process and echo"](material, 4) as sessions:
+                if fits:
+                    assert len(sessions(0)) == steps
+                else:
+                    refused(ServeError, lambda sessions=sessions: sessions(0), "echoes")  # type: ignore[misc]
