@@ -118,14 +118,14 @@ def sorted_segment(payloads: list[Payload], span: Span, vocabulary_size: int) ->
     bits = entry_bits(positions)
     keys = np.empty(-(-entries // KEY_STRIDE), np.uint64)
     packed = _room(8 * -(-entries * bits // 64) + TAIL_SIZE)
-    order = _room(4 * (symbols.size - TAIL_SIZE)).view(np.int32)
     native = native_module()
     with _one_thread():
         if native is None:
+            order = np.empty(symbols.size - TAIL_SIZE, np.int32)
             sort_bytes(symbols[:-TAIL_SIZE], order)
             _pack(order, symbols, width, bits, keys, packed)
-        elif native.sort_suffixes(byte_sorter(), symbols, width, bits, order, keys, packed):
-            raise MemoryError(f"libdivsufsort cannot sort {order.size} bytes of text")
+        elif native.sort_suffixes(byte_sorter(), symbols, width, bits, keys, packed):
+            raise MemoryError(f"libdivsufsort cannot sort {symbols.size - TAIL_SIZE} bytes of text")
     view = KernelShard(symbols, keys.view(np.uint8), packed, positions, entries, keys.size, width, bits)
     return Segment(span, view)
 

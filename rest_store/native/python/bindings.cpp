@@ -6,10 +6,8 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/vector.h>
 
-#include <limits>
-
 #include "search/file_mapping.hpp"
-#include "sort/pack_suffixes.hpp"
+#include "sort/sort_and_pack.hpp"
 #include "trees/kernel.hpp"
 
 namespace nb = nanobind;
@@ -117,24 +115,14 @@ class NativeKernel {
 template <class Item>
 using Room = nb::ndarray<Item, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// divsufsort of libdivsufsort: fills the places of all bytes of a text in the order of the suffixes there; 0: it has.
-using ByteSorter = std::int32_t (*)(const std::uint8_t*, std::int32_t*, std::int32_t);
-
-// Sort the suffixes of symbols and pack them, with the GIL released once for both; returns what `sorter` does, the
-// address of a ByteSorter. `order` is room for its result.
+// Sort the suffixes of symbols and pack them, with the GIL released for all of it; returns what `sorter` does, the
+// address of a ByteSorter.
 std::int32_t sort_suffixes(std::uintptr_t sorter, const Bytes& symbols, std::uint32_t width, std::uint32_t bits,
-                           const Room<std::int32_t>& order, const Room<std::uint64_t>& keys,
-                           const Room<std::uint8_t>& entries) {
+                           const Room<std::uint64_t>& keys, const Room<std::uint8_t>& entries) {
   if (width != 2 && width != 3) throw nb::value_error("width out of range");
-  if (order.size() > std::size_t{std::numeric_limits<std::int32_t>::max()} || symbols.size() != order.size() + 8)
-    throw std::out_of_range("arrays of other sizes");
   const nb::gil_scoped_release released;
-  const std::int32_t status =
-      reinterpret_cast<ByteSorter>(sorter)(symbols.data(), order.data(), static_cast<std::int32_t>(order.size()));
-  if (status == 0)
-    pack_suffixes({{order.data(), order.size()}, {symbols.data(), symbols.size()}, width}, bits,
-                  {keys.data(), keys.size()}, {entries.data(), entries.size()});
-  return status;
+  return sort_and_pack(reinterpret_cast<ByteSorter>(sorter), {symbols.data(), symbols.size()}, width, bits,
+                       {keys.data(), keys.size()}, {entries.data(), entries.size()});
 }
 
 // A mapping of an open file.
@@ -157,8 +145,7 @@ NB_MODULE(_kernel, module) {
     if (packed.size() % kNodeSize != 0) throw nb::value_error("not a whole number of nodes");
     return static_cast<int>(tree_fault(packed.c_str(), packed.size() / kNodeSize, vocabulary, max_depth));
   });
-  module.def("sort_suffixes", &sort_suffixes, "sorter"_a, "symbols"_a, "width"_a, "bits"_a, "order"_a, "keys"_a,
-             "entries"_a);
+  module.def("sort_suffixes", &sort_suffixes, "sorter"_a, "symbols"_a, "width"_a, "bits"_a, "keys"_a, "entries"_a);
   bind_calibrations(module);
   bind_evidence(module);
   bind_sessions(module);
