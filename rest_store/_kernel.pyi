@@ -48,10 +48,17 @@ class NativeKernel:
     def count(self, tokens: Sequence[int], /) -> int: ...
     def require_readable(self) -> None: ...
 
+class SuffixCache:
+    """Evidence of short suffixes (`session/suffix_cache.hpp`); shared by the readers of one datastore. Thread-safe."""
+
+    def __init__(self, shards: int, is_live: bool, /) -> None: ...
+
 class NativeEvidenceReader:
     """Reads the evidence of one datastore (`session/evidence.hpp`); shared by sessions. Thread-safe."""
 
-    def __init__(self, shards: list[KernelShard], vocabulary_size: int, is_live: bool, /) -> None: ...
+    def __init__(
+        self, shards: list[KernelShard], vocabulary_size: int, is_live: bool, cache: SuffixCache, /
+    ) -> None: ...
 
 class NativeCalibration:
     """Trees and online weights (`session/acceptance.hpp`); shared by sessions. Thread-safe."""
@@ -259,7 +266,6 @@ def sort_suffixes(
     symbols: npt.NDArray[np.uint8],
     width: int,
     bits: int,
-    order: npt.NDArray[np.int32],
     keys: npt.NDArray[np.uint64],
     entries: npt.NDArray[np.uint8],
 ) -> int:
@@ -270,7 +276,6 @@ def sort_suffixes(
         symbols: payload of a tokens file, and eight more bytes.
         width: bytes of a symbol, 2 or 3.
         bits: of an entry.
-        order: room for the order of all bytes.
         keys: room for the keys.
         entries: room for the entries.
     """

@@ -16,7 +16,7 @@ from rest_store.datastore.store import Store
 from rest_store.drafting.calibration import Calibration
 
 if TYPE_CHECKING:
-    from rest_store._kernel import NativeEvidenceReader
+    from rest_store._kernel import NativeEvidenceReader, SuffixCache
 
 MAX_EVIDENCE_ROWS = 1024
 
@@ -106,8 +106,9 @@ def collect_evidence(
     return [Evidence(name, rows, store.is_live) for (name, store), rows in zip(stores.items(), packed, strict=True)]
 
 
-# By kernel, which a closed datastore drops: its reader goes with it.
+# By kernel, which a closed datastore drops: its reader goes with it. What the readers of a datastore share stays.
 _readers: weakref.WeakKeyDictionary[Kernel, NativeEvidenceReader] = weakref.WeakKeyDictionary()
+_caches: weakref.WeakKeyDictionary[Store, SuffixCache] = weakref.WeakKeyDictionary()
 
 
 def reader_of(store: Store) -> NativeEvidenceReader:
@@ -123,8 +124,11 @@ def reader_of(store: Store) -> NativeEvidenceReader:
     snapshot = store.snapshot
     snapshot.kernel.require_readable()
     if (reader := _readers.get(snapshot.kernel)) is None:
-        new = native_session_kernel().NativeEvidenceReader(snapshot.views, store.vocabulary_size, store.is_live)
-        reader = _readers.setdefault(snapshot.kernel, new)
+        native = native_session_kernel()
+        if (cache := _caches.get(store)) is None:
+            cache = _caches.setdefault(store, native.SuffixCache(len(snapshot.views), store.is_live))
+        made = native.NativeEvidenceReader(snapshot.views, store.vocabulary_size, store.is_live, cache)
+        reader = _readers.setdefault(snapshot.kernel, made)
     return reader
 
 

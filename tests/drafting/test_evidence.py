@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.kernel import native_evidence_fault, native_session_kernel
+from rest_store.datastore.store import Store
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence
 from rest_store.drafting import external_sources
@@ -22,6 +24,7 @@ from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.evidence import Evidence, collect_evidence
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
+from tests.shared.live import new_live, some_document
 from tests.shared.strategies import Corpus, brute_count, corpora, open_datastore
 
 NO_TREE = TokenTree([], [], [], scores=[])
@@ -95,7 +98,7 @@ def rows_of(packed: bytes) -> list[Row]:
     return out
 
 
-def read(store: Datastore, context: list[int], **bounds: int) -> bytes:
+def read(store: Store, context: list[int], **bounds: int) -> bytes:
     """The evidence of one datastore without proposals."""
     none = np.zeros(0, np.int32)
     limits = {"max_nodes": 4, "max_suffix": 16, "max_rows": 20, **bounds}
@@ -201,6 +204,22 @@ def test_rows_agree_with_the_datastore(data: st.DataObject) -> None:
             for token, weight in weights.items():
                 exact = brute_count(corpus, [*whole[-length:], token])
                 assert weight == exact if probes == count else weight <= exact
+
+
+def test_evidence_of_a_live_datastore_follows_its_changes(tmp_path: Path) -> None:
+    """Its readers share a cache, and none reads what one of other shards has put there."""
+    chance = random.Random(0)
+    documents: list[list[int]] = []
+    contexts = [some_document(chance, 300, 6) for _ in range(8)]
+    with new_live(tmp_path / "live") as live:
+        for place in range(6):
+            some = [some_document(chance, 300, 6) for _ in range(2)]
+            documents += some
+            live.add(some)
+            (tmp_path / str(place)).mkdir()
+            with open_datastore(tmp_path / str(place), Corpus(300, [documents])) as frozen:
+                for context in contexts:
+                    assert read(live, context, max_rows=1) == read(frozen, context, max_rows=1)
 
 
 def test_likely_paths_come_first_and_proposals_are_followed(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 // Python bindings of evidence: conversions and the release of the GIL, no algorithm.
 
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include "python/arrays.hpp"
@@ -60,6 +61,7 @@ void bind_evidence(nb::module_& module) {
              nb::arg("tokens"), nb::arg("parents"), nb::arg("scores"), nb::kw_only(), nb::arg("max_nodes"),
              nb::arg("max_rows"), nb::arg("max_suffix"));
   module.def("evidence_fault", &evidence_fault);
+  nb::class_<SuffixCache>(module, "SuffixCache").def(nb::init<std::size_t, bool>());
   nb::class_<NativeEvidenceReader>(module, "NativeEvidenceReader")
-      .def(nb::init<const nb::list&, std::uint32_t, bool>());
+      .def(nb::init<const nb::list&, std::uint32_t, bool, std::shared_ptr<SuffixCache>>());
 }

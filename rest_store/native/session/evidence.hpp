@@ -5,33 +5,16 @@
 // those of the shorter one. Short suffixes come up again and again, so theirs are cached.
 #pragma once
 
-#include <atomic>
-#include <mutex>
+#include <memory>
 #include <utility>
 #include <vector>
 
-#include "search/fork_mutex.hpp"
-#include "session/continuations.hpp"
+#include "session/suffix_cache.hpp"
 
 namespace rest_store {
 
-constexpr std::uint32_t kShort = 4;                 // suffixes up to this length always have a level
 constexpr std::size_t kLevels = kShort + 2;         // the longest, one in the middle, and the short ones
 constexpr std::uint32_t kLongest = kMaxSuffix - 1;  // of any level
-
-// One suffix of the context: how often it occurs, where, and what follows.
-struct BackoffLevel {
-  std::uint32_t length = 0;  // tokens; 0: no such level
-  std::uint64_t count = 0;
-  std::vector<Interval> intervals;
-  Continuations next;
-
-  void clear() {
-    length = 0;
-    count = 0;
-    next.size = 0;
-  }
-};
 
 // Of one context: levels[0] the longest suffix that occurs, levels[1] one between it and the short ones, if any, then
 // the suffixes of 4, 3, 2 and 1 tokens. Suffixes that do not occur have length 0.
@@ -50,21 +33,20 @@ struct Evidence {
   }
 };
 
-// Reads evidence from the shards of one datastore. Thread-safe: shards are read-only, the cache of short suffixes has
-// locks, scratch memory belongs to the thread.
+// Reads evidence from the shards of one datastore. Thread-safe: shards are read-only, the cache synchronizes itself,
+// scratch memory belongs to the thread.
 class EvidenceReader {
  public:
-  EvidenceReader(std::vector<ShardView> shards, std::uint32_t vocabulary, bool live)
+  // `cache`: of the datastore; what other readers have put there is not used.
+  EvidenceReader(std::vector<ShardView> shards, std::uint32_t vocabulary, bool live, std::shared_ptr<SuffixCache> cache)
       : shards_(std::move(shards)),
         vocabulary_(vocabulary),
         live_(live),
         key_tree_(shards_),
-        slots_(slot_count(shards_.size(), live)) {}
+        cache_(std::move(cache)),
+        number_(cache_->add_reader()) {}
   EvidenceReader(const EvidenceReader&) = delete;
   EvidenceReader& operator=(const EvidenceReader&) = delete;
-  ~EvidenceReader() {
-    for (const auto& slot : slots_) delete slot.load();
-  }
 
   std::uint32_t vocabulary() const { return vocabulary_; }
   std::uint32_t width() const { return shards_[0].width; }
@@ -93,13 +75,13 @@ class EvidenceReader {
       scratch.pending.push_back({tail, request.reader->suffix_of(tail), {}, {}});
       PendingRequest& pending = scratch.pending.back();
       for (std::uint32_t length = 1; length <= std::min<std::size_t>(kShort, tail.size()); ++length) {
-        pending.slots[length] = request.reader->slot_of(short_suffix(tail.last(length)));
-        prefetch(&request.reader->slots_[pending.slots[length]]);
+        pending.slots[length] = request.reader->cache_->place_of(short_suffix(tail.last(length)));
+        request.reader->cache_->prefetch_place(pending.slots[length]);
       }
     }
     for (std::size_t i = 0; i < requests.size(); ++i)
       for (std::uint32_t length = 1; length <= std::min<std::size_t>(kShort, scratch.pending[i].tail.size()); ++length)
-        requests[i].reader->prefetch_slot(scratch.pending[i].slots[length]);
+        requests[i].reader->cache_->prefetch_slot(scratch.pending[i].slots[length]);
     for (std::size_t i = 0; i < requests.size(); ++i) {
       const auto& [reader, parent, whole, out] = requests[i];
       PendingRequest& pending = scratch.pending[i];
@@ -135,10 +117,6 @@ class EvidenceReader {
   }
 
  private:
-  // Slots of the cache, which are filled one by one. A live datastore has fewer: its readers are soon replaced, and the
-  // heap has room for so few without new pages. So has one of many shards: a slot has an interval of each.
-  static constexpr std::size_t kSlots = std::size_t{1} << 17, kFewSlots = std::size_t{1} << 13, kLocks = 64;
-  static constexpr std::size_t kCacheMemory = std::size_t{64} << 20;  // bytes of all slots, at most
   static constexpr std::size_t kLonger = 3;  // levels of a parent from which levels longer than kShort follow
 
   using Missing = std::array<bool, kShort + 1>;  // by length: whether a short suffix is not in the cache
@@ -238,7 +216,7 @@ class EvidenceReader {
         level.clear();
         continue;
       }
-      if (cached(slots[length], short_suffix(tail.last(length)), level)) {
+      if (cache_->find(slots[length], short_suffix(tail.last(length)), number_, level)) {
         occurs = level.length > 0;
         continue;
       }
@@ -342,59 +320,16 @@ class EvidenceReader {
   void cache(const PendingRequest& pending, const Evidence& out) {
     for (std::uint32_t length = 1; length <= kShort; ++length)
       if (pending.missing[length])
-        cache(pending.slots[length], short_suffix(pending.tail.last(length)), out.levels[kLevels - length]);
-  }
-
-  // The tokens of a short suffix, the last one first, padded with a value that is not a token.
-  using ShortSuffix = std::array<Token, kShort>;
-  static ShortSuffix short_suffix(std::span<const Token> tokens) {
-    ShortSuffix out;
-    out.fill(~Token{0});
-    std::copy(tokens.rbegin(), tokens.rend(), out.begin());
-    return out;
-  }
-
-  std::size_t slot_of(const ShortSuffix& suffix) const { return (hash_of(suffix) >> 20) % slots_.size(); }
-
-  struct Slot {
-    ShortSuffix suffix;
-    BackoffLevel level;
-  };
-
-  static std::size_t slot_count(std::size_t shards, bool live) {
-    const std::size_t most = kCacheMemory / (sizeof(Slot) + shards * sizeof(Interval));
-    return std::clamp<std::size_t>(most, 1, live ? kFewSlots : kSlots);
-  }
-
-  // Prefetch what cached() reads.
-  void prefetch_slot(std::size_t place) const {
-    const Slot* slot = slots_[place].load(std::memory_order_relaxed);
-    if (slot == nullptr) return;
-    for (std::size_t at = 0; at < sizeof(Slot); at += 64) prefetch(reinterpret_cast<const std::uint8_t*>(slot) + at);
-  }
-
-  bool cached(std::size_t place, const ShortSuffix& suffix, BackoffLevel& level) {
-    const std::lock_guard lock(locks_[place % kLocks]);
-    const Slot* slot = slots_[place].load(std::memory_order_relaxed);
-    if (slot == nullptr || slot->suffix != suffix) return false;
-    level = slot->level;
-    return true;
-  }
-
-  void cache(std::size_t place, const ShortSuffix& suffix, const BackoffLevel& level) {
-    const std::lock_guard lock(locks_[place % kLocks]);
-    if (Slot* slot = slots_[place].load(std::memory_order_relaxed); slot != nullptr) *slot = {suffix, level};
-    else slots_[place].store(new Slot{suffix, level}, std::memory_order_relaxed);
+        cache_->insert(pending.slots[length], short_suffix(pending.tail.last(length)), number_,
+                       out.levels[kLevels - length]);
   }
 
   const std::vector<ShardView> shards_;
   const std::uint32_t vocabulary_;
   const bool live_;
   KeyTree key_tree_;
-  // Made when they are first filled, so that a reader of shards that are soon replaced costs little. Written under a
-  // lock; never replaced, so that their memory may be prefetched without one.
-  std::vector<std::atomic<Slot*>> slots_;
-  std::array<ForkMutex, kLocks> locks_;
+  const std::shared_ptr<SuffixCache> cache_;
+  const std::uint64_t number_;  // among the readers that share the cache
 };
 
 }  // namespace rest_store

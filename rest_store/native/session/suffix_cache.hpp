@@ -1,0 +1,105 @@
+// A cache of the evidence of short suffixes, which come up again and again.
+//
+// The readers of one datastore share it. A live datastore has a new reader whenever its shards change: what earlier
+// ones have cached is overwritten where it is, since to free thousands of slots at each change would hold up whoever
+// drafts.
+#pragma once
+
+#include <atomic>
+#include <mutex>
+#include <vector>
+
+#include "search/fork_mutex.hpp"
+#include "session/continuations.hpp"
+
+namespace rest_store {
+
+constexpr std::uint32_t kShort = 4;  // tokens of the longest suffix that is cached
+
+// One suffix of the context: how often it occurs, where, and what follows.
+struct BackoffLevel {
+  std::uint32_t length = 0;  // tokens; 0: no such level
+  std::uint64_t count = 0;
+  std::vector<Interval> intervals;
+  Continuations next;
+
+  void clear() {
+    length = 0;
+    count = 0;
+    next.size = 0;
+  }
+};
+
+// The tokens of a short suffix, the last one first, padded with a value that is not a token.
+using ShortSuffix = std::array<Token, kShort>;
+
+inline ShortSuffix short_suffix(std::span<const Token> tokens) {
+  ShortSuffix out;
+  out.fill(~Token{0});
+  std::copy(tokens.rbegin(), tokens.rend(), out.begin());
+  return out;
+}
+
+// Has one place for each suffix, and many suffixes for each place. Thread-safe.
+class SuffixCache {
+ public:
+  // `shards`: of the datastore. A live one has few places: most of what they hold is soon out of date. So has one of
+  // many shards: a place has an interval of each.
+  SuffixCache(std::size_t shards, bool live)
+      : slots_(std::clamp<std::size_t>(kMemory / (sizeof(Slot) + shards * sizeof(Interval)), 1,
+                                       live ? kFewSlots : kSlots)) {}
+  SuffixCache(const SuffixCache&) = delete;
+  SuffixCache& operator=(const SuffixCache&) = delete;
+  ~SuffixCache() {
+    for (const auto& slot : slots_) delete slot.load();
+  }
+
+  // The number of a new reader, which no other has.
+  std::uint64_t add_reader() { return ++readers_; }
+
+  std::size_t place_of(const ShortSuffix& suffix) const { return (hash_of(suffix) >> 20) % slots_.size(); }
+
+  // Prefetch what prefetch_slot() reads, and then what find() reads.
+  void prefetch_place(std::size_t place) const { prefetch(reinterpret_cast<const std::uint8_t*>(&slots_[place])); }
+  void prefetch_slot(std::size_t place) const {
+    const Slot* slot = slots_[place].load(std::memory_order_relaxed);
+    if (slot == nullptr) return;
+    for (std::size_t at = 0; at < sizeof(Slot); at += 64) prefetch(reinterpret_cast<const std::uint8_t*>(slot) + at);
+  }
+
+  // Copy what `reader` has inserted for `suffix` into `level`; return whether it is still there.
+  bool find(std::size_t place, const ShortSuffix& suffix, std::uint64_t reader, BackoffLevel& level) {
+    const std::lock_guard lock(locks_[place % kLocks]);
+    const Slot* slot = slots_[place].load(std::memory_order_relaxed);
+    if (slot == nullptr || slot->reader != reader || slot->suffix != suffix) return false;
+    level = slot->level;
+    return true;
+  }
+
+  void insert(std::size_t place, const ShortSuffix& suffix, std::uint64_t reader, const BackoffLevel& level) {
+    const std::lock_guard lock(locks_[place % kLocks]);
+    Slot* slot = slots_[place].load(std::memory_order_relaxed);
+    if (slot == nullptr) return slots_[place].store(new Slot{reader, suffix, level}, std::memory_order_relaxed);
+    slot->reader = reader;
+    slot->suffix = suffix;
+    slot->level = level;  // into the memory that is there
+  }
+
+ private:
+  static constexpr std::size_t kSlots = std::size_t{1} << 17, kFewSlots = std::size_t{1} << 13, kLocks = 64;
+  static constexpr std::size_t kMemory = std::size_t{64} << 20;  // bytes of all slots, at most
+
+  struct Slot {
+    std::uint64_t reader;
+    ShortSuffix suffix;
+    BackoffLevel level;
+  };
+
+  // Made when they are first filled, so that opening a datastore costs little. Written under a lock; never replaced, so
+  // that their memory may be prefetched without one.
+  std::vector<std::atomic<Slot*>> slots_;
+  std::array<ForkMutex, kLocks> locks_;
+  std::atomic<std::uint64_t> readers_ = 0;
+};
+
+}  // namespace rest_store
