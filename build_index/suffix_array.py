@@ -26,6 +26,7 @@ FORMAT.md's 2^30 if symbols take less than two bytes on average. The 64-bit sort
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 from collections import deque
 from collections.abc import Iterator
@@ -111,6 +112,7 @@ def sort_bytes(text: npt.NDArray[np.uint8], order: npt.NDArray[np.int32]) -> Non
         raise MemoryError(f"suffix array: libdivsufsort returned {status} for {len(order)} bytes of text")
 
 
+@functools.cache
 def byte_sorter() -> int:
     """Return the address of the C function that `sort_bytes` calls, `divsufsort(text, order, size)`."""
     from pydivsufsort.dll import libdivsufsort  # of the [build] extra
