@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,25 @@ def test_trees_of_a_growing_datastore(live: LiveDatastore) -> None:
         require_tree(live, [*OLD, [3, 4], [1, 2, 9]])
         live.compact()
         require_tree(live, [*OLD, [3, 4], [1, 2, 9]])
+
+
+def test_trees_of_samples_begin_where_those_before_ended(tmp_path: Path) -> None:
+    """There are many more occurrences than are read, and the nodes with the most of them change."""
+    chance = random.Random(0)
+
+    def some(count: int, mean: int) -> list[Document]:
+        return [[1, *(2 + int(chance.expovariate(1 / mean)) for _ in range(3))] for _ in range(count)]
+
+    documents = some(1_500, 4)
+    corpus = Corpus(300, [documents])
+    with new_live(tmp_path / "live") as live:
+        live.add(documents)
+        for _ in range(15):
+            for nodes in (2, 5, 12):
+                assert paths(live.draft([1], max_nodes=nodes, max_depth=3)) == brute_draft(corpus, [1], nodes, 16, 3)
+            more = [*some(3, 4), *([[1, chance.randrange(2, 30)]] * chance.randrange(40))]
+            documents += more
+            live.add(more)
 
 
 def test_trees_after_as_much_came_as_went(live: LiveDatastore) -> None:

@@ -18,15 +18,19 @@ namespace rest_store {
 class Drafter {
  public:
   // The tree of the `max_nodes` heaviest continuations of at most `max_depth` tokens of `match`, in the order of
-  // FORMAT.md, section 7.
+  // FORMAT.md, section 7. `least`: occurrences that so many continuations are known to have, at least.
   PackedTree draft(const std::vector<ShardView>& shards, const Match& match, std::uint32_t vocabulary,
-                   const Limits& limits) {
+                   const Limits& limits, std::uint64_t least) {
     if (match.count == 0) return {};
     const RowShape shape(limits.max_depth, shards[0].width, vocabulary);
     max_nodes_ = limits.max_nodes;
-    const std::uint64_t wanted = std::uint64_t{kSamplesPerNode} * max_nodes_;
-    sample_.start(shards, match, shape, match.count <= whole(match) * wanted ? match.count : wanted);
-    floor_ = estimate_ = 0;
+    std::uint64_t wanted = std::uint64_t{kSamplesPerNode} * max_nodes_;
+    if (match.count <= whole(match) * wanted) wanted = match.count;
+    else if (least > 0)  // about as many rows as show all continuations with as many occurrences: no refinement
+      wanted = std::clamp(3 * match.count / least, wanted / 3, match.count);
+    sample_.start(shards, match, shape, wanted);
+    floor_ = least;
+    estimate_ = 0;
     for (;;) {
       // Probably only heavier nodes are needed; counting shows whether the guess was right.
       std::uint64_t guess = sample_.unseen() == 0 ? 0 : estimate_ * 7 / 8;

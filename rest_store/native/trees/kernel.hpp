@@ -28,10 +28,12 @@ class Kernel {
     const bool is_heavy = match.count >= TreeCache::kHeavy;
     const std::string_view tokens(reinterpret_cast<const char*>(suffix.last(match.length)),
                                   std::size_t{match.length} * suffix.width);
-    std::shared_ptr<const PackedTree> tree = is_heavy ? cache_->lookup(tokens, limits, match.count) : nullptr;
-    if (tree != nullptr) return tree;
+    std::shared_ptr<const PackedTree> tree = is_heavy ? cache_->lookup(tokens, limits) : nullptr;
+    if (tree != nullptr && tree->match_count == match.count) return tree;
+    // Of a later kernel, if it has more occurrences.
+    const std::uint64_t least = tree != nullptr && tree->match_count < match.count ? tree->least_of(limits) : 0;
     Drafter& drafter = scratch().drafter;
-    tree = std::make_shared<const PackedTree>(drafter.draft(shards_, match, vocabulary_, limits));
+    tree = std::make_shared<const PackedTree>(drafter.draft(shards_, match, vocabulary_, limits, least));
     if (drafter.holds_excess()) drafter = Drafter();
     // Once a page was lost, the tree may be of zeros, and the cache outlives these shards.
     if (is_heavy && !FileMapping::any_lost()) cache_->insert(tokens, limits, tree);

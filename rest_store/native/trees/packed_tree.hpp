@@ -24,6 +24,14 @@ struct PackedTree {
   std::uint32_t match_length = 0;  // tokens
   std::uint64_t match_count = 0;   // occurrences
   std::vector<char> nodes;         // packed
+
+  // The least count of its nodes, which have the greatest counts; 0 if there are fewer than `limits` allow.
+  std::uint64_t least_of(const Limits& limits) const {
+    std::uint64_t count = 0;
+    if (nodes.size() == kNodeSize * limits.max_nodes)
+      std::memcpy(&count, nodes.data() + (limits.max_nodes - 1) * sizeof count, sizeof count);
+    return count;
+  }
 };
 
 // The nodes of a tree in the making.

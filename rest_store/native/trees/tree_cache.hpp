@@ -1,7 +1,8 @@
 // A cache of the trees of heavy matches: those with many occurrences are few, recur often, and cost the most to draft.
 //
 // Kernels share a cache if the later one has all documents of the earlier one, and others perhaps. A match that occurs
-// as often in both occurs in the same places, so its tree is the same; one that occurs more often is drafted anew.
+// as often in both occurs in the same places, so its tree is the same. One that occurs more often is drafted anew, and
+// each node of the tree before occurs as often as there, at least.
 #pragma once
 
 #include <algorithm>
@@ -24,14 +25,14 @@ class TreeCache {
  public:
   static constexpr std::uint64_t kHeavy = 64;  // occurrences from which on a tree is worth caching
 
-  // The tree of `count` matches of `tokens`, in the byte order of a tokens file; null if it is not cached.
-  std::shared_ptr<const PackedTree> lookup(std::string_view tokens, const Limits& limits, std::uint64_t count) {
+  // The latest tree of the matches of `tokens`, in the byte order of a tokens file; null if none is cached.
+  std::shared_ptr<const PackedTree> lookup(std::string_view tokens, const Limits& limits) {
     const std::uint64_t hash = hash_of(tokens, limits);
     Stripe& stripe = stripes_[hash % kStripes];
     const std::lock_guard lock(stripe.mutex);
     if (stripe.entries.empty()) return nullptr;
     for (const Entry& entry : stripe.set_of(hash))
-      if (entry.is_of(tokens, limits)) return entry.occurrences() == count ? entry.tree : nullptr;
+      if (entry.is_of(tokens, limits)) return entry.tree;
     return nullptr;
   }
 
