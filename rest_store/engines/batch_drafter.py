@@ -20,11 +20,11 @@ from rest_store.drafting.batch import accept_all, draft_all
 from rest_store.drafting.output_document import OutputDocument
 from rest_store.drafting.remembering import RememberCounts, remember
 from rest_store.drafting.session import DraftSession
-from rest_store.engines.asked_row import AskedRow
 from rest_store.engines.counters import Counters, Figures
 from rest_store.engines.goodput import Goodput
 from rest_store.engines.likely_tokens import LikelyTokens, Rows
 from rest_store.engines.preloading import preload
+from rest_store.engines.row_draft import RowDraft
 from rest_store.engines.row_sessions import RowSession, RowSessions, Tokens
 from rest_store.engines.sources import EngineSources
 from rest_store.errors import TokenRangeError, describe
@@ -111,7 +111,7 @@ class BatchDrafter:
             tokens: int32[B, n], the rows.
             computed: of each time that the model computed logits since the last call, its most likely tokens after
                 each position, int32[n, k]. They are of use if it did once, as in a step.
-            seconds: that it took to take them.
+            seconds: spent on reading `computed`.
 
         Returns:
             A list for each of `sampled`, of at most `most` tokens, within the vocabulary and the longest length.
@@ -148,24 +148,24 @@ class BatchDrafter:
         if not rows or not self._goodput.wants_drafts():
             return
         likely = self._likely_tokens(computed, dict(zip(rows, step.drafted, strict=True)), len(sampled))
-        asked = []
-        for session, text in zip(step.sessions, texts, strict=True):
-            reach = self._most if session.chosen is None else _LEAST_ASKED + _GROWTH * session.chosen
-            room = min(self._most, reach, self._longest - 1 - session.length)
-            if session.session is not None and room > 0:
-                one = AskedRow(session, session.session, text[session.told :], room)
-                asked.append(one if likely is None else one.with_likely(likely, len(sampled[session.row])))
-        if asked:
-            asked_at = self._clock()
-            asked = self._told(asked)
-            self._choose(asked, self._trees(asked), len(rows), drafts)
-            self._goodput.settle(self._clock() - asked_at)
+        requests: list[RowDraft] = []
+        for row, text in zip(step.sessions, texts, strict=True):
+            reach = self._most if row.chosen is None else _LEAST_ASKED + _GROWTH * row.chosen
+            max_nodes = min(self._most, reach, self._longest - 1 - row.length)
+            if row.session is not None and max_nodes > 0:
+                request = RowDraft(row, row.session, text[row.session_length :], max_nodes)
+                requests.append(request if likely is None else request.with_likely(likely, len(sampled[row.index])))
+        if requests:
+            began_drafting = self._clock()
+            requests = self._accept(requests)
+            self._choose(requests, self._trees(requests), len(rows), drafts)
+            self._goodput.settle(self._clock() - began_drafting)
 
     def _likely_tokens(self, computed: Sequence[Rows], drafted: dict[int, int], rows: int) -> LikelyTokens | None:
         """Return what the model found likely in this step; None if that was not computed, or cannot be told.
 
         Args:
-            computed: as of `propose`.
+            computed: as in `propose`.
             drafted: draft tokens of rows that produced tokens.
             rows: of the batch.
         """
@@ -177,60 +177,61 @@ class BatchDrafter:
             return None
         return likely
 
-    def _told(self, asked: list[AskedRow]) -> list[AskedRow]:
-        """Tell sessions what their rows have grown by since they were told last; return those that took it."""
-        told = [one for one in asked if one.new.size]
+    def _accept(self, requests: list[RowDraft]) -> list[RowDraft]:
+        """Have sessions accept what their rows have grown by; return the requests of those that are still open."""
+        grown = [request for request in requests if request.new.size]
         try:
             accept_all(
-                [one.session for one in told],
-                [one.new for one in told],
-                [one.top_k for one in told],
-                node_top_k=[one.node_top_k for one in told],
+                [request.session for request in grown],
+                [request.new for request in grown],
+                [request.top_k for request in grown],
+                node_top_k=[request.node_top_k for request in grown],
             )
         except Exception as error:
             self.say("accept", error)
-            for one in told:
-                self._accept_alone(one)
-        for one in told:
-            one.row.told, one.row.nodes = one.row.length, 0
-        return [one for one in asked if one.row.session is not None]
+            for request in grown:
+                self._accept_alone(request)
+        for request in grown:
+            request.row.session_length, request.row.nodes = request.row.length, 0
+        return [request for request in requests if request.row.session is not None]
 
-    def _accept_alone(self, one: AskedRow) -> None:
-        """Tell one session, unless it was; give it up if that fails."""
+    def _accept_alone(self, request: RowDraft) -> None:
+        """Have one session accept, unless it has; give it up if that fails."""
         try:
-            if len(one.session) == one.row.told:
-                one.session.accept(one.new, one.top_k, node_top_k=one.node_top_k)
+            if len(request.session) == request.row.session_length:
+                request.session.accept(request.new, request.top_k, node_top_k=request.node_top_k)
         except Exception as error:
-            self._give_up(one, "accept", error)
+            self._give_up(request, "accept", error)
 
-    def _trees(self, asked: list[AskedRow]) -> list[TokenTree]:
+    def _trees(self, requests: list[RowDraft]) -> list[TokenTree]:
         """Return a chain for each row."""
         try:
-            trees = draft_all([one.session for one in asked], [one.room for one in asked], shape="chain")
+            sessions, limits = [request.session for request in requests], [request.max_nodes for request in requests]
+            trees = draft_all(sessions, limits, shape="chain")
         except Exception as error:
             self.say("draft", error)
-            trees = [self._draft_alone(one) for one in asked]
-        for one in asked:
-            if absent := one.session.statistics.absent:
+            trees = [self._draft_alone(request) for request in requests]
+        for request in requests:
+            if absent := request.session.statistics.absent:
                 for absence in absent.values():
                     self.say("source", absence.reason)
         return trees
 
-    def _draft_alone(self, one: AskedRow) -> TokenTree:
+    def _draft_alone(self, request: RowDraft) -> TokenTree:
         """Return the chain of one row; if that fails, give its session up."""
         try:
-            return one.session.draft(one.room, shape="chain")
+            return request.session.draft(request.max_nodes, shape="chain")
         except Exception as error:
-            self._give_up(one, "draft", error)
+            self._give_up(request, "draft", error)
             return _EMPTY
 
-    def _give_up(self, one: AskedRow, where: str, error: Exception) -> None:
+    def _give_up(self, request: RowDraft, where: str, error: Exception) -> None:
         """Go on without the session of a row."""
         self.say(where, error)
-        one.row.session = None
-        self._let_go([], [one.session])
+        request.row.session = None
+        self._let_go([], [request.session])
 
-    def _choose(self, asked: list[AskedRow], trees: list[TokenTree], rows: int, drafts: list[list[int]]) -> None:
+    def _choose(self, requests: list[RowDraft], trees: list[TokenTree], rows: int, drafts: list[list[int]]) -> None:
         """Put the draft tokens that pay into `drafts`, by row."""
         sizes = np.array([len(tree) for tree in trees], np.int64)
         total = int(sizes.sum())
@@ -249,11 +250,11 @@ class BatchDrafter:
         promises = np.bincount(owners[chosen], weights=scores[chosen], minlength=sizes.size).tolist()
         flat, origins = tokens.tolist(), np.concatenate([tree.origins for tree in drafting]).tolist()
         start = 0
-        for one, size, count, promised in zip(asked, sizes.tolist(), counts, promises, strict=True):
-            drafts[one.row.row] = flat[start : start + count]
-            self._drafted.append((one.row, origins[start : start + count], promised))
-            one.row.nodes = size
-            one.row.drafted = one.row.chosen = count
+        for request, size, count, promised in zip(requests, sizes.tolist(), counts, promises, strict=True):
+            drafts[request.row.index] = flat[start : start + count]
+            self._drafted.append((request.row, origins[start : start + count], promised))
+            request.row.nodes = size
+            request.row.drafted = request.row.chosen = count
             start += size
 
     def _count_drafted(self) -> None:

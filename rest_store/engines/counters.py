@@ -65,7 +65,7 @@ class Counters:
     Attributes:
         labels: of the sources, by their place in sessions.
         most: draft tokens of a row.
-        calls: as of `Figures`, like the further ones.
+        calls: as in `Figures`, like the further ones.
         documents: what becomes of documents that were handed over and are not counted yet.
     """
 

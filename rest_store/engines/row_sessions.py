@@ -34,9 +34,9 @@ class RowSession:
 
     Attributes:
         session: None if there is none any more, because it failed.
-        row: that holds the text.
+        index: of the row that holds the text, in the batch.
         length: tokens of the text.
-        told: tokens of it that the session has.
+        session_length: tokens of it that the session has.
         nodes: draft tokens that the session has drafted since it was told anything.
         drafted: how many of them the engine verifies in this step.
         accepted: how many of those of the step before the model also produced; None if that cannot be told.
@@ -56,17 +56,17 @@ class RowSession:
         "accepted",
         "chosen",
         "drafted",
+        "index",
         "length",
         "nodes",
-        "row",
         "session",
-        "told",
+        "session_length",
     )
 
-    def __init__(self, session: DraftSession | None, text: Tokens, output: Sequence[int], row: int) -> None:
+    def __init__(self, session: DraftSession | None, text: Tokens, output: Sequence[int], index: int) -> None:
         self.session = session
-        self.row = row
-        self.length = self.told = text.size
+        self.index = index
+        self.length = self.session_length = text.size
         self.nodes = self.drafted = 0
         self.chosen: int | None = None
         self.accepted: int | None = None
@@ -233,7 +233,7 @@ class RowSessions:
             session.absent_since = None
             self.resumed += 1
         session.extend(text, output)
-        session.row = row
+        session.index = row
         return is_step
 
     def _find(self, others: list[RowSession], text: Tokens) -> RowSession | None:

@@ -1,4 +1,4 @@
-"""A row of an engine's batch whose session is asked for a draft."""
+"""What the session of one row of an engine's batch is told and asked in a step."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from rest_store.engines.likely_tokens import LikelyTokens, Rows
 from rest_store.engines.row_sessions import RowSession, Tokens
 
 
-class AskedRow(NamedTuple):
-    """A row whose session is asked.
+class RowDraft(NamedTuple):
+    """The request for the draft of a row.
 
     Attributes:
         row: the row's text.
         session: its session.
         new: int32[n], tokens that the session does not have yet.
-        room: draft tokens that it is asked for.
+        max_nodes: most draft tokens.
         top_k, node_top_k: what the model found likely, as `DraftSession.accept` takes it; one of them, or none.
     """
 
     row: RowSession
     session: DraftSession
     new: Tokens
-    room: int
+    max_nodes: int
     top_k: Rows | None = None
     node_top_k: Rows | None = None
 
-    def with_likely(self, likely: LikelyTokens, output: int) -> AskedRow:
+    def with_likely(self, likely: LikelyTokens, output: int) -> RowDraft:
         """Return it with what the model found likely in a step that produced `output` tokens of the row."""
         if self.new.size == output:  # the session's latest draft continues what it was told before
-            return self._replace(node_top_k=likely.of_nodes(self.row.row, self.row.nodes))
-        return self._replace(top_k=likely.of_text(self.row.row, output, self.new.size))
+            return self._replace(node_top_k=likely.of_nodes(self.row.index, self.row.nodes))
+        return self._replace(top_k=likely.of_text(self.row.index, output, self.new.size))
