@@ -33,8 +33,8 @@ def check_live(path: Path, *, full: bool = False, progress: Progress = lambda st
 
     Args:
         path: its directory.
-        full: as of `check_datastore`.
-        progress: as of `check_datastore`.
+        full: as in `check_datastore`.
+        progress: as in `check_datastore`.
 
     Raises:
         StorageError: documents cannot be read.

@@ -19,11 +19,11 @@ class Deletion:
         vocabulary_size: ids of tokens are `0 .. vocabulary_size - 1`.
 
     Attributes:
-        made: the segments that were sorted so far.
+        new_segments: those that were sorted so far.
     """
 
     def __init__(self, ids: Sequence[str], files: SegmentFiles, vocabulary_size: int) -> None:
-        self.made: list[Segment] = []
+        self.new_segments: list[Segment] = []
         self._ids = list(dict.fromkeys(ids))
         self._files = files
         self._vocabulary_size = vocabulary_size
@@ -47,12 +47,13 @@ class Deletion:
 
     def _without(self, segment: Segment, numbers: set[int], documents: Documents) -> list[Segment]:
         """Return `segment` without some of its documents: one segment, in files as it is; none if nothing is left."""
-        left = [one for one in documents.read(segment.span.first, segment.span.last) if one.number not in numbers]
+        stored = documents.read(segment.span.first, segment.span.last)
+        left = [document for document in stored if document.number not in numbers]
         if not left:
             return []
         part = segment_of(left, self._vocabulary_size)
-        self.made.append(part if segment.record is None else self._files.write(part))
-        return self.made[-1:]
+        self.new_segments.append(part if segment.record is None else self._files.write(part))
+        return self.new_segments[-1:]
 
 
 def _holds(segment: Segment, numbers: Sequence[int]) -> bool:

@@ -66,32 +66,32 @@ class LiveDatastore(Store):
 
     is_live: ClassVar[bool] = True
 
-    def __init__(self, path: Path, parts: Writer | Follower, bounds: Bounds, lock: WriterLock | None) -> None:
+    def __init__(self, path: Path, backend: Writer | Follower, bounds: Bounds, lock: WriterLock | None) -> None:
         self.path = path
-        self.tokenizer = parts.tokenizer
+        self.tokenizer = backend.tokenizer
         self._process = os.getpid()
         self._bounds = bounds
-        self._parts = parts
-        self._segments: Segments | None = parts.segments
+        self._backend = backend
+        self._segments: Segments | None = backend.segments
         self._lock = lock
         self._encoder = Encoder(self.tokenizer, path, bounds)
-        self._end = partial(_end, parts, lock)
+        self._end = partial(_end, backend, lock)
         self._before_close: dict[Callable[[LiveDatastore], object], None] = {}
         self._closing = threading.Lock()
-        if isinstance(parts, Writer):
+        if isinstance(backend, Writer):
             # Two threads: merging files takes seconds, in which segments in memory must not become many.
-            files = Maintenance(self, "rest-store files", [parts.merge_files])
+            files = Maintenance(self, "rest-store files", [backend.merge_files])
 
             def seal() -> bool:
-                sealed = parts.seal()
+                sealed = backend.seal()
                 if sealed:
                     files.wake()
                 return sealed
 
-            jobs = [parts.evict, parts.checkpoint, seal, parts.merge_in_memory, parts.purge]
+            jobs = [backend.evict, backend.checkpoint, seal, backend.merge_in_memory, backend.purge]
             self._threads = [Maintenance(self, "rest-store memory", jobs, abandoned=self._end), files]
         else:
-            refresh = Maintenance(self, "rest-store refresh", [parts.refresh], _REFRESH_SECONDS, self._end)
+            refresh = Maintenance(self, "rest-store refresh", [backend.refresh], _REFRESH_SECONDS, self._end)
             self._threads = [refresh]
         _opened.add(self)
 
@@ -228,7 +228,7 @@ class LiveDatastore(Store):
             max_age=self._bounds.max_age,
             kernel=kernel_name(),
             failure=failures[0] if failures else None,
-            counts=replace(self._parts.counts) if isinstance(self._parts, Writer) else None,
+            counts=replace(self._backend.counts) if isinstance(self._backend, Writer) else None,
         )
 
     def add(self, documents: Sequence[IntSequence | str], ids: Sequence[str] | None = None) -> list[str]:
@@ -304,8 +304,8 @@ class LiveDatastore(Store):
             DatastoreClosedError: after `close`.
         """
         self._open_segments()
-        if isinstance(self._parts, Follower):
-            self._parts.refresh()
+        if isinstance(self._backend, Follower):
+            self._backend.refresh()
 
     def _open_segments(self) -> Segments:
         segments = self._segments
@@ -315,11 +315,11 @@ class LiveDatastore(Store):
 
     def _writer(self) -> Writer:
         self._open_segments()
-        if not isinstance(self._parts, Writer):
+        if not isinstance(self._backend, Writer):
             raise WriterError(describe(self.path, "the live datastore", "opened for reading", "opened for writing"))
         assert self._lock is not None
         self._lock.require_held()
-        return self._parts
+        return self._backend
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._open_segments()
@@ -370,9 +370,9 @@ def _require_live(directory: Path, *, new: bool) -> None:
         )
 
 
-def _end(parts: Writer | Follower, lock: WriterLock | None) -> None:
+def _end(backend: Writer | Follower, lock: WriterLock | None) -> None:
     """Close the files, and let others write."""
-    parts.close()
+    backend.close()
     if lock is not None:
         lock.release()
 

@@ -24,7 +24,7 @@ def open_store(path: str | Path, *, tokenizer: object = None) -> Datastore | Liv
 
     Args:
         path: its directory.
-        tokenizer: as of `Datastore.open`.
+        tokenizer: as in `Datastore.open`.
 
     Raises:
         DatastoreError, TokenizerMismatchError: as `Datastore.open` or `LiveDatastore.open`.

@@ -24,7 +24,7 @@ _RATIO = 4  # with 2 each token would be sorted as often, and there would be twi
 _FEW = 2  # segments that one merge joins while merging keeps up
 _DELAY = 0.008  # seconds that additions are held back for each further one
 _LONGEST_DELAY = 0.03
-_PARTS = 8  # segments that a bounded datastore has at least, since whole ones are evicted
+_LEAST_SEGMENTS = 8  # segments that a bounded datastore has at least, since whole ones are evicted
 
 
 class _HasSymbols(Protocol):
@@ -60,7 +60,7 @@ class Bounds:
     @property
     def largest(self) -> int:
         """Positions of a segment, unless it holds a single document, or documents added in one commit."""
-        return _LARGEST if self.max_tokens is None else max(1, min(_LARGEST, self.max_tokens // _PARTS))
+        return _LARGEST if self.max_tokens is None else max(1, min(_LARGEST, self.max_tokens // _LEAST_SEGMENTS))
 
     @property
     def commit(self) -> int:
@@ -100,7 +100,7 @@ class Bounds:
 
     def may_span(self, oldest: float, newest: float) -> bool:
         """Return whether documents added at these times may be in one segment."""
-        return self.max_age is None or newest - oldest <= self.max_age / _PARTS
+        return self.max_age is None or newest - oldest <= self.max_age / _LEAST_SEGMENTS
 
 
 def require_limits(max_tokens: object, max_age: object) -> None:

@@ -35,7 +35,7 @@ class Writer:
     memory, held while others are sorted; `_commit` for whoever changes documents, held for a commit and a small sort.
 
     What is in memory follows what is stored. When a change ended with an error or an interrupt, nobody knows whether it
-    was stored: the next change looks first.
+    was stored: the next change reads it again first.
 
     Args:
         directory: of the datastore, which no other process writes.
@@ -57,7 +57,7 @@ class Writer:
         self._clock = clock
         self._files, self._memory, self._commit = threading.Lock(), threading.Lock(), threading.Lock()
         self._closed = False
-        self._unsure = False  # whether what is stored may differ from what is known here
+        self._may_differ_from_disk = False  # whether what is stored may differ from what is known here
         self._last, self._newest, self._first, self._deletions = 0, 0.0, 0, 0
         self._log_pages = 0  # written to the log, about
         self._log_holds_deleted = True  # whether it may: of a deletion that a kill has ended, for instance
@@ -74,7 +74,7 @@ class Writer:
             self._additions = SharedCommits(self._commit, self._commit_additions, most, separator=self._width)
             self.segments = Segments(self._vocabulary_size)
             self.counts = WriterCounts()
-            self._look(verify=True)
+            self._reload(verify=True)
             self._segment_files.remove_all_but(records_of(self.segments.all))
             self.evict()
             opened.pop_all()
@@ -87,49 +87,49 @@ class Writer:
             self._beside.close()
             self._documents.close()
 
-    def _look(self, *, verify: bool = False) -> None:
-        """Show what is stored; sort anew what is damaged or missing of the segments in files."""
+    def _reload(self, *, verify: bool = False) -> None:
+        """Publish what is stored; sort anew what is damaged or missing of the segments in files."""
         state = self._documents.state()
         self._last, newest = self._documents.last()
         self._newest = max(self._newest, newest)
         opened = self.segments.all if state.deletions == self._deletions else self.segments.in_files
-        made: list[Segment] = []
-        with self._removed_unless_shown(made):
+        new: list[Segment] = []
+        with self._removed_unless_published(new):
             segments: list[Segment] = []
             for record, segment in stored_segments(
                 self._directory, self._documents, state, opened, self._bounds, self._vocabulary_size, verify=verify
             ):
                 if record is not None and segment.record is None:
                     segment = self._segment_files.write(segment)
-                    made.append(segment)
+                    new.append(segment)
                 segments.append(segment)
             records = records_of(segments)
             gone = [record for record in state.records if record not in records]
             if gone:
-                self._documents.replace(gone, records_of(made))
+                self._documents.replace(gone, records_of(new))
             self._deletions = state.deletions
-            self._show(segments, state.first)
+            self._publish(segments, state.first)
         self._segment_files.remove(gone)
 
     @contextmanager
-    def _removed_unless_shown(self, made: list[Segment]) -> Iterator[None]:
-        """Remove, at the end of the block, the files of those segments that were made for it and are not shown."""
+    def _removed_unless_published(self, new: list[Segment]) -> Iterator[None]:
+        """Remove, at the end of the block, the files of those new segments that are not published."""
         try:
             yield
         finally:
-            shown = records_of(self.segments.all)
-            self._segment_files.remove(record for record in records_of(made) if record not in shown)
+            published = records_of(self.segments.all)
+            self._segment_files.remove(record for record in records_of(new) if record not in published)
 
     @contextmanager
     def _change(self) -> Iterator[None]:
-        """Change what is stored within the block, and show it there; for the holder of `_commit`."""
+        """Change what is stored within the block, and publish it there; for the holder of `_commit`."""
         if self._closed:
             raise DatastoreClosedError(describe(self._directory, "the datastore", "closed", "open"))
-        if self._unsure:
-            self._look()
-        self._unsure = True
+        if self._may_differ_from_disk:
+            self._reload()
+        self._may_differ_from_disk = True
         yield
-        self._unsure = False
+        self._may_differ_from_disk = False
 
     def add(self, documents: Sequence[NewDocument]) -> bool:
         """Add documents, without those whose id is there already; return when they are durable and visible.
@@ -155,7 +155,7 @@ class Writer:
             return self._store(additions)
 
     def _store(self, added: Sequence[NewDocument]) -> bool:
-        """Sort new documents, commit them, show them; return whether segments were settled or evicted."""
+        """Sort new documents, commit them, publish them; return whether segments were settled or evicted."""
         by_id: dict[str, NewDocument] = {}
         for document in added:
             by_id.setdefault(document.id, document)
@@ -181,7 +181,7 @@ class Writer:
         self.counts.added += len(documents)
         self.counts.added_tokens += sum(len(document.symbols) for document in documents) // self._width
         self._log_pages += 3 + sum(2 + len(document.symbols) // _PAGE for document in documents)
-        self._show(kept, first)
+        self._publish(kept, first)
         return young is None or first is not None
 
     def delete(self, ids: Sequence[str]) -> int:
@@ -192,7 +192,11 @@ class Writer:
             DatastoreClosedError: after `close`.
         """
         deletion = Deletion(ids, self._segment_files, self._vocabulary_size)
-        with self._removed_unless_shown(deletion.made), self._files, closing(Documents(self._directory)) as beside:
+        with (
+            self._removed_unless_published(deletion.new_segments),
+            self._files,
+            closing(Documents(self._directory)) as beside,
+        ):
             deletion.left(self.segments.in_files, beside)  # what additions do not change is sorted anew beside them
             with self._memory:
                 deletion.left(self._settled(), beside)
@@ -221,7 +225,7 @@ class Writer:
             self._log_holds_deleted = True
             self._documents.delete(numbers, gone, [record for record in after if record not in before])
             self._deletions += 1
-            self._show(kept, without_some=True)
+            self._publish(kept, without_some=True)
         count = sum(number >= self._first for number in numbers)
         self.counts.deleted += count
         return count
@@ -260,7 +264,7 @@ class Writer:
                 return False
             first = _first_number(kept, self._last + 1)
             self._documents.evict(first)
-            self._show(kept, first)
+            self._publish(kept, first)
             return True
 
     def purge(self) -> bool:
@@ -291,7 +295,7 @@ class Writer:
         with self._memory:
             run = to_seal(self._settled(), self._bounds)
             if run:
-                self._put(run, self._segment_files.write(self._joined(run)))
+                self._swap_in(run, self._segment_files.write(self._joined(run)))
             return bool(run)
 
     def compact(self) -> None:
@@ -314,9 +318,9 @@ class Writer:
             memory = [segment for segment in self.segments.in_memory if segment.span.first <= last]
             run = to_seal(memory, self._bounds, whole=True)
             if run:
-                made = self._segment_files.write(self._joined(run))
-                with self._removed_unless_shown([made]):
-                    self._replace(run, made)
+                new = self._segment_files.write(self._joined(run))
+                with self._removed_unless_published([new]):
+                    self._replace(run, new)
             return bool(run)
 
     def merge_in_memory(self) -> bool:
@@ -324,7 +328,7 @@ class Writer:
         with self._memory:
             run = to_merge(self._settled(), self._bounds)
             if run:
-                self._put(run, self._joined(run))
+                self._swap_in(run, self._joined(run))
             return bool(run)
 
     def merge_files(self, *, whole: bool = False) -> bool:
@@ -336,7 +340,7 @@ class Writer:
         with self._files:
             run = to_merge(self.segments.in_files, self._bounds, whole=whole)
             if run:
-                self._put(run, self._segment_files.write(self._joined(run)))
+                self._swap_in(run, self._segment_files.write(self._joined(run)))
             return bool(run)
 
     def _joined(self, run: Sequence[Segment]) -> Segment:
@@ -348,17 +352,17 @@ class Writer:
                 raise StorageError(f"{self._directory}: segment {segment.record} was damaged; open the datastore again")
         return joined_segment(run, self._vocabulary_size)
 
-    def _put(self, run: Sequence[Segment], made: Segment) -> None:
-        with self._removed_unless_shown([made]), self._commit, self._change():
-            self._replace(run, made)
+    def _swap_in(self, run: Sequence[Segment], new: Segment) -> None:
+        with self._removed_unless_published([new]), self._commit, self._change():
+            self._replace(run, new)
 
-    def _replace(self, run: Sequence[Segment], made: Segment) -> None:
-        """Put `made` in the place of `run`, unless some of that was evicted meanwhile."""
-        kept = self.segments.replaced(run, made)
+    def _replace(self, run: Sequence[Segment], new: Segment) -> None:
+        """Put `new` in the place of `run`, unless some of that was evicted meanwhile."""
+        kept = self.segments.replaced(run, new)
         if kept is not None:
-            if made.record is not None:
-                self._documents.replace(records_of(run), [made.record])
-            self._show(kept)
+            if new.record is not None:
+                self._documents.replace(records_of(run), [new.record])
+            self._publish(kept)
 
     def _settled(self) -> list[Segment]:
         """Return the segments in memory that additions do not change any more."""
@@ -394,7 +398,7 @@ class Writer:
             start += 1
         return segments[start:]
 
-    def _show(self, segments: Sequence[Segment], first: int | None = None, *, without_some: bool = False) -> None:
+    def _publish(self, segments: Sequence[Segment], first: int | None = None, *, without_some: bool = False) -> None:
         """Have queries read `segments`, which are stored; remove the files of those that are gone.
 
         Args:

@@ -93,10 +93,10 @@ def test_threads_share_commits_and_lose_nothing(tmp_path: Path, monkeypatch: pyt
             threading.Thread(target=lambda own=own: [live.add([[own, own + 100]] * 2) for _ in range(25)])
             for own in range(8)
         ]
-        with live._parts._commit:  # all have queued by the time of the first commit
+        with live._backend._commit:  # all have queued by the time of the first commit
             for thread in threads:
                 thread.start()
-            until(lambda: len(live._parts._additions._queue) == 8)
+            until(lambda: len(live._backend._additions._queue) == 8)
         for thread in threads:
             thread.join()
         assert commits[0] == 16
@@ -216,10 +216,10 @@ def test_an_interrupt_of_one_caller_is_not_that_of_another(tmp_path: Path, monke
                 ends.append(error)
 
         threads = [threading.Thread(target=add, args=(token,)) for token in range(4)]
-        with live._parts._commit:
+        with live._backend._commit:
             for thread in threads:
                 thread.start()
-            until(lambda: len(live._parts._additions._queue) == 4)
+            until(lambda: len(live._backend._additions._queue) == 4)
         for thread in threads:
             thread.join()
         assert sum(isinstance(end, KeyboardInterrupt) for end in ends) == 1
@@ -297,9 +297,9 @@ def test_what_was_sealed_in_vain_is_removed(tmp_path: Path, monkeypatch: pytest.
                 live.add([[1]])
             for _ in range(2):
                 with pytest.raises(StorageError, match="damaged"):
-                    live._parts.seal()
+                    live._backend.seal()
         assert list((tmp_path / "live").glob("segment-*")) == []
-        assert live._parts.seal()
+        assert live._backend.seal()
         assert live.count([1, 2]) == 100
 
 
@@ -313,7 +313,7 @@ def test_compacting_ends_while_others_add(tmp_path: Path, monkeypatch: pytest.Mo
             if next(more, None) is not None:
                 adders.append(threading.Thread(target=live.add, args=([[1, 3]],)))
                 adders[-1].start()
-                until(lambda: live._parts._additions._queue)
+                until(lambda: live._backend._additions._queue)
             return written(*arguments)
 
         def joined(*arguments: Any) -> Any:

@@ -71,7 +71,7 @@ def test_nor_where_the_oldest_were_evicted_before(tmp_path: Path, seed: int) -> 
             ids += live.add(some)
             if chance.random() < 0.5:
                 live.delete(chance.sample(ids, 10))
-        until(lambda: not live._parts.purge())
+        until(lambda: not live._backend.purge())
         there = [place for place in range(600) if live.count([token_of(place)])]
         assert there[0] > 100, "some were evicted"
         kept = set(chance.sample(there, 30))
@@ -102,11 +102,11 @@ def test_only_what_eviction_may_have_moved_has_the_file_rewritten(
         live.delete(ids[::7])
         assert len(rewritten) == 0
         ids = live.add([[1, 2, 3] * 50] * 600)
-        until(lambda: not live._parts.purge())
+        until(lambda: not live._backend.purge())
         live.delete(ids[200:300])
         assert len(rewritten) == 0
         ids = live.add([SECRET] * 4000)
-        until(lambda: not live._parts.purge())
+        until(lambda: not live._backend.purge())
         there = live.info().document_count
         live.delete(ids[: 4000 - there + 20])
         assert len(rewritten) == 1
@@ -119,14 +119,14 @@ def test_compacting_gives_back_the_room_of_what_was_deleted(tmp_path: Path, monk
         ids = live.add([[1, 2, 3] * 400] * 100)
         live.add([SECRET])
         live.compact()
-        live._parts._clear_log()
+        live._backend._clear_log()
         size = (tmp_path / "live" / "documents.sqlite").stat().st_size
         live.delete(ids)
         assert len(rewritten) == 0
         live.compact()
         live.compact()
         assert len(rewritten) == 1
-        live._parts._clear_log()
+        live._backend._clear_log()
         assert (tmp_path / "live" / "documents.sqlite").stat().st_size < size / 4
         assert (live.count([1]), live.count(SECRET)) == (0, 1)
     with LiveDatastore.open(tmp_path / "live") as live:
@@ -141,7 +141,7 @@ def test_deleting_again_and_again_does_not_make_the_file_grow(tmp_path: Path, mo
         live.add([SECRET])
         for _ in range(12):
             live.delete(live.add([[1, 2, 3] * 400] * 40))
-            live._parts._clear_log()
+            live._backend._clear_log()
             sizes.append((tmp_path / "live" / "documents.sqlite").stat().st_size)
         assert 3 <= len(rewritten) <= 6, "once for each 50 deleted documents or so"
         assert max(sizes) < 4 * sizes[0]
@@ -269,7 +269,7 @@ def test_what_a_kill_leaves_of_a_deletion_is_removed_by_the_next(
         ids = live.add([[*SECRET, 1, 2]] * 200)
         if evicted:
             ids += live.add([[*SECRET, 1, 2]] * 400)
-            until(lambda: not live._parts.purge())
+            until(lambda: not live._backend.purge())
         monkeypatch.setattr(Writer, "_clear", kill)
         with pytest.raises(StorageError, match="killed"):
             live.delete(ids)

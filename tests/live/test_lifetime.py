@@ -190,7 +190,7 @@ def test_copies_and_pickles(tmp_path: Path) -> None:
 def test_only_the_parent_goes_on_after_a_fork(tmp_path: Path) -> None:
     live = new_live(tmp_path / "live")
     live.add([[1, 2]])
-    with live._parts._memory, live._parts._commit:  # as another thread may hold them
+    with live._backend._memory, live._backend._commit:  # as another thread may hold them
         child = os.fork()
         if child == 0:
             status = 1

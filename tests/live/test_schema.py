@@ -62,7 +62,7 @@ def test_it_is_written_in_the_present_format(old: Path) -> None:
         live.add([[1, 2]], ["the id of 7"])
         assert live.count([1, 2]) == 0, "an id stands for the document that it stood for"
         live.add([[1, 2]], ["new"])
-        assert [document.number for document in live._parts._documents.read(50)] == [50, 61]
+        assert [document.number for document in live._backend._documents.read(50)] == [50, 61]
         assert live.delete([f"the id of {number}" for number in range(60)]) == 50
         reader.refresh()
         assert (live.count(SECRET), reader.count(SECRET), reader.count([1, 2])) == (0, 0, 1)
