@@ -20,8 +20,8 @@ from rest_store.drafting.session import DraftSession
 from rest_store.errors import DraftingWarning, StorageError, TargetError
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.service.client.client import DatastoreClient
-from rest_store.service.server import live_served
-from rest_store.service.server.live_served import LiveServed
+from rest_store.service.server import hosted_live_datastore
+from rest_store.service.server.hosted_live_datastore import HostedLiveDatastore
 from rest_store.service.server.logs import EventLog
 from tests.service.test_server_security import bearer
 from tests.shared.services import PATIENCE, Service, metrics_of, reason_of, running
@@ -229,7 +229,7 @@ def test_bad_arguments() -> None:
 
 def test_a_full_queue_and_a_failing_disk_drop_and_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = io.StringIO()
-    served = LiveServed("chat", tmp_path / "chat", identity(VOCABULARY), EventLog(file=log))
+    served = HostedLiveDatastore("chat", tmp_path / "chat", identity(VOCABULARY), EventLog(file=log))
     go_on, add = threading.Event(), served._live.add
 
     def slow(documents: Any, ids: Any) -> list[str]:
@@ -239,7 +239,7 @@ def test_a_full_queue_and_a_failing_disk_drop_and_count(tmp_path: Path, monkeypa
         return add(documents, ids)
 
     monkeypatch.setattr(served._live, "add", slow)
-    monkeypatch.setattr(live_served, "_MOST_REMEMBERED", 8 * (20 + live_served._OF_DOCUMENT))
+    monkeypatch.setattr(hosted_live_datastore, "_MOST_REMEMBERED", 8 * (20 + hosted_live_datastore._OF_DOCUMENT))
     for number in range(10):
         served.remember([200], np.full(20, 99 if number == 0 else number, np.int32))  # waits for nothing
     assert (served.remembered, served.dropped) == (0, 2)
@@ -254,7 +254,7 @@ def test_a_full_queue_and_a_failing_disk_drop_and_count(tmp_path: Path, monkeypa
 def test_what_an_output_was_to_replace_stays_if_it_cannot_be_added(tmp_path: Path) -> None:
     with LiveDatastore.open(tmp_path / "chat", tokenizer=identity(VOCABULARY), max_tokens=40):
         pass
-    served = LiveServed("chat", tmp_path / "chat", None, EventLog(file=io.StringIO()))
+    served = HostedLiveDatastore("chat", tmp_path / "chat", None, EventLog(file=io.StringIO()))
     served.remember([1], np.arange(20, dtype=np.int32), id="unfinished")
     served.remember([1], np.arange(50, dtype=np.int32), replaced="unfinished")
     served.close()
@@ -265,7 +265,7 @@ def test_what_an_output_was_to_replace_stays_if_it_cannot_be_added(tmp_path: Pat
 
 def test_errors_name_the_datastore_and_not_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    served = LiveServed("chat", Path("d"), identity(VOCABULARY), EventLog(file=io.StringIO()))
+    served = HostedLiveDatastore("chat", Path("d"), identity(VOCABULARY), EventLog(file=io.StringIO()))
     full = StorageError(f"{served._live.path}: documents cannot be written (disk full)")
     monkeypatch.setattr(served._live, "delete", lambda ids: raised(full))
     error = served.delete(["x"]).exception(PATIENCE)
@@ -278,7 +278,7 @@ def raised(error: Exception) -> Any:
 
 
 def test_the_end_waits_for_what_has_begun_and_for_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    served = LiveServed("chat", tmp_path / "chat", identity(VOCABULARY), EventLog(file=io.StringIO()))
+    served = HostedLiveDatastore("chat", tmp_path / "chat", identity(VOCABULARY), EventLog(file=io.StringIO()))
     begun, go_on, delete = threading.Event(), threading.Event(), served._live.delete
 
     def slow(ids: Any) -> int:

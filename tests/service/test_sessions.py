@@ -18,8 +18,8 @@ from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.service.server.catalog import Catalog
+from rest_store.service.server.hosted_live_datastore import HostedLiveDatastore
 from rest_store.service.server.limits import Limits
-from rest_store.service.server.live_served import LiveServed
 from rest_store.service.server.logs import EventLog
 from rest_store.service.server.served_session import run_steps
 from rest_store.service.server.sessions import Sessions
@@ -339,7 +339,7 @@ def test_an_idle_session_lets_go_of_what_a_live_datastore_has_replaced(tmp_path:
     with LiveDatastore.open(tmp_path / "chat", tokenizer=identity(300)) as live:
         ids = live.add([[1, 2, 3], [1, 2, 4]])
         live.compact()
-    served = LiveServed("chat", tmp_path / "chat", None, EventLog(file=io.StringIO()))
+    served = HostedLiveDatastore("chat", tmp_path / "chat", None, EventLog(file=io.StringIO()))
     sessions = Sessions(Limits())
     both = [sessions.begin(pb.SessionOpening(tokens=[1, 2]), [served]) for _ in range(2)]
     for session in both:

@@ -137,7 +137,7 @@ class ServiceInfo:
     @property
     def built(self) -> datetime | None:
         """When the youngest datastore was built, or its newest document added; None: there is nothing in them."""
-        return max((one.built for one in self.datastores if one.built is not None), default=None)
+        return max((datastore.built for datastore in self.datastores if datastore.built is not None), default=None)
 
 
 def tree_bytes(max_nodes: int) -> int:
@@ -167,8 +167,8 @@ def served_by(response: pb.DescribeResponse, where: str) -> tuple[ServedDatastor
         expected = f"at most {_MOST_DATASTORES}"
         raise ProtocolError(describe(where, "number of datastores", len(response.datastores), expected))
     served = []
-    for one in response.datastores:
-        fields = one.tokenizer
+    for datastore in response.datastores:
+        fields = datastore.tokenizer
         described = {
             "name": fields.name,
             "fingerprint": fields.fingerprint,
@@ -177,21 +177,21 @@ def served_by(response: pb.DescribeResponse, where: str) -> tuple[ServedDatastor
             "added_tokens": dict(fields.added_tokens),
         }
         try:
-            tokenizer = TokenizerIdentity.from_manifest(described, f"{where}: datastore '{one.name}'")
-            live = _live(one.live) if one.HasField("live") else None
-            built = None if live is not None and not one.HasField("built") else _time(one.built)
+            tokenizer = TokenizerIdentity.from_manifest(described, f"{where}: datastore '{datastore.name}'")
+            live = _live(datastore.live) if datastore.HasField("live") else None
+            built = None if live is not None and not datastore.HasField("built") else _time(datastore.built)
         except (ManifestError, ValueError, OverflowError, OSError) as error:
             raise ProtocolError(describe(where, "description", f"wrong ({error})", "one of a datastore")) from None
-        sizes = (one.token_count, one.document_count, one.shard_count, one.size)
-        part = ServedPart.of(one.part) if one.HasField("part") else None
+        sizes = (datastore.token_count, datastore.document_count, datastore.shard_count, datastore.size)
+        part = ServedPart.of(datastore.part) if datastore.HasField("part") else None
         if part is not None and (not 1 <= part.number <= part.parts or len(part.build) > _LONGEST_DIGEST):
             raise ProtocolError(
-                describe(where, f"part of datastore '{one.name}'", part, "one of the parts that there are")
+                describe(where, f"part of datastore '{datastore.name}'", part, "one of the parts that there are")
             )
-        versions = (one.format_version, one.generation)
-        served.append(ServedDatastore(one.name, tokenizer, *sizes, built, *versions, live, part))
-    if not served or len({one.name for one in served}) != len(served):
-        names = reprlib.repr([one.name for one in served]) if served else "absent"
+        versions = (datastore.format_version, datastore.generation)
+        served.append(ServedDatastore(datastore.name, tokenizer, *sizes, built, *versions, live, part))
+    if not served or len({datastore.name for datastore in served}) != len(served):
+        names = reprlib.repr([datastore.name for datastore in served]) if served else "absent"
         raise ProtocolError(describe(where, "datastores", names, "one or more, with distinct names"))
     return tuple(served)
 

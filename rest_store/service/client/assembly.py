@@ -87,12 +87,13 @@ class Assembly:
         """Raise an error unless a part belongs to the part in place `first`, and is not one of those `taken`."""
         where, parts = self._name(place), len(self._targets)
         model.tokenizer.require_same(info.tokenizer, where)
-        names, expected = [one.name for one in info.datastores], [one.name for one in model.datastores]
+        names = [datastore.name for datastore in info.datastores]
+        expected = [datastore.name for datastore in model.datastores]
         if names != expected:
             other = self._name(first)
             raise PartError(describe(where, "datastores", ", ".join(names), f"{', '.join(expected)} as of {other}"))
-        for one, other_one in zip(info.datastores, model.datastores, strict=True):
-            what, part = f"datastore '{one.name}'", one.part
+        for datastore, same in zip(info.datastores, model.datastores, strict=True):
+            what, part = f"datastore '{datastore.name}'", datastore.part
             if part is None:
                 if parts > 1:
                     raise PartError(describe(where, what, "the whole", f"one of {parts} parts"))
@@ -104,8 +105,8 @@ class Assembly:
                 if parts < part.parts:
                     expected_parts += f": {', '.join(f'{number}/{part.parts}' for number in absent[:8])} missing"
                 raise PartError(describe(where, f"number of groups for {what}", parts, expected_parts))
-            if other_one.part is not None and part.build != other_one.part.build:
-                expected_build = f"{other_one.part.build} as of {self._name(first)}"
+            if same.part is not None and part.build != same.part.build:
+                expected_build = f"{same.part.build} as of {self._name(first)}"
                 raise PartError(describe(where, f"build of {what}", part.build, expected_build))
         if (own := info.datastores[0].part) is not None:
             if own.number in taken:
@@ -187,7 +188,10 @@ class Assembly:
 
 def _build_of(info: ServiceInfo) -> tuple[str, ...]:
     """Return what tells the build of each datastore from others."""
-    return tuple(one.part.build if one.part is not None else f"{one.name} {one.built}" for one in info.datastores)
+    return tuple(
+        f"{datastore.name} {datastore.built}" if datastore.part is None else datastore.part.build
+        for datastore in info.datastores
+    )
 
 
 def _sum_of(parts: Sequence[ServedDatastore]) -> ServedDatastore:

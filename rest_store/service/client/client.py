@@ -278,7 +278,7 @@ class DatastoreClient(ClientBase):
 
         Args:
             ids: of the documents; those that are not there are passed over.
-            datastore: as of `add`.
+            datastore: as in `add`.
             timeout: seconds for all of it; the segments that held them are sorted anew.
 
         Returns:

@@ -87,7 +87,9 @@ class Codec:
         limits = {field.name: int(getattr(response.limits, field.name)) for field in response.limits.DESCRIPTOR.fields}
         info = ServiceInfo(target, response.version, response.kernel, chosen, limits)
         self.tokenizer = self.tokenizer or info.tokenizer
-        parts = [one.part.message() for one in chosen if one.part is not None] if self.asks_parts else []
+        parts = []
+        if self.asks_parts:
+            parts = [datastore.part.message() for datastore in chosen if datastore.part is not None]
         self.selection = pb.Selection(
             datastores=self._names, tokenizer_fingerprint=self.tokenizer.fingerprint, parts=parts
         )
@@ -100,10 +102,10 @@ class Codec:
         self.max_stream_sessions = min(limits["max_stream_sessions"], _MOST_STREAM_SESSIONS)
         self.max_message_bytes, self.max_documents = limits["max_message_bytes"], limits["max_contexts"] or 1
         self.max_contexts = max(1, (limits["max_contexts"] or 1) // len(chosen))
-        self.names = tuple(one.name for one in chosen)
-        self.live = tuple(one.name for one in chosen if one.live is not None)
+        self.names = tuple(datastore.name for datastore in chosen)
+        self.live = tuple(datastore.name for datastore in chosen if datastore.live is not None)
         self.max_datastores = max(self.max_datastores, len(chosen))
-        self._name_bytes = max(self._name_bytes, *(len(one.name.encode()) for one in chosen))
+        self._name_bytes = max(self._name_bytes, *(len(datastore.name.encode()) for datastore in chosen))
         self.vocabulary_size = info.tokenizer.vocabulary_size
         self._forgotten = False
         return info
@@ -114,7 +116,7 @@ class Codec:
 
     def _chosen(self, served: tuple[ServedDatastore, ...], target: str) -> tuple[ServedDatastore, ...]:
         """Return the datastores that answer requests, in the order of their answers."""
-        by_name = {one.name: one for one in served}
+        by_name = {datastore.name: datastore for datastore in served}
         for name in self._names:
             if name not in by_name:
                 expected = "one of " + ", ".join(repr(known) for known in by_name)
@@ -122,12 +124,12 @@ class Codec:
         chosen = tuple(by_name[name] for name in self._names) or served
         tokenizer = self.tokenizer
         if tokenizer is not None and not self._names:
-            chosen = tuple(one for one in chosen if one.tokenizer == tokenizer) or chosen[:1]
-        for one in chosen:
+            chosen = tuple(datastore for datastore in chosen if datastore.tokenizer == tokenizer) or chosen[:1]
+        for datastore in chosen:
             if tokenizer is not None:
-                one.tokenizer.require_same(tokenizer, f"{target}: datastore '{one.name}'")
-            elif one.tokenizer != chosen[0].tokenizer:
-                what, found = f"tokenizer of datastore '{one.name}'", f"'{one.tokenizer.name}'"
+                datastore.tokenizer.require_same(tokenizer, f"{target}: datastore '{datastore.name}'")
+            elif datastore.tokenizer != chosen[0].tokenizer:
+                what, found = f"tokenizer of datastore '{datastore.name}'", f"'{datastore.tokenizer.name}'"
                 expected = f"'{chosen[0].tokenizer.name}' as of '{chosen[0].name}'; name datastores or a tokenizer"
                 raise TokenizerMismatchError(describe(target, what, found, expected))
         return chosen

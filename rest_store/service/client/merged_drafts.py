@@ -65,20 +65,20 @@ def _drafts(
     requests: Mapping[int, Requests], contexts: Sequence[IntSequence], labels: Sequence[str], bounds: TreeLimits
 ) -> Generator[Round, Answers, Drafts | None]:
     max_nodes, max_suffix, max_depth = bounds
-    every = range(len(contexts))
-    most = min((_most_listed(one) for one in requests.values()), default=MAX_LISTED)
-    asked = min(_FIRST * max_nodes, most)
+    all_contexts = range(len(contexts))
+    most_listed = min((_most_listed(of_part) for of_part in requests.values()), default=MAX_LISTED)
+    listed_nodes = min(_FIRST * max_nodes, most_listed)  # of each part's tree
 
-    def lists(
+    def list_trees(
         wanted: Mapping[int, Sequence[int]],
     ) -> Generator[Round, Answers, dict[int, dict[int, dict[str, TokenTree]]]]:
         """Ask each part for the trees of some contexts; return them by part and place of the context."""
         round_: dict[int, list[Request[Any]]] = {}
         for place, chosen in wanted.items():
-            pieces = _pieces(chosen, _contexts_of_one_request(requests[place], asked))
+            pieces = _pieces(chosen, _contexts_of_one_request(requests[place], listed_nodes))
             round_[place] = [
                 requests[place].trees(
-                    [contexts[i] for i in piece], [labels[i] for i in piece], (asked, max_suffix, max_depth)
+                    [contexts[i] for i in piece], [labels[i] for i in piece], (listed_nodes, max_suffix, max_depth)
                 )
                 for piece in pieces
             ]
@@ -88,26 +88,26 @@ def _drafts(
             for place, answered in answers.items()
         }
 
-    listed = yield from lists(dict.fromkeys(requests, every))
+    listed = yield from list_trees(dict.fromkeys(requests, all_contexts))
     if not listed:
         return None
     names = [*next(iter(listed.values()))[0]]
-    merged = {(context, name): MergedTree(max_nodes, max_depth) for context in every for name in names}
+    merged = {(context, name): MergedTree(max_nodes, max_depth) for context in all_contexts for name in names}
     for (context, name), tree in merged.items():
-        tree.add({place: of_part[context][name] for place, of_part in listed.items()}, asked)
+        tree.add({place: of_part[context][name] for place, of_part in listed.items()}, listed_nodes)
     unproved = [*merged]
     while True:
         yield from _count(requests, contexts, {key: merged[key] for key in unproved})
         unproved = [key for key in unproved if not merged[key].choose()]
-        if not unproved or asked >= most:
+        if not unproved or listed_nodes >= most_listed:
             break
-        asked = min(_MORE * asked, most)
+        listed_nodes = min(_MORE * listed_nodes, most_listed)
         wanted: dict[int, list[int]] = {}
         for context in sorted({context for context, _ in unproved}):
             of_context = [merged[key] for key in unproved if key[0] == context]
             for place in sorted({place for tree in of_context for place in tree.unfinished}):
                 wanted.setdefault(place, []).append(context)
-        listed = yield from lists(wanted)
+        listed = yield from list_trees(wanted)
         if lost := wanted.keys() - listed.keys():
             raise _PartLostError(lost)
         for context, name in unproved:
@@ -115,8 +115,8 @@ def _drafts(
             more = {place: listed[place][context][name] for place in tree.unfinished}
             if lost := {place for place, of_part in more.items() if of_part.match.length != tree.match.length}:
                 raise _PartLostError(lost)
-            tree.add(more, asked)
-    trees = [longest([merged[context, name].tree() for name in names]) for context in every]
+            tree.add(more, listed_nodes)
+    trees = [longest([merged[context, name].tree() for name in names]) for context in all_contexts]
     return Drafts(trees, len({context for context, _ in unproved}))
 
 

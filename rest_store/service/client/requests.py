@@ -118,13 +118,13 @@ class Requests:
 
         def decode(answer: bytes, target: str) -> dict[str, SuffixMatch]:
             matches = parse(pb.LongestSuffixMatchResponse, answer, target, codec.largest(NUMBER_BYTES)).matches
-            codec.require_names((one.datastore for one in matches), target)
-            for one in matches:
-                if one.length > longest_suffix or (one.length == 0) != (one.count == 0):
-                    found = f"{counted(one.length, 'token')}, {counted(one.count, 'occurrence')}"
+            codec.require_names((match.datastore for match in matches), target)
+            for match in matches:
+                if match.length > longest_suffix or (match.length == 0) != (match.count == 0):
+                    found = f"{counted(match.length, 'token')}, {counted(match.count, 'occurrence')}"
                     expected = f"at most {longest_suffix} tokens that occur"
                     raise ProtocolError(describe(target, "match", found, expected))
-            return {one.datastore: SuffixMatch(one.length, one.count) for one in matches}
+            return {match.datastore: SuffixMatch(match.length, match.count) for match in matches}
 
         return Request("LongestSuffixMatch", encode, decode)
 

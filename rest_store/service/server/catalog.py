@@ -19,15 +19,15 @@ from rest_store.errors import (
     describe,
 )
 from rest_store.service.served_part import ServedPart
-from rest_store.service.server.live_served import LiveServed
+from rest_store.service.server.hosted_datastore import HostedDatastore, HostedFrozenDatastore
+from rest_store.service.server.hosted_live_datastore import HostedLiveDatastore
 from rest_store.service.server.logs import EventLog
 from rest_store.service.server.requests import Selection
 from rest_store.service.server.rights import Rights
-from rest_store.service.server.served import FrozenServed, Served
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ReloadOutcome:
     """How the reload of one datastore ended: `refused` says why it failed, None that it succeeded."""
 
     name: str
@@ -72,13 +72,13 @@ class Catalog:
             raise ServeError(
                 describe("service", f"live datastore {live[0][0]!r}", "one to serve in parts", "a built one")
             )
-        built = [FrozenServed(name, path, 1, part) for name, path in places]
-        if tokenizer is None and len({one.fingerprint for one in built}) == 1:
+        built = [HostedFrozenDatastore(name, path, 1, part) for name, path in places]
+        if tokenizer is None and len({datastore.fingerprint for datastore in built}) == 1:
             tokenizer = built[0].stored_tokenizer
-        self._served: dict[str, Served] = {one.name: one for one in built}
+        self._served: dict[str, HostedDatastore] = {datastore.name: datastore for datastore in built}
         try:
             for name, path in live:
-                self._served[name] = LiveServed(name, path, tokenizer, log or EventLog())
+                self._served[name] = HostedLiveDatastore(name, path, tokenizer, log or EventLog())
             for served in self._served.values():
                 served.try_out()
         except BaseException:
@@ -88,25 +88,25 @@ class Catalog:
     def close(self) -> None:
         """Close the live ones, once what is being added is there."""
         for served in self.served:
-            if isinstance(served, LiveServed):
+            if isinstance(served, HostedLiveDatastore):
                 served.close()
 
     @property
-    def served(self) -> tuple[Served, ...]:
+    def served(self) -> tuple[HostedDatastore, ...]:
         """All datastores."""
         return tuple(self._served.values())
 
-    def included(self, rights: Rights) -> tuple[Served, ...]:
+    def included(self, rights: Rights) -> tuple[HostedDatastore, ...]:
         """Return the datastores that a call with `rights` may ask for; raise PermissionDeniedError without any."""
         served = self.served
         if rights.datastores is not None:
-            served = tuple(one for one in served if rights.include(one.name))
+            served = tuple(datastore for datastore in served if rights.include(datastore.name))
             if not served:
                 expected = "one for a datastore of this service"
                 raise PermissionDeniedError(describe("request", "token", "one for other datastores", expected))
         return served
 
-    def live(self, name: str, fingerprint: str, rights: Rights) -> LiveServed:
+    def live(self, name: str, fingerprint: str, rights: Rights) -> HostedLiveDatastore:
         """Return the live datastore that a call with `rights`, which may write, is to write to.
 
         Raises:
@@ -114,11 +114,11 @@ class Catalog:
             UnknownDatastoreError, TokenizerMismatchError: as `select`.
         """
         [served] = self.select(Selection((name,), fingerprint), rights)
-        if not isinstance(served, LiveServed):
+        if not isinstance(served, HostedLiveDatastore):
             raise LiveFormatError(describe("request", f"datastore {name!r}", "frozen", "a live one"))
         return served
 
-    def select(self, selection: Selection, rights: Rights) -> tuple[Served, ...]:
+    def select(self, selection: Selection, rights: Rights) -> tuple[HostedDatastore, ...]:
         """Return the datastores that `selection` stands for, in the order of their answers.
 
         Raises:
@@ -133,13 +133,13 @@ class Catalog:
             _require_parts(served, selection.parts)
         return served
 
-    def _select(self, names: tuple[str, ...], fingerprint: str, rights: Rights) -> tuple[Served, ...]:
+    def _select(self, names: tuple[str, ...], fingerprint: str, rights: Rights) -> tuple[HostedDatastore, ...]:
         if not names:
             return _matching(self.included(rights), fingerprint)
         for name in names:
             served = self._served.get(name)
             if served is None or not rights.include(name):
-                expected = "one of " + reprlib.repr(sorted(one.name for one in self.included(rights)))
+                expected = "one of " + reprlib.repr(sorted(datastore.name for datastore in self.included(rights)))
                 raise UnknownDatastoreError(describe("request", "name of a datastore", reprlib.repr(name), expected))
             if fingerprint not in ("", served.fingerprint):
                 where, found = f"datastore {name!r}", reprlib.repr(fingerprint)
@@ -149,57 +149,60 @@ class Catalog:
     def watch(self) -> None:
         """Check whether files were changed in place; takes a system call for each file."""
         for served in self.served:
-            if isinstance(served, FrozenServed):
+            if isinstance(served, HostedFrozenDatastore):
                 served.watch()
 
-    def reopen(self) -> list[Served | Outcome]:
-        """Open every built datastore again and try it out; one that fails becomes an Outcome. Changes nothing.
+    def reopen(self) -> list[HostedDatastore | ReloadOutcome]:
+        """Open every built datastore again and try it out; one that fails becomes a ReloadOutcome. Changes nothing.
 
         Opening verifies the manifest, the headers, and the sizes of all files. The content is not read, which takes
         minutes for a large datastore; `rest-store check` does that, before a datastore takes the place of another.
         """
-        reopened: list[Served | Outcome] = []
+        reopened: list[HostedDatastore | ReloadOutcome] = []
         for old in self.served:
-            if not isinstance(old, FrozenServed):
+            if not isinstance(old, HostedFrozenDatastore):
                 continue
             try:
-                new = FrozenServed(old.name, old.path, old.generation + 1, old.part)
+                new = HostedFrozenDatastore(old.name, old.path, old.generation + 1, old.part)
                 if new.fingerprint != old.fingerprint:
                     old.store.tokenizer.require_same(new.store.tokenizer, old.path)
                 new.try_out()
                 reopened.append(new)
             except RestStoreError as error:
-                reopened.append(Outcome(old.name, old.generation, str(error)))
+                reopened.append(ReloadOutcome(old.name, old.generation, str(error)))
             except (OSError, ValueError, MemoryError) as error:
-                reopened.append(Outcome(old.name, old.generation, f"{old.path}: datastore cannot be opened ({error})"))
+                reopened.append(
+                    ReloadOutcome(old.name, old.generation, f"{old.path}: datastore cannot be opened ({error})")
+                )
         return reopened
 
-    def swap(self, reopened: Sequence[Served | Outcome]) -> list[Outcome]:
+    def swap(self, reopened: Sequence[HostedDatastore | ReloadOutcome]) -> list[ReloadOutcome]:
         """Serve what `reopen` opened; answers under way end with the datastore that they began with."""
         outcomes = []
-        for one in reopened:
-            if isinstance(one, Served):
-                self._served[one.name] = one
-                one = Outcome(one.name, one.generation, None)
-            outcomes.append(one)
+        for result in reopened:
+            if isinstance(result, ReloadOutcome):
+                outcomes.append(result)
+            else:
+                self._served[result.name] = result
+                outcomes.append(ReloadOutcome(result.name, result.generation, None))
         return outcomes
 
 
-def _require_parts(served: Sequence[Served], expected: Sequence[ServedPart]) -> None:
+def _require_parts(served: Sequence[HostedDatastore], expected: Sequence[ServedPart]) -> None:
     """Raise PartError unless each datastore is the part of the build that the request names."""
     if len(served) != len(expected):
         raise PartError(describe("request", "number of parts", len(expected), f"{len(served)}, one for each datastore"))
-    for one, part in zip(served, expected, strict=True):
-        if one.part_served != part:
-            found = one.part_served or "the whole"
-            raise PartError(describe("service", f"datastore {one.name!r}", found, part))
+    for datastore, part in zip(served, expected, strict=True):
+        if datastore.part_served != part:
+            found = datastore.part_served or "the whole"
+            raise PartError(describe("service", f"datastore {datastore.name!r}", found, part))
 
 
-def _matching(served: tuple[Served, ...], fingerprint: str) -> tuple[Served, ...]:
+def _matching(served: tuple[HostedDatastore, ...], fingerprint: str) -> tuple[HostedDatastore, ...]:
     """Return those of `served` that have a tokenizer; all, without a `fingerprint`."""
-    known = {one.fingerprint for one in served}
+    known = {datastore.fingerprint for datastore in served}
     if fingerprint:
-        matching = tuple(one for one in served if one.fingerprint == fingerprint)
+        matching = tuple(datastore for datastore in served if datastore.fingerprint == fingerprint)
         if not matching:
             found, expected = reprlib.repr(fingerprint), "one of " + ", ".join(sorted(known))
             raise TokenizerMismatchError(describe("service", "the client's tokenizer", found, expected))

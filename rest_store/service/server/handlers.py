@@ -16,6 +16,7 @@ from rest_store.drafting.evidence import MAX_EVIDENCE_ROWS, Evidence, collect_ev
 from rest_store.errors import LimitError, MessageSizeError, QueryError, describe
 from rest_store.service.server.catalog import Catalog
 from rest_store.service.server.executor import Executor
+from rest_store.service.server.hosted_datastore import HostedDatastore, Reading
 from rest_store.service.server.limits import MAX_STREAM_SESSIONS, Limits
 from rest_store.service.server.metrics import Metrics
 from rest_store.service.server.requests import (
@@ -37,7 +38,6 @@ from rest_store.service.server.requests import (
     tree_limits,
 )
 from rest_store.service.server.rights import Rights
-from rest_store.service.server.served import Reading, Served
 from rest_store.service.server.sessions import Sessions
 from rest_store.v1 import datastore_pb2 as pb
 
@@ -87,7 +87,7 @@ class Handlers:
         request = parse(pb.DraftRequest, data)
         served = self._catalog.select(selection_of(request.selection, self._limits), rights)
         require_work(len(request.contexts) * len(served), self._limits)  # before anything is made of the contexts
-        response = pb.DraftResponse(datastores=[one.name for one in served])
+        response = pb.DraftResponse(datastores=[datastore.name for datastore in served])
         if request.HasField("evidence"):
             contexts = [(context.tokens, context.proposals) for context in request.contexts]
             work = self._evidence_work(served, request.evidence, contexts)
@@ -113,7 +113,7 @@ class Handlers:
         require_work(len(served) * state.limits.work, self._limits)
         state.context = (state.context + request.tokens[-MAX_SUFFIX:])[-MAX_SUFFIX:]
         response = pb.DraftStreamResponse(sequence=request.sequence)
-        names = tuple(one.name for one in served)
+        names = tuple(datastore.name for datastore in served)
         if names != state.names_sent:
             response.datastores.extend(names)
             state.names_sent = names
@@ -138,15 +138,15 @@ class Handlers:
         del request
         require_not_empty(tail, "context 0")
 
-        def match(one: Served) -> tuple[int, int]:
-            with Reading([one]):
-                return one.store.longest_suffix_match(tail, max_suffix=max_suffix)
+        def match(datastore: HostedDatastore) -> tuple[int, int]:
+            with Reading([datastore]):
+                return datastore.store.longest_suffix_match(tail, max_suffix=max_suffix)
 
         small = len(served) <= _SMALL_COUNTS
-        matches = await self._executor.run([partial(match, one) for one in served], small=small)
+        matches = await self._executor.run([partial(match, datastore) for datastore in served], small=small)
         response = pb.LongestSuffixMatchResponse()
-        for one, (length, count) in zip(served, matches, strict=True):
-            response.matches.add(datastore=one.name, length=length, count=count)
+        for datastore, (length, count) in zip(served, matches, strict=True):
+            response.matches.add(datastore=datastore.name, length=length, count=count)
         return response.SerializeToString()
 
     async def count(self, data: bytes, rights: Rights) -> bytes:
@@ -157,17 +157,17 @@ class Handlers:
         require_work(amount, self._limits)
         sequences = sequences_of(request.sequences)
         del request
-        for one in served:
-            require_tokens(sequences, one.store.vocabulary_size, "sequence")
+        for datastore in served:
+            require_tokens(sequences, datastore.store.vocabulary_size, "sequence")
 
         def count(piece: Sequence[list[int]]) -> list[int]:
             with Reading(served):
-                return [one.store.count(tokens) for tokens in piece for one in served]
+                return [datastore.store.count(tokens) for tokens in piece for datastore in served]
 
         pieces = [sequences[start : start + _PIECE_COUNTS] for start in range(0, len(sequences), _PIECE_COUNTS)]
         counts = await self._executor.run([partial(count, piece) for piece in pieces], small=amount <= _SMALL_COUNTS)
         return pb.CountResponse(
-            counts=[number for piece in counts for number in piece], datastores=[one.name for one in served]
+            counts=[number for piece in counts for number in piece], datastores=[datastore.name for datastore in served]
         ).SerializeToString()
 
     async def describe(self, data: bytes, rights: Rights) -> bytes:
@@ -193,19 +193,19 @@ class Handlers:
         ).SerializeToString()
 
     async def _add_trees(
-        self, messages: Any, served: tuple[Served, ...], limits: TreeLimits, contexts: Sequence[list[int]]
+        self, messages: Any, served: tuple[HostedDatastore, ...], limits: TreeLimits, contexts: Sequence[list[int]]
     ) -> None:
         """Append the tree of each context from each datastore, context by context, to `messages`, and count them."""
         amount, size, most = len(contexts) * len(served), 0, self._limits.max_message_bytes
 
-        def draft(one: Served, first: int) -> list[TokenTree]:
+        def draft(datastore: HostedDatastore, first: int) -> list[TokenTree]:
             nonlocal size
             piece = contexts[first : first + step]
             try:
-                with Reading([one]):
-                    trees = one.store.continuations(piece, *limits)
+                with Reading([datastore]):
+                    trees = datastore.store.continuations(piece, *limits)
             except QueryError:
-                require_tokens(piece, one.store.vocabulary_size, "context", first)  # says which
+                require_tokens(piece, datastore.store.vocabulary_size, "context", first)  # says which
                 raise
             size += sum(len(tree.packed) for tree in trees)
             if size > most:  # no more of an answer that will not be sent
@@ -214,7 +214,7 @@ class Handlers:
 
         step = max(1, _PIECE_NODES // limits.max_nodes)
         starts = range(0, len(contexts), step)
-        tasks = [partial(draft, one, start) for start in starts for one in served]
+        tasks = [partial(draft, datastore, start) for start in starts for datastore in served]
         pieces = await self._executor.run(tasks, small=amount * limits.max_nodes <= _SMALL_NODES)
         metrics = self._metrics
         for place in range(0, len(pieces), len(served)):
@@ -228,7 +228,7 @@ class Handlers:
 
     def _evidence_work(
         self,
-        served: tuple[Served, ...],
+        served: tuple[HostedDatastore, ...],
         message: pb.EvidenceLimits,
         contexts: Sequence[tuple[Sequence[int], pb.Proposals]],
     ) -> _EvidenceWork:
@@ -240,11 +240,12 @@ class Handlers:
             expected = "only trees: this service has no native kernel to read evidence with"
             raise LimitError(describe("request", "evidence", "asked for", expected))
         require_few_proposals((proposals for _, proposals in contexts), self._limits)
-        vocabulary_size = min(one.store.vocabulary_size for one in served)
+        vocabulary_size = min(datastore.store.vocabulary_size for datastore in served)
         tails = [list(tokens[-limits.max_suffix :]) for tokens, _ in contexts]
         require_tokens(tails, vocabulary_size, "context")
         trees = [proposals_of(proposals, place, vocabulary_size) for place, (_, proposals) in enumerate(contexts)]
-        stores = {str(place): one.store for place, one in enumerate(served)}  # a name may be asked for twice
+        # By place, since a name may be asked for twice.
+        stores = {str(place): datastore.store for place, datastore in enumerate(served)}
 
         def read(tail: list[int], proposals: Proposals) -> list[Evidence]:
             with Reading(served):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _Stamp = tuple[int, int, int, int]  # device, inode, size, time of the last change of content
 
 
-class Served(ABC):
+class HostedDatastore(ABC):
     """One datastore under its name. Thread-safe.
 
     Args:
@@ -106,7 +106,7 @@ class Served(ABC):
         )
 
 
-class FrozenServed(Served):
+class HostedFrozenDatastore(HostedDatastore):
     """A datastore that was built, in the directory `path`, or a part of it."""
 
     def __init__(self, name: str, path: Path, generation: int, part: Part | None = None) -> None:
@@ -146,15 +146,15 @@ class FrozenServed(Served):
 class Reading:
     """Requires that all of `served` are readable after the block; the error names them as clients do, not by path."""
 
-    def __init__(self, served: Iterable[Served]) -> None:
+    def __init__(self, served: Iterable[HostedDatastore]) -> None:
         self._served = served
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, *_: object) -> None:
-        for one in self._served:
-            one.require_readable()
+        for datastore in self._served:
+            datastore.require_readable()
 
 
 @dataclass(frozen=True)

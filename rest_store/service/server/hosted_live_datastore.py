@@ -15,9 +15,9 @@ import numpy.typing as npt
 from rest_store.drafting.output_document import LEAST_TOKENS, OutputDocument
 from rest_store.errors import StorageError, WriterError
 from rest_store.live.opening import is_live
+from rest_store.service.server.hosted_datastore import HostedDatastore, timestamp
 from rest_store.service.server.logs import EventLog
 from rest_store.service.server.rights import Rights
-from rest_store.service.server.served import Served, timestamp
 from rest_store.v1 import datastore_pb2 as pb
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ T = TypeVar("T")
 Tokens = npt.NDArray[np.int32]
 
 
-class LiveServed(Served):
+class HostedLiveDatastore(HostedDatastore):
     """A live datastore under its name, opened for writing. Thread-safe.
 
     Its work is done in threads of its own: neither drafts nor other datastores wait for its disk.

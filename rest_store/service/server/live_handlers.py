@@ -12,8 +12,8 @@ import numpy as np
 
 from rest_store.errors import DocumentError, LimitError, MessageSizeError, OverloadedError, describe
 from rest_store.service.server.catalog import Catalog
+from rest_store.service.server.hosted_live_datastore import Tokens
 from rest_store.service.server.limits import Limits
-from rest_store.service.server.live_served import Tokens
 from rest_store.service.server.requests import M, parse, require_few_fields
 from rest_store.service.server.rights import Rights
 from rest_store.v1 import datastore_pb2 as pb

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import platform
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from rest_store.service.server.live_served import LiveServed
+from rest_store.service.server.hosted_live_datastore import HostedLiveDatastore
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from rest_store.live.live_info import LiveInfo, WriterCounts
-    from rest_store.service.server.served import Served
+    from rest_store.service.server.hosted_datastore import HostedDatastore
     from rest_store.service.server.sessions import Sessions
 
 # Upper bounds in seconds; a last bucket takes what is longer.
@@ -69,14 +69,37 @@ class Metrics:
         self.rejected[reason] = self.rejected.get(reason, 0) + 1
 
     def collect(
-        self, in_flight: int, streams: int, draining: bool, served: Iterable[Served], sessions: Sessions | None
+        self, in_flight: int, streams: int, draining: bool, served: Iterable[HostedDatastore], sessions: Sessions | None
     ) -> Iterator[Metric]:
         """Yield all counters, and gauges as they are now, as Prometheus metrics."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         build = GaugeMetricFamily("rest_store_build_info", "Version and build; always 1.", labels=list(self.build))
         build.add_metric(list(self.build.values()), 1)
         yield build
+        yield from self._of_requests()
+        yield from self._of_answers()
+        for name, meaning, label, counts in (
+            ("rest_store_rejected", "Requests refused before they were read, by reason.", "reason", self.rejected),
+            ("rest_store_reloads", "Reloads of a datastore, by outcome.", "outcome", self.reloads),
+        ):
+            counter = CounterMetricFamily(name, meaning, labels=[label])
+            for value, count in list(counts.items()):
+                counter.add_metric([value], count)
+            yield counter
+        yield GaugeMetricFamily("rest_store_in_flight", "Requests in flight.", value=in_flight)
+        yield GaugeMetricFamily("rest_store_streams", "Open streams.", value=streams)
+        if sessions is not None:
+            yield GaugeMetricFamily("rest_store_sessions", "Open draft sessions.", value=len(sessions.open))
+            yield GaugeMetricFamily("rest_store_session_bytes", "Memory reserved for them.", value=sessions.memory)
+        yield GaugeMetricFamily("rest_store_draining", "1 while the service is shutting down.", value=int(draining))
+        datastores = list(served)
+        yield from _of_datastores(datastores)
+        yield from _of_live([one for one in datastores if isinstance(one, HostedLiveDatastore)])
+
+    def _of_requests(self) -> Iterator[Metric]:
+        """Yield what was counted of each method."""
+        from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 
         requests = CounterMetricFamily(
             "rest_store_requests", "Requests (on streams: messages), by gRPC status.", labels=["method", "code"]
@@ -94,6 +117,10 @@ class Metrics:
             seconds.add_metric([method], _cumulative(SECONDS, counts.seconds), counts.seconds_sum)
         yield from (requests, received, sent, seconds)
 
+    def _of_answers(self) -> Iterator[Metric]:
+        """Yield what was sent: draft trees, evidence, and the trees of sessions."""
+        from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+
         lengths = [0] * (len(MATCH_LENGTHS) + 1)
         for length, count in enumerate(self.match_lengths):
             lengths[bisect_left(MATCH_LENGTHS, length)] += count
@@ -103,61 +130,46 @@ class Metrics:
         total = sum(length * count for length, count in enumerate(self.match_lengths))
         matches.add_metric([], _cumulative(MATCH_LENGTHS, lengths), total)
         yield matches
-        yield CounterMetricFamily("rest_store_trees", "Draft trees sent.", value=self.trees)
-        yield CounterMetricFamily("rest_store_nodes", "Nodes of all draft trees sent.", value=self.nodes)
-        rows = self.evidence_rows
-        yield CounterMetricFamily("rest_store_evidence_rows", "Paths along which evidence was sent.", value=rows)
-
         for name, meaning, count in (
-            ("trees", "Trees that sessions drafted.", self.session_trees),
-            ("steps", "Forward passes of models that sessions were told of.", self.session_steps),
-            ("tokens", "Tokens that these produced.", self.session_tokens),
+            ("trees", "Draft trees sent.", self.trees),
+            ("nodes", "Nodes of all draft trees sent.", self.nodes),
+            ("evidence_rows", "Paths along which evidence was sent.", self.evidence_rows),
+            ("session_trees", "Trees that sessions drafted.", self.session_trees),
+            ("session_steps", "Forward passes of models that sessions were told of.", self.session_steps),
+            ("session_tokens", "Tokens that these produced.", self.session_tokens),
         ):
-            yield CounterMetricFamily(f"rest_store_session_{name}", meaning, value=count)
-
-        for name, meaning, label, counts_by_label in (
-            ("rest_store_rejected", "Requests refused before they were read, by reason.", "reason", self.rejected),
-            ("rest_store_reloads", "Reloads of a datastore, by outcome.", "outcome", self.reloads),
-        ):
-            counter = CounterMetricFamily(name, meaning, labels=[label])
-            for value, count in list(counts_by_label.items()):
-                counter.add_metric([value], count)
-            yield counter
-
-        yield GaugeMetricFamily("rest_store_in_flight", "Requests in flight.", value=in_flight)
-        yield GaugeMetricFamily("rest_store_streams", "Open streams.", value=streams)
-        if sessions is not None:
-            count = len(sessions.open)
-            yield GaugeMetricFamily("rest_store_sessions", "Open draft sessions.", value=count)
-            yield GaugeMetricFamily("rest_store_session_bytes", "Memory reserved for them.", value=sessions.memory)
-        yield GaugeMetricFamily("rest_store_draining", "1 while the service is shutting down.", value=int(draining))
-        gauges: dict[str, tuple[str, Callable[[Served], int]]] = {
-            "tokens": ("Tokens of the datastore.", lambda one: one.info().token_count),
-            "size_bytes": ("Bytes of the datastore's files.", lambda one: one.info().size),
-            "generation": ("1, and one more for each reload.", lambda one: one.generation),
-            "readable": ("1 while the datastore's files can be read.", lambda one: int(one.readable)),
-        }
-        datastores = list(served)
-        for name, (meaning, value_of) in gauges.items():
-            gauge = GaugeMetricFamily(f"rest_store_datastore_{name}", meaning, labels=["datastore"])
-            for one in datastores:
-                gauge.add_metric([one.name], value_of(one))
-            yield gauge
-        part = GaugeMetricFamily(
-            "rest_store_datastore_part", "Number of the part that is served.", labels=["datastore", "parts", "build"]
-        )
-        for one in datastores:
-            if one.part_served is not None:
-                part.add_metric([one.name, str(one.part_served.parts), one.part_served.build], one.part_served.number)
-        yield part
-        yield from _of_live([one for one in datastores if isinstance(one, LiveServed)])
+            yield CounterMetricFamily(f"rest_store_{name}", meaning, value=count)
 
 
-def _of_live(live: Iterable[LiveServed]) -> Iterator[Metric]:
+def _of_datastores(datastores: Sequence[HostedDatastore]) -> Iterator[Metric]:
+    """Yield what there is of all datastores."""
+    from prometheus_client.core import GaugeMetricFamily
+
+    gauges: dict[str, tuple[str, Callable[[HostedDatastore], int]]] = {
+        "tokens": ("Tokens of the datastore.", lambda datastore: datastore.info().token_count),
+        "size_bytes": ("Bytes of the datastore's files.", lambda datastore: datastore.info().size),
+        "generation": ("1, and one more for each reload.", lambda datastore: datastore.generation),
+        "readable": ("1 while the datastore's files can be read.", lambda datastore: int(datastore.readable)),
+    }
+    for name, (meaning, value_of) in gauges.items():
+        gauge = GaugeMetricFamily(f"rest_store_datastore_{name}", meaning, labels=["datastore"])
+        for datastore in datastores:
+            gauge.add_metric([datastore.name], value_of(datastore))
+        yield gauge
+    number = GaugeMetricFamily(
+        "rest_store_datastore_part", "Number of the part that is served.", labels=["datastore", "parts", "build"]
+    )
+    for datastore in datastores:
+        if (part := datastore.part_served) is not None:
+            number.add_metric([datastore.name, str(part.parts), part.build], part.number)
+    yield number
+
+
+def _of_live(live: Iterable[HostedLiveDatastore]) -> Iterator[Metric]:
     """Yield what there is of live datastores beside the metrics of all datastores."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    infos = {one: one.info() for one in live}
+    infos = {datastore: datastore.info() for datastore in live}
     gauges: dict[str, tuple[str, Callable[[LiveInfo], int]]] = {
         "documents": ("Documents of the datastore.", lambda info: info.document_count),
         "segments": ("Segments of the datastore.", lambda info: info.shard_count),
@@ -166,23 +178,23 @@ def _of_live(live: Iterable[LiveServed]) -> Iterator[Metric]:
     }
     for name, (meaning, value_of) in gauges.items():
         gauge = GaugeMetricFamily(f"rest_store_live_{name}", meaning, labels=["datastore"])
-        for one, info in infos.items():
-            gauge.add_metric([one.name], value_of(info))
+        for datastore, info in infos.items():
+            gauge.add_metric([datastore.name], value_of(info))
         yield gauge
-    counters: dict[str, tuple[str, Callable[[LiveServed, WriterCounts], int]]] = {
+    counters: dict[str, tuple[str, Callable[[HostedLiveDatastore, WriterCounts], int]]] = {
         "added_documents": ("Documents that were added.", lambda _, counts: counts.added),
         "added_tokens": ("Tokens of these.", lambda _, counts: counts.added_tokens),
         "deleted_documents": ("Documents that were deleted.", lambda _, counts: counts.deleted),
         "evicted_documents": ("Documents that were too much or too old.", lambda _, counts: counts.evicted),
-        "remembered": ("Documents that were added at the end of a session.", lambda one, _: one.remembered),
-        "dropped": ("Documents of sessions that were not added.", lambda one, _: one.dropped),
-        "failures": ("Additions and deletions that could not be written.", lambda one, _: one.failures),
+        "remembered": ("Documents that were added at the end of a session.", lambda datastore, _: datastore.remembered),
+        "dropped": ("Documents of sessions that were not added.", lambda datastore, _: datastore.dropped),
+        "failures": ("Additions and deletions that could not be written.", lambda datastore, _: datastore.failures),
     }
     for name, (meaning, count_of) in counters.items():
         counter = CounterMetricFamily(f"rest_store_live_{name}", meaning, labels=["datastore"])
-        for one, info in infos.items():
+        for datastore, info in infos.items():
             assert info.counts is not None  # this process writes it
-            counter.add_metric([one.name], count_of(one, info.counts))
+            counter.add_metric([datastore.name], count_of(datastore, info.counts))
         yield counter
 
 

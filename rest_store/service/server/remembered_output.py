@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rest_store.errors import LimitError, describe
-from rest_store.service.server.live_served import LiveServed
+from rest_store.service.server.hosted_live_datastore import HostedLiveDatastore
 from rest_store.service.server.requests import Tokens
 from rest_store.v1 import datastore_pb2 as pb
 
@@ -26,14 +26,14 @@ class RememberedOutput:
         replaced: whether one has.
     """
 
-    live: LiveServed
+    live: HostedLiveDatastore
     id: str
     continues: bool
     finished: bool = False
     replaced: bool = False
 
     @classmethod
-    def of(cls, opening: pb.SessionOpening, live: LiveServed) -> RememberedOutput:
+    def of(cls, opening: pb.SessionOpening, live: HostedLiveDatastore) -> RememberedOutput:
         """Return what `opening` asks for; raise LimitError unless its id may be part of one of a document."""
         if len(opening.output_id) > _LONGEST_ID or not opening.output_id.isprintable():
             found, expected = reprlib.repr(opening.output_id), f"at most {_LONGEST_ID} printable characters"
@@ -45,7 +45,7 @@ class RememberedOutputs:
     """The outputs of open streams. For use within one event loop."""
 
     def __init__(self) -> None:
-        self._latest: dict[tuple[LiveServed, str], RememberedOutput] = {}  # by the ids of clients
+        self._latest: dict[tuple[HostedLiveDatastore, str], RememberedOutput] = {}  # by the ids of clients
 
     def begin(self, output: RememberedOutput) -> None:
         """Have the stream of `output` alone remember it, though the end of one before may not be noticed yet."""

@@ -24,6 +24,7 @@ from rest_store.drafting.kernel_session import (
 from rest_store.drafting.output_document import PROMPT_TOKENS
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.errors import ContextTypeError, LimitError, describe
+from rest_store.service.server.hosted_datastore import HostedDatastore, Reading
 from rest_store.service.server.limits import Limits
 from rest_store.service.server.requests import (
     Accepted,
@@ -35,7 +36,6 @@ from rest_store.service.server.requests import (
     text_of,
     top_k_of,
 )
-from rest_store.service.server.served import Reading, Served
 from rest_store.v1 import datastore_pb2 as pb
 
 FIXED_MEMORY = 256 << 10  # bytes of a session beside its text and trees, above all its calibration
@@ -95,14 +95,14 @@ class ServedSession:
     def __init__(
         self,
         opening: pb.SessionOpening,
-        served: Sequence[Served],
+        served: Sequence[HostedDatastore],
         limits: Limits,
         require_memory: Callable[[int], None],
     ) -> None:
         self._served = served
         self._limits = limits
         self._require_memory = require_memory
-        self._vocabulary_size = min(one.store.vocabulary_size for one in served)
+        self._vocabulary_size = min(datastore.store.vocabulary_size for datastore in served)
         kernel = native_session_kernel()
         self._token_memory = int(kernel.TOKEN_MEMORY)
         self._node_memory = int(kernel.NODE_MEMORY) + len(served) * int(kernel.EVIDENCE_MEMORY)
@@ -217,7 +217,7 @@ class ServedSession:
             )
         if not self._names_sent:
             self._names_sent = True
-            response.datastores.extend(one.name for one in self._served)
+            response.datastores.extend(datastore.name for datastore in self._served)
         return response
 
     def _opened(self) -> Any:
@@ -233,7 +233,7 @@ class ServedSession:
             found = f"{opening.written} of {len(text)} tokens"
             raise ContextTypeError(describe("session", "what the model has written", found, "no more than the text"))
         top_k = top_k_of(opening.top_k, "top_k") if opening.HasField("top_k") else None
-        sources: list[object] = [one.store for one in self._served]
+        sources: list[object] = [datastore.store for datastore in self._served]
         if opening.prompt_lookup:
             sources.append(PromptLookup())
         if self.recycled is not None:
@@ -242,8 +242,8 @@ class ServedSession:
         native, datastores, _ = kernel_session(self.calibration, sources, learn=learn, max_suffix=max_suffix)
         first = self._served[0]
         native.limit_tokens(first.store.vocabulary_size)
-        for place, one in enumerate(self._served):
-            if one.fingerprint == first.fingerprint:
+        for place, datastore in enumerate(self._served):
+            if datastore.fingerprint == first.fingerprint:
                 self._datastores.append(datastores[place])
             else:  # its tokens mean something else
                 native.set_trees(datastores[place].index, None)

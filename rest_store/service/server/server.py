@@ -194,10 +194,10 @@ class Server:
         reopened = await asyncio.get_running_loop().run_in_executor(None, self._catalog.reopen)
         outcomes = self._catalog.swap(reopened)
         response = pb.ReloadResponse()
-        for one in outcomes:
-            self._metrics.reloads["reloaded" if one.refused is None else "refused"] += 1
-            response.outcomes.add(datastore=one.name, generation=one.generation, refused=one.refused or "")
-            self._log("reload", datastore=one.name, generation=one.generation, refused=one.refused)
+        for outcome in outcomes:
+            self._metrics.reloads["reloaded" if outcome.refused is None else "refused"] += 1
+            response.outcomes.add(datastore=outcome.name, generation=outcome.generation, refused=outcome.refused or "")
+            self._log("reload", datastore=outcome.name, generation=outcome.generation, refused=outcome.refused)
         for secrets in (self._tokens, self._certificates):
             try:
                 if secrets is not None:

@@ -13,8 +13,8 @@ from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.remote import MOST_RECENT
 from rest_store.drafting.sources import RecycledLogits
 from rest_store.errors import LimitError, OverloadedError, describe
+from rest_store.service.server.hosted_datastore import HostedDatastore
 from rest_store.service.server.limits import Limits
-from rest_store.service.server.served import Served
 from rest_store.service.server.served_session import FIXED_MEMORY, ServedSession
 from rest_store.v1 import datastore_pb2 as pb
 
@@ -60,7 +60,7 @@ class Sessions:
                 raise OverloadedError(f"service is overloaded: its sessions would take {memory} bytes of {most}")
             kept.popitem(last=False)
 
-    def begin(self, opening: pb.SessionOpening, served: Sequence[Served]) -> ServedSession:
+    def begin(self, opening: pb.SessionOpening, served: Sequence[HostedDatastore]) -> ServedSession:
         """Return a new session over the datastores `served`, to be ended. No work is done for it yet.
 
         Raises:
@@ -82,7 +82,7 @@ class Sessions:
             raise LimitError(describe("session", "what recent steps have taught", found, expected))
         weights = self._weights(opening)
         session = ServedSession(opening, served, self._limits, self.require_memory)
-        names = tuple(one.name for one in served)
+        names = tuple(datastore.name for datastore in served)
         session.calibration = _shared(self._calibrations, (names, name) if name else None, self._new_calibration)
         if weights and not any(session.calibration.weights):
             session.calibration.native.weights = weights
