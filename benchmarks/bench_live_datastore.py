@@ -46,7 +46,8 @@ from rest_store.options import PATH, SETTINGS
 
 SIZE = 500  # tokens of a document, except in the day
 NODES = (16, 64)
-TURN = 200
+TURN = 2_000  # contexts
+STEPPED = 50  # contexts of a turn that sessions draft for
 TOGETHER = 32  # documents of an addition, in the day
 CONTEXT = 32
 Document = npt.NDArray[np.integer[Any]]
@@ -166,9 +167,8 @@ def measure_bulk(source: Source, place: Path, tokens: int) -> dict[str, float]:
 
 def measure_queries(source: Source, place: Path, tokens: int, rounds: int) -> dict[str, Any]:
     """Time queries of a live datastore while it grows, in turns with those of the shard that it was before."""
-    contexts = source.contexts(rounds)
-    # All are asked in the same turns: how many contexts come again and again decides what the processor's caches hold.
-    turns = [contexts[start : start + TURN] for start in range(0, rounds, TURN)]
+    # No context comes again: a static shard would answer from its cache of trees, where new documents change them.
+    turns = [source.contexts(TURN) for _ in range(rounds // (4 * STEPPED))]
     results: dict[str, Any] = {}
     for where in ("thread", "process"):
         directory = place / where
@@ -216,12 +216,12 @@ def kinds_of_queries() -> dict[str, Callable[[Store, list[list[int]]], list[floa
     """Return functions that ask a store after contexts and return the microseconds of each."""
 
     def drafts(nodes: int) -> Callable[[Store, list[list[int]]], list[float]]:
-        return lambda store, contexts: time_each(lambda context: store.draft(context, max_nodes=nodes), contexts * 10)
+        return lambda store, contexts: time_each(lambda context: store.draft(context, max_nodes=nodes), contexts)
 
     def steps(nodes: int) -> Callable[[Store, list[list[int]]], list[float]]:
         def ask(store: Store, contexts: list[list[int]]) -> list[float]:
             times = []
-            for context in contexts[: len(contexts) // 4]:
+            for context in contexts[:STEPPED]:
                 with DraftSession([store], context[: CONTEXT // 2]) as session:
                     session.draft(nodes)
                     for place in range(CONTEXT // 2, CONTEXT // 2 + 8, 2):
