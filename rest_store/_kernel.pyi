@@ -146,10 +146,12 @@ class NativeSession:
         int32[N]).
         """
 
-    def draft(self, max_nodes: int, costs: npt.NDArray[np.float64], is_chain: bool = False) -> PackedDraft:
+    def draft(
+        self, max_nodes: int, costs: npt.NDArray[np.float64], is_chain: bool = False, min_score: float = 0.0
+    ) -> PackedDraft:
         """Return the next draft; empty `costs`: it is not cut."""
 
-    def draft_nodes(self, max_nodes: int, costs: npt.NDArray[np.float64], is_chain: bool, /) -> bytes:
+    def draft_nodes(self, max_nodes: int, costs: npt.NDArray[np.float64], is_chain: bool, min_score: float, /) -> bytes:
         """Return the same as the message DraftSessionResponse has its nodes."""
 
     def adopt(
@@ -159,6 +161,7 @@ class NativeSession:
         vocabulary: int,
         chain_nodes: int | None,
         costs: npt.NDArray[np.float64],
+        min_score: float,
     ) -> PackedDraft:
         """Take a tree that `draft_nodes` of a service returned as the latest one, and return it.
 
@@ -168,6 +171,7 @@ class NativeSession:
             vocabulary: above all their tokens.
             chain_nodes: most nodes of a chain; only the most probable path is taken then. None: the whole tree.
             costs: those of `draft`, for a chain.
+            min_score: of the nodes that are taken, at least.
 
         Raises:
             ValueError: what is wrong with the nodes.
@@ -199,11 +203,13 @@ class NativeSession:
     def time_stages(self, on: bool, /) -> None: ...
     def stage_seconds(self) -> dict[str, float]: ...
 
-def draft_all(sessions: Sequence[NativeSession], max_nodes: Sequence[int], is_chain: bool, /) -> list[PackedDraft]:
+def draft_all(
+    sessions: Sequence[NativeSession], max_nodes: Sequence[int], is_chain: bool, min_score: float, /
+) -> list[PackedDraft]:
     """Return what `NativeSession.draft` returns for each of different sessions, on all cores."""
 
 def draft_nodes_all(
-    sessions: Sequence[NativeSession], limits: Sequence[tuple[int, npt.NDArray[np.float64], bool]], /
+    sessions: Sequence[NativeSession], limits: Sequence[tuple[int, npt.NDArray[np.float64], bool, float]], /
 ) -> list[bytes]:
     """Return what `NativeSession.draft_nodes` returns for each of different sessions, on all cores."""
 

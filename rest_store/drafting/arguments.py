@@ -30,6 +30,13 @@ def is_chain(shape: object) -> bool:
     return shape == "chain"
 
 
+def lowest_score(min_score: object) -> float:
+    """Return `min_score` as a float; raise LimitError unless it is 0..1."""
+    if isinstance(min_score, bool) or not isinstance(min_score, int | float) or not 0 <= min_score <= 1:
+        raise LimitError(describe("draft session", "min_score", repr(min_score), "0..1"))
+    return float(min_score)
+
+
 def tokens_of(what: str, values: IntSequence) -> npt.NDArray[np.int32]:
     """Return `values` as int32; raise unless they are 1-D integers from 0 on."""
     array = _integers(what, values)

@@ -14,7 +14,7 @@ from rest_store.datastore.kernel import native_session_kernel
 from rest_store.datastore.store import Store
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence
-from rest_store.drafting.arguments import is_chain, node_limit, tokens_of, top_k_of
+from rest_store.drafting.arguments import is_chain, lowest_score, node_limit, tokens_of, top_k_of
 from rest_store.drafting.external_sources import Drop
 from rest_store.drafting.kernel_session import Drafted, DraftLimits, TopK, append_all, follow_changes
 from rest_store.drafting.remote import RemoteDrafting
@@ -29,7 +29,11 @@ from rest_store.errors import (
 
 
 def draft_all(
-    sessions: Sequence[DraftSession], max_nodes: int | Sequence[int] = 16, *, shape: str = "tree"
+    sessions: Sequence[DraftSession],
+    max_nodes: int | Sequence[int] = 16,
+    *,
+    shape: str = "tree",
+    min_score: float = 0.0,
 ) -> list[TokenTree]:
     """Return the next draft of each session: what its `draft` alone would return.
 
@@ -41,20 +45,21 @@ def draft_all(
         sessions: different ones. They may share sources and a calibration, which learns in `accept_all` only.
         max_nodes: most draft tokens of each, or one number for each session, 0..1024.
         shape: as in `DraftSession.draft`.
+        min_score: the same.
 
     Raises:
         BatchError: a session is given twice, something is no session, or there are not as many numbers as sessions.
-        LimitError: `max_nodes` out of range, or an unknown `shape`.
+        LimitError: `max_nodes` or `min_score` out of range, or an unknown `shape`.
         SessionClosedError: a session is closed.
 
     With an error nothing has been asked. Waits at most the longest `source_timeout` of all sessions. Interrupts pass
     through as in `DraftSession.draft`; all sessions are then as they were before.
     """
     _require_sessions("draft_all", sessions)
-    limits = _node_limits(max_nodes, len(sessions))
-    chain = is_chain(shape)
+    chain, score = is_chain(shape), lowest_score(min_score)
+    limits = [DraftLimits(most, is_chain=chain, min_score=score) for most in _node_limits(max_nodes, len(sessions))]
     try:
-        return _draft_all(sessions, limits, chain)
+        return _draft_all(sessions, limits)
     except BaseException:
         for session in sessions:
             session._native.forget()
@@ -124,23 +129,23 @@ def _node_limits(max_nodes: int | Sequence[int], count: int) -> list[int]:
     return limits
 
 
-def _draft_all(sessions: Sequence[DraftSession], limits: Sequence[int], chain: bool) -> list[TokenTree]:
+def _draft_all(sessions: Sequence[DraftSession], limits: Sequence[DraftLimits]) -> list[TokenTree]:
     """Ask elsewhere first, draft what is here meanwhile, then wait for the answers."""
     drops: dict[int, list[Drop]] = {}
     drafts: dict[int, Drafted] = {}
 
     def receive(i: int) -> None:
-        drafted, drops[i] = sessions[i]._receive(DraftLimits(limits[i], is_chain=chain))
+        drafted, drops[i] = sessions[i]._receive(limits[i])
         if drafted is not None:
             drafts[i] = drafted
 
     here, elsewhere = set(range(len(sessions))), [i for i, session in enumerate(sessions) if session._asks_elsewhere]
     if not elsewhere:
-        drafts = _drafted_here(sessions, limits, chain, here)
+        drafts = _drafted_here(sessions, limits, here)
     else:
         remotes = [remote for i in elsewhere if (remote := sessions[i]._remote) is not None]
         _share(remotes)
-        unsent = [i for i in elsewhere if not sessions[i]._send(DraftLimits(limits[i], is_chain=chain))]
+        unsent = [i for i in elsewhere if not sessions[i]._send(limits[i])]
         left = iter(unsent)
         for remote in remotes:
             remote.flush()
@@ -154,14 +159,14 @@ def _draft_all(sessions: Sequence[DraftSession], limits: Sequence[int], chain: b
             waiting: list[Future[None]] = []
             with suppress(RuntimeError):  # no more threads: this one does what is left
                 waiting.extend(threads.submit(receive_unsent) for _ in unsent)
-            drafts |= _drafted_here(sessions, limits, chain, here.difference(elsewhere))
+            drafts |= _drafted_here(sessions, limits, here.difference(elsewhere))
             for i in elsewhere:
                 if i not in unsent:
                     receive(i)
             receive_unsent()
             for future in waiting:
                 future.result()
-        drafts |= _drafted_here(sessions, limits, chain, [i for i in elsewhere if i not in drafts])
+        drafts |= _drafted_here(sessions, limits, [i for i in elsewhere if i not in drafts])
     return [session._finish(drafts[i], drops.get(i, ())) for i, session in enumerate(sessions)]
 
 
@@ -174,7 +179,7 @@ def _share(remotes: Sequence[RemoteDrafting]) -> None:
 
 
 def _drafted_here(
-    sessions: Sequence[DraftSession], limits: Sequence[int], chain: bool, chosen: Collection[int]
+    sessions: Sequence[DraftSession], limits: Sequence[DraftLimits], chosen: Collection[int]
 ) -> dict[int, Drafted]:
     """Return what the kernel drafts for the `chosen` sessions."""
     stores: set[Store] = set()
@@ -182,22 +187,22 @@ def _drafted_here(
         opened = sessions[i]._datastores.values()
         follow_changes(sessions[i]._native, opened)
         stores.update(datastore.store for datastore in opened)
-    drafted = _drafted_by_kernel(sessions, limits, chain, chosen)
+    drafted = _drafted_by_kernel(sessions, limits, chosen)
     if not all(map(_is_readable, stores)):
         again = [i for i in chosen if sessions[i]._leave_out_unreadable()]
-        drafted |= _drafted_by_kernel(sessions, limits, chain, again)
+        drafted |= _drafted_by_kernel(sessions, limits, again)
     return drafted
 
 
 def _drafted_by_kernel(
-    sessions: Sequence[DraftSession], limits: Sequence[int], chain: bool, chosen: Collection[int]
+    sessions: Sequence[DraftSession], limits: Sequence[DraftLimits], chosen: Collection[int]
 ) -> dict[int, Drafted]:
     if not chosen:
         return {}
-    draft = native_session_kernel().draft_all
-    return dict(
-        zip(chosen, draft([sessions[i]._native for i in chosen], [limits[i] for i in chosen], chain), strict=True)
-    )
+    natives, nodes = [sessions[i]._native for i in chosen], [limits[i].max_nodes for i in chosen]
+    _, _, chain, min_score = limits[0]  # the same for all
+    drafts = native_session_kernel().draft_all(natives, nodes, chain, min_score)
+    return dict(zip(chosen, drafts, strict=True))
 
 
 def _is_readable(store: Store) -> bool:

@@ -33,11 +33,13 @@ class DraftLimits(NamedTuple):
         max_nodes: most draft tokens, 0..1024.
         costs: those of `DraftSession.draft`, float64[n + 1]; empty: the draft is not cut.
         is_chain: whether it is to be a chain.
+        min_score: the draft ends before the first node with a lower score.
     """
 
     max_nodes: int
     costs: npt.NDArray[np.float64] = NO_COSTS
     is_chain: bool = False
+    min_score: float = 0.0
 
 
 class Drafted(NamedTuple):

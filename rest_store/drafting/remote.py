@@ -222,8 +222,9 @@ class RemoteDrafting:
             if tree is None:
                 return None
             try:
+                chain_nodes = limits.max_nodes if limits.is_chain else None
                 packed, scores, origins = self._native.adopt(
-                    tree.nodes, most, tree.vocabulary_size, limits.max_nodes if limits.is_chain else None, limits.costs
+                    tree.nodes, most, tree.vocabulary_size, chain_nodes, limits.costs, limits.min_score
                 )
             except ValueError as error:
                 expected = f"at most {most} nodes of a vocabulary of {tree.vocabulary_size}"

@@ -15,7 +15,15 @@ from rest_store.datastore.render import counted
 from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence, limit
-from rest_store.drafting.arguments import Costs, is_chain, node_limit, times_of, tokens_of, top_k_of
+from rest_store.drafting.arguments import (
+    Costs,
+    is_chain,
+    lowest_score,
+    node_limit,
+    times_of,
+    tokens_of,
+    top_k_of,
+)
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.external_sources import Drop, ExternalSources
 from rest_store.drafting.kernel_session import (
@@ -261,7 +269,9 @@ class DraftSession:
         """Return the number of tokens of prompt and output so far."""
         return int(self._native.length())
 
-    def draft(self, max_nodes: int = 16, costs: Costs | None = None, *, shape: str = "tree") -> TokenTree:
+    def draft(
+        self, max_nodes: int = 16, costs: Costs | None = None, *, shape: str = "tree", min_score: float = 0.0
+    ) -> TokenTree:
         """Return the draft that is worth verifying next.
 
         A tree is built best-first: a node's score is the probability that it is accepted, its parent's score times its
@@ -276,13 +286,14 @@ class DraftSession:
                 from the width of a step, which is 1 + that number, to its time. The draft then has the number of nodes
                 that makes (1 + sum of scores) / time greatest, which may be 0.
             shape: "tree", or "chain": one path, for engines that verify no trees.
+            min_score: nodes with a lower score are left out, 0..1; then drafting takes less time, too.
 
         Returns:
             The draft, with `scores` and `origins`; its counts are zero. The parents of a chain are -1, 0, 1 ..
 
         Raises:
-            LimitError: `max_nodes` out of range, `costs` that are not 1-D positive numbers or a function of one, or an
-                unknown `shape`.
+            LimitError: `max_nodes` or `min_score` out of range, `costs` that are not 1-D positive numbers or a function
+                of one, or an unknown `shape`.
             SessionClosedError: after `close`.
 
         What an external source raises is counted in `statistics`, except an interrupt: KeyboardInterrupt, and without
@@ -293,7 +304,7 @@ class DraftSession:
         times = times_of(costs, nodes)
         if times.size:
             nodes = min(nodes, times.size - 1)
-        limits = DraftLimits(nodes, times, chain)
+        limits = DraftLimits(nodes, times, chain, lowest_score(min_score))
         try:
             self._send(limits)
             drafted, drops = self._receive(limits)

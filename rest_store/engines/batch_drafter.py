@@ -30,9 +30,6 @@ from rest_store.engines.sources import EngineSources
 from rest_store.errors import TokenRangeError, describe
 
 _TEND_SECONDS = 0.5  # between looks at what has ended
-# Draft tokens that a row is asked for: so many, and for each that was verified last so many more. Longer drafts would
-# seldom be verified, and take time.
-_LEAST_ASKED, _GROWTH = 4, 2
 _EMPTY = TokenTree([], [], [], scores=[], origins=[])
 
 
@@ -150,8 +147,7 @@ class BatchDrafter:
         likely = self._likely_tokens(computed, dict(zip(rows, step.drafted, strict=True)), len(sampled))
         requests: list[RowDraft] = []
         for row, text in zip(step.sessions, texts, strict=True):
-            reach = self._most if row.chosen is None else _LEAST_ASKED + _GROWTH * row.chosen
-            max_nodes = min(self._most, reach, self._longest - 1 - row.length)
+            max_nodes = min(self._most, self._longest - 1 - row.length)
             if row.session is not None and max_nodes > 0:
                 request = RowDraft(row, row.session, text[row.session_length :], max_nodes)
                 requests.append(request if likely is None else request.with_likely(likely, len(sampled[row.index])))
@@ -207,7 +203,7 @@ class BatchDrafter:
         """Return a chain for each row."""
         try:
             sessions, limits = [request.session for request in requests], [request.max_nodes for request in requests]
-            trees = draft_all(sessions, limits, shape="chain")
+            trees = draft_all(sessions, limits, shape="chain", min_score=self._goodput.min_score)
         except Exception as error:
             self.say("draft", error)
             trees = [self._draft_alone(request) for request in requests]
@@ -220,7 +216,7 @@ class BatchDrafter:
     def _draft_alone(self, request: RowDraft) -> TokenTree:
         """Return the chain of one row; if that fails, give its session up."""
         try:
-            return request.session.draft(request.max_nodes, shape="chain")
+            return request.session.draft(request.max_nodes, shape="chain", min_score=self._goodput.min_score)
         except Exception as error:
             self._give_up(request, "draft", error)
             return _EMPTY
@@ -254,7 +250,7 @@ class BatchDrafter:
             drafts[request.row.index] = flat[start : start + count]
             self._drafted.append((request.row, origins[start : start + count], promised))
             request.row.nodes = size
-            request.row.drafted = request.row.chosen = count
+            request.row.drafted = count
             start += size
 
     def _count_drafted(self) -> None:

@@ -33,6 +33,8 @@ _PRIOR = 4.0  # tokens a row that are taken to be promised and accepted, beside 
 _KEPT_PROMISE = 0.5 ** (1 / 256)  # what a step leaves of earlier promises, so that tries come back
 _SLACK = 1.25  # promised for accepted, up to which scores are believed: chance does that, too
 
+_DOUBT = 0.5  # part of the score that pays at present, from which on draft tokens may pay in the next step
+
 
 class _Steps:
     """The latest steps of one kind: rows, draft tokens, seconds, and the number of each among all steps."""
@@ -101,6 +103,11 @@ class StepCosts:
     def _time(self, rows: int, drafted: int) -> float:
         intercept, slope, jump = self._line
         return intercept + slope * (rows + drafted) + jump * (drafted > 0)
+
+    @property
+    def slope(self) -> float:
+        """Seconds that a further token takes, as of the latest `table`, in its unit."""
+        return self._line[1]
 
     def table(self, rows: int, most: int) -> Floats:
         """Return the seconds of a step over `rows` rows with 0 .. most draft tokens, float64[most + 1].
@@ -199,6 +206,7 @@ class Goodput:
         self._rows = 1  # of the latest choice
         self._expected = (1.0, 1.0, 1.0)  # of the latest choice: tokens a row, its time, and that of a plain step
         self._gain = 0.0  # smoothed, as part of the speed without drafts
+        self._least = 0.0  # score that pays, as of the latest choice
         self._pause = 0
         self._next_pause = _SHORTEST_PAUSE
 
@@ -219,6 +227,11 @@ class Goodput:
             return False
         return not self._costs.wants_plain()
 
+    @property
+    def min_score(self) -> float:
+        """The score from which on draft tokens may pay in the next step; sessions need not look for others."""
+        return min(_DOUBT * self._least, _DOUBT)
+
     def chosen(self, scores: npt.NDArray[np.floating[Any]], rows: int) -> npt.NDArray[np.bool_]:
         """Return which draft tokens to verify: those that make tokens per second greatest.
 
@@ -236,6 +249,7 @@ class Goodput:
         count = int(np.argmax(tokens / times))
         chosen = np.zeros(scores.size, dtype=np.bool_)
         chosen[order[:count]] = True
+        self._least = float(tokens[count] / times[count]) * self._costs.slope / self._reliability.factor
         self._expected = float(tokens[count]) / rows, float(times[count]), float(times[0])
         self._rows = rows
         return chosen

@@ -40,7 +40,6 @@ class RowSession:
         nodes: draft tokens that the session has drafted since it was told anything.
         drafted: how many of them the engine verifies in this step.
         accepted: how many of those of the step before the model also produced; None if that cannot be told.
-        chosen: how many were chosen when the session was asked last; None if it was not asked yet.
         absent_since: when its row was first missed; None while it has one.
     """
 
@@ -54,7 +53,6 @@ class RowSession:
         "_window",
         "absent_since",
         "accepted",
-        "chosen",
         "drafted",
         "index",
         "length",
@@ -68,7 +66,6 @@ class RowSession:
         self.index = index
         self.length = self.session_length = text.size
         self.nodes = self.drafted = 0
-        self.chosen: int | None = None
         self.accepted: int | None = None
         self.absent_since: float | None = None
         self._checksum = zlib.crc32(text.data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from rest_store.errors import (
     TokenRangeError,
 )
 from rest_store.live.live_datastore import LiveDatastore
+from tests.datastore.test_opening import run_python
 from tests.drafting.test_remote import TEXT, Elsewhere
 from tests.drafting.test_session import Blocked, PythonSource, Raising
 from tests.shared.strategies import ONE_TO_NINE, contexts, corpora, identity, open_datastore, refused
@@ -42,7 +44,7 @@ def test_a_batch_drafts_and_learns_what_its_sessions_do_alone(data: st.DataObjec
     """Two sets of the same sessions, each with a calibration and recycled logits of its own that its sessions share."""
     corpus = data.draw(corpora())
     texts = [data.draw(contexts(corpus)) for _ in range(data.draw(st.integers(0, 11)))]
-    shape = data.draw(st.sampled_from(["tree", "chain"]))
+    shape, least = data.draw(st.sampled_from(["tree", "chain"])), data.draw(st.sampled_from([0.0, 0.1, 0.5]))
     nodes = [data.draw(st.sampled_from([0, 1, 8, 16, 64])) for _ in texts]
     with tempfile.TemporaryDirectory() as directory:
         store = open_datastore(Path(directory), corpus)
@@ -58,8 +60,9 @@ def test_a_batch_drafts_and_learns_what_its_sessions_do_alone(data: st.DataObjec
 
         batch, others = opened(together), opened(alone)
         for step in range(3):
-            trees = draft_all(batch, nodes, shape=shape)
-            assert trees == [one.draft(most, shape=shape) for one, most in zip(others, nodes, strict=True)]
+            trees = draft_all(batch, nodes, shape=shape, min_score=least)
+            alike = [one.draft(most, shape=shape, min_score=least) for one, most in zip(others, nodes, strict=True)]
+            assert trees == alike
             for tree, other in zip(trees, others, strict=True):
                 assert tree.scores is not None
                 assert len(tree) == 0 or other.statistics.steps == step + 1
@@ -88,6 +91,41 @@ def test_many_sessions_of_one_calibration_draft_the_same_every_time(store: Datas
         assert draft_all(sessions, 16) == expected
 
 
+def test_batches_of_several_threads_go_on_side_by_side(store: Datastore) -> None:
+    texts = [[start % 9 + 1, (start + 1) % 9 + 1] for start in range(64)]
+
+    def opened() -> list[DraftSession]:
+        return [DraftSession([PromptLookup(), store], text) for text in texts]
+
+    expected = draft_all(opened(), 16)
+    with ThreadPoolExecutor(4) as threads:
+        for trees in threads.map(
+            lambda sessions: [draft_all(sessions, 16) for _ in range(20)], [opened() for _ in range(4)]
+        ):
+            assert trees == [expected] * 20
+
+
+FORKED = """
+import os, sys, warnings
+from rest_store import DraftSession, draft_all
+from rest_store.datastore.datastore import Datastore
+warnings.simplefilter("ignore")
+store = Datastore.open(sys.argv[1])
+sessions = [DraftSession([store], [start % 9 + 1, (start + 1) % 9 + 1]) for start in range(64)]
+expected = draft_all(sessions, 16)
+child = os.fork()
+same = [draft_all(sessions, 16) == expected for _ in range(20)]
+if child == 0:
+    os._exit(0 if all(same) else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), all(same))
+"""
+
+
+def test_a_child_of_a_process_that_drafts_in_batches_drafts_with_threads_of_its_own(tmp_path: Path) -> None:
+    open_datastore(tmp_path, ONE_TO_NINE).close()
+    assert run_python(FORKED, tmp_path, REST_STORE_KERNEL="") == "0 True\n"
+
+
 def test_an_empty_batch_is_none(store: Datastore) -> None:
     assert draft_all([]) == []
     accept_all([], [])
@@ -108,6 +146,7 @@ def test_a_batch_that_cannot_be_asked_is_refused_before_anything_happens(store: 
     refused(LimitError, lambda: draft_all([one, other], [8, 1025]), "max_nodes")
     refused(LimitError, lambda: draft_all([one, other], 1.5), "max_nodes")  # type: ignore[arg-type]
     refused(LimitError, lambda: draft_all([one, other], shape="path"), "shape")
+    refused(LimitError, lambda: draft_all([one, other], min_score=2), "min_score", "2", "0..1")
     refused(EmptyContextError, lambda: accept_all([one, other], [[3], []]), "tokens")
     refused(ContextTypeError, lambda: accept_all([one, other], [[3], [[4]]]), "tokens")  # type: ignore[list-item]
     refused(TokenRangeError, lambda: accept_all([one, other], [[3], [-1]]), "-1")

@@ -60,6 +60,44 @@ def test_a_chain_is_a_path_of_the_tree_with_the_same_scores(data: st.DataObject)
     assert len(chain) == nodes or is_leaf or chain.scores[-1] < 0.01
 
 
+@settings(max_examples=25)
+@given(data=st.data())
+def test_a_draft_may_end_at_a_score(data: st.DataObject) -> None:
+    corpus = data.draw(corpora())
+    context = data.draw(contexts(corpus))
+    shape, nodes = data.draw(st.sampled_from(["tree", "chain"])), data.draw(st.sampled_from([1, 8, 16, 64]))
+    with tempfile.TemporaryDirectory() as directory:
+        store = open_datastore(Path(directory), corpus)
+        with DraftSession([PromptLookup(), store], context) as session:
+            whole = session.draft(nodes, shape=shape)
+            assert whole.scores is not None
+            for least in (*map(float, whole.scores[:3]), data.draw(st.floats(0, 1))):
+                part = session.draft(nodes, shape=shape, min_score=least)
+                assert part.scores is not None
+                kept = whole.scores >= np.float32(least)
+                assert part.tokens.tolist() == whole.tokens[kept].tolist()
+                assert part.scores.tolist() == whole.scores[kept].tolist()
+                assert part.depths.tolist() == whole.depths[kept].tolist()
+
+
+def test_a_score_that_is_none_is_refused(store: Datastore) -> None:
+    with DraftSession([store], [1, 2]) as session:
+        for score in (-0.1, 1.5, float("nan"), "0.5", True):
+            refused(LimitError, lambda score=score: session.draft(8, min_score=score), "min_score", "0..1")  # type: ignore[misc]
+        assert session.draft(8, min_score=1).tokens.tolist() == []
+
+
+def test_of_what_a_service_drafts_low_scores_are_left_out() -> None:
+    """Also of a service that knows no such limit."""
+    away = Elsewhere(Nodes([5, 6, 7, 3, 4], [0.5, 0.4, 0.3, 0.2, 0.45], [-1, 0, 1, -1, 0], [1, 2, 3, 1, 1]))
+    with DraftSession([away], TEXT) as session:
+        tree = session.draft(8, min_score=0.4)
+        assert (tree.tokens.tolist(), tree.parents.tolist()) == ([5, 6, 4], [-1, 0, 0])
+        assert session.draft(8, shape="chain", min_score=0.4).tokens.tolist() == [5, 6]
+        assert session.draft(8, min_score=0.6).tokens.tolist() == []
+    assert [limits.min_score for _, _, limits, _ in away.drafted] == [0.4, 0.4, 0.6]
+
+
 def test_costs_cut_a_chain_to_the_best_rate(store: Datastore, calibration: Calibration) -> None:
     with DraftSession([store], [1, 2], calibration=calibration) as session:
         whole = session.draft(16, shape="chain")

@@ -53,4 +53,4 @@ def test_the_stub_describes_the_module() -> None:
     for alias in ("Tokens", "TopK", "PackedDraft"):
         assert alias not in real
     assert stated == real
-    assert stated["NativeSession.draft"] == [(0, ["max_nodes", "costs", "is_chain"], [], 1)]
+    assert stated["NativeSession.draft"] == [(0, ["max_nodes", "costs", "is_chain", "min_score"], [], 2)]

@@ -246,7 +246,7 @@ def test_its_settings_are_those_of_the_session() -> None:
     assert (settings.prompt_lookup, settings.recycled_logits) == (True, recycled.key)
     assert settings.prompt_top_k is not None
     assert settings.prompt_top_k.tolist() == rows
-    (_, _, (nodes, sent, _), timeout), (_, _, (fewer, none, _), _) = away.drafted
+    (_, _, (nodes, sent, _, _), timeout), (_, _, (fewer, none, _, _), _) = away.drafted
     assert (nodes, fewer, none.size) == (8, 3, 0)
     assert timeout is not None
     assert 0 < timeout <= 2.5

@@ -93,9 +93,19 @@ def learned(cost: Cost, rows: int) -> Goodput:
 def test_a_draft_token_pays_from_a_score_that_grows_with_the_batch(rows: int, least: float) -> None:
     """One more token costs 0.95 ms; where each row has the same single candidate, it has to bring as much."""
     goodput = learned(cpu, rows)
+    assert goodput.min_score == 0, "all are asked for"
     for score in (0.8 * least, 1.2 * least):
         chosen = goodput.chosen(np.full(rows, score), rows)
         assert chosen.sum() == (rows if score > least else 0)
+        assert 0.3 * least < goodput.min_score < 0.8 * least, "less than pays at present"
+
+
+def test_good_draft_tokens_are_asked_for_however_little_they_seem_to_pay() -> None:
+    goodput = learned(saturated, 32)
+    for _ in range(64):
+        goodput.chosen(np.full(64, 0.9), 32)
+        goodput.judge(32.0, 0)
+        assert goodput.min_score <= 0.5
 
 
 def test_the_best_of_all_rows_are_chosen() -> None:

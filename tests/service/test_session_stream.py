@@ -78,12 +78,13 @@ def replayed(
     budgets: Sequence[int] = (8,),
     costs: Sequence[Any] = (None,),
     shapes: Sequence[str] = ("tree",),
+    scores: Sequence[float] = (0.0,),
     is_remote: bool | None = None,
     **options: Any,
 ) -> tuple[list[TokenTree], DraftSession]:
     """The trees along `text`, for which the model found likely what comes and one other token, and their session.
 
-    Budgets, costs and shapes take turns. With `is_remote`, checks whether a service runs the session.
+    Budgets, costs, shapes and least scores take turns. With `is_remote`, checks whether a service runs the session.
     """
     trees = []
     top_k = [[text[place], (text[place] + 1) % 300] for place in range(1, start)]
@@ -91,8 +92,8 @@ def replayed(
     with DraftSession(sources, text[:start], prompt_top_k=prompt_top_k, **options) as session:
         while start < len(text):
             turn = len(trees)
-            shape = shapes[turn % len(shapes)]
-            tree = session.draft(budgets[turn % len(budgets)], costs[turn % len(costs)], shape=shape)
+            shape, least = shapes[turn % len(shapes)], scores[turn % len(scores)]
+            tree = session.draft(budgets[turn % len(budgets)], costs[turn % len(costs)], shape=shape, min_score=least)
             trees.append(tree)
             end = min(start + len(tree.longest_path(text[start:])) + 1, len(text))
             rows = [[text[place + 1], 7] if place + 1 < end else [-1, -1] for place in range(start, end)]
@@ -159,6 +160,7 @@ def test_any_text_and_any_steps_give_the_trees_in_process(
         "budgets": budgets,
         "costs": costs,
         "shapes": data.draw(st.lists(st.sampled_from(["tree", "chain"]), min_size=1, max_size=3)),
+        "scores": data.draw(st.lists(st.sampled_from([0.0, 0.05, 0.3]), min_size=1, max_size=3)),
         "max_suffix": data.draw(st.sampled_from([1, 4, 64])),
     }
     several = data.draw(st.booleans())

@@ -158,6 +158,8 @@ BAD: dict[str, tuple[list[Request | bytes], str]] = {
     "a chain of 1,025 nodes": ([FIRST, chaining(max_nodes=1025)], "LIMIT"),
     "a chain with a cost that is no number": ([FIRST, chaining(costs=pb.StepCosts(of_step=[1.0, NAN]))], "LIMIT"),
     "a chain with a cost of nothing": ([FIRST, chaining(costs=pb.StepCosts(of_step=[0.0]))], "LIMIT"),
+    "a score that is no number": ([FIRST, Request(draft=pb.TreeRequest(min_score=NAN))], "LIMIT"),
+    "a score below 0": ([FIRST, Request(draft=pb.TreeRequest(min_score=-0.5))], "LIMIT"),
     "a chain with 1,026 costs": ([FIRST, chaining(costs=pb.StepCosts(of_step=[1.0] * 1026))], "LIMIT"),
     "a chain instead of a tree of 1,025 nodes": (
         [FIRST, Request(draft=pb.TreeRequest(max_nodes=1025, chain=pb.ChainRequest(max_nodes=8)))],

@@ -131,21 +131,21 @@ class NativeSession {
 
   // (packed tree as TokenTree has it, scores float32[N], origins uint8[N]); `costs` may be empty, else the draft has
   // fewer nodes than there are costs.
-  nb::tuple draft(std::size_t max_nodes, const Array<double>& costs, bool is_chain) {
-    build(max_nodes, costs, is_chain);
+  nb::tuple draft(std::size_t max_nodes, const Array<double>& costs, bool is_chain, float min_score) {
+    build(limits_of(max_nodes, costs, is_chain, min_score));
     return tree();
   }
 
   // The same as the message DraftSessionResponse has it.
-  nb::bytes draft_nodes(std::size_t max_nodes, const Array<double>& costs, bool is_chain) {
-    build(max_nodes, costs, is_chain);
+  nb::bytes draft_nodes(std::size_t max_nodes, const Array<double>& costs, bool is_chain, float min_score) {
+    build(limits_of(max_nodes, costs, is_chain, min_score));
     return nodes();
   }
 
   // What one draft is built with.
-  static DraftLimits limits_of(std::size_t max_nodes, const Array<double>& costs, bool is_chain) {
+  static DraftLimits limits_of(std::size_t max_nodes, const Array<double>& costs, bool is_chain, float min_score) {
     if (costs.size() > 0) max_nodes = std::min(max_nodes, costs.size() - 1);
-    return {max_nodes, is_chain ? Shape::kChain : Shape::kTree, span_of(costs)};
+    return {max_nodes, is_chain ? Shape::kChain : Shape::kTree, span_of(costs), min_score};
   }
 
   // `draft` and `draft_nodes` in steps, for batches: begin(), TreeBuilder::build() or its own steps, and end() need no
@@ -189,11 +189,11 @@ class NativeSession {
     return bytes_of(out);
   }
 
-  // Take a tree of a service, as `draft_nodes` returns it, as what was drafted last; if `chain_nodes` is given, only
-  // the most probable path, at most so many nodes and as many as `costs` say. Returns what `draft` does, with origins
-  // as they came. ValueError: what is wrong with the tree.
+  // Take a tree of a service, as `draft_nodes` returns it, as what was drafted last, without the nodes with a lower
+  // score than `min_score`; if `chain_nodes` is given, only the most probable path, at most so many nodes and as many
+  // as `costs` say. Returns what `draft` does, with origins as they came. ValueError: what is wrong with the tree.
   nb::tuple adopt(const nb::bytes& packed, std::size_t max_nodes, std::uint64_t vocabulary,
-                  const std::optional<std::size_t>& chain_nodes, const Array<double>& costs) {
+                  const std::optional<std::size_t>& chain_nodes, const Array<double>& costs, float min_score) {
     const std::size_t size = packed.size() / kNodeSize;
     if (packed.size() % kNodeSize != 0) throw nb::value_error("of a wrong size");
     if (size > max_nodes) throw nb::value_error("larger than asked for");
@@ -211,9 +211,11 @@ class NativeSession {
       node.depth = parent < 0 ? 1 : nodes[static_cast<std::size_t>(parent)].depth + 1;
       node.origins = static_cast<std::uint8_t>(packed.c_str()[size * kOrigins + i]);
     }
+    nodes = with_scores_from(min_score, std::move(nodes));
     if (chain_nodes) {
       std::size_t count = 0;
-      while (count < std::min(*chain_nodes, size) && nodes[count].parent == static_cast<std::int32_t>(count) - 1)
+      while (count < std::min(*chain_nodes, nodes.size()) &&
+             nodes[count].parent == static_cast<std::int32_t>(count) - 1)
         ++count;
       nodes.resize(count);
       if (costs.size() > 0) nodes.resize(pruned_size(nodes, span_of(costs)));
@@ -353,9 +355,9 @@ class NativeSession {
       builder_.recycled->learn(builder_.tail_of(i == 0 ? -1 : order_[i - 1]), top_tokens_of(rows, i));
   }
 
-  void build(std::size_t max_nodes, const Array<double>& costs, bool is_chain) {
+  void build(const DraftLimits& limits) {
     const nb::gil_scoped_release release;
-    begin().build(limits_of(max_nodes, costs, is_chain));
+    begin().build(limits);
     end();
   }
 

@@ -34,7 +34,7 @@ nb::bytes top_tokens_of(const nb::ndarray<const float, nb::ndim<2>, nb::device::
   if (width > 1 && logits.stride(1) != 1) throw nb::value_error("rows with gaps");
   if (count == 0 || count > kTopK) throw nb::value_error("count out of range");
   if (drafted && drafted->size() != rows) throw nb::value_error("of unequal length");
-  constexpr std::size_t kTogether = 16;  // chains of rows that a thread takes at a time
+  constexpr std::size_t kTogether = 4;  // chains of rows that a thread takes at a time
   std::vector<std::int32_t> out(rows * count, -1);
   {
     const nb::gil_scoped_release release;
@@ -66,10 +66,11 @@ void build_together(const std::vector<NativeSession*>& sessions, const std::vect
 
 // What `NativeSession::draft` returns for each of different sessions, with `max_nodes` for each.
 nb::list draft_all(const std::vector<NativeSession*>& sessions, const std::vector<std::size_t>& max_nodes,
-                   bool is_chain) {
+                   bool is_chain, float min_score) {
   if (max_nodes.size() != sessions.size()) throw nb::value_error("of unequal length");
   std::vector<DraftLimits> limits;
-  for (const std::size_t most : max_nodes) limits.push_back({most, is_chain ? Shape::kChain : Shape::kTree, {}});
+  for (const std::size_t most : max_nodes)
+    limits.push_back({most, is_chain ? Shape::kChain : Shape::kTree, {}, min_score});
   build_together(sessions, limits);
   nb::list out;
   for (const NativeSession* session : sessions) out.append(session->tree());
@@ -78,11 +79,11 @@ nb::list draft_all(const std::vector<NativeSession*>& sessions, const std::vecto
 
 // What `NativeSession::draft_nodes` returns for each of different sessions, with the arguments of each.
 nb::list draft_nodes_all(const std::vector<NativeSession*>& sessions,
-                         const std::vector<std::tuple<std::size_t, Array<double>, bool>>& drafts) {
+                         const std::vector<std::tuple<std::size_t, Array<double>, bool, float>>& drafts) {
   if (drafts.size() != sessions.size()) throw nb::value_error("of unequal length");
   std::vector<DraftLimits> limits;
-  for (const auto& [max_nodes, costs, is_chain] : drafts)
-    limits.push_back(NativeSession::limits_of(max_nodes, costs, is_chain));
+  for (const auto& [max_nodes, costs, is_chain, min_score] : drafts)
+    limits.push_back(NativeSession::limits_of(max_nodes, costs, is_chain, min_score));
   build_together(sessions, limits);
   nb::list out;
   for (const NativeSession* session : sessions) out.append(session->nodes());
@@ -136,10 +137,11 @@ void bind_sessions(nb::module_& module) {
       .def("prompt", &NativeSession::prompt, nb::arg("tokens"), nb::arg("top_k").none())
       .def("set_trees", &NativeSession::set_trees, nb::arg("index"), nb::arg("trees").none())
       .def("set_evidence", &NativeSession::set_evidence)
-      .def("draft", &NativeSession::draft, nb::arg("max_nodes"), nb::arg("costs"), nb::arg("is_chain") = false)
+      .def("draft", &NativeSession::draft, nb::arg("max_nodes"), nb::arg("costs"), nb::arg("is_chain") = false,
+           nb::arg("min_score") = 0.0F)
       .def("draft_nodes", &NativeSession::draft_nodes)
       .def("adopt", &NativeSession::adopt, nb::arg("packed"), nb::arg("max_nodes"), nb::arg("vocabulary"),
-           nb::arg("chain_nodes").none(), nb::arg("costs"))
+           nb::arg("chain_nodes").none(), nb::arg("costs"), nb::arg("min_score"))
       .def("accept", &NativeSession::accept, nb::arg("tokens"), nb::arg("top_k").none(), nb::arg("node_top_k").none())
       .def("forget", &NativeSession::forget)
       .def("length", &NativeSession::length)

@@ -5,6 +5,7 @@
 #include <exception>
 #include <thread>
 
+#include "session/thread_pool.hpp"
 #include "session/tree_builder.hpp"
 
 #if defined(__linux__)
@@ -36,13 +37,9 @@ void on_all_cores(std::size_t count, Work&& work) {
       if (!has_failed.exchange(true)) failure = std::current_exception();
     }
   };
-  std::vector<std::thread> others;
-  try {
-    for (std::size_t i = 1; i < std::min(core_count(), count); ++i) others.emplace_back(run);
-  } catch (const std::exception&) {  // no more threads, or no memory for one
-  }
-  run();
-  for (std::thread& other : others) other.join();
+  const std::size_t threads = std::min(core_count(), count);
+  if (threads > 1) ThreadPool::of_process().run(threads - 1, run);
+  else run();
   if (failure) std::rethrow_exception(failure);
 }
 

@@ -19,6 +19,24 @@ struct DraftNode {
   float probability;  // given that its parent is
 };
 
+// Those of `nodes`, parents before children, whose score and those of all above are `min_score` or greater.
+inline std::vector<DraftNode> with_scores_from(float min_score, std::vector<DraftNode> nodes) {
+  std::vector<std::int32_t> place_of(nodes.size(), -1);
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < nodes.size(); ++i) {
+    DraftNode node = nodes[i];
+    if (node.score < min_score) continue;
+    if (node.parent >= 0) {
+      node.parent = place_of[static_cast<std::size_t>(node.parent)];
+      if (node.parent < 0) continue;
+    }
+    place_of[i] = static_cast<std::int32_t>(kept);
+    nodes[kept++] = node;
+  }
+  nodes.resize(kept);
+  return nodes;
+}
+
 // How many of `nodes`, in the order in which they were taken, make a step produce most tokens in its time; of equals
 // the fewest. `costs[n]` is the time of a step that verifies n nodes.
 inline std::size_t pruned_size(std::span<const DraftNode> nodes, std::span<const double> costs) {
@@ -54,11 +72,12 @@ inline std::vector<std::int32_t> verification_order(std::span<const DraftNode> n
 enum class Shape { kTree, kChain };
 
 // What is drafted. `costs[n]` is the time of a step that verifies n nodes, and there are more of them than `max_nodes`;
-// empty: all take the same.
+// empty: all take the same. The draft ends before the first node with a lower score than `min_score`.
 struct DraftLimits {
   std::size_t max_nodes;
   Shape shape = Shape::kTree;
   std::span<const double> costs;
+  float min_score = 0;
 };
 
 }  // namespace rest_store

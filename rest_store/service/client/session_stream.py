@@ -272,6 +272,7 @@ class SessionStream(GenerationStream[StreamCall | SharedSession]):
         request = self._next
         draft = request.draft
         draft.max_nodes, draft.sequence = tree_nodes(limits), self._sequence
+        draft.min_score = limits.min_score
         costs = limits.costs
         if not limits.max_nodes:
             draft.max_nodes, costs = 1, _EMPTY_TREE

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rest_store.datastore.kernel import native_session_kernel
+from rest_store.drafting.arguments import lowest_score
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.kernel_session import (
     NO_COSTS,
@@ -162,9 +163,11 @@ class ServedSession:
         max_nodes = node_limit(draft.max_nodes, _NODES)
         if draft.HasField("costs"):
             self._costs = step_costs(draft.costs)
+        min_score = lowest_score(draft.min_score)
         if draft.HasField("chain"):
-            return DraftLimits(node_limit(draft.chain.max_nodes, max_nodes), step_costs(draft.chain.costs), True)
-        return DraftLimits(max_nodes, self._costs)
+            most, costs = node_limit(draft.chain.max_nodes, max_nodes), step_costs(draft.chain.costs)
+            return DraftLimits(most, costs, is_chain=True, min_score=min_score)
+        return DraftLimits(max_nodes, self._costs, min_score=min_score)
 
     def follow_changes(self) -> None:
         """Let go of shards that live datastores have replaced, unless a step reads them: they keep files and memory."""
