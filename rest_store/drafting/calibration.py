@@ -70,10 +70,11 @@ class Calibration:
     @classmethod
     def default(cls) -> Calibration:
         """Return a new copy of the package's calibration; `provenance` says to which data it was fitted."""
-        native, provenance = _default()
+        default = _default()
         calibration = cls.__new__(cls)
-        calibration.native = type(native)(native)  # shares the trees
-        calibration.provenance = copy.deepcopy(provenance)
+        calibration.native = type(default.native)(default.native)  # shares the trees
+        calibration.provenance = copy.deepcopy(default.provenance)
+        calibration.fingerprint = default.fingerprint  # to hash the trees takes longer than a step
         return calibration
 
     @classmethod
@@ -174,10 +175,9 @@ class Calibration:
 
 
 @functools.cache
-def _default() -> tuple[NativeCalibration, dict[str, Any]]:
-    """Return the kernel's side of the package's calibration, and its provenance."""
-    read = Calibration(*_parsed(resources.files(__package__).joinpath("default.calibration").read_bytes(), "default"))
-    return read.native, read.provenance
+def _default() -> Calibration:
+    """Return the package's calibration, which is not to be changed."""
+    return Calibration(*_parsed(resources.files(__package__).joinpath("default.calibration").read_bytes(), "default"))
 
 
 def _parsed(content: bytes, where: object) -> tuple[bytes, list[float], dict[str, Any], bytes]:

@@ -132,5 +132,7 @@ def _contexts(
 
 def _known(tokens: _Tokens, vocabulary_size: int) -> _Tokens:
     """Return the last tokens that are all in the vocabulary."""
+    if not tokens.size or tokens.max() < vocabulary_size:
+        return tokens
     outside = np.flatnonzero(tokens >= vocabulary_size)
-    return tokens[outside[-1] + 1 :] if outside.size else tokens
+    return tokens[outside[-1] + 1 :]

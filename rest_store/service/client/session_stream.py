@@ -102,8 +102,9 @@ class SessionStream(GenerationStream[StreamCall | SharedSession]):
             return
         try:
             if self._runs_here(text):
-                call = self._call_at(endpoint)
-                self._send(call, pb.DraftSessionRequest(open=self._opening(text)).SerializeToString())
+                call, request = self._call_at(endpoint), pb.DraftSessionRequest()
+                self._fill(request.open, text)
+                self._send(call, request.SerializeToString())
                 call.flush()
         except BaseException:
             self._drop()
@@ -286,29 +287,29 @@ class SessionStream(GenerationStream[StreamCall | SharedSession]):
             draft.costs.of_step.extend(costs.tolist())
             self._costs = costs.copy()
         if not self._is_open:
-            request.open.MergeFrom(self._opening(text))
+            self._fill(request.open, text)
         return request.SerializeToString()
 
-    def _opening(self, text: Text) -> pb.SessionOpening:
-        """Return the opening of a session, with the text but for what was accepted since the last step."""
+    def _fill(self, opening: pb.SessionOpening, text: Text) -> None:
+        """Fill in the opening of a session, with the text but for what was accepted since the last step."""
         tokens, written = text()
         unsent = sum(len(one.tokens) for one in self._next.accepted)
         settings = self._settings
-        return pb.SessionOpening(
-            selection=self._codec.selection,
-            tokens=tokens[: len(tokens) - unsent].tolist(),
-            written=written - unsent,
-            top_k=_top_k(settings.prompt_top_k, self._codec.max_request_bytes // 4),
-            prompt_lookup=settings.prompt_lookup,
-            recycled_logits=settings.recycled_logits,
-            calibration_weights=settings.calibration.weights,
-            shared_calibration=self._shared_calibration,
-            fixed_calibration=not settings.learn,
-            max_suffix=settings.max_suffix,
-            remember=self._remember,
-            output_id=self._output_id if self._remember else "",
-            recent=self._recent,
-        )
+        opening.selection.CopyFrom(self._codec.selection)
+        opening.tokens.extend(tokens[: len(tokens) - unsent].tolist())
+        opening.written = written - unsent
+        if (rows := _top_k(settings.prompt_top_k, self._codec.max_request_bytes // 4)) is not None:
+            opening.top_k.CopyFrom(rows)
+        opening.prompt_lookup = settings.prompt_lookup
+        if settings.recycled_logits is not None:
+            opening.recycled_logits = settings.recycled_logits
+        opening.calibration_weights.extend(settings.calibration.weights)
+        opening.shared_calibration = self._shared_calibration
+        opening.fixed_calibration = not settings.learn
+        opening.max_suffix = settings.max_suffix
+        opening.recent.extend(self._recent)
+        if self._remember:
+            opening.remember, opening.output_id = self._remember, self._output_id
 
     def _read(self, message: bytes, target: str) -> RemoteTree:
         """Return the tree of an answer; raise ProtocolError unless it is the answer to the last message."""
@@ -357,7 +358,7 @@ class SessionStream(GenerationStream[StreamCall | SharedSession]):
             endpoint = self._endpoints.healthy
             if endpoint is None or not text()[1] or not self._runs_here(text):
                 return
-            self._next.open.MergeFrom(self._opening(text))
+            self._fill(self._next.open, text)
             self._call_at(endpoint)
         assert self._call is not None
         self._next.finished = True

@@ -178,10 +178,9 @@ def require_not_empty(tokens: Sequence[int], what: str) -> None:
 def require_tokens(sequences: Sequence[Sequence[int]], vocabulary_size: int, what: str, first: int = 0) -> None:
     """Raise TokenRangeError if a token is outside the vocabulary; the message counts sequences from `first`."""
     for place, tokens in enumerate(sequences, first):
-        for token in tokens:
-            if not 0 <= token < vocabulary_size:
-                where = f"token id in {what} {place}"
-                raise TokenRangeError(describe("request", where, token, f"0..{vocabulary_size - 1}"))
+        if (greatest := max(tokens, default=0)) >= vocabulary_size:  # none is negative in a message
+            where = f"token id in {what} {place}"
+            raise TokenRangeError(describe("request", where, greatest, f"0..{vocabulary_size - 1}"))
 
 
 def require_no_proposals(message: pb.Context | pb.DraftStreamRequest, place: int) -> None:
@@ -230,30 +229,29 @@ def proposals_of(message: pb.Proposals, place: int, vocabulary_size: int) -> Pro
         LimitError: they are more than the nodes of a tree may be.
         TokenRangeError: a token is outside the vocabulary.
     """
-    tokens, parents, scores = message.tokens, message.parents, message.scores
-    what = f"proposals of context {place}"
-    if len(tokens) != len(parents) or len(scores) not in (0, len(tokens)):
-        found = f"{len(tokens)} tokens, {len(parents)} parents and {len(scores)} scores"
+    what, size = f"proposals of context {place}", len(message.tokens)
+    if size != len(message.parents) or len(message.scores) not in (0, size):
+        found = f"{size} tokens, {len(message.parents)} parents and {len(message.scores)} scores"
         raise ContextTypeError(describe("request", what, found, "equal numbers"))
-    if len(tokens) > MAX_NODES:
-        raise LimitError(describe("request", f"number of {what}", len(tokens), f"at most {MAX_NODES}"))
-    parent_places = np.array(parents, np.int32)
-    wrong = np.flatnonzero((parent_places < -1) | (parent_places >= np.arange(parent_places.size)))
-    if wrong.size:
-        node = int(wrong[0])
-        where = f"parent of proposal {node} of context {place}"
-        raise ContextTypeError(describe("request", where, parents[node], f"-1..{node - 1}"))
-    if tokens and max(tokens) >= vocabulary_size:
+    if size > MAX_NODES:
+        raise LimitError(describe("request", f"number of {what}", size, f"at most {MAX_NODES}"))
+    tokens, parents = message.tokens[:], message.parents[:]
+    for node, parent in enumerate(parents):
+        if not -1 <= parent < node:
+            where = f"parent of proposal {node} of context {place}"
+            raise ContextTypeError(describe("request", where, parent, f"-1..{node - 1}"))
+    if (greatest := max(tokens, default=0)) >= vocabulary_size:
         where = f"token id in {what}"
-        raise TokenRangeError(describe("request", where, max(tokens), f"0..{vocabulary_size - 1}"))
-    return Proposals(np.array(tokens, np.int32), parent_places, np.array(scores or [0.0] * len(tokens), np.float32))
+        raise TokenRangeError(describe("request", where, greatest, f"0..{vocabulary_size - 1}"))
+    scores = message.scores[:] or [0.0] * size
+    return Proposals(np.array(tokens, np.int32), np.array(parents, np.int32), np.array(scores, np.float32))
 
 
 def text_of(tokens: Sequence[int], vocabulary_size: int, what: str) -> Tokens:
     """Return the tokens of a session as int32; raise TokenRangeError if one is outside the vocabulary."""
     if (greatest := max(tokens, default=0)) >= vocabulary_size:
         raise TokenRangeError(describe("session", f"token id in {what}", greatest, f"0..{vocabulary_size - 1}"))
-    return np.array(tokens[:], np.int32)
+    return np.fromiter(tokens, np.int32, len(tokens))
 
 
 def top_k_of(message: pb.TopK, what: str) -> Tokens:

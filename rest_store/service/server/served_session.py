@@ -41,7 +41,7 @@ from rest_store.v1 import datastore_pb2 as pb
 
 FIXED_MEMORY = 256 << 10  # bytes of a session beside its text and trees, above all its calibration
 _NODES = 16  # of a tree, unless the client says
-_SMALL_NODES, _SMALL_TOKENS = 64, 1024  # drafted and taken in within a millisecond or so
+_SMALL_NODES, _SMALL_TOKENS = 64, 4096  # drafted and taken in within a millisecond or so
 _TOKENS_AHEAD = 1024  # for which memory is reserved at once
 _REMEMBERED_MEMORY = 8  # bytes of a token that is to be remembered
 
