@@ -108,6 +108,13 @@ def test_streams_of_parts(kind: type[Any], groups: list[list[str]], whole: Datas
         found = stream.evidence([1], NO_TREE, max_nodes=4)
         assert found == client.evidence([*text, 1], NO_TREE, max_nodes=4)
         assert [one.datastore for one in found] == ["served"] * 3
+        new = CORPUS.documents[3][:6]
+        text += [1, *new]
+        few = stream.evidence(new, NO_TREE, max_nodes=16, max_rows=2)
+        assert few == client.evidence(text, NO_TREE, max_nodes=16, max_rows=2), "no more than asked for"
+        more = stream.evidence_after(text, NO_TREE, max_nodes=16, max_suffix=16, max_rows=2)
+        assert more == client.evidence(text, NO_TREE, max_nodes=16, max_rows=36), "as many as a session needs"
+        assert more != few
         stream.close()
         with pytest.raises(ServiceUnavailableError):
             stream.draft([1])

@@ -10,7 +10,7 @@ from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.evidence import Evidence
 from rest_store.service.client.async_stream import AsyncDraftStream
 from rest_store.service.client.codec import TreeLimits
-from rest_store.service.client.parts_stream import GenerationText
+from rest_store.service.client.parts_stream import GenerationText, rows_of_part
 
 if TYPE_CHECKING:
     from rest_store.service.client.async_parts_client import AsyncPartsClient
@@ -44,9 +44,21 @@ class AsyncPartsStream(AsyncDraftStream):
         max_rows: int | None = None,
     ) -> list[Evidence] | None:
         """See `PartsStream.evidence`."""
+        with self._text.taking(new_tokens) as context:
+            return await self._ask_parts(context, proposals, max_nodes, max_suffix, max_rows)
 
+    async def evidence_after(
+        self, context: IntSequence, proposals: TokenTree, *, max_nodes: int, max_suffix: int, max_rows: int
+    ) -> list[Evidence] | None:
+        """See `PartsStream.evidence_after`."""
+        self._text.require_open()
+        return await self._ask_parts(context, proposals, max_nodes, max_suffix, rows_of_part(max_rows))
+
+    async def _ask_parts(
+        self, context: IntSequence, proposals: TokenTree, max_nodes: int, max_suffix: int, max_rows: int | None
+    ) -> list[Evidence] | None:
         def ask(stream: AsyncDraftStream, timeout: float) -> Awaitable[list[Evidence] | None]:
-            return stream.evidence_after(
+            return stream.ask_evidence_after(
                 context,
                 proposals,
                 max_nodes=max_nodes,
@@ -55,8 +67,7 @@ class AsyncPartsStream(AsyncDraftStream):
                 timeout=timeout,
             )
 
-        with self._text.taking(new_tokens) as context:
-            return self._client.of_parts(await self._client.ask_streams(ask, self._streams, self._timeout))
+        return self._client.of_parts(await self._client.ask_streams(ask, self._streams, self._timeout))
 
     async def close(self) -> None:
         """See `PartsStream.close`."""

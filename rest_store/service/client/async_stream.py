@@ -37,6 +37,19 @@ class AsyncDraftStream(StreamBase[AsyncStreamCall]):
         return (await self._ask(new_tokens, proposals, evidence_limits(max_nodes, max_suffix, max_rows))).evidence
 
     async def evidence_after(
+        self, context: IntSequence, proposals: TokenTree, *, max_nodes: int, max_suffix: int, max_rows: int
+    ) -> list[Evidence] | None:
+        """See `DraftStream.evidence_after`."""
+        return await self.ask_evidence_after(
+            context,
+            proposals,
+            max_nodes=max_nodes,
+            max_suffix=max_suffix,
+            max_rows=max_rows,
+            timeout=self._timeout,
+        )
+
+    async def ask_evidence_after(
         self,
         context: IntSequence,
         proposals: TokenTree,
@@ -44,9 +57,9 @@ class AsyncDraftStream(StreamBase[AsyncStreamCall]):
         max_nodes: int,
         max_suffix: int,
         max_rows: int | None,
-        timeout: float | None = None,
+        timeout: float,
     ) -> list[Evidence] | None:
-        """See `DraftStream.evidence_after`; within `timeout` seconds, if given."""
+        """Return what `evidence_after` does, within `timeout` seconds."""
         limits = evidence_limits(max_nodes, max_suffix, max_rows)
         return (await self._ask(self._new_in(context, max_suffix), proposals, limits, timeout)).evidence
 

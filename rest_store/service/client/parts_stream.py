@@ -91,18 +91,18 @@ class PartsStream(DraftStream):
     ) -> list[Evidence] | None:
         """See `DraftStream.evidence`: that of each part, which a session adds up."""
         with self._text.taking(new_tokens) as context:
-            return self.evidence_after(
-                context, proposals, max_nodes=max_nodes, max_suffix=max_suffix, max_rows=max_rows
-            )
+            return self._ask_parts(context, proposals, max_nodes, max_suffix, max_rows)
 
     def evidence_after(
-        self, context: IntSequence, proposals: TokenTree, *, max_nodes: int, max_suffix: int, max_rows: int | None
+        self, context: IntSequence, proposals: TokenTree, *, max_nodes: int, max_suffix: int, max_rows: int
     ) -> list[Evidence] | None:
-        """See `DraftStream.evidence_after`."""
+        """See `DraftStream.evidence_after`; each part is asked for `rows_of_part(max_rows)` paths."""
         self._text.require_open()
-        if max_rows is not None:
-            max_rows = rows_of_part(max_rows)
+        return self._ask_parts(context, proposals, max_nodes, max_suffix, rows_of_part(max_rows))
 
+    def _ask_parts(
+        self, context: IntSequence, proposals: TokenTree, max_nodes: int, max_suffix: int, max_rows: int | None
+    ) -> list[Evidence] | None:
         def start(stream: DraftStream, timeout: float) -> Callable[[], list[Evidence] | None]:
             return stream.send_evidence_after(
                 context,
