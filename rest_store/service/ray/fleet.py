@@ -111,10 +111,16 @@ class Fleet:
             ended.wait(_STARTING_SECONDS)
 
     def watch(self, ended: threading.Event) -> None:
-        """Publish where servers have moved, and log what has become of them, until `ended` is set."""
+        """Publish where servers have moved, and log what has become of them, until `ended` is set.
+
+        A file that cannot be written is logged and written later: the servers answer all the same.
+        """
         while not ended.wait(_WATCH_SECONDS):
             self._look()
-            self._publish()
+            try:
+                self._publish()
+            except ServeError as error:
+                self._log.limited("failure", "publish", error=str(error))
 
     def reload(self) -> None:
         """Have all servers read their datastores, tokens and certificates again."""
