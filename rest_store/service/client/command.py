@@ -34,7 +34,7 @@ def _facts(info: ServiceInfo) -> dict[str, Any]:
         "target": info.target,
         "version": info.version,
         "kernel": info.kernel,
-        "datastores": [_datastore(one) for one in info.datastores],
+        "datastores": [_datastore(datastore) for datastore in info.datastores],
         "limits": info.limits,
     }
     if info.parts:
@@ -42,18 +42,18 @@ def _facts(info: ServiceInfo) -> dict[str, Any]:
     return facts
 
 
-def _datastore(one: ServedDatastore) -> dict[str, Any]:
+def _datastore(datastore: ServedDatastore) -> dict[str, Any]:
     return {
-        "name": one.name,
-        "tokenizer": {"name": one.tokenizer.name, "fingerprint": one.tokenizer.fingerprint},
-        "tokens": one.token_count,
-        "documents": one.document_count,
-        "shards": one.shard_count,
-        "size": one.size,
-        "built": None if one.built is None else one.built.isoformat(timespec="seconds"),
-        "generation": one.generation,
-        "live": one.live is not None,
-        "part": None if one.part is None else one.part._asdict(),
+        "name": datastore.name,
+        "tokenizer": {"name": datastore.tokenizer.name, "fingerprint": datastore.tokenizer.fingerprint},
+        "tokens": datastore.token_count,
+        "documents": datastore.document_count,
+        "shards": datastore.shard_count,
+        "size": datastore.size,
+        "built": None if datastore.built is None else datastore.built.isoformat(timespec="seconds"),
+        "generation": datastore.generation,
+        "live": datastore.live is not None,
+        "part": None if datastore.part is None else datastore.part._asdict(),
     }
 
 
@@ -70,15 +70,15 @@ def _part(part: PartInfo) -> dict[str, Any]:
 def _rows(info: ServiceInfo) -> Iterator[tuple[str, str]]:
     yield "service", info.target
     yield "version", f"{info.version}, {info.kernel} kernel"
-    for one in info.datastores:
-        part = "" if one.part is None else f", part {one.part.number}/{one.part.parts}"
-        yield "datastore", f"{one.name}{part}"
-        yield "tokens", f"{one.token_count:,} in {counted(one.document_count, 'document')}"
-        yield "size", f"{counted(one.size, 'byte')} in {counted(one.shard_count, 'shard')}"
-        yield "tokenizer", f"{one.tokenizer.name}, {counted(one.tokenizer.vocabulary_size, 'id')}"
-        if one.part is not None:
-            yield "build", one.part.build
-    for own in info.parts:
-        name = "part" if own.part is None else f"part {own.part.number}/{own.part.parts}"
-        tokens = "" if own.info is None else f", {own.info.token_count:,} tokens"
-        yield name, f"{', '.join(own.targets)}: " + (f"absent ({own.fault})" if own.fault else f"answers{tokens}")
+    for datastore in info.datastores:
+        share = "" if datastore.part is None else f", part {datastore.part.number}/{datastore.part.parts}"
+        yield "datastore", f"{datastore.name}{share}"
+        yield "tokens", f"{datastore.token_count:,} in {counted(datastore.document_count, 'document')}"
+        yield "size", f"{counted(datastore.size, 'byte')} in {counted(datastore.shard_count, 'shard')}"
+        yield "tokenizer", f"{datastore.tokenizer.name}, {counted(datastore.tokenizer.vocabulary_size, 'id')}"
+        if datastore.part is not None:
+            yield "build", datastore.part.build
+    for part in info.parts:
+        name = "part" if part.part is None else f"part {part.part.number}/{part.part.parts}"
+        tokens = "" if part.info is None else f", {part.info.token_count:,} tokens"
+        yield name, f"{', '.join(part.targets)}: " + (f"absent ({part.fault})" if part.fault else f"answers{tokens}")

@@ -36,16 +36,18 @@ def serve_on_ray(context: click.Context, places: Sequence[tuple[str, Path]]) -> 
         ServeError: the cluster, an option or a server is not usable.
     """
     options = context.params
-    given = [one for one in context.command.params if _is_given(context, one)]
-    for one in given:
-        if one.name in _REFUSED:
-            raise click.UsageError(f"{one.opts[-1]} is not for --ray")
+    on_command_line = [option for option in context.command.params if _is_on_command_line(context, option)]
+    for option in on_command_line:
+        if option.name in _REFUSED:
+            raise click.UsageError(f"{option.opts[-1]} is not for --ray")
     if len(options["listen"]) != 1:
         raise ServeError(describe("service", "--listen", f"{len(options['listen'])} addresses", "one, with --ray"))
     listen = Address.parse(options["listen"][0], "--listen")
     metrics = None if options["metrics"] is None else Address.parse(options["metrics"], "--metrics")
     arguments = [f"{name}={path.absolute()}" for name, path in places]
-    arguments += (word for one in given if one.name not in _OWN for word in _words(one, options[str(one.name)]))
+    for option in on_command_line:
+        if option.name not in _OWN:
+            arguments += _words(option, options[str(option.name)])
     log = EventLog(options["log_json"])
     with connected(options["ray"]):
         ended = threading.Event()
@@ -75,7 +77,7 @@ def serve_on_ray(context: click.Context, places: Sequence[tuple[str, Path]]) -> 
             fleet.stop(options["drain_seconds"] + _STOPPING_SECONDS)
 
 
-def _is_given(context: click.Context, parameter: click.Parameter) -> bool:
+def _is_on_command_line(context: click.Context, parameter: click.Parameter) -> bool:
     assert parameter.name is not None
     return context.get_parameter_source(parameter.name) == ParameterSource.COMMANDLINE
 
@@ -85,5 +87,5 @@ def _words(option: click.Parameter, value: object) -> Iterator[str]:
     if value is True:
         yield option.opts[-1]
         return
-    for one in value if isinstance(value, tuple) else (value,):
-        yield from (option.opts[-1], str(one.absolute() if isinstance(one, Path) else one))
+    for word in value if isinstance(value, tuple) else (value,):
+        yield from (option.opts[-1], str(word.absolute() if isinstance(word, Path) else word))

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -28,6 +28,8 @@ from rest_store.terminal import loading
 if TYPE_CHECKING:
     from rest_store.datastore.part import Part
     from rest_store.service.channel import Tls
+    from rest_store.service.server.credentials import CertificateFiles
+    from rest_store.service.server.server import Options
 
 
 class _Mode(click.ParamType[int]):
@@ -215,10 +217,8 @@ def serve(
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the service handles it; nothing has been read yet
     if not datastores and not live:
         raise click.UsageError("Missing argument '[NAME=]DIR...', or --live")
-    if (tls_cert is None) != (tls_key is None) or (tls_client_ca is not None and tls_cert is None):
-        raise click.UsageError("--tls-cert and --tls-key need each other, and --tls-client-ca needs both")
-    if (socket_mode is not None or socket_group is not None) and not any(text.startswith("unix:") for text in listen):
-        raise click.UsageError("--socket-mode and --socket-group need --listen unix:/path")
+    _require_whole_certificate(tls_cert, tls_key, tls_client_ca)
+    _require_socket(socket_mode, socket_group, listen)
     if ray is not None:
         from rest_store.service.ray.command import serve_on_ray
 
@@ -227,53 +227,88 @@ def serve(
     if (parts, replicas) != (1, 1):
         raise click.UsageError("--parts and --replicas need --ray")
     _spare_a_thread()
-    from rest_store.service.server.credentials import CertificateFiles
-    from rest_store.service.server.logs import EventLog
     from rest_store.service.server.server import Options
-    from rest_store.service.server.server import serve as run
     from rest_store.service.server.unix_socket import SocketPermissions
 
-    tokenizer = None
-    if live_tokenizer is not None:
-        from build_index.tokenization import load_tokenizer
-
-        with loading(f"tokenizer {live_tokenizer}"):
-            tokenizer = load_tokenizer(live_tokenizer)
-    certificates = None
-    if tls_cert is not None and tls_key is not None:
-        certificates = CertificateFiles(tls_cert, tls_key, tls_client_ca)
-    metrics_address = None if metrics is None else Address.parse(metrics, "--metrics")
-    if metrics_address is not None and metrics_address.path is not None:
-        raise ServeError(describe("service", "--metrics", metrics, "HOST:PORT"))
-    options = Options(
-        datastores=[_name_and_directory(text) for text in datastores],
-        live=[_name_and_directory(text) for text in live],
-        live_tokenizer=tokenizer,
-        addresses=[Address.parse(text, "--listen") for text in listen],
-        certificates=certificates,
-        token_file=token_file,
-        token=os.environ.get(TOKEN_VARIABLE) or None,
-        insecure=insecure,
-        metrics=metrics_address,
-        limits=Limits(
-            max_message_bytes=max_message_bytes,
-            max_contexts=max_contexts,
-            max_streams=max_streams,
-            max_in_flight=max_in_flight,
-            max_waiting=max_waiting,
-            max_session_tokens=max_session_tokens,
-            max_session_memory=max_session_memory,
-            session_idle_seconds=session_idle_seconds,
+    _run(
+        Options(
+            datastores=[_name_and_directory(text) for text in datastores],
+            live=[_name_and_directory(text) for text in live],
+            live_tokenizer=_tokenizer(live_tokenizer),
+            addresses=[Address.parse(text, "--listen") for text in listen],
+            certificates=_certificates(tls_cert, tls_key, tls_client_ca),
+            token_file=token_file,
+            token=os.environ.get(TOKEN_VARIABLE) or None,
+            insecure=insecure,
+            metrics=_metrics_address(metrics),
+            limits=Limits(
+                max_message_bytes=max_message_bytes,
+                max_contexts=max_contexts,
+                max_streams=max_streams,
+                max_in_flight=max_in_flight,
+                max_waiting=max_waiting,
+                max_session_tokens=max_session_tokens,
+                max_session_memory=max_session_memory,
+                session_idle_seconds=session_idle_seconds,
+            ),
+            connections=Connections(max_connections),
+            sockets=SocketPermissions(socket_mode, socket_group),
+            drain_seconds=drain_seconds,
+            log_requests=log_requests,
+            part=part,
         ),
-        connections=Connections(max_connections),
-        sockets=SocketPermissions(socket_mode, socket_group),
-        drain_seconds=drain_seconds,
-        log_requests=log_requests,
-        part=part,
+        log_json,
     )
+
+
+def _require_whole_certificate(certificate: Path | None, key: Path | None, client_authority: Path | None) -> None:
+    """Raise UsageError for a certificate without its key, a key without it, or clients' certificates without both."""
+    if (certificate is None) != (key is None) or (client_authority is not None and certificate is None):
+        raise click.UsageError("--tls-cert and --tls-key need each other, and --tls-client-ca needs both")
+
+
+def _require_socket(mode: int | None, group: str | None, listen: Sequence[str]) -> None:
+    """Raise UsageError for permissions of Unix sockets without one."""
+    if (mode is not None or group is not None) and not any(text.startswith("unix:") for text in listen):
+        raise click.UsageError("--socket-mode and --socket-group need --listen unix:/path")
+
+
+def _tokenizer(name: str | None) -> object:
+    """Load the tokenizer of live datastores that are created; None without a name."""
+    if name is None:
+        return None
+    from build_index.tokenization import load_tokenizer
+
+    with loading(f"tokenizer {name}"):
+        return load_tokenizer(name)
+
+
+def _certificates(certificate: Path | None, key: Path | None, client_authority: Path | None) -> CertificateFiles | None:
+    if certificate is None or key is None:
+        return None
+    from rest_store.service.server.credentials import CertificateFiles
+
+    return CertificateFiles(certificate, key, client_authority)
+
+
+def _metrics_address(text: str | None) -> Address | None:
+    """Return where metrics are served; raise ServeError unless that is at HOST:PORT."""
+    if text is None:
+        return None
+    address = Address.parse(text, "--metrics")
+    if address.path is not None:
+        raise ServeError(describe("service", "--metrics", text, "HOST:PORT"))
+    return address
+
+
+def _run(options: Options, log_json: bool) -> None:
+    """Serve until a signal ends it."""
+    from rest_store.service.server.logs import EventLog
+    from rest_store.service.server.server import serve as serve_until_signal
+
     log = EventLog(log_json)
     log.take_over()
-    _run_loop()(run(options, rest_store.__version__, log, _announce))
+    _run_loop()(serve_until_signal(options, rest_store.__version__, log, _announce))
 
 
 def _spare_a_thread() -> None:
@@ -337,8 +372,8 @@ def request_reload(
         except grpc.RpcError as error:
             raise error_of_call(address.text, error) from None
     return [
-        {"name": one.datastore, "generation": one.generation, "refused": one.refused or None}
-        for one in response.outcomes
+        {"name": outcome.datastore, "generation": outcome.generation, "refused": outcome.refused or None}
+        for outcome in response.outcomes
     ]
 
 
@@ -363,8 +398,9 @@ def reload(
     if as_json:
         click.echo(json.dumps({"outcomes": outcomes}))
     else:
-        for one in outcomes:
-            outcome = f"refused, the old one stays in use: {one['refused']}" if one["refused"] else "reloaded"
-            click.echo(f"{one['name'] or 'service'}: generation {one['generation']}: {outcome}")
-    if any(one["refused"] for one in outcomes):
+        for outcome in outcomes:
+            refused = outcome["refused"]
+            what = f"refused, the old one stays in use: {refused}" if refused else "reloaded"
+            click.echo(f"{outcome['name'] or 'service'}: generation {outcome['generation']}: {what}")
+    if any(outcome["refused"] for outcome in outcomes):
         raise SystemExit(1)
