@@ -19,6 +19,7 @@ from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.service.client.client import DatastoreClient
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.clients import LATE, SLACK
+from tests.shared.live import until
 from tests.shared.services import PATIENCE, Service, running
 from tests.shared.sessions import Relay, is_run_by_the_service, sessions_of, without_shared_streams
 from tests.shared.strategies import corpus_of_phrases, write_datastore
@@ -219,6 +220,17 @@ def test_nothing_is_left_of_a_batch(service: Service) -> None:
         end = time.monotonic() + PATIENCE
         while sessions_of(service)[0]:
             assert time.monotonic() < end
+
+
+def test_a_closed_client_leaves_no_thread(service: Service) -> None:
+    """Also while somebody still holds it."""
+    before = set(threading.enumerate())
+    with DatastoreClient(service.target, timeout=PATIENCE) as client:
+        with batch(client) as sessions:
+            stepped(sessions)
+        until(lambda: sessions_of(service)[0] == 0)  # the thread that sends has nothing left to do
+    until(lambda: set(threading.enumerate()) <= before)
+    del client
 
 
 # --- What happens to services -----------------------------------------------------------------------------------------

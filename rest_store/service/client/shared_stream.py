@@ -98,7 +98,7 @@ class SharedStream:
         self._lock = ProcessLock()
         stream: Any = channel.stream_stream(METHOD + "DraftSessions", None, None)
         call = stream(iter(self._requests.get, None), metadata=tuple(metadata))
-        arguments = (call, self._members)
+        arguments = (call, self._requests, self._members)
         threading.Thread(target=_read, args=arguments, name="rest-store sessions", daemon=True).start()
         self._end = weakref.finalize(self, _end, call, self._requests, os.getpid())
 
@@ -223,7 +223,7 @@ class SharedStreams:
             raise
 
 
-def _read(call: Any, members: _Members) -> None:
+def _read(call: Any, requests: _Requests, members: _Members) -> None:
     """Hand every answer of `call` to its session, and last to all of them why the call has ended."""
     try:
         for message in call:
@@ -232,6 +232,7 @@ def _read(call: Any, members: _Members) -> None:
     except Exception as error:
         call.cancel()
         members.fail(failure_of(members.target, error))
+    requests.put(None)  # else gRPC's thread waits for one until this stream is freed
 
 
 def _leave(requests: _Requests, members: dict[int, _Member], number: int, process: int) -> None:
