@@ -30,6 +30,7 @@ from rest_store.service.client.stream_call import StreamCall
 from rest_store.v1 import datastore_pb2 as pb
 from tests.service.test_client import SHARD, VOCABULARY
 from tests.shared.clients import KINDS, LATE, Impostor, Waiting, connected
+from tests.shared.live import until
 from tests.shared.services import PATIENCE, Service, failed, running
 from tests.shared.strategies import Corpus, write_datastore
 
@@ -354,6 +355,16 @@ def test_a_stream_of_a_closed_client_says_so(kind: type[Any], service: Service) 
             failed(ServiceUnavailableError, lambda: one.draft([1]), "client is closed")  # noqa: B023
             one.close()
         assert client.statistics.unavailable == 2
+
+
+def test_a_stream_of_a_closed_client_leaves_no_thread(service: Service) -> None:
+    """Also one that nobody has closed."""
+    before = set(threading.enumerate())
+    with DatastoreClient(service.target, timeout=PATIENCE) as client:
+        stream = client.stream()
+        stream.draft([1, 2])
+    until(lambda: set(threading.enumerate()) <= before)
+    stream.close()
 
 
 def test_a_read_that_nobody_waits_for_any_more_leaves_no_complaint(service: Service) -> None:

@@ -68,7 +68,7 @@ class StreamCall:
         self._due.put(None)  # before its message is sent
         stream: Any = channel.stream_stream(METHOD + method, None, None)
         call = stream(iter(self._requests.get, None), metadata=tuple(metadata))
-        arguments = (call, self._answers, self._due, target)
+        arguments = (call, self._requests, self._answers, self._due, target)
         threading.Thread(target=_read, args=arguments, name="rest-store stream", daemon=True).start()
         self._end = weakref.finalize(self, _end, call, self._requests, self._due, os.getpid())
 
@@ -97,7 +97,7 @@ class StreamCall:
         return self._answers.ended
 
 
-def _read(call: Any, answers: Answers, due: _Due, target: str) -> None:
+def _read(call: Any, requests: _Requests, answers: Answers, due: _Due, target: str) -> None:
     """Put every answer of `call` that is `due` into `answers`, and last why the call has ended.
 
     The next one is always being read, so that no message waits for this thread. What else nobody has asked for stays
@@ -109,6 +109,7 @@ def _read(call: Any, answers: Answers, due: _Due, target: str) -> None:
             answers.put(next(call))
     except Exception as error:  # a step would wait in vain
         answers.put(failure_of(target, error))
+        requests.put(None)  # else gRPC's thread waits for one until the stream is closed
 
 
 def _end(call: Any, requests: _Requests, due: _Due, process: int) -> None:
