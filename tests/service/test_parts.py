@@ -25,6 +25,7 @@ from rest_store.errors import (
     ServiceUnavailableError,
     TargetError,
     TokenRangeError,
+    TreeError,
 )
 from rest_store.service.client import parts_base
 from rest_store.service.client.async_client import AsyncDatastoreClient
@@ -118,6 +119,21 @@ def test_streams_of_parts(kind: type[Any], groups: list[list[str]], whole: Datas
         stream.close()
         with pytest.raises(ServiceUnavailableError):
             stream.draft([1])
+
+
+@KINDS
+def test_what_is_no_tree_is_the_fault_of_the_caller(kind: type[Any], groups: list[list[str]], whole: Datastore) -> None:
+    """Of no part; and a stream has not taken the tokens that came with it."""
+    no_tree: Any = "no tree"
+    with connected(kind, groups) as client:
+        stream = client.stream(max_nodes=9)
+        text = CORPUS.documents[3][:6]
+        assert stream.draft(text) == whole.draft(text, max_nodes=9)
+        with pytest.raises(TreeError, match="proposals is str, expected a TokenTree"):
+            client.evidence(text, no_tree, max_nodes=4)
+        with pytest.raises(TreeError, match="proposals is str, expected a TokenTree"):
+            stream.evidence(CORPUS.documents[4][:6], no_tree, max_nodes=4)
+        assert stream.draft([]) == whole.draft(text, max_nodes=9)
 
 
 def replayed(sources: list[object], text: list[int], nodes: int) -> int:
@@ -222,7 +238,7 @@ def test_a_part_that_has_moved_is_found_by_the_parts_file(
         moved = served.start(f"{name}2again", directory, "2/2")
         write_parts(tmp_path / "parts.toml", [groups[0], [moved]])
         assert client.count([token]) == first.count([token])  # this call finds the file
-        text = texts(1)[0]
+        text = CORPUS.documents[3][:6]
         until(lambda: client.draft(text) == whole.draft(text))
         assert client.count([token]) == whole.count([token])
         assert client.info().parts[1].targets == (moved,)

@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypeVar
 from rest_store.datastore.tree import SuffixMatch, TokenTree
 from rest_store.datastore.validation import Contexts, IntSequence, batch, limits
 from rest_store.drafting.evidence import Evidence
-from rest_store.errors import QueryError, RestStoreError
+from rest_store.errors import RestStoreError
 from rest_store.service.client.answers import ServiceInfo
 from rest_store.service.client.async_client import AsyncDatastoreClient
 from rest_store.service.client.async_parts_stream import AsyncPartsStream
@@ -18,7 +18,7 @@ from rest_store.service.client.client_base import WRITE_SECONDS
 from rest_store.service.client.codec import TreeLimits
 from rest_store.service.client.merged_drafts import Answers, Round, merged_drafts
 from rest_store.service.client.part_groups import Targets
-from rest_store.service.client.parts_base import PartsBase, sum_of_matches
+from rest_store.service.client.parts_base import OF_CALLER, PartsBase, sum_of_matches
 from rest_store.service.client.requests import Request, Requests
 
 T = TypeVar("T")
@@ -184,7 +184,7 @@ class AsyncPartsClient(PartsBase[AsyncDatastoreClient], AsyncDatastoreClient):
         answers: dict[int, T] = {}
         failures: dict[int, RestStoreError] = {}
         for place, outcome in zip(calls, outcomes, strict=True):
-            if isinstance(outcome, RestStoreError) and not isinstance(outcome, QueryError):
+            if isinstance(outcome, RestStoreError) and not isinstance(outcome, OF_CALLER):
                 failures[place] = outcome
             elif isinstance(outcome, BaseException):
                 raise outcome

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from rest_store.datastore.tokenizer import identity_of
 from rest_store.datastore.tree import SuffixMatch, TokenTree
 from rest_store.drafting.evidence import Evidence
-from rest_store.errors import LiveFormatError, QueryError, RestStoreError, TargetError, describe
+from rest_store.errors import LiveFormatError, QueryError, RestStoreError, TargetError, TreeError, describe
 from rest_store.service.channel import seconds_of
 from rest_store.service.client.assembly import Assembly
 from rest_store.service.client.client_base import ClientBase
@@ -28,6 +28,7 @@ U = TypeVar("U")
 _OF_CALLS = ("calls", "answers", "absent_parts", "unproved_trees")  # what is counted for all parts together
 _OF_FAILURES = ("unavailable", "deadlines", "not_asked", "overloaded", "refused", "broken")
 _LEAST_SECONDS = 1e-6
+OF_CALLER = (QueryError, TreeError)  # errors in what is asked for, whichever part meets it
 _READ_AGAIN = 1.0  # seconds after which a parts file is read again while a part is away
 
 
@@ -159,7 +160,7 @@ def ask_together(
     """Begin every call, by place, and then wait for each; return the answers, and the errors of those without.
 
     Raises:
-        QueryError: what is asked for is not valid, whoever is asked.
+        QueryError, TreeError: what is asked for is not valid, whoever is asked.
     """
     answers: dict[int, T] = {}
     failures: dict[int, RestStoreError] = {}
@@ -168,7 +169,7 @@ def ask_together(
     def attempt(place: int, call: Callable[[], U], results: dict[int, U]) -> None:
         try:
             results[place] = call()
-        except QueryError:
+        except OF_CALLER:
             raise
         except RestStoreError as error:
             failures[place] = error

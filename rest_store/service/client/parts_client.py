@@ -190,7 +190,7 @@ class PartsClient(PartsBase[DatastoreClient], DatastoreClient):
         """Ask every part all that is wanted of it, all at once until `ends`; return what those say that answer.
 
         Raises:
-            QueryError: what is asked for is not valid.
+            QueryError, TreeError: what is asked for is not valid.
         """
         answers, failures = ask_together(
             {place: functools.partial(self._start_all, place, requests, ends) for place, requests in wanted.items()}

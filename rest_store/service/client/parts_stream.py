@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence, tail
 from rest_store.drafting.evidence import MAX_EVIDENCE_ROWS, Evidence
-from rest_store.errors import QueryError, ServiceUnavailableError
+from rest_store.errors import ServiceUnavailableError
 from rest_store.service.client.codec import TreeLimits
+from rest_store.service.client.parts_base import OF_CALLER
 from rest_store.service.client.stream import DraftStream
 from rest_store.service.client.stream_base import ANY_TOKEN, KEPT_TOKENS
 
@@ -44,14 +45,14 @@ class GenerationText:
 
     @contextmanager
     def taking(self, new_tokens: IntSequence) -> Iterator[list[int]]:
-        """Append the tokens since the last step, and yield the last ones; after a QueryError they were not taken."""
+        """Append the tokens since the last step, and yield the last ones; after an error of the caller not."""
         self.require_open()
         before = self._tokens
         new = tail(new_tokens, KEPT_TOKENS, ANY_TOKEN) if len(new_tokens) else []
         self._tokens = (before + new)[-KEPT_TOKENS:]
         try:
             yield self._tokens
-        except QueryError:
+        except OF_CALLER:
             self._tokens = before
             raise
 
