@@ -306,6 +306,18 @@ def tiny_evidence(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return read(open_datastore(tmp_path_factory.mktemp("tiny"), corpus), [1, 2, 3])
 
 
+@pytest.mark.parametrize("max_suffix", [63, 64])
+def test_a_suffix_may_be_as_long_as_a_session_looks_for(tmp_path: Path, max_suffix: int) -> None:
+    text = random.Random(0).choices(range(300), k=100)
+    store = open_datastore(tmp_path, Corpus(300, [[text]]))
+    ((_, suffixes), *_) = rows_of(read(store, text[:90], max_suffix=max_suffix))
+    assert [length for length, *_ in suffixes] == [max_suffix, 8, 4, 3, 2, 1]
+    for source in (store, Behind({"one": store})):
+        with DraftSession([source], text[:90], max_suffix=max_suffix) as session:
+            assert session.draft(1).tokens.tolist() == text[90:91]
+            assert session.statistics.dropped == {}
+
+
 def test_more_datastores_than_a_session_can_hold_are_read_in_groups(tmp_path: Path) -> None:
     stores = {}
     for place in range(8):

@@ -80,6 +80,7 @@ def test_what_does_not_fit_is_refused() -> None:
         bits: int = 2,
         keys: int = 1,
         words: int = 1,
+        tail: int = 8,
     ) -> int:
         @ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
         def sorter(text: int, room: int, size: int) -> int:
@@ -88,7 +89,7 @@ def test_what_does_not_fit_is_refused() -> None:
             return status
 
         address = ctypes.cast(sorter, ctypes.c_void_p).value
-        room = np.zeros(keys, np.uint64), np.zeros(8 * words + 8, np.uint8)
+        room = np.zeros(keys, np.uint64), np.zeros(8 * words + tail, np.uint8)
         return native.sort_suffixes(address, symbols, width, bits, *room)
 
     assert pack() == 0
@@ -99,6 +100,7 @@ def test_what_does_not_fit_is_refused() -> None:
         {"symbols": symbols[:7]},
         {"keys": 0},
         {"words": 0},
+        {"words": 0, "tail": 9},
         {"bits": 0},
         {"bits": 31},
     ):

@@ -13,8 +13,7 @@
 
 namespace rest_store {
 
-constexpr std::size_t kLevels = kShort + 2;         // the longest, one in the middle, and the short ones
-constexpr std::uint32_t kLongest = kMaxSuffix - 1;  // of any level
+constexpr std::size_t kLevels = kShort + 2;  // the longest, one in the middle, and the short ones
 
 // Of one context: levels[0] the longest suffix that occurs, levels[1] one between it and the short ones, if any, then
 // the suffixes of 4, 3, 2 and 1 tokens. Suffixes that do not occur have length 0.
@@ -26,7 +25,7 @@ struct Evidence {
   }
 
   // The level of the longest suffix of at most `limit` tokens that occurs, or null.
-  const BackoffLevel* longest(std::uint32_t limit = kLongest) const {
+  const BackoffLevel* longest(std::uint32_t limit = ~std::uint32_t{0}) const {
     for (const BackoffLevel& level : levels)
       if (level.length > 0 && level.length <= limit) return &level;
     return nullptr;
@@ -90,7 +89,7 @@ class EvidenceReader {
       reader->short_levels(pending, parent, *out);
       for (std::size_t level = 0; parent != nullptr && level < kLonger; ++level) {
         const BackoffLevel& from = parent->levels[level];
-        if (from.length == 0 || from.length >= std::min<std::size_t>(kLongest, pending.tail.size())) continue;
+        if (from.length == 0 || from.length >= std::min(kMaxSuffix, pending.tail.size())) continue;
         reader->narrow(from, pending.tail.back(), pending.suffix, scratch.longer[i][level]);
       }
     }

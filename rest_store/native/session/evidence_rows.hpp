@@ -218,7 +218,7 @@ class EvidenceRows {
       }
       const std::size_t end = suffix + level_counts[place];
       if (end > suffixes) return "with suffixes that do not add up";
-      std::uint64_t last = kLongest + 1;
+      std::uint64_t last = kMaxSuffix + 1;
       for (std::size_t longer = 0; suffix < end; ++suffix) {
         const auto length = static_cast<std::uint32_t>(lengths[suffix]);
         if (length == 0 || length >= last) return "with suffixes out of order";

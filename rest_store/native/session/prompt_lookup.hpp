@@ -35,13 +35,16 @@ class PromptLookup {
   // The tokens so far are the prompt; the output follows.
   void end_prompt() { prompt_ = tokens_.size(); }
 
+  // If there is not enough memory, the text is as it was.
   void append(std::span<const Token> tokens) {
-    const std::size_t from = tokens_.size();
+    const std::size_t from = tokens_.size(), size = from + tokens.size();
+    for (Table& table : tables_) table.reserve(table.used + tokens.size());
+    before_.resize(size);
+    occurrence_.resize(size);
     tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
-    before_.resize(tokens_.size());
     for (std::size_t i = 0; i < kOrders.size(); ++i) append(i, from);
-    for (std::size_t i = from; i < tokens_.size(); ++i)
-      occurrence_.push_back(before_[i][0] == 0 ? 1 : occurrence_[before_[i][0] - 1] + 1);
+    for (std::size_t i = from; i < size; ++i)
+      occurrence_[i] = before_[i][0] == 0 ? 1 : occurrence_[before_[i][0] - 1] + 1;
   }
 
   const std::vector<Token>& tokens() const { return tokens_; }
@@ -138,7 +141,6 @@ class PromptLookup {
   void append(std::size_t order, std::size_t from) {
     const std::size_t size = kOrders[order];
     Table& table = tables_[order];
-    table.reserve(table.used + tokens_.size() - from);
     std::array<std::uint32_t, 32> tags;
     for (std::size_t first = std::max(from, size - 1); first < tokens_.size(); first += tags.size()) {
       const std::size_t count = std::min(tags.size(), tokens_.size() - first);

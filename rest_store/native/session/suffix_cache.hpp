@@ -80,12 +80,14 @@ class SuffixCache {
     const std::lock_guard lock(locks_[place % kLocks]);
     Slot* slot = slots_[place].load(std::memory_order_relaxed);
     if (slot == nullptr) return slots_[place].store(new Slot{reader, suffix, level}, std::memory_order_relaxed);
-    slot->reader = reader;
+    slot->reader = kNoReader;  // should there be no memory for the level
     slot->suffix = suffix;
     slot->level = level;  // into the memory that is there
+    slot->reader = reader;
   }
 
  private:
+  static constexpr std::uint64_t kNoReader = 0;
   static constexpr std::size_t kSlots = std::size_t{1} << 17, kFewSlots = std::size_t{1} << 13, kLocks = 64;
   static constexpr std::size_t kMemory = std::size_t{64} << 20;  // bytes of all slots, at most
 
@@ -99,7 +101,7 @@ class SuffixCache {
   // that their memory may be prefetched without one.
   std::vector<std::atomic<Slot*>> slots_;
   std::array<ForkMutex, kLocks> locks_;
-  std::atomic<std::uint64_t> readers_ = 0;
+  std::atomic<std::uint64_t> readers_ = kNoReader;
 };
 
 }  // namespace rest_store

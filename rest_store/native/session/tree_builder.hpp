@@ -172,6 +172,7 @@ class TreeBuilder {
 
   // Append the tokens that the target model produced, learn from them, and return how many of them are in the tree.
   std::size_t accept(std::span<const Token> tokens) {
+    lookup.append(tokens);  // first: it may fail
     std::int32_t place = -1;
     const bool drafted = expansions_ > 0 || !nodes_.empty();
     bool on_tree = drafted;
@@ -185,7 +186,6 @@ class TreeBuilder {
       place = next;
       depth += on_tree;
     }
-    lookup.append(tokens);
     if (drafted) mean_accepted_ += 0.2F * (static_cast<float>(depth) - mean_accepted_);
     forget();
     return depth;

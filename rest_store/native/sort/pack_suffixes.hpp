@@ -21,7 +21,7 @@ struct SortedBytes {
 inline void pack_suffixes(const SortedBytes& sorted, std::uint32_t bits, std::span<std::uint64_t> keys,
                           std::span<std::uint8_t> entries) {
   const std::size_t size = sorted.order.size();
-  if (sorted.symbols.size() != size + 8 || entries.size() < 8 || bits < 1 || bits > 30)
+  if (sorted.symbols.size() != size + 8 || entries.size() < 8 || entries.size() % 8 != 0 || bits < 1 || bits > 30)
     throw std::out_of_range("arrays of other sizes");
   const std::uint64_t separator = (std::uint64_t{1} << (8 * sorted.width)) - 1;
   const std::uint64_t room = 8 * (entries.size() - 8) / bits;
