@@ -13,7 +13,8 @@
 
 namespace rest_store {
 
-constexpr std::size_t kLevels = kShort + 2;  // the longest, one in the middle, and the short ones
+constexpr std::size_t kLongLevels = 2;  // the longest, and one between it and the short ones
+constexpr std::size_t kLevels = kLongLevels + kShort;
 
 // Of one context: levels[0] the longest suffix that occurs, levels[1] one between it and the short ones, if any, then
 // the suffixes of 4, 3, 2 and 1 tokens. Suffixes that do not occur have length 0.
@@ -65,58 +66,19 @@ class EvidenceReader {
   template <class Meanwhile>
   static void read(std::span<const Request> requests, Meanwhile&& meanwhile) {
     Scratch& scratch = thread_scratch();
-    scratch.clear();
-    scratch.pending.clear();
-    scratch.pending.reserve(requests.size());  // searches point into them
-    scratch.longer.resize(std::max(scratch.longer.size(), requests.size()));
-    for (const Request& request : requests) {
-      const std::span<const Token> tail = request.reader->in_vocabulary(request.tail);
-      scratch.pending.push_back({tail, request.reader->suffix_of(tail), {}, {}});
-      PendingRequest& pending = scratch.pending.back();
-      for (std::uint32_t length = 1; length <= std::min<std::size_t>(kShort, tail.size()); ++length) {
-        pending.slots[length] = request.reader->cache_->place_of(short_suffix(tail.last(length)));
-        request.reader->cache_->prefetch_place(pending.slots[length]);
-      }
-    }
-    for (std::size_t i = 0; i < requests.size(); ++i)
-      for (std::uint32_t length = 1; length <= std::min<std::size_t>(kShort, scratch.pending[i].tail.size()); ++length)
-        requests[i].reader->cache_->prefetch_slot(scratch.pending[i].slots[length]);
-    for (std::size_t i = 0; i < requests.size(); ++i) {
-      const auto& [reader, parent, whole, out] = requests[i];
-      PendingRequest& pending = scratch.pending[i];
-      for (BackoffLevel& level : scratch.longer[i]) level.clear();
-      if (pending.tail.empty()) continue;
-      reader->short_levels(pending, parent, *out);
-      for (std::size_t level = 0; parent != nullptr && level < kLonger; ++level) {
-        const BackoffLevel& from = parent->levels[level];
-        if (from.length == 0 || from.length >= std::min(kMaxSuffix, pending.tail.size())) continue;
-        reader->narrow(from, pending.tail.back(), pending.suffix, scratch.longer[i][level]);
-      }
-    }
+    scratch.clear(requests.size());
+    prefetch_cached_levels(requests);
+    begin_searches(requests);
     finish_searches();
-    read_roots(requests);
-    for (std::size_t i = 0; i < requests.size(); ++i) {
-      const auto& [reader, parent, whole, out] = requests[i];
-      if (scratch.pending[i].tail.empty()) {
-        out->clear();
-        continue;
-      }
-      reader->queue(scratch.pending[i].missing, *out);
-      out->levels[0].clear();
-      out->levels[1].clear();
-      std::size_t filled = 0;
-      for (BackoffLevel& level : scratch.longer[i])
-        if (level.length > 0 && filled < 2) {
-          std::swap(out->levels[filled], level);
-          reader->queue(out->levels[filled++]);
-        }
-    }
+    search_roots(requests);
+    queue_continuations(requests);
     scratch.reader.read(scratch.queries, meanwhile);
     for (std::size_t i = 0; i < requests.size(); ++i) requests[i].reader->cache(scratch.pending[i], *requests[i].out);
   }
 
  private:
-  static constexpr std::size_t kLonger = 3;  // levels of a parent from which levels longer than kShort follow
+  // Levels of a parent that one more token makes long: its long ones, and that of kShort tokens.
+  static constexpr std::size_t kExtendedLevels = kLongLevels + 1;
 
   using Missing = std::array<bool, kShort + 1>;  // by length: whether a short suffix is not in the cache
 
@@ -126,6 +88,8 @@ class EvidenceReader {
     Suffix suffix;
     std::array<std::size_t, kShort + 1> slots;  // in the cache, by length of a short suffix
     Missing missing;
+
+    std::size_t short_suffixes() const { return std::min<std::size_t>(kShort, tail.size()); }
   };
 
   // A level whose intervals are being searched for, and the first of their searches or boundaries.
@@ -144,16 +108,28 @@ class EvidenceReader {
     std::vector<PendingLevel> searched, narrowed;  // in whole shards; within known intervals
     std::vector<ContinuationQuery> queries;
     std::vector<PendingRequest> pending;
-    std::vector<std::array<BackoffLevel, kLonger>> longer;  // levels above the short ones, of each request
+    std::vector<std::array<BackoffLevel, kExtendedLevels>> long_levels;  // of each request, the longest first
     std::vector<MatchQuery> matches;
     std::vector<Match> longest;  // of each request, if it is of a root
 
-    void clear() {
+    // Make room for so many requests: searches point into what they fill.
+    void clear(std::size_t requests) {
+      clear_searches();
+      queries.clear();
+      matches.clear();
+      pending.clear();
+      pending.reserve(requests);
+      long_levels.resize(std::max(long_levels.size(), requests));
+      longest.resize(std::max(longest.size(), requests));
+      for (std::size_t i = 0; i < requests; ++i)
+        for (BackoffLevel& level : long_levels[i]) level.clear();
+    }
+
+    void clear_searches() {
       searches.clear();
       boundaries.clear();
       searched.clear();
       narrowed.clear();
-      queries.clear();
     }
   };
 
@@ -163,25 +139,57 @@ class EvidenceReader {
     return scratch;
   }
 
-  // Find the longest matches of the roots among `requests`, and a level between them and the short ones.
-  static void read_roots(std::span<const Request> requests) {
+  // Begin with all requests, and prefetch what the cache has of their short suffixes.
+  static void prefetch_cached_levels(std::span<const Request> requests) {
     Scratch& scratch = thread_scratch();
-    scratch.matches.clear();
-    scratch.longest.resize(std::max(scratch.longest.size(), requests.size()));
-    const auto is_long = [&](std::size_t i) {  // whether a suffix longer than the short ones may occur
-      return requests[i].parent == nullptr && !scratch.pending[i].tail.empty() && requests[i].out->levels[2].length > 0;
+    for (const Request& request : requests) {
+      const std::span<const Token> tail = request.reader->in_vocabulary(request.tail);
+      scratch.pending.push_back({tail, request.reader->suffix_of(tail), {}, {}});
+      PendingRequest& pending = scratch.pending.back();
+      for (std::uint32_t length = 1; length <= pending.short_suffixes(); ++length) {
+        pending.slots[length] = request.reader->cache_->place_of(short_suffix(tail.last(length)));
+        request.reader->cache_->prefetch_place(pending.slots[length]);
+      }
+    }
+    for (std::size_t i = 0; i < requests.size(); ++i)
+      for (std::uint32_t length = 1; length <= scratch.pending[i].short_suffixes(); ++length)
+        requests[i].reader->cache_->prefetch_slot(scratch.pending[i].slots[length]);
+  }
+
+  // Begin to search for the short suffixes that are not in the cache, and for the long ones that extend a parent's.
+  static void begin_searches(std::span<const Request> requests) {
+    Scratch& scratch = thread_scratch();
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      const auto& [reader, parent, whole, out] = requests[i];
+      PendingRequest& pending = scratch.pending[i];
+      if (pending.tail.empty()) continue;
+      reader->short_levels(pending, parent, *out);
+      for (std::size_t level = 0; parent != nullptr && level < kExtendedLevels; ++level) {
+        const BackoffLevel& from = parent->levels[level];
+        if (from.length == 0 || from.length >= std::min(kMaxSuffix, pending.tail.size())) continue;
+        reader->narrow(from, pending.tail.back(), pending.suffix, scratch.long_levels[i][level]);
+      }
+    }
+  }
+
+  // Find the longest matches of the roots among `requests`, and a level between them and the short ones.
+  static void search_roots(std::span<const Request> requests) {
+    Scratch& scratch = thread_scratch();
+    const auto may_be_long = [&](std::size_t i) {
+      return requests[i].parent == nullptr && !scratch.pending[i].tail.empty() &&
+             requests[i].out->levels[kLongLevels].length > 0;
     };
     for (std::size_t i = 0; i < requests.size(); ++i)
-      if (EvidenceReader& reader = *requests[i].reader; is_long(i))
+      if (EvidenceReader& reader = *requests[i].reader; may_be_long(i))
         scratch.matches.push_back(
             {&reader.shards_, &reader.key_tree_, &scratch.pending[i].suffix, &scratch.longest[i], kShort});
     if (scratch.matches.empty()) return;
     scratch.matcher.longest(scratch.matches);
     for (std::size_t i = 0; i < requests.size(); ++i) {
-      if (!is_long(i)) continue;
+      if (!may_be_long(i)) continue;
       Match& match = scratch.longest[i];
       if (match.length <= kShort) continue;
-      auto& [longest, middle, unused] = scratch.longer[i];
+      auto& [longest, middle, unused] = scratch.long_levels[i];
       longest.length = match.length;
       longest.count = match.count;
       std::swap(longest.intervals, match.intervals);
@@ -189,6 +197,26 @@ class EvidenceReader {
         requests[i].reader->seek(scratch.pending[i].suffix, match.length > 9 ? 8 : match.length - 2, middle);
     }
     finish_searches();
+  }
+
+  // Keep the long levels that occur, and request the continuations of all levels that are not from the cache.
+  static void queue_continuations(std::span<const Request> requests) {
+    Scratch& scratch = thread_scratch();
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      const auto& [reader, parent, whole, out] = requests[i];
+      if (scratch.pending[i].tail.empty()) {
+        out->clear();
+        continue;
+      }
+      reader->queue(scratch.pending[i].missing, *out);
+      for (std::size_t level = 0; level < kLongLevels; ++level) out->levels[level].clear();
+      std::size_t filled = 0;
+      for (BackoffLevel& level : scratch.long_levels[i])
+        if (level.length > 0 && filled < kLongLevels) {
+          std::swap(out->levels[filled], level);
+          reader->queue(out->levels[filled++]);
+        }
+    }
   }
 
   // The last tokens that are all in this vocabulary.
@@ -297,10 +325,7 @@ class EvidenceReader {
       }
       if (level->count == 0) level->clear();
     }
-    scratch.searches.clear();
-    scratch.boundaries.clear();
-    scratch.searched.clear();
-    scratch.narrowed.clear();
+    scratch.clear_searches();
   }
 
   // How many occurrences of a suffix of `length` tokens have their continuations read, at most.

@@ -163,7 +163,7 @@ class EvidenceRows {
     for (const Evidence* part : parts)
       if (part->levels[0].length > longest->levels[0].length) longest = part;
     for (std::size_t i = 0; i < kLevels; ++i) {
-      const auto length = i < kLevels - kShort ? longest->levels[i].length : static_cast<std::uint32_t>(kLevels - i);
+      const auto length = i < kLongLevels ? longest->levels[i].length : static_cast<std::uint32_t>(kLevels - i);
       BackoffLevel& level = out.levels[i];
       level.clear();
       if (length == 0) continue;
@@ -222,7 +222,7 @@ class EvidenceRows {
       for (std::size_t longer = 0; suffix < end; ++suffix) {
         const auto length = static_cast<std::uint32_t>(lengths[suffix]);
         if (length == 0 || length >= last) return "with suffixes out of order";
-        if (length > kShort && longer == kLevels - kShort) return "with too many long suffixes";
+        if (length > kShort && longer == kLongLevels) return "with too many long suffixes";
         BackoffLevel& level = row.evidence.levels[length > kShort ? longer++ : kLevels - length];
         level.length = length;
         level.count = counts[suffix];

@@ -44,7 +44,7 @@ class TreeEvidence {
     for (const auto& [length, tree, node] : matches_) {
       if (length == last) continue;  // the same suffix, requested for another path
       last = length;
-      if (length > kShort && longer == kLevels - kShort) continue;
+      if (length > kShort && longer == kLongLevels) continue;
       BackoffLevel& level = out.levels[length > kShort ? longer++ : kLevels - length];
       level.length = static_cast<std::uint32_t>(length);
       level.count = node < 0 ? tree->count : tree->counts[static_cast<std::size_t>(node)];
