@@ -84,7 +84,7 @@ def one_by_one(
     for walk in walks:
         place = walk.start
         with DraftSession(sources_with(stores), walk.text[:place], calibration=Calibration.default()) as session:
-            session._native.time_stages(clocked)
+            session.sources.native.time_stages(clocked)
             while place < walk.text.size:
                 began = time.perf_counter()
                 tree = session.draft(nodes, shape=shape)
@@ -93,7 +93,7 @@ def one_by_one(
                 end = walk.end_of(place, path)
                 session.accept(walk.text[place:end], **walk.likely(place, tree, path))
                 place = end
-            for stage, seconds in session._native.stage_seconds().items():
+            for stage, seconds in session.sources.native.stage_seconds().items():
                 stages[stage] = stages.get(stage, 0.0) + seconds * 1e6
     return times, {stage: total / len(times) for stage, total in stages.items()}
 

@@ -96,14 +96,14 @@ def proposals(recording: Recording, sources: Sequence[object], calibration: Cali
     fresh = [RecycledLogits() if isinstance(source, RecycledLogits) else source for source in sources]
     covered, first, known = [], 0, 0
     with DraftSession(fresh, recording.prompt, calibration=calibration, learn=False) as session:
-        session._native.record(True)
+        session.sources.native.record(True)
         for place in range(recording.prompt.size, text.size):
             tree = session.draft(NODES[0])
             best = int(tree.tokens[np.argmax(tree.scores)]) if len(tree) else -1
             first += best == int(text[place])
             session.accept(text[place : place + 1], known_rows(recording.top_k, known, place + 1))
             known = place
-            covered.append(bool(np.frombuffer(session._native.recorded()[1], np.uint8).any()))
+            covered.append(bool(np.frombuffer(session.sources.native.recorded()[1], np.uint8).any()))
     return covered, first
 
 

@@ -146,7 +146,7 @@ def replay(
         with DraftSession(
             session_sources, text[:place], calibration=calibration, learn=learn, max_suffix=max_suffix
         ) as session:
-            session._native.record(record is not None)
+            session.sources.native.record(record is not None)
             steps = known = 0
             while place < text.size:
                 began = time.perf_counter()
@@ -161,7 +161,7 @@ def replay(
                     times.append(drafted - began + time.perf_counter() - accepting)
                 known, place, steps = end - 1, end, steps + 1
             if record is not None:
-                record.append(session._native.recorded())
+                record.append(session.sources.native.recorded())
         outcome.add(recording.family, text.size - start, steps)
     return outcome
 

@@ -18,7 +18,8 @@ from rest_store.drafting.arguments import is_chain, lowest_score, node_limit, to
 from rest_store.drafting.external_sources import Drop
 from rest_store.drafting.kernel_session import Drafted, DraftLimits, TopK, append_all, follow_changes
 from rest_store.drafting.remote import RemoteDrafting
-from rest_store.drafting.session import DraftSession
+from rest_store.drafting.session import DraftSession, count_accepted, finish_step
+from rest_store.drafting.session_sources import SessionSources
 from rest_store.errors import (
     BatchError,
     DatastoreClosedError,
@@ -59,11 +60,12 @@ def draft_all(
     chain, score = is_chain(shape), lowest_score(min_score)
     limits = [DraftLimits(most, is_chain=chain, min_score=score) for most in _node_limits(max_nodes, len(sessions))]
     try:
-        return _draft_all(sessions, limits)
+        drafts, drops = _draft_all([session.sources for session in sessions], limits)
     except BaseException:
         for session in sessions:
-            session._native.forget()
+            session.sources.native.forget()
         raise
+    return [finish_step(session, drafts[i], drops.get(i, ())) for i, session in enumerate(sessions)]
 
 
 def accept_all(
@@ -97,9 +99,9 @@ def accept_all(
     if not all(array.size for array in arrays):
         raise EmptyContextError(describe("accept_all", "tokens of a session", "empty", "at least one token"))
     of_text, of_nodes = _rows("top_k", top_k, len(sessions)), _rows("node_top_k", node_top_k, len(sessions))
-    accepted = append_all([session._native for session in sessions], arrays, of_text, of_nodes)
+    accepted = append_all([session.sources.native for session in sessions], arrays, of_text, of_nodes)
     for session, array, count, rows, node_rows in zip(sessions, arrays, accepted, of_text, of_nodes, strict=True):
-        session._appended(array, count, rows, node_rows)
+        count_accepted(session, array, count, rows, node_rows)
 
 
 def _rows(what: str, top_k: Sequence[npt.ArrayLike | None] | None, count: int) -> list[TopK | None]:
@@ -115,7 +117,7 @@ def _require_sessions(where: str, sessions: Sequence[DraftSession]) -> None:
     for session in sessions:
         if not isinstance(session, DraftSession):
             raise BatchError(describe(where, "session", f"a {type(session).__name__}", "a DraftSession"))
-        session._require_open(where)
+        session.sources.require_open(where)
     if len({id(session) for session in sessions}) < len(sessions):
         raise BatchError(describe(where, "session", "given twice", "different sessions"))
 
@@ -129,23 +131,26 @@ def _node_limits(max_nodes: int | Sequence[int], count: int) -> list[int]:
     return limits
 
 
-def _draft_all(sessions: Sequence[DraftSession], limits: Sequence[DraftLimits]) -> list[TokenTree]:
+def _draft_all(
+    sessions: Sequence[SessionSources], limits: Sequence[DraftLimits]
+) -> tuple[dict[int, Drafted], dict[int, list[Drop]]]:
     """Ask elsewhere first, draft what is here meanwhile, then wait for the answers."""
     drops: dict[int, list[Drop]] = {}
     drafts: dict[int, Drafted] = {}
 
     def receive(i: int) -> None:
-        drafted, drops[i] = sessions[i]._receive(limits[i])
+        drafted, drops[i] = sessions[i].receive(limits[i])
         if drafted is not None:
             drafts[i] = drafted
 
-    here, elsewhere = set(range(len(sessions))), [i for i, session in enumerate(sessions) if session._asks_elsewhere]
+    here = set(range(len(sessions)))
+    elsewhere = [i for i, session in enumerate(sessions) if session.asks_elsewhere]
     if not elsewhere:
         drafts = _drafted_here(sessions, limits, here)
     else:
-        remotes = [remote for i in elsewhere if (remote := sessions[i]._remote) is not None]
+        remotes = [remote for i in elsewhere if (remote := sessions[i].remote) is not None]
         _share(remotes)
-        unsent = [i for i in elsewhere if not sessions[i]._send(limits[i])]
+        unsent = [i for i in elsewhere if not sessions[i].send(limits[i])]
         left = iter(unsent)
         for remote in remotes:
             remote.flush()
@@ -167,7 +172,7 @@ def _draft_all(sessions: Sequence[DraftSession], limits: Sequence[DraftLimits]) 
             for future in waiting:
                 future.result()
         drafts |= _drafted_here(sessions, limits, [i for i in elsewhere if i not in drafts])
-    return [session._finish(drafts[i], drops.get(i, ())) for i, session in enumerate(sessions)]
+    return drafts, drops
 
 
 def _share(remotes: Sequence[RemoteDrafting]) -> None:
@@ -179,27 +184,27 @@ def _share(remotes: Sequence[RemoteDrafting]) -> None:
 
 
 def _drafted_here(
-    sessions: Sequence[DraftSession], limits: Sequence[DraftLimits], chosen: Collection[int]
+    sessions: Sequence[SessionSources], limits: Sequence[DraftLimits], chosen: Collection[int]
 ) -> dict[int, Drafted]:
     """Return what the kernel drafts for the `chosen` sessions."""
     stores: set[Store] = set()
     for i in chosen:
-        opened = sessions[i]._datastores.values()
-        follow_changes(sessions[i]._native, opened)
+        opened = sessions[i].datastores.values()
+        follow_changes(sessions[i].native, opened)
         stores.update(datastore.store for datastore in opened)
     drafted = _drafted_by_kernel(sessions, limits, chosen)
     if not all(map(_is_readable, stores)):
-        again = [i for i in chosen if sessions[i]._leave_out_unreadable()]
+        again = [i for i in chosen if sessions[i].leave_out_unreadable()]
         drafted |= _drafted_by_kernel(sessions, limits, again)
     return drafted
 
 
 def _drafted_by_kernel(
-    sessions: Sequence[DraftSession], limits: Sequence[DraftLimits], chosen: Collection[int]
+    sessions: Sequence[SessionSources], limits: Sequence[DraftLimits], chosen: Collection[int]
 ) -> dict[int, Drafted]:
     if not chosen:
         return {}
-    natives, nodes = [sessions[i]._native for i in chosen], [limits[i].max_nodes for i in chosen]
+    natives, nodes = [sessions[i].native for i in chosen], [limits[i].max_nodes for i in chosen]
     _, _, chain, min_score = limits[0]  # the same for all
     drafts = native_session_kernel().draft_all(natives, nodes, chain, min_score)
     return dict(zip(chosen, drafts, strict=True))

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from rest_store.datastore.kernel import MAX_SUFFIX
 from rest_store.datastore.render import counted
-from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
+from rest_store.datastore.tokenizer import identity_of
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence, limit
 from rest_store.drafting.arguments import (
@@ -25,31 +25,11 @@ from rest_store.drafting.arguments import (
     top_k_of,
 )
 from rest_store.drafting.calibration import Calibration
-from rest_store.drafting.external_sources import Drop, ExternalSources
-from rest_store.drafting.kernel_session import (
-    Drafted,
-    DraftLimits,
-    TopK,
-    append,
-    follow_changes,
-    kernel_session,
-    take_prompt,
-)
-from rest_store.drafting.remote import RemoteDrafting, SessionSettings, remote_drafting
-from rest_store.drafting.sources import (
-    Source,
-    require_source_timeout,
-    require_sources,
-)
-from rest_store.errors import (
-    CopyError,
-    DatastoreClosedError,
-    DatastoreUnavailableError,
-    EmptyContextError,
-    SessionClosedError,
-    TokenizerMismatchError,
-    describe,
-)
+from rest_store.drafting.external_sources import Drop
+from rest_store.drafting.kernel_session import Drafted, DraftLimits, TopK, append
+from rest_store.drafting.session_sources import SessionSources
+from rest_store.drafting.sources import require_source_timeout, require_sources
+from rest_store.errors import CopyError, EmptyContextError, describe
 
 _MAX_ERRORS, _MAX_ERROR_LENGTH = 4, 300  # texts kept of each source, and characters of one
 
@@ -157,117 +137,20 @@ class DraftSession:
         max_suffix = limit("max_suffix", max_suffix, MAX_SUFFIX, where="draft session")
         self.calibration = Calibration.default() if calibration is None else calibration
         self.statistics = SessionStatistics()
-        self._closed = False
-        self._native, self._datastores, stores = kernel_session(
-            self.calibration, sources, learn=learn, max_suffix=max_suffix
+        self.sources = SessionSources(  # for batches, too; no public interface
+            sources,
+            self.calibration,
+            tokens_of("prompt", prompt),
+            None if prompt_top_k is None else top_k_of("prompt_top_k", prompt_top_k),
+            learn=learn,
+            max_suffix=max_suffix,
+            tokenizer=None if tokenizer is None else identity_of(tokenizer),
+            timeout=source_timeout,
         )
-        self._left_out: list[Drop] = []  # from all steps
-        tokenizers = {place: opened.store.tokenizer for place, opened in self._datastores.items()}
-        external: list[tuple[int, int, Source]] = []
-        for place, store in stores.items():
-            source = sources[place]
-            assert isinstance(source, Source)  # as required above
-            external.append((store, place, source))
-        self._external = ExternalSources(self._native, external, timeout=source_timeout, max_suffix=max_suffix)
-        tokenizers |= self._external.tokenizers()
-        self._remote: RemoteDrafting | None = None
-        self._leave_out_other_tokenizers(tokenizers, None if tokenizer is None else identity_of(tokenizer))
-        tokens = tokens_of("prompt", prompt)
-        rows = None if prompt_top_k is None else top_k_of("prompt_top_k", prompt_top_k)
-        take_prompt(self._native, tokens, rows)
-        if len(external) == len(self._external) == 1 and not self._datastores:
-            settings = SessionSettings(self.calibration, learn, max_suffix, self._external.tokenizer, rows)
-            self._remote = remote_drafting(self._native, sources, settings, len(tokens), source_timeout)
-        if self._remote is not None:
-            self._external.skip()
-            self._remote.open()
-
-    def _leave_out_other_tokenizers(
-        self, tokenizers: dict[int, TokenizerIdentity], expected: TokenizerIdentity | None
-    ) -> None:
-        """Leave out sources with another tokenizer than `expected`; None: that of the first source with one."""
-        if expected is None and tokenizers:
-            expected = tokenizers[min(tokenizers)]
-        self._external.tokenizer = expected
-        if expected is not None:
-            self._native.limit_tokens(expected.vocabulary_size)
-        for place, reported in tokenizers.items():
-            try:
-                assert expected is not None
-                expected.require_same(reported, "draft session")
-            except TokenizerMismatchError as error:
-                self._leave_out(place, "tokenizer", str(error))
-
-    @property
-    def _asks_elsewhere(self) -> bool:
-        return self._remote is not None or len(self._external) > 0
-
-    def _send(self, limits: DraftLimits) -> bool:
-        """Ask the sources outside this process for the next step. Batches call this, too, and the next two methods.
-
-        Returns:
-            Whether `_receive` waits for nothing but their answers.
-        """
-        if self._remote is not None:
-            return self._remote.send(limits)
-        if self._remote is None and self._external:
-            self._external.send(limits.max_nodes)
-        return True
-
-    def _receive(self, limits: DraftLimits) -> tuple[Drafted | None, list[Drop]]:
-        """Wait for their answers; return the draft if it came whole, and the sources that the step goes on without."""
-        drops: list[Drop] = []
-        if self._remote is not None:
-            answer = self._remote.draft(limits)
-            if isinstance(answer, Drafted):
-                return answer, []
-            if answer is None:
-                seconds = self._remote.seconds_left
-                self._end_remote()
-                self._external.send(limits.max_nodes, seconds)
-            else:
-                drops.append(answer)
-        if self._remote is None and self._external:
-            drops = self._external.receive()
-        for drop in drops:
-            if drop.why == "tokenizer":
-                self._leave_out(*drop)
-        return None, [drop for drop in drops if drop.why != "tokenizer"]
-
-    def _finish(self, drafted: Drafted, drops: Iterable[Drop]) -> TokenTree:
-        """Count a step; return its draft."""
-        packed, scores, origins = drafted
-        tree = TokenTree.from_packed(packed, (0, 0), scores, origins)
-        self.statistics.add_step(len(tree), [*drops, *self._left_out])
-        return tree
-
-    def _leave_out_unreadable(self) -> bool:
-        """Leave out datastores that have lost a page or were closed; return whether there are new ones."""
-        readable = len(self._datastores)
-        for place, opened in list(self._datastores.items()):
-            try:
-                opened.store.require_readable()
-            except (DatastoreUnavailableError, DatastoreClosedError) as error:
-                self._leave_out(place, "error", str(error))
-        return len(self._datastores) < readable
-
-    def _leave_out(self, place: int, why: str, text: str) -> None:
-        """Draft without the source at `place` from now on; every step counts that."""
-        self._left_out.append(Drop(place, why, text))
-        if place in self._datastores:
-            self._native.set_trees(self._datastores.pop(place).index, None)
-        else:
-            self._external.remove(place)
-            self._end_remote()
-
-    def _end_remote(self) -> None:
-        remote, self._remote = self._remote, None
-        if remote is not None:
-            remote.close()
 
     def __len__(self) -> int:
         """Return the number of tokens of prompt and output so far."""
-        return int(self._native.length())
+        return int(self.sources.native.length())
 
     def draft(
         self, max_nodes: int = 16, costs: Costs | None = None, *, shape: str = "tree", min_score: float = 0.0
@@ -299,24 +182,21 @@ class DraftSession:
         What an external source raises is counted in `statistics`, except an interrupt: KeyboardInterrupt, and without
         `source_timeout` also SystemExit. That passes through, and the session is as it was before the call.
         """
-        self._require_open("draft")
+        self.sources.require_open("draft")
         nodes, chain = node_limit(max_nodes), is_chain(shape)
         times = times_of(costs, nodes)
         if times.size:
             nodes = min(nodes, times.size - 1)
         limits = DraftLimits(nodes, times, chain, lowest_score(min_score))
         try:
-            self._send(limits)
-            drafted, drops = self._receive(limits)
+            self.sources.send(limits)
+            drafted, drops = self.sources.receive(limits)
             if drafted is None:
-                follow_changes(self._native, self._datastores.values())
-                drafted = Drafted(*self._native.draft(*limits))
-                if self._leave_out_unreadable():
-                    drafted = Drafted(*self._native.draft(*limits))
+                drafted = self.sources.draft_here(limits)
         except BaseException:
-            self._native.forget()
+            self.sources.native.forget()
             raise
-        return self._finish(drafted, drops)
+        return finish_step(self, drafted, drops)
 
     def accept(
         self, tokens: IntSequence, top_k: npt.ArrayLike | None = None, *, node_top_k: npt.ArrayLike | None = None
@@ -334,32 +214,17 @@ class DraftSession:
             ContextTypeError, EmptyContextError, TokenRangeError: `tokens`, or a top-k, is not as above.
             SessionClosedError: after `close`.
         """
-        self._require_open("accept")
+        self.sources.require_open("accept")
         new = tokens_of("tokens", tokens)
         if new.size == 0:
             raise EmptyContextError(describe("accept", "tokens", "empty", "at least one token"))
         rows = None if top_k is None else top_k_of("top_k", top_k)
         node_rows = None if node_top_k is None else top_k_of("node_top_k", node_top_k)
-        self._appended(new, append(self._native, new, rows, node_rows), rows, node_rows)
-
-    def _appended(
-        self, tokens: npt.NDArray[np.int32], accepted: int, top_k: TopK | None = None, node_top_k: TopK | None = None
-    ) -> None:
-        """Count what the kernel has appended, and tell the session that a service runs, if there is one."""
-        self.statistics.accepted += accepted
-        self.statistics.tokens += tokens.size
-        if self._remote is not None:
-            self._remote.accept(tokens, top_k, node_top_k)
+        count_accepted(self, new, append(self.sources.native, new, rows, node_rows), rows, node_rows)
 
     def close(self) -> None:
         """End the session; sources stay open. May be called again."""
-        self._closed = True
-        self._end_remote()
-        self._external.close()
-
-    def _require_open(self, where: str) -> None:
-        if self._closed:
-            raise SessionClosedError(describe(where, "the session", "closed", "open"))
+        self.sources.close()
 
     def __enter__(self) -> DraftSession:
         return self
@@ -376,3 +241,25 @@ class DraftSession:
         done = self.statistics
         length, steps = counted(len(self), "token"), counted(done.steps, "step")
         return f"DraftSession({length}, {steps}, {done.accepted} of {done.drafted} accepted)"
+
+
+def finish_step(session: DraftSession, drafted: Drafted, drops: Iterable[Drop]) -> TokenTree:
+    """Count a step of `session`, which went on without `drops`; return its draft."""
+    packed, scores, origins = drafted
+    tree = TokenTree.from_packed(packed, (0, 0), scores, origins)
+    session.statistics.add_step(len(tree), [*drops, *session.sources.left_out])
+    return tree
+
+
+def count_accepted(
+    session: DraftSession,
+    tokens: npt.NDArray[np.int32],
+    accepted: int,
+    top_k: TopK | None,
+    node_top_k: TopK | None,
+) -> None:
+    """Count what the kernel has appended, and tell the session that a service runs, if there is one."""
+    session.statistics.accepted += accepted
+    session.statistics.tokens += tokens.size
+    if session.sources.remote is not None:
+        session.sources.remote.accept(tokens, top_k, node_top_k)

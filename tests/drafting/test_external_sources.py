@@ -229,7 +229,7 @@ def test_no_step_waits_for_a_source_that_was_late_until_it_has_answered_in_time(
         session.draft()  # the call still runs
         for _ in range(2):  # it ends late; the next one is in time
             answers.release()
-            session._external._sources[0].thread.pending.result()  # type: ignore[union-attr]
+            session.sources.external._sources[0].thread.pending.result()  # type: ignore[union-attr]
             answers.release()
             session.draft()
         assert awaited == [1, 0, 0, 1]

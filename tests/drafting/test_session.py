@@ -161,10 +161,10 @@ def test_tokens_taken_in_together_or_one_by_one_draft_the_same(text: list[int], 
 def test_stages_are_timed_only_on_request(store: Datastore, calibration: Calibration) -> None:
     with DraftSession([PromptLookup(), store], [1, 2], calibration=calibration) as session:
         session.draft()
-        assert not any(session._native.stage_seconds().values())
-        session._native.time_stages(True)
+        assert not any(session.sources.native.stage_seconds().values())
+        session.sources.native.time_stages(True)
         session.draft()
-        assert min(session._native.stage_seconds().values()) > 0
+        assert min(session.sources.native.stage_seconds().values()) > 0
 
 
 def test_a_session_without_text_or_without_sources_drafts_nothing(store: Datastore, calibration: Calibration) -> None:
@@ -328,7 +328,7 @@ def test_a_source_that_is_late_is_left_out_until_it_answers(store: Datastore, ca
         assert session.statistics.errors == ["source 0: no answer within 0.01 s"]
         assert source.calls == 0
         source.go.set()
-        session._external.timeout = 60.0
+        session.sources.external.timeout = 60.0
         tree = session.draft()
         while source.calls < 2:  # the thread has not handed over the late answer yet
             tree = session.draft()

@@ -157,10 +157,10 @@ def live(tmp_path: Path) -> Iterator[LiveDatastore]:
 def recorded(*sources: Store) -> npt.NDArray[np.float32]:
     """Features of the candidates after 1 and 2, in the order of the fixed rule."""
     with DraftSession(sources, [1, 2], calibration=Calibration(bytes(4))) as session:
-        session._native.record(True)
+        session.sources.native.record(True)
         session.draft(1)
         session.accept([3])
-        return np.frombuffer(session._native.recorded()[0], np.float32).reshape(-1, FEATURES)
+        return np.frombuffer(session.sources.native.recorded()[0], np.float32).reshape(-1, FEATURES)
 
 
 def test_a_live_datastore_has_columns_of_its_own(frozen: Datastore, live: LiveDatastore) -> None:
@@ -177,10 +177,10 @@ def test_recycled_logits_weigh_all_their_times() -> None:
     for likely in ([3, 4], [3, 4], [5, 3]):
         DraftSession([logits], [1, 2], prompt_top_k=[[-1, -1], likely]).close()
     with DraftSession([logits], [9, 2], calibration=Calibration(bytes(4))) as session:
-        session._native.record(True)
+        session.sources.native.record(True)
         session.draft(1)
         session.accept([3])
-        rows = np.frombuffer(session._native.recorded()[0], np.float32).reshape(-1, FEATURES)[:, END:]
+        rows = np.frombuffer(session.sources.native.recorded()[0], np.float32).reshape(-1, FEATURES)[:, END:]
     whole = 1 + 0.8 + 0.64  # of a token that is the likeliest each time
     shares = [(0.64 + 0.8 + 0.25) / whole, 1 / whole, (0.64 + 0.8) / 4 / whole]
     assert rows[:, 0] == pytest.approx(shares, abs=1e-3)  # of 3, 5 and 4 after the last token

@@ -271,7 +271,7 @@ def test_a_paused_service_costs_all_sessions_one_deadline(mortal: Service) -> No
     with DatastoreClient(mortal.target, timeout=PATIENCE) as client, batch(client, texts) as sessions:
         stepped(sessions)
         for session in sessions:
-            session._remote._remote._timeout = LATE  # type: ignore[union-attr]
+            session.sources.remote._remote._timeout = LATE  # type: ignore[union-attr]
         mortal.pause()
         began = time.monotonic()
         stepped(sessions)
@@ -280,7 +280,7 @@ def test_a_paused_service_costs_all_sessions_one_deadline(mortal: Service) -> No
         assert dropped(sessions) == [2] * len(texts)
         mortal.resume()
         for session in sessions:
-            session._remote._remote._timeout = PATIENCE  # type: ignore[union-attr]
+            session.sources.remote._remote._timeout = PATIENCE  # type: ignore[union-attr]
         end = time.monotonic() + PATIENCE
         while any(session.statistics.absent for session in sessions):
             stepped(sessions)

@@ -126,7 +126,7 @@ def test_a_session_that_is_opened_again_says_what_recent_steps_have_taught(stead
 
     with Relay(steady.target, keep) as relay, opened(relay.target) as (_, session):
         assert steps(session, 3, 1, 2) == [True] * 3
-        session._remote._remote._drop()  # type: ignore[union-attr]
+        session.sources.remote._remote._drop()  # type: ignore[union-attr]
         assert steps(session, 3) == [True]
         requests = [Request.FromString(data) for name, data in relay.received if name == "DraftSession"]
         [first, again] = [request.open for request in requests if request.HasField("open")]
@@ -138,7 +138,7 @@ def test_a_session_that_is_opened_again_says_what_recent_steps_have_taught(stead
 def test_a_paused_service_costs_the_deadline_once_and_its_late_answer_is_skipped(service: Service) -> None:
     with opened(service.target) as (client, session):
         assert steps(session, 3, 1, 2) == [True] * 3
-        session._remote._remote._timeout = LATE  # type: ignore[union-attr]
+        session.sources.remote._remote._timeout = LATE  # type: ignore[union-attr]
         service.pause()
         began = time.monotonic()
         assert steps(session, 3) == [False]
@@ -146,7 +146,7 @@ def test_a_paused_service_costs_the_deadline_once_and_its_late_answer_is_skipped
         assert steps(session, 1, 2, 3) == [False] * 3
         assert client.statistics.deadlines == 4
         service.resume()
-        session._remote._remote._timeout = PATIENCE  # type: ignore[union-attr]
+        session.sources.remote._remote._timeout = PATIENCE  # type: ignore[union-attr]
         end = time.monotonic() + PATIENCE
         while not steps(session, 1)[0]:
             assert time.monotonic() < end
@@ -162,7 +162,7 @@ def test_a_paused_service_is_left_for_another_one(service: Service, steady: Serv
         service.pause()
         while not steps(session, 1)[0]:
             assert len(session) < 100
-        session._remote._remote._timeout = PATIENCE  # type: ignore[union-attr]
+        session.sources.remote._remote._timeout = PATIENCE  # type: ignore[union-attr]
         assert client.statistics.failovers == 1
         assert steps(session, 2, 3) == [True] * 2
         service.resume()

@@ -241,4 +241,4 @@ def without_shared_streams(name: str, answer: bytes) -> bytes:
 
 def is_run_by_the_service(session: DraftSession) -> bool:
     """Whether a session is run elsewhere, as far as it knows."""
-    return session._remote is not None
+    return session.sources.remote is not None
