@@ -213,13 +213,19 @@ class Sample {
     weights_.resize(count + 1);
     weights_[0] = 0;
     if (parts_.size() == 1) {
-      const Part& part = parts_[0];
       std::iota(order_.begin(), order_.end(), 0U);
-      if (all_) std::iota(weights_.begin(), weights_.end(), std::uint64_t{0});
-      else
-        for (std::size_t i = 0; i < count; ++i) weights_[i + 1] = part.ranks[i] + 1 - part.interval.begin;
-      return;
+    } else {
+      merge_heads();
+      for (std::size_t i = 0; i < count; ++i) order_[i] = heads_[i].row;
     }
+    if (all_) std::iota(weights_.begin(), weights_.end(), std::uint64_t{0});  // every row stands for itself
+    else if (parts_.size() == 1) weigh_rows_of_one_part();
+    else weigh_rows();
+  }
+
+  // Put the heads of all rows in lexicographic order: neighbouring runs are merged in pairs.
+  void merge_heads() {
+    const std::size_t count = lengths_.size();
     heads_.resize(count);
     for (std::size_t i = 0; i < count; ++i)
       heads_[i] = {load_big(bytes_.data() + i * shape_.bytes), static_cast<std::uint32_t>(i)};
@@ -230,7 +236,7 @@ class Sample {
     bounds_.clear();
     for (const Part& part : parts_) bounds_.push_back(part.first);
     bounds_.push_back(count);
-    while (bounds_.size() > 2) {  // merge neighbouring runs in pairs
+    while (bounds_.size() > 2) {
       scratch_.resize(count);
       std::size_t kept = 0;
       for (std::size_t r = 0; r + 1 < bounds_.size(); r += 2) {
@@ -245,13 +251,16 @@ class Sample {
       bounds_.resize(kept);
       heads_.swap(scratch_);
     }
+  }
 
-    if (all_) {  // every row stands for itself
-      for (std::size_t i = 0; i < count; ++i) order_[i] = heads_[i].row;
-      std::iota(weights_.begin(), weights_.end(), std::uint64_t{0});
-      return;
-    }
-    const std::size_t parts = parts_.size();
+  void weigh_rows_of_one_part() {
+    const Part& part = parts_[0];
+    for (std::size_t i = 0; i < part.ranks.size(); ++i) weights_[i + 1] = part.ranks[i] + 1 - part.interval.begin;
+  }
+
+  // The same with several parts, in merged order; fills `before_`, too.
+  void weigh_rows() {
+    const std::size_t count = order_.size(), parts = parts_.size();
     owners_.resize(count);
     for (std::size_t p = 0; p < parts; ++p)
       std::fill_n(owners_.begin() + static_cast<std::ptrdiff_t>(parts_[p].first), parts_[p].ranks.size(),
@@ -260,7 +269,6 @@ class Sample {
     std::fill_n(before_.begin(), parts, 0U);
     for (std::size_t i = 0; i < count; ++i) {
       std::uint32_t* counts = before_.data() + i * parts;
-      order_[i] = heads_[i].row;
       const std::uint32_t owner = owners_[order_[i]];
       weights_[i + 1] = weights_[i] + parts_[owner].gap_before(counts[owner]).width() + 1;
       std::copy_n(counts, parts, counts + parts);
