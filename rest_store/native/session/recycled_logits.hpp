@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <mutex>
+#include <new>
 
 #include "search/fork_mutex.hpp"
 #include "session/likely_tokens.hpp"
@@ -15,12 +16,16 @@ constexpr std::size_t kRecycledOrders = 4;  // contexts are known by their last 
 // Thread-safe, so that generations may share one. Memory is bounded: new rows displace old ones.
 class RecycledLogits {
  public:
-  // After `tail` the most likely tokens were `top`.
+  // After `tail` the most likely tokens were `top`. Without memory for more rows they are not kept: a generation can do
+  // without.
   void learn(std::span<const Token> tail, const TopTokens& top) {
     if (top.size == 0) return;
     const std::lock_guard lock(mutex_);
-    for (std::size_t order = 1; order <= kRecycledOrders && order <= tail.size(); ++order)
-      likely_after(key_of(tail.last(order))).learn(top);
+    try {
+      for (std::size_t order = 1; order <= kRecycledOrders && order <= tail.size(); ++order)
+        likely_after(key_of(tail.last(order))).learn(top);
+    } catch (const std::bad_alloc&) {
+    }
   }
 
   // What is known after the last 1 .. 4 tokens of `tail`; of size 0 where nothing is.
