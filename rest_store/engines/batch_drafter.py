@@ -25,7 +25,7 @@ from rest_store.engines.goodput import Goodput
 from rest_store.engines.likely_tokens import LikelyTokens, Rows
 from rest_store.engines.preloading import preload
 from rest_store.engines.row_draft import RowDraft
-from rest_store.engines.row_sessions import RowSession, RowSessions, Tokens
+from rest_store.engines.row_sessions import Answer, RowSession, RowSessions, Tokens
 from rest_store.engines.sources import EngineSources
 from rest_store.errors import TokenRangeError, describe
 
@@ -292,9 +292,9 @@ class BatchDrafter:
         if reason is not None:
             self._log.warning("rest-store: no drafts (%s): %s; said once", where, reason)
 
-    def _let_go(self, documents: list[OutputDocument], sessions: list[DraftSession]) -> None:
-        """Have documents remembered, and close sessions."""
-        if documents := self._unknown(documents):
+    def _let_go(self, answers: list[Answer], sessions: list[DraftSession]) -> None:
+        """Have answers remembered, and close sessions."""
+        if documents := self._unknown(answers):
             counts = RememberCounts()
             self._counters.documents.append(counts)
             assert self._sources.target is not None
@@ -305,7 +305,7 @@ class BatchDrafter:
             except Exception as error:
                 self.say("close", error)
 
-    def _unknown(self, documents: list[OutputDocument]) -> list[OutputDocument]:
+    def _unknown(self, answers: list[Answer]) -> list[OutputDocument]:
         """Return the documents that are to be added: those whose text is not in the live datastore yet, each text once.
 
         An engine samples beyond the end of a request, a few tokens more or less each time, so the same answer has many
@@ -316,11 +316,11 @@ class BatchDrafter:
             return []
         unknown: list[OutputDocument] = []
         try:
-            for document in sorted(documents, key=lambda document: document.tokens.size, reverse=True):
-                text = document.tokens[: -self._most]
+            for document, certain in sorted(answers, key=lambda answer: answer.document.tokens.size, reverse=True):
+                text = document.tokens[:certain]
                 if isinstance(target, Store) and _has(target, text):
                     continue
-                if not any(np.array_equal(longer.tokens[: text.size], text) for longer in unknown):
+                if not any(np.array_equal(longer.tokens[:certain], text) for longer in unknown):
                     unknown.append(document)
         except Exception as error:
             self.say("remember", error)
@@ -340,8 +340,8 @@ class BatchDrafter:
     def tend(self) -> None:
         """Remember and close what has ended, and tell listeners."""
         with self._lock:
-            documents, sessions = self._rows.retire(self._clock())
-        self._let_go(documents, sessions)
+            answers, sessions = self._rows.retire(self._clock())
+        self._let_go(answers, sessions)
         figures = self.figures()
         for listener in self._listeners:
             with suppress(Exception):
@@ -353,9 +353,9 @@ class BatchDrafter:
             return
         self._closed.set()
         with self._lock:
-            documents, sessions = self._rows.clear()
+            answers, sessions = self._rows.clear()
             self._let_go([], sessions)
-            documents, target = self._unknown(documents), self._sources.target
+            documents, target = self._unknown(answers), self._sources.target
             if documents and target is not None:  # at the end of a program, no thread of a queue starts any more
                 try:
                     target.add([document.tokens for document in documents], ids=[document.id for document in documents])

@@ -29,6 +29,19 @@ _STEPS = 8
 _KEPT_SECONDS = 30.0  # that a session is kept without its row
 
 
+class Answer(NamedTuple):
+    """What the model wrote for a request.
+
+    Attributes:
+        document: the output behind the end of its prompt.
+        certain: tokens of it that the request surely has. It may have ended at the first of the last step, without a
+            token that says so, while the engine has sampled more.
+    """
+
+    document: OutputDocument
+    certain: int
+
+
 class RowSession:
     """The text of one request as far as rows have shown it, and its draft session.
 
@@ -108,9 +121,9 @@ class RowSession:
         self._context: list[int] = text[max(0, prompt - PROMPT_TOKENS) : prompt].tolist()
         self._output = list(output)
         self._latest = len(output)  # tokens of the last step
-        self._taken = 0  # tokens of the latest document
+        self._taken = 0  # tokens of the latest answer
 
-    def take_document(self, ends: Container[int]) -> OutputDocument | None:
+    def take_answer(self, ends: Container[int]) -> Answer | None:
         """Return what the model wrote; None if that is too short to be remembered, or was returned before.
 
         Args:
@@ -120,8 +133,12 @@ class RowSession:
             return None
         self._taken = len(self._output)
         last = self._output[-self._latest :]
-        beyond = next((len(last) - 1 - place for place, token in enumerate(last) if token in ends), 0)
-        return OutputDocument.of(self._context, self._output[: self._taken - beyond])
+        end = next((place for place, token in enumerate(last) if token in ends), None)
+        beyond = 0 if end is None else len(last) - 1 - end
+        document = OutputDocument.of(self._context, self._output[: self._taken - beyond])
+        if document is None:
+            return None
+        return Answer(document, document.tokens.size - (len(last) - 1 if end is None else 0))
 
 
 def _end_of(text: Tokens) -> tuple[bytes, int]:
@@ -156,7 +173,7 @@ class RowSessions:
         self._ends = ends
         self._present: dict[int, RowSession] = {}  # by row
         self._absent: dict[RowSession, None] = {}  # the longest absent first
-        self._finished: list[OutputDocument] = []
+        self._finished: list[Answer] = []
         self._called: float | None = None
         self._pace = 0.0  # seconds between calls, smoothed
         self.opened = 0
@@ -247,10 +264,10 @@ class RowSessions:
         self._absent[session] = None
 
     def _finish(self, session: RowSession) -> None:
-        if (document := session.take_document(self._ends)) is not None:
-            self._finished.append(document)
+        if (answer := session.take_answer(self._ends)) is not None:
+            self._finished.append(answer)
 
-    def retire(self, now: float) -> tuple[list[OutputDocument], list[DraftSession]]:
+    def retire(self, now: float) -> tuple[list[Answer], list[DraftSession]]:
         """Let go of requests that have ended, as far as that can be told: without a row, or without calls, for seconds.
 
         Args:
@@ -275,17 +292,17 @@ class RowSessions:
             if place < surplus or seconds >= max(_KEPT_SECONDS, steps):
                 del self._absent[session]
                 closed += _closable(session)
-        documents, self._finished = self._finished, []
-        return documents, closed
+        answers, self._finished = self._finished, []
+        return answers, closed
 
-    def clear(self) -> tuple[list[OutputDocument], list[DraftSession]]:
+    def clear(self) -> tuple[list[Answer], list[DraftSession]]:
         """Let go of all requests; returns what `retire` does."""
         sessions = [*self._present.values(), *self._absent]
         self._present, self._absent = {}, {}
         for session in sessions:
             self._finish(session)
-        documents, self._finished = self._finished, []
-        return documents, [closed for session in sessions for closed in _closable(session)]
+        answers, self._finished = self._finished, []
+        return answers, [closed for session in sessions for closed in _closable(session)]
 
 
 def _closable(session: RowSession) -> Iterator[DraftSession]:

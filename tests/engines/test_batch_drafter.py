@@ -160,6 +160,20 @@ def test_what_is_written_twice_at_once_is_kept_once(tmp_path: Path) -> None:
             assert live.count([*request.prompt[-16:], *output[:-MOST]]) == 1
 
 
+def test_short_answers_to_prompts_that_end_alike_are_all_remembered(tmp_path: Path) -> None:
+    """As those of a classifier, whose prompts end with the same instruction."""
+    batch = drafter(remember=str(tmp_path / "memory"))
+    asked = [Request([start, *range(200, 216)], most=4) for start in range(6)]
+    for some in (asked[:3], asked[3:]):
+        outputs_are_plain(Engine(batch, lambda text: text[0] * len(text) % 290, rows=2), some)
+        batch._clock.now += 10  # type: ignore[attr-defined]
+        batch.tend()
+        assert rest_store.drafting.remembering.flush(batch._sources.target, None)
+    batch.close()
+    with rest_store.LiveDatastore.open(tmp_path / "memory", read_only=True) as live:
+        assert all(live.count([*request.prompt[-16:], *request.output]) == 1 for request in asked)
+
+
 def test_ended_requests_are_remembered_beside_the_steps(tmp_path: Path) -> None:
     batch = drafter(remember=str(tmp_path / "memory"))
     outputs_are_plain(Engine(batch, cyclic(VOCABULARY)), requests(5))

@@ -38,7 +38,7 @@ class Followed:
     def documents(self, seconds: float = 6.0) -> list[list[int]]:
         """Let seconds pass without a call; return what is to be remembered."""
         self.now += seconds
-        return [document.tokens.tolist() for document in self.rows.retire(self.now)[0]]
+        return [answer.document.tokens.tolist() for answer in self.rows.retire(self.now)[0]]
 
 
 @pytest.fixture
@@ -215,6 +215,6 @@ def test_few_sessions_are_kept_without_a_row(followed: Followed, monkeypatch: py
 
 def test_all_can_be_let_go_of(followed: Followed) -> None:
     followed.step({0: [1, 2, 3, 4, 5], 1: [2]}, {0: 4, 1: 1})
-    documents, sessions = followed.rows.clear()
-    assert ([document.tokens.tolist() for document in documents], sessions) == ([[1, 2, 3, 4, 5]], [0, 1])
+    answers, sessions = followed.rows.clear()
+    assert ([answer.document.tokens.tolist() for answer in answers], sessions) == ([[1, 2, 3, 4, 5]], [0, 1])
     assert len(followed.rows) == 0
