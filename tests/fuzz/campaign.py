@@ -23,7 +23,7 @@ from pathlib import Path
 
 NAMES = ("generations", "messages", "damage", "kills", "live_kills", "engine_batches")
 CASE = "case.txt"
-HANGS_AFTER = 90.0  # seconds; a case takes a few, on a busy machine some more
+HANGS_AFTER = 90  # seconds; a case takes a few, on a busy machine some more
 
 
 class Fuzzer(ABC):
@@ -132,9 +132,10 @@ class Worker:
         (self._directory / CASE).unlink(missing_ok=True)
         try:
             self._connection.send(number)
-            if self._connection.poll(HANGS_AFTER):
-                result: Result = self._connection.recv()
-                return result
+            for _ in range(HANGS_AFTER):  # seconds one by one: while both processes are stopped, none pass
+                if self._connection.poll(1.0):
+                    result: Result = self._connection.recv()
+                    return result
         except (EOFError, OSError):
             self._process.join()
             status = self._process.exitcode or 0
@@ -143,7 +144,7 @@ class Worker:
         with suppress(ProcessLookupError):
             os.kill(self._process.pid or 0, signal.SIGUSR1)  # where it hangs, on standard error
             time.sleep(1)
-        return Result(failure=f"no end within {HANGS_AFTER:g} s", detail=self._end())
+        return Result(failure=f"no end within {HANGS_AFTER} s", detail=self._end())
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
