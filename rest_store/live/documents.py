@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import reprlib
 import sqlite3
@@ -93,6 +94,8 @@ class Documents:
 
     def __init__(self, directory: Path, *, read_only: bool = False) -> None:
         self.path = directory / FILE_NAME
+        if read_only:
+            self._require_readable(directory)
         with self._named_errors("opened"):
             uri = f"{self.path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
             self._database = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
@@ -113,6 +116,15 @@ class Documents:
             except BaseException:
                 self._database.close()
                 raise
+
+    def _require_readable(self, directory: Path) -> None:
+        """Raise StorageError where there is no log, which the last to close the file removes, and none can be made."""
+        if not os.access(directory, os.W_OK) and not self.path.with_name(f"{FILE_NAME}-shm").exists():
+            found, expected = (
+                "absent, and cannot be made",
+                "a directory that may be written, or a process that writes it",
+            )
+            raise StorageError(describe(self.path, "the log for readers", found, expected))
 
     def _require_format(self) -> None:
         if self._format in (FORMAT, FORMAT_WITH_IDS):

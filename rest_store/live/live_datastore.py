@@ -16,8 +16,6 @@ from typing import Any, ClassVar
 
 from build_index.errors import build_packages
 from rest_store.datastore.kernel import kernel_name
-from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
-from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 from rest_store.datastore.render import counted
 from rest_store.datastore.store import Snapshot, Store
 from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
@@ -26,26 +24,23 @@ from rest_store.errors import (
     DatastoreClosedError,
     DatastoreNotFoundError,
     LiveDatastoreError,
-    LiveFormatError,
     StorageError,
     WriterError,
     describe,
 )
+from rest_store.live.directory import require_live
 from rest_store.live.documents import Documents
 from rest_store.live.encoding import Encoder, store_tokenizer
 from rest_store.live.follower import Follower
 from rest_store.live.live_info import LiveInfo
-from rest_store.live.lock import FILE_NAME as LOCK_NAME
 from rest_store.live.lock import WriterLock
 from rest_store.live.maintenance import Maintenance
-from rest_store.live.opening import is_live
-from rest_store.live.segments import Bounds, Segments, require_limits
+from rest_store.live.segments import Bounds, Segments, checked_limits
 from rest_store.live.writer import Writer
 
 with build_packages("live datastores", LiveDatastoreError, "live"):
     import pydivsufsort  # noqa: F401 - what sorts segments
 
-_BEGUN = {LOCK_NAME, TOKENIZER_FILE_NAME}  # in a directory that was being begun when the process was killed
 _REFRESH_SECONDS = 0.02  # between looks of a reading process
 
 
@@ -124,13 +119,13 @@ class LiveDatastore(Store):
             LiveFormatError: the directory holds a frozen datastore, or something else.
             TokenizerMismatchError: `tokenizer` differs from the datastore's.
             WriterError: another process writes it.
-            StorageError: documents cannot be read or written.
+            StorageError: the directory or the documents cannot be read or written.
             LimitError: a limit is not positive.
         """
         directory = Path(path)
-        require_limits(max_tokens, max_age)
+        limits = checked_limits(max_tokens, max_age)
         identity = None if tokenizer is None else identity_of(tokenizer)
-        _require_live(directory, new=identity is not None and not read_only)
+        require_live(directory, new=identity is not None and not read_only)
         if read_only:
             documents = Documents(directory, read_only=True)
             try:
@@ -159,7 +154,7 @@ class LiveDatastore(Store):
                     documents.create(identity)
                 elif identity is not None:
                     documents.tokenizer().require_same(identity, directory)
-                documents.set_limits(max_tokens, max_age)
+                documents.set_limits(*limits)
                 bounds = Bounds(*documents.limits())
             finally:
                 documents.close()
@@ -347,27 +342,6 @@ def _close_all() -> None:
     """Close what is open when the interpreter exits: threads that are in native code then would abort the process."""
     for live in list(_opened):
         live.close()
-
-
-def _require_live(directory: Path, *, new: bool) -> None:
-    """Raise an error unless `directory` is a live datastore, or with `new` may become one."""
-    if is_live(directory):
-        return
-    if (directory / MANIFEST_NAME).exists():
-        raise LiveFormatError(describe(directory, "datastore", "a frozen one", "a live one, or a new directory"))
-    if not directory.is_dir() and (directory.exists() or not new):
-        found = "a file" if directory.exists() else "absent"
-        raise DatastoreNotFoundError(
-            describe(directory, "live datastore", found, "a directory; give a tokenizer for a new one")
-        )
-    if directory.is_dir() and {entry.name for entry in directory.iterdir()} - _BEGUN:
-        raise LiveFormatError(
-            describe(directory, "live datastore", "a directory of something else", "one, or a new directory")
-        )
-    if not new:
-        raise DatastoreNotFoundError(
-            describe(directory, "live datastore", "empty", "one; give a tokenizer for a new one")
-        )
 
 
 def _end(backend: Writer | Follower, lock: WriterLock | None) -> None:

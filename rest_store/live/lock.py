@@ -17,7 +17,7 @@ class WriterLock:
 
     Raises:
         WriterError: it is taken, by another process or by this one.
-        StorageError: the directory cannot be written.
+        StorageError: the directory cannot be written, or its file system has no locks.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -29,10 +29,15 @@ class WriterLock:
             raise StorageError(f"{directory}: the live datastore cannot be written ({error.strerror})") from error
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             os.close(self._descriptor)
             expected = "free; open it with read_only=True, or use the service that writes it"
             raise WriterError(describe(directory, "the writer's lock", "taken", expected)) from None
+        except OSError as error:
+            os.close(self._descriptor)
+            raise StorageError(
+                f"{directory}: its file system has no locks ({error.strerror}); use a local disk"
+            ) from error
         _held.add(self)
 
     def require_held(self) -> None:

@@ -13,8 +13,11 @@ if TYPE_CHECKING:
 
 
 def is_live(path: Path) -> bool:
-    """Return whether `path` is the directory of a live datastore."""
-    return (path / DOCUMENTS_FILE_NAME).is_file()
+    """Return whether `path` is the directory of a live datastore; False if it cannot be looked at."""
+    try:
+        return (path / DOCUMENTS_FILE_NAME).is_file()
+    except OSError:  # no permission, or a name that is too long: whoever opens it says so
+        return False
 
 
 def open_store(path: str | Path, *, tokenizer: object = None) -> Datastore | LiveDatastore:

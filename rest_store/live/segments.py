@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from numbers import Real
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -103,13 +103,19 @@ class Bounds:
         return self.max_age is None or newest - oldest <= self.max_age / _LEAST_SEGMENTS
 
 
-def require_limits(max_tokens: object, max_age: object) -> None:
-    """Raise LimitError unless each is None or positive: a whole number of tokens, and seconds."""
-    if max_tokens is not None:
-        limit("max_tokens", max_tokens, 2**62, where="live datastore")
-    number = isinstance(max_age, int | float) and not isinstance(max_age, bool)
-    if max_age is not None and not (number and 0 < max_age < math.inf):  # type: ignore[operator]
+def checked_limits(max_tokens: Any, max_age: Any) -> tuple[int | None, float | None]:
+    """Return each limit as it is stored, an int and a float.
+
+    Raises:
+        LimitError: one is neither None nor positive: a whole number of tokens, or seconds.
+    """
+    tokens = None if max_tokens is None else limit("max_tokens", max_tokens, 2**62, where="live datastore")
+    if max_age is None:
+        return tokens, None
+    is_number = isinstance(max_age, Real) and not isinstance(max_age, bool)
+    if not is_number or not 0 < max_age < 2**62:
         raise LimitError(describe("live datastore", "max_age", repr(max_age), "None or positive seconds"))
+    return tokens, float(max_age)
 
 
 class Segments:

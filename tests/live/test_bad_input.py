@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from rest_store.errors import (
+    DatastoreError,
     DatastoreNotFoundError,
     DocumentError,
     LimitError,
@@ -23,6 +24,7 @@ from rest_store.errors import (
     WriterError,
 )
 from rest_store.live.live_datastore import LiveDatastore
+from rest_store.live.opening import is_live, open_store
 from tests.shared.live import file_bytes, new_live
 from tests.shared.strategies import ONE_TO_NINE, identity, refused, write_datastore
 
@@ -114,10 +116,18 @@ def test_bad_numbers_of_tokens(tmp_path: Path, limits: dict[str, Any]) -> None:
     assert not (tmp_path / "live").exists()
 
 
-@pytest.mark.parametrize("age", [0, -1.0, float("nan"), float("inf"), "1", True])
+@pytest.mark.parametrize("age", [0, -1.0, float("nan"), float("inf"), 10**400, "1", True])
 def test_bad_ages(tmp_path: Path, age: Any) -> None:
     refused(LimitError, lambda: new_live(tmp_path / "live", max_age=age), "max_age")
     assert not (tmp_path / "live").exists()
+
+
+def test_limits_of_numpy_are_stored_as_numbers(tmp_path: Path) -> None:
+    """SQLite would store the bytes of a number of numpy."""
+    limits: dict[str, Any] = {"max_tokens": np.int64(1000), "max_age": np.float32(60)}
+    LiveDatastore.open(tmp_path / "live", tokenizer=identity(300), **limits).close()
+    with LiveDatastore.open(tmp_path / "live") as live:
+        assert (live.info().max_tokens, live.info().max_age) == (1000, 60.0)
 
 
 def test_a_document_larger_than_what_is_kept(tmp_path: Path) -> None:
@@ -179,6 +189,28 @@ def test_a_file_and_nothing(tmp_path: Path) -> None:
     require_refused(DatastoreNotFoundError, tmp_path, "live datastore is empty")
     (tmp_path / "file").write_text("text")
     refused(DatastoreNotFoundError, lambda: LiveDatastore.open(tmp_path / "file", tokenizer=identity(3)), "is a file")
+
+
+def test_a_directory_that_cannot_be_looked_at(tmp_path: Path) -> None:
+    """A name that is too long stands for one of another user: whoever runs tests may be allowed everything."""
+    place = tmp_path / ("x" * 300)
+    assert not is_live(place)
+    for options in ({"read_only": True}, {"tokenizer": identity(3)}):
+        with pytest.raises(StorageError, match=r"cannot be read .File name too long."):
+            LiveDatastore.open(place, **options)
+    with pytest.raises(DatastoreError):
+        open_store(place)
+
+
+def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rest_store.live import lock
+
+    def no_locks(*_: object) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(lock.fcntl, "flock", no_locks)
+    with pytest.raises(StorageError, match=r"has no locks .No locks available."):
+        new_live(tmp_path / "live")
 
 
 @pytest.mark.parametrize(("version", "application"), [(3, 0x52535430), (0, 0), (2, 5)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,21 +15,6 @@ from rest_store.live.live_datastore import LiveDatastore
 from tests.shared.strategies import identity
 
 SECRET = [7, 8, 9] * 20
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 4 MB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    try:
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", place], check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"no file system can be mounted here ({error})")
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", "--lazy", place], check=True)
 
 
 def some_tokens(seed: int, count: int) -> npt.NDArray[np.int32]:
