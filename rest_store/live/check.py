@@ -14,7 +14,8 @@ from rest_store.datastore.kernel import shard_view
 from rest_store.datastore.shard import Shard
 from rest_store.datastore.store import Snapshot
 from rest_store.errors import ChecksumError, DatastoreError, StorageError, describe
-from rest_store.live.documents import FILE_NAME, Document, Documents, SegmentRecord
+from rest_store.live.database import FILE_NAME
+from rest_store.live.documents import Document, Documents, SegmentRecord
 from rest_store.live.segment import open_segment
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 from rest_store.errors import DatastoreNotFoundError, LiveFormatError, RestStoreError, StorageError, describe
-from rest_store.live.lock import FILE_NAME as LOCK_NAME
+from rest_store.live.locks import FILE_NAME as LOCK_NAME
 from rest_store.live.opening import is_live
 
 _BEGUN = {LOCK_NAME, TOKENIZER_FILE_NAME}  # in a directory that was being begun when the process was killed

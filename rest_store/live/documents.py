@@ -1,32 +1,21 @@
-"""The documents of a live datastore, in SQLite: the truth that segments are sorted from.
-
-A write-ahead log with `synchronous=FULL`: what a method has stored when it returns survives a kill and a loss of power.
-"""
+"""The documents of a live datastore, in SQLite: the truth that segments are sorted from."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import re
-import reprlib
-import sqlite3
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME
 from rest_store.datastore.tokenizer import TokenizerIdentity
-from rest_store.errors import LiveFormatError, ManifestError, StorageError, describe
-from rest_store.live.schema import DIGEST, FORMAT, FORMAT_WITH_IDS, create, digest_of, upgrade
+from rest_store.errors import ManifestError, StorageError, describe
+from rest_store.live.database import Database
+from rest_store.live.schema import DIGEST, digest_of
 
-FILE_NAME = DOCUMENTS_FILE_NAME
-_PATIENCE = 10_000  # milliseconds to wait for a lock of SQLite
 _IDS_AT_ONCE = 500  # variables of one statement
 _ROWS_AT_ONCE = 100  # likewise
-_LOG_BYTES = 1 << 24  # of the write-ahead log that are kept once it begins anew
 _SEGMENT = re.compile("segment-[0-9a-f]{32}")  # names of segments
 _LEAST_DIGEST = (1 << 64).to_bytes(DIGEST, "big")  # below it are those of what was deleted
 _LEAST_LOCAL = 489  # bytes that SQLite keeps at least in a page of rows, of a row that is larger than that
@@ -78,80 +67,16 @@ class State(NamedTuple):
     records: tuple[SegmentRecord, ...]
 
 
-class Documents:
-    """An open file of documents. One thread at a time; a writer's other threads open it again.
+class Documents(Database):
+    """The documents in an open file, the segments that hold them, and the limits; arguments and errors of `Database`.
 
-    A file of the version before is read as it is, and changed to this one when it is opened for writing.
-
-    Args:
-        directory: of the live datastore.
-        read_only: whether another process writes it.
-
-    Raises:
-        LiveFormatError: the file is something else, or of another release.
-        StorageError: here and in all methods, if SQLite cannot read or write.
+    A document that is evicted is still stored, until it is purged. The row of one that is deleted stays, empty.
     """
-
-    def __init__(self, directory: Path, *, read_only: bool = False) -> None:
-        self.path = directory / FILE_NAME
-        if read_only:
-            self._require_readable(directory)
-        with self._named_errors("opened"):
-            uri = f"{self.path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
-            self._database = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
-            try:
-                self._database.execute(f"PRAGMA busy_timeout={_PATIENCE}")
-                self._database.execute("PRAGMA cell_size_check=ON")
-                self._format = self._pragma("user_version"), self._pragma("application_id")
-                self._require_format()
-                if not read_only:
-                    self._database.execute("PRAGMA journal_mode=WAL")
-                    self._database.execute("PRAGMA synchronous=FULL")
-                    self._database.execute("PRAGMA secure_delete=ON")
-                    self._database.execute("PRAGMA wal_autocheckpoint=0")  # `checkpoint` does that, beside adding
-                    self._database.execute(f"PRAGMA journal_size_limit={_LOG_BYTES}")
-                    if self._format == FORMAT_WITH_IDS:
-                        with self._transaction("written"):
-                            upgrade(self._database)
-            except BaseException:
-                self._database.close()
-                raise
-
-    def _require_readable(self, directory: Path) -> None:
-        """Raise StorageError where there is no log, which the last to close the file removes, and none can be made."""
-        if not os.access(directory, os.W_OK) and not self.path.with_name(f"{FILE_NAME}-shm").exists():
-            found, expected = (
-                "absent, and cannot be made",
-                "a directory that may be written, or a process that writes it",
-            )
-            raise StorageError(describe(self.path, "the log for readers", found, expected))
-
-    def _require_format(self) -> None:
-        if self._format in (FORMAT, FORMAT_WITH_IDS):
-            return
-        tables = self._database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        if self._format != (0, 0) or tables:
-            found, expected = (f"{version} (of {application:#x})" for version, application in (self._format, FORMAT))
-            raise LiveFormatError(describe(self.path, "format version", found, expected))
-
-    @property
-    def is_new(self) -> bool:
-        """Whether the file has not been given its tables yet."""
-        return self._format == (0, 0)
 
     def create(self, tokenizer: TokenizerIdentity) -> None:
         """Make the tables of a new file, for the tokens of `tokenizer`."""
-        with self._transaction("created"):
-            create(self._database)
-            properties = {"tokenizer": json.dumps(tokenizer.to_manifest()), "first": 0, "deletions": 0}
-            properties |= {"max_tokens": None, "max_age": None, "moved": 0}
-            self._database.executemany("INSERT INTO properties VALUES (?, ?)", list(properties.items()))
-        self._format = FORMAT
-
-    def close(self) -> None:
-        """Close the file; may be called again."""
-        with self._named_errors("closed"):
-            self._database.close()
+        properties = {"tokenizer": json.dumps(tokenizer.to_manifest()), "first": 0, "deletions": 0}
+        self._create({**properties, "max_tokens": None, "max_age": None, "moved": 0})
 
     def tokenizer(self) -> TokenizerIdentity:
         """Return the identity of the tokenizer that the tokens are from."""
@@ -173,7 +98,7 @@ class Documents:
         with self._transaction("written"):
             for name, value in (("max_tokens", max_tokens), ("max_age", max_age)):
                 if value is not None:
-                    self._database.execute("UPDATE properties SET value = ? WHERE name = ?", (value, name))
+                    self._set_property(name, value)
 
     def state(self) -> State:
         """Return the present state."""
@@ -185,11 +110,6 @@ class Documents:
         for name, value in (("first", first), ("deletions", deletions)):
             self._require(name, value, isinstance(value, int) and value >= 0)
         return State(first, deletions, tuple(SegmentRecord(*row) for row in rows))
-
-    def version(self) -> int:
-        """Return a number that changes whenever another connection has written."""
-        with self._named_errors("read"):
-            return self._pragma("data_version")
 
     def last(self) -> tuple[int, float]:
         """Return the greatest number ever used, 0 if none was, and when the newest document was added."""
@@ -211,17 +131,6 @@ class Documents:
                 sound = _is_time(added) and isinstance(symbols, bytes) and len(symbols) and zlib.crc32(symbols) == crc
                 self._require(f"document {number}", "damaged", bool(sound))
                 yield Document(number, added, symbols)
-
-    @contextmanager
-    def one_state(self) -> Iterator[None]:
-        """Read one state of the file within the block, whatever others write meanwhile."""
-        with self._named_errors("read"):
-            self._database.execute("BEGIN")
-        try:
-            yield
-        finally:
-            with self._named_errors("read"):
-                self._database.execute("COMMIT")
 
     def numbers(self, ids: Sequence[str]) -> dict[str, int]:
         """Return the numbers of those of `ids` that are stored, evicted ones included."""
@@ -327,23 +236,6 @@ class Documents:
             if self._database.execute("DELETE FROM documents WHERE digest < ?", (_LEAST_DIGEST,)).rowcount:
                 self._set_to_be_rewritten(True)
 
-    def checkpoint(self) -> None:
-        """Write the log into the file; it begins anew if nothing was added meanwhile."""
-        with self._named_errors("written"):
-            self._database.execute("PRAGMA wal_checkpoint(PASSIVE)")
-
-    def clear_log(self) -> bool:
-        """Write the log into the file and empty it, so that nothing deleted is left; return False if readers keep it.
-
-        Waits for none of them.
-        """
-        with self._named_errors("written"):
-            self._database.execute("PRAGMA busy_timeout=0")
-            try:
-                return not self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
-            finally:
-                self._database.execute(f"PRAGMA busy_timeout={_PATIENCE}")
-
     def _insert(self, rows: Sequence[tuple[object, ...]]) -> None:
         """Store rows in one statement: each passes the GIL on several times, and has to wait for it again."""
         statement = f"INSERT INTO documents VALUES {','.join(['(?, ?, ?, ?, ?)'] * len(rows))}"
@@ -371,7 +263,7 @@ class Documents:
         return 2**62
 
     def _set_to_be_rewritten(self, value: bool) -> None:
-        self._database.execute("UPDATE properties SET value = ? WHERE name = 'moved'", (int(value),))
+        self._set_property("moved", int(value))
 
     def _purge(self, most: int) -> int:
         query = "DELETE FROM documents WHERE number IN (SELECT number FROM documents WHERE number < ? LIMIT ?)"
@@ -379,41 +271,7 @@ class Documents:
 
     def _evict(self, first: int) -> None:
         self._database.execute("DELETE FROM segments WHERE last < ?", (first,))
-        self._database.execute("UPDATE properties SET value = ? WHERE name = 'first'", (first,))
-
-    def _property(self, name: str) -> Any:
-        with self._named_errors("read"):
-            row = self._database.execute("SELECT value FROM properties WHERE name = ?", (name,)).fetchone()
-        if row is None:
-            raise StorageError(describe(self.path, f"the property {name!r}", "absent", "one of a live datastore"))
-        return row[0]
-
-    def _require(self, what: str, found: object, holds: bool) -> None:
-        """Raise StorageError unless `holds`: the file is damaged."""
-        if not holds:
-            raise StorageError(describe(self.path, what, reprlib.repr(found), "as it was written"))
-
-    def _pragma(self, name: str) -> int:
-        return int(self._database.execute(f"PRAGMA {name}").fetchone()[0])
-
-    @contextmanager
-    def _transaction(self, done: str) -> Iterator[None]:
-        with self._named_errors(done):
-            self._database.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._database.execute("COMMIT")
-            except BaseException:
-                if self._database.in_transaction:
-                    self._database.execute("ROLLBACK")
-                raise
-
-    @contextmanager
-    def _named_errors(self, done: str) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            raise StorageError(f"{self.path}: documents cannot be {done} ({error})") from error
+        self._set_property("first", first)
 
 
 def _is_time(value: object) -> bool:

@@ -33,7 +33,7 @@ from rest_store.live.documents import Documents
 from rest_store.live.encoding import Encoder, store_tokenizer
 from rest_store.live.follower import Follower
 from rest_store.live.live_info import LiveInfo
-from rest_store.live.lock import WriterLock
+from rest_store.live.locks import WriterLock
 from rest_store.live.maintenance import Maintenance
 from rest_store.live.segments import Bounds, Segments, checked_limits
 from rest_store.live.writer import Writer
@@ -83,7 +83,8 @@ class LiveDatastore(Store):
                     files.wake()
                 return sealed
 
-            jobs = [backend.evict, backend.checkpoint, seal, backend.merge_in_memory, backend.purge]
+            housekeeping = backend.housekeeping
+            jobs = [backend.evict, housekeeping.checkpoint, seal, backend.merge_in_memory, housekeeping.purge]
             self._threads = [Maintenance(self, "rest-store memory", jobs, abandoned=self._end), files]
         else:
             refresh = Maintenance(self, "rest-store refresh", [backend.refresh], _REFRESH_SECONDS, self._end)

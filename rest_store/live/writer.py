@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -13,26 +12,21 @@ from rest_store.errors import DatastoreClosedError, StorageError, describe
 from rest_store.live.additions import NewDocument, SharedCommits
 from rest_store.live.deletion import Deletion
 from rest_store.live.documents import Document, Documents
+from rest_store.live.housekeeping import Housekeeping, is_mostly_empty
 from rest_store.live.live_info import WriterCounts
+from rest_store.live.locks import ThreadLocks
 from rest_store.live.segment import Segment, is_intact, joined_segment, segment_of
 from rest_store.live.segment_files import SegmentFiles, records_of
 from rest_store.live.segments import Bounds, Segments, delay, to_merge, to_seal
 from rest_store.live.stored import stored_segments
 
 _MOST_IN_MEMORY = 1 << 23  # positions; whoever adds more seals some first
-_PURGED_AT_ONCE = 500  # documents, in one commit
-_MOST_EMPTY = 1 << 12  # rows of deleted documents that are kept, if there are not as many others
-_LOG_PAGES = 1 << 10  # of the write-ahead log, about, from which on it is written into the file
-_PAGE = 1 << 12  # bytes
-_LOG_PATIENCE = 2.0  # seconds for which a deletion waits for readers of older states
-_LOG_PAUSE = 0.01  # seconds between its looks for them
 
 
 class Writer:
     """Writes one live datastore. Thread-safe.
 
-    Locks, in the order in which they are taken: `_files` and `_memory` for whoever replaces segments in files or in
-    memory, held while others are sorted; `_commit` for whoever changes documents, held for a commit and a small sort.
+    `ThreadLocks` says what each of its locks is for, and in which order they are taken.
 
     What is in memory follows what is stored. When a change ended with an error or an interrupt, nobody knows whether it
     was stored: the next change reads it again first.
@@ -49,29 +43,28 @@ class Writer:
         tokenizer: identity of the tokenizer that the tokens are from.
         segments: the present segments.
         counts: of what it has done.
+        housekeeping: what cleans up behind it.
     """
 
     def __init__(self, directory: Path, bounds: Bounds, clock: Callable[[], float] = time.time) -> None:
         self._directory = directory
         self._bounds = bounds
         self._clock = clock
-        self._files, self._memory, self._commit = threading.Lock(), threading.Lock(), threading.Lock()
+        self._locks = ThreadLocks()
         self._closed = False
         self._may_differ_from_disk = False  # whether what is stored may differ from what is known here
         self._last, self._newest, self._first, self._deletions = 0, 0.0, 0, 0
-        self._log_pages = 0  # written to the log, about
-        self._log_holds_deleted = True  # whether it may: of a deletion that a kill has ended, for instance
-        self._unpurged = True  # whether evicted documents may still be stored
         with ExitStack() as opened:
-            # The first belongs to the holder of `_commit`; the other, for checkpoints, to the holder of `_memory`.
-            self._documents = opened.enter_context(closing(Documents(directory)))
-            self._beside = opened.enter_context(closing(Documents(directory)))
+            self._documents = opened.enter_context(closing(Documents(directory)))  # for the holder of `commit`
             self.tokenizer = self._documents.tokenizer()
             self._vocabulary_size = self.tokenizer.vocabulary_size
             self._width = token_width(self._vocabulary_size)
             self._segment_files = SegmentFiles(directory, self._vocabulary_size)
+            self.housekeeping = opened.enter_context(
+                closing(Housekeeping(directory, self._documents, self._segment_files, self._locks, self._change))
+            )
             most = bounds.commit * self._width
-            self._additions = SharedCommits(self._commit, self._commit_additions, most, separator=self._width)
+            self._additions = SharedCommits(self._locks.commit, self._commit_additions, most, separator=self._width)
             self.segments = Segments(self._vocabulary_size)
             self.counts = WriterCounts()
             self._reload(verify=True)
@@ -81,10 +74,10 @@ class Writer:
 
     def close(self) -> None:
         """Close the files, after additions in progress; later calls raise DatastoreClosedError."""
-        with self._files, self._memory, self._commit:
+        with self._locks.files, self._locks.memory, self._locks.commit:
             self._closed = True
             self.segments = Segments(self._vocabulary_size)  # which keeps no files mapped
-            self._beside.close()
+            self.housekeeping.close()
             self._documents.close()
 
     def _reload(self, *, verify: bool = False) -> None:
@@ -122,7 +115,7 @@ class Writer:
 
     @contextmanager
     def _change(self) -> Iterator[None]:
-        """Change what is stored within the block, and publish it there; for the holder of `_commit`."""
+        """Change what is stored within the block, and publish it there; for the holder of `commit`."""
         if self._closed:
             raise DatastoreClosedError(describe(self._directory, "the datastore", "closed", "open"))
         if self._may_differ_from_disk:
@@ -172,15 +165,13 @@ class Writer:
         segments.append(segment_of(documents, self._vocabulary_size, young))
         kept = self._kept(segments, now)
         first = None if len(kept) == len(segments) else _first_number(kept, numbers[-1] + 1)
-        # The file stays as small as what is kept, however fast documents come and go.
-        purged = 2 * len(new) if self._unpurged else 0
+        purged = self.housekeeping.purged_with(len(new))
         ids = [document.id for document in new]
         removed = self._documents.add(documents, ids, replaced=evicted, first=first, purged=purged)
-        self._unpurged = self._unpurged and removed == purged
+        self.housekeeping.note_added(documents, purged=purged, removed=removed)
         self._last, self._newest = numbers[-1], now
         self.counts.added += len(documents)
         self.counts.added_tokens += sum(len(document.symbols) for document in documents) // self._width
-        self._log_pages += 3 + sum(2 + len(document.symbols) // _PAGE for document in documents)
         self._publish(kept, first)
         return young is None or first is not None
 
@@ -194,25 +185,19 @@ class Writer:
         deletion = Deletion(ids, self._segment_files, self._vocabulary_size)
         with (
             self._removed_unless_published(deletion.new_segments),
-            self._files,
+            self._locks.files,
             closing(Documents(self._directory)) as beside,
         ):
             deletion.left(self.segments.in_files, beside)  # what additions do not change is sorted anew beside them
-            with self._memory:
+            with self._locks.memory:
                 deletion.left(self._settled(), beside)
                 there = sum(segment.span.document_count for segment in self.segments.all)
-                is_mostly_empty = beside.deleted_rows() > max(_MOST_EMPTY, there)
-                with self._commit, self._change():
+                without_empty_rows = is_mostly_empty(beside, there)
+                with self._locks.commit, self._change():
                     count = self._delete(deletion)
-                    if is_mostly_empty:
+                    if without_empty_rows:
                         self._documents.remove_deleted()
-                self._clear()
-        if self._log_holds_deleted:
-            where = "in the log, while another process reads an older state"
-            raise StorageError(f"{self._directory}: what was deleted is still {where}")
-        if self._segment_files.leftovers:
-            where = min(self._segment_files.leftovers)
-            raise StorageError(f"{self._directory}: what was deleted is still in {where}")
+                self.housekeeping.clear()
         return count
 
     def _delete(self, deletion: Deletion) -> int:
@@ -222,7 +207,7 @@ class Writer:
             kept = deletion.left(self.segments.all, self._documents)
             before, after = records_of(self.segments.all), records_of(kept)
             gone = [record for record in before if record not in after]
-            self._log_holds_deleted = True
+            self.housekeeping.note_deleted()
             self._documents.delete(numbers, gone, [record for record in after if record not in before])
             self._deletions += 1
             self._publish(kept, without_some=True)
@@ -230,34 +215,11 @@ class Writer:
         self.counts.deleted += count
         return count
 
-    def _clear(self) -> None:
-        """Remove what is left of deleted documents in unused bytes and in the log; for the holder of `_memory`."""
-        try:
-            with self._commit:
-                self._rewrite()
-        finally:
-            ends = time.monotonic() + _LOG_PATIENCE
-            while self._log_holds_deleted and not self._clear_log() and time.monotonic() < ends:
-                time.sleep(_LOG_PAUSE)
-
-    def _rewrite(self) -> None:
-        """Write the file of documents anew if that is to be done; for the holder of `_commit`."""
-        if self._documents.is_to_be_rewritten:
-            self._log_holds_deleted = True  # the file is as it was until the log is written into it
-            self._documents.rewrite()
-
-    def _clear_log(self) -> bool:
-        """Empty the log; return False if readers of older states keep it. For the holder of `_memory`."""
-        self._beside.checkpoint()  # most of it, beside additions
-        with self._commit:
-            self._log_holds_deleted = not self._documents.clear_log()
-        return not self._log_holds_deleted
-
     def evict(self) -> bool:
         """Evict what is too much or too old by now; return whether anything was."""
         if not self._evicts():  # without a lock that additions wait for
             return False
-        with self._commit, self._change():
+        with self._locks.commit, self._change():
             segments = self.segments.all
             kept = self._kept(segments, max(self._newest, self._clock()))
             if len(kept) == len(segments):
@@ -267,32 +229,9 @@ class Writer:
             self._publish(kept, first)
             return True
 
-    def purge(self) -> bool:
-        """Remove some evicted documents, and files that could not be removed; return whether there are more of them."""
-        with self._memory:
-            if self._unpurged:
-                with self._commit, self._change():
-                    purged = self._documents.purge(_PURGED_AT_ONCE)
-                    self._unpurged = purged == _PURGED_AT_ONCE
-                    self._log_pages += 2 * purged
-            self._segment_files.remove_leftovers()
-            return self._unpurged
-
-    def checkpoint(self) -> bool:
-        """Write a long log into the file, and empty it if it may hold what was deleted; return False: no more to do."""
-        with self._memory:
-            if self._log_holds_deleted:
-                self._clear_log()
-            if self._log_pages > _LOG_PAGES:
-                self._beside.checkpoint()  # most of it, beside additions
-                with self._commit, self._change():
-                    self._documents.checkpoint()  # the rest: otherwise the log never begins anew
-                    self._log_pages = 0
-            return False
-
     def seal(self) -> bool:
         """Write the oldest segments in memory to files as one; return whether there were enough."""
-        with self._memory:
+        with self._locks.memory:
             run = to_seal(self._settled(), self._bounds)
             if run:
                 self._swap_in(run, self._segment_files.write(self._joined(run)))
@@ -308,13 +247,13 @@ class Writer:
             pass
         while self.merge_files(whole=True):
             pass
-        with self._memory, self._commit, self._change():
+        with self._locks.memory, self._locks.commit, self._change():
             self._documents.remove_deleted()
-            self._rewrite()
+            self.housekeeping.rewrite()
 
     def _seal_to(self, last: int) -> bool:
         """Write segments in memory to files as one, up to that of document `last`; return whether there were any."""
-        with self._memory, self._commit, self._change():
+        with self._locks.memory, self._locks.commit, self._change():
             memory = [segment for segment in self.segments.in_memory if segment.span.first <= last]
             run = to_seal(memory, self._bounds, whole=True)
             if run:
@@ -325,7 +264,7 @@ class Writer:
 
     def merge_in_memory(self) -> bool:
         """Merge some of the segments in memory; return whether there were any to merge."""
-        with self._memory:
+        with self._locks.memory:
             run = to_merge(self._settled(), self._bounds)
             if run:
                 self._swap_in(run, self._joined(run))
@@ -337,7 +276,7 @@ class Writer:
         Args:
             whole: merge as many as there may be.
         """
-        with self._files:
+        with self._locks.files:
             run = to_merge(self.segments.in_files, self._bounds, whole=whole)
             if run:
                 self._swap_in(run, self._segment_files.write(self._joined(run)))
@@ -353,7 +292,7 @@ class Writer:
         return joined_segment(run, self._vocabulary_size)
 
     def _swap_in(self, run: Sequence[Segment], new: Segment) -> None:
-        with self._removed_unless_published([new]), self._commit, self._change():
+        with self._removed_unless_published([new]), self._locks.commit, self._change():
             self._replace(run, new)
 
     def _replace(self, run: Sequence[Segment], new: Segment) -> None:
@@ -412,7 +351,8 @@ class Writer:
             self.counts.evicted += sum(span.document_count for span in evicted)
         self.segments.set(segments, without_some=without_some or first is not None)
         if first is not None:
-            self._first, self._unpurged = first, True
+            self._first = first
+            self.housekeeping.note_evicted()
         self._segment_files.remove(gone)  # whoever still reads them has them mapped
 
 

@@ -93,7 +93,7 @@ def test_threads_share_commits_and_lose_nothing(tmp_path: Path, monkeypatch: pyt
             threading.Thread(target=lambda own=own: [live.add([[own, own + 100]] * 2) for _ in range(25)])
             for own in range(8)
         ]
-        with live._backend._commit:  # all have queued by the time of the first commit
+        with live._backend._locks.commit:  # all have queued by the time of the first commit
             for thread in threads:
                 thread.start()
             until(lambda: len(live._backend._additions._queue) == 8)
@@ -216,7 +216,7 @@ def test_an_interrupt_of_one_caller_is_not_that_of_another(tmp_path: Path, monke
                 ends.append(error)
 
         threads = [threading.Thread(target=add, args=(token,)) for token in range(4)]
-        with live._backend._commit:
+        with live._backend._locks.commit:
             for thread in threads:
                 thread.start()
             until(lambda: len(live._backend._additions._queue) == 4)

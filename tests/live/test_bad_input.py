@@ -203,12 +203,12 @@ def test_a_directory_that_cannot_be_looked_at(tmp_path: Path) -> None:
 
 
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rest_store.live import lock
+    from rest_store.live import locks
 
     def no_locks(*_: object) -> None:
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr(lock.fcntl, "flock", no_locks)
+    monkeypatch.setattr(locks.fcntl, "flock", no_locks)
     with pytest.raises(StorageError, match=r"has no locks .No locks available."):
         new_live(tmp_path / "live")
 
@@ -233,14 +233,14 @@ def test_what_is_no_database(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rest_store.live import lock
+    from rest_store.live import locks
 
     def read_only(*_: object, **__: object) -> int:
         raise OSError(30, "Read-only file system")
 
     new_live(tmp_path / "live").close()
     with monkeypatch.context() as patch:
-        patch.setattr(lock.os, "open", read_only)
+        patch.setattr(locks.os, "open", read_only)
         with pytest.raises(StorageError, match=r"cannot be written .Read-only file system."):
             LiveDatastore.open(tmp_path / "live")
     monkeypatch.setattr(Path, "mkdir", read_only)

@@ -130,8 +130,8 @@ def test_a_long_log_is_written_into_the_file_while_there_is_always_more_to_merge
 ) -> None:
     monkeypatch.setattr(Writer, "merge_in_memory", lambda opened: True)
     with new_live(tmp_path / "live") as live:
-        live._backend._log_pages = 10**9
-        until(lambda: live._backend._log_pages == 0)
+        live._backend.housekeeping._log_pages = 10**9
+        until(lambda: live._backend.housekeeping._log_pages == 0)
 
 
 def test_what_was_evicted_can_still_be_deleted_from_the_file(tmp_path: Path, clock: Clock) -> None:
@@ -163,7 +163,7 @@ def test_evicted_documents_leave_the_file(tmp_path: Path) -> None:
         for _ in range(40):
             live.add([[1, 2] * 20])
         assert len(list(live._backend._documents.read(1))) < 25, "removed by what was added later"
-        until(lambda: not live._backend.purge())
+        until(lambda: not live._backend.housekeeping.purge())
         left = list(live._backend._documents.read(1))
         assert SECRET_BYTES not in b"".join(document.symbols for document in left)
         assert len(left) == live.info().document_count

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from rest_store.errors import StorageError
-from rest_store.live import segment_files, writer
+from rest_store.live import housekeeping, segment_files
 from rest_store.live.documents import Documents
+from rest_store.live.housekeeping import Housekeeping
 from rest_store.live.live_datastore import LiveDatastore
-from rest_store.live.writer import Writer
 from tests.shared.live import SECRET, SECRET_BYTES, file_bytes, new_live, until
 
 
@@ -71,7 +71,7 @@ def test_nor_where_the_oldest_were_evicted_before(tmp_path: Path, seed: int) -> 
             ids += live.add(some)
             if chance.random() < 0.5:
                 live.delete(chance.sample(ids, 10))
-        until(lambda: not live._backend.purge())
+        until(lambda: not live._backend.housekeeping.purge())
         there = [place for place in range(600) if live.count([token_of(place)])]
         assert there[0] > 100, "some were evicted"
         kept = set(chance.sample(there, 30))
@@ -102,11 +102,11 @@ def test_only_what_eviction_may_have_moved_has_the_file_rewritten(
         live.delete(ids[::7])
         assert len(rewritten) == 0
         ids = live.add([[1, 2, 3] * 50] * 600)
-        until(lambda: not live._backend.purge())
+        until(lambda: not live._backend.housekeeping.purge())
         live.delete(ids[200:300])
         assert len(rewritten) == 0
         ids = live.add([SECRET] * 4000)
-        until(lambda: not live._backend.purge())
+        until(lambda: not live._backend.housekeeping.purge())
         there = live.info().document_count
         live.delete(ids[: 4000 - there + 20])
         assert len(rewritten) == 1
@@ -119,14 +119,14 @@ def test_compacting_gives_back_the_room_of_what_was_deleted(tmp_path: Path, monk
         ids = live.add([[1, 2, 3] * 400] * 100)
         live.add([SECRET])
         live.compact()
-        live._backend._clear_log()
+        live._backend.housekeeping.clear_log()
         size = (tmp_path / "live" / "documents.sqlite").stat().st_size
         live.delete(ids)
         assert len(rewritten) == 0
         live.compact()
         live.compact()
         assert len(rewritten) == 1
-        live._backend._clear_log()
+        live._backend.housekeeping.clear_log()
         assert (tmp_path / "live" / "documents.sqlite").stat().st_size < size / 4
         assert (live.count([1]), live.count(SECRET)) == (0, 1)
     with LiveDatastore.open(tmp_path / "live") as live:
@@ -134,14 +134,14 @@ def test_compacting_gives_back_the_room_of_what_was_deleted(tmp_path: Path, monk
 
 
 def test_deleting_again_and_again_does_not_make_the_file_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "_MOST_EMPTY", 50)
+    monkeypatch.setattr(housekeeping, "_MOST_EMPTY", 50)
     rewritten = counted_rewrites(monkeypatch)
     sizes = []
     with new_live(tmp_path / "live") as live:
         live.add([SECRET])
         for _ in range(12):
             live.delete(live.add([[1, 2, 3] * 400] * 40))
-            live._backend._clear_log()
+            live._backend.housekeeping.clear_log()
             sizes.append((tmp_path / "live" / "documents.sqlite").stat().st_size)
         assert 3 <= len(rewritten) <= 6, "once for each 50 deleted documents or so"
         assert max(sizes) < 4 * sizes[0]
@@ -172,7 +172,7 @@ def test_what_compacting_has_moved_and_could_not_rewrite_is_rewritten_later(
 
 
 def test_additions_go_on_while_a_deletion_waits_for_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "_LOG_PATIENCE", 60.0)
+    monkeypatch.setattr(housekeeping, "_LOG_PATIENCE", 60.0)
     with new_live(tmp_path / "live") as live:
         live.add([SECRET], ["a"])
         reader = sqlite3.connect(tmp_path / "live" / "documents.sqlite", isolation_level=None)
@@ -192,7 +192,7 @@ def test_additions_go_on_while_a_deletion_waits_for_a_reader(tmp_path: Path, mon
 
 
 def test_a_deletion_says_when_a_reader_keeps_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "_LOG_PATIENCE", 0.01)
+    monkeypatch.setattr(housekeeping, "_LOG_PATIENCE", 0.01)
     with new_live(tmp_path / "live") as live:
         live.add([SECRET], ["a"])
         reader = sqlite3.connect(tmp_path / "live" / "documents.sqlite", isolation_level=None)
@@ -261,7 +261,7 @@ def test_what_a_kill_leaves_of_a_deletion_is_removed_by_the_next(
     """A kill between the commit of a deletion and the end of it, while another process reads."""
     killed = tmp_path / "killed"
 
-    def kill(opened: Writer) -> None:
+    def kill(opened: Housekeeping) -> None:
         shutil.copytree(tmp_path / "live", killed)
         raise StorageError("killed")
 
@@ -269,8 +269,8 @@ def test_what_a_kill_leaves_of_a_deletion_is_removed_by_the_next(
         ids = live.add([[*SECRET, 1, 2]] * 200)
         if evicted:
             ids += live.add([[*SECRET, 1, 2]] * 400)
-            until(lambda: not live._backend.purge())
-        monkeypatch.setattr(Writer, "_clear", kill)
+            until(lambda: not live._backend.housekeeping.purge())
+        monkeypatch.setattr(Housekeeping, "clear", kill)
         with pytest.raises(StorageError, match="killed"):
             live.delete(ids)
         monkeypatch.undo()

@@ -16,7 +16,7 @@ import pytest
 import rest_store
 from rest_store.datastore.kernel import native_kernel
 from rest_store.errors import DatastoreClosedError, WriterError
-from rest_store.live import lock
+from rest_store.live import locks
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.live.writer import Writer
 from tests.shared.live import new_live, small_segments, until
@@ -100,7 +100,7 @@ def test_threads_close_it_at_the_same_time(tmp_path: Path) -> None:
     def close() -> None:
         try:
             live.close()
-            assert live._lock not in lock._held
+            assert live._lock not in locks._held
         except BaseException as error:
             errors.append(error)
 
@@ -190,7 +190,7 @@ def test_copies_and_pickles(tmp_path: Path) -> None:
 def test_only_the_parent_goes_on_after_a_fork(tmp_path: Path) -> None:
     live = new_live(tmp_path / "live")
     live.add([[1, 2]])
-    with live._backend._memory, live._backend._commit:  # as another thread may hold them
+    with live._backend._locks.memory, live._backend._locks.commit:  # as another thread may hold them
         child = os.fork()
         if child == 0:
             status = 1

@@ -1,15 +1,29 @@
-"""The lock that lets one process write a live datastore."""
+"""The locks of a live datastore: the one that lets one process write it, and those of that process's threads."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import threading
 import weakref
 from pathlib import Path
 
 from rest_store.errors import StorageError, WriterError, describe
 
 FILE_NAME = "writer.lock"
+
+
+class ThreadLocks:
+    """The locks of a writer, in the order in which a thread takes them.
+
+    Attributes:
+        files: of whoever replaces segments in files; held while others are sorted.
+        memory: of whoever replaces segments in memory, or cleans up; held while others are sorted.
+        commit: of whoever changes what is stored; held for a commit and a small sort.
+    """
+
+    def __init__(self) -> None:
+        self.files, self.memory, self.commit = threading.Lock(), threading.Lock(), threading.Lock()
 
 
 class WriterLock:
