@@ -13,6 +13,7 @@ from rest_store.drafting.output_document import PROMPT_TOKENS, OutputDocument
 from rest_store.drafting.remembering import RememberTarget, remember
 from rest_store.errors import DraftingWarning, GenerationFailedError, ModeNotSupportedError, describe
 from rest_store.generation import graph_pool
+from rest_store.generation.acceptance import Acceptance
 from rest_store.generation.cache import Loan, TreeKVCache, capacity_of
 from rest_store.generation.costs import DraftPolicy, policy_of
 from rest_store.generation.detokenizer import Detokenizer
@@ -28,7 +29,6 @@ from rest_store.generation.sampling import Choice, Stops
 from rest_store.generation.support import require_mode, require_model, vocabulary_size
 from rest_store.generation.top_k import TopTokens, read_top_tokens
 from rest_store.generation.trace import Trace
-from rest_store.generation.typical import TypicalStep
 from rest_store.generation.verify import Step, Verifier
 
 
@@ -82,7 +82,7 @@ class Generation:
         self._widths = options.widths_for(self._new_tokens)
         self._max_nodes = options.max_nodes_on(model.device)
         require_mode(generation_config, logits_processor)
-        self._typical = options.typical_rule(bool(generation_config.do_sample), logits_processor)
+        typical = options.typical_rule(bool(generation_config.do_sample), logits_processor)
         length = prompt_length(input_ids, generation_config, model_kwargs) + self._new_tokens
         require_model(model, length, self._max_nodes, fixed=bool(self._widths))
         require_prompt(model, input_ids, generation_config, model_kwargs)
@@ -94,8 +94,14 @@ class Generation:
         self.statistics = Statistics(origins=[row.origins for row in self._rows])
         returns_dict = bool(generation_config.return_dict_in_generate)
         self._returns_cache = returns_dict and generation_config.use_cache is not False
-        self._keeps_scores = returns_dict and bool(generation_config.output_scores)
-        self._keeps_logits = returns_dict and bool(generation_config.output_logits)
+        self._acceptance = Acceptance(
+            self._rows,
+            self._choice,
+            self._stops,
+            typical,
+            keeps_logits=returns_dict and bool(generation_config.output_logits),
+            keeps_scores=returns_dict and bool(generation_config.output_scores),
+        )
         self._target = options.remember  # last: what is refused above has nothing to remember
 
     def __iter__(self) -> Iterator[Piece]:
@@ -156,7 +162,7 @@ class Generation:
                 row.limit = min(limit, self._stops.max_length or math.inf)
             self._policy = policy_of(self._model, prompt, self._widths, adaptive=self._options.adaptive)
             drafts = [NO_DRAFT] * len(self._rows)
-            piece, paths = self._accept(prompt.logits, top_tokens, drafts)
+            piece, paths = self._acceptance.accept(prompt.logits, top_tokens, drafts, self.statistics)
             verifier = self._verifier = self._new_verifier(prompt)
             plain = verifier.width_of(1)
             self._padded = [verifier.width_of(1 + nodes) - plain for nodes in range(self._max_nodes + 1)]
@@ -170,7 +176,7 @@ class Generation:
         with torch.no_grad(), self.statistics.steps:
             drafts = self._draft(sessions, self._policy)
             step, logits, top_tokens = self._verify(verifier, drafts, sessions)
-            piece, paths = self._accept(logits, top_tokens, drafts)
+            piece, paths = self._acceptance.accept(logits, top_tokens, drafts, self.statistics)
             self._keep(verifier.cache, paths)
             sessions.inform(piece.tokens, paths, top_tokens, drafts)
             self._learn(self._policy, verifier, step, piece)
@@ -212,59 +218,6 @@ class Generation:
             torch.cuda.current_stream(logits.device).synchronize()
         self.statistics.forward_passes += 1
         return top_tokens
-
-    def _accept(
-        self, logits: torch.Tensor, top_tokens: TopTokens, drafts: Sequence[Draft]
-    ) -> tuple[Piece, list[list[int]]]:
-        """Choose tokens along each row's tree until they leave it; return them and the places in the step followed."""
-        best = top_tokens.best.tolist() if top_tokens.best is not None else [None] * len(drafts)
-        piece, paths = Piece([], []), []
-        verified = [self._rows.continues(row) for row in self._rows]  # an end found below may let others go on
-        for number, draft in enumerate(drafts):
-            tokens, path = self._walk(number, draft, logits[number], best[number]) if verified[number] else ([], [])
-            origins = [draft.origins[place - 1] for place in path[1:]]
-            origins += [0] * (len(tokens) - len(origins))
-            self._rows[number].origins += origins
-            piece.tokens.append(tokens)
-            piece.origins.append(origins)
-            paths.append(path[: len(tokens)])
-            self.statistics.tokens += len(tokens)
-            self.statistics.drafts.accepted += len(path[1:])
-        return piece, paths
-
-    def _walk(
-        self, number: int, draft: Draft, logits: torch.Tensor, best: list[int] | None
-    ) -> tuple[list[int], list[int]]:
-        """Write to one row; return its new tokens and the places in the step that they follow, the first being 0."""
-        row = self._rows[number]
-        children: dict[tuple[int, int], int] = {}  # by place of the parent and token; of equal siblings the first
-        for node, edge in enumerate(zip(draft.tree.parents.tolist(), draft.tree.tokens.tolist(), strict=True)):
-            children.setdefault((edge[0] + 1, edge[1]), node + 1)
-        typical = None
-        if (rule := self._typical) is not None:
-            typical = TypicalStep(rule, children, self._choice, number, row.ids(), logits, self._stops.is_end)
-        tokens, path = [], [0]
-        while True:
-            place = path[-1]
-            if best is not None:
-                token, scores = best[place], None
-            elif typical is not None:
-                token, scores = typical.choose(place)
-            else:
-                token, scores = self._choice.choose(number, row.ids(), logits[place : place + 1])
-            if self._keeps_logits or self._keeps_scores:
-                row.keep(logits[place : place + 1], scores, logits=self._keeps_logits, scores=self._keeps_scores)
-            row.tokens.append(token)
-            tokens.append(token)
-            child = children.get((place, token))
-            if child is not None:
-                path.append(child)
-            if self._rows.ends(row, token):
-                if self._stops.pads:
-                    self._choice.finish(number)
-                return tokens, path
-            if child is None:
-                return tokens, path
 
     def _keep(self, cache: TreeKVCache, paths: list[list[int]]) -> None:
         """Keep the keys and values of accepted tokens."""
