@@ -9,8 +9,6 @@ The complete datastore appears at its place in one rename.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import time
 import warnings
@@ -18,11 +16,10 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
-import rest_store
 from build_index.allocator import limit_arenas
+from build_index.build_plan import build_plan, program, require_same_plan, template_digest, text_sha256
 from build_index.corpus import Corpus, empty_corpora, open_corpus
 from build_index.duplicates import SeenDocuments
 from build_index.encoder import EncoderError
@@ -227,12 +224,12 @@ class Build:
         self._cluster = cluster
         self.has_worker_processes = False
         self._staging = staging
-        plan = self._plan()
+        plan = build_plan(options, tokenizer)
         self._state = BuildState(plan) if unfinished is None else unfinished
         self._resumed_shards = len(self._state.tokens)
         self._is_resumed = unfinished is not None
         if unfinished is not None:
-            _require_same_plan(staging.out, unfinished.plan, plan)
+            require_same_plan(staging.out, unfinished.plan, plan)
 
     def run(self, progress: ProgressListener | None) -> BuildSummary:
         """Build, or resume."""
@@ -277,19 +274,6 @@ class Build:
             journal.append("complete", completion)
         return self.put_in_place(completion)
 
-    def _plan(self) -> dict[str, Any]:
-        """Return what must be the same to resume a build."""
-        options = self._options
-        return {
-            "program": _program(),
-            "tokenizer": self._tokenizer.identity.name,
-            "tokenizer content": _sha256(self._tokenizer.to_json()),
-            "chat template": _template_digest(self._tokenizer),
-            "shard_tokens": options.shard_tokens,
-            "keep_duplicates": options.keep_duplicates,
-            "corpora": [json.loads(json.dumps(asdict(spec))) for spec in options.corpora],
-        }
-
     def _memory(self) -> MemoryPlan:
         positions = self._state.plan["shard_positions"] if self._is_resumed else self._options.shard_tokens
         size = self._tokenizer.identity.vocabulary_size
@@ -323,7 +307,7 @@ class Build:
         self._staging.write(MANIFEST_NAME, manifest.to_json())
         self._staging.sync()
         summary = self._summary(manifest, pipeline, memory, workers)
-        return Completion(_sha256(manifest.to_json()), asdict(summary))
+        return Completion(text_sha256(manifest.to_json()), asdict(summary))
 
     def _manifest(self, pipeline: Pipeline) -> Manifest:
         """Return the manifest of the shards that were built; raise EmptyCorpusError if there are none."""
@@ -339,9 +323,9 @@ class Build:
         if self._options.shard_tokens is not None:
             options["shard_tokens"] = self._options.shard_tokens
         if any(corpus["conversations"] for corpus in corpora):
-            options["chat_template"] = _template_digest(self._tokenizer)
-        digest = _sha256(self._tokenizer.to_json())
-        return Manifest(_program(), self._tokenizer.identity, shards, corpora, options, digest)
+            options["chat_template"] = template_digest(self._tokenizer)
+        digest = text_sha256(self._tokenizer.to_json())
+        return Manifest(program(), self._tokenizer.identity, shards, corpora, options, digest)
 
     def _summary(
         self, manifest: Manifest, pipeline: Pipeline, memory: MemoryPlan, workers: Workers | None
@@ -381,29 +365,3 @@ class Build:
             expected = "complete, as in its journal; build without --resume"
             raise ResumeError(describe(self._staging.path, "unfinished build", "incomplete", expected))
         return BuildSummary(**completion.summary)
-
-
-def _require_same_plan(where: Path, unfinished: dict[str, Any], plan: dict[str, Any]) -> None:
-    for name, value in plan.items():
-        if unfinished.get(name) != value:
-            expected = f"{_plan_text(unfinished.get(name))}, as in the unfinished build; or build without --resume"
-            raise ResumeError(describe(where, name, _plan_text(value), expected))
-
-
-def _plan_text(value: object) -> str:
-    if isinstance(value, list):  # of corpora
-        return "; ".join(" ".join(f"{name}={option}" for name, option in spec.items() if option) for spec in value)
-    return "not set" if value is None else str(value)
-
-
-def _program() -> str:
-    return f"rest-store {rest_store.__version__}"
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8")).hexdigest()
-
-
-def _template_digest(tokenizer: TargetTokenizer) -> str | None:
-    """Return the manifest's entry for the chat template: a digest, as the text may be long."""
-    return None if tokenizer.chat_template is None else f"sha256:{_sha256(tokenizer.chat_template)}"

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from build_index import builder, document_stream, pipeline, shard_sorter, shard_tokens
+from build_index import build_plan, builder, document_stream, pipeline, shard_sorter, shard_tokens
 from build_index.builder import build
 from build_index.corpus_spec import CorpusSpec
 from build_index.staging import kept_shards
@@ -225,7 +225,7 @@ def test_another_tokenizer_is_refused(interrupted, tokenizer, expected):
 
 
 def test_another_release_is_refused(interrupted, monkeypatch):
-    monkeypatch.setattr(builder.rest_store, "__version__", "9.9.9")
+    monkeypatch.setattr(build_plan.rest_store, "__version__", "9.9.9")
     refuse(interrupted, r"ds: program is rest-store 9\.9\.9, expected rest-store \d")
 
 
