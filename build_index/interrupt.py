@@ -39,14 +39,14 @@ def interrupts() -> Iterator[None]:
         pass
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        for each in _SIGNALS:
-            signal.signal(each, ignore)
-            atexit.register(signal.signal, each, signal.SIG_DFL)
+        for signal_number in _SIGNALS:
+            signal.signal(signal_number, ignore)
+            atexit.register(signal.signal, signal_number, signal.SIG_DFL)
         raise Interrupted(number)
 
-    before = {each: signal.signal(each, interrupt) for each in _SIGNALS}
+    before = {signal_number: signal.signal(signal_number, interrupt) for signal_number in _SIGNALS}
     try:
         yield
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        for signal_number, handler in before.items():
+            signal.signal(signal_number, handler)

@@ -171,15 +171,15 @@ def check(datastore: Path, full: bool, as_json: bool) -> None:
     from rest_store.datastore.check import check_datastore
     from rest_store.live.opening import is_live
 
-    show = sys.stderr.isatty() and not as_json
-    shown = ""
+    on_terminal = sys.stderr.isatty() and not as_json
+    latest_line = ""
 
     def progress(stage: str, done: int, total: int) -> None:
-        nonlocal shown
+        nonlocal latest_line
         line = f"{stage}: {100 * done // max(1, total)} %"
-        if show and line != shown:
+        if on_terminal and line != latest_line:
             click.echo(f"\r{line:<50}", nl=False, err=True)
-            shown = line
+            latest_line = line
 
     if is_live(datastore):
         from rest_store.live.check import check_live
@@ -188,7 +188,7 @@ def check(datastore: Path, full: bool, as_json: bool) -> None:
     else:
         store = check_datastore(datastore, full=full, progress=progress)
         shards, tokens = len(store.shards), store.manifest.token_count
-    if show:
+    if on_terminal:
         click.echo("\r" + " " * 50 + "\r", nl=False, err=True)
     verified = {"datastore": str(datastore), "verified": "full" if full else "sampled"}
     if as_json:
@@ -288,14 +288,14 @@ def _tokenizer(store: Any, name: str | None, *, needed: bool) -> Any:
     """
     from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 
-    kept = store.path / TOKENIZER_FILE_NAME
+    stored = store.path / TOKENIZER_FILE_NAME
     if name is None and not needed and importlib.util.find_spec("tokenizers") is None:
         return None
-    if name is None and not kept.exists():
+    if name is None and not stored.exists():
         if needed:
             raise click.UsageError(f"{store.path} has no tokenizer: pass --tokenizer, or --tokens instead of --text")
         return None
-    target = _load_tokenizer(name if name is not None else os.fspath(kept))
+    target = _load_tokenizer(name if name is not None else os.fspath(stored))
     store.tokenizer.require_same(target.identity, store.path)
     return target
 

@@ -39,9 +39,9 @@ class Comparison:
         """
         with random_state.restored():
             began = time.perf_counter()
-            written = plain()
+            plain_tokens = plain()
             plain_seconds = time.perf_counter() - began
-        return cls(plain_seconds / seconds, torch.equal(written, drafted), plain_seconds)
+        return cls(plain_seconds / seconds, torch.equal(plain_tokens, drafted), plain_seconds)
 
     def __str__(self) -> str:
         text = "the same text" if self.identical else "another text"

@@ -21,11 +21,11 @@ class Detokenizer:
     def push(self, token: int) -> str:
         """Return the text that `token` adds; empty while a character is incomplete."""
         self._tokens.append(token)
-        shown, text = self._decoded(self._shown), self._decoded(len(self._tokens))
-        if text.endswith("\ufffd") or len(text) <= len(shown):
+        prefix, text = self._decoded(self._shown), self._decoded(len(self._tokens))
+        if text.endswith("\ufffd") or len(text) <= len(prefix):
             return ""
         self._start, self._shown = self._shown, len(self._tokens)
-        return text[len(shown) :]
+        return text[len(prefix) :]
 
     def push_all(self, tokens: Iterable[int], *, flush: bool = False) -> str:
         """Return the text that several tokens add; with `flush`, what is held back, too."""
@@ -34,9 +34,9 @@ class Detokenizer:
 
     def flush(self) -> str:
         """Return what was held back, at the end."""
-        shown, text = self._decoded(self._shown), self._decoded(len(self._tokens))
+        prefix, text = self._decoded(self._shown), self._decoded(len(self._tokens))
         self._shown = len(self._tokens)
-        return text[len(shown) :]
+        return text[len(prefix) :]
 
     def _decoded(self, end: int) -> str:
         return str(self._tokenizer.decode(self._tokens[self._start : end], skip_special_tokens=True))

@@ -317,8 +317,8 @@ class Generation:
         """Hand the output so far over to be remembered, once."""
         target, self._target = self._target, None
         if target is not None:
-            made = [OutputDocument.of(*texts) for texts in zip(self._prompt_ends, self.tokens, strict=False)]
-            documents = [document for document in made if document is not None]
+            outputs = [OutputDocument.of(*texts) for texts in zip(self._prompt_ends, self.tokens, strict=False)]
+            documents = [document for document in outputs if document is not None]
             remember(target, documents, self.statistics.remembered)
 
     def stream_to(self, streamer: Any, *, prompt: bool = True) -> None:

@@ -180,17 +180,17 @@ def _amount(documents: int, tokens: int) -> str:
 @contextmanager
 def _progress() -> Iterator[Any]:
     """Yield what shows on a terminal how much was added, and clear the line in the end."""
-    shown = sys.stderr.isatty()
+    on_terminal = sys.stderr.isatty()
 
     def progress(added: Added) -> None:
-        if shown:
+        if on_terminal:
             line = _amount(added.documents, added.tokens)
             click.echo(f"\r{line:<60}", nl=False, err=True)
 
     try:
         yield progress
     finally:
-        if shown:
+        if on_terminal:
             click.echo("\r" + " " * 60 + "\r", nl=False, err=True)
 
 

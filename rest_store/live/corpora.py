@@ -62,10 +62,12 @@ def add_corpora(
     for batch in batches(documents, BATCH_CHARACTERS, BATCH_DOCUMENTS):
         encoded = tokenizer.encode_documents(batch)
         keys = [next(names) for _ in batch] if ids else [content_digest(document).hex() for document in batch]
-        kept: list[tuple[str, Tokens]] = [(id, tokens) for id, tokens in zip(keys, encoded, strict=True) if len(tokens)]
-        live.add([tokens for _, tokens in kept], [id for id, _ in kept])
-        added.documents += len(kept)
-        added.tokens += sum(len(tokens) for _, tokens in kept)
-        added.without_tokens += len(batch) - len(kept)
+        entries: list[tuple[str, Tokens]] = [
+            (id, tokens) for id, tokens in zip(keys, encoded, strict=True) if len(tokens)
+        ]
+        live.add([tokens for _, tokens in entries], [id for id, _ in entries])
+        added.documents += len(entries)
+        added.tokens += sum(len(tokens) for _, tokens in entries)
+        added.without_tokens += len(batch) - len(entries)
         progress(added)
     return added

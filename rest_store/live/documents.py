@@ -134,14 +134,14 @@ class Documents(Database):
 
     def numbers(self, ids: Sequence[str]) -> dict[str, int]:
         """Return the numbers of those of `ids` that are stored, evicted ones included."""
-        found: dict[str, int] = {}
+        numbers: dict[str, int] = {}
         with self._named_errors("read"):
             for start in range(0, len(ids), _IDS_AT_ONCE):
                 some = {digest_of(id): id for id in ids[start : start + _IDS_AT_ONCE]}
                 query = f"SELECT digest, number FROM documents WHERE digest IN ({','.join('?' * len(some))})"
                 rows = self._database.execute(query, list(some))
-                found |= {some[digest]: number for digest, number in rows}
-        return found
+                numbers |= {some[digest]: number for digest, number in rows}
+        return numbers
 
     def add(
         self,

@@ -37,12 +37,12 @@ class Follower:
         self._lock = threading.Lock()
         self._version = -1
         self._deletions, self._first = -1, -1
-        with ExitStack() as opened:
-            self._documents = opened.enter_context(closing(Documents(directory, read_only=True)))
+        with ExitStack() as stack:
+            self._documents = stack.enter_context(closing(Documents(directory, read_only=True)))
             self.tokenizer = self._documents.tokenizer()
             self.segments = Segments(self.tokenizer.vocabulary_size)
             self.refresh()
-            opened.pop_all()
+            stack.pop_all()
 
     def close(self) -> None:
         """Close the file of documents."""

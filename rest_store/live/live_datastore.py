@@ -328,10 +328,10 @@ class LiveDatastore(Store):
         return self
 
     def __repr__(self) -> str:
-        opened = self._segments
-        segments = () if opened is None else opened.all
+        present = self._segments
+        segments = () if present is None else present.all
         tokens = sum(segment.token_count for segment in segments)
-        state = "closed" if opened is None else f"{counted(tokens, 'token')}, {counted(len(segments), 'segment')}"
+        state = "closed" if present is None else f"{counted(tokens, 'token')}, {counted(len(segments), 'segment')}"
         return f"LiveDatastore({str(self.path)!r}, {state})"
 
 

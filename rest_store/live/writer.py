@@ -54,13 +54,13 @@ class Writer:
         self._closed = False
         self._may_differ_from_disk = False  # whether what is stored may differ from what is known here
         self._last, self._newest, self._first, self._deletions = 0, 0.0, 0, 0
-        with ExitStack() as opened:
-            self._documents = opened.enter_context(closing(Documents(directory)))  # for the holder of `commit`
+        with ExitStack() as stack:
+            self._documents = stack.enter_context(closing(Documents(directory)))  # for the holder of `commit`
             self.tokenizer = self._documents.tokenizer()
             self._vocabulary_size = self.tokenizer.vocabulary_size
             self._width = token_width(self._vocabulary_size)
             self._segment_files = SegmentFiles(directory, self._vocabulary_size)
-            self.housekeeping = opened.enter_context(
+            self.housekeeping = stack.enter_context(
                 closing(Housekeeping(directory, self._documents, self._segment_files, self._locks, self._change))
             )
             most = bounds.commit * self._width
@@ -70,7 +70,7 @@ class Writer:
             self._reload(verify=True)
             self._segment_files.remove_all_but(records_of(self.segments.all))
             self.evict()
-            opened.pop_all()
+            stack.pop_all()
 
     def close(self) -> None:
         """Close the files, after additions in progress; later calls raise DatastoreClosedError."""
@@ -85,24 +85,30 @@ class Writer:
         state = self._documents.state()
         self._last, newest = self._documents.last()
         self._newest = max(self._newest, newest)
-        opened = self.segments.all if state.deletions == self._deletions else self.segments.in_files
+        known_segments = self.segments.all if state.deletions == self._deletions else self.segments.in_files
         new: list[Segment] = []
         with self._removed_unless_published(new):
             segments: list[Segment] = []
             for record, segment in stored_segments(
-                self._directory, self._documents, state, opened, self._bounds, self._vocabulary_size, verify=verify
+                self._directory,
+                self._documents,
+                state,
+                known_segments,
+                self._bounds,
+                self._vocabulary_size,
+                verify=verify,
             ):
                 if record is not None and segment.record is None:
                     segment = self._segment_files.write(segment)
                     new.append(segment)
                 segments.append(segment)
             records = records_of(segments)
-            gone = [record for record in state.records if record not in records]
-            if gone:
-                self._documents.replace(gone, records_of(new))
+            obsolete = [record for record in state.records if record not in records]
+            if obsolete:
+                self._documents.replace(obsolete, records_of(new))
             self._deletions = state.deletions
             self._publish(segments, state.first)
-        self._segment_files.remove(gone)
+        self._segment_files.remove(obsolete)
 
     @contextmanager
     def _removed_unless_published(self, new: list[Segment]) -> Iterator[None]:
@@ -163,8 +169,8 @@ class Writer:
         segments = list(self.segments.all)
         young = segments.pop() if segments and self._may_grow(segments[-1], new, now) else None
         segments.append(segment_of(documents, self._vocabulary_size, young))
-        kept = self._kept(segments, now)
-        first = None if len(kept) == len(segments) else _first_number(kept, numbers[-1] + 1)
+        present = self._kept(segments, now)
+        first = None if len(present) == len(segments) else _first_number(present, numbers[-1] + 1)
         purged = self.housekeeping.purged_with(len(new))
         ids = [document.id for document in new]
         removed = self._documents.add(documents, ids, replaced=evicted, first=first, purged=purged)
@@ -172,7 +178,7 @@ class Writer:
         self._last, self._newest = numbers[-1], now
         self.counts.added += len(documents)
         self.counts.added_tokens += sum(len(document.symbols) for document in documents) // self._width
-        self._publish(kept, first)
+        self._publish(present, first)
         return young is None or first is not None
 
     def delete(self, ids: Sequence[str]) -> int:
@@ -204,13 +210,13 @@ class Writer:
         """Delete documents; return how many of them were not evicted."""
         numbers = deletion.numbers(self._documents)
         if numbers:
-            kept = deletion.left(self.segments.all, self._documents)
-            before, after = records_of(self.segments.all), records_of(kept)
-            gone = [record for record in before if record not in after]
+            present = deletion.left(self.segments.all, self._documents)
+            before, after = records_of(self.segments.all), records_of(present)
+            obsolete = [record for record in before if record not in after]
             self.housekeeping.note_deleted()
-            self._documents.delete(numbers, gone, [record for record in after if record not in before])
+            self._documents.delete(numbers, obsolete, [record for record in after if record not in before])
             self._deletions += 1
-            self._publish(kept, without_some=True)
+            self._publish(present, without_some=True)
         count = sum(number >= self._first for number in numbers)
         self.counts.deleted += count
         return count
@@ -221,12 +227,12 @@ class Writer:
             return False
         with self._locks.commit, self._change():
             segments = self.segments.all
-            kept = self._kept(segments, max(self._newest, self._clock()))
-            if len(kept) == len(segments):
+            present = self._kept(segments, max(self._newest, self._clock()))
+            if len(present) == len(segments):
                 return False
-            first = _first_number(kept, self._last + 1)
+            first = _first_number(present, self._last + 1)
             self._documents.evict(first)
-            self._publish(kept, first)
+            self._publish(present, first)
             return True
 
     def seal(self) -> bool:
@@ -297,11 +303,11 @@ class Writer:
 
     def _replace(self, run: Sequence[Segment], new: Segment) -> None:
         """Put `new` in the place of `run`, unless some of that was evicted meanwhile."""
-        kept = self.segments.replaced(run, new)
-        if kept is not None:
+        present = self.segments.replaced(run, new)
+        if present is not None:
             if new.record is not None:
                 self._documents.replace(records_of(run), [new.record])
-            self._publish(kept)
+            self._publish(present)
 
     def _settled(self) -> list[Segment]:
         """Return the segments in memory that additions do not change any more."""
@@ -345,15 +351,15 @@ class Writer:
             first: if documents were evicted, the number of the first that is left.
             without_some: whether documents were deleted.
         """
-        gone = set(records_of(self.segments.all)) - set(records_of(segments))
+        obsolete = set(records_of(self.segments.all)) - set(records_of(segments))
         if first is not None:
-            evicted = [segment.span for segment in self.segments.all if segment.span.last < first]
-            self.counts.evicted += sum(span.document_count for span in evicted)
+            spans = [segment.span for segment in self.segments.all if segment.span.last < first]
+            self.counts.evicted += sum(span.document_count for span in spans)
         self.segments.set(segments, without_some=without_some or first is not None)
         if first is not None:
             self._first = first
             self.housekeeping.note_evicted()
-        self._segment_files.remove(gone)  # whoever still reads them has them mapped
+        self._segment_files.remove(obsolete)  # whoever still reads them has them mapped
 
 
 def _first_number(segments: Sequence[Segment], otherwise: int) -> int:

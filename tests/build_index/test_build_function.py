@@ -80,7 +80,7 @@ def test_a_tokenizer_may_be_loaded_already(corpus: Path, tmp_path: Path) -> None
         rest_store.Datastore.open(tmp_path / "ds", tokenizer=loaded)
     chat = tmp_path / "chat.jsonl"
     chat.write_text('{"messages": [{"role": "user", "content": "add"}, {"role": "assistant", "content": "first"}]}\n')
-    stores = [rest_store.build(chat, one, tmp_path / "ds", memory="4G") for one in (directory, loaded)]
+    stores = [rest_store.build(chat, form, tmp_path / "ds", memory="4G") for form in (directory, loaded)]
     assert stores[0].info().token_count == stores[1].info().token_count, "with its chat template"
 
 

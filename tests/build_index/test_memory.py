@@ -78,14 +78,14 @@ def test_a_compressed_file_may_take_what_is_left():
 
 def test_as_many_shards_are_sorted_at_once_as_fit():
     size = 1 << 24
-    one = plan_memory(4 << 30, 0, 49_152, size)
-    assert one.sorts == 1
-    fitting = 1 + one.spare // one.shard
+    alone = plan_memory(4 << 30, 0, 49_152, size)
+    assert alone.sorts == 1
+    fitting = 1 + alone.spare // alone.shard
     assert 4 < fitting < 40
     for workers in (2, fitting, 40):
         plan = plan_memory(4 << 30, 0, 49_152, size, workers)
         assert (plan.shard_positions, plan.sorts) == (size, min(workers, fitting))
-        assert 0 <= plan.spare == one.spare - (plan.sorts - 1) * plan.shard
+        assert 0 <= plan.spare == alone.spare - (plan.sorts - 1) * plan.shard
 
 
 def test_several_shards_are_really_sorted_at_once(tmp_path):

@@ -63,7 +63,7 @@ def requests(seed: int, count: int = 8, most: int = 40) -> list[Request]:
 
 def outputs_are_plain(engine: Engine, asked: list[Request], **options: Any) -> None:
     outputs = engine.run(*asked, **options)
-    assert outputs == [plain_output(engine.model, one.prompt, one.most, LONGEST) for one in asked]
+    assert outputs == [plain_output(engine.model, request.prompt, request.most, LONGEST) for request in asked]
 
 
 def test_the_model_writes_the_same_in_fewer_steps(batch: BatchDrafter) -> None:
@@ -115,7 +115,11 @@ def test_aborted_requests_leave_their_rows(batch: BatchDrafter) -> None:
     aborted = engine.requests[1]
     engine.abort(1)
     outputs_are_plain(engine, [])
-    assert all(one.output == plain_output(engine.model, one.prompt, one.most) for one in asked if one is not aborted)
+    assert all(
+        request.output == plain_output(engine.model, request.prompt, request.most)
+        for request in asked
+        if request is not aborted
+    )
 
 
 def test_more_is_drafted_from_what_was_remembered(tmp_path: Path) -> None:
@@ -132,10 +136,10 @@ def test_more_is_drafted_from_what_was_remembered(tmp_path: Path) -> None:
         batch.close()
     assert steps[1] < 0.6 * steps[0]
     with rest_store.LiveDatastore.open(memory, read_only=True) as live:
-        for one in requests(4):
-            output = plain_output(model, one.prompt, one.most)
-            assert live.count([*one.prompt[-16:], *output]) > 0
-            assert len(one.prompt) <= 16 or live.count(one.prompt[-17:]) == 0
+        for request in requests(4):
+            output = plain_output(model, request.prompt, request.most)
+            assert live.count([*request.prompt[-16:], *output]) > 0
+            assert len(request.prompt) <= 16 or live.count(request.prompt[-17:]) == 0
 
 
 def test_what_is_written_again_is_kept_once(tmp_path: Path) -> None:
@@ -370,7 +374,7 @@ def test_its_thread_survives_errors(batch: BatchDrafter, monkeypatch: pytest.Mon
 def test_its_thread_ends_with_it(place: Path) -> None:
     others = threading.enumerate()  # those of earlier tests may be about to end
     made = drafter(datastores=[str(place)])
-    (thread,) = [one for one in threading.enumerate() if one.name == "rest-store" and one not in others]
+    (thread,) = [running for running in threading.enumerate() if running.name == "rest-store" and running not in others]
     made.close()
     made.close()
     thread.join()
@@ -404,7 +408,7 @@ def verified(model: Model, steps: int) -> tuple[int, int]:
     counts = []
     for _ in range(2):
         for _ in range(steps):
-            clock.now += 0.01 + 0.0001 * sum(len(one.draft) for one in engine.requests)
+            clock.now += 0.01 + 0.0001 * sum(len(request.draft) for request in engine.requests)
             engine.step()
         counts.append(engine.verified)
     assert batch.figures().errors == {}

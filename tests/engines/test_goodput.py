@@ -209,7 +209,7 @@ def test_promises_that_are_not_kept_cost_little(cost: Cost, rows: int, likely: f
 def test_drafts_are_made_again_once_promises_are_kept(cost: Cost, rows: int) -> None:
     goodput = Goodput()
     run(goodput, cost, rows, 0.3, 0.02 * rows, honest=False)
-    always, again = (run(one, cost, rows, 0.8, 0.02 * rows) for one in (Goodput(), goodput))
+    always, again = (run(judge, cost, rows, 0.8, 0.02 * rows) for judge in (Goodput(), goodput))
     assert again.tokens / again.milliseconds >= 0.9 * always.tokens / always.milliseconds
 
 

@@ -60,7 +60,7 @@ def test_rows_that_are_moved_keep_their_sessions(followed: Followed) -> None:
     a, b, c = text(0, 40), text(1, 30), text(2, 50)
     assert followed.sessions({0: a, 1: b, 2: c}) == [0, 1, 2]
     step = followed.step({0: [*c, 1], 1: [*b, 1]})
-    assert [one.session for one in step.sessions] == [2, 1]
+    assert [row.session for row in step.sessions] == [2, 1]
     assert step.is_plain_decoding
     assert followed.sessions({0: [*b, 1, 2], 1: [*c, 1, 2]}) == [1, 2]
     assert (len(followed.opened), followed.rows.resumed) == (3, 0)
@@ -83,7 +83,7 @@ def test_equal_ends_of_equal_length_are_told_apart_within_the_window(followed: F
 def test_a_row_that_is_reused_gets_a_session_of_its_own(followed: Followed) -> None:
     assert followed.sessions({0: [1, 2, 3]}) == [0]
     step = followed.step({0: [1, 2, 4, 5]})
-    assert [one.session for one in step.sessions] == [1]
+    assert [row.session for row in step.sessions] == [1]
     assert not step.is_plain_decoding
     assert followed.rows.absent == 1
 
@@ -107,7 +107,7 @@ def test_a_preempted_request_is_found_again(followed: Followed) -> None:
         assert followed.sessions({0: list(range(1, length))}) == [1]
     assert followed.rows.absent == 1
     step = followed.step({0: [*range(1, 20)], 1: [*long, 4]})
-    assert [one.session for one in step.sessions] == [1, 0]
+    assert [row.session for row in step.sessions] == [1, 0]
     assert not step.is_plain_decoding, "the step read its prompt again"
     assert (followed.rows.absent, followed.rows.resumed) == (0, 1)
 
@@ -119,19 +119,19 @@ def test_the_longest_of_several_texts_is_continued(followed: Followed) -> None:
 
 
 def test_accepted_tokens_are_those_before_the_last(followed: Followed) -> None:
-    (one,) = followed.step({0: [1, 2, 3]}).sessions
-    one.drafted = 4
+    (row,) = followed.step({0: [1, 2, 3]}).sessions
+    row.drafted = 4
     step = followed.step({0: [1, 2, 3, 4, 5, 6]}, 3)
-    assert (one.accepted, step.drafted, one.drafted) == (2, [4], 0)
+    assert (row.accepted, step.drafted, row.drafted) == (2, [4], 0)
 
 
 def test_calls_that_were_left_out_are_noticed(followed: Followed) -> None:
     """The engine asks nobody while a row is near the longest length; the others grow by more than was sampled last."""
-    (one,) = followed.step({0: [1, 2, 3]}).sessions
-    one.drafted = 4
+    (row,) = followed.step({0: [1, 2, 3]}).sessions
+    row.drafted = 4
     step = followed.step({0: [1, 2, 3, 4, 5, 6]}, 1)
-    assert step.sessions == [one]
-    assert (one.accepted, step.is_plain_decoding) == (None, False)
+    assert step.sessions == [row]
+    assert (row.accepted, step.is_plain_decoding) == (None, False)
 
 
 def test_an_output_is_remembered_with_the_end_of_its_prompt(followed: Followed) -> None:

@@ -143,7 +143,7 @@ def drafted(made: EngineSources, model: Model = cyclic(VOCABULARY)) -> tuple[Eng
     batch = BatchDrafter(made, most=4, longest=200, vocabulary_size=VOCABULARY, log=LOG, clock=Clock())
     engine = Engine(batch, model)
     asked = [Request([number, number + 1], 40) for number in range(5, 45, 5)]
-    assert engine.run(*asked) == [plain_output(engine.model, one.prompt, 40) for one in asked]
+    assert engine.run(*asked) == [plain_output(engine.model, request.prompt, 40) for request in asked]
     errors = batch.figures().errors
     batch.close()
     return engine, errors

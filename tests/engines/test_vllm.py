@@ -118,7 +118,7 @@ def test_it_is_made_loaded_and_asked(vllm: Vllm, place: str) -> None:
     drafter.load_model(TargetModel())
     engine = Engine(Asked(drafter), cyclic(VOCABULARY))
     asked = [Request([number, number + 1], 40) for number in range(5, 45, 5)]
-    assert engine.run(*asked) == [plain_output(engine.model, one.prompt, 40) for one in asked]
+    assert engine.run(*asked) == [plain_output(engine.model, request.prompt, 40) for request in asked]
     assert engine.verified > 0
     assert drafter._batch is not None
     drafter._batch.tend()
@@ -131,7 +131,7 @@ def test_what_the_model_finds_likely_is_recycled(vllm: Vllm, place: str, tmp_pat
     drafter.load_model(model)
     engine = Engine(Asked(drafter, model), cyclic(VOCABULARY), shows_logits=True)
     asked = [Request([number, number + 1], 40) for number in range(5, 45, 5)]
-    assert engine.run(*asked) == [plain_output(engine.model, one.prompt, 40) for one in asked]
+    assert engine.run(*asked) == [plain_output(engine.model, request.prompt, 40) for request in asked]
     figures = drafter.figures()
     assert figures is not None
     assert figures.errors == {}
@@ -151,7 +151,7 @@ def test_a_model_that_shows_no_logits_is_drafted_for(vllm: Vllm, place: str) -> 
         drafter.load_model(model)
         engine = Engine(Asked(drafter), cyclic(VOCABULARY))
         asked = [Request([number, number + 1], 40) for number in range(5, 45, 5)]
-        assert engine.run(*asked) == [plain_output(engine.model, one.prompt, 40) for one in asked]
+        assert engine.run(*asked) == [plain_output(engine.model, request.prompt, 40) for request in asked]
         figures = drafter.figures()
         assert figures is not None
         assert figures.errors == errors

@@ -238,7 +238,7 @@ def test_what_the_command_remembers_drafts_for_the_next_prompt(speaking_model: P
     assert re.search(r"24 tokens in \d+ forward passes, M ", again.stdout)
     shown = read(page.read_text(encoding="utf-8"))
     assert shown.data["labels"][:3] == [str(live), "prompt lookup", "recycled logits"]
-    assert any(one["origins"][node] & 1 for one in shown.data["passes"] for node in one["accepted"])
+    assert any(step["origins"][node] & 1 for step in shown.data["passes"] for node in step["accepted"])
     both = ["--datastore", f"{live}/", "--remember", str(live), "--html", str(page)]
     again = write(speaking_model, *prompt, *both)
     assert again.exit_code == 0, again.output

@@ -307,9 +307,9 @@ def test_a_conversation_goes_on_with_the_cache_it_left(architecture: str, static
 
         cache = StaticCache(config=model.config, max_cache_len=100) if static else DynamicCache(config=model.config)
         ids = prompts(1)["input_ids"]
-        one = model.generate(ids, past_key_values=cache, max_new_tokens=15, do_sample=False, **first, **options)
-        more = torch.cat([one, prompts(1, 6, seed=5)["input_ids"]], dim=1)
-        return one, model.generate(more, past_key_values=cache, max_new_tokens=15, do_sample=False, **options)
+        turn = model.generate(ids, past_key_values=cache, max_new_tokens=15, do_sample=False, **first, **options)
+        more = torch.cat([turn, prompts(1, 6, seed=5)["input_ids"]], dim=1)
+        return turn, model.generate(more, past_key_values=cache, max_new_tokens=15, do_sample=False, **options)
 
     plain = converse({})
     ways = {"custom_generate": entry.generate, "adaptive": False}

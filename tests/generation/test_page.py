@@ -40,17 +40,19 @@ def test_a_trace_keeps_what_each_pass_drafted_and_accepted() -> None:
     assert generation.result().tolist() == expected.tolist()
     assert len(trace.passes) == generation.statistics.forward_passes
     for row, origins in enumerate(generation.statistics.origins):
-        written = [token for one in trace.passes for token in one.tokens[row]]
+        written = [token for forward in trace.passes for token in forward.tokens[row]]
         assert written == expected[row, -24:].tolist()
         drafted = []
-        for one in trace.passes:
-            path = one.accepted(row)
-            assert one.drafts[row].tree.tokens[path].tolist() == one.tokens[row][: len(path)]
-            drafted += [1] * len(path) + [0] * (len(one.tokens[row]) - len(path))
+        for forward in trace.passes:
+            path = forward.accepted(row)
+            assert forward.drafts[row].tree.tokens[path].tolist() == forward.tokens[row][: len(path)]
+            drafted += [1] * len(path) + [0] * (len(forward.tokens[row]) - len(path))
         assert drafted == [int(origin > 0) for origin in origins]
         assert sum(drafted) > 0
-    assert all(0 < one.forward_seconds <= one.seconds for one in trace.passes)
-    assert sum(one.drafting_seconds for one in trace.passes) == pytest.approx(generation.statistics.drafting.total)
+    assert all(0 < forward.forward_seconds <= forward.seconds for forward in trace.passes)
+    assert sum(forward.drafting_seconds for forward in trace.passes) == pytest.approx(
+        generation.statistics.drafting.total
+    )
 
 
 def test_nothing_is_kept_unless_asked_for() -> None:
@@ -75,7 +77,7 @@ def test_the_page_is_whole_and_needs_no_network(words: Any) -> None:
     assert "<begin>" in reader.text
     assert "1.93 times as fast as plain decoding, which wrote the same text." in reader.text
     passes = math.ceil((len(ids) - 1) / 4) + 1
-    assert [one for one in reader.ids if one.startswith("pass-")] == [f"pass-{n + 1}" for n in range(passes)]
+    assert [id for id in reader.ids if id.startswith("pass-")] == [f"pass-{n + 1}" for n in range(passes)]
     assert all(link.startswith("#pass-") for link in reader.links)
     assert reader.tags.count("script") == 2
     assert not {"link", "iframe", "img"} & set(reader.tags)
@@ -90,16 +92,16 @@ def test_the_data_has_each_tree(words: Any) -> None:
     data = read(page_of(trace, words)).data
     assert data["labels"][:3] == LABELS
     assert len(data["passes"]) == len(trace.passes)
-    begin, one = data["passes"][0], data["passes"][1]
+    begin, second = data["passes"][0], data["passes"][1]
     assert (begin["texts"], begin["context"], data["texts"][begin["bonus"]]) == ([], None, words.decode(ids[:1]))
-    assert one["accepted"] == [0, 1]
-    assert [data["texts"][place] for place in one["texts"][:2]] == [words.decode([token]) for token in ids[1:3]]
-    assert data["texts"][one["bonus"]] == words.decode(ids[3:4])
-    assert data["texts"][one["context"]] == words.decode(ids[:1])
-    assert one["parents"] == trace.passes[1].drafts[0].tree.parents.tolist()
-    assert one["scores"][:2] == [970, 941]
-    assert one["origins"][:4] == [1, 2, 4, 5]
-    assert one["times"] == [31200, 200, 30500]
+    assert second["accepted"] == [0, 1]
+    assert [data["texts"][place] for place in second["texts"][:2]] == [words.decode([token]) for token in ids[1:3]]
+    assert data["texts"][second["bonus"]] == words.decode(ids[3:4])
+    assert data["texts"][second["context"]] == words.decode(ids[:1])
+    assert second["parents"] == trace.passes[1].drafts[0].tree.parents.tolist()
+    assert second["scores"][:2] == [970, 941]
+    assert second["origins"][:4] == [1, 2, 4, 5]
+    assert second["times"] == [31200, 200, 30500]
 
 
 def test_sources_are_counted(words: Any) -> None:
@@ -155,8 +157,8 @@ def test_numbers_that_no_probability_has_do_not_break_the_page(words: Any) -> No
     scores = [math.nan, math.inf, -1.0, 2.0, 0.0004]
     tree = TokenTree([70, 71, 72, 73, 74], [-1] * 5, [0] * 5, scores=np.array(scores))
     bare = TokenTree([70], [-1], [0])
-    for one in (tree, bare):
-        trace.add([[70, 71]], [Draft(one, 1)], Statistics())
+    for shape in (tree, bare):
+        trace.add([[70, 71]], [Draft(shape, 1)], Statistics())
     first, second = read(page_of(trace, words)).data["passes"]
     assert first["scores"] == [-1, -1, -1, 1000, 0]
     assert (second["scores"], second["origins"]) == ([-1], [1])

@@ -185,12 +185,12 @@ def test_a_warning_that_cannot_be_shown_changes_nothing(monkeypatch: pytest.Monk
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         monkeypatch.setattr(warnings, "showwarning", no_terminal)
-        for one in counts[:2]:
-            remember(target, [document], one)
+        for count in counts[:2]:
+            remember(target, [document], count)
             assert flush(target)
         monkeypatch.setattr(remembering, "_MOST_TOKENS", 0)
         remember(target, [document], counts[2])
-    assert [(one.added, one.dropped) for one in counts] == [(0, 1), (1, 0), (0, 1)]
+    assert [(count.added, count.dropped) for count in counts] == [(0, 1), (1, 0), (0, 1)]
 
 
 def test_a_closed_datastore_is_counted(model: Any, live: rest_store.LiveDatastore) -> None:

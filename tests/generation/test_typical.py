@@ -98,7 +98,7 @@ def test_the_longest_path_is_that_of_medusas_code(seed: int) -> None:
             (child,) = [node for node in tree.children(place - 1) if tree.tokens[node] == token]
             place = int(child) + 1
         judged.append((length, likelihood, path[:length]))
-    expected = max(judged, key=lambda one: one[:2])[2]
+    expected = max(judged, key=lambda candidate: candidate[:2])[2]
     chosen = step(TypicalRule(threshold, alpha), tree, logits, TemperatureLogitsWarper(temperature)).longest_path()
     assert chosen == expected
 

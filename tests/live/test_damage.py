@@ -72,7 +72,7 @@ def empty(path: Path) -> None:
 
 
 def swap(path: Path) -> None:
-    other = next(one for one in files(path.parent, path.suffix[1:]) if one != path)
+    other = next(file for file in files(path.parent, path.suffix[1:]) if file != path)
     content = other.read_bytes()
     other.write_bytes(path.read_bytes())
     path.write_bytes(content)

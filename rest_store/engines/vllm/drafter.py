@@ -156,5 +156,5 @@ def _batch_drafter(vllm_config: VllmConfig, settings: EngineSettings) -> BatchDr
 
 def _ends(*tokens: int | list[int] | None) -> frozenset[int]:
     """Return the tokens that end an output: of each source one, several, or none."""
-    several = [one if isinstance(one, list) else [one] for one in tokens if one is not None]
-    return frozenset(token for some in several for token in some)
+    several = [end if isinstance(end, list) else [end] for end in tokens if end is not None]
+    return frozenset(token for group in several for token in group)

@@ -46,7 +46,7 @@ def drafted(
     datastore: Path,
 ) -> Iterator[Any]:
     """An engine with a drafter, short of memory."""
-    Adversary.texts = [[*one.prompt, *text] for one, text in zip(requests, texts, strict=True)]
+    Adversary.texts = [[*prompted.prompt, *text] for prompted, text in zip(requests, texts, strict=True)]
     drafter, settings = (
         (ADVERSARY, None) if request.param == "adversary" else (DRAFTER, {"datastores": [str(datastore)]})
     )
@@ -76,12 +76,13 @@ def test_texts_of_the_same_prompt_at_once(drafted: Any, requests: list[Request],
     """Rows that hold the same for a while cannot be told apart."""
     prompt, settings, _ = requests[0]
     same = [Request(prompt, {**settings, "max_tokens": most}) for most in (60, 20, 60, 5, 60)]
-    assert answers(drafted, same) == [texts[0][: one.settings["max_tokens"]] for one in same]
+    assert answers(drafted, same) == [texts[0][: request.settings["max_tokens"]] for request in same]
 
 
 def test_texts_with_other_settings(drafted: Any, plain: Any, requests: list[Request]) -> None:
     asked = [
-        Request(one.prompt, {**GREEDY, **settings}) for one, settings in zip(requests, SETTINGS.values(), strict=False)
+        Request(request.prompt, {**GREEDY, **settings})
+        for request, settings in zip(requests, SETTINGS.values(), strict=False)
     ]
     expected = answers(plain, asked)
     assert dict(zip(SETTINGS, answers(drafted, asked), strict=True)) == dict(zip(SETTINGS, expected, strict=True))
@@ -102,8 +103,8 @@ def test_structured_output(drafted: Any, plain: Any, requests: list[Request]) ->
             {**GREEDY, "structured_outputs": StructuredOutputsParams(**shape)} for shape in shapes
         ]
         return [
-            Request(one.prompt, settings)
-            for one, settings in zip(requests[:5], [*structured, GREEDY, GREEDY], strict=True)
+            Request(request.prompt, settings)
+            for request, settings in zip(requests[:5], [*structured, GREEDY, GREEDY], strict=True)
         ]
 
     written = answers(drafted, asked())
@@ -118,10 +119,12 @@ def test_sampled_texts_and_greedy_ones(drafted: Any, requests: list[Request], te
     """
     kinds: list[dict[str, Any]] = [{"top_p": 0.8}, {"temperature": 2.0}, {"presence_penalty": 1.0}]
     sampled = [
-        Request(one.prompt, {**GREEDY, "ignore_eos": True, "temperature": 1.0, **kind})
-        for one, kind in zip(requests, kinds, strict=False)
+        Request(request.prompt, {**GREEDY, "ignore_eos": True, "temperature": 1.0, **kind})
+        for request, kind in zip(requests, kinds, strict=False)
     ]
-    likeliest = [one._replace(settings={**one.settings, "temperature": 1.0, "top_p": 1e-6}) for one in requests[:3]]
+    likeliest = [
+        request._replace(settings={**request.settings, "temperature": 1.0, "top_p": 1e-6}) for request in requests[:3]
+    ]
     written = answers(drafted, [*likeliest, *requests[3:5], *sampled])
     assert written[:5] == texts[:5]
     assert [len(text) for text in written[5:]] == [GREEDY["max_tokens"]] * len(kinds)

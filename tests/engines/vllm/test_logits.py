@@ -103,8 +103,10 @@ def test_other_calls_of_the_model_are_told_apart(
 ) -> None:
     """For log probabilities of prompts, vLLM computes logits a second time in a step."""
     asked = [
-        Request(one.prompt, {**one.settings, "prompt_logprobs": 1} if place % 2 else one.settings, one.after)
-        for place, one in enumerate(requests)
+        Request(
+            request.prompt, {**request.settings, "prompt_logprobs": 1} if place % 2 else request.settings, request.after
+        )
+        for place, request in enumerate(requests)
     ]
     with engine(model, DRAFTER, {"datastores": [str(datastore)]}) as llm:
         assert answers(llm, asked) == texts
