@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import rest_store
 from build_index.options import BuildOptions
+from build_index.readers.remote_file import public_address
 from build_index.target_tokenizer import TargetTokenizer
 from rest_store.errors import ResumeError, describe
 
 
 def build_plan(options: BuildOptions, tokenizer: TargetTokenizer) -> dict[str, Any]:
-    """Return the plan as an object for JSON."""
+    """Return the plan as an object for JSON.
+
+    The query of a web address is left out: it may hold a signature, which a resumed build may have another of.
+    """
+    specs = [replace(spec, path=public_address(spec.path)) for spec in options.corpora]
     return {
         "program": program(),
         "tokenizer": tokenizer.identity.name,
@@ -23,7 +28,7 @@ def build_plan(options: BuildOptions, tokenizer: TargetTokenizer) -> dict[str, A
         "chat template": template_digest(tokenizer),
         "shard_tokens": options.shard_tokens,
         "keep_duplicates": options.keep_duplicates,
-        "corpora": [json.loads(json.dumps(asdict(spec))) for spec in options.corpora],
+        "corpora": [json.loads(json.dumps(asdict(spec))) for spec in specs],
     }
 
 

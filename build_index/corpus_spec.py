@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
+
+from rest_store.errors import CorpusError, describe
 
 READERS = ("parquet", "jsonl", "json", "chat", "text", "tree")
 """Readers to choose from. `chat` reads JSON or JSONL whose records are conversations, `tree` a directory."""
@@ -23,6 +26,9 @@ class CorpusSpec:
         max_documents: most documents to read; None: all.
 
     With `field` or `langs`, files of a directory that hold no records are skipped.
+
+    Raises:
+        CorpusError: `max_documents` is no whole number.
     """
 
     path: str
@@ -32,3 +38,12 @@ class CorpusSpec:
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     max_documents: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_documents is not None:
+            try:
+                number = operator.index(self.max_documents)  # an int, which JSON can hold
+            except TypeError:
+                found = repr(self.max_documents)
+                raise CorpusError(describe("corpus", "max_documents", found, "a whole number")) from None
+            object.__setattr__(self, "max_documents", number)

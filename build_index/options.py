@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +31,7 @@ class BuildOptions:
         chat_template: Jinja text, or a file with it, instead of the tokenizer's own.
 
     Raises:
-        BuildError: no corpus, or a number out of range.
+        BuildError: no corpus, or something else than a whole number, or one that is out of range.
     """
 
     corpora: tuple[CorpusSpec, ...]
@@ -48,9 +49,19 @@ class BuildOptions:
         if not self.corpora:
             raise BuildError(describe("build", "the number of corpora", 0, "at least 1"))
         for name in ("shard_tokens", "memory", "workers"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise BuildError(describe("build", name, value, "at least 1"))
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, _positive(name, value))
+
+
+def _positive(name: str, value: object) -> int:
+    """Return a number as an int, which JSON can hold; raise BuildError unless it is a whole one from 1 on."""
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise BuildError(describe("build", name, repr(value), "a whole number")) from None
+    if number < 1:
+        raise BuildError(describe("build", name, number, "at least 1"))
+    return number
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +33,7 @@ _TIMEOUT_SECONDS = 60  # of one request over HTTP; the other libraries have limi
 _LASTING = (FileNotFoundError, PermissionError, IsADirectoryError, ValueError, NotImplementedError, ImportError)
 _TRANSIENT_STATUS = (408, 429)
 _ABSENT_STATUS = (404, 410)
+_QUERY = re.compile(r"(?<=//)([^\s'\"?]+)\?[^\s'\")]*")  # of an address in a message; it may hold a signature
 
 
 def file_system(url: str) -> Any:
@@ -109,7 +111,7 @@ def _is_lasting(error: Exception) -> bool:
 
 
 def _failure(where: str, error: Exception, tries: int) -> CorpusError:
-    reason = first_line(error)
+    reason = _QUERY.sub(r"\1", first_line(error))
     if isinstance(error, FileNotFoundError):
         return CorpusNotFoundError(describe(where, "corpus", f"absent ({reason})", "a file, a directory or a glob"))
     after = f", {tries} tries" if tries > 1 else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from transformers import AutoTokenizer
@@ -60,6 +61,15 @@ def test_a_build_is_that_of_the_command(corpus: Path, tmp_path: Path) -> None:
     assert contents(tmp_path / "ds") == contents(tmp_path / "other")
 
 
+def test_numbers_of_numpy_are_numbers(corpus: Path, tmp_path: Path) -> None:
+    """A build records its options as JSON, which has no numbers of numpy."""
+    write_tokenizer(tmp_path / "tokenizer.json")
+    options = {"shard_tokens": np.int64(100), "max_documents": np.int32(3), "memory": np.int64(4 << 30)}
+    with rest_store.build(corpus, tmp_path / "tokenizer.json", tmp_path / "ds", **options) as store:  # type: ignore[arg-type]
+        assert store.manifest.options["shard_tokens"] == 100
+        assert store.manifest.corpora[0]["max_documents"] == 3
+
+
 def test_records_are_chosen_by_field_and_language(tmp_path: Path) -> None:
     write_tokenizer(tmp_path / "tokenizer.json")
     rows = ['{"body": "def add", "lang": "Python"}', '{"body": "fn add", "lang": "Rust"}']
@@ -93,6 +103,9 @@ def test_errors_are_those_of_the_command(corpus: Path, tmp_path: Path, monkeypat
         (TokenizerLoadError, "tokenizer is a object without tokenizer.json, expected a fast", (corpus, object()), {}),
         (CorpusError, "reader is 'x', expected one of parquet", (corpus, tokenizer), {"reader": "x"}),
         (BuildError, "the number of tokens is 1, expected 2..", (corpus, tokenizer), {"shard_tokens": 1}),
+        (BuildError, "shard_tokens is 100.0, expected a whole number", (corpus, tokenizer), {"shard_tokens": 100.0}),
+        (BuildError, "workers is '2', expected a whole number", (corpus, tokenizer), {"workers": "2"}),
+        (CorpusError, "max_documents is 1.5, expected a whole number", (corpus, tokenizer), {"max_documents": 1.5}),
         (MemoryBudgetError, "size is 'much'", (corpus, tokenizer), {"memory": "much"}),
         (BuildError, "unfinished build is absent", (corpus, tokenizer), {"resume": True}),
     ):

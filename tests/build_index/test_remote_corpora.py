@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from build_index import document_stream
+from build_index import builder, document_stream
 from build_index.corpus import open_corpus
 from build_index.corpus_spec import CorpusSpec
 from build_index.documents import CorpusCounts, Document
@@ -303,6 +303,40 @@ def test_a_web_address_is_read_in_parts_and_a_broken_part_again(store, tmp_path)
         assert found == read_corpus(tmp_path / "data" / name)[1]
         assert "secret" not in json.dumps(corpus.provenance()) + found[0].origin
         assert corpus.provenance()["etag"]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ConnectionError("403, message='Forbidden', url='https://host/a?key=1&signature=secret'"), CorpusError),
+        (FileNotFoundError("https://host/a?signature=secret"), CorpusNotFoundError),
+    ],
+)
+def test_the_query_of_an_address_is_in_no_message(error, kind):
+    def request():
+        raise error
+
+    with pytest.raises(kind, match=r"https://host/a['),]") as raised:
+        remote_file.requested("https://host/a", request, once=True)
+    assert "secret" not in str(raised.value)
+
+
+def test_a_build_from_a_web_address_is_resumed_with_another_signature(store, tmp_path, monkeypatch):
+    upload(
+        {"a.jsonl": "".join(json.dumps({"text": f"line {row} " * 50}) + "\n" for row in range(200))}, ACL="public-read"
+    )
+    tokenizer = write_tokenizer(tmp_path / "tokenizer.json")
+    address = f"{store.url}/corpus/a.jsonl?signature="
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(builder.Build, "complete", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            _build(f"{address}first", tokenizer, tmp_path / "ds", shard_tokens=2000)
+    assert b"first" not in (tmp_path / ".ds.building" / "journal.jsonl").read_bytes()
+    assert _build(f"{address}second", tokenizer, tmp_path / "ds", shard_tokens=2000, resume=True).resumed_shards > 0
 
 
 def test_the_links_of_a_page_are_the_files_of_a_directory(store):
