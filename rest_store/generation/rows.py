@@ -10,13 +10,15 @@ import torch
 
 from rest_store.generation.sampling import Stops
 
+_ROOM = 4096  # tokens that a row has memory for, besides twice its prompt; more is allocated as it grows
+
 
 class Row:
     """A sequence being written.
 
     Args:
         ids: int64[length], the prompt.
-        capacity: tokens to have memory for.
+        capacity: tokens to have memory for at first.
 
     Attributes:
         tokens: all of it, the prompt and padding on its left included.
@@ -56,7 +58,7 @@ class Row:
     def ids(self) -> torch.Tensor:
         """Return the row as a tensor, int64[1, length]."""
         length = len(self.tokens)
-        if length > self._ids.shape[1]:
+        while length > self._ids.shape[1]:
             self._ids = torch.cat([self._ids, torch.empty_like(self._ids)], dim=1)
         if self._written < length:
             self._ids[0, self._written : length] = torch.tensor(self.tokens[self._written :])
@@ -73,8 +75,8 @@ class Rows(list[Row]):
     """
 
     def __init__(self, input_ids: torch.Tensor, stops: Stops) -> None:
-        capacity = stops.max_length or 2 * input_ids.shape[1]
-        super().__init__(Row(ids, capacity) for ids in input_ids)
+        capacity = min(stops.max_length or math.inf, 2 * input_ids.shape[1] + _ROOM)  # the limit may be any number
+        super().__init__(Row(ids, int(capacity)) for ids in input_ids)
         self._stops = stops
 
     def ends(self, row: Row, token: int) -> bool:

@@ -12,7 +12,9 @@ from transformers import DynamicCache, StaticCache
 
 import rest_store
 from rest_store.errors import CacheFullError, ModeNotSupportedError
+from rest_store.generation import rows
 from rest_store.generation.drafts import EMPTY
+from rest_store.generation.sampling import Stops
 from rest_store.generation.support import position_count
 from tests.shared.strategies import refused
 from tests.shared.tiny import VOCABULARY, Scripted, bushy, futures_of, prompts, right, tiny_model
@@ -257,3 +259,33 @@ def test_a_cache_that_is_not_to_be_used_is_refused() -> None:
         "custom_generate": rest_store.generate,
     }
     refused(ModeNotSupportedError, lambda: model.generate(**prompts(1), **options), "use_cache", "past_key_values")
+
+
+@pytest.mark.parametrize("limit", ["max_length", "max_new_tokens"])
+def test_a_limit_may_be_as_large_as_that_of_a_tokenizer_without_one(limit: str) -> None:
+    """The `model_max_length` of such tokenizers."""
+    model, prompt = tiny_model("llama"), prompts(1, 6, seed=5)
+    options = {limit: int(1e30), "do_sample": False, "stopping_criteria": [Longer(20)]}
+    plain = model.generate(**prompt, **options)
+    drafted = model.generate(
+        **prompt, **options, custom_generate=rest_store.generate, drafter=[rest_store.PromptLookup()]
+    )
+    assert drafted.tolist() == plain.tolist()
+
+
+class Longer(transformers.StoppingCriteria):
+    """Ends a text of so many tokens."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **options: Any) -> torch.Tensor:
+        return torch.full((len(input_ids),), input_ids.shape[1] >= self.most)
+
+
+def test_rows_grow_beyond_the_memory_that_they_begin_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "_ROOM", 1)
+    row = rows.Rows(torch.tensor([[1, 2]]), Stops([]))[0]
+    for count in (1, 3, 40):
+        row.tokens += range(count)
+        assert row.ids().tolist() == [row.tokens]
