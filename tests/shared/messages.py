@@ -63,7 +63,10 @@ def some_message(chance: random.Random, kind: type[Message]) -> Message:
         elif field.name == "parents":
             value.extend(chance.choice([-1, -1, 0, place - 1, -5, 2**31 - 1]) for place in range(chance.randrange(5)))
         elif field.cpp_type in (field.CPPTYPE_FLOAT, field.CPPTYPE_DOUBLE):
-            value.extend(chance.choice(FRACTIONS) for _ in range(chance.choice([0, 1, 3, 5, 5, 2000])))
+            if field.is_repeated:
+                value.extend(chance.choice(FRACTIONS) for _ in range(chance.choice([0, 1, 3, 5, 5, 2000])))
+            else:
+                setattr(message, field.name, chance.choice(FRACTIONS))
         elif kind is pb.Document and field.name == "tokens" and chance.random() < 0.7:
             message.tokens = np.array(some_tokens(chance), "<u4").tobytes()
         elif field.type == field.TYPE_BYTES:
