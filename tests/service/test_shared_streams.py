@@ -8,6 +8,8 @@ import random
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import grpc
 import pytest
@@ -21,7 +23,9 @@ from rest_store.service.server import server as server_module
 from rest_store.service.server import servicer, shared_stream
 from rest_store.service.server.limits import Limits
 from rest_store.service.server.logs import EventLog
+from rest_store.service.server.rights import Rights
 from rest_store.service.server.server import Options, Server
+from rest_store.service.server.shared_stream import SharedStream
 from rest_store.v1 import datastore_pb2 as pb
 from rest_store.v1 import datastore_pb2_grpc
 from tests.service.test_sessions import BAD, FIRST, GOOD
@@ -209,6 +213,45 @@ def test_a_message_that_is_none_ends_the_stream(service: Service, data: bytes, e
     with service.channel() as channel:
         assert ending(begin(channel, "DraftSessions", data), stream=True) == ([], CODES[expected], expected)
     assert sessions_of(service) == (0, 0)
+
+
+class _LongSteps:
+    """In place of handlers: each step takes long, and is answered."""
+
+    def begin(self, state: object, data: bytes) -> Any:
+        return SimpleNamespace(step=SimpleNamespace(is_long=True))
+
+    async def run(self, works: list[Any]) -> list[bytes]:
+        return [b"tree"] * len(works)
+
+    def end(self, state: object) -> None: ...
+
+
+def test_what_is_being_sent_as_a_stream_ends_is_sent_before_its_status() -> None:
+    """Beside it, gRPC sends none, and the client waits for its deadline."""
+
+    async def run() -> None:
+        begun, go_on = asyncio.Event(), asyncio.Event()
+        sent: list[int] = []
+
+        async def write(message: bytes) -> None:
+            begun.set()
+            await go_on.wait()
+            sent.append(pb.DraftSessionsResponse.FromString(message).answers[0].session)
+
+        handlers: Any = _LongSteps()
+        stream = SharedStream(handlers, Rights(), Limits(), write, lambda error: NONE, lambda: None)
+        steps = [pb.SessionStep(session=number, request=b"request") for number in (1, 2)]
+        await stream.take(pb.DraftSessionsRequest(steps=steps).SerializeToString())
+        await begun.wait()
+        closing = asyncio.create_task(stream.close())
+        done, _ = await asyncio.wait([closing], timeout=0.1)
+        assert not done
+        go_on.set()
+        await closing
+        assert sent == [1], "the answers that follow have nobody to read them"
+
+    asyncio.run(run())
 
 
 def test_sessions_beyond_the_limit_are_refused(talk: SharedTalk, service: Service) -> None:

@@ -292,7 +292,7 @@ class Servicer(GenericHandler):
             await self._converse(name, stream.take, context, most, most)
         finally:
             del self._shared[task]
-            stream.close()
+            await stream.close()
 
     def _rights_of_call(self) -> Rights:
         task = asyncio.current_task()

@@ -16,6 +16,8 @@ from rest_store.service.server.rights import Rights
 from rest_store.service.server.session_handlers import SessionHandlers, SessionState, SessionWork
 from rest_store.v1 import datastore_pb2 as pb
 
+_WRITE_SECONDS = 1.0  # for what is being sent as a stream ends
+
 
 @dataclass(eq=False)
 class _Member:
@@ -66,6 +68,7 @@ class SharedStream:
         self._tasks: set[asyncio.Task[None]] = set()
         self._writing = asyncio.Lock()
         self._is_taking = False  # whether a message is being answered
+        self._is_closed = False
 
     @property
     def is_running(self) -> bool:
@@ -160,8 +163,7 @@ class SharedStream:
             answers = await self._run([turn])
         finally:
             turn.member.running = None
-        with suppress(Exception):  # the stream has ended, as whoever reads it is told
-            await self._write(answers)
+        await self._write_beside(answers)
 
     def _start(self, work: Any) -> asyncio.Task[None]:
         """Do `work` beside later messages."""
@@ -179,6 +181,8 @@ class SharedStream:
         """Send answers, in as many messages as their size takes."""
         message, size = pb.DraftSessionsResponse(), 0
         async with self._writing:
+            if self._is_closed:
+                return
             for answer in answers:
                 more = answer.ByteSize()
                 if message.answers and size + more > self._limits.max_message_bytes:
@@ -188,6 +192,15 @@ class SharedStream:
                 size += more
             if message.answers:
                 await self._write_message(message.SerializeToString())
+
+    async def _write_beside(self, answers: Sequence[pb.SessionAnswer]) -> None:
+        """Send answers from a task; if it is cancelled, what is being sent is sent, since gRPC cannot take it back."""
+
+        async def write() -> None:
+            with suppress(Exception):  # the stream has ended, as whoever reads it is told
+                await self._write(answers)
+
+        await asyncio.shield(write())
 
     def _ended(self, number: int, error: Exception | None = None) -> pb.SessionAnswer:
         """Let go of a session, and return what its client is told."""
@@ -204,17 +217,20 @@ class SharedStream:
             for number, member in self._members.items()
             if member.last_message < latest and not (member.state.session and member.state.session.in_step)
         ]
-
-        async def tell(answers: Sequence[pb.SessionAnswer]) -> None:
-            with suppress(Exception):  # as in `_run_alone`
-                await self._write(answers)
-
         if idle:
-            self._start(tell([self._ended(number, error) for number in idle]))
+            self._start(self._write_beside([self._ended(number, error) for number in idle]))
 
-    def close(self) -> None:
-        """End all sessions: the stream has ended."""
+    async def close(self) -> None:
+        """End all sessions, and wait for what is being sent: beside it, gRPC may not send how the stream has ended."""
+        self._is_closed = True
         for task in self._tasks:
             task.cancel()
         for number in list(self._members):
             self._handlers.end(self._members.pop(number).state)
+        with suppress(asyncio.TimeoutError):  # a client that reads nothing
+            await asyncio.wait_for(self._written(), _WRITE_SECONDS)
+
+    async def _written(self) -> None:
+        """Wait until nothing is being sent."""
+        async with self._writing:
+            pass
