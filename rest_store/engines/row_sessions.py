@@ -99,18 +99,20 @@ class RowSession:
             return False
         return not entirely or length <= _WINDOW or zlib.crc32(text[:length].data) == self._checksum
 
-    def extend(self, text: Tokens, output: Sequence[int]) -> None:
+    def extend(self, text: Tokens, output: Sequence[int], *, has_prompt: bool) -> None:
         """Take over what is new.
 
         Args:
             text: int32[n], which begins with this one.
             output: the tokens at its end that the model produced last.
+            has_prompt: whether those before `output` are another prompt, such as the next turn of a conversation, and
+                not what the model wrote.
         """
         new = text[self.length :]
-        if new.size == len(output):
-            self._output.extend(output)
-        else:  # some of it may be another prompt, such as the next turn of a conversation
+        if has_prompt:
             self._begin_document(text, output)
+        else:
+            self._output += new.tolist()
         self._latest = len(output)
         self._checksum = zlib.crc32(new.data, self._checksum)
         self.length = text.size
@@ -229,7 +231,7 @@ class RowSessions:
         for session in others:
             if session.absent_since is None:
                 self._leave(session, now)
-        if self._called is not None and plain:
+        if self._called is not None and plain and rows:  # without rows, the last call may be hours ago
             self._pace += (now - self._called - self._pace) / 8
         self._called = now
         return Step(followed, plain, drafted)
@@ -237,16 +239,18 @@ class RowSessions:
     def _continue(self, session: RowSession, row: int, text: Tokens, output: Sequence[int]) -> bool:
         """Take over the text of `row`, which continues `session`; return whether one step produced what is new."""
         is_resumed = session.absent_since is not None
-        has_grown_by_output = text.size - session.length == len(output)
-        is_step = has_grown_by_output and not is_resumed
+        unseen = text.size - session.length - len(output)
+        is_step = unseen == 0 and not is_resumed
         session.accepted = min(len(output) - 1, session.drafted) if is_step else None
-        if not has_grown_by_output:
+        # The engine leaves calls out while any row is near the longest length. Of a prompt, as much would be kept.
+        is_output = unseen == 0 or (0 < unseen <= PROMPT_TOKENS and not is_resumed)
+        if not is_output:
             self._finish(session)
         if is_resumed:
             self._absent.pop(session)
             session.absent_since = None
             self.resumed += 1
-        session.extend(text, output)
+        session.extend(text, output, has_prompt=not is_output)
         session.index = row
         return is_step
 

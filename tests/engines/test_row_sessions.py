@@ -134,6 +134,14 @@ def test_calls_that_were_left_out_are_noticed(followed: Followed) -> None:
     assert (row.accepted, step.is_plain_decoding) == (None, False)
 
 
+def test_an_output_is_remembered_in_one_piece_if_calls_were_left_out(followed: Followed) -> None:
+    prompt, output = text(0, 40), text(1, 40)
+    followed.step({0: prompt + output[:8]}, 8)
+    followed.step({0: prompt + output[:20]})  # after eleven tokens that nobody saw
+    followed.step({0: prompt + output[:40]}, 4)  # after sixteen
+    assert followed.documents() == [prompt[-16:] + output]
+
+
 def test_an_output_is_remembered_with_the_end_of_its_prompt(followed: Followed) -> None:
     prompt, output = text(0, 40), text(1, 10)
     for count in range(1, 11):
@@ -179,6 +187,14 @@ def test_slow_steps_are_no_end(followed: Followed) -> None:
         followed.step({0: list(range(count))})
     assert followed.documents(5.0) == []
     assert followed.documents(30.0) == [list(range(24))]
+
+
+def test_the_time_between_requests_is_no_slow_step(followed: Followed) -> None:
+    followed.step({0: [1, 2, 3, 4, 5]}, 4)
+    assert followed.documents(3600.0) == [[1, 2, 3, 4, 5]]
+    followed.step({})  # a part of the next prompt was read
+    followed.step({0: [6, 7, 8, 9]}, 4)
+    assert followed.documents() == [[6, 7, 8, 9]]
 
 
 def test_what_follows_a_pause_is_remembered_too(followed: Followed) -> None:
