@@ -229,29 +229,16 @@ class BatchDrafter:
 
     def _choose(self, requests: list[RowDraft], trees: list[TokenTree], rows: int, drafts: list[list[int]]) -> None:
         """Put the draft tokens that pay into `drafts`, by row."""
-        sizes = np.array([len(tree) for tree in trees], np.int64)
-        total = int(sizes.sum())
-        if not total:
-            self._goodput.chosen(np.zeros(0), rows)
-            return
-        drafting = [tree for tree in trees if len(tree)]
-        scores = np.concatenate([tree.scores for tree in drafting])
-        tokens = np.concatenate([tree.tokens for tree in drafting])
-        if int(tokens.min()) < 0 or int(tokens.max()) >= self._vocabulary_size:
-            found = int(tokens.max()) if int(tokens.min()) >= 0 else int(tokens.min())
-            raise TokenRangeError(describe("draft", "token id", found, f"0..{self._vocabulary_size - 1}"))
-        owners = np.repeat(np.arange(sizes.size), sizes)
-        chosen = self._goodput.chosen(scores, rows)
-        counts = np.bincount(owners[chosen], minlength=sizes.size).tolist()
-        promises = np.bincount(owners[chosen], weights=scores[chosen], minlength=sizes.size).tolist()
-        flat, origins = tokens.tolist(), np.concatenate([tree.origins for tree in drafting]).tolist()
-        start = 0
-        for request, size, count, promised in zip(requests, sizes.tolist(), counts, promises, strict=True):
-            drafts[request.row.index] = flat[start : start + count]
-            self._drafted.append((request.row, origins[start : start + count], promised))
-            request.row.nodes = size
-            request.row.drafted = count
-            start += size
+        scores = [_listed(tree.scores) for tree in trees]
+        counts = self._goodput.chosen(scores, rows)
+        for request, tree, promised, count in zip(requests, trees, scores, counts, strict=True):
+            tokens = tree.tokens[:count].tolist()
+            for token in tokens:
+                if not 0 <= token < self._vocabulary_size:
+                    raise TokenRangeError(describe("draft", "token id", token, f"0..{self._vocabulary_size - 1}"))
+            drafts[request.row.index] = tokens
+            self._drafted.append((request.row, _listed(tree.origins)[:count], sum(promised[:count])))
+            request.row.nodes, request.row.drafted = len(tree), count
 
     def _count_drafted(self) -> None:
         """Count what became of the latest draft tokens, of rows that show it."""
@@ -366,6 +353,13 @@ class BatchDrafter:
             except Exception as error:
                 self.say("logits", error)
             self._sources.close()
+
+
+def _listed(column: npt.NDArray[Any] | None) -> list[Any]:
+    """Return a column that the drafts of sessions have."""
+    assert column is not None
+    values: list[Any] = column.tolist()
+    return values
 
 
 def _has(store: Store, text: Tokens) -> bool:

@@ -7,7 +7,9 @@ sum over the step's time is greatest. Where less is accepted than the scores pro
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +18,7 @@ Floats = npt.NDArray[np.float64]
 
 _KEPT = 256  # plain steps, and steps with draft tokens, that costs are fitted to
 _HALF_LIFE = 128.0  # steps after which a step counts half
-_REFIT = 8  # steps between fits
+_REFIT = 16  # steps between fits
 _FIRST_PLAIN, _LAST_PLAIN = 16, 128  # steps between plain ones, at first and after a surprise, and in the end
 _SURPRISE = 0.3  # part by which a step differs from what was expected; as a smoothed mean, half of that
 _SLOPE = 0.04  # part of a step of one token that each further token is assumed to take
@@ -109,8 +111,8 @@ class StepCosts:
         """Seconds that a further token takes, as of the latest `table`, in its unit."""
         return self._line[1]
 
-    def table(self, rows: int, most: int) -> Floats:
-        """Return the seconds of a step over `rows` rows with 0 .. most draft tokens, float64[most + 1].
+    def table(self, rows: int, most: int) -> list[float]:
+        """Return the seconds of a step over `rows` rows with 0 .. most draft tokens.
 
         Before any step was observed, the unit is another one.
         """
@@ -119,9 +121,8 @@ class StepCosts:
             self._line = self._fitted(rows)
             self._fit_at, self._fit_rows = self._observed, rows
         intercept, slope, jump = self._line
-        times: Floats = intercept + slope * np.arange(rows, rows + most + 1, dtype=np.float64)
-        times[1:] += jump
-        return times
+        plain = intercept + slope * rows
+        return [plain, *(plain + jump + slope * drafted for drafted in range(1, most + 1))]
 
     def _fitted(self, rows: int) -> tuple[float, float, float]:
         """Return intercept, slope and jump around `rows` rows."""
@@ -232,27 +233,26 @@ class Goodput:
         """The score from which on draft tokens may pay in the next step; sessions need not look for others."""
         return min(_DOUBT * self._least, _DOUBT)
 
-    def chosen(self, scores: npt.NDArray[np.floating[Any]], rows: int) -> npt.NDArray[np.bool_]:
-        """Return which draft tokens to verify: those that make tokens per second greatest.
+    def chosen(self, scores: Sequence[Sequence[float]], rows: int) -> list[int]:
+        """Return how many draft tokens of each row to verify: those that make tokens per second greatest.
 
         Args:
-            scores: of the draft tokens of all rows, each row's in their order, which is descending.
+            scores: of the draft tokens of each row, descending.
             rows: of the batch, with those that have none.
-
-        Returns:
-            bool[n], of each row's tokens the first few.
         """
-        order = np.argsort(-scores, kind="stable")
-        sums = np.concatenate([[0.0], np.cumsum(scores[order], dtype=np.float64)])
-        tokens = rows + self._reliability.factor * sums
-        times = self._costs.table(rows, scores.size)
-        count = int(np.argmax(tokens / times))
-        chosen = np.zeros(scores.size, dtype=np.bool_)
-        chosen[order[:count]] = True
-        self._least = float(tokens[count] / times[count]) * self._costs.slope / self._reliability.factor
-        self._expected = float(tokens[count]) / rows, float(times[count]), float(times[0])
+        ordered = sorted(chain.from_iterable(scores), reverse=True)
+        times = self._costs.table(rows, len(ordered))
+        factor = self._reliability.factor
+        tokens = greatest = float(rows)
+        speed, time, least = tokens / times[0], times[0], math.inf
+        for score, seconds in zip(ordered, times[1:], strict=True):
+            tokens += factor * score
+            if tokens / seconds > speed:
+                greatest, speed, time, least = tokens, tokens / seconds, seconds, score
+        self._least = speed * self._costs.slope / factor
+        self._expected = greatest / rows, time, times[0]
         self._rows = rows
-        return chosen
+        return [sum(score >= least for score in row) for row in scores]
 
     def judge(self, promised: float, accepted: float) -> None:
         """Learn what became of the latest `chosen`.

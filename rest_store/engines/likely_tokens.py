@@ -24,8 +24,7 @@ class LikelyTokens:
         for count in drafts:
             self._starts.append(self._starts[-1] + count + 1)
         self._fits = computed.ndim == 2 and len(computed) == self._starts[-1]
-        if self._fits:  # the last row, -1, is of what is not known
-            self._computed = np.concatenate([computed, np.full((1, computed.shape[1]), -1, np.int32)])
+        self._computed = computed
 
     @property
     def fits(self) -> bool:
@@ -50,7 +49,8 @@ class LikelyTokens:
         first, end = self._starts[row : row + 2]
         if output > end - first:
             return None
-        return self._rows([-1] * (count - output - 1) + [*range(first, first + output), -1])
+        before = max(0, count - output - 1)
+        return self._rows(first, first + output, before=before, after=1)
 
     def of_nodes(self, row: int, nodes: int) -> Rows | None:
         """Return the likely tokens after a row's context and its draft tokens, as `node_top_k`.
@@ -64,8 +64,10 @@ class LikelyTokens:
         """
         first, end = self._starts[row : row + 2]
         absent = 1 + nodes - (end - first)
-        return None if absent < 0 else self._rows([*range(first, end)] + [-1] * absent)
+        return None if absent < 0 else self._rows(first, end, after=absent)
 
-    def _rows(self, places: list[int]) -> Rows:
-        rows: Rows = self._computed[places]
+    def _rows(self, first: int, end: int, *, before: int = 0, after: int) -> Rows:
+        """Return the tokens of positions `first` to `end`, with rows of -1 for those before and after, not computed."""
+        rows = np.full((before + end - first + after, self._computed.shape[1]), -1, np.int32)
+        rows[before : before + end - first] = self._computed[first:end]
         return rows

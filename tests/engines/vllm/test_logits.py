@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pytest
 
 from rest_store.datastore.datastore import Datastore
@@ -74,8 +73,8 @@ class Generous(Goodput):
     def wants_drafts(self) -> bool:
         return True
 
-    def chosen(self, scores: npt.NDArray[np.floating[Any]], rows: int) -> npt.NDArray[np.bool_]:
-        return np.ones(scores.size, np.bool_)
+    def chosen(self, scores: Sequence[Sequence[float]], rows: int) -> list[int]:
+        return [len(row) for row in scores]
 
 
 def test_the_next_engine_drafts_from_them(
