@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import reprlib
 from collections.abc import Sequence
 from contextlib import suppress
+from numbers import Real
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -82,6 +84,16 @@ def limit(name: str, value: Any, greatest: int, *, least: int = 1, where: str = 
     if not least <= number <= greatest:
         raise LimitError(describe(where, name, repr(value), f"{least}..{greatest}"))
     return number
+
+
+def real(value: object) -> float:
+    """Return `value` as a float; NaN, which lies in no range, unless it is a real number that a float can hold."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.nan
 
 
 def limits(max_nodes: Any, max_suffix: Any, max_depth: Any) -> tuple[int, int, int]:

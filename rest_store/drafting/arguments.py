@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.kernel import MAX_NODES
-from rest_store.datastore.validation import IntSequence, limit
+from rest_store.datastore.validation import IntSequence, limit, real
 from rest_store.drafting.kernel_session import NO_COSTS, TopK
 from rest_store.errors import ContextTypeError, LimitError, TokenRangeError, describe
 
@@ -32,9 +32,10 @@ def is_chain(shape: object) -> bool:
 
 def lowest_score(min_score: object) -> float:
     """Return `min_score` as a float; raise LimitError unless it is 0..1."""
-    if isinstance(min_score, bool) or not isinstance(min_score, int | float) or not 0 <= min_score <= 1:
+    score = real(min_score)
+    if not 0 <= score <= 1:
         raise LimitError(describe("draft session", "min_score", repr(min_score), "0..1"))
-    return float(min_score)
+    return score
 
 
 def tokens_of(what: str, values: IntSequence) -> npt.NDArray[np.int32]:

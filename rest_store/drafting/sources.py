@@ -6,7 +6,6 @@ import inspect
 import os
 import secrets
 from collections.abc import Sequence
-from numbers import Real
 from pathlib import Path
 from threading import TIMEOUT_MAX
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, runtime_checkable
@@ -16,7 +15,7 @@ from rest_store.datastore.render import counted
 from rest_store.datastore.store import Store
 from rest_store.datastore.tokenizer import identity_of
 from rest_store.datastore.tree import TokenTree
-from rest_store.datastore.validation import IntSequence
+from rest_store.datastore.validation import IntSequence, real
 from rest_store.drafting.evidence import Evidence
 from rest_store.drafting.recycled_logits_file import read_rows, write_rows
 from rest_store.errors import CopyError, LimitError, RecycledLogitsError, SourceError, describe
@@ -198,8 +197,7 @@ def require_source_timeout(where: str, timeout: object) -> None:
     Raises:
         LimitError: `timeout` is neither None nor a time that a thread can wait.
     """
-    number = isinstance(timeout, Real) and not isinstance(timeout, bool)
-    if timeout is not None and not (number and 0 <= timeout <= TIMEOUT_MAX):  # type: ignore[operator]
+    if timeout is not None and not 0 <= real(timeout) <= TIMEOUT_MAX:
         raise LimitError(describe(where, "source_timeout", repr(timeout), "None or seconds from 0 on"))
 
 

@@ -6,13 +6,12 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 import torch
 
 from rest_store.datastore.kernel import MAX_NODES
-from rest_store.datastore.validation import limit
+from rest_store.datastore.validation import limit, real
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.remembering import require_target
 from rest_store.drafting.sources import require_source_timeout
@@ -94,7 +93,7 @@ class Options:
 
 def _require_real(name: str, value: object, greatest: float) -> None:
     """Raise LimitError unless `value` is a number of 0 .. `greatest`."""
-    if not isinstance(value, Real) or isinstance(value, bool) or not 0 <= float(value) <= greatest:
+    if not 0 <= real(value) <= greatest:
         expected = "a number from 0 on" if greatest == math.inf else f"a number of 0..{greatest:g}"
         raise LimitError(describe("generate", name, repr(value), expected))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -12,7 +11,7 @@ import numpy as np
 from rest_store.datastore.header import TAIL_SIZE, token_width
 from rest_store.datastore.reference import KernelShard
 from rest_store.datastore.store import Snapshot
-from rest_store.datastore.validation import limit
+from rest_store.datastore.validation import limit, real
 from rest_store.errors import LimitError, describe
 from rest_store.live.segment import Segment
 
@@ -112,10 +111,10 @@ def checked_limits(max_tokens: Any, max_age: Any) -> tuple[int | None, float | N
     tokens = None if max_tokens is None else limit("max_tokens", max_tokens, 2**62, where="live datastore")
     if max_age is None:
         return tokens, None
-    is_number = isinstance(max_age, Real) and not isinstance(max_age, bool)
-    if not is_number or not 0 < max_age < 2**62:
+    age = real(max_age)
+    if not 0 < age < 2**62:
         raise LimitError(describe("live datastore", "max_age", repr(max_age), "None or positive seconds"))
-    return tokens, float(max_age)
+    return tokens, age
 
 
 class Segments:

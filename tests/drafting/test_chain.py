@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +84,20 @@ def test_a_draft_may_end_at_a_score(data: st.DataObject) -> None:
 
 def test_a_score_that_is_none_is_refused(store: Datastore) -> None:
     with DraftSession([store], [1, 2]) as session:
-        for score in (-0.1, 1.5, float("nan"), "0.5", True):
+        for score in (-0.1, 1.5, float("nan"), "0.5", True, np.True_, None, 1j):
             refused(LimitError, lambda score=score: session.draft(8, min_score=score), "min_score", "0..1")  # type: ignore[misc]
         assert session.draft(8, min_score=1).tokens.tolist() == []
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64, np.int64, Fraction])
+def test_a_score_may_be_any_real_number(store: Datastore, kind: Callable[[float], float]) -> None:
+    """Such as one of a tree's own scores, which are float32."""
+    with DraftSession([store], [1, 2]) as session:
+        whole = session.draft(8)
+        assert whole.scores is not None
+        assert len(session.draft(8, min_score=kind(0))) == len(whole)
+        assert len(session.draft(8, min_score=kind(1))) == 0
+        assert len(session.draft(8, min_score=whole.scores[0])) == int((whole.scores >= whole.scores[0]).sum())
 
 
 def test_of_what_a_service_drafts_low_scores_are_left_out() -> None:

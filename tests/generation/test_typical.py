@@ -264,6 +264,7 @@ def test_it_is_refused_where_nothing_is_drawn_and_where_a_state_follows_every_ca
         ({"typical_threshold": True}, "typical_threshold is True"),
         ({"typical_threshold": math.nan}, "typical_threshold is nan"),
         ({"typical_alpha": -0.1}, "typical_alpha is -0.1, expected a number from 0 on"),
+        ({"typical_alpha": 10**400}, "typical_alpha is 1000"),
         ({"typical_alpha": "0.3"}, "typical_alpha is '0.3'"),
     ],
 )
