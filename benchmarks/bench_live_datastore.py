@@ -47,7 +47,8 @@ from rest_store.options import PATH, SETTINGS
 SIZE = 500  # tokens of a document, except in the day
 NODES = (16, 64)
 TURN = 2_000  # contexts
-STEPPED = 50  # contexts of a turn that sessions draft for
+SESSIONS = 50  # of a turn, each in a context of its own
+STEPS = 4  # of a session
 TOGETHER = 32  # documents of an addition, in the day
 CONTEXT = 32
 Document = npt.NDArray[np.integer[Any]]
@@ -83,7 +84,14 @@ class Source:
 )
 @click.option("--tokens", metavar="N", default=4_000_000, help="Tokens of the datastores that are queried.")
 @click.option("--opened", metavar="N", default=10_000_000, help="Tokens of the datastore that is opened.")
-@click.option("--rounds", metavar="N", default=2_000, help="Additions timed, and queries of each kind.")
+@click.option(
+    "--rounds",
+    metavar="N",
+    type=click.IntRange(SESSIONS * STEPS),
+    default=2_000,
+    help=f"Additions timed, in multiples of 20. Of each store and size, as many steps of sessions, in multiples of "
+    f"{SESSIONS * STEPS}, and ten times as many drafts.",
+)
 @click.option("--documents", metavar="N", default=1_000_000, help="Documents of the day; 0: no day.")
 @click.option(
     "--max-tokens", metavar="N", default=20_000_000, help="Tokens beyond which the day's oldest documents are evicted."
@@ -168,7 +176,7 @@ def measure_bulk(source: Source, place: Path, tokens: int) -> dict[str, float]:
 def measure_queries(source: Source, place: Path, tokens: int, rounds: int) -> dict[str, Any]:
     """Time queries of a live datastore while it grows, in turns with those of the shard that it was before."""
     # No context comes again: a static shard would answer from its cache of trees, where new documents change them.
-    turns = [source.contexts(TURN) for _ in range(rounds // (4 * STEPPED))]
+    turns = [source.contexts(TURN) for _ in range(rounds // (SESSIONS * STEPS))]
     results: dict[str, Any] = {}
     for where in ("thread", "process"):
         directory = place / where
@@ -221,10 +229,10 @@ def kinds_of_queries() -> dict[str, Callable[[Store, list[list[int]]], list[floa
     def steps(nodes: int) -> Callable[[Store, list[list[int]]], list[float]]:
         def ask(store: Store, contexts: list[list[int]]) -> list[float]:
             times = []
-            for context in contexts[:STEPPED]:
+            for context in contexts[:SESSIONS]:
                 with DraftSession([store], context[: CONTEXT // 2]) as session:
                     session.draft(nodes)
-                    for place in range(CONTEXT // 2, CONTEXT // 2 + 8, 2):
+                    for place in range(CONTEXT // 2, CONTEXT // 2 + 2 * STEPS, 2):
                         session.accept(context[place : place + 2])
                         began = time.perf_counter_ns()
                         session.draft(nodes)

@@ -11,6 +11,7 @@ from typing import Any
 import bench_batches
 import bench_build
 import bench_drafting
+import bench_live_datastore
 import bench_query
 import bench_replay
 import bench_service
@@ -105,6 +106,13 @@ def test_batches_are_measured_and_reported(folder: Path, tmp_path: Path) -> None
     row = result.figures["16 sessions, chain of 8"]
     assert set(row) == {"in process", "one stream", "own streams"}
     assert all(of["steps a second"] > 0 for of in row.values())
+
+
+def test_fewer_rounds_than_a_turn_has_are_refused(folder: Path) -> None:
+    least = bench_live_datastore.SESSIONS * bench_live_datastore.STEPS
+    options = ["--datastore", str(folder / "ds"), "--rounds", str(least - 1)]
+    shown = CliRunner().invoke(bench_live_datastore.main, options)
+    assert (shown.exit_code, f"{least - 1} is not in the range x>={least}" in shown.output) == (2, True)
 
 
 def test_replays_say_what_limits_them(folder: Path, tmp_path: Path) -> None:
