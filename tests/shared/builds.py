@@ -43,13 +43,13 @@ def write_tokenizer(path: Path, vocab_size: int = 300) -> Path:
     return path
 
 
-def options(corpus: Path | list[Path], tokenizer: Path, out: Path, **others) -> BuildOptions:
+def options(corpus: Path | str | list[Path], tokenizer: Path, out: Path, **others) -> BuildOptions:
     paths = corpus if isinstance(corpus, list) else [corpus]
     specs = tuple(CorpusSpec(str(path)) for path in paths)
     return BuildOptions(specs, str(tokenizer), out, **{"memory": 1 << 40, **others})
 
 
-def build_quick(corpus: Path | list[Path], tokenizer: Path, out: Path, **others) -> BuildSummary:
+def build_quick(corpus: Path | str | list[Path], tokenizer: Path, out: Path, **others) -> BuildSummary:
     return build(options(corpus, tokenizer, out, **others))
 
 

@@ -1,11 +1,19 @@
-"""A real S3 server (moto's) behind a proxy that can break connections. It also serves what is public over HTTP."""
+"""A proxy before a real S3 server that can break connections, and what tests store there.
+
+The fixture `s3` is both. What is public is also served over HTTP.
+"""
 
 from __future__ import annotations
 
 import http.client
 import threading
+from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+import fsspec
+
+BLOCK = 1 << 14  # of the fixture's readers: small files then take several requests
 
 
 class Proxy(ThreadingHTTPServer):
@@ -77,3 +85,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *arguments: Any) -> None:
         """Keep the output of tests clean."""
+
+
+def upload(files: Mapping[str, bytes | str], **options: Any) -> None:
+    """Store files by their names in the bucket `corpus`; `options` are those of S3."""
+    system = fsspec.filesystem("s3", use_listings_cache=False)
+    for name, data in files.items():
+        system.pipe(f"corpus/{name}", data if isinstance(data, bytes) else data.encode(), **options)
+
+
+def forget_connections() -> None:
+    """Have the next call connect anew, with the environment as it is then."""
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
