@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -109,7 +109,8 @@ def _duration_text(seconds: float) -> str:
     epilog="""\b
 Examples:
   rest-store live add memory answers.jsonl --tokenizer HuggingFaceTB/SmolLM2-135M-Instruct --max-tokens 20000000
-  rest-store live add memory notes.txt --id notes""",
+  rest-store live add memory notes.txt --id notes
+  rest-store live add memory answers.jsonl --print-ids > ids.txt""",
 )
 @click.argument("directory", metavar="DIR", type=PATH)
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True)
@@ -131,6 +132,11 @@ Examples:
     show_default="made of the content",
     help="Id of a document, one for each document. Repeatable.",
 )
+@click.option(
+    "--print-ids",
+    is_flag=True,
+    help="Print the id of each document, one per line, and all else to standard error; with --json, a list of them.",
+)
 @reading_options
 @json_option
 def add(
@@ -140,6 +146,7 @@ def add(
     max_tokens: int | None,
     max_age: float | None,
     ids: tuple[str, ...],
+    print_ids: bool,
     reading: Reading,
     as_json: bool,
 ) -> None:
@@ -147,7 +154,7 @@ def add(
 
     Each PATH is read as `rest-build` reads a corpus: a file of text (one document), JSON, JSONL or parquet, a
     directory, an address, or hf://owner/name. Documents that it already has are not added again, so an interrupted
-    command can be repeated.
+    command can be repeated. --print-ids prints what `rest-store live delete` takes.
     """
     from build_index.corpus import empty_corpora, open_corpus
     from build_index.tokenization import load_tokenizer
@@ -159,18 +166,26 @@ def add(
     source = tokenizer or directory / TOKENIZER_FILE_NAME
     with loading(f"tokenizer {source}"):
         target = load_tokenizer(source, chat_template=reading.chat_template)
+    all_ids: list[str] = []
+
+    def print_batch(so_far: Added, batch_ids: Sequence[str]) -> None:
+        if as_json:
+            all_ids.extend(batch_ids)
+        else:
+            click.echo("".join(f"{id}\n" for id in batch_ids), nl=False)
+
     with _open(directory, tokenizer=target, max_tokens=max_tokens, max_age=max_age) as store, _progress() as progress:
-        added = add_corpora(store, corpora, target, ids, progress)
+        added = add_corpora(store, corpora, target, ids, print_batch if print_ids else progress)
         if not added.documents:
             raise empty_corpora(corpora, added.without_tokens)
         described = store.info()
     facts = {**asdict(added), "token_count": described.token_count, "document_count": described.document_count}
     if as_json:
-        click.echo(json.dumps({"path": str(directory), **facts}))
+        click.echo(json.dumps({"path": str(directory), **facts, **({"ids": all_ids} if print_ids else {})}))
         return
     left_out = f" ({added.without_tokens:,} more without tokens)" if added.without_tokens else ""
-    click.echo(f"{directory}: {_amount(added.documents, added.tokens)} read{left_out},")
-    click.echo(f"now {_amount(described.document_count, described.token_count)} there")
+    click.echo(f"{directory}: {_amount(added.documents, added.tokens)} read{left_out},", err=print_ids)
+    click.echo(f"now {_amount(described.document_count, described.token_count)} there", err=print_ids)
 
 
 def _amount(documents: int, tokens: int) -> str:
@@ -182,9 +197,9 @@ def _progress() -> Iterator[Any]:
     """Yield what shows on a terminal how much was added, and clear the line in the end."""
     on_terminal = sys.stderr.isatty()
 
-    def progress(added: Added) -> None:
+    def progress(so_far: Added, batch_ids: Sequence[str]) -> None:
         if on_terminal:
-            line = _amount(added.documents, added.tokens)
+            line = _amount(so_far.documents, so_far.tokens)
             click.echo(f"\r{line:<60}", nl=False, err=True)
 
     try:

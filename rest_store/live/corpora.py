@@ -35,7 +35,7 @@ def add_corpora(
     corpora: Sequence[Iterable[Document]],
     tokenizer: TargetTokenizer,
     ids: Sequence[str] = (),
-    progress: Callable[[Added], None] = lambda added: None,
+    progress: Callable[[Added, Sequence[str]], None] = lambda added, batch_ids: None,
 ) -> Added:
     """Add the documents of corpora; each batch is durable when the next is read.
 
@@ -45,7 +45,7 @@ def add_corpora(
         tokenizer: the datastore's.
         ids: one for each document, in order. Empty: an id made of the content, so that a document that is there already
             is not added again, and an interrupted call can be made again.
-        progress: called with what was added so far.
+        progress: called after each batch, with what was added so far and the ids of the batch, one for each document.
 
     Raises:
         DocumentError: another number of ids than of documents, and nothing was added; or a document is too large.
@@ -65,9 +65,9 @@ def add_corpora(
         entries: list[tuple[str, Tokens]] = [
             (id, tokens) for id, tokens in zip(keys, encoded, strict=True) if len(tokens)
         ]
-        live.add([tokens for _, tokens in entries], [id for id, _ in entries])
+        batch_ids = live.add([tokens for _, tokens in entries], [id for id, _ in entries])
         added.documents += len(entries)
         added.tokens += sum(len(tokens) for _, tokens in entries)
         added.without_tokens += len(batch) - len(entries)
-        progress(added)
+        progress(added, batch_ids)
     return added

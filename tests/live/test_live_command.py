@@ -28,6 +28,7 @@ from rest_store.errors import (
     WriterError,
 )
 from rest_store.live import check as live_check
+from rest_store.live import corpora as corpora_into
 from rest_store.live.check import check_live
 from rest_store.live.command import Duration
 from rest_store.live.corpora import add_corpora
@@ -116,6 +117,36 @@ def test_files_of_text_are_a_document_each_with_ids(live: Path, tmp_path: Path) 
     assert done("live", "delete", live, "a", "c") == f"{live}: 1 of 2 documents deleted, the others absent\n"
     assert done("live", "delete", live, "b") == f"{live}: 1 of 1 document deleted\n"
     assert facts_of(live)["document_count"] == 6
+
+
+def test_ids_are_printed_as_delete_takes_them(live: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpora_into, "BATCH_DOCUMENTS", 2)
+    texts = ["one more", TEXTS[3], "", "another", "one more", "the last"]
+    corpus = write_jsonl(tmp_path / "more.jsonl", texts)
+    expected = ids_of([text for text in texts if text])
+    result = run("live", "add", live, corpus, "--print-ids")
+    assert (result.exit_code, result.stdout.splitlines()) == (0, expected)
+    assert result.stderr.endswith(
+        f"now {facts_of(live)['document_count']} documents of {facts_of(live)['token_count']:,} tokens there\n"
+    )
+    facts = json.loads(done("live", "add", live, corpus, "--print-ids", "--json"))
+    assert (facts["ids"], facts["documents"], facts["document_count"]) == (expected, 5, 9)
+    assert "ids" not in json.loads(done("live", "add", live, corpus, "--json"))
+    assert expected[0] not in done("live", "add", live, corpus), "thousands of lines only where they are asked for"
+    assert done("live", "delete", live, *set(expected)) == f"{live}: 4 of 4 documents deleted\n"
+    (tmp_path / "a.txt").write_text("text")
+    assert done("live", "add", live, tmp_path / "a.txt", "--id", "a b", "--print-ids") == "a b\n"
+
+
+def test_ids_of_what_was_added_before_a_failure_are_printed(
+    live: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corpora_into, "BATCH_DOCUMENTS", 2)
+    corpus = tmp_path / "broken.jsonl"
+    corpus.write_text('{"text": "a"}\n{"text": "b"}\n{"text": "c"}\nbroken\n')
+    result = run("live", "add", live, corpus, "--print-ids")
+    assert (result.exit_code, result.stdout.splitlines()) == (1, ids_of(["a", "b"]))
+    assert facts_of(live)["document_count"] == len(TEXTS) + 2
 
 
 def test_a_document_that_is_too_large_is_refused(live: Path) -> None:
