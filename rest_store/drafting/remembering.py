@@ -12,8 +12,9 @@ import os
 import threading
 import time
 import warnings
+import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -171,6 +172,37 @@ def flush(target: object, seconds: float | None = _GRACE_SECONDS) -> bool:
         return queue is None
     queue.join(seconds)
     return not queue.is_alive()
+
+
+class Targets:
+    """What the outputs of one generator are added to.
+
+    Targets are held weakly where Python can do that, so that each ends when its owner has dropped it. One that is still
+    to be written to is held by a generation or by its queue.
+    """
+
+    def __init__(self) -> None:
+        self._references: list[Callable[[], object]] = []
+
+    def note(self, target: object) -> None:
+        """Have `flush` wait for `target`, too; None is no target."""
+        others = [known for known in self._references if (other := known()) is not None and other is not target]
+        self._references = [*others, _reference(target)]
+
+    def flush(self, seconds: float | None) -> bool:
+        """Do what the function `flush` does for each of them, within `seconds` in all."""
+        end = None if seconds is None else time.monotonic() + seconds
+        targets = [known() for known in self._references]
+        written = [flush(target, None if end is None else max(0.0, end - time.monotonic())) for target in targets]
+        return all(written)
+
+
+def _reference(target: object) -> Callable[[], object]:
+    """Return a function that returns `target`, or None once that is gone."""
+    try:
+        return weakref.ref(target)
+    except TypeError:  # a class with __slots__, or None
+        return lambda: target
 
 
 def _size(documents: Sequence[OutputDocument]) -> int:

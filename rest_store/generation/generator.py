@@ -12,7 +12,7 @@ import torch
 from transformers import StopStringCriteria
 
 from rest_store.drafting.calibration import Calibration
-from rest_store.drafting.remembering import flush
+from rest_store.drafting.remembering import Targets
 from rest_store.errors import DrafterError, ModeNotSupportedError, PromptError, describe
 from rest_store.generation.comparison import Comparison
 from rest_store.generation.draft_sessions import SessionFactory
@@ -54,6 +54,7 @@ class Generator:
         self._source_names = source_names(sources)
         self._calibration = functools.cache(Calibration.default)  # shared by all generations
         self._session_factory(self._options)
+        self._targets = Targets()
 
     def generate(self, prompt: Prompt, *, compare: bool = False, **options: Any) -> GeneratorOutput:
         """Generate to the end.
@@ -131,6 +132,7 @@ class Generator:
             tokenizer = self._needed_tokenizer() if tokenizer is None else tokenizer
             criterion = StopStringCriteria(tokenizer=tokenizer, stop_strings=strings)
             options["stopping_criteria"] = [*(options.get("stopping_criteria") or []), criterion]
+        self._targets.note(draft_options.remember)
         generation: Generation = self.model.generate(
             **self._inputs(prompt),
             **options,
@@ -142,7 +144,7 @@ class Generator:
         return generation
 
     def flush(self, seconds: float | None = None) -> bool:
-        """Wait until the outputs so far are in what this generator remembers them in.
+        """Wait until the outputs so far are in what they are remembered in, that of a single call included.
 
         Args:
             seconds: wait no longer; None: as long as it takes.
@@ -150,7 +152,7 @@ class Generator:
         Returns:
             Whether nothing is left to be written.
         """
-        return flush(self._options.remember, seconds)
+        return self._targets.flush(seconds)
 
     def _session_factory(self, options: Options) -> SessionFactory | None:
         return session_factory_of(self._sources, options, self._calibration)

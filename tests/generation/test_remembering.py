@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -147,8 +149,36 @@ def test_a_generation_may_remember_elsewhere(model: Any) -> None:
     generator.generate(prompts(1), max_new_tokens=8, remember=None)
     generator.generate(prompts(1), max_new_tokens=8, remember=other)
     assert generator.flush()
-    assert flush(other)
     assert (len(target.documents), len(other.documents)) == (0, 1)
+
+
+def test_a_generator_waits_for_all_that_its_calls_remember_in_and_holds_none_of_it(model: Any) -> None:
+    class Slots:
+        """Which cannot be held weakly."""
+
+        __slots__ = ("kept",)
+
+        def __init__(self) -> None:
+            self.kept = Kept()
+
+        def add(self, documents: Sequence[IntSequence], ids: Sequence[str] | None = None) -> None:
+            self.kept.add(documents, ids)
+
+    generator = rest_store.Generator(model, None, [])
+    assert generator.flush()
+    targets = [Kept(), Slots(), Kept()]
+    for target in targets:
+        getattr(target, "kept", target).open.clear()
+        list(generator.stream(prompts(1), max_new_tokens=8, remember=target))
+    gone = weakref.ref(targets[2])
+    for target in targets:
+        assert not generator.flush(0.0)
+        getattr(target, "kept", target).open.set()
+    assert generator.flush()
+    assert [len(getattr(target, "kept", target).documents) for target in targets] == [1, 1, 1]
+    del target, targets
+    gc.collect()
+    assert gone() is None
 
 
 def test_a_failing_target_is_counted_and_changes_nothing(model: Any) -> None:
