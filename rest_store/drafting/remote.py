@@ -136,7 +136,7 @@ class RemoteSession(Protocol):
         """Keep for the next step what `DraftSession.accept` was told."""
 
     def close(self, text: Callable[[], tuple[npt.NDArray[np.int32], int]]) -> None:
-        """End the session; may be called again.
+        """End the session; may be called again. Comes at the end of the text, also if `draft` has returned None.
 
         Args:
             text: as in `draft`, for what is done at the end.

@@ -69,6 +69,7 @@ class SessionSources:
         self.external = ExternalSources(self.native, external, timeout=timeout, max_suffix=max_suffix)
         tokenizers |= self.external.tokenizers()
         self.remote: RemoteDrafting | None = None
+        self._given_up: RemoteDrafting | None = None  # what `remote` was; ends with all of the text
         self._leave_out_other_tokenizers(tokenizers, tokenizer)
         take_prompt(self.native, prompt, prompt_top_k)
         if len(external) == len(self.external) == 1 and not self.datastores:
@@ -119,9 +120,8 @@ class SessionSources:
             if isinstance(answer, Drafted):
                 return answer, []
             if answer is None:
-                seconds = self.remote.seconds_left
-                self._end_remote()
-                self.external.send(limits.max_nodes, seconds)
+                self._given_up, self.remote = self.remote, None
+                self.external.send(limits.max_nodes, self._given_up.seconds_left)
             else:
                 drops.append(answer)
         if self.remote is None and self.external:
@@ -151,9 +151,10 @@ class SessionSources:
             self._end_remote()
 
     def _end_remote(self) -> None:
-        remote, self.remote = self.remote, None
-        if remote is not None:
-            remote.close()
+        ended, self.remote, self._given_up = (self.remote, self._given_up), None, None
+        for remote in ended:
+            if remote is not None:
+                remote.close()
 
     def draft_here(self, limits: DraftLimits) -> Drafted:
         """Return what the kernel drafts."""

@@ -13,7 +13,7 @@ from rest_store.drafting.session import DraftSession
 from rest_store.service.client.client import DatastoreClient
 from tests.service.test_live_remember import count, phrase, until
 from tests.shared.services import PATIENCE, Service, reason_of, running
-from tests.shared.sessions import Relay, Request, SessionTalk, opening, step
+from tests.shared.sessions import Relay, Request, SessionTalk, is_run_by_the_service, opening, step
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +67,43 @@ def test_a_stream_that_replaces_another_has_all_of_the_output(service: Service, 
         assert sum(session.statistics.dropped.values()) == len(broken_at)
         relay.aborts = None
     require_one(service, before, prompt, output)
+
+
+@pytest.mark.parametrize("refused_at", [0, 8, 40])
+@pytest.mark.parametrize("unsent", [False, True])
+def test_a_session_that_is_merged_in_the_client_from_then_on_is_remembered_whole(
+    service: Service, refused_at: int, unsent: bool
+) -> None:
+    """A service that is overloaded when a stream is to be opened again; what follows is drafted in the client."""
+    prompt, output, before = text_of(32), text_of(64), documents(service)
+    with (
+        Relay(service.target) as relay,
+        remembering(relay.target) as client,
+        DraftSession([client], prompt=prompt) as session,
+    ):
+        for place in range(0, 64, 4):
+            if unsent and place == refused_at - 4:  # the stream breaks; what is accepted next goes into an opening
+                relay.aborts = grpc.StatusCode.UNAVAILABLE
+            if place == refused_at:
+                relay.aborts = grpc.StatusCode.RESOURCE_EXHAUSTED
+            session.draft(8)
+            relay.aborts = None
+            session.accept(output[place : place + 4])
+            assert is_run_by_the_service(session) == (place < refused_at)
+        assert documents(service) - before <= 1
+    require_one(service, before, prompt, output)
+
+
+def test_of_a_text_that_is_longer_than_a_session_may_be_the_beginning_is_kept(directory: Path, tmp_path: Path) -> None:
+    prompt, output = text_of(32), text_of(64)
+    options = ["--live", str(tmp_path / "chat"), "--max-session-tokens", "64"]
+    with running(f"a={directory}", options=options) as service:
+        with remembering(service.target) as client, DraftSession([client], prompt=prompt) as session:
+            for place in range(0, 64, 4):
+                session.draft(8)
+                session.accept(output[place : place + 4])
+            assert not is_run_by_the_service(session)
+        require_one(service, 0, prompt, output[:32])
 
 
 def test_a_stream_that_ended_after_the_last_step_is_replaced(directory: Path, tmp_path: Path) -> None:

@@ -358,6 +358,7 @@ class SessionStream(GenerationStream[StreamCall | SharedSession]):
             endpoint = self._endpoints.healthy
             if endpoint is None or not text()[1] or not self._runs_here(text):
                 return
+            self._next = pb.DraftSessionRequest()  # the text has all of it, and what was not told here
             self._fill(self._next.open, text)
             self._call_at(endpoint)
         assert self._call is not None
