@@ -11,6 +11,7 @@ from typing import Any
 import rest_store
 from build_index.options import BuildOptions
 from build_index.readers.remote_file import public_address
+from build_index.staging import building_place
 from build_index.target_tokenizer import TargetTokenizer
 from rest_store.errors import ResumeError, describe
 
@@ -36,13 +37,13 @@ def require_same_plan(where: Path, unfinished: dict[str, Any], plan: dict[str, A
     """Raise ResumeError, which names the first difference, unless an unfinished build has this plan.
 
     Args:
-        where: the datastore, for the message.
+        where: the place of the datastore, for the message.
         unfinished: plan of that build.
         plan: of this one.
     """
     for name, value in plan.items():
         if unfinished.get(name) != value:
-            expected = f"{_text(unfinished.get(name))}, as in the unfinished build; or build without --resume"
+            expected = f"{_text(unfinished.get(name))}, as in the unfinished build; or remove {building_place(where)}"
             raise ResumeError(describe(where, name, _text(value), expected))
 
 

@@ -64,7 +64,8 @@ def build(options: BuildOptions, progress: ProgressListener | None = None) -> Bu
         MemoryBudgetError: the build does not fit into the memory budget.
         OutputError: the datastore cannot be written, or something else is at its place.
         DatastoreError: new shards cannot be opened, for instance because too many files are open.
-        ResumeError: there is nothing to resume, or it has other inputs, options or another tokenizer.
+        ResumeError: there is nothing to resume, or it has other inputs, options or another tokenizer; or an unfinished
+            build is there and `options.resume` is not set.
         WorkerError: a worker process ends again and again.
         MissingExtraError: `options.ray` is set, and Ray is not installed.
         ClusterError: its cluster cannot do the build.
@@ -89,7 +90,11 @@ def build(options: BuildOptions, progress: ProgressListener | None = None) -> Bu
         for corpus in corpora:
             _import_reader(corpus)
         with Staging(options.out) as staging:
-            unfinished = staging.unfinished() if options.resume else None
+            unfinished = None
+            if options.resume:
+                unfinished = staging.unfinished()
+            else:
+                staging.require_nothing_unfinished()
             if unfinished is None or not unfinished.gave_up_fastokens:
                 tokenizer.accelerate()
             worker_bytes = WORKER_BYTES + max(0, resident_bytes() - before)
@@ -297,8 +302,8 @@ class Build:
                 if sha256 != record.sha256:
                     raise MixedBuildError(describe(directory / record.name, "checksum", sha256, record.sha256))
         except DatastoreError as error:
-            problem = f"damaged ({error})"
-            raise ResumeError(describe(self._staging.path, "unfinished build", problem, "intact")) from error
+            problem, expected = f"damaged ({error})", "intact; remove it to begin anew"
+            raise ResumeError(describe(self._staging.path, "unfinished build", problem, expected)) from error
 
     def complete(self, pipeline: Pipeline, memory: MemoryPlan, workers: Workers | None) -> Completion:
         """Write the tokenizer and the manifest, the manifest last, and sum up."""
@@ -362,6 +367,6 @@ class Build:
         elif self._staging.is_complete(digest):
             self._staging.put_in_place()
         else:
-            expected = "complete, as in its journal; build without --resume"
+            expected = "complete, as in its journal; remove it to begin anew"
             raise ResumeError(describe(self._staging.path, "unfinished build", "incomplete", expected))
         return BuildSummary(**completion.summary)

@@ -21,7 +21,7 @@ from build_index.options import BuildOptions, BuildSummary
 from build_index.reading_options import Reading, reading_options
 from build_index.size import parse_size, size_text
 from rest_store.datastore.render import counted, one_line
-from rest_store.errors import MemoryBudgetError, RestStoreError
+from rest_store.errors import MemoryBudgetError, RestStoreError, ResumeError
 from rest_store.options import PATH, SETTINGS, json_option
 
 _HELP = """Build a datastore from corpora.
@@ -183,6 +183,9 @@ def _one_line_errors(context: click.Context, out: Path) -> Iterator[None]:
         except Interrupted as error:
             message = "terminated" if error.signal == signal.SIGTERM else "interrupted"
             status = _SIGNAL_STATUS + error.signal
+        except ResumeError as error:  # which says what to do
+            click.echo(f"Error: {one_line(str(error))}", err=True)
+            context.exit(1)
         except RestStoreError as error:
             message, status = str(error), 1
         except OSError as error:

@@ -24,6 +24,7 @@ from build_index.duplicates import DIGEST_BYTES, KnownDocuments, SeenDocuments, 
 from build_index.encoder import Tokens
 from build_index.errors import output_errors
 from build_index.journal import CHAIN_START, Cursor
+from build_index.staging import building_place
 from build_index.target_tokenizer import TargetTokenizer
 from build_index.tasks import ALL, EncodeTask, ReadTask, Task, TaskResult
 from build_index.token_batches import read_batches
@@ -96,7 +97,7 @@ class DocumentStream:
         tokenizer: tokenizes what is read here.
         seen: finds duplicates; None: they are kept.
         start: where an earlier build stopped.
-        where: the datastore, for messages.
+        where: the place of the datastore, for messages.
         workers: who reads and tokenizes; None: this process alone.
         known: is told what is stored, for the workers.
 
@@ -289,7 +290,8 @@ class DocumentStream:
 
     def _changed(self, problem: str) -> ResumeError:
         expected = f"one that begins with the {counted(self._start.documents, 'document')} of the unfinished build"
-        return ResumeError(describe(self._where, "corpus", problem, f"{expected}; or build without --resume"))
+        remedy = f"or remove {building_place(self._where)}"
+        return ResumeError(describe(self._where, "corpus", problem, f"{expected}; {remedy}"))
 
 
 def known_bytes(corpora: Sequence[Corpus]) -> int:

@@ -38,6 +38,7 @@ def merge(datastores: Sequence[Path], out: Path, *, copy: bool = False) -> Manif
         TokenizerMismatchError: they have different tokenizers.
         BuildError: there are fewer than two.
         OutputError: the new one cannot be written, or something else is at its place.
+        ResumeError: an unfinished build is there, whose shards would be lost.
     """
     if len(datastores) < 2:
         raise BuildError(describe("merge", "the number of datastores", len(datastores), "at least 2"))
@@ -47,6 +48,7 @@ def merge(datastores: Sequence[Path], out: Path, *, copy: bool = False) -> Manif
         manifests[0].tokenizer.require_same(manifest.tokenizer, str(path))
     _require_distinct(datastores, manifests)
     with Staging(out) as staging:
+        staging.require_nothing_unfinished()
         try:
             staging.start()
             records: list[ShardRecord] = []

@@ -33,6 +33,7 @@ from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME, TOKENIZER_FILE_NA
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.datastore.manifest import MAX_SIZE as MAX_MANIFEST_SIZE
 from rest_store.datastore.regular_file import open_regular
+from rest_store.datastore.render import counted
 from rest_store.errors import OutputError, ResumeError, describe
 
 _OLD_FILE_NAME = "prepared.drafts"  # in datastores of older builds
@@ -68,7 +69,7 @@ class Staging:
 
     def __init__(self, out: Path) -> None:
         self.out = final_place(out)
-        self.path = _building(self.out)
+        self.path = building_place(self.out)
         self.datastore = self.path / "datastore"
         self.batches = self.path / "batches"
         self.journal_path = self.path / JOURNAL_NAME
@@ -103,6 +104,15 @@ class Staging:
                 if os.path.samestat(os.fstat(lock), self.path.stat()):
                     return lock
             os.close(lock)
+
+    def require_nothing_unfinished(self) -> None:
+        """Raise ResumeError if an unfinished build has shards that `start` would remove: they may have taken hours."""
+        with output_errors(self.path):
+            state = read_journal(self.journal_path)
+        if state is not None and state.tokens:
+            found = f"present, with {counted(len(state.tokens), 'finished shard')}"
+            expected = f"none: continue it with --resume, or remove {self.path}"
+            raise ResumeError(describe(self.out, "unfinished build", found, expected))
 
     def start(self) -> None:
         """Remove the files of an earlier build, and make the directory of a new datastore."""
@@ -210,7 +220,7 @@ def kept_shards(out: Path) -> int:
     Raises:
         OSError: its journal cannot be read.
     """
-    state = read_journal(_building(_resolved(out)) / JOURNAL_NAME)
+    state = read_journal(building_place(_resolved(out)) / JOURNAL_NAME)
     return 0 if state is None else len(state.tokens)
 
 
@@ -269,7 +279,8 @@ def _resolved(out: Path) -> Path:
     return Path(os.path.realpath(local_path(out)))
 
 
-def _building(place: Path) -> Path:
+def building_place(place: Path) -> Path:
+    """Return the staging directory of the datastore at `place`, a path without links."""
     return place.parent / f".{place.name}.building"
 
 

@@ -397,7 +397,7 @@ class ClusterError(BuildError, ConnectionError):
 
 
 class ResumeError(BuildError, ValueError):
-    """There is no unfinished build to resume, or its inputs or options differ."""
+    """There is no unfinished build to resume, it has other inputs or options, or there is one that nobody resumes."""
 
 
 def describe(where: object, what: str, found: object, expected: object) -> str:

@@ -222,6 +222,7 @@ def datastore_of(corpora: Sequence[str], model: str, out: Path, *, without: Sequ
         BuildError, TokenizerLoadError: as `rest_store.build`.
     """
     from build_index.progress import TerminalBars
+    from build_index.staging import kept_shards
 
     place, known = out / _STORE, out / f"{_STORE}.json"
     exclude = [glob for corpus in corpora for path in (out, *without) for glob in _inside(path, corpus)]
@@ -236,8 +237,9 @@ def datastore_of(corpora: Sequence[str], model: str, out: Path, *, without: Sequ
     say(f"datastore: building {place} of {', '.join(corpora)}")
     with _writing(known):
         known.unlink(missing_ok=True)
+        resume = kept_shards(place) > 0  # of a trial that was interrupted
     bars = TerminalBars(sys.stderr) if TerminalBars.fits(sys.stderr) else None
-    with rest_store.build(corpora, model, place, exclude=exclude, progress=bars) as store:
+    with rest_store.build(corpora, model, place, exclude=exclude, resume=resume, progress=bars) as store:
         info = store.info()
     with _writing(known):
         known.write_text(json.dumps(inputs), encoding="utf-8")

@@ -30,12 +30,14 @@ def export(live: LiveDatastore, out: Path) -> Datastore:
     Raises:
         EmptyCorpusError: there are no documents.
         OutputError: something else is at `out`, or another process builds there.
+        ResumeError: an unfinished build is there, whose shards would be lost.
         StorageError: a shard cannot be written.
     """
     views = [view for view in live.snapshot.views if view.entry_count]
     if not views:
         raise EmptyCorpusError(describe(live.path, "the number of documents", 0, "at least 1"))
     with Staging(out) as staging:
+        staging.require_nothing_unfinished()
         try:
             staging.start()
             records = []

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from build_index.builder import Build
+from build_index.staging import kept_shards
 from rest_store.bench.results import read_results
-from rest_store.bench.trial import Trial
+from rest_store.bench.trial import Trial, datastore_of
 from rest_store.cli import main
 from rest_store.datastore.manifest import Manifest
 from tests.shared.tiny import write_model
@@ -65,6 +67,19 @@ def test_one_command_builds_records_measures_and_writes_the_page(folder: Path, f
     assert "plain generation on 5 prompts" in verdict
     for step in ("building", "model: ", "recording 5 outputs", "5/5 all", "replaying", "timing"):
         assert step in first.stderr, "progress"
+
+
+def test_an_interrupted_build_is_continued(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(build: Build, *arguments: Any) -> Any:
+        raise KeyboardInterrupt
+
+    corpora, model = [str(folder / "corpus")], str(folder / "model")
+    with monkeypatch.context() as patch:
+        patch.setattr(Build, "complete", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            datastore_of(corpora, model, tmp_path)
+    assert kept_shards(tmp_path / "datastore") == 1
+    assert Manifest.read(datastore_of(corpora, model, tmp_path)).document_count == 1
 
 
 def test_a_datastore_of_the_same_files_is_used_again(folder: Path, first: Any) -> None:

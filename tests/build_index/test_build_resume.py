@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import re
+import shutil
 import subprocess
 import threading
 from dataclasses import replace
@@ -14,9 +16,13 @@ import pytest
 from build_index import build_plan, builder, document_stream, pipeline, shard_sorter, shard_tokens
 from build_index.builder import build
 from build_index.corpus_spec import CorpusSpec
+from build_index.merge import merge
 from build_index.staging import kept_shards
+from build_index.tokenization import load_tokenizer
 from rest_store.datastore.shard import TokensWriter
 from rest_store.errors import CorpusError, MemoryBudgetError, OutputError, ResumeError
+from rest_store.live.export import export
+from rest_store.live.live_datastore import LiveDatastore
 from tests.shared.builds import (
     build_quick,
     contents,
@@ -125,11 +131,30 @@ def test_a_build_can_be_interrupted_again_and_again(corpus, tokenizer, out, expe
     assert contents(out) == expected
 
 
-def test_without_resume_a_build_begins_anew(corpus, tokenizer, out, expected, monkeypatch):
+def test_without_resume_finished_shards_are_not_removed(corpus, tokenizer, out, expected, monkeypatch, tmp_path):
+    """By a build, a merge or an export: they may have taken hours."""
     interrupt(monkeypatch, shard_tokens.ShardTokens, "complete_shard", 3)
     with pytest.raises(KilledError):
-        build_quick(corpus, tokenizer, out, shard_tokens=400)
+        build_quick(corpus, tokenizer, out, shard_tokens=500)
     monkeypatch.undo()
+    building = out.parent / ".ds.building"
+    kept = contents(building)
+    refused = f"{out}: unfinished build is present, with 2 finished shards, expected none: continue it with --resume"
+    refused = re.escape(f"{refused}, or remove {building}")
+    for size in (500, 400):
+        with pytest.raises(ResumeError, match=refused):
+            build_quick(corpus, tokenizer, out, shard_tokens=size)
+    others = [tmp_path / "one", tmp_path / "two"]
+    for place, number in zip(others, (3, 4), strict=True):
+        build_quick(write_jsonl(tmp_path / f"{number}.jsonl", documents(number)), tokenizer, place)
+    with pytest.raises(ResumeError, match=refused):
+        merge(others, out)
+    with LiveDatastore.open(tmp_path / "live", tokenizer=load_tokenizer(tokenizer).identity) as live:
+        live.add([[1, 2, 3]])
+        with pytest.raises(ResumeError, match=refused):
+            export(live, out)
+    assert contents(building) == kept
+    shutil.rmtree(building)
     assert build_quick(corpus, tokenizer, out, shard_tokens=500).resumed_shards == 0
     assert contents(out) == expected
     assert leftovers(out) == []
@@ -314,7 +339,7 @@ def test_a_disk_that_fills_up_is_one_clear_error(corpus, tokenizer, out, expecte
     monkeypatch.undo()
     interrupt(monkeypatch, owner, name, 4, error=full)
     with pytest.raises(OutputError, match="No space left on device"):
-        build_quick(corpus, tokenizer, out, shard_tokens=500)
+        build_quick(corpus, tokenizer, out, shard_tokens=500, resume=kept_shards(out) > 0)
     assert contents(out) == old
     assert kept_shards(out) >= kept
     monkeypatch.undo()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 import signal
 import subprocess
 from concurrent.futures import Future
@@ -20,7 +21,7 @@ from build_index import builder, document_stream, encoder, tasks, worker_choice,
 from build_index.builder import BuildOptions, build
 from build_index.corpus_spec import CorpusSpec
 from build_index.memory import MIB, WORKER_BYTES, MemoryPlan, plan_memory
-from build_index.staging import kept_shards
+from build_index.staging import building_place, kept_shards
 from build_index.tasks import TaskRunner
 from rest_store.errors import CorpusFormatError, ResumeError, WorkerError
 from tests.shared.builds import command, contents, documents, leftovers, write_jsonl
@@ -242,6 +243,7 @@ def test_an_error_in_a_worker_is_that_of_one_process(tokenizer, out, tmp_path, m
             build(options_of((CorpusSpec(str(tree)),), tokenizer, out, workers=count))
         messages.append(str(error.value))
         kept.append(kept_shards(out))
+        shutil.rmtree(building_place(out))
     assert messages[0] == messages[1]
     assert f"{bad}:10: line is not JSON" in messages[0]
     assert min(kept) > 10, "the documents before it are stored"

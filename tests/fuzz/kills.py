@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 import rest_store
+from build_index.staging import building_place
 from tests.fuzz import campaign
 from tests.shared.builds import (
     command,
@@ -103,6 +104,8 @@ class Fuzzer(campaign.Fuzzer):
         try:
             for _ in range(chance.choice([1, 1, 2, 3])):
                 resume = ["--resume"] if kept and chance.random() < 0.8 else []
+                if kept and not resume:
+                    shutil.rmtree(building_place(out))
                 done.append(self._disturbed(chance, build, [*build.arguments, "--out", out, *resume], directory))
                 self.case = f"{build.name}, {'old one, ' if old else ''}{', '.join(done)}"
                 kept = require_whole(out, old, build.expected)
