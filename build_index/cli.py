@@ -70,7 +70,13 @@ class MemorySize(click.ParamType[int]):
     required=True,
     help="Tokenizer of the target model: a Hugging Face name, a directory, a tokenizer.json or a .gguf file.",
 )
-@click.option("--out", metavar="DIR", required=True, type=PATH, help="Directory to create.")
+@click.option(
+    "--out",
+    metavar="DIR",
+    required=True,
+    type=PATH,
+    help="Directory of the datastore; an old datastore there is replaced.",
+)
 @click.option(
     "--shard-tokens",
     metavar="N",
@@ -153,7 +159,13 @@ def build(
     epilog="Example: rest-store merge python.ds rust.ds --out code.ds",
 )
 @click.argument("datastores", metavar="DIR DIR...", nargs=-1, required=True, type=PATH)
-@click.option("--out", metavar="DIR", required=True, type=PATH, help="Directory to create.")
+@click.option(
+    "--out",
+    metavar="DIR",
+    required=True,
+    type=PATH,
+    help="Directory of the datastore; an old datastore there is replaced.",
+)
 @click.option("--copy", is_flag=True, help="Copy files even where they can be linked.")
 @json_option
 @click.pass_context

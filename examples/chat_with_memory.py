@@ -14,7 +14,7 @@ import rest_store
 @click.argument("memory", type=click.Path(file_okay=False))
 @click.option("--max-new-tokens", default=256, show_default=True, help="Most tokens of an answer.")
 def main(model: str, memory: str, max_new_tokens: int) -> None:
-    """Chat with MODEL. Its answers are kept in the directory MEMORY. An empty line ends the chat."""
+    """Chat with MODEL. Its answers are kept in the directory MEMORY. An empty line or Ctrl-D ends the chat."""
     tokenizer = AutoTokenizer.from_pretrained(model)
     with rest_store.LiveDatastore.open(memory, tokenizer=tokenizer, max_tokens=20_000_000) as answers:
         sources = [answers, rest_store.PromptLookup(), rest_store.RecycledLogits()]
@@ -22,7 +22,7 @@ def main(model: str, memory: str, max_new_tokens: int) -> None:
             AutoModelForCausalLM.from_pretrained(model), tokenizer, sources, remember=answers
         )
         chat: list[dict[str, str]] = []
-        while question := input("> "):
+        while question := asked():
             chat.append({"role": "user", "content": question})
             prompt = tokenizer.apply_chat_template(
                 chat, add_generation_prompt=True, return_dict=True, return_tensors="pt"
@@ -35,6 +35,15 @@ def main(model: str, memory: str, max_new_tokens: int) -> None:
             print(f"\n[M {pieces.statistics.mean_tokens:.2f}]")
             chat.append({"role": "assistant", "content": answer})
         generator.flush()
+
+
+def asked() -> str:
+    """Return the next question, empty at the end."""
+    try:
+        return input("> ")
+    except EOFError:
+        print()
+        return ""
 
 
 if __name__ == "__main__":

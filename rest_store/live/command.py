@@ -243,7 +243,13 @@ def compact(directory: Path, as_json: bool) -> None:
 
 @live.command(epilog="Example: rest-store live export memory --out memory.ds")
 @click.argument("directory", metavar="DIR", type=PATH)
-@click.option("--out", required=True, metavar="DIR", type=PATH, help="Directory to create.")
+@click.option(
+    "--out",
+    required=True,
+    metavar="DIR",
+    type=PATH,
+    help="Directory of the datastore; an old datastore there is replaced.",
+)
 @json_option
 def export(directory: Path, out: Path, as_json: bool) -> None:
     """Freeze the live datastore DIR as it is now into a datastore of its own; DIR stays as it is."""

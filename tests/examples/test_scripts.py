@@ -53,9 +53,10 @@ def test_own_code_is_built_once_and_drafts(model: Path, folder: Path, tmp_path: 
     assert (tmp_path / "code.ds" / "manifest.json").stat().st_mtime_ns == built
 
 
-def test_a_chat_remembers_its_answers(model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", ["\n", ""], ids=["an empty line", "Ctrl-D"])
+def test_a_chat_remembers_its_answers(model: Path, tmp_path: Path, end: str) -> None:
     arguments = [model, tmp_path / "memory", "--max-new-tokens", 12]
-    printed = run("chat_with_memory.py", *arguments, typed="return first\nadd second\n\n")
+    printed = run("chat_with_memory.py", *arguments, typed=f"return first\nadd second\n{end}")
     assert printed.count("[M ") == 2
     with rest_store.LiveDatastore.open(tmp_path / "memory", read_only=True) as memory:
         assert memory.info().document_count == 2
