@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -121,6 +121,9 @@ def test_a_stream_takes_at_most_one_answer_that_it_has_not_asked_for() -> None:
     class Flood:
         cancelled = False
 
+        def __init__(self, deserialize: Callable[[bytes], bytes]) -> None:
+            self.deserialize = deserialize
+
         def __iter__(self) -> Flood:
             return self
 
@@ -129,14 +132,14 @@ def test_a_stream_takes_at_most_one_answer_that_it_has_not_asked_for() -> None:
             taken += 1
             if self.cancelled or taken > 10_000:
                 raise StopIteration
-            return b"x"
+            return self.deserialize(b"x")
 
         def cancel(self) -> None:
             self.cancelled = True
 
     class Channel:
-        def stream_stream(self, *_: object) -> Any:
-            return lambda *_, **__: Flood()
+        def stream_stream(self, _: str, __: None, deserialize: Callable[[bytes], bytes]) -> Any:
+            return lambda *_, **__: Flood(deserialize)
 
     call = StreamCall(Channel(), (), "peer", "DraftStream")  # type: ignore[arg-type]
     end = time.monotonic() + PATIENCE

@@ -40,6 +40,11 @@ class Answers:
         if isinstance(answer, RestStoreError):
             self.ended.set()
 
+    def deliver(self, answer: bytes) -> bytes:
+        """Add an answer, and return it: a deserializer, so that gRPC's own thread wakes whoever waits."""
+        self._queue.put(answer)
+        return answer
+
     def require_open(self) -> None:
         """Raise the error if it has been received."""
         if self._error is not None:
@@ -59,14 +64,14 @@ class Answers:
 
 
 class StreamCall:
-    """One stream of `method` to the service at `target`, with a thread that reads its answers. Not thread-safe."""
+    """One stream of `method` to the service at `target`, with a thread that asks for its answers. Not thread-safe."""
 
     def __init__(self, channel: grpc.Channel, metadata: Sequence[tuple[str, str]], target: str, method: str) -> None:
         self._requests: _Requests = queue.SimpleQueue()
         self._answers = Answers()
         self._due: _Due = queue.SimpleQueue()  # an item for each answer that may be read
         self._due.put(None)  # before its message is sent
-        stream: Any = channel.stream_stream(METHOD + method, None, None)
+        stream: Any = channel.stream_stream(METHOD + method, None, self._answers.deliver)
         call = stream(iter(self._requests.get, None), metadata=tuple(metadata))
         arguments = (call, self._requests, self._answers, self._due, target)
         threading.Thread(target=_read, args=arguments, name="rest-store stream", daemon=True).start()
@@ -98,7 +103,7 @@ class StreamCall:
 
 
 def _read(call: Any, requests: _Requests, answers: Answers, due: _Due, target: str) -> None:
-    """Put every answer of `call` that is `due` into `answers`, and last why the call has ended.
+    """Ask for every answer of `call` that is `due`, and put last into `answers` why the call has ended.
 
     The next one is always being read, so that no message waits for this thread. What else nobody has asked for stays
     with gRPC, whose flow control then stops the service.
@@ -106,7 +111,7 @@ def _read(call: Any, requests: _Requests, answers: Answers, due: _Due, target: s
     try:
         while True:
             due.get()
-            answers.put(next(call))
+            next(call)
     except Exception as error:  # a step would wait in vain
         answers.put(failure_of(target, error))
         requests.put(None)  # else gRPC's thread waits for one until the stream is closed
