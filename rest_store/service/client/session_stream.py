@@ -89,7 +89,7 @@ class SessionStream(GenerationStream[StreamCall | SharedSession]):
         self._finishing = finishing
         self._is_open = False  # whether the text has been sent on the call
         self._next = pb.DraftSessionRequest()  # what the next step sends; has what was accepted since the last
-        self._costs = NO_COSTS  # of trees, sent last
+        self._costs = b""  # of trees, sent last
         self._datastores = 0  # that answer it
         self._recent: list[float] = []  # what recent steps have taught the session there
         self._is_late = False  # whether the answer to the last message is still to come
@@ -132,7 +132,9 @@ class SessionStream(GenerationStream[StreamCall | SharedSession]):
             self._drop()
         if not self._is_open and node_top_k is not None:
             node_top_k = node_top_k[:1]  # that of the text; the next call knows nothing of a tree
-        self._next.accepted.add(tokens=tokens.tolist(), top_k=_top_k(top_k), node_top_k=_top_k(node_top_k))
+        accepted = self._next.accepted.add(tokens=tokens.tolist())
+        _add_top_k(accepted.top_k, top_k)
+        _add_top_k(accepted.node_top_k, node_top_k)
 
     def send(self, text: Text, limits: DraftLimits, *, timeout: float | None) -> bool:
         """Send the message of the next step ahead, as `RemoteSession.send`, to a service that is known to answer."""
@@ -282,10 +284,10 @@ class SessionStream(GenerationStream[StreamCall | SharedSession]):
             if costs.size:
                 draft.chain.costs.of_step.extend(costs.tolist())
             costs = NO_COSTS  # a service that drafts no chains is not to cut the tree
-        if not np.array_equal(costs, self._costs):
+        if (sent := costs.tobytes()) != self._costs:
             draft.costs.SetInParent()
             draft.costs.of_step.extend(costs.tolist())
-            self._costs = costs.copy()
+            self._costs = sent
         if not self._is_open:
             self._fill(request.open, text)
         return request.SerializeToString()
@@ -298,8 +300,7 @@ class SessionStream(GenerationStream[StreamCall | SharedSession]):
         opening.selection.CopyFrom(self._codec.selection)
         opening.tokens.extend(tokens[: len(tokens) - unsent].tolist())
         opening.written = written - unsent
-        if (rows := _top_k(settings.prompt_top_k, self._codec.max_request_bytes // 4)) is not None:
-            opening.top_k.CopyFrom(rows)
+        _add_top_k(opening.top_k, settings.prompt_top_k, self._codec.max_request_bytes // 4)
         opening.prompt_lookup = settings.prompt_lookup
         if settings.recycled_logits is not None:
             opening.recycled_logits = settings.recycled_logits
@@ -320,9 +321,9 @@ class SessionStream(GenerationStream[StreamCall | SharedSession]):
         if response.datastores or not self._datastores:
             self._datastores = len(self._codec.require_names(response.datastores, target))
         weights, recent = list(response.calibration_weights), list(response.recent)
-        if weights and (len(weights) != _WEIGHTS or not all(map(math.isfinite, weights))):
+        if weights and (len(weights) != _WEIGHTS or not math.isfinite(sum(weights))):
             raise ProtocolError(describe(target, "calibration weights", weights[:8], f"{_WEIGHTS} finite numbers"))
-        if len(recent) > MOST_RECENT or not all(map(math.isfinite, recent)):
+        if len(recent) > MOST_RECENT or not math.isfinite(sum(recent)):
             expected = f"at most {MOST_RECENT} finite numbers"
             raise ProtocolError(describe(target, "what recent steps have taught", recent[:8], expected))
         self._recent = recent
@@ -331,7 +332,7 @@ class SessionStream(GenerationStream[StreamCall | SharedSession]):
     def _drop(self) -> None:
         """End the call; the next attempt opens another and sends the text."""
         super()._drop()
-        self._is_open, self._next, self._costs = False, pb.DraftSessionRequest(), NO_COSTS
+        self._is_open, self._next, self._costs = False, pb.DraftSessionRequest(), b""
         self._datastores = 0
         self._is_late = False
         self._sent = None
@@ -369,11 +370,10 @@ class SessionStream(GenerationStream[StreamCall | SharedSession]):
         self._call = None
 
 
-def _top_k(rows: TopK | None, most_bytes: int | None = None) -> pb.TopK | None:
-    """Return rows of most likely tokens as a message, the last ones if they are too many; None without any."""
+def _add_top_k(message: pb.TopK, rows: TopK | None, most_bytes: int | None = None) -> None:
+    """Fill in rows of most likely tokens, the last ones if they are too many; without any, nothing."""
     if rows is None or not rows.size:
-        return None
+        return
     if most_bytes is not None:
         rows = rows[max(0, len(rows) - most_bytes // (4 * min(rows.shape[1], _MOST_TOP_K))) :]
-    tokens, k = native_session_kernel().packed_top_k(rows)
-    return pb.TopK(k=k, tokens=tokens)
+    message.tokens, message.k = native_session_kernel().packed_top_k(rows)

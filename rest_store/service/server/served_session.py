@@ -197,11 +197,11 @@ class ServedSession:
             LimitError, TokenRangeError, ContextTypeError: the opening or a top-k is malformed.
             DatastoreUnavailableError: a datastore cannot be read.
         """
-        with Reading(self._served):
-            if self._native is None:
+        if self._native is None:
+            with Reading(self._served):
                 self._native = self._opened()
-            for one in accepted:
-                append(self._native, *one)
+        for one in accepted:
+            append(self._native, *one)
 
     def draft(self, limits: DraftLimits) -> bytes:
         """Return a draft as a response has it."""

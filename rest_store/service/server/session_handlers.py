@@ -38,16 +38,12 @@ class SessionWork(NamedTuple):
         step: what is to be done.
         is_opening: whether the session begins with it.
         finished: whether its generation has ended.
-        steps: forward passes of the model that the session is told of.
-        tokens: that these produced.
     """
 
     state: SessionState
     step: Step
     is_opening: bool
     finished: bool
-    steps: int
-    tokens: int
 
 
 class SessionHandlers:
@@ -98,9 +94,7 @@ class SessionHandlers:
                 live = self._catalog.live(request.open.remember, served[0].fingerprint, state.rights)
                 state.output = RememberedOutput.of(request.open, live)
             state.session = self._sessions.begin(request.open, served)
-        step = state.session.step(request)
-        tokens = sum(len(one.tokens) for one in request.accepted)
-        return SessionWork(state, step, is_opening, request.finished, len(request.accepted), tokens)
+        return SessionWork(state, state.session.step(request), is_opening, request.finished)
 
     async def run(self, works: Sequence[SessionWork]) -> list[bytes | Exception | None]:
         """Do the work of messages of different sessions together.
@@ -133,8 +127,8 @@ class SessionHandlers:
             work.step.session.require_learnt()
         except Exception as error:
             return error
-        self._metrics.session_steps += work.steps
-        self._metrics.session_tokens += work.tokens
+        self._metrics.session_steps += len(work.step.accepted)
+        self._metrics.session_tokens += sum(len(one.tokens) for one in work.step.accepted)
         if result is None:
             return None
         self._metrics.session_trees += 1
