@@ -24,7 +24,7 @@ TREE_NODES, TREE_DEPTH = 64, 12  # of each requested tree
 _BACKOFF_SUFFIXES = (4, 3, 2, 1)  # shorter suffixes of the context that trees are requested for
 _PATH_SUFFIX = 2  # the shorter suffix of each path that the other sources would draft
 _PATH_NODES = 8  # such paths
-_PROPOSED_NODES = 6  # of that tree that evidence is requested for; with more of them M is the same
+_PROPOSED_NODES = 2  # of that tree that evidence is requested for; with more of them M is no greater
 
 _Tokens = npt.NDArray[np.int32]
 

@@ -297,7 +297,9 @@ def test_without_the_text_only_the_end_of_the_context_is_sent(service: Service, 
         through, _ = replayed([private, PromptLookup()], text, start=380, is_remote=False)
         assert "DraftSession" not in relay.methods()
         sent = relay.tokens()
+        asked = [pb.DraftStreamRequest.FromString(data) for name, data in relay.received if name == "DraftStream"]
     assert through
+    assert max(len(one.proposals.tokens) for one in asked) == 2, "as the docs say"
     assert not set(sent) & set(text[: 380 - 64]) - set(text[380 - 64 :]), "of what is further back than 64 tokens"
     assert max(map(len, through)) > 0
 
