@@ -217,7 +217,7 @@ def test_ends_of_sessions_do_not_accumulate_in_a_client(service: Service) -> Non
     with DatastoreClient(service.target, timeout=PATIENCE, remember="chat") as client:
         for _ in range(2):
             generate(client, [1, 2], phrase())
-            [ended] = client._finishing
+            [ended] = client._sessions._finishing
             assert ended.wait(PATIENCE)
 
 

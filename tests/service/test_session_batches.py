@@ -197,7 +197,7 @@ def test_sessions_in_threads_may_share_a_stream(service: Service, directory: Pat
     store = Datastore.open(directory)
     with DatastoreClient(service.target, timeout=PATIENCE) as client, batch(client) as sessions, batch(store) as here:
         expected = [[stepped([session])[0] for _ in range(20)] for session in here]
-        client._shared.are_wanted = True
+        client._sessions.streams.are_wanted = True
         found: dict[int, list[list[int]]] = {}
 
         def run(number: int) -> None:

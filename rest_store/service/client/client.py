@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -16,10 +15,10 @@ from rest_store.datastore.tree import SuffixMatch, TokenTree
 from rest_store.datastore.validation import Contexts, IntSequence, limits
 from rest_store.drafting.evidence import Evidence
 from rest_store.drafting.remote import SessionSettings
-from rest_store.errors import TargetError, describe
 from rest_store.service.channel import Tls
 from rest_store.service.client.answers import ServiceInfo
 from rest_store.service.client.client_base import WRITE_SECONDS, ClientBase, Connection
+from rest_store.service.client.client_sessions import ClientSessions
 from rest_store.service.client.endpoints import Endpoint
 from rest_store.service.client.generation_stream import Route
 from rest_store.service.client.part_groups import Targets, is_in_parts
@@ -29,9 +28,6 @@ from rest_store.service.client.shared_stream import SharedSession, SharedStreams
 from rest_store.service.client.stream import DraftStream
 from rest_store.service.client.stream_call import StreamCall
 from rest_store.service.errors import error_of_call
-
-_LONGEST_NAME = 256  # bytes of what sessions share
-_FINISH_SECONDS = 1.0  # that last messages have to be sent when a client is closed
 
 
 class DatastoreClient(ClientBase):
@@ -110,12 +106,13 @@ class DatastoreClient(ClientBase):
             pause=pause,
         )
         self._options |= {"send_text": send_text, "shared_calibration": shared_calibration, "remember": remember}
-        self._send_text = bool(send_text)
-        self._remember = _remembering(remember, self._send_text)
-        self._finishing: set[threading.Event] = set()
-        self._shared = SharedStreams(self._codec, self._dialer)
+        self._sessions = ClientSessions(
+            SharedStreams(self._codec, self._dialer),
+            send_text=send_text,
+            shared_calibration=shared_calibration,
+            remember=remember,
+        )
         self._before_close: dict[Callable[[DatastoreClient], object], None] = {}
-        self._shared_calibration = _shared_name(shared_calibration)
 
     def _connect(self, target: str) -> Connection:
         return Connection(self._dialer.connect(target))
@@ -312,16 +309,16 @@ class DatastoreClient(ClientBase):
 
     def session(self, settings: SessionSettings) -> SessionStream | None:
         """Return a session for the service to run, for `DraftSession`; None without `send_text`."""
-        if not self._send_text:
+        if not self._sessions.send_text:
             return None
         route = Route(self._codec, self._endpoints, self._open_session, self.info, self._timeout)
-        return SessionStream(route, settings, self._shared_calibration, self._remember, self._finishing, self._shared)
+        return SessionStream(route, settings, self._sessions)
 
     def _route(self, method: str, timeout: float) -> Route[StreamCall]:
         return Route(self._codec, self._endpoints, functools.partial(self._open, method), self.info, timeout)
 
     def _open_session(self, endpoint: Endpoint[Connection]) -> StreamCall | SharedSession:
-        return self._shared.join(endpoint) or self._open("DraftSession", endpoint)
+        return self._sessions.streams.join(endpoint) or self._open("DraftSession", endpoint)
 
     def _open(self, method: str, endpoint: Endpoint[Connection]) -> StreamCall:
         channel = endpoint.connection.channel
@@ -387,9 +384,7 @@ class DatastoreClient(ClientBase):
         """
         for call in tuple(self._before_close):
             call(self)
-        ends = time.monotonic() + _FINISH_SECONDS
-        for ended in tuple(self._finishing):
-            ended.wait(max(0.0, ends - time.monotonic()))
+        self._sessions.wait()
         for connection in self._endpoints.close():
             connection.channel.close()
 
@@ -402,24 +397,3 @@ class DatastoreClient(ClientBase):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _shared_name(name: str | None) -> str:
-    """Return a name for what sessions share, empty for none; raise TargetError if it is not one."""
-    if name is None:
-        return ""
-    if not isinstance(name, str) or not 1 <= len(name.encode(errors="replace")) <= _LONGEST_NAME:
-        expected = f"a name of 1 to {_LONGEST_NAME} bytes"
-        raise TargetError(describe("client", "shared_calibration", ascii(name), expected))
-    return name
-
-
-def _remembering(name: str | None, send_text: bool) -> str:
-    """Return the name of the datastore that remembers, empty for none; raise TargetError if it is not one."""
-    if name is None:
-        return ""
-    if not isinstance(name, str) or not name:
-        raise TargetError(describe("client", "remember", ascii(name), "the name of a live datastore, or None"))
-    if not send_text:
-        raise TargetError(describe("client", "remember", "a datastore", "None without send_text"))
-    return name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -34,10 +33,11 @@ from rest_store.errors import (
     describe,
 )
 from rest_store.service.client.answers import NUMBER_BYTES, parse
+from rest_store.service.client.client_sessions import ClientSessions
 from rest_store.service.client.endpoints import Endpoint
 from rest_store.service.client.generation_stream import GenerationStream, Route
 from rest_store.service.client.retry import RetryPolicy
-from rest_store.service.client.shared_stream import SharedSession, SharedStreams
+from rest_store.service.client.shared_stream import SharedSession
 from rest_store.service.client.stream_call import StreamCall
 from rest_store.v1 import datastore_pb2 as pb
 
@@ -65,28 +65,20 @@ class SessionStream(GenerationStream[StreamCall | SharedSession]):
     Args:
         route: to its service.
         settings: of the session.
-        shared_calibration: name under which sessions share what is learnt, or an empty text.
-        remember: name of the live datastore to which the service adds what is accepted, or an empty text.
-        finishing: takes what is set when a last message has been read, from many threads.
-        shared: the streams that sessions of its client share.
+        sessions: what it has in common with others of its client.
     """
 
     def __init__(
         self,
         route: Route[StreamCall | SharedSession],
         settings: SessionSettings,
-        shared_calibration: str,
-        remember: str,
-        finishing: set[threading.Event],
-        shared: SharedStreams,
+        sessions: ClientSessions,
     ) -> None:
         super().__init__(route)
-        self._shared = shared
         self._settings = settings
-        self._shared_calibration = shared_calibration
-        self._remember = remember
-        self._output_id = uuid4().hex if remember else ""
-        self._finishing = finishing
+        self._sessions = sessions
+        self._remember = sessions.remember
+        self._output_id = uuid4().hex if self._remember else ""
         self._is_open = False  # whether the text has been sent on the call
         self._next = pb.DraftSessionRequest()  # what the next step sends; has what was accepted since the last
         self._costs = b""  # of trees, sent last
@@ -112,8 +104,8 @@ class SessionStream(GenerationStream[StreamCall | SharedSession]):
 
     def share(self) -> None:
         """Travel on one stream with other sessions of the client, as `RemoteSession.share`."""
-        self._shared.are_wanted = True
-        if self._shared.are_used and isinstance(self._call, StreamCall) and not self._datastores:
+        self._sessions.streams.are_wanted = True
+        if self._sessions.streams.are_used and isinstance(self._call, StreamCall) and not self._datastores:
             self._drop()  # it has the text alone
 
     def flush(self) -> None:
@@ -305,7 +297,7 @@ class SessionStream(GenerationStream[StreamCall | SharedSession]):
         if settings.recycled_logits is not None:
             opening.recycled_logits = settings.recycled_logits
         opening.calibration_weights.extend(settings.calibration.weights)
-        opening.shared_calibration = self._shared_calibration
+        opening.shared_calibration = self._sessions.shared_calibration
         opening.fixed_calibration = not settings.learn
         opening.max_suffix = settings.max_suffix
         opening.recent.extend(self._recent)
@@ -364,9 +356,7 @@ class SessionStream(GenerationStream[StreamCall | SharedSession]):
             self._call_at(endpoint)
         assert self._call is not None
         self._next.finished = True
-        # Copied by one instruction, as in `DatastoreClient.close`: other threads add to it.
-        self._finishing.difference_update([one for one in tuple(self._finishing) if one.is_set()])
-        self._finishing.add(self._call.finish(self._next.SerializeToString()))
+        self._sessions.finish(self._call.finish(self._next.SerializeToString()))
         self._call = None
 
 
