@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from rest_store.datastore.validation import real
 from rest_store.errors import LimitError, ServeError, ServiceError, TargetError, describe
 from rest_store.service.address import Address
 from rest_store.service.tokens import TOKEN_EXPECTED, is_token
@@ -98,9 +99,10 @@ class Dialer:
 
 def seconds_of(timeout: float) -> float:
     """Return a timeout; raise LimitError unless it is a positive number of seconds, up to about eleven days."""
-    if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not 0 < timeout < 1e6:
+    seconds = real(timeout)
+    if not 0 < seconds < 1e6:
         raise LimitError(describe("client", "timeout", repr(timeout), "seconds, more than 0 and less than 1000000"))
-    return float(timeout)
+    return seconds
 
 
 def read_pem(path: str | Path | None, error: type[ServiceError]) -> bytes | None:

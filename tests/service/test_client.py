@@ -251,6 +251,7 @@ def test_arguments_that_can_never_work_are_refused(
 def test_the_edges_of_what_works_are_taken(connect: Callable[..., Any]) -> None:
     connect("localhost:1", retries=0, failure_threshold=1, pause=0, timeout=1e-3, tls=False, token=None)
     connect(("localhost:1", "localhost:1"), datastore=("a", "b"), retries=np.int64(2), pause=99, timeout=np.float64(2))
+    connect("localhost:1", pause=np.float32(1), timeout=np.float32(2))
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rest_store.datastore.tokenizer import identity_of
+from rest_store.datastore.validation import real
 from rest_store.errors import LimitError, TargetError, describe
 from rest_store.service.channel import Dialer, Tls, seconds_of, target_of
 from rest_store.service.client.circuit import Circuit
@@ -150,7 +151,8 @@ def _at_least(least: int, name: str, value: int) -> int:
 
 def _pause(pause: float) -> float:
     """Return the seconds of a pause; raise LimitError unless they are a number, 0 or more."""
-    if not isinstance(pause, int | float) or isinstance(pause, bool) or not 0 <= pause < _LONGEST_PAUSE:
+    seconds = real(pause)
+    if not 0 <= seconds < _LONGEST_PAUSE:
         expected = f"seconds, 0 or more and less than {_LONGEST_PAUSE:.0f}"
         raise LimitError(describe("client", "pause", repr(pause), expected))
-    return float(pause)
+    return seconds
