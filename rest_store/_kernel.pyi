@@ -18,6 +18,7 @@ TopK = npt.NDArray[np.int32] | npt.NDArray[np.int64]  # [n, k], -1 ends a row
 PackedDraft = tuple[bytes, bytes, bytes]  # packed tree of `TokenTree`, scores float32[N], origins uint8[N]
 
 FEATURES: int  # columns of a calibration's features
+SHARED_FEATURES: list[int]  # those with the same value for all candidates of a place
 INSTRUCTIONS: list[int]  # instruction sets of this machine that trees can be evaluated with
 MAX_STORES: int  # sources with counts of one session
 EVIDENCE_MEMORY: int  # bytes of a session for each node and store

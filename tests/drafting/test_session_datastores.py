@@ -13,7 +13,6 @@ import pytest
 from build_index.memory import resident_bytes
 from rest_store import _kernel  # type: ignore[attr-defined]
 from rest_store.datastore.datastore import Datastore
-from rest_store.datastore.store import Store
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession
@@ -183,7 +182,7 @@ def live(tmp_path: Path) -> Iterator[LiveDatastore]:
         yield live
 
 
-def recorded(*sources: Store) -> npt.NDArray[np.float32]:
+def recorded(*sources: object) -> npt.NDArray[np.float32]:
     """Features of the candidates after 1 and 2, in the order of the fixed rule."""
     with DraftSession(sources, [1, 2], calibration=Calibration(bytes(4))) as session:
         session.sources.native.record(True)
@@ -199,6 +198,12 @@ def test_a_live_datastore_has_columns_of_its_own(frozen: Datastore, live: LiveDa
     assert (beside[:, SECOND:LIVE] == -1).all()
     assert beside[:, LIVE:END].tolist() == beside[:, BEST:SECOND].tolist()
     assert (recorded(live)[:, BEST:LIVE] == -1).all()
+
+
+def test_shared_features_are_the_same_for_all_candidates(frozen: Datastore, live: LiveDatastore) -> None:
+    """The kernel reads them of the first candidate alone."""
+    rows = recorded(PromptLookup(), RecycledLogits(), live, frozen)[:, _kernel.SHARED_FEATURES]
+    assert rows.tolist() == [rows[0].tolist()] * 2
 
 
 def test_recycled_logits_weigh_all_their_times() -> None:

@@ -96,8 +96,8 @@ nb::bytes fit_gbdt(const Array<float, 2>& rows, const Array<std::uint8_t>& label
   return packed_of(gbdt);
 }
 
-// The log odds of rows of features by the trees of frozen stores, as float32[rows]: 16 rows at once or 32, with one of
-// INSTRUCTIONS. For tests.
+// The log odds of rows of features by the trees of frozen stores, as float32[rows]: 16 rows at once or 32, of one place
+// and so with the same shared features, with one of INSTRUCTIONS. For tests.
 nb::bytes log_odds(const NativeCalibration& calibration, const Array<float, 2>& rows, bool is_wide,
                    std::size_t instructions) {
   const auto chosen = static_cast<Instructions>(instructions);
@@ -119,6 +119,10 @@ nb::bytes log_odds(const NativeCalibration& calibration, const Array<float, 2>& 
 
 void bind_calibrations(nb::module_& module) {
   module.attr("FEATURES") = kFeatures;
+  nb::list shared;  // columns
+  for (std::size_t column = 0; column < kFeatures; ++column)
+    if (kSharedColumns[column]) shared.append(column);
+  module.attr("SHARED_FEATURES") = shared;
   nb::list instructions;  // that this machine has
   for (std::size_t i = 0; i < 3; ++i)
     if (has(static_cast<Instructions>(i))) instructions.append(i);

@@ -67,6 +67,20 @@ constexpr std::size_t kFeatures = kRecycledRank4 + 1;
 constexpr std::array<std::size_t, kRecycledOrders> kRecycledRanks{kRecycledRank1, kRecycledRank2, kRecycledRank3,
                                                                   kRecycledRank4};
 
+// Whether a column has the same value in all rows: what is known of the place, not of one candidate.
+constexpr std::array<bool, kFeatures> kSharedColumns = [] {
+  std::array<bool, kFeatures> shared{};
+  for (const std::size_t column : {kDepth, kParentScore, kParentProbability, kMeanAccepted, kLookupLongest,
+                                   kLookupCount1, kLookupCount2, kLookupCount4, kLookupHitRate, kRecycledHitRate})
+    shared[column] = true;
+  for (std::size_t first = kFirstStore; first < kRecycledShare1; first += kStoreFeatures) {
+    shared[first + kLength] = shared[first + kHitRate] = shared[first + kMiddleLength] = true;
+    for (std::size_t i = 0; i < kSuffixFeatures; ++i) shared[first + kCounts + i] = true;
+  }
+  for (std::size_t i = 0; i < kRecycledOrders; ++i) shared[kRecycledTimes1 + i] = true;
+  return shared;
+}();
+
 // How often a source's best candidate was right of late; a running mean.
 struct HitRate {
   float value = 0.3F;

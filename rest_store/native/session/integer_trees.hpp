@@ -1,12 +1,14 @@
 // Gradient-boosted decision trees as they are evaluated: 16 or 32 rows at once, in integers.
 //
 // A model compares a feature with few thresholds, again and again: each such split is made once for all rows, and a
-// tree reads its six. Leaves are 16-bit multiples of one quantum, so that all rows take theirs from two registers, and
-// so that sums are the same, bit for bit, whatever instructions add them up.
+// tree reads its six. Features that have the same value in all rows come last in a tree: they choose a part of its
+// leaves for all rows. Leaves are 16-bit multiples of one quantum, so that all rows take theirs from one register or
+// two, and so that sums are the same, bit for bit, whatever instructions and in whatever order they add them up.
 #pragma once
 
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 #include "session/gbdt.hpp"
@@ -50,9 +52,11 @@ class IntegerTrees {
  public:
   IntegerTrees() = default;
 
-  explicit IntegerTrees(const Gbdt& gbdt) : base_(gbdt.base) {
+  // `shared`: of each feature, whether all rows that are evaluated together have the same value.
+  IntegerTrees(Gbdt gbdt, std::span<const bool> shared) : base_(gbdt.base) {
+    arrange(gbdt, shared);
     number_splits(gbdt);
-    round_leaves(gbdt);
+    round_leaves(gbdt, shared);
   }
 
   bool empty() const { return leaves_.empty(); }
@@ -83,6 +87,40 @@ class IntegerTrees {
     std::array<std::array<std::array<std::uint8_t, 16>, 2>, 4> values;
   };
 
+  // Trees whose sums fit into 16 bits, up to `end`. Their last `shared` levels compare shared features.
+  struct Block {
+    std::size_t end, shared;
+  };
+  static constexpr std::size_t kMostShared = 2;  // further levels are read as those of other features
+
+  static std::size_t shared_levels(const ObliviousTree& tree, std::span<const bool> shared) {
+    const auto is_shared = [&](std::uint16_t feature) { return shared[feature]; };
+    const auto count = std::count_if(tree.features.begin(), tree.features.end(), is_shared);
+    return std::min(kMostShared, static_cast<std::size_t>(count));
+  }
+
+  // Move the levels of shared features behind the others, and trees with more of them behind those with fewer.
+  static void arrange(Gbdt& gbdt, std::span<const bool> shared) {
+    for (ObliviousTree& tree : gbdt.trees) {
+      std::array<std::size_t, kGbdtDepth> order;  // the level that each level was before
+      std::iota(order.begin(), order.end(), std::size_t{0});
+      std::stable_partition(order.begin(), order.end(), [&](std::size_t at) { return !shared[tree.features[at]]; });
+      const ObliviousTree before = tree;
+      for (std::size_t level = 0; level < kGbdtDepth; ++level) {
+        tree.features[level] = before.features[order[level]];
+        tree.thresholds[level] = before.thresholds[order[level]];
+      }
+      for (std::size_t leaf = 0; leaf < tree.leaves.size(); ++leaf) {
+        std::size_t place = 0;
+        for (std::size_t level = 0; level < kGbdtDepth; ++level) place |= (leaf >> level & 1) << order[level];
+        tree.leaves[leaf] = before.leaves[place];
+      }
+    }
+    std::stable_sort(gbdt.trees.begin(), gbdt.trees.end(), [&](const ObliviousTree& a, const ObliviousTree& b) {
+      return shared_levels(a, shared) < shared_levels(b, shared);
+    });
+  }
+
   // Number the splits of all trees, feature by feature.
   void number_splits(const Gbdt& gbdt) {
     std::vector<std::vector<float>> of_feature;
@@ -112,7 +150,7 @@ class IntegerTrees {
   }
 
   // The quantum is the least power of two that keeps the greatest leaf within 16 bits, and any sum within 32.
-  void round_leaves(const Gbdt& gbdt) {
+  void round_leaves(const Gbdt& gbdt, std::span<const bool> shared) {
     const std::size_t count = gbdt.trees.size();
     float greatest = 0;
     for (const ObliviousTree& tree : gbdt.trees)
@@ -134,12 +172,13 @@ class IntegerTrees {
         leaf_bytes_[tree].values[i / 16][1][i % 16] = static_cast<std::uint8_t>(rounded >> 8);
         reach = std::max(reach, std::abs(rounded));
       }
-      if (blocks_.empty() || bound + reach > kGreatest) {
-        blocks_.push_back(0);
+      const std::size_t levels = shared_levels(gbdt.trees[tree], shared);
+      if (blocks_.empty() || blocks_.back().shared != levels || bound + reach > kGreatest) {
+        blocks_.push_back({0, levels});
         bound = 0;
       }
       bound += reach;
-      blocks_.back() = tree + 1;
+      blocks_.back().end = tree + 1;
     }
   }
 
@@ -206,7 +245,7 @@ class IntegerTrees {
   }
 
 #ifdef REST_STORE_AVX512
-  static_assert(kLanes == 16 && kGbdtDepth == 6);
+  static_assert(kLanes == 16 && kGbdtDepth == 6 && kMostShared == 2);
 
   template <std::size_t groups>
   REST_STORE_AVX512 void split_avx512(const float* columns, std::uint8_t* greater) const {
@@ -230,28 +269,48 @@ class IntegerTrees {
     else return _mm256_zextsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(at)));
   }
 
-  // The bits of six splits are the number of a row's leaf; all rows take theirs from two registers. Sums stay in 16
-  // bits for a block of trees.
+  // The sums of 16 bits of the trees from `tree` on, up to `end`. The bits of six splits are the number of a row's
+  // leaf: the shared ones say where in `words` its part of the leaves begins, the others choose one of that part.
+  template <std::size_t groups, std::size_t shared>
+  REST_STORE_AVX512 __m512i sum_avx512(const std::uint8_t* greater, std::size_t tree, std::size_t end) const {
+    constexpr std::size_t own = kGbdtDepth - shared;
+    __m512i sum = _mm512_setzero_si512();
+    for (; tree < end; ++tree) {
+      const Splits& splits = splits_[tree];
+      __m256i leaf = load_avx512<groups>(greater + groups * splits[0]);  // bits that are not set below are not read
+      for (std::size_t level = 1; level < own; ++level) {
+        const __m256i bit = _mm256_set1_epi8(static_cast<char>(1 << level));
+        const __m256i rows = load_avx512<groups>(greater + groups * splits[level]);
+        leaf = _mm256_ternarylogic_epi32(leaf, rows, bit, 0xD8);  // bit ? rows : leaf
+      }
+      const std::int16_t* words = leaves_[tree].words.data();
+      for (std::size_t level = own; level < kGbdtDepth; ++level)
+        words += greater[groups * splits[level]] & (1U << level);
+      const __m512i places = _mm512_cvtepu8_epi16(leaf);
+      if constexpr (shared == 0) {
+        const __m512i first = _mm512_load_si512(words), second = _mm512_load_si512(words + 32);
+        sum = _mm512_add_epi16(sum, _mm512_permutex2var_epi16(first, places, second));
+      } else if constexpr (shared == 1) {
+        sum = _mm512_add_epi16(sum, _mm512_permutexvar_epi16(places, _mm512_load_si512(words)));
+      } else {
+        const __m256i part = _mm256_load_si256(reinterpret_cast<const __m256i*>(words));
+        sum = _mm512_add_epi16(sum, _mm512_permutexvar_epi16(places, _mm512_maskz_broadcast_i64x4(0xFF, part)));
+      }
+    }
+    return sum;
+  }
+
   template <std::size_t groups>
   REST_STORE_AVX512 void add_up_avx512(const std::uint8_t* greater, std::int32_t* sums) const {
     __m512i out[groups];
     for (__m512i& sum : out) sum = _mm512_setzero_si512();
     std::size_t tree = 0;
-    for (const std::size_t end : blocks_) {
-      __m512i sum = _mm512_setzero_si512();
-      for (; tree < end; ++tree) {
-        __m256i leaf = _mm256_setzero_si256();
-        for (std::size_t level = 0; level < kGbdtDepth; ++level) {
-          const __m256i bit = _mm256_set1_epi8(static_cast<char>(1 << level));
-          const __m256i rows = load_avx512<groups>(greater + groups * splits_[tree][level]);
-          leaf = _mm256_ternarylogic_epi32(leaf, rows, bit, 0xF8);  // leaf | (rows & bit)
-        }
-        const std::int16_t* words = leaves_[tree].words.data();
-        const __m512i first = _mm512_load_si512(words), second = _mm512_load_si512(words + 32);
-        sum = _mm512_add_epi16(sum, _mm512_permutex2var_epi16(first, _mm512_cvtepu8_epi16(leaf), second));
-      }
+    for (const auto& [end, shared] : blocks_) {
       alignas(64) std::int16_t of_rows[2 * kLanes];
-      _mm512_store_si512(of_rows, sum);
+      _mm512_store_si512(of_rows, shared == 0   ? sum_avx512<groups, 0>(greater, tree, end)
+                                  : shared == 1 ? sum_avx512<groups, 1>(greater, tree, end)
+                                                : sum_avx512<groups, 2>(greater, tree, end));
+      tree = end;
       for (std::size_t i = 0; i < groups; ++i) {
         const auto* from = reinterpret_cast<const __m256i*>(of_rows + i * kLanes);
         out[i] = _mm512_add_epi32(out[i], _mm512_maskz_cvtepi16_epi32(0xFFFF, _mm256_load_si256(from)));
@@ -288,7 +347,7 @@ class IntegerTrees {
   REST_STORE_AVX2 void add_up_avx2(const std::uint8_t* greater, std::int32_t* sums) const {
     std::fill_n(sums, groups * kLanes, 0);
     std::size_t tree = 0;
-    for (const std::size_t end : blocks_) {
+    for (const auto& [end, unused] : blocks_) {
       __m128i block[2 * groups];  // sums of 8 rows each
       for (__m128i& sum : block) sum = _mm_setzero_si128();
       for (; tree < end; ++tree)
@@ -327,7 +386,7 @@ class IntegerTrees {
   std::vector<Splits> splits_;
   std::vector<Leaves> leaves_;         // of each tree
   std::vector<LeafBytes> leaf_bytes_;  // the same leaves, in the layout for AVX2
-  std::vector<std::size_t> blocks_;    // ends of runs of trees whose sums fit into 16 bits
+  std::vector<Block> blocks_;
 };
 
 // The trees for steps with frozen stores alone, and those for steps in which a live store takes part. Without the
