@@ -94,7 +94,7 @@ class NativeKernel {
     if (tokens.empty() || tokens.size() > most) throw nb::value_error("number of tokens out of range");
     for (const Token token : tokens)
       if (token >= kernel_.vocabulary()) throw nb::value_error("token outside the vocabulary");
-    return Suffix(tokens.data(), tokens.size(), kernel_.width());
+    return Suffix(tokens, kernel_.width());
   }
 
   static Limits checked(std::uint32_t max_nodes, std::uint32_t max_depth) {

@@ -16,13 +16,13 @@ struct Suffix {
   std::uint32_t length = 0;  // tokens
   std::uint32_t width = 0;   // bytes of one token
 
-  Suffix(const Token* tokens, std::size_t count, std::uint32_t token_width)
-      : length(static_cast<std::uint32_t>(count)), width(token_width) {
+  Suffix(std::span<const Token> tokens, std::uint32_t token_width)
+      : length(static_cast<std::uint32_t>(tokens.size())), width(token_width) {
     std::uint8_t* to = bytes.data();
-    for (std::size_t i = 0; i < count; ++i) {
-      if (width == 3) *to++ = static_cast<std::uint8_t>(tokens[i] >> 16);
-      *to++ = static_cast<std::uint8_t>(tokens[i] >> 8);
-      *to++ = static_cast<std::uint8_t>(tokens[i]);
+    for (const Token token : tokens) {
+      if (width == 3) *to++ = static_cast<std::uint8_t>(token >> 16);
+      *to++ = static_cast<std::uint8_t>(token >> 8);
+      *to++ = static_cast<std::uint8_t>(token);
     }
     std::memset(to, 0, 8);
   }

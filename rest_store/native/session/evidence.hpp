@@ -86,8 +86,11 @@ class EvidenceReader {
   struct PendingRequest {
     std::span<const Token> tail;
     Suffix suffix;
-    std::array<std::size_t, kShort + 1> slots;  // in the cache, by length of a short suffix
-    Missing missing;
+    std::array<std::size_t, kShort + 1> slots{};  // in the cache, by length of a short suffix
+    Missing missing{};
+
+    PendingRequest(std::span<const Token> tokens, std::uint32_t width)
+        : tail(tokens), suffix(tokens.last(std::min(tokens.size(), kMaxSuffix)), width) {}
 
     std::size_t short_suffixes() const { return std::min<std::size_t>(kShort, tail.size()); }
   };
@@ -143,12 +146,11 @@ class EvidenceReader {
   static void prefetch_cached_levels(std::span<const Request> requests) {
     Scratch& scratch = thread_scratch();
     for (const Request& request : requests) {
-      const std::span<const Token> tail = request.reader->in_vocabulary(request.tail);
-      scratch.pending.push_back({tail, request.reader->suffix_of(tail), {}, {}});
-      PendingRequest& pending = scratch.pending.back();
+      const EvidenceReader& reader = *request.reader;
+      PendingRequest& pending = scratch.pending.emplace_back(reader.in_vocabulary(request.tail), reader.width());
       for (std::uint32_t length = 1; length <= pending.short_suffixes(); ++length) {
-        pending.slots[length] = request.reader->cache_->place_of(short_suffix(tail.last(length)));
-        request.reader->cache_->prefetch_place(pending.slots[length]);
+        pending.slots[length] = reader.cache_->place_of(short_suffix(pending.tail.last(length)));
+        reader.cache_->prefetch_place(pending.slots[length]);
       }
     }
     for (std::size_t i = 0; i < requests.size(); ++i)
@@ -224,11 +226,6 @@ class EvidenceReader {
     std::size_t size = 0;
     while (size < tail.size() && tail[tail.size() - 1 - size] < vocabulary_) ++size;
     return tail.last(size);
-  }
-
-  Suffix suffix_of(std::span<const Token> tail) const {
-    const auto last = tail.last(std::min<std::size_t>(tail.size(), kMaxSuffix));
-    return Suffix(last.data(), last.size(), width());
   }
 
   // Take the levels of the short suffixes from the cache, and begin to search for those that are not there, among the
