@@ -29,7 +29,10 @@ class CandidatePool {
     size = 0;
     overflowed = false;
     store_count_ = store_count;
-    ++round_;
+    if (++round_ == 0) {
+      slots_.fill({});
+      round_ = 1;
+    }
   }
 
   // The row of `token`, or kNone.
@@ -46,7 +49,7 @@ class CandidatePool {
         overflowed = true;
         return kNone;
       }
-      slot = {round_, static_cast<std::uint32_t>(size)};
+      slot = {token, round_, static_cast<std::uint16_t>(size)};
       tokens[size] = token;
       origins[size] = 0;
       matched[size] = kUnmatched;
@@ -60,18 +63,19 @@ class CandidatePool {
 
  private:
   struct Slot {
-    std::uint32_t round = 0, row = 0;  // of another round: free
+    Token token = 0;
+    std::uint16_t round = 0, row = 0;  // of another round: free
   };
 
   // Where `token` is, or where it would be.
   std::size_t slot_of(Token token) const {
     std::size_t place = (token * 0x9E3779B1U) >> 23;
-    while (slots_[place].round == round_ && tokens[slots_[place].row] != token) place = (place + 1) % slots_.size();
+    while (slots_[place].round == round_ && slots_[place].token != token) place = (place + 1) % slots_.size();
     return place;
   }
 
   std::array<Slot, 512> slots_{};
-  std::uint32_t round_ = 0;
+  std::uint16_t round_ = 0;
   std::size_t store_count_ = 0;
 };
 

@@ -352,8 +352,11 @@ class CandidateTable {
       set_column(first + kShares + i, 0);
       if (!level) continue;
       const std::uint8_t* pooled = store_rows_[store][static_cast<std::size_t>(level - evidence.levels.data())].data();
-      for (const Continuation& next : level->next)
-        if (const std::size_t row = places_[*pooled++]; row != kNoPlace) at(first + kShares + i, row) = next.share;
+      const std::size_t column = (first + kShares + i) * kCandidates;
+      for (const Continuation& next : level->next) {
+        const std::size_t row = places_[*pooled++];
+        columns_[select(row == kNoPlace, kFeatures * kCandidates, column + row)] = next.share;
+      }
     }
   }
 
@@ -368,7 +371,7 @@ class CandidateTable {
   std::size_t lanes_ = kCandidates;                             // rows that are filled
   std::array<std::uint8_t, kCandidates> order_{};               // rows of the pool, best first
   std::array<std::uint8_t, CandidatePool::kMax + 1> places_{};  // of each row of the pool in that order, or kNoPlace
-  alignas(64) std::array<float, kFeatures * kCandidates> columns_{};
+  alignas(64) std::array<float, kFeatures * kCandidates + 1> columns_{};  // and what is of no row
 };
 
 }  // namespace rest_store
