@@ -33,12 +33,20 @@ class RecycledLogits {
     std::array<LikelyTokens, kRecycledOrders> out{};
     const std::lock_guard lock(mutex_);
     if (rows_.empty()) return out;
-    for (std::size_t order = 1; order <= kRecycledOrders && order <= tail.size(); ++order) {
-      const Key key = key_of(tail.last(order));
-      for (std::size_t way = 0; way < kWays; ++way)
-        if (const Row& row = rows_[place_of(key, way)]; row.likely.size() > 0 && row.key == key)
-          out[order - 1] = row.likely;
+    const std::size_t orders = std::min(kRecycledOrders, tail.size());
+    std::array<Key, kRecycledOrders> keys;
+    for (std::size_t i = 0; i < orders; ++i) {
+      keys[i] = key_of(tail.last(i + 1));
+      const auto* row = reinterpret_cast<const std::uint8_t*>(&rows_[place_of(keys[i], 0)]);
+      prefetch(row);
+      prefetch(row + sizeof(Row) - 1);
     }
+    for (std::size_t i = 0; i < orders; ++i)
+      for (std::size_t way = 0; way < kWays; ++way)
+        if (const Row& row = rows_[place_of(keys[i], way)]; row.likely.size() > 0 && row.key == keys[i]) {
+          out[i] = row.likely;
+          break;
+        }
     return out;
   }
 
