@@ -11,9 +11,9 @@ Besides, prompts that nothing matches: random tokens, continued by sampling at a
 The empty drafter never drafts a token: it shows what vLLM's own path of speculation costs, with any drafter.
 
 Reported: tokens a second, the reading of prompts included (median over rounds), and relative to vLLM without drafts, to
-the empty drafter and to suffix decoding (median over rounds of the ratio in each); tokens that a row gets in a step,
-and tokens drafted for it; the share of time that drafting takes, in `propose` and, with ours, in its hook on the model;
-and how many texts are those without drafts.
+the empty drafter and to suffix decoding (median over rounds of the ratio in each); the same of decoding, the steps in
+which no prompt is read; tokens that a row gets in a step, and tokens drafted for it; the share of time that drafting
+takes, in `propose` and, with ours, in its hook on the model; and how many texts are those without drafts.
 """
 
 from __future__ import annotations
@@ -222,24 +222,17 @@ def summarize(
         rounds: of each, what each way answered in its turns.
         comparable: whether all ways should write the same texts.
     """
-    rates = {name: [rate(one[name]) for one in rounds] for name in rounds[0]}
     figures = {}
-    for name in rates:
+    for name in rounds[0]:
         turns = [turn for one in rounds for turn in one[name]]
         texts = [text for turn in turns for text in turn["texts"]]
         total = {key: sum(turn[key] for turn in turns) for key in SUMMED}
-        row: dict[str, Any] = {"tokens a second": round(statistics.median(rates[name]), 1)}
-        suffix = f"suffix, {'warm' if WAYS[name].warm else 'cold'}"
-        for key, other in (("of none", "none"), ("of empty", "empty"), ("of suffix", suffix)):
-            if other in rates:
-                ratios = [one / against for one, against in zip(rates[name], rates[other], strict=True)]
-                row[key] = round(statistics.median(ratios), 3)
-                row[f"{key}, by round"] = [round(ratio, 3) for ratio in ratios]
+        row: dict[str, Any] = {**speed(rounds, name), "decoding": speed(rounds, name, "decoding ")}
         row["tokens a row and step"] = round((total["tokens"] - len(texts)) / total["row steps"], 3)
         row["drafted a row and step"] = round(total["drafted"] / total["row steps"], 3)
         row["share of propose"] = round(total["propose seconds"] / total["seconds"], 4)
         row["milliseconds a step"] = round(1e3 * total["seconds"] / total["steps"], 2)
-        if comparable and "none" in rates:
+        if comparable and "none" in rounds[0]:
             plain = [text for one in rounds for turn in one["none"] for text in turn["texts"]]
             same = sum(text == other for text, other in zip(texts, plain, strict=True))
             row["identical"] = f"{same} of {len(texts)}"
@@ -247,9 +240,27 @@ def summarize(
     return figures
 
 
-def rate(turns: Sequence[Answers]) -> float:
-    """Return the tokens a second of a round."""
-    return float(sum(turn["tokens"] for turn in turns) / sum(turn["seconds"] for turn in turns))
+def speed(rounds: Sequence[Mapping[str, Sequence[Answers]]], name: str, kind: str = "") -> dict[str, Any]:
+    """Return the tokens a second of a way, alone and relative to others.
+
+    Args:
+        rounds: of each, what each way answered in its turns.
+        name: the way.
+        kind: of the tokens and seconds that are meant, as their names begin; empty: all.
+    """
+
+    def rates(way: str) -> list[float]:
+        sums = [[sum(turn[kind + key] for turn in one[way]) for key in ("tokens", "seconds")] for one in rounds]
+        return [tokens / seconds for tokens, seconds in sums]
+
+    figures: dict[str, Any] = {"tokens a second": round(statistics.median(rates(name)), 1)}
+    suffix = f"suffix, {'warm' if WAYS[name].warm else 'cold'}"
+    for key, other in (("of none", "none"), ("of empty", "empty"), ("of suffix", suffix)):
+        if other in rounds[0]:
+            ratios = [one / against for one, against in zip(rates(name), rates(other), strict=True)]
+            figures[key] = round(statistics.median(ratios), 3)
+            figures[f"{key}, by round"] = [round(ratio, 3) for ratio in ratios]
+    return figures
 
 
 def report(title: str, figures: Mapping[str, Mapping[str, Any]]) -> None:
@@ -257,6 +268,7 @@ def report(title: str, figures: Mapping[str, Mapping[str, Any]]) -> None:
     for name, row in figures.items():
         cells = [f"{row['tokens a second']:7.1f} tokens/s"]
         cells += [f"{row[key]:.2f} {key}" for key in ("of none", "of empty", "of suffix") if key in row]
+        cells += [f"decoding {row['decoding']['of suffix']:.2f} of suffix"] if "of suffix" in row else []
         cells += [f"{row[f'{what} a row and step']:.2f} {what}" for what in ("tokens", "drafted")]
         cells += [f"propose {100 * row['share of propose']:.1f}%"]
         cells += [f"identical {row['identical']}"] if "identical" in row else []

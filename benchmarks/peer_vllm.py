@@ -61,13 +61,15 @@ class Engine:
         """Answer prompts, `rows` at a time; return the texts and what it took.
 
         The first token of a text comes from reading its prompt, with which no draft can help: "row steps" are those of
-        all rows after it.
+        all rows after it. Steps in which no prompt is read are "decoding".
         """
         engine = self._llm.llm_engine
         texts: list[list[int]] = [[] for _ in prompts]
         self._drafted, seconds = 0, self._propose_seconds()
         waiting = list(range(len(prompts)))
-        row_steps = steps = 0
+        unread: set[int] = set()  # requests without a token
+        row_steps = steps = decoding_tokens = 0
+        decoding_seconds = 0.0
         began = time.perf_counter()
         while waiting or engine.has_unfinished_requests():
             while waiting and engine.get_num_unfinished_requests() < rows:
@@ -80,17 +82,27 @@ class Engine:
                 )
                 self._requests += 1
                 engine.add_request(f"{place} {self._requests}", {"prompt_token_ids": prompts[place]}, params)
+                unread.add(place)
             steps += 1
-            for output in engine.step():
-                text = texts[int(output.request_id.split()[0])]
-                row_steps += bool(text)
-                text += output.outputs[0].token_ids
+            is_decoding = not unread
+            began_step = time.perf_counter()
+            outputs = engine.step()
+            if is_decoding:
+                decoding_seconds += time.perf_counter() - began_step
+                decoding_tokens += sum(len(output.outputs[0].token_ids) for output in outputs)
+            for output in outputs:
+                place = int(output.request_id.split()[0])
+                row_steps += place not in unread
+                unread.discard(place)
+                texts[place] += output.outputs[0].token_ids
         return {
             "seconds": time.perf_counter() - began,
             "texts": texts,
             "tokens": sum(map(len, texts)),
             "steps": steps,
             "row steps": row_steps,
+            "decoding seconds": decoding_seconds,
+            "decoding tokens": decoding_tokens,
             "propose seconds": self._propose_seconds() - seconds,
             "drafted": self._drafted,
         }

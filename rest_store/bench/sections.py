@@ -26,6 +26,7 @@ from rest_store.bench.tables import (
     speed_table,
     suffix_decoding_table,
     typical_table,
+    vllm_decoding_table,
     vllm_table,
 )
 
@@ -299,8 +300,14 @@ def _vllm(figures: Mapping[str, Any]) -> list[Exhibit]:
         if way != "none"
     ]
     categories = [f"{batch} at once" for batch in batches]
+    decoding = (
+        [vllm_decoding_table(figures)]
+        if all("decoding" in row for row in next(iter(batches.values())).values())
+        else []
+    )
     return [
         vllm_table(figures),
+        *decoding,
         Bars("Speed by rows at once", "times no drafts", categories, speeds, origin=1.0),
         *_vllm_against("an empty drafter", "of empty", figures),
         *_vllm_against("suffix decoding, cold or warm as it is", "of suffix", figures),

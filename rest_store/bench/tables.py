@@ -332,22 +332,34 @@ def typical_table(figures: Mapping[str, Any]) -> Table:
 
 def vllm_table(figures: Mapping[str, Any]) -> Table:
     """Tokens a second in vLLM, relative to no drafts, and of a row and step, by way of drafting and rows at once."""
+    header = "tokens a second / relative to none / tokens of a row and step"
+    return _vllm_table("Speed in vLLM", header, figures, _vllm_cell)
+
+
+def vllm_decoding_table(figures: Mapping[str, Any]) -> Table:
+    """The speed of the steps in which no prompt is read, also relative to no drafts and to suffix decoding."""
+    header = "while no prompt is read: tokens a second / relative to none / to suffix decoding"
+    return _vllm_table("Decoding in vLLM", header, figures, _vllm_decoding_cell)
+
+
+def _vllm_table(title: str, first: str, figures: Mapping[str, Any], cell: Callable[[Mapping[str, Any]], str]) -> Table:
     parts = {"": figures["batches"], "nothing to draft; ": figures["nothing to draft"]}
     batches = list(figures["batches"])
     rows: list[list[Cell]] = []
     for name, part in parts.items():
         for way in dict.fromkeys(way for batch in batches for way in part[batch]):
-            cells = [_vllm_cell(part[batch][way]) for batch in batches]
-            rows.append([name + VLLM.get(way, way), *cells])
-    header = [
-        "tokens a second / relative to none / tokens of a row and step",
-        *(f"{batch} at once" for batch in batches),
-    ]
-    return Table("Speed in vLLM", header, rows)
+            rows.append([name + VLLM.get(way, way), *(cell(part[batch][way]) for batch in batches)])
+    return Table(title, [first, *(f"{batch} at once" for batch in batches)], rows)
 
 
 def _vllm_cell(row: Mapping[str, Any]) -> str:
     return f"{row['tokens a second']:.0f} / {row['of none']:.2f} / {row['tokens a row and step']:.2f}"
+
+
+def _vllm_decoding_cell(row: Mapping[str, Any]) -> str:
+    decoding = row["decoding"]
+    cells = [f"{decoding['tokens a second']:.0f}", f"{decoding['of none']:.2f}"]
+    return " / ".join([*cells, f"{decoding['of suffix']:.2f}"] if "of suffix" in decoding else cells)
 
 
 def paper_tables(figures: Mapping[str, Any]) -> list[Table]:

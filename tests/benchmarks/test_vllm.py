@@ -22,8 +22,10 @@ def engine(name: str, seconds: float, asked: list[str]) -> bench_vllm.Ask:
         assert what == "answer"
         asked.append(name)
         texts = [[*prompt, 1, 2, 3] for prompt in prompts]
+        taken = seconds * len(texts)
         answers = {"texts": texts, "tokens": 4 * len(texts), "row steps": 2 * len(texts), "drafted": 6 * len(texts)}
-        return {**answers, "seconds": seconds * len(texts), "steps": 3, "propose seconds": 0.1 * seconds * len(texts)}
+        decoding = {"decoding seconds": 0.6 * taken, "decoding tokens": 3 * len(texts)}
+        return {**answers, **decoding, "seconds": taken, "steps": 3, "propose seconds": 0.1 * taken}
 
     return ask
 
@@ -55,6 +57,15 @@ def test_figures_are_relative_to_the_same_round() -> None:
         "of empty, by round": [5.0, 5.0],
         "of suffix": 2.0,
         "of suffix, by round": [2.0, 2.0],
+        "decoding": {
+            "tokens a second": 20.0,
+            "of none": 4.0,
+            "of none, by round": [4.0, 4.0],
+            "of empty": 5.0,
+            "of empty, by round": [5.0, 5.0],
+            "of suffix": 2.0,
+            "of suffix, by round": [2.0, 2.0],
+        },
         "tokens a row and step": 1.5,
         "drafted a row and step": 3.0,
         "share of propose": 0.1,
@@ -66,22 +77,25 @@ def test_figures_are_relative_to_the_same_round() -> None:
 def test_figures_are_reported() -> None:
     figures = bench_vllm.summarize(rounds([]))
     result = Result("vllm", "vllm", {}, {"batches": {"1": figures}, "nothing to draft": {"1": figures}})
-    speeds, _, *others = section_of(result).exhibits
+    speeds, decoding, _, *others = section_of(result).exhibits
     assert speeds.header[1:] == ["1 at once"]  # type: ignore[union-attr]
     assert ["rest-store, corpora", "16 / 4.00 / 1.50"] in speeds.rows  # type: ignore[union-attr]
     assert ["nothing to draft; an empty drafter", "3 / 0.80 / 1.50"] in speeds.rows  # type: ignore[union-attr]
-    tables = {one.title: one for one in others if isinstance(one, Table)}
+    tables = {one.title: one for one in (decoding, *others) if isinstance(one, Table)}
+    assert ["rest-store, corpora", "20 / 4.00 / 2.00"] in tables["Decoding in vLLM"].rows
     assert ["nothing to draft; rest-store, corpora", 5.0] in tables["Speed relative to an empty drafter"].rows
     assert ["rest-store, corpora", 2.0] in tables["Speed relative to suffix decoding, cold or warm as it is"].rows
 
 
-def test_a_file_without_an_empty_drafter_is_reported() -> None:
-    """Files of earlier releases have none."""
+def test_files_of_earlier_releases_are_reported() -> None:
+    """They have no empty drafter, and nothing of decoding alone."""
     figures = bench_vllm.summarize([{name: one[name] for name in ("none", "corpora")} for one in rounds([])])
+    for row in figures.values():
+        del row["decoding"]
     result = Result("vllm", "vllm", {}, {"batches": {"1": figures}, "nothing to draft": {"1": figures}})
     titles = [one.title for one in section_of(result).exhibits]
     assert "Speed in vLLM" in titles
-    assert not any("relative to" in title for title in titles)
+    assert not any("relative to" in title or "Decoding" in title for title in titles)
 
 
 def test_the_verdict_is_about_our_drafts_alone() -> None:
