@@ -28,6 +28,7 @@ from rest_store.bench.tables import (
     speed_table,
     suffix_decoding_table,
     typical_table,
+    vllm_decoding_table,
     vllm_table,
 )
 from rest_store.errors import ResultsError, describe
@@ -118,4 +119,5 @@ TABLES: dict[str, Callable[[Mapping[str, Result]], Table]] = {
     ),
     "typical": lambda results: typical_table(results["typical"].figures),
     "vllm": lambda results: vllm_table(results["vllm"].figures),
+    "vllm-decoding": lambda results: vllm_decoding_table(results["vllm"].figures),
 }
