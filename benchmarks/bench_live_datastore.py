@@ -176,7 +176,7 @@ def measure_bulk(source: Source, place: Path, tokens: int) -> dict[str, float]:
 def measure_queries(source: Source, place: Path, tokens: int, rounds: int) -> dict[str, Any]:
     """Time queries of a live datastore while it grows, in turns with those of the shard that it was before."""
     # No context comes again: a static shard would answer from its cache of trees, where new documents change them.
-    turns = [source.contexts(TURN) for _ in range(rounds // (SESSIONS * STEPS))]
+    warm_up, *turns = [source.contexts(TURN) for _ in range(1 + rounds // (SESSIONS * STEPS))]
     results: dict[str, Any] = {}
     for where in ("thread", "process"):
         directory = place / where
@@ -185,10 +185,10 @@ def measure_queries(source: Source, place: Path, tokens: int, rounds: int) -> di
                 live.add(source.documents(tokens // SIZE))
                 live.compact()
                 static = export(live, place / "static")
-            ask(static, turns[0])
+            ask(static, warm_up)
             alone = [time for turn in turns for time in ask(static, turn)]
             with growing(where, directory, source) as live:
-                ask(live, turns[0])
+                ask(live, warm_up)
                 beside: dict[str, list[float]] = {"static": [], "live": []}
                 segments = []
                 for turn in turns:
