@@ -14,6 +14,8 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
+from rest_store.drafting.reliability import Reliability
+
 Floats = npt.NDArray[np.float64]
 
 _KEPT = 256  # plain steps, and steps with draft tokens, that costs are fitted to
@@ -31,9 +33,7 @@ _SMOOTHING = 1 / 8  # of what drafting gains
 _LOSS = 0.005  # part of the speed that drafting may cost before it pauses
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 4, 32  # steps
 
-_PRIOR = 4.0  # tokens a row that are taken to be promised and accepted, beside those that were
-_KEPT_PROMISE = 0.5 ** (1 / 256)  # what a step leaves of earlier promises, so that tries come back
-_SLACK = 1.25  # promised for accepted, up to which scores are believed: chance does that, too
+_PRIOR, _SLACK = 4.0, 1.25  # of the reliability of scores, in tokens a row
 
 _DOUBT = 0.5  # part of the score that pays at present, from which on draft tokens may pay in the next step
 
@@ -167,32 +167,6 @@ def _median(values: Floats) -> float:
     return float(np.partition(values, middle)[middle])
 
 
-class _Reliability:
-    """The part of what scores promise that is accepted: 1 as long as nothing speaks against it.
-
-    Promises that fail cost a bounded time, however many there are: the more they are believed, the more of them are
-    counted. In the long run that is `_SLACK * _PRIOR * (1 - _KEPT_PROMISE)` tokens a row and step, about 0.014.
-    """
-
-    def __init__(self) -> None:
-        self._promised = self._accepted = 0.0  # tokens a row
-
-    @property
-    def factor(self) -> float:
-        """What scores are to be multiplied by, at most 1."""
-        return min(1.0, _SLACK * (self._accepted + _PRIOR) / (self._promised + _PRIOR))
-
-    def forget(self) -> None:
-        """Give what is known less weight; once a step."""
-        self._promised *= _KEPT_PROMISE
-        self._accepted *= _KEPT_PROMISE
-
-    def add(self, promised: float, accepted: float) -> None:
-        """Count the draft tokens of a step, both as tokens a row."""
-        self._promised += promised
-        self._accepted += accepted
-
-
 class Goodput:
     """Decides for each step whether sessions are asked at all, and how many of their draft tokens are verified.
 
@@ -203,7 +177,7 @@ class Goodput:
 
     def __init__(self) -> None:
         self._costs = StepCosts()
-        self._reliability = _Reliability()
+        self._reliability = Reliability(prior=_PRIOR, slack=_SLACK)
         self._rows = 1  # of the latest choice
         self._expected = (1.0, 1.0, 1.0)  # of the latest choice: tokens a row, its time, and that of a plain step
         self._gain = 0.0  # smoothed, as part of the speed without drafts

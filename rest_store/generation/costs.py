@@ -15,12 +15,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from rest_store.drafting.reliability import Reliability
 from rest_store.generation.prefill import Prompt
 
 _RECENT = 9  # times kept of each width
 _AGE = 128  # steps after which a time is forgotten
 _STALE = 64  # steps after which a plain step is measured again
 _OUTLIER = 3.0  # estimates that a step counts as at most: other work took the processor
+_GUESSED = 16  # draft tokens' worth of the guess of what each of them adds
 _BAND = 1.25  # ratio up to which a time confirms the times of earlier generations
 _SHORTEST = 1e-9  # seconds, also of a clock that stands still
 # The credit, in plain steps.
@@ -28,6 +30,7 @@ _FIRST = 0.1  # of the first generation
 _LEAST_FIRST, _MOST_FIRST = 0.05, 0.2  # of later ones
 _LARGEST = 4.0  # at any time
 _SHARE = 0.015  # added with each token
+_PRIOR = 0.25  # of the reliability of scores, in tokens
 # What a step takes beyond the credit.
 _LEAST_CHARGE = 8 * _SHARE  # charged at once, if it is so much
 _FIRST_PART, _GROWTH = 1 / 16, 8  # part charged at once, and how it grows while a debt is left
@@ -133,33 +136,45 @@ class ForwardCosts:
         return statistics.median_low(time.seconds for time in self._times[nodes])
 
     def _line(self) -> tuple[float, float]:
-        """Return the seconds of a plain step and what each draft token adds: the median, with two guesses in it."""
+        """Return the seconds of a plain step and what each draft token adds.
+
+        The latter is a median weighted by draft tokens, with the guess in it: of a narrow step the noise is as large,
+        but what it says of each draft token is less exact.
+        """
         times = [(nodes, time.seconds) for nodes, recent in self._times.items() for time in recent]
         if 0 in self._times:
             intercept = self._median(0)
         else:
             intercept = statistics.median(seconds / (1 + self._slope * nodes) for nodes, seconds in times)
-        slopes = [(seconds - intercept) / nodes for nodes, seconds in times if nodes]
-        guess = self._slope * intercept
-        return intercept, max(0.0, statistics.median([guess, guess, *slopes]))
+        measured = [((seconds - intercept) / nodes, nodes) for nodes, seconds in times if nodes]
+        slopes, weights = zip(*sorted([(self._slope * intercept, _GUESSED), *measured]), strict=True)
+        below = np.cumsum(weights)
+        return intercept, max(0.0, slopes[int(np.searchsorted(below, below[-1] / 2))])
 
 
 class DraftPolicy:
     """Decides before each step how many draft tokens it may verify, so that no generation loses more than a little.
 
     Drafted steps spend a credit, counted in plain steps. Each token written adds a little to it. A drafted step adds
-    what it saved against plain steps that write as many tokens, or takes what it lost, drafting included. A step may
-    verify as many draft tokens as the credit would pay for if none of them were accepted. So a generation begins with
-    narrow trees, they grow with the first success, and drafts that never pay cost about the share that is added.
-    The next generation begins with what the last one left, within narrow bounds. Choosing and writing tokens is not
-    compared: it takes its time in plain steps too. On a machine that does other work, any step may take long. So the
+    what it saves against plain steps that write as many tokens, or takes what it loses, drafting included. While the
+    credit is below zero, drafting pauses. So drafts that never pay cost about the share that is added. The next
+    generation begins with what the last one left, within narrow bounds. Choosing and writing tokens is not compared:
+    it takes its time in plain steps too.
+
+    Trees with scores are cut by their session where another draft token costs more than it promises. So their width is
+    not limited, and a step saves what its scores promise, whatever chance makes of it. Where less is accepted than was
+    promised, scores count for less: the session is told higher costs of draft tokens. The time of the forward pass is
+    that of the estimates. On a machine that does other work, any single pass may take long.
+
+    Trees without scores are judged by what they bring. A step may verify as many draft tokens as the credit would pay
+    for if none of them were accepted: such generations begin with narrow trees, which grow with the first success. The
     time of a forward pass is capped at `_OUTLIER` times its estimate, and plain steps count with the mean of theirs,
     capped in the same way: what delays all steps alike says nothing of drafts.
 
-    A step may take more than the credit: a source was slow, or the machine. Drafting then pauses until the credit is
-    back at zero. One slow step says little about the next, so it is charged in part, and the rest is a debt that half
-    of all that drafts save pays off. While a debt is left, the next such step is charged a greater part: pauses grow
-    from about ten tokens to what the share takes to pay for everything.
+    A step may take more than the credit: a source was slow, or the machine. One slow step says little about the next,
+    so it is charged in part, and the rest is a debt that half of all that drafts save pays off. While a debt is left,
+    the next such step is charged a greater part: pauses grow from about ten tokens to what the share takes to pay for
+    everything.
 
     Args:
         costs: of forward passes like those to come.
@@ -174,6 +189,8 @@ class DraftPolicy:
         self._adaptive = adaptive
         self._credit = _FIRST
         self._drafts = False  # in this step
+        self._is_scored = False  # whether the latest trees had scores
+        self._reliability = Reliability(prior=_PRIOR)
         self._table: npt.NDArray[np.float64] | None = None  # of costs, as the step was chosen by
         self._pausing = False
         self._debt = 0.0
@@ -184,7 +201,8 @@ class DraftPolicy:
         """Start another generation."""
         self._costs.begin()
         self._credit = min(max(self._credit, _LEAST_FIRST), _MOST_FIRST)
-        self._drafts = self._pausing = False
+        self._drafts = self._pausing = self._is_scored = False
+        self._reliability = Reliability(prior=_PRIOR)
         self._debt, self._part = 0.0, _FIRST_PART
         self.pauses = 0
 
@@ -195,8 +213,8 @@ class DraftPolicy:
             padded: for 0, 1, ... draft tokens by how many tokens the step is wider than a plain one, ascending from 0.
 
         Returns:
-            The number, and the estimated seconds of a forward pass with 0, 1, ... up to that many draft tokens;
-            None: draft whatever it costs.
+            The number, and the estimated seconds of a forward pass with 0, 1, ... up to that many draft tokens, more
+            where scores promised too much; None: draft whatever it costs.
         """
         nodes, costs = len(padded) - 1, None
         if self._adaptive:
@@ -205,15 +223,25 @@ class DraftPolicy:
                 nodes = 0
             else:
                 self._table, costs = table, table[list(padded)]
-                affordable = np.flatnonzero(costs <= costs[0] * (1 + self._credit)) if self._credit >= 0 else [0]
-                nodes = int(affordable[-1])
-                costs = costs[: nodes + 1]
+                if self._credit < 0:
+                    nodes = 0
+                elif not self._is_scored:
+                    nodes = int(np.flatnonzero(costs <= costs[0] * (1 + self._credit))[-1])
+                costs = self._doubted(costs[: nodes + 1])
                 self.pauses += not nodes and not self._pausing
                 self._pausing = not nodes
         self._drafts = nodes > 0
         return nodes, costs
 
-    def observe(self, nodes: int, tokens: float, forward: float, drafting: float) -> None:
+    def _doubted(self, costs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Return higher costs of draft tokens where less was accepted than scores promised."""
+        added = costs - costs[0]
+        doubted: npt.NDArray[np.float64] = costs[0] + np.where(added > 0, added / self._reliability.factor, added)
+        return doubted
+
+    def observe(
+        self, nodes: int, tokens: float, forward: float, drafting: float, promised: float | None = None
+    ) -> None:
         """Learn from a step.
 
         Args:
@@ -221,6 +249,8 @@ class DraftPolicy:
             tokens: new tokens, for each row that was written to.
             forward: seconds of the forward pass.
             drafting: seconds of drafting.
+            promised: draft tokens that were to be accepted by the scores of the trees, for each row that was written
+                to; None: a tree had no scores.
         """
         self._costs.observe(nodes, forward)
         plain = self._costs.plain()
@@ -228,12 +258,23 @@ class DraftPolicy:
         if plain is None:
             return
         earned = _SHARE * tokens
-        if drafted:
-            if self._table is not None:
-                forward = min(forward, _OUTLIER * float(self._table[nodes]))
-            earned += self._pay_debt(tokens - (forward + drafting) / plain)
+        if drafted and self._table is not None:
+            estimates = float(self._table[0]), float(self._table[nodes])
+            if promised is None:
+                saved = tokens - (min(forward, _OUTLIER * estimates[1]) + drafting) / plain
+            else:
+                saved = self._expected(promised, tokens - 1) - (estimates[1] + drafting) / estimates[0]
+            self._is_scored = promised is not None and (promised > 0 or self._is_scored)
+            earned += self._pay_debt(saved)
         credit = min(self._credit + earned, _LARGEST)
         self._credit = credit if credit >= 0 or not drafted else -self._charge(-credit)
+
+    def _expected(self, promised: float, accepted: float) -> float:
+        """Return the tokens that a step was expected to bring, and learn how many draft tokens of it were accepted."""
+        expected = 1 + self._reliability.factor * promised
+        self._reliability.forget()
+        self._reliability.add(promised, accepted)
+        return expected
 
     def _pay_debt(self, saved: float) -> float:
         """Pay off the debt with half of what a step saved, if it saved anything; return what is left of that."""

@@ -67,5 +67,15 @@ class Draft:
             scores = None if tree.scores is None else tree.scores[kept]
             self.tree = TokenTree(tree.tokens[kept], places[tree.parents[kept]], tree.counts[kept], scores=scores)
 
+    @property
+    def promised(self) -> float | None:
+        """How many draft tokens are accepted by their scores, as probabilities; None if nodes have no such scores."""
+        if not len(self.tree):
+            return 0.0
+        scores = self.tree.scores
+        if scores is None or not bool((scores >= 0).all() and (scores <= 1).all()):
+            return None
+        return float(scores.sum())
+
 
 NO_DRAFT = Draft(EMPTY, 0)

@@ -179,7 +179,7 @@ class Generation:
             piece, paths = self._acceptance.accept(logits, top_tokens, drafts, self.statistics)
             self._keep(verifier.cache, paths)
             sessions.inform(piece.tokens, paths, top_tokens, drafts)
-            self._learn(self._policy, verifier, step, piece)
+            self._learn(self._policy, verifier, step, piece, drafts)
         if self.trace is not None:
             self.trace.add(piece.tokens, drafts, self.statistics)
         return piece
@@ -226,13 +226,23 @@ class Generation:
             if self._rows.is_done(row):
                 cache.finish(number)
 
-    def _learn(self, policy: DraftPolicy, verifier: Verifier, step: Step, piece: Piece) -> None:
+    def _learn(
+        self, policy: DraftPolicy, verifier: Verifier, step: Step, piece: Piece, drafts: Sequence[Draft]
+    ) -> None:
         """Learn what the step cost and brought, unless a graph was captured in it."""
         if not verifier.captured:
             lengths = [len(tokens) for tokens in piece.tokens if tokens]
+            rows = max(1, len(lengths))
+            scored = [draft.promised for draft in drafts]
+            promised = None if None in scored else sum(filter(None, scored)) / rows
             times = self.statistics
-            tokens = sum(lengths) / max(1, len(lengths))
-            policy.observe(step.width - verifier.width_of(1), tokens, times.forward.latest, times.drafting.latest)
+            policy.observe(
+                step.width - verifier.width_of(1),
+                sum(lengths) / rows,
+                times.forward.latest,
+                times.drafting.latest,
+                promised,
+            )
             times.pauses = policy.pauses
 
     def _room(self, row: Row) -> int:

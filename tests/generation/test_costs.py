@@ -62,6 +62,18 @@ def test_a_single_time_of_a_width_is_not_trusted() -> None:
     assert table[3] > 3
 
 
+def test_noise_of_narrow_steps_does_not_say_what_wide_ones_cost() -> None:
+    """Steps with one draft token are a little shorter than plain ones by chance; those with twelve are not."""
+    costs = ForwardCosts()
+    costs.observe(0, 1.0)
+    for _ in range(8):
+        costs.observe(1, 0.9)
+    costs.observe(12, 1.6)
+    table = costs.table(16)
+    assert table is not None
+    assert table[16] > 1.3
+
+
 def test_plain_steps_are_measured_anew_after_a_while() -> None:
     costs = ForwardCosts()
     costs.observe(0, 1.0)

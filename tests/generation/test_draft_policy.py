@@ -32,6 +32,88 @@ def simulate(policy: DraftPolicy, steps: int, tokens: float, *, slope: float = 0
     return budgets
 
 
+def promised_to(
+    policy: DraftPolicy, steps: int, promised: float, accepted: Callable[[int], float], *, drafting: float = 0.0
+) -> list[int]:
+    """Let sessions promise `promised` tokens with 8 nodes at most, if these pay; return the nodes of the steps.
+
+    Args:
+        policy: decides; a step takes 0.1 more for each draft token.
+        steps: how many.
+        promised: of each tree.
+        accepted: by step, what becomes of it.
+        drafting: seconds of it.
+    """
+    widths = []
+    for step in range(steps):
+        most, costs = policy.budget(WIDTHS)
+        nodes = min(8, most)
+        if nodes:
+            assert costs is not None
+            nodes *= (1 + promised) / costs[nodes] >= 1 / costs[0]
+        widths.append(nodes)
+        tokens = 1 + accepted(step) * (nodes > 0)
+        policy.observe(nodes, tokens, 1 + 0.1 * nodes, drafting * (most > 0), promised * (nodes > 0))
+    return widths
+
+
+def test_bad_luck_does_not_narrow_trees_whose_scores_are_right() -> None:
+    """One step in five brings five tokens, the others none: on average what was promised."""
+    policy = DraftPolicy(known())
+    widths = promised_to(policy, 200, 1.0, lambda step: 5.0 * (step % 5 == 0))
+    assert widths.count(8) >= 195, "others measure plain steps"
+    assert policy.pauses == 0
+
+
+@pytest.mark.parametrize("drafting", [0.0, 0.05])
+@pytest.mark.parametrize("steps", [16, 64, 512])
+def test_scores_that_are_wrong_cost_little(drafting: float, steps: int) -> None:
+    policy = DraftPolicy(known())
+    promised_to(policy, 40, 1.0, lambda _: 1.0)
+    policy.begin()
+    policy.observe(0, 1.0, 1.0, 0.0)  # confirms the costs
+    widths = promised_to(policy, steps, 1.0, lambda _: 0.0, drafting=drafting)
+    assert sum(0.1 * nodes + drafting * (nodes > 0) for nodes in widths) < 2 + 0.02 * steps
+
+
+def test_a_generation_does_not_distrust_scores_for_what_others_were() -> None:
+    policy = DraftPolicy(known())
+    assert promised_to(policy, 40, 1.0, lambda _: 0.0)[-1] == 0
+    policy.begin()
+    policy.observe(0, 1.0, 1.0, 0.0)
+    assert promised_to(policy, 40, 1.0, lambda _: 1.0)[-20:] == [8] * 20
+
+
+def test_draft_tokens_cost_more_where_scores_promised_too_much() -> None:
+    policy = DraftPolicy(known())
+    promised_to(policy, 1, 0.9, lambda _: 0.9)
+    _, before = policy.budget(WIDTHS)
+    policy.observe(8, 1.0, 1.8, 0.0, 8.0)
+    _, after = policy.budget(WIDTHS)
+    assert before is not None
+    assert after is not None
+    assert after[0] == before[0]
+    assert (after[1:] > before[1 : len(after)]).all()
+
+
+def test_a_slow_pass_is_not_charged_to_trees_with_scores() -> None:
+    policy = DraftPolicy(known())
+    promised_to(policy, 4, 1.0, lambda _: 1.0)
+    for _ in range(3):
+        assert policy.budget(WIDTHS)[0] == 16
+        policy.observe(8, 2.0, 30.0, 0.0, 1.0)
+        promised_to(policy, 8, 1.0, lambda _: 1.0)
+    assert policy.pauses == 0
+
+
+def test_trees_that_lose_their_scores_are_narrow_again() -> None:
+    policy = DraftPolicy(known())
+    promised_to(policy, 2, 0.5, lambda _: 0.0)
+    assert policy.budget(WIDTHS)[0] == 16
+    policy.observe(1, 1.0, 1.1, 0.0)
+    assert 0 < policy.budget(WIDTHS)[0] < 16
+
+
 def test_trees_are_narrow_until_drafts_are_accepted() -> None:
     policy = DraftPolicy(known())
     assert simulate(policy, 1, 1.5)[0] in range(1, 5)

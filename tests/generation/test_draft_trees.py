@@ -122,6 +122,18 @@ def test_a_draft_is_cut_to_the_depth_that_can_be_accepted() -> None:
     assert (Draft(origins, 1).origins, shallow.origins) == ([1, 3], [1] * 5)
 
 
+def test_a_draft_promises_the_sum_of_the_scores_that_are_verified() -> None:
+    def promised(scores: list[float] | None, depth: int = 5) -> float | None:
+        return Draft(TokenTree([1, 2, 3], [-1, 0, -1], [1] * 3, scores=scores), depth).promised
+
+    assert promised([0.5, 0.25, 1.0]) == 1.75
+    assert promised([0.5, 0.25, 1.0], depth=1) == 1.5
+    assert promised([0.5, 0.25, 1.0], depth=0) == 0.0
+    assert promised(None) is None
+    for unlikely in (1.5, -0.5, float("nan"), float("inf")):
+        assert promised([0.5, unlikely, 0.5]) is None, "no probability"
+
+
 def test_trees_that_share_beginnings_share_nodes() -> None:
     tree = tree_of([[1, 2, 3], [1, 4], [1, 2]])
     assert tree.tokens.tolist() == [1, 2, 3, 4]
