@@ -6,6 +6,9 @@ asyncio. Of each: median and 99th percentile of a step in microseconds, without 
 median stands beside. The ratio is that of the session in the service to the sum of a step in process and the quicker
 echo, all medians. These find their caches warm. So there is also a step in process with a blocking echo after it.
 
+On one core: the same over TCP, while all threads of the client are bound to one core. gRPC's threads are then woken
+without crossing from core to core.
+
 At once: each of 16 processes runs one session after another, all in the same way, and the ways take turns; in process,
 only as many processes as there are cores, since more would lose time to switching. Counted are the steps of all
 processes in some seconds, and the share of the cores that the machine was busy meanwhile (`/proc/stat`: it must be
@@ -50,6 +53,7 @@ from rest_store.service.client.client import DatastoreClient
 
 NODES = (16, 64)
 TRANSPORTS = ("TCP", "Unix")
+ON_ONE_CORE = "TCP on one core"
 ECHOES = ("echo, sync", "echo, asyncio")
 LEAD = 0.1  # seconds for the processes to begin
 
@@ -91,6 +95,8 @@ def measure_sessions(
         }
         for nodes in NODES:
             results |= steps(at, nodes)
+            with on_one_core():
+                results |= steps({ON_ONE_CORE: at["TCP"]}, nodes)
         with workers(folder, at["TCP"], datastores, processes) as crew:
             for nodes in NODES:
                 results[f"{nodes} nodes, at once"] = at_once(crew, nodes, rounds, seconds)
@@ -120,6 +126,7 @@ def answers(exchanges: dict[int, list[list[Exchange]]]) -> dict[int, list[bytes]
 
 def steps(at: dict[str, Material], nodes: int) -> dict[str, Any]:
     """Time the steps of all ways in turns; return figures by transport."""
+    transports, first = list(at), next(iter(at.values()))
     times: dict[tuple[str, str], list[float]] = {}
     openings: dict[tuple[str, str], list[float]] = {}
     with contextlib.ExitStack() as stack:
@@ -127,10 +134,10 @@ def steps(at: dict[str, Material], nodes: int) -> dict[str, Any]:
             (way, transport): stack.enter_context(opened(material, nodes))
             for transport, material in at.items()
             for way, opened in WAYS.items()
-            if way != "in process" or transport == TRANSPORTS[0]  # the same for all
+            if way != "in process" or material is first  # the same for all
         }
         names = list(ways)
-        for number in range(-1, len(next(iter(at.values())).walks)):  # the first session warms up
+        for number in range(-1, len(first.walks)):  # the first session warms up
             for place in range(len(names)):
                 name = names[(number + place) % len(names)]
                 took = [(end - begin) * 1e6 for begin, end in ways[name](max(0, number))]
@@ -138,10 +145,10 @@ def steps(at: dict[str, Material], nodes: int) -> dict[str, Any]:
                     openings.setdefault(name, []).append(took[0])
                     times.setdefault(name, []).extend(took[1:])
     for figures in (times, openings):
-        for transport in TRANSPORTS[1:]:
-            figures["in process", transport] = figures["in process", TRANSPORTS[0]]
+        for transport in transports[1:]:
+            figures["in process", transport] = figures["in process", transports[0]]
     rows = {}
-    for transport in TRANSPORTS:
+    for transport in transports:
         row: dict[str, float] = {}
         for way in WAYS:
             of = percentiles(times[way, transport])
@@ -155,6 +162,17 @@ def steps(at: dict[str, Material], nodes: int) -> dict[str, Any]:
             print(f"  {way:<20}" + " ".join(f"{row[f'{way} {what} us']:8.1f}" for what in ("median", "p99", "opening")))
         sys.stdout.flush()
     return rows
+
+
+@contextlib.contextmanager
+def on_one_core() -> Iterator[None]:
+    """Bind this thread, and the threads that it starts meanwhile, to one core; the service and the echo stay free."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 @contextlib.contextmanager

@@ -48,6 +48,7 @@ VLLM = {
     "corpora and memory, warm": "rest-store, corpora and memory, warm",
 }
 _TRANSPORTS = {"TCP": "TCP", "Unix": "Unix socket"}
+_CLIENTS = {**_TRANSPORTS, "TCP on one core": "TCP, client on one core"}
 _ALTERNATION = "in process and echo"  # of sessions; earlier results have none
 
 
@@ -219,7 +220,7 @@ def sessions_table(figures: Mapping[str, Any]) -> Table:
             " / ".join(microseconds(one[f"{way} {part} us"]) for part in ("median", "p99"))
             for way in ("in process", echo, *alternation, "service", "merging")
         ]
-        rows.append([f"{nodes}, {_TRANSPORTS[transport]}", *cells[:-1], f"{one['ratio']:.2f}", cells[-1]])
+        rows.append([f"{nodes}, {_CLIENTS[transport]}", *cells[:-1], f"{one['ratio']:.2f}", cells[-1]])
     columns = ["median / 99th percentile", "in process", "echo", *alternation]
     columns += ["in the service", "ratio", "merging in the client"]
     return Table("A session's step, microseconds", columns, rows)
@@ -257,7 +258,7 @@ def batches_table(figures: Mapping[str, Any]) -> Table:
 
 
 def _steps(figures: Mapping[str, Any]) -> list[str]:
-    return [name for name in figures if name.endswith(tuple(_TRANSPORTS))]
+    return [name for name in figures if name.endswith(tuple(_CLIENTS))]
 
 
 def infini_gram_table(figures: Mapping[str, Any]) -> Table:

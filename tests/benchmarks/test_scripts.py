@@ -91,7 +91,7 @@ def test_a_service_is_measured_and_reported(folder: Path, tmp_path: Path) -> Non
     for nodes in ("16 nodes", "64 nodes"):
         assert sessions[f"{nodes}, M"]["service"] == sessions[f"{nodes}, M"]["in process"] > 1
         assert sessions[f"{nodes}, at once"]["share"] > 0
-        for transport in ("TCP", "Unix"):
+        for transport in ("TCP", "Unix", "TCP on one core"):
             step = sessions[f"{nodes}, {transport}"]
             parts = step["in process median us"] + min(step[f"echo, {kind} median us"] for kind in ("sync", "asyncio"))
             assert step["ratio"] == pytest.approx(step["service median us"] / parts, abs=1e-3)
