@@ -233,6 +233,7 @@ def test_timeouts_are_checked(connect: Callable[..., Any], timeout: Any) -> None
 
 NEVER_WORK: list[tuple[type[RestStoreError], dict[str, Any]]] = [
     *((TargetError, {"datastore": names}) for names in (["a", "a"], [], (), "", ["a", ""], ["a", None], 5, b"a")),
+    (TargetError, {"datastore": "\ud800"}),
     *((LimitError, {"retries": retries}) for retries in (-1, 1.5, "1", None)),
     *((LimitError, {"failure_threshold": failures}) for failures in (0, -1, 2.5, "5", None)),
     *((LimitError, {"pause": pause}) for pause in (-0.1, float("nan"), float("inf"), "1", None, True)),

@@ -156,6 +156,7 @@ def test_what_clients_refuse(kind: Any, service: Service) -> None:
             ("no", UnknownDatastoreError, "name of a datastore is 'no'"),
             ("", UnknownDatastoreError, "datastore to write to is ''"),
             (5, UnknownDatastoreError, "datastore to write to is 5"),
+            ("\ud800", UnknownDatastoreError, r"datastore to write to is '\ud800'"),
         ):
             refused(error, lambda name=name: client.add([[1]], datastore=name), found)
             refused(error, lambda name=name: client.delete(["x"], datastore=name), found)

@@ -371,3 +371,10 @@ def test_memory_does_not_grow_with_requests(service: Service) -> None:
     ask(number)
     assert service.resident_bytes() - before < 2 << 20
     assert service.open_descriptors() <= descriptors + 1
+
+
+def test_a_service_starts_with_the_greatest_limits(directory: Path, tmp_path: Path) -> None:
+    """Though gRPC takes no option beyond 2^31 - 1."""
+    names = ("message-bytes", "contexts", "streams", "in-flight", "waiting", "session-tokens")
+    with running(directory, options=[f"--max-{name}={1 << 30}" for name in names]) as service, service.stub() as stub:
+        assert stub.Describe(pb.DescribeRequest()).limits.max_session_tokens == 1 << 30

@@ -292,6 +292,7 @@ def test_limits_and_names_are_checked(directory: Path) -> None:
     refused(ServeError, lambda: Limits(max_message_bytes=5), "max_message_bytes")
     refused(ServeError, lambda: Catalog([]), "number of datastores")
     refused(ServeError, lambda: Catalog([("", directory)]), "name of a datastore")
+    refused(ServeError, lambda: Catalog([("\udcff", directory)]), r"name of a datastore is '\udcff'", "NAME=DIR")
 
 
 BAD_TOKENS = {

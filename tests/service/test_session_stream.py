@@ -258,7 +258,7 @@ def test_clients_that_give_a_name_learn_together(service: Service) -> None:
         assert any(learnt)
         assert first_weights(other) == learnt
         assert first_weights(alone) == [0] * 5
-    for name in ("", "x" * 257, 3):
+    for name in ("", "x" * 257, 3, "\ud800"):
         refused(TargetError, lambda name=name: client(shared_calibration=name), "shared_calibration")
 
 

@@ -95,6 +95,13 @@ def test_a_group_that_cannot_be_given_is_named(tmp_path: Path, monkeypatch: pyte
             (tmp_path / "socket").touch()
 
     refused(ServeError, make, "Operation not permitted")
+    monkeypatch.undo()
+
+    def make_for_nobody() -> None:
+        with SocketPermissions(group=str(1 << 40)).given_to(tmp_path / "other"):
+            (tmp_path / "other").touch()
+
+    refused(ServeError, make_for_nobody, "group '1099511627776'")
 
 
 @pytest.mark.parametrize(

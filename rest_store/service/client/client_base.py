@@ -20,6 +20,7 @@ from rest_store.service.client.endpoints import Endpoint, Endpoints
 from rest_store.service.client.part_groups import Targets
 from rest_store.service.client.requests import Request, Requests, T
 from rest_store.service.client.retry import RetryPolicy
+from rest_store.service.names import is_name
 
 METHOD = "/rest_store.v1.DatastoreService/"
 _UNARY = ("Draft", "LongestSuffixMatch", "Count", "Describe", "Add", "Delete")
@@ -133,7 +134,7 @@ def _names(datastore: str | Sequence[str] | None) -> tuple[str, ...]:
         names = tuple(several)
     except TypeError:
         names = ()
-    if not names or not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
+    if not names or not all(map(is_name, names)) or len(set(names)) < len(names):
         raise TargetError(describe("client", "datastore", repr(datastore), "one or more names, each once, or None"))
     return names
 

@@ -7,6 +7,7 @@ import time
 
 from rest_store.errors import TargetError, describe
 from rest_store.service.client.shared_stream import SharedStreams
+from rest_store.service.names import is_name
 
 _LONGEST_NAME = 256  # bytes of what sessions share
 _FINISH_SECONDS = 1.0  # that last messages have to be sent when a client is closed
@@ -55,7 +56,7 @@ def _shared_name(name: str | None) -> str:
     """Return a name for what sessions share, empty for none; raise TargetError if it is not one."""
     if name is None:
         return ""
-    if not isinstance(name, str) or not 1 <= len(name.encode(errors="replace")) <= _LONGEST_NAME:
+    if not is_name(name) or len(name.encode()) > _LONGEST_NAME:
         expected = f"a name of 1 to {_LONGEST_NAME} bytes"
         raise TargetError(describe("client", "shared_calibration", ascii(name), expected))
     return name
@@ -65,7 +66,7 @@ def _remembering(name: str | None, send_text: bool) -> str:
     """Return the name of the datastore that remembers, empty for none; raise TargetError if it is not one."""
     if name is None:
         return ""
-    if not isinstance(name, str) or not name:
+    if not is_name(name):
         raise TargetError(describe("client", "remember", ascii(name), "the name of a live datastore, or None"))
     if not send_text:
         raise TargetError(describe("client", "remember", "a datastore", "None without send_text"))

@@ -9,17 +9,21 @@ from itertools import islice
 from rest_store.datastore.kernel import native_evidence_fault
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import TokenTree
-from rest_store.datastore.validation import tail
+from rest_store.datastore.validation import IntSequence, tail
 from rest_store.drafting.evidence import Evidence
 from rest_store.errors import ProtocolError, TokenizerMismatchError, TreeError, UnknownDatastoreError, describe
 from rest_store.service.client.answers import NUMBER_BYTES, ServedDatastore, ServiceInfo, read_tree, served_by
+from rest_store.service.names import is_name
 from rest_store.v1 import datastore_pb2 as pb
 
 TreeLimits = tuple[int, int, int]  # max_nodes, max_suffix, max_depth
 _evidence_fault = native_evidence_fault()
 
 _NAME_BYTES = 1024  # of a datastore, or as many more as one described has
-_MOST_STREAM_SESSIONS = 256  # that share a stream, whatever the service says
+# Whatever the service says. It keeps at most 64 MiB of documents that wait, and 1 KiB for each counts.
+_MOST_STREAM_SESSIONS = 256  # that share a stream
+_LARGEST_MESSAGE = 48 << 20  # bytes
+_MOST_DOCUMENTS = 8 << 10  # of a request
 _SOME_DATASTORES = 64  # may answer, or as many more as the service has described
 
 
@@ -41,8 +45,9 @@ class Codec:
         max_request_bytes: largest message that it takes.
         max_session_tokens: longest text of a session that the service runs; 0: it runs none.
         max_stream_sessions: sessions that may share a stream; 0: none.
-        max_message_bytes: largest message that adds or deletes documents.
-        max_documents: most documents of one.
+        max_message_bytes: largest answer, and largest request that adds or deletes documents; what gRPC and the service
+            take in any case bounds both.
+        max_documents: most documents of such a request.
         names: of the datastores that are asked, in the order of answers.
         live: names of the live ones among them.
         calibration: fingerprint of what it weighs evidence with.
@@ -100,7 +105,8 @@ class Codec:
         self.max_request_bytes = limits["max_request_bytes"] or limits["max_message_bytes"]
         self.max_session_tokens, self.calibration = limits["max_session_tokens"], response.calibration
         self.max_stream_sessions = min(limits["max_stream_sessions"], _MOST_STREAM_SESSIONS)
-        self.max_message_bytes, self.max_documents = limits["max_message_bytes"], limits["max_contexts"] or 1
+        self.max_message_bytes = min(limits["max_message_bytes"], _LARGEST_MESSAGE)
+        self.max_documents = min(limits["max_contexts"] or 1, _MOST_DOCUMENTS)
         self.max_contexts = max(1, (limits["max_contexts"] or 1) // len(chosen))
         self.names = tuple(datastore.name for datastore in chosen)
         self.live = tuple(datastore.name for datastore in chosen if datastore.live is not None)
@@ -142,7 +148,7 @@ class Codec:
         """
         if name is None and len(self.live) == 1:
             return self.live[0]
-        if not isinstance(name, str) or not name:
+        if not is_name(name):
             found = f"{len(self.live)} live ones asked" if name is None else ascii(name)
             raise UnknownDatastoreError(describe("client", "datastore to write to", found, "the name of a live one"))
         return name
@@ -196,6 +202,15 @@ class Codec:
                 expected = f"rows of a vocabulary of {self.vocabulary_size}, at most {limits.max_rows}"
                 raise ProtocolError(describe(target, "evidence", fault, expected))
         return [Evidence(name, one.rows, name in self.live) for name, one in zip(names, messages, strict=True)]
+
+
+def tail_of(tokens: IntSequence, size: int, vocabulary_size: int) -> list[int]:
+    """Return what `tail` does, and an empty list for no tokens; raise QueryError as `tail` for anything else."""
+    try:
+        is_empty = len(tokens) == 0
+    except TypeError:
+        is_empty = False  # not a sequence, as `tail` says
+    return [] if is_empty else tail(tokens, size, vocabulary_size)
 
 
 def longest(trees: Sequence[TokenTree]) -> TokenTree:

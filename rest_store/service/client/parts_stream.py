@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rest_store.datastore.tree import TokenTree
-from rest_store.datastore.validation import IntSequence, tail
+from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.evidence import MAX_EVIDENCE_ROWS, Evidence
 from rest_store.errors import ServiceUnavailableError
-from rest_store.service.client.codec import TreeLimits
+from rest_store.service.client.codec import TreeLimits, tail_of
 from rest_store.service.client.parts_base import OF_CALLER
 from rest_store.service.client.stream import DraftStream
 from rest_store.service.client.stream_base import ANY_TOKEN, KEPT_TOKENS
@@ -48,8 +48,7 @@ class GenerationText:
         """Append the tokens since the last step, and yield the last ones; after an error of the caller not."""
         self.require_open()
         before = self._tokens
-        new = tail(new_tokens, KEPT_TOKENS, ANY_TOKEN) if len(new_tokens) else []
-        self._tokens = (before + new)[-KEPT_TOKENS:]
+        self._tokens = (before + tail_of(new_tokens, KEPT_TOKENS, ANY_TOKEN))[-KEPT_TOKENS:]
         try:
             yield self._tokens
         except OF_CALLER:

@@ -30,7 +30,7 @@ from rest_store.service.client.answers import (
     parse,
     tree_bytes,
 )
-from rest_store.service.client.codec import Codec, TreeLimits, longest
+from rest_store.service.client.codec import Codec, TreeLimits, longest, tail_of
 from rest_store.service.client.counters import ClientCounters
 from rest_store.service.client.documents import batches_of, new_documents
 from rest_store.v1 import datastore_pb2 as pb
@@ -226,7 +226,7 @@ class Requests:
         codec, bounds = self.codec, evidence_limits(max_nodes, max_suffix, max_rows)
 
         def encode() -> bytes:
-            tokens = tail(context, bounds.max_suffix, codec.vocabulary_size) if len(context) else []
+            tokens = tail_of(context, bounds.max_suffix, codec.vocabulary_size)
             return pb.DraftRequest(
                 selection=codec.selection,
                 contexts=[pb.Context(tokens=tokens, proposals=codec.proposals(proposals))],

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rest_store.datastore.tree import TokenTree
-from rest_store.datastore.validation import IntSequence, tail
+from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.evidence import Evidence
 from rest_store.errors import (
     DeadlineError,
@@ -19,7 +19,7 @@ from rest_store.errors import (
     describe,
 )
 from rest_store.service.client.answers import evidence_bytes, parse, tree_bytes
-from rest_store.service.client.codec import TreeLimits
+from rest_store.service.client.codec import TreeLimits, tail_of
 from rest_store.service.client.generation_stream import GenerationStream, K, Route
 from rest_store.service.client.retry import RetryPolicy
 from rest_store.v1 import datastore_pb2 as pb
@@ -62,10 +62,9 @@ class StreamBase(GenerationStream[K]):
 
     def _add(self, tokens: IntSequence, may_be_empty: bool) -> None:
         """Append the tokens since the last step; raise QueryError if they are not valid, or there was never one."""
-        is_empty = not tokens if isinstance(tokens, list | tuple) else getattr(tokens, "size", 1) == 0
         # Of an unknown vocabulary the service will say which token is outside.
         vocabulary_size = self._codec.vocabulary_size if self._codec.is_known else ANY_TOKEN
-        new = [] if is_empty else tail(tokens, KEPT_TOKENS, vocabulary_size)
+        new = tail_of(tokens, KEPT_TOKENS, vocabulary_size)
         self._context = (self._context + new)[-KEPT_TOKENS:]
         self._unsent = (self._unsent + new)[-KEPT_TOKENS:]
         if not self._context and not may_be_empty:

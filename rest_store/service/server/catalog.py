@@ -18,6 +18,7 @@ from rest_store.errors import (
     UnknownDatastoreError,
     describe,
 )
+from rest_store.service.names import is_name
 from rest_store.service.served_part import ServedPart
 from rest_store.service.server.hosted_datastore import HostedDatastore, HostedFrozenDatastore
 from rest_store.service.server.hosted_live_datastore import HostedLiveDatastore
@@ -46,7 +47,7 @@ class Catalog:
         part: of each built one that is served; None: all of it. Then there are no live ones.
 
     Raises:
-        ServeError: no datastore, two with the same name, or live ones of which a part is to be served.
+        ServeError: no datastore, an invalid name, two with the same name, or live ones of which a part is to be served.
         PartError: one has fewer shards than there are parts.
         DatastoreError: one cannot be opened.
 
@@ -65,7 +66,10 @@ class Catalog:
         if not names:
             raise ServeError(describe("service", "number of datastores", 0, "at least 1"))
         for name in names:
-            if not name or names.count(name) > 1:
+            if not is_name(name):
+                expected = "text in UTF-8: give NAME=DIR"
+                raise ServeError(describe("service", "name of a datastore", ascii(name), expected))
+            if names.count(name) > 1:
                 found = f"{names.count(name)} times {name!r}"
                 raise ServeError(describe("service", "name of a datastore", found, "distinct ones: give NAME=DIR"))
         if part is not None and live:

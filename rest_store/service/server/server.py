@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 _WATCH_SECONDS = 1.0  # between two checks of the files
+_GREATEST_OPTION = (1 << 31) - 1  # gRPC takes a C int
 
 
 @dataclass(frozen=True)
@@ -249,9 +250,10 @@ def _require_secure(options: Options, has_tokens: bool) -> None:
 
 
 def _channel_options(limits: Limits) -> list[tuple[str, int]]:
-    return [
+    largest = max(limits.max_message_bytes, limits.max_steps_bytes)  # of all requests
+    options = [
         # gRPC refuses larger messages unread; those between the two limits get our own error.
-        ("grpc.max_receive_message_length", limits.max_steps_bytes + (4 << 20)),
+        ("grpc.max_receive_message_length", largest + (4 << 20)),
         ("grpc.max_send_message_length", -1),
         ("grpc.so_reuseport", 0),  # a second service on the same port is a mistake
         ("grpc.max_concurrent_streams", limits.max_in_flight + limits.max_streams),  # of one connection
@@ -263,6 +265,7 @@ def _channel_options(limits: Limits) -> list[tuple[str, int]]:
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ]
+    return [(name, min(value, _GREATEST_OPTION)) for name, value in options]
 
 
 async def serve(

@@ -54,9 +54,9 @@ class SocketPermissions:
             if group is not None:
                 os.chown(path, -1, group)
             path.chmod(mode)
-        except OSError as error:
-            expected = "one that the process may give"
-            raise ServeError(describe(path, f"group {self.group!r}", error.strerror, expected)) from None
+        except (OSError, OverflowError) as error:  # the latter for a number that no group can have
+            found, expected = getattr(error, "strerror", None) or str(error), "one that the process may give"
+            raise ServeError(describe(path, f"group {self.group!r}", found, expected)) from None
 
     def _group_number(self) -> int | None:
         if self.group is None:
