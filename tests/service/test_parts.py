@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import pickle
 import random
 import socket
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -19,6 +19,7 @@ from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.errors import (
+    ContextTypeError,
     EmptyContextError,
     LiveFormatError,
     PartError,
@@ -36,7 +37,7 @@ from rest_store.service.ray.published_files import write_parts
 from tests.shared.clients import KINDS, LATE, connected
 from tests.shared.live import until
 from tests.shared.parts import Serving, serving
-from tests.shared.services import PATIENCE
+from tests.shared.services import PATIENCE, running
 from tests.shared.strategies import refused, write_datastore, zipf_corpus
 
 NO_TREE = TokenTree([], [], [], scores=[])
@@ -134,6 +135,28 @@ def test_what_is_no_tree_is_the_fault_of_the_caller(kind: type[Any], groups: lis
         with pytest.raises(TreeError, match="proposals is str, expected a TokenTree"):
             stream.evidence(CORPUS.documents[4][:6], no_tree, max_nodes=4)
         assert stream.draft([]) == whole.draft(text, max_nodes=9)
+
+
+@KINDS
+def test_what_is_no_context_is_refused_by_name(kind: type[Any], groups: list[list[str]]) -> None:
+    no_context = cast("list[int]", 5)
+    with connected(kind, groups) as client, connected(kind, groups[0]) as part:
+        for evidence in (client.evidence, client.stream().evidence, part.evidence, part.stream().evidence):
+            refused(ContextTypeError, lambda: evidence(no_context, NO_TREE, max_nodes=4), "context is 0-D")  # noqa: B023
+        refused(ContextTypeError, lambda: client.stream().draft(no_context), "context is 0-D")
+
+
+@KINDS
+def test_parts_without_evidence(kind: type[Any], directory: Path) -> None:
+    """As of a service: None, after which a caller asks for trees."""
+    with contextlib.ExitStack() as stack:
+        services = [
+            stack.enter_context(running(directory, options=[part], environment={"REST_STORE_KERNEL": "reference"}))
+            for part in ("--part=1/2", "--part=2/2")
+        ]
+        client = stack.enter_context(connected(kind, [[service.target] for service in services]))
+        assert client.evidence([1], NO_TREE, max_nodes=4) is None
+        assert client.statistics.refused == 0
 
 
 def replayed(sources: list[object], text: list[int], nodes: int) -> int:
@@ -287,7 +310,7 @@ def test_a_part_of_a_new_build_is_left_out_until_all_have_it(served: Serving, tm
         served.reload("new2of2")
         whole = Datastore.open(tmp_path / "a")
         token = next(token for token in range(300) if whole.count([token]) > 5)
-        with suppress(PartError):  # the first call learns that the other part has changed, too
+        with contextlib.suppress(PartError):  # the first call learns that the other part has changed, too
             client.count([token])
         assert client.count([token]) == whole.count([token])
         session.draft(4)
@@ -320,6 +343,24 @@ def test_a_client_of_parts_is_a_client_and_can_be_pickled(groups: list[list[str]
                 assert other.count([1]) == whole.count([1])
     with DatastoreClient([groups[0]], timeout=PATIENCE) as client, pytest.raises(PartError):
         client.connect()
+
+
+def test_a_pickled_client_of_parts_reads_the_parts_file_again(
+    served: Serving, directory: Path, whole: Datastore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts_base, "_READ_AGAIN", 0)
+    groups, file = served.start_all(directory, 2, "pickled"), tmp_path / "parts.toml"
+    write_parts(file, groups)
+    with DatastoreClient(str(file), timeout=PATIENCE, retries=0, pause=0) as client:
+        other = pickle.loads(pickle.dumps(client))
+    with other:
+        other.connect()
+        served.stop("pickled2of2")
+        moved = served.start("pickled2again", directory, "2/2")
+        write_parts(file, [groups[0], [moved]])
+        other.count([1])  # this call finds the file
+        assert other.info().parts[1].targets == (moved,)
+        assert other.count([1]) == whole.count([1])
 
 
 @pytest.mark.parametrize(("kind", "base"), [(PartsClient, DatastoreClient), (AsyncPartsClient, AsyncDatastoreClient)])

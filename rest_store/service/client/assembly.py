@@ -122,9 +122,11 @@ class Assembly:
     def usable(self) -> list[int]:
         """The parts that can be asked: they have been described, and belong together."""
         with self._lock:
-            return [
-                place for place, codec in enumerate(self._codecs) if codec.is_known and place not in self._misplaced
-            ]
+            return self._usable
+
+    @property
+    def _usable(self) -> list[int]:
+        return [place for place, codec in enumerate(self._codecs) if codec.is_known and place not in self._misplaced]
 
     def move(self, groups: Sequence[Sequence[str]]) -> None:
         """The parts are at these endpoints from now on."""
@@ -167,7 +169,7 @@ class Assembly:
         return absences[min(absences)] if absences else ServiceUnavailableError(f"{self}: no part has answered")
 
     def info(self) -> ServiceInfo:
-        """Return the description of the whole, from what the parts have said; at least one has."""
+        """Return the description of the whole, from what the `usable` parts have said; there is one at least."""
         with self._lock:
             absences = self._absences
             parts = tuple(
@@ -179,7 +181,7 @@ class Assembly:
                 )
                 for place, targets in enumerate(self._targets)
             )
-            there = [info for place, info in sorted(self._infos.items()) if place not in self._misplaced]
+            there = [self._infos[place] for place in self._usable if place in self._infos]
         first = there[0]
         limits = {name: min(info.limits[name] for info in there) for name in first.limits}
         merged = tuple(_sum_of([info.datastores[place] for info in there]) for place in range(len(first.datastores)))

@@ -18,7 +18,7 @@ from rest_store.service.client.client_base import WRITE_SECONDS
 from rest_store.service.client.codec import TreeLimits
 from rest_store.service.client.merged_drafts import Answers, Round, merged_drafts
 from rest_store.service.client.part_groups import Targets
-from rest_store.service.client.parts_base import OF_CALLER, PartsBase, sum_of_matches
+from rest_store.service.client.parts_base import OF_CALLER, PartsBase, all_give_evidence, sum_of_matches
 from rest_store.service.client.requests import Request, Requests
 
 T = TypeVar("T")
@@ -107,6 +107,9 @@ class AsyncPartsClient(PartsBase[AsyncDatastoreClient], AsyncDatastoreClient):
         timeout: float | None = None,
     ) -> list[Evidence] | None:
         """See `PartsClient.evidence`."""
+        with self._counters.failures:
+            if not all_give_evidence(await self._usable(self._ends(timeout))):
+                return None
         return self.of_parts(
             await self._ask_all(
                 lambda part: part.evidence(context, proposals, max_nodes, max_suffix, max_rows), timeout

@@ -18,7 +18,7 @@ from rest_store.service.client.client_base import ClientBase
 from rest_store.service.client.codec import Codec
 from rest_store.service.client.counters import ClientCounters, ClientStatistics
 from rest_store.service.client.merged_drafts import Drafts
-from rest_store.service.client.part_groups import Targets, part_groups
+from rest_store.service.client.part_groups import Groups, Targets, part_groups
 from rest_store.service.client.requests import Requests, longest_match
 
 C = TypeVar("C", bound=ClientBase)
@@ -60,10 +60,10 @@ class PartsBase(Generic[C]):
         self._before_close: dict[Callable[[Any], object], None] = {}
 
     def __reduce__(self) -> tuple[Callable[[], Any], tuple[()]]:
-        """Pickle what the client was made with, as `ClientBase.__reduce__`."""
+        """Pickle what the client was made with, as `ClientBase.__reduce__`, and where the parts are now."""
         settled = next((codec.tokenizer for codec in self._codecs if codec.tokenizer is not None), None)
         options = {**self._options, **({} if settled is None else {"tokenizer": settled})}
-        return functools.partial(type(self), self._groups, **options), ()
+        return functools.partial(_made_again, type(self), self._groups, self._file, options), ()
 
     @property
     def statistics(self) -> ClientStatistics:
@@ -152,6 +152,18 @@ class PartsBase(Generic[C]):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self._assembly)!r})"
+
+
+def _made_again(kind: Callable[..., Any], groups: Groups, file: str | None, options: Mapping[str, Any]) -> Any:
+    """Return a client of type `kind`, which reads `file` again as the one that was pickled does."""
+    client = kind(groups, **options)
+    client._file = file
+    return client
+
+
+def all_give_evidence(usable: Mapping[int, Requests]) -> bool:
+    """Return whether all parts that can be asked have evidence."""
+    return all(requests.codec.max_evidence_rows for requests in usable.values())
 
 
 def ask_together(

@@ -16,7 +16,7 @@ from rest_store.service.client.client import DatastoreClient
 from rest_store.service.client.client_base import WRITE_SECONDS
 from rest_store.service.client.merged_drafts import Answers, Round, merged_drafts
 from rest_store.service.client.part_groups import Targets
-from rest_store.service.client.parts_base import PartsBase, ask_together, sum_of_matches
+from rest_store.service.client.parts_base import PartsBase, all_give_evidence, ask_together, sum_of_matches
 from rest_store.service.client.parts_stream import PartsStream
 from rest_store.service.client.requests import Request, Requests
 from rest_store.service.client.stream import DraftStream
@@ -136,6 +136,9 @@ class PartsClient(PartsBase[DatastoreClient], DatastoreClient):
         timeout: float | None = None,
     ) -> list[Evidence] | None:
         """See `DatastoreClient.evidence`: that of each part, which a session adds up."""
+        with self._counters.failures:
+            if not all_give_evidence(self.usable(self._ends(timeout))):
+                return None
         answers = self._ask_all(
             lambda part: part.evidence(context, proposals, max_nodes, max_suffix, max_rows), timeout
         )
