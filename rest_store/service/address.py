@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,9 +61,13 @@ class Address:
 
     def require_unanswered(self) -> None:
         """Raise ServeError if a process listens on this Unix socket; a socket file left behind does not matter."""
-        if self.path is None or not self.path.exists():
+        if self.path is None:
             return
-        if not self.path.is_socket():
+        try:
+            mode = self.path.stat().st_mode
+        except OSError:
+            return  # nothing is there; if the directory cannot be read, binding fails and says so
+        if not stat.S_ISSOCK(mode):
             raise ServeError(describe(self.path, "file", "not a socket", "a socket, or nothing"))
         with socket.socket(socket.AF_UNIX) as probe:
             try:

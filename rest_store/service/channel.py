@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +64,7 @@ class Dialer:
         tls: certificates, True for those of gRPC, or None for no TLS.
 
     Raises:
-        TargetError: `tls` is of another type, a file of it cannot be read, or the token is none.
+        TargetError: `tls` is of another type, its files are not certificates that can be used, or the token is invalid.
     """
 
     def __init__(self, token: str | None, tls: Tls | bool | None) -> None:
@@ -77,9 +78,9 @@ class Dialer:
         if tls is True:
             tls = Tls()
         if isinstance(tls, Tls):
-            ca, certificate, key = (read_pem(path, TargetError) for path in (tls.ca, tls.certificate, tls.key))
-            if (certificate is None) != (key is None):
+            if (tls.certificate is None) != (tls.key is None):
                 raise TargetError(describe("client", "certificate", "without its other half", "certificate and key"))
+            certificate, key, ca = read_certificates(tls.certificate, tls.key, tls.ca, TargetError)
             self._credentials = grpc.ssl_channel_credentials(ca, key, certificate)
             if tls.server_name is not None:
                 self._options.append(("grpc.ssl_target_name_override", tls.server_name))
@@ -105,7 +106,35 @@ def seconds_of(timeout: float) -> float:
     return seconds
 
 
-def read_pem(path: str | Path | None, error: type[ServiceError]) -> bytes | None:
+def read_certificates(
+    certificate: str | Path | None, key: str | Path | None, authority: str | Path | None, error: type[ServiceError]
+) -> tuple[bytes | None, bytes | None, bytes | None]:
+    """Return the content of PEM files, None for None. gRPC itself would only say that no connection can be made.
+
+    Args:
+        certificate: a certificate, with its chain.
+        key: its unencrypted key; None without a certificate.
+        authority: certificates of authorities.
+        error: raised if a file cannot be read, holds something else, or the key is that of another certificate.
+    """
+    files = (certificate, key, authority)
+    read = _read(certificate, error), _read(key, error), _read(authority, error)
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        if certificate is not None:
+            context.load_cert_chain(certificate, key, password=lambda: "")
+        if read[2] is not None:
+            context.load_verify_locations(cadata=read[2].decode("ascii", "replace"))
+    except (ssl.SSLError, ValueError) as failure:
+        where = ", ".join(str(path) for path in files if path is not None)
+        found = f"unusable ({getattr(failure, 'reason', None) or failure})"
+        raise error(
+            describe(where, "certificate", found, "PEM files of a certificate and its unencrypted key")
+        ) from None
+    return read
+
+
+def _read(path: str | Path | None, error: type[ServiceError]) -> bytes | None:
     """Return the content of a file, None for None; raise `error` if it cannot be read."""
     if path is None:
         return None

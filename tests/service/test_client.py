@@ -269,6 +269,21 @@ def test_other_ways_to_reach_nothing_are_named(connect: Callable[..., Any], tmp_
     refused(TargetError, lambda: connect("a:1", tls=Tls(certificate=tmp_path / "half")), "certificate")
 
 
+def test_files_that_are_no_certificates_are_named(connect: Callable[..., Any], tmp_path: Path) -> None:
+    made, garbage = Certificates.make(tmp_path / "made"), tmp_path / "garbage"
+    garbage.write_text("garbage")
+    certificate, key = made.client
+    for tls, file in (
+        (Tls(garbage), garbage),
+        (Tls(key), key),
+        (Tls(made.authority, key, certificate), key),
+        (Tls(made.authority, certificate, made.authority), certificate),
+        (Tls(made.authority, certificate, made.server[-1]), certificate),
+    ):
+        refused(TargetError, lambda tls=tls: connect("a:1", tls=tls), "unusable", str(file))  # type: ignore[misc]
+    connect("a:1", tls=Tls(str(made.authority), str(certificate), str(key)))
+
+
 def test_certificates_and_tokens(connect: Callable[..., Any], directories: dict[str, Path], tmp_path: Path) -> None:
     made, others = Certificates.make(tmp_path / "a"), Certificates.make(tmp_path / "b")
     (tmp_path / "tokens").write_text("secret\n")

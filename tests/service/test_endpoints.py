@@ -66,6 +66,13 @@ def test_endpoints_that_were_replaced_are_not_asked_again() -> None:
     assert several.choose(0.0, instead_of=old) is kept
 
 
+def test_the_wait_stops_growing_however_many_retries_there_are() -> None:
+    policy = RetryPolicy(endpoints("a", retries=2_000), 1e5)
+    waits = [policy.failed(OverloadedError("x")) for _ in range(1_500)]
+    assert waits[0] <= 0.005
+    assert all(0.5 <= wait <= 1.0 for wait in waits[8:])
+
+
 def test_retries_end() -> None:
     policy = RetryPolicy(endpoints("a", retries=2, threshold=10), 10.0)
     first, second = (policy.failed(OverloadedError("x")) for _ in range(2))

@@ -280,6 +280,16 @@ def test_a_path_too_long_for_a_socket_is_refused() -> None:
     refused(ServeError, lambda: Address.parse("unix:/" + "x" * 107), "108 bytes long")
 
 
+def test_a_socket_in_a_directory_that_cannot_be_read_is_left_to_binding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "stat", forbidden)
+    Address.parse(f"unix:{tmp_path}/socket").require_unanswered()
+
+
 def test_peers_on_this_machine_are_told_apart() -> None:
     local = ["unix:", "unix:/x", "ipv4:127.0.0.1:5", "ipv6:[::1]:5", "ipv6:%5B::1%5D:5", "ipv6:[::ffff:127.0.0.1]:5"]
     other = ["ipv4:10.0.0.1:5", "ipv6:[fe80::1%25eth0]:5", "ipv6:%5B2001:db8::1%5D:5", "vsock:1", "", "ipv4:x"]

@@ -22,6 +22,7 @@ T = TypeVar("T")
 
 _FIRST_WAIT = 0.005  # seconds before the first retry at the same endpoint, doubled each time
 _LONGEST_WAIT = 1.0
+_MOST_DOUBLINGS = 16  # the wait is longest by then, and a float still holds it
 
 
 class RetryPolicy(Generic[C]):
@@ -126,7 +127,8 @@ class RetryPolicy(Generic[C]):
             raise error
         wait = 0.0
         if overloaded or other is None or self._retries >= len(endpoints.members):
-            wait = min(_FIRST_WAIT * 2.0 ** (self._retries - 1), _LONGEST_WAIT) * random.uniform(0.5, 1.0)
+            doublings = min(self._retries - 1, _MOST_DOUBLINGS)
+            wait = min(_FIRST_WAIT * 2.0**doublings, _LONGEST_WAIT) * random.uniform(0.5, 1.0)
         if now + wait >= self._ends:
             raise error
         if other is not None:

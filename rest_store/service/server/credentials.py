@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 
-from rest_store.errors import ServeError, describe
-from rest_store.service.channel import read_pem
+from rest_store.errors import ServeError
+from rest_store.service.channel import read_certificates
 
 
 @dataclass(frozen=True)
@@ -43,20 +42,10 @@ class Certificates:
         )
 
     def _read(self) -> grpc.ServerCertificateConfiguration:
-        certificate, key, authority = (
-            read_pem(path, ServeError)
-            for path in (self._files.certificate, self._files.key, self._files.client_authority)
+        files = self._files
+        certificate, key, authority = read_certificates(
+            files.certificate, files.key, files.client_authority, ServeError
         )
-        try:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(self._files.certificate, self._files.key, password=lambda: "")
-            if authority is not None:
-                context.load_verify_locations(cadata=authority.decode("ascii", "replace"))
-        except (ssl.SSLError, ValueError) as error:
-            files = ", ".join(str(path) for path in vars(self._files).values() if path is not None)
-            found = f"unusable ({getattr(error, 'reason', None) or error})"
-            expected = "PEM files of a certificate and its unencrypted key"
-            raise ServeError(describe(files, "certificate", found, expected)) from None
         assert certificate is not None
         assert key is not None
         return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=authority)
