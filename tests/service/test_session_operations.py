@@ -153,6 +153,17 @@ def test_sessions_take_no_more_memory_than_is_shown(original: Path) -> None:
         assert sessions_of(service) == (0, 0)
 
 
+def test_the_guide_says_what_sessions_reserve(original: Path) -> None:
+    guide = " ".join((Path(__file__).parents[2] / "docs/how-to/service.md").read_text(encoding="utf-8").split())
+    with running(f"a={original}", options=[METRICS]) as service, service.stub() as stub:
+        for length, said in ((2_000, "2,000 tokens need {:.1f} MB"), (128_000, "128,000 need {:.0f} MB")):
+            talk = SessionTalk(stub)
+            talk.ask(opening(*[1] * length, nodes=16, prompt_lookup=True))
+            assert said.format(sessions_of(service)[1] / 1e6) in guide
+            talk.close()
+            eventually(service, 0)
+
+
 def test_what_sessions_share_makes_room_for_sessions(original: Path) -> None:
     """It is kept for the next ones, but not at their cost."""
     most = 3_000_000
