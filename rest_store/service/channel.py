@@ -16,7 +16,7 @@ from rest_store.errors import LimitError, ServeError, ServiceError, TargetError,
 from rest_store.service.address import Address
 from rest_store.service.tokens import TOKEN_EXPECTED, is_token
 
-# Each client has its own connection, which comes back soon after a restart and notices silent peers.
+# Each client has a connection of its own. It reconnects soon after a restart, and notices silent peers.
 _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 50),
@@ -24,7 +24,7 @@ _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_reconnect_backoff_ms", 2_000),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.ping_timeout_ms", 5_000),  # counts, too: a minute by default
+    ("grpc.http2.ping_timeout_ms", 5_000),  # by default a minute
     ("grpc.enable_retries", 0),
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", 64 << 20),

@@ -1,4 +1,4 @@
-"""What part of which build a served datastore is, as service and client tell each other."""
+"""Which part of which build a served datastore is, for both sides."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class ServedPart(NamedTuple):
 
     Attributes:
         number: 1..parts.
-        parts: that there are.
+        parts: number of parts of the datastore.
         build: digest of the manifest of the whole, "sha256:...".
     """
 
@@ -22,11 +22,11 @@ class ServedPart(NamedTuple):
 
     @classmethod
     def of(cls, message: pb.PartDescription) -> ServedPart:
-        """Return that of a message."""
+        """Return the part that a message describes."""
         return cls(message.number, message.parts, message.build)
 
     def message(self) -> pb.PartDescription:
-        """Return it as a message."""
+        """Return the message that describes this part."""
         return pb.PartDescription(number=self.number, parts=self.parts, build=self.build)
 
     def __str__(self) -> str:

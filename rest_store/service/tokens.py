@@ -1,4 +1,4 @@
-"""Bearer tokens: what one is, for services and clients alike, and files of them with what each allows."""
+"""Bearer tokens, and the token files of a service, which say what each token allows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Grant(NamedTuple):
     Attributes:
         token: as clients send it.
         may_write: whether it allows adding to live datastores and deleting.
-        datastores: names of those that it is for; None: all.
+        datastores: names of the datastores that it is for; None: all.
     """
 
     token: str
@@ -33,12 +33,12 @@ def is_token(token: object) -> bool:
 
 
 def grants_in(path: Path) -> list[Grant]:
-    """Return what a file grants, one token a line, without empty lines and those that start with #.
+    """Return the grants of a file, one a line; empty lines and lines that start with # are skipped.
 
     A line is `TOKEN [write] [datastore=NAME ...]`.
 
     Raises:
-        ServeError: the file cannot be read, is not ASCII, holds no token, or holds another line.
+        ServeError: the file cannot be read, is not ASCII, holds no token, or a line is malformed.
     """
     try:
         lines = [line.strip(" \t\r") for line in path.read_bytes().decode("ascii").split("\n")]
@@ -59,7 +59,7 @@ def grants_in(path: Path) -> list[Grant]:
 
 
 def _grant(line: str) -> Grant | None:
-    """Return what a line grants; None if it is not one of a token file."""
+    """Return the grant of a line; None if the line is malformed."""
     token, *allowed = line.replace("\t", " ").split(" ")
     allowed = [word for word in allowed if word]
     names = frozenset(word.removeprefix(_DATASTORE) for word in allowed if word.startswith(_DATASTORE))

@@ -22,9 +22,9 @@ from rest_store.v1 import datastore_pb2 as pb
 
 M = TypeVar("M", bound=Message)
 
-# The largest that answers and their parts can be, in bytes.
+# Largest sizes of answers and their parts, in bytes.
 DESCRIPTION_BYTES = 4 << 20
-NUMBER_BYTES = 64  # a few numbers, and heads of messages
+NUMBER_BYTES = 64  # of a few numbers, and the headers of messages
 _NODE_SIZE = 20
 _ROW_SIZE = 4 + 2 + 1 + 6 * (11 + 16 * 5)  # token, parent, and six suffixes of sixteen continuations
 _MOST_DATASTORES = 1024  # of a service
@@ -33,7 +33,7 @@ _LONGEST_DIGEST = 128  # characters
 
 @dataclass(frozen=True)
 class LiveDescription:
-    """What a datastore that is live has besides; names as in `LiveInfo`.
+    """What a service says of a live datastore beyond `ServedDatastore`; names as in `LiveInfo`.
 
     Attributes:
         writable: whether the token of this client may add and delete.
@@ -54,8 +54,8 @@ class ServedDatastore:
 
     Attributes:
         built: of a live one, when the newest document was added; None: there is none.
-        live: None: it is frozen.
-        part: of a larger one that this is; None: it is whole.
+        live: None: the datastore is frozen.
+        part: which part of a larger datastore this is; None: it is whole.
     """
 
     name: str
@@ -73,13 +73,13 @@ class ServedDatastore:
 
 @dataclass(frozen=True)
 class PartInfo:
-    """One part of a datastore that is served in parts, as a client of all of them knows it.
+    """What a client knows of one part of a datastore that is served in parts.
 
     Attributes:
         targets: the endpoints of its replicas.
-        part: which part of which build it is; None: it has not said so yet.
-        fault: why the latest answer went on without it; None: it did not.
-        info: of the service that has it; None: it has not said so yet.
+        part: which part of which build it is; None: not known yet.
+        fault: why the part is missing from the latest answer; None: it is not.
+        info: description of its service; None: not known yet.
     """
 
     targets: tuple[str, ...]
@@ -90,7 +90,7 @@ class PartInfo:
 
 @dataclass(frozen=True)
 class ServiceInfo:
-    """The part of a service that a client asks; names as in `DatastoreInfo` where they mean the same.
+    """What a client asks of a service; names as in `DatastoreInfo` where they mean the same.
 
     Attributes:
         target: the endpoint that answered.
@@ -98,8 +98,8 @@ class ServiceInfo:
         kernel: what answers queries there, "native" or "reference".
         datastores: those that the client asks, in the order of their answers.
         limits: name to value, as in the message ServiceLimits; 0 where the service publishes none.
-        parts: of a datastore that is served in parts; then `target` has all endpoints, and the figures of the
-            datastores are sums over the parts that have answered.
+        parts: the parts of a datastore that is served in parts; `target` then has all endpoints, and the figures of the
+            datastores are sums over the parts that have answered. Empty: the datastores are whole.
     """
 
     target: str
@@ -151,8 +151,8 @@ def evidence_bytes(limits: pb.EvidenceLimits) -> int:
 
 
 def parse(kind: type[M], data: bytes, where: str, most: int) -> M:
-    """Return the message that `data` holds; raise ProtocolError if it is not of type `kind`, or not of `most` bytes."""
-    if len(data) > most:  # before it is parsed: its parts may take many times its size
+    """Return the message in `data`; raise ProtocolError if it is not of type `kind`, or larger than `most` bytes."""
+    if len(data) > most:  # checked first: a parsed message may take many times its size
         raise ProtocolError(describe(where, f"size of a {kind.__name__}", f"{len(data)} bytes", f"at most {most}"))
     try:
         return kind.FromString(data)
@@ -209,7 +209,7 @@ def _live(message: pb.LiveDescription) -> LiveDescription:
 
 
 def _time(message: Timestamp) -> datetime:
-    """Return the time of a message; raise ValueError, OverflowError or OSError if there is none such."""
+    """Return the time of a message; raise ValueError, OverflowError or OSError if it is out of range."""
     return datetime.fromtimestamp(message.seconds + message.nanos / 1e9, timezone.utc)
 
 
@@ -254,7 +254,7 @@ def native_order(nodes: bytes) -> bytes:
 
 
 def tree_fault(nodes: bytes, vocabulary_size: int, max_depth: int) -> int:
-    """Return what the native check of `native_tree_fault` returns, if only of the first fault that it meets."""
+    """Return a fault of packed nodes, numbered as by the check of `native_tree_fault`; 0: there is none."""
     size = len(nodes) // _NODE_SIZE
     counts = np.frombuffer(nodes, np.int64, size)
     tokens, parents, depths = np.frombuffer(nodes, np.int32, 3 * size, 8 * size).reshape(3, size)

@@ -1,4 +1,4 @@
-"""What a client knows of the parts of a datastore: whether they belong together, and which of them are away."""
+"""Which parts of a datastore belong together, and which of them are away."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _LOOK_AGAIN = 1.0  # seconds after which a part that does not belong to the othe
 class Assembly:
     """The parts of one datastore, by their places among the groups of endpoints. Thread-safe.
 
-    The first descriptions settle the build, that of all parts. From then on it is the one that most parts have, of
-    equally many the one before; a part of another one is left out.
+    The first descriptions must agree on the build. From then on it is the build of most parts; on a tie it stays as it
+    was. Parts of other builds are left out.
 
     Args:
         groups: for each part the endpoints of its replicas.
-        codecs: of the clients of the parts.
+        codecs: the codec of each part's client.
     """
 
     def __init__(self, groups: Sequence[Sequence[str]], codecs: Sequence[Codec]) -> None:
@@ -35,14 +35,14 @@ class Assembly:
         self._infos: dict[int, ServiceInfo] = {}
         self._faults: dict[int, RestStoreError] = {}  # of the latest answer
         self._misplaced: dict[int, tuple[RestStoreError, float]] = {}  # what is wrong, and when it was found
-        self._build: tuple[str, ...] = ()  # of each datastore; empty: not settled
+        self._build: tuple[str, ...] = ()  # of each datastore; empty: not known yet
 
     def __str__(self) -> str:
         return "; ".join(map(", ".join, self._targets))
 
     @property
     def undescribed(self) -> list[int]:
-        """The parts that are to be described before they can be asked."""
+        """The parts whose description has to be asked for before they can be asked."""
         now = time.monotonic()
 
         def is_due(place: int) -> bool:
@@ -57,7 +57,7 @@ class Assembly:
         """Take in descriptions of parts.
 
         Raises:
-            TokenizerMismatchError, PartError: they do not belong together, and no build is settled yet; says how.
+            TokenizerMismatchError, PartError: they do not belong together, and no build is known yet.
         """
         with self._lock:
             self._infos.update(infos)
@@ -84,7 +84,7 @@ class Assembly:
     def _require_fits(
         self, place: int, info: ServiceInfo, first: int, model: ServiceInfo, taken: dict[int, int]
     ) -> None:
-        """Raise an error unless a part belongs to the part in place `first`, and is not one of those `taken`."""
+        """Raise an error unless a part is of the build of the part in place `first`, and its number is not `taken`."""
         where, parts = self._name(place), len(self._targets)
         model.tokenizer.require_same(info.tokenizer, where)
         names = [datastore.name for datastore in info.datastores]
@@ -129,14 +129,14 @@ class Assembly:
         return [place for place, codec in enumerate(self._codecs) if codec.is_known and place not in self._misplaced]
 
     def move(self, groups: Sequence[Sequence[str]]) -> None:
-        """The parts are at these endpoints from now on."""
+        """Take in new endpoints of the parts."""
         with self._lock:
             self._targets = [tuple(group) for group in groups]
 
     def note(self, answered: Iterable[int], failures: Mapping[int, RestStoreError]) -> None:
         """Note which parts have answered, and why others have not.
 
-        A part that says that it is another one now is described again before it is asked.
+        A part that says that it is another part now has to be described again.
         """
         with self._lock:
             for place in answered:
@@ -152,13 +152,13 @@ class Assembly:
 
     @property
     def absent(self) -> int:
-        """How many parts the latest answer is without."""
+        """How many parts are missing from the latest answer."""
         with self._lock:
             return len(self._absences)
 
     @property
     def lacks(self) -> str:
-        """Why the latest answer is without some parts, as text; empty: it is not."""
+        """Why parts are missing from the latest answer, as text; empty: none are."""
         with self._lock:
             return "; ".join(f"without a part: {error}" for _, error in sorted(self._absences.items()))
 
@@ -169,7 +169,7 @@ class Assembly:
         return absences[min(absences)] if absences else ServiceUnavailableError(f"{self}: no part has answered")
 
     def info(self) -> ServiceInfo:
-        """Return the description of the whole, from what the `usable` parts have said; there is one at least."""
+        """Return the description of the whole datastore, from those of the `usable` parts, at least one."""
         with self._lock:
             absences = self._absences
             parts = tuple(
@@ -189,7 +189,7 @@ class Assembly:
 
 
 def _build_of(info: ServiceInfo) -> tuple[str, ...]:
-    """Return what tells the build of each datastore from others."""
+    """Return what identifies the build of each datastore."""
     return tuple(
         f"{datastore.name} {datastore.built}" if datastore.part is None else datastore.part.build
         for datastore in info.datastores
@@ -197,7 +197,7 @@ def _build_of(info: ServiceInfo) -> tuple[str, ...]:
 
 
 def _sum_of(parts: Sequence[ServedDatastore]) -> ServedDatastore:
-    """Return the description of what these parts of one datastore have together."""
+    """Return the description of all these parts of one datastore together."""
     sums = {
         name: sum(getattr(part, name) for part in parts)
         for name in ("token_count", "document_count", "shard_count", "size")

@@ -1,4 +1,4 @@
-"""What both clients of a service share: their arguments, connections and counters."""
+"""What `DatastoreClient` and `AsyncDatastoreClient` share: arguments, connections and counters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rest_store.service.names import is_name
 
 METHOD = "/rest_store.v1.DatastoreService/"
 _UNARY = ("Draft", "LongestSuffixMatch", "Count", "Describe", "Add", "Delete")
-WRITE_SECONDS = 10.0  # that calls which write have, unless told otherwise
+WRITE_SECONDS = 10.0  # default timeout of calls that write
 _LONGEST_PAUSE = 1e6  # seconds
 
 
@@ -37,7 +37,7 @@ class Connection:
 
 
 class ClientBase(ABC):
-    """A client without what waits. See `DatastoreClient`."""
+    """A client without the calls, which either block or are awaited. See `DatastoreClient`."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class ClientBase(ABC):
         self._requests = Requests(self._codec, self._counters)
 
     def __reduce__(self) -> tuple[Callable[[], Any], tuple[()]]:
-        """Pickle what the client was made with, with the token, and the tokenizer of its requests; not connections."""
+        """Pickle the arguments of the client, with the token, and the tokenizer of its requests; no connections."""
         tokenizer = self._codec.tokenizer
         return functools.partial(type(self), self._targets, tokenizer=tokenizer, **self._options), ()
 
@@ -86,7 +86,7 @@ class ClientBase(ABC):
         """Return a new connection to `target`."""
 
     def _move_to(self, addresses: Sequence[str]) -> None:
-        """Ask the service at these addresses, at least one, from now on."""
+        """Use these addresses, at least one, from now on."""
         members = {member.target: member for member in self._endpoints.members}
         if any(member.is_closed for member in members.values()):
             return

@@ -1,4 +1,4 @@
-"""What the sessions that a service runs for one client have in common."""
+"""What all sessions that a service runs for one client share."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from rest_store.service.client.shared_stream import SharedStreams
 from rest_store.service.names import is_name
 
 _LONGEST_NAME = 256  # bytes of what sessions share
-_FINISH_SECONDS = 1.0  # that last messages have to be sent when a client is closed
+_FINISH_SECONDS = 1.0  # time for last messages when a client is closed
 
 
 class ClientSessions:
-    """What the sessions of one client have in common. Thread-safe.
+    """What all sessions of one client share. Thread-safe.
 
     Args:
-        streams: that they may share.
-        send_text: whether the service may run them.
-        shared_calibration: name under which they share what is learnt, or None.
+        streams: streams that several of them may share.
+        send_text: whether the service may run sessions.
+        shared_calibration: name under which they share what their calibration learns, or None.
         remember: name of the live datastore to which the service adds what is accepted, or None.
 
     Attributes:
         streams, send_text: as above.
-        shared_calibration, remember: the names, or an empty text.
+        shared_calibration, remember: the names; empty in place of None.
 
     Raises:
         TargetError: a name is not valid.
@@ -40,7 +40,7 @@ class ClientSessions:
         self._finishing: set[threading.Event] = set()
 
     def finish(self, ended: threading.Event) -> None:
-        """Have `wait` wait for `ended`, which is set once the last message of a session has been read."""
+        """Add an event for `wait`; it is set once the service has read the last message of a session."""
         # Copied by one instruction, as in `wait`: other threads add to it.
         self._finishing.difference_update([one for one in tuple(self._finishing) if one.is_set()])
         self._finishing.add(ended)
@@ -53,7 +53,7 @@ class ClientSessions:
 
 
 def _shared_name(name: str | None) -> str:
-    """Return a name for what sessions share, empty for none; raise TargetError if it is not one."""
+    """Return a name for what sessions share, empty for None; raise TargetError if it is invalid."""
     if name is None:
         return ""
     if not is_name(name) or len(name.encode()) > _LONGEST_NAME:
@@ -63,7 +63,7 @@ def _shared_name(name: str | None) -> str:
 
 
 def _remembering(name: str | None, send_text: bool) -> str:
-    """Return the name of the datastore that remembers, empty for none; raise TargetError if it is not one."""
+    """Return the name of the datastore that remembers, empty for None; raise TargetError if it is invalid."""
     if name is None:
         return ""
     if not is_name(name):

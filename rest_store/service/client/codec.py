@@ -19,42 +19,41 @@ from rest_store.v1 import datastore_pb2 as pb
 TreeLimits = tuple[int, int, int]  # max_nodes, max_suffix, max_depth
 _evidence_fault = native_evidence_fault()
 
-_NAME_BYTES = 1024  # of a datastore, or as many more as one described has
+_NAME_BYTES = 1024  # longest name of a datastore, unless the service has described a longer one
 # Whatever the service says. It keeps at most 64 MiB of documents that wait, and 1 KiB for each counts.
 _MOST_STREAM_SESSIONS = 256  # that share a stream
 _LARGEST_MESSAGE = 48 << 20  # bytes
 _MOST_DOCUMENTS = 8 << 10  # of a request
-_SOME_DATASTORES = 64  # may answer, or as many more as the service has described
+_SOME_DATASTORES = 64  # that may answer, unless the service has described more
 
 
 class Codec:
     """Makes parts of requests and verifies parts of answers. Thread-safe once the service is known.
 
-    The first description settles the tokenizer: the one passed in, else that of the datastores asked. From then on
-    every request names it, so that no other endpoint can answer in ids that mean something else.
+    The first description fixes the tokenizer: the one passed in, else that of the datastores asked. From then on every
+    request names it, so that no other endpoint can answer in ids that mean something else.
 
     Args:
         names: datastores to ask; empty: all whose tokenizer matches.
         tokenizer: identity of the tokenizer in use, or None.
 
     Attributes:
-        tokenizer: the settled one; None while it is unknown.
+        tokenizer: the one that every request names; None while it is unknown.
         vocabulary_size: of that tokenizer; 0 until the service has been described.
-        max_evidence_rows: most that the service gives for one context; 0 until it has been described, and where it has
+        max_evidence_rows: most rows of evidence for one context; 0 until the service has been described, and if it has
             no evidence.
-        max_request_bytes: largest message that it takes.
+        max_request_bytes: largest message that the service takes.
         max_session_tokens: longest text of a session that the service runs; 0: it runs none.
         max_stream_sessions: sessions that may share a stream; 0: none.
-        max_message_bytes: largest answer, and largest request that adds or deletes documents; what gRPC and the service
-            take in any case bounds both.
+        max_message_bytes: largest answer, and largest request that adds or deletes documents; at most 48 MiB.
         max_documents: most documents of such a request.
         names: of the datastores that are asked, in the order of answers.
         live: names of the live ones among them.
-        calibration: fingerprint of what it weighs evidence with.
+        calibration: fingerprint of the service's calibration.
         max_datastores: most datastores that may answer.
         max_contexts: most contexts of a request, times datastores.
-        asks_parts: whether requests name the parts and builds that were described: others do not answer them.
-        selection: part of every request.
+        asks_parts: whether requests name the parts and builds that were described, so that no others answer.
+        selection: what every request selects.
     """
 
     def __init__(self, names: Sequence[str], tokenizer: TokenizerIdentity | None) -> None:
@@ -81,7 +80,7 @@ class Codec:
         return self.vocabulary_size > 0 and not self._forgotten
 
     def learn(self, response: pb.DescribeResponse, target: str) -> ServiceInfo:
-        """Settle from a description what is asked, and return it.
+        """Take in the description of a service, and return what this client asks of it.
 
         Raises:
             TokenizerMismatchError: a datastore to be asked was built with another tokenizer; says what differs.
@@ -117,7 +116,7 @@ class Codec:
         return info
 
     def forget(self) -> None:
-        """Have the service described again before it is asked; its tokenizer stays settled."""
+        """Have the service described again before it is asked; the tokenizer stays the same."""
         self._forgotten = True
 
     def _chosen(self, served: tuple[ServedDatastore, ...], target: str) -> tuple[ServedDatastore, ...]:
@@ -154,7 +153,7 @@ class Codec:
         return name
 
     def proposals(self, tree: TokenTree) -> pb.Proposals:
-        """Return a tree as the proposals of a request; raise TreeError or TokenRangeError for one that cannot be."""
+        """Return a tree as the proposals of a request; raise TreeError or TokenRangeError if it is invalid."""
         if not isinstance(tree, TokenTree):
             raise TreeError(describe("query", "proposals", type(tree).__name__, "a TokenTree"))
         tokens = tree.tokens.tolist()
@@ -169,7 +168,7 @@ class Codec:
         return pb.EvidenceLimits(max_nodes=limits.max_nodes, max_suffix=limits.max_suffix, max_rows=rows)
 
     def largest(self, of_datastore: int, number: int = 1) -> int:
-        """Return the size of the largest answer with `number` parts of `of_datastore` bytes from each datastore."""
+        """Return the size of the largest answer with `number` items of `of_datastore` bytes from each datastore."""
         return self.max_datastores * (number * of_datastore + self._name_bytes) + NUMBER_BYTES
 
     def require_names(self, names: Iterable[str], target: str) -> tuple[str, ...]:

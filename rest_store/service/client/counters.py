@@ -22,7 +22,7 @@ class ClientStatistics:
     """What a client has done so far. A call is one request of its user; it may take several attempts.
 
     Attributes:
-        calls: calls made, steps of streams counted.
+        calls: calls made, including steps of streams.
         answers: calls that were answered.
         retries: attempts after the first of a call.
         failovers: attempts made at another endpoint than the one before.
@@ -34,12 +34,12 @@ class ClientStatistics:
             before anything was sent.
         broken: calls that failed inside the service, or whose answer was not valid.
         circuits_opened: times that a circuit opened, or stayed open after a trial call.
-        streams_opened: streams opened: the first of a generation and those that replace it; places on a stream that
-            sessions share count as such.
+        streams_opened: streams opened: the first of a generation, and those that replace it. A session on a shared
+            stream counts as one.
         late_answers: answers of a stream that came after their deadline and were skipped.
-        absent_parts: parts of a datastore that answers went on without, one for each answer and part.
-        unproved_trees: draft trees of several parts that were not proved to have the very nodes of that of the whole
-            datastore; their counts are exact.
+        absent_parts: parts of a datastore that were missing from answers, one for each answer and part.
+        unproved_trees: draft trees of several parts whose nodes were not proved to be those of the whole datastore's
+            tree; their counts are exact.
     """
 
     calls: int = 0
@@ -74,7 +74,7 @@ class ClientCounters:
     """The counters behind `ClientStatistics`. Thread-safe.
 
     Attributes:
-        failures: a context manager that counts a call that ends with one of our errors within its block.
+        failures: a context manager that counts a failed call if its block raises one of our errors.
     """
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ class ClientCounters:
 
 
 class _Failures:
-    """Passes one of our errors that ends its block to `failed`."""
+    """Calls `failed` with the error if its block raises one of ours."""
 
     def __init__(self, failed: Callable[[RestStoreError], None]) -> None:
         self._failed = failed

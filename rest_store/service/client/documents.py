@@ -1,4 +1,4 @@
-"""Documents for a live datastore as messages, in requests that a service takes."""
+"""Documents for a live datastore as messages, split into requests that a service takes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rest_store.datastore.validation import IntSequence, document_ids, document_
 from rest_store.errors import DocumentError, MessageSizeError, describe
 from rest_store.v1 import datastore_pb2 as pb
 
-_REST_BYTES = 4 << 10  # of a request beside its documents: name and fingerprint
+_REST_BYTES = 4 << 10  # of a request without its documents: name and fingerprint
 _HEAD_BYTES = 16  # of a document in a request
 
 T = TypeVar("T")
@@ -44,8 +44,8 @@ def batches_of(items: Sequence[T], sizes: Sequence[int], most_bytes: int, most: 
     Args:
         items: documents or ids.
         sizes: bytes of each.
-        most_bytes: size of a request.
-        most: items of a request.
+        most_bytes: largest size of a request.
+        most: most items of a request.
 
     Raises:
         MessageSizeError: one item is larger than a request may be; nothing has been yielded then.

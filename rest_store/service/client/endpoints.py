@@ -56,11 +56,11 @@ class Endpoint(Generic[C]):
             raise ServiceUnavailableError("client: the process was forked after the client connected; make it anew")
 
     def close(self) -> C | None:
-        """Connect no more; return the connection, for the caller to close, if this process has made one."""
+        """Make no more connections; return the connection, if this process has made one, for the caller to close."""
         with self._lock:
             self._closed = True
             if self._process not in (None, os.getpid()):
-                return None  # closing it would wait for gRPC's threads; it is kept, because so would freeing it
+                return None  # kept, since closing or freeing it would wait for gRPC's threads
             connection, self._connection = self._connection, None
         return connection
 
@@ -83,7 +83,7 @@ class Endpoints(Generic[C]):
         self.replace(members)
 
     def replace(self, members: Sequence[Endpoint[C]]) -> None:
-        """Ask these from now on; calls at others go on."""
+        """Use these endpoints from now on; calls in progress at others go on."""
         self.members = tuple(members)
         self.circuits_open = f"{self}: service was not called, because it has just failed several times in a row"
         self._preferred = self.members[0]

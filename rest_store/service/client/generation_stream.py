@@ -1,4 +1,4 @@
-"""What every stream of one generation has: the open call, which is replaced when it breaks."""
+"""The base of all streams of one generation: the open call, which is replaced when it breaks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Route(Generic[K]):
         codec: what is known of the service.
         endpoints: where the service is.
         open_call: opens a call at an endpoint.
-        info: asks what the service is, and counts that itself.
+        info: asks for the description of the service, and counts the call.
         timeout: seconds for each step.
     """
 
@@ -34,7 +34,7 @@ class Route(Generic[K]):
 
 
 class GenerationStream(Generic[K]):
-    """A stream of one generation, without what travels on it and what waits.
+    """A stream of one generation; subclasses have its messages and wait for answers.
 
     Args:
         route: to its service.

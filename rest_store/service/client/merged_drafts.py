@@ -1,4 +1,4 @@
-"""The rounds of requests after which the trees of several parts are those of the whole datastore. Sends nothing."""
+"""The rounds of requests that give the draft trees of the whole datastore from several parts. Sends nothing."""
 
 from __future__ import annotations
 
@@ -13,24 +13,23 @@ from rest_store.service.client.codec import TreeLimits, longest
 from rest_store.service.client.merged_tree import MergedTree, Path
 from rest_store.service.client.requests import Request, Requests
 
-# What each part is asked in one round, by its place; and what those have answered that did.
+# The requests to each part in one round, by its place, and the answers of those parts that have answered.
 Round: TypeAlias = Mapping[int, Sequence[Request[Any]]]
 Answers: TypeAlias = Mapping[int, Sequence[Any]]
 
-# So many times as many nodes as the tree has are listed at first, which takes one round or two as a rule; then so many
-# times more.
+# At first each part lists 4 times as many nodes as the tree may have, which is usually enough; then 4 times as many again.
 _FIRST, _MORE = 4, 4
 
 
 class Drafts(NamedTuple):
-    """Draft trees of several contexts, and how many of them could not be proved to be those of the whole datastore."""
+    """Draft trees of several contexts, and the number of those not proved to be the trees of the whole datastore."""
 
     trees: list[TokenTree]
     unproved: int
 
 
 class _PartLostError(Exception):
-    """A part no longer answers, or not about what it listed: its answers are no longer used."""
+    """A part no longer answers, or answers from other data than before: its answers are no longer used."""
 
     def __init__(self, places: Iterable[int]) -> None:
         self.places = frozenset(places)
@@ -41,16 +40,16 @@ def merged_drafts(
 ) -> Generator[Round, Answers, Drafts | None]:
     """Yield what to ask next until the trees are known, and return them; None if no part answers.
 
-    For each context it is the tree of the longest match, of several datastores that of the first.
+    With several datastores, the tree of a context is that of the longest match; of equal matches, the first.
 
     The first round asks every part for its match and its heaviest nodes. The next one asks for the counts of nodes that
-    not all parts have listed. Where that does not prove the tree, the parts list more, and so on. A part that does not
-    answer is left out; if it has answered before, the others begin anew.
+    not all parts have listed. If that does not prove the tree, the parts list more nodes, and so on. A part that does
+    not answer is left out; if it has answered before, the others begin anew.
 
     Args:
-        requests: of each part, by its place.
+        requests: makes the requests to each part, by its place.
         contexts: at least one.
-        labels: how messages name them.
+        labels: how messages name the contexts.
         bounds: limits of each tree, checked.
     """
     places = [*requests]
@@ -159,7 +158,7 @@ def _most_listed(requests: Requests) -> int:
 
 
 def _contexts_of_one_request(requests: Requests, max_nodes: int) -> int:
-    """Return how many trees of `max_nodes` a service takes a request for, and can answer in one message."""
+    """Return how many trees of `max_nodes` a service drafts for one request, and can answer in one message."""
     codec = requests.codec
     by_size = codec.max_message_bytes // (max(1, len(codec.names)) * tree_bytes(max_nodes))
     return max(1, min(codec.max_contexts // -(-max_nodes // MAX_NODES), by_size))

@@ -1,10 +1,10 @@
 """The draft tree of a datastore from those of its parts: the same nodes, counts and order, proved.
 
 This is the threshold algorithm (Fagin, Lotem and Naor, "Optimal aggregation algorithms for middleware", 2003) on a
-trie. Each part lists its heaviest nodes, heaviest first. So a node that it does not list has at most the count of the
-last one that it lists, and at most what the children that are known leave of their parent's. Nodes that may be among
-the heaviest are counted where they were not listed. The tree is that of the whole once no node that nobody has listed
-can belong to it; until then the parts list more.
+trie. Each part lists its heaviest nodes, heaviest first. So the count of a node that a part does not list is at most
+that of the last node that it lists, and at most the count of the parent minus those of the known children. Parts are
+asked for the counts of nodes that they did not list and that may be among the heaviest. The tree is proved once no node
+that no part has listed can belong to it; until then the parts list more.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class Listing:
     """What one part knows of the continuations of the match.
 
     Args:
-        tree: its heaviest nodes.
-        asked: how many it was asked for.
+        tree: the heaviest nodes of the part.
+        asked: how many nodes the part was asked for.
 
     Attributes:
         counts: of the nodes that are known, by path.
-        most: the count that a node may have which it did not list.
-        last: depth and path of the last node that it listed; of equal counts, the others come after it.
+        most: greatest count that a node may have that was not listed; 0 if all nodes were.
+        last: depth and path of the last node listed; nodes of the same count that were not listed come after it.
     """
 
     def __init__(self, tree: TokenTree, asked: int) -> None:
@@ -46,12 +46,12 @@ class Listing:
         self._below: dict[Path, int] | None = None
 
     def bound(self, path: Path) -> int:
-        """Return the most occurrences that the node at `path` can have."""
+        """Return the greatest count that the node at `path` can have."""
         known = self.counts.get(path)
         return min(self.most, self.counts.get(path[:-1], self.most)) if known is None else known
 
     def left(self, path: Path) -> int:
-        """Return the most occurrences that a child of `path` can have whose count is not known."""
+        """Return the greatest count that a child of `path` can have whose count is not known."""
         if self._below is None:
             below: dict[Path, int] = {}
             for node, count in self.counts.items():
@@ -109,10 +109,10 @@ class MergedTree:
         return [part for part, listing in self._listings.items() if listing.most]
 
     def uncounted(self) -> dict[int, list[Path]]:
-        """Return, by part, the nodes whose counts decide which are the heaviest; empty if all are known.
+        """Return, by part, the nodes to ask it to count; empty if the counts that are known decide the tree.
 
-        Of the nodes that some part listed, those count that may come before the last of as many as the tree may have,
-        where each of these has what is known of it.
+        A node is asked for if some part listed it and its upper bound, the sum of what each part may have, is not below
+        the last of the `max_nodes` greatest lower bounds, the sums of the counts that are known.
         """
         listings = self._listings
         if len(listings) < 2 or not any(listing.most for listing in listings.values()):
@@ -132,7 +132,7 @@ class MergedTree:
         return asked
 
     def _totals(self) -> dict[Path, int]:
-        """Return what is known of the count of each node that occurs."""
+        """Return the sum of the known counts of each node that occurs: a lower bound of its count."""
         totals: dict[Path, int] = {}
         for listing in self._listings.values():
             for path, count in listing.counts.items():
@@ -142,11 +142,11 @@ class MergedTree:
         return totals
 
     def learn(self, part: int, counts: Mapping[Path, int]) -> None:
-        """Take in what a part has of nodes that it did not list."""
+        """Take in the counts that a part has for nodes that it did not list."""
         self._listings[part].learn(counts)
 
     def choose(self) -> bool:
-        """Choose the heaviest of the nodes that are known; return whether they are proved to be those of the whole."""
+        """Choose the heaviest known nodes; return whether they are proved to be the nodes of the whole datastore."""
         listings = [*self._listings.values()]
         keys = ((-count, len(path), path) for path, count in self._totals().items())
         self._chosen = heapq.nsmallest(self._max_nodes, keys)
@@ -161,12 +161,12 @@ class MergedTree:
 
     @staticmethod
     def _may_hide(path: Path, listings: Sequence[Listing], least: Key | None) -> bool:
-        """Return whether a child of `path` that nobody listed may come before the node `least`; None: there is room."""
+        """Return whether a child of `path` that no part listed may come before `least`; None: the tree has room."""
         total, after = 0, (0, _ROOT)
         for listing in listings:
             left = listing.left(path)
             total += left
-            if left and left == listing.most:  # at best as heavy as the last that is listed, and then it comes after it
+            if left and left == listing.most:  # at most as heavy as the last node listed, and then after it in order
                 after = max(after, listing.last)
         if least is None or total == 0:
             return total > 0

@@ -1,4 +1,4 @@
-"""Where the parts of a datastore are served: for each part the endpoints of its replicas, from a file or a list."""
+"""The endpoints of each part of a datastore, from a parts file or a list."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ Groups: TypeAlias = list[list[str]]
 
 
 def is_in_parts(targets: object) -> bool:
-    """Return whether `targets`, as `DatastoreClient` takes them, are those of several parts: a parts file, or lists."""
+    """Return whether `targets` of a `DatastoreClient` are those of parts: a parts file, or a list of lists."""
     if isinstance(targets, str):
         return is_parts_file(targets)
     return isinstance(targets, list | tuple) and any(isinstance(group, list | tuple) for group in targets)
 
 
 def part_groups(targets: Targets) -> Groups:
-    """Return the endpoints of each part that `targets` stand for.
+    """Return the endpoints of each part.
 
     Raises:
-        TargetError: a file that cannot be read or is malformed, an address that is not valid or comes twice.
+        TargetError: the file cannot be read or is malformed, or an address is invalid or comes twice.
     """
     return _read(Path(targets)) if isinstance(targets, str) else _checked(targets, "client")
 
 
 def _read(path: Path) -> Groups:
-    """Return what a parts file says: `endpoints` of each `[[part]]`."""
+    """Return the `endpoints` of each `[[part]]` of a parts file."""
     try:
         if path.stat().st_size > _LARGEST_FILE:
             raise TargetError(describe(path, "size", "too large", f"at most {_LARGEST_FILE} bytes"))

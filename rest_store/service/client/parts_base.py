@@ -1,4 +1,4 @@
-"""What both clients of a datastore in parts share: the clients of the parts, and what is known of these."""
+"""What `PartsClient` and `AsyncPartsClient` share: the clients of the parts, and which parts are away."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ C = TypeVar("C", bound=ClientBase)
 T = TypeVar("T")
 U = TypeVar("U")
 
-_OF_CALLS = ("calls", "answers", "absent_parts", "unproved_trees")  # what is counted for all parts together
+_OF_CALLS = ("calls", "answers", "absent_parts", "unproved_trees")  # counted here, once for all parts
 _OF_FAILURES = ("unavailable", "deadlines", "not_asked", "overloaded", "refused", "broken")
 _LEAST_SECONDS = 1e-6
-OF_CALLER = (QueryError, TreeError)  # errors in what is asked for, whichever part meets it
+OF_CALLER = (QueryError, TreeError)  # errors in the arguments of a call, whichever part raises them
 _READ_AGAIN = 1.0  # seconds after which a parts file is read again while a part is away
 
 
 class PartsBase(Generic[C]):
-    """A client of several parts without what waits.
+    """A client of several parts without the calls, which either block or are awaited.
 
     Args:
         targets: a parts file, or for each part a list of the endpoints of its replicas.
         kind: makes the client of a part.
-        options: of each.
+        options: of the client of each part.
     """
 
     def __init__(self, targets: Targets, kind: Callable[..., C], options: Mapping[str, Any]) -> None:
@@ -60,14 +60,14 @@ class PartsBase(Generic[C]):
         self._before_close: dict[Callable[[Any], object], None] = {}
 
     def __reduce__(self) -> tuple[Callable[[], Any], tuple[()]]:
-        """Pickle what the client was made with, as `ClientBase.__reduce__`, and where the parts are now."""
+        """Pickle the arguments of the client, as `ClientBase.__reduce__`, with the present endpoints."""
         settled = next((codec.tokenizer for codec in self._codecs if codec.tokenizer is not None), None)
         options = {**self._options, **({} if settled is None else {"tokenizer": settled})}
         return functools.partial(_made_again, type(self), self._groups, self._file, options), ()
 
     @property
     def statistics(self) -> ClientStatistics:
-        """What this client has done so far; attempts, circuits and streams are counted over all parts."""
+        """What this client has done so far; attempts, circuits and streams are summed over all parts."""
         own, of_parts = self._counters.snapshot(), [part.statistics for part in self._parts]
         summed = [field.name for field in fields(own) if field.name not in (*_OF_CALLS, *_OF_FAILURES)]
         return replace(own, **{name: sum(getattr(one, name) for one in of_parts) for name in summed})
@@ -85,16 +85,16 @@ class PartsBase(Generic[C]):
 
     @staticmethod
     def _end_of_round(ends: float) -> float:
-        """Return until when a round may take that others follow before `ends`: half of the time is left to them."""
+        """Return the deadline of a round that others follow before `ends`, which leaves half of the time to them."""
         return ends - (ends - time.monotonic()) / 2
 
     @staticmethod
     def _left(ends: float) -> float:
-        """Return the seconds left for a request; a moment at least, since none at all would be no timeout."""
+        """Return the seconds left for a request; at least a microsecond, since a timeout of 0 is invalid."""
         return max(_LEAST_SECONDS, ends - time.monotonic())
 
     def _note(self, answers: Mapping[int, object], failures: Mapping[int, RestStoreError]) -> None:
-        """Note which parts have answered; where one has not, see whether the parts file says that it has moved."""
+        """Note which parts have answered; if one has not, look whether the parts file has new endpoints."""
         self._assembly.note(answers, failures)
         now = time.monotonic()
         if not failures or self._file is None or now - self._read_at < _READ_AGAIN:
@@ -102,7 +102,7 @@ class PartsBase(Generic[C]):
         self._read_at = now
         try:
             groups = part_groups(self._file)
-        except TargetError:  # the file is away, or is being written: what it said last stands
+        except TargetError:  # the file is missing or being written: the endpoints stay as they are
             return
         if len(groups) != len(self._parts) or groups == self._groups:
             return
@@ -112,14 +112,14 @@ class PartsBase(Generic[C]):
         self._groups = groups
 
     def _require_usable(self) -> dict[int, Requests]:
-        """Return the requests of the parts that can be asked; raise why there are none."""
+        """Return the requests of the parts that can be asked; without any, raise the error that says why."""
         usable = {place: self._requests_of[place] for place in self._assembly.usable}
         if not usable:
             raise self._assembly.fault()
         return usable
 
     def require_answers(self, answers: Mapping[int, T]) -> list[T]:
-        """Count a call that was answered, and the parts that are not in the answer; raise why there is none."""
+        """Count an answered call and the parts missing from it; without answers, raise the error that says why."""
         if not answers:
             raise self._assembly.fault()
         self._answered()
@@ -131,7 +131,7 @@ class PartsBase(Generic[C]):
             self._counters.add("absent_parts", times=absent)
 
     def _require_drafts(self, drafts: Drafts | None) -> list[TokenTree]:
-        """Count a call for trees that was answered, and return them; raise why there are none."""
+        """Count an answered call for trees, and return them; without any, raise the error that says why."""
         if drafts is None:
             raise self._assembly.fault()
         self._answered()
@@ -140,7 +140,7 @@ class PartsBase(Generic[C]):
         return drafts.trees
 
     def of_parts(self, answers: Iterable[list[Evidence] | None]) -> list[Evidence] | None:
-        """Return the evidence of all parts that have answered; None if one has none to give."""
+        """Return the evidence of all parts that have answered; None if a service has no evidence."""
         found: list[Evidence] = []
         for of_part in answers:
             if of_part is None:
@@ -169,10 +169,10 @@ def all_give_evidence(usable: Mapping[int, Requests]) -> bool:
 def ask_together(
     starts: Mapping[int, Callable[[], Callable[[], T]]],
 ) -> tuple[dict[int, T], dict[int, RestStoreError]]:
-    """Begin every call, by place, and then wait for each; return the answers, and the errors of those without.
+    """Begin every call, by place, and then wait for each; return the answers, and the errors of failed calls.
 
     Raises:
-        QueryError, TreeError: what is asked for is not valid, whoever is asked.
+        QueryError, TreeError: the arguments of the calls are invalid.
     """
     answers: dict[int, T] = {}
     failures: dict[int, RestStoreError] = {}
@@ -194,7 +194,7 @@ def ask_together(
 
 
 def sum_of_matches(answers: Sequence[dict[str, SuffixMatch]]) -> SuffixMatch:
-    """Return the longest match of the whole, of several datastores that of the first, from those of its parts."""
+    """Return the longest match over all parts, with the sum of its counts; of equal datastores, that of the first."""
     whole = []
     for name in answers[0]:
         of_parts = [answer[name] for answer in answers]

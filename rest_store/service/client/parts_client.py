@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class PartsClient(PartsBase[DatastoreClient], DatastoreClient):
-    """`DatastoreClient` of several parts, which makes one where its `targets` are such; see there.
+    """A `DatastoreClient` of several parts. `DatastoreClient` makes one if its `targets` are parts; see there.
 
     Args:
         targets: a parts file, or for each part a list of the endpoints of its replicas.
@@ -115,7 +115,7 @@ class PartsClient(PartsBase[DatastoreClient], DatastoreClient):
             return self._require_drafts(self._run(rounds, ends))
 
     def _run(self, rounds: Generator[Round, Answers, T], ends: float) -> T:
-        """Ask one round after the other; return what comes of it."""
+        """Ask one round after the other; return the result of `rounds`."""
         answers: Answers | None = None
         try:
             while True:
@@ -152,7 +152,7 @@ class PartsClient(PartsBase[DatastoreClient], DatastoreClient):
         return PartsStream(self, bounds, self._seconds(timeout))
 
     def session(self, settings: SessionSettings) -> None:
-        """Return None: no part has all that a session needs, which is merged here."""
+        """Return None: no part has all that a session needs, so sessions are merged in the client."""
 
     def add(
         self,
@@ -162,7 +162,7 @@ class PartsClient(PartsBase[DatastoreClient], DatastoreClient):
         datastore: str | None = None,
         timeout: float = WRITE_SECONDS,
     ) -> NoReturn:
-        """Raise LiveFormatError: what is served in parts is frozen."""
+        """Raise LiveFormatError: a datastore that is served in parts is frozen."""
         raise self.frozen()
 
     def delete(self, ids: Sequence[str], *, datastore: str | None = None, timeout: float = WRITE_SECONDS) -> NoReturn:
@@ -170,19 +170,19 @@ class PartsClient(PartsBase[DatastoreClient], DatastoreClient):
         raise self.frozen()
 
     def usable(self, ends: float) -> Mapping[int, Requests]:
-        """Return the requests of the parts that can be asked, once they have been described; there is one at least."""
+        """Return the requests of the parts that can be asked, at least one; parts are described first."""
         if places := self._assembly.undescribed:
             self._describe(places, self._end_of_round(ends))
         return self._require_usable()
 
     def _describe(self, places: Sequence[int], ends: float) -> Answers:
-        """Ask parts what they are, and verify that they belong together; return what those say that answer."""
+        """Ask parts for their descriptions, and verify that they belong together; return the answers by place."""
         answers = self._round({place: [self._requests_of[place].describe] for place in places}, ends)
         self._assembly.learn({place: infos[0] for place, infos in answers.items()})
         return answers
 
     def _ask_all(self, request: Callable[[Any], Request[T]], timeout: float | None) -> list[T]:
-        """Ask every part at once, and count the call; return the answers of those that are there, at least one."""
+        """Ask every part at once, and count the call; return the answers, at least one."""
         ends = self._ends(timeout)
         with self._counters.failures:
             usable = self.usable(ends)
@@ -190,10 +190,10 @@ class PartsClient(PartsBase[DatastoreClient], DatastoreClient):
             return [answered[0] for answered in self.require_answers(answers)]
 
     def _round(self, wanted: Round, ends: float) -> Answers:
-        """Ask every part all that is wanted of it, all at once until `ends`; return what those say that answer.
+        """Send all requests of a round at once, and wait until `ends` for the answers; return them by place.
 
         Raises:
-            QueryError, TreeError: what is asked for is not valid.
+            QueryError, TreeError: a request is invalid.
         """
         answers, failures = ask_together(
             {place: functools.partial(self._start_all, place, requests, ends) for place, requests in wanted.items()}
@@ -209,7 +209,7 @@ class PartsClient(PartsBase[DatastoreClient], DatastoreClient):
     def ask_streams(
         self, start: Callable[[DraftStream, float], Callable[[], T]], streams: dict[int, DraftStream], timeout: float
     ) -> list[T]:
-        """Ask every part over a stream of its own, which is made if need be; return the answers, as `_ask_all`."""
+        """Ask every part over a stream of its own, made when it is first used; return the answers, as `_ask_all`."""
         ends = self._ends(timeout)
         with self._counters.failures:
             for place in (usable := self.usable(ends)):

@@ -25,8 +25,8 @@ _MORE_ROWS = 32
 def rows_of_part(max_rows: int) -> int:
     """Return how many paths each part is asked for where a session would ask one service for `max_rows`.
 
-    A part knows less of which paths are likely, and a path that it has not read lacks its counts. With so many, M is
-    that of the whole within 0.5%, or above: parts read more occurrences together.
+    A part knows less about which paths are likely, and its counts are missing on paths that it has not read. With this
+    many paths, M is within 0.5% of that of the whole datastore, or greater: the parts read more occurrences together.
     """
     return min(2 * max_rows + _MORE_ROWS, MAX_EVIDENCE_ROWS)
 
@@ -45,7 +45,7 @@ class GenerationText:
 
     @contextmanager
     def taking(self, new_tokens: IntSequence) -> Iterator[list[int]]:
-        """Append the tokens since the last step, and yield the last ones; after an error of the caller not."""
+        """Append the tokens since the last step, and yield the end of the text; undone after an error of the caller."""
         self.require_open()
         before = self._tokens
         self._tokens = (before + tail_of(new_tokens, KEPT_TOKENS, ANY_TOKEN))[-KEPT_TOKENS:]
@@ -57,7 +57,7 @@ class GenerationText:
 
 
 class PartsStream(DraftStream):
-    """`DraftStream` of several parts: evidence is asked of all at once, and travels as there. Not thread-safe.
+    """`DraftStream` of several parts, each of which is asked for evidence on a stream of its own. Not thread-safe.
 
     Args:
         client: of the parts.
@@ -73,7 +73,7 @@ class PartsStream(DraftStream):
         self._streams: dict[int, DraftStream] = {}
 
     def draft(self, new_tokens: IntSequence) -> TokenTree:
-        """See `DraftStream.draft`; the context travels whole."""
+        """See `DraftStream.draft`; each request has the whole context."""
         nodes, suffix, depth = self._bounds
         with self._text.taking(new_tokens) as context:
             return self._client.draft(

@@ -21,7 +21,7 @@ class ProcessLock:
         self._lock.release()
 
     def renew(self) -> None:
-        """Be free, in a new process."""
+        """Free the lock, in a new process."""
         self._lock = threading.Lock()
 
 

@@ -102,7 +102,7 @@ class Requests:
         return self.codec.learn(parse(pb.DescribeResponse, answer, target, DESCRIPTION_BYTES), target)
 
     def match(self, context: IntSequence, max_suffix: int) -> Request[SuffixMatch]:
-        """Ask for the longest suffix match of `context`, of several datastores the longest, of equals the first."""
+        """Ask for the longest suffix match of `context`; with several datastores, of equal matches the first."""
         return self.matches(context, max_suffix).then(lambda matches: longest_match(matches.values()))
 
     @_counted
@@ -165,7 +165,7 @@ class Requests:
 
     @_counted
     def draft(self, context: IntSequence, max_nodes: int, max_suffix: int, max_depth: int) -> Request[TokenTree]:
-        """Ask for the draft tree of `context`, of several datastores that of the longest match."""
+        """Ask for the draft tree of `context`; with several datastores, that of the longest match."""
         drafts = self._drafts([context], ["context"], limits(max_nodes, max_suffix, max_depth))
         return Request(drafts.method, drafts.encode, lambda answer, target: drafts.decode(answer, target)[0])
 

@@ -28,8 +28,9 @@ _MOST_DOUBLINGS = 16  # the wait is longest by then, and a float still holds it
 class RetryPolicy(Generic[C]):
     """The attempts of one call.
 
-    What fails because the service is away, late or overloaded is tried again within the deadline: at once at another
-    endpoint, after growing waits where all have been tried. A deadline is no reason to ask the same endpoint again.
+    A call that fails because the service is away, late or overloaded is tried again within its deadline: at once at
+    another endpoint, and after growing waits once all have been tried. After a late answer, the same endpoint is not
+    asked again.
 
     Args:
         endpoints: where the call may be made.

@@ -43,11 +43,11 @@ from rest_store.v1 import datastore_pb2 as pb
 
 _WEIGHTS = 5  # of a calibration
 _MOST_TOP_K = 8  # tokens of a row that a session reads
-_EMPTY_TREE = np.ones(1)  # costs that cut any tree to no nodes; 0 as a number of nodes has another meaning
+_EMPTY_TREE = np.ones(1)  # costs that cut any tree to no nodes; max_nodes of 0 would mean the default
 _MOST_UNSENT = 512  # calls of `accept` since the last tree; after more the text is sent again
-# What a service refuses a session with whose output is to be remembered where it cannot be.
+# Errors of a service that cannot remember the output of a session.
 _NOT_REMEMBERED = (PermissionDeniedError, LiveFormatError, UnknownDatastoreError, TokenizerMismatchError)
-# What a service that runs sessions does not take from this one: its text is too long, for instance.
+# Errors of a service that runs sessions, but not this one: its text is too long, for instance.
 _NOT_RUN = (QueryError, MessageSizeError, MessageOrderError)
 
 Text = Callable[[], tuple[npt.NDArray[np.int32], int]]
@@ -65,7 +65,7 @@ class SessionStream(GenerationStream[StreamCall | SharedSession]):
     Args:
         route: to its service.
         settings: of the session.
-        sessions: what it has in common with others of its client.
+        sessions: what it shares with other sessions of its client.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class SessionStream(GenerationStream[StreamCall | SharedSession]):
         self._remember = sessions.remember
         self._output_id = uuid4().hex if self._remember else ""
         self._is_open = False  # whether the text has been sent on the call
-        self._next = pb.DraftSessionRequest()  # what the next step sends; has what was accepted since the last
+        self._next = pb.DraftSessionRequest()  # the next message, with what was accepted since the last one
         self._costs = b""  # of trees, sent last
         self._datastores = 0  # that answer it
         self._recent: list[float] = []  # what recent steps have taught the session there
@@ -103,7 +103,7 @@ class SessionStream(GenerationStream[StreamCall | SharedSession]):
             raise
 
     def share(self) -> None:
-        """Travel on one stream with other sessions of the client, as `RemoteSession.share`."""
+        """Share a stream with other sessions of the client, as `RemoteSession.share`."""
         self._sessions.streams.are_wanted = True
         if self._sessions.streams.are_used and isinstance(self._call, StreamCall) and not self._datastores:
             self._drop()  # it has the text alone

@@ -1,6 +1,6 @@
-"""One stream of many sessions of a client: what they send together travels in one message.
+"""One stream of many sessions of a client: steps that they take together are sent in one message.
 
-A service drafts together what one message asks for, and a message costs both sides more time than a small tree.
+The service drafts the trees of one message together, and a message costs both sides more time than a small tree.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class _Members:
                 member.answers.put(error_of_end(self.target, end.code, end.message, end.reason))
 
     def fail(self, error: RestStoreError) -> None:
-        """Tell all sessions, and those that come, that the stream has ended."""
+        """Tell all sessions, and those that still begin, that the stream has ended."""
         self.error = error
         for number in list(self.members):
             if (member := self.members.pop(number, None)) is not None:
@@ -159,7 +159,7 @@ class SharedSession:
         self._stream.add(self._number, message)
 
     def flush(self) -> None:
-        """Send what sessions of this stream have been given to send."""
+        """Send the messages of all sessions of this stream."""
         self._stream.flush()
 
     def receive(self, ends: float) -> bytes | None:
@@ -172,7 +172,7 @@ class SharedSession:
         self._end()
 
     def finish(self, message: bytes) -> threading.Event:
-        """Send a last message; return what is set once the service has read it and ended the session."""
+        """Send a last message; return an event that is set once the service has read it and ended the session."""
         self._stream.add(self._number, message, is_last=True)
         self._stream.flush()
         self._end.detach()
@@ -236,7 +236,7 @@ def _read(call: Any, requests: _Requests, members: _Members) -> None:
 
 
 def _leave(requests: _Requests, members: dict[int, _Member], number: int, process: int) -> None:
-    """End a session. Without a lock: the garbage collector may call this while its thread holds any."""
+    """End a session. Takes no lock: the garbage collector may call this in a thread that holds one."""
     if os.getpid() == process and members.pop(number, None) is not None:
         step = pb.SessionStep(session=number, last=True)
         requests.put(pb.DraftSessionsRequest(steps=[step]).SerializeToString())

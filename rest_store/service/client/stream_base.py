@@ -1,4 +1,4 @@
-"""What both streams of drafts share: the generation so far, and how answers are read."""
+"""What `DraftStream` and `AsyncDraftStream` share: the text so far, messages and answers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Answer(NamedTuple):
 
 
 class StreamBase(GenerationStream[K]):
-    """A stream of drafts without what waits. See `DraftStream`.
+    """A stream of drafts without the calls, which either block or are awaited. See `DraftStream`.
 
     Args:
         route: to its service.
@@ -61,8 +61,8 @@ class StreamBase(GenerationStream[K]):
         self._unanswered: dict[int, Step] = {}  # by sequence number
 
     def _add(self, tokens: IntSequence, may_be_empty: bool) -> None:
-        """Append the tokens since the last step; raise QueryError if they are not valid, or there was never one."""
-        # Of an unknown vocabulary the service will say which token is outside.
+        """Append the tokens since the last step; raise QueryError if they are invalid, or there are still none."""
+        # While the vocabulary is unknown, the service says which token is outside.
         vocabulary_size = self._codec.vocabulary_size if self._codec.is_known else ANY_TOKEN
         new = tail_of(tokens, KEPT_TOKENS, vocabulary_size)
         self._context = (self._context + new)[-KEPT_TOKENS:]
@@ -71,9 +71,9 @@ class StreamBase(GenerationStream[K]):
             raise EmptyContextError(describe("query", "context", "empty", "at least one token"))
 
     def _new_in(self, context: IntSequence, size: int) -> list[int]:
-        """Return the tokens of `context` that have to be added, so that the tokens so far end with its last `size`.
+        """Return the tokens to append so that the text so far ends with the last `size` tokens of `context`.
 
-        A context of fewer is the whole text: if it does not continue the tokens so far, these are forgotten.
+        A context of fewer tokens is the whole text: if it does not continue the text so far, that is dropped.
         """
         last: list[int] = np.asarray(context)[-size:].tolist()
         known, overlap = self._context, min(len(self._context), len(last))
@@ -87,14 +87,14 @@ class StreamBase(GenerationStream[K]):
     def _begin(
         self, new_tokens: IntSequence, proposals: TokenTree | None, evidence: pb.EvidenceLimits | None, ends: float
     ) -> tuple[Step, RetryPolicy[Any]]:
-        """Append the tokens of a step; return what it asks for and its retry policy, until `ends` (`time.monotonic`).
+        """Append the tokens of a step; return the step and its retry policy, until `ends` (`time.monotonic`).
 
-        An error in an argument leaves the tokens out; any other error keeps them.
+        After an error in an argument the tokens are not appended; after any other error they are.
         """
         if self._closed:
             raise ServiceUnavailableError("client: the stream is closed")
         step = Step()
-        # A service without evidence gets a request for trees, whose answer is not used, so that it has the tokens.
+        # A service without evidence is asked for trees, only to send it the tokens: the answer is not used.
         if proposals is not None and evidence is not None and self._codec.max_evidence_rows:
             step = Step(self._codec.proposals(proposals), self._codec.bounded(evidence))
         self._add(new_tokens, may_be_empty=evidence is not None)
@@ -102,7 +102,7 @@ class StreamBase(GenerationStream[K]):
         return step, RetryPolicy(self._endpoints, ends - time.monotonic(), self._endpoint)
 
     def _message(self, step: Step) -> bytes:
-        """Return the next message; `_sent` is to be called when it has left."""
+        """Return the next message; call `_sent` once it was sent."""
         tokens = self._context if self._is_new else self._unsent
         request = pb.DraftStreamRequest(
             tokens=tokens, sequence=self._sequence + 1, proposals=step.proposals, evidence=step.evidence
@@ -113,7 +113,7 @@ class StreamBase(GenerationStream[K]):
         return request.SerializeToString()
 
     def _sent(self, step: Step) -> None:
-        """Record that the message for `step` has left."""
+        """Record that the message of `step` was sent."""
         self._sequence += 1
         self._is_new = False
         self._unsent = []
@@ -145,7 +145,7 @@ class StreamBase(GenerationStream[K]):
         return Answer([], self._codec.evidence(response.evidence, self._names, step.evidence, target))
 
     def _bytes_of_datastore(self) -> int:
-        """Return the size of the largest part of a datastore in an answer that is still to come."""
+        """Return the size of the largest tree or evidence of a datastore in the answers that are still to come."""
         most = tree_bytes(self._limits[0])
         for step in self._unanswered.values():
             if step.evidence is not None:

@@ -1,4 +1,4 @@
-"""One bidirectional call, of a blocking client and of asyncio."""
+"""One bidirectional call: `StreamCall` blocks, `AsyncStreamCall` is for asyncio."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _Due = queue.SimpleQueue[None]
 
 
 class Answers:
-    """Answers on their way from the thread that reads them to the one that waits, and last an error.
+    """A queue of answers from the thread that reads them to the thread that waits for them. An error comes last.
 
     Attributes:
-        ended: set with the error.
+        ended: set when the error is added.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Answers:
             self.ended.set()
 
     def deliver(self, answer: bytes) -> bytes:
-        """Add an answer, and return it: a deserializer, so that gRPC's own thread wakes whoever waits."""
+        """Add an answer, and return it. As a deserializer, it wakes the waiting thread from gRPC's own thread."""
         self._queue.put(answer)
         return answer
 
@@ -95,7 +95,7 @@ class StreamCall:
         self._end()
 
     def finish(self, message: bytes) -> threading.Event:
-        """Send a last message; return what is set once the service has read it and ended the stream."""
+        """Send a last message; return an event that is set once the service has read it and ended the stream."""
         self._requests.put(message)
         self._requests.put(None)
         self._end.detach()
@@ -103,10 +103,10 @@ class StreamCall:
 
 
 def _read(call: Any, requests: _Requests, answers: Answers, due: _Due, target: str) -> None:
-    """Ask for every answer of `call` that is `due`, and put last into `answers` why the call has ended.
+    """Read the answers of `call` that are `due`, and last put the error with which it ended into `answers`.
 
-    The next one is always being read, so that no message waits for this thread. What else nobody has asked for stays
-    with gRPC, whose flow control then stops the service.
+    One more answer than was asked for is always being read, so that none waits for this thread. Others stay with gRPC,
+    whose flow control then stops the service.
     """
     try:
         while True:
@@ -126,9 +126,9 @@ def _end(call: Any, requests: _Requests, due: _Due, process: int) -> None:
 
 
 def failure_of(target: str, error: Exception | None) -> RestStoreError:
-    """Return the error of ours for one with which a stream has ended; None: it has ended without.
+    """Return our error for the one with which a stream has ended; None: it has ended without an error.
 
-    Never a DeadlineError, which would say that an answer may still come.
+    It is never a DeadlineError, after which an answer may still come.
     """
     if error is None or isinstance(error, StopIteration):
         return _ended(target)
@@ -146,7 +146,7 @@ def _ended(target: str) -> ServiceUnavailableError:
 class AsyncStreamCall:
     """One stream to the service at `target`, for asyncio.
 
-    Cancelling a read of grpc.aio would cancel the whole call, so a read that is late goes on and is awaited again.
+    Cancelling a read of grpc.aio would cancel the whole call, so a late read goes on and is awaited again.
     """
 
     def __init__(self, channel: grpc.aio.Channel, metadata: Sequence[tuple[str, str]], target: str) -> None:

@@ -12,14 +12,14 @@ _OTHER_FILES = 512  # descriptors for datastores, twice during a reload, metrics
 
 @dataclass(frozen=True)
 class Connections:
-    """Limits of the gRPC connections of each address.
+    """Limits of the gRPC connections at each address.
 
     Attributes:
-        most: of them at once; further ones are closed at once.
-        handshake_seconds: that a peer has until it has spoken HTTP/2, and TLS where that is asked for.
-        ping_seconds: of silence after which a peer is asked for a sign of life.
-        pong_seconds: that it has for the sign.
-        idle_seconds: without a call after which a connection is closed; a client connects anew with its next call.
+        most: connections at once; further ones are closed.
+        handshake_seconds: time that a peer has for the handshakes of HTTP/2 and, where required, TLS.
+        ping_seconds: time of silence after which a peer is pinged.
+        pong_seconds: time that it has to answer the ping.
+        idle_seconds: time without a call after which a connection is closed; the next call of the client reconnects.
 
     Raises:
         ServeError: `most` is out of range.
@@ -42,13 +42,13 @@ class Connections:
             ("grpc.server_handshake_timeout_ms", round(self.handshake_seconds * 1000)),
             ("grpc.keepalive_time_ms", round(self.ping_seconds * 1000)),
             ("grpc.keepalive_timeout_ms", round(self.pong_seconds * 1000)),
-            ("grpc.http2.ping_timeout_ms", round(self.pong_seconds * 1000)),  # counts, too: a minute by default
+            ("grpc.http2.ping_timeout_ms", round(self.pong_seconds * 1000)),  # by default a minute
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.max_connection_idle_ms", round(self.idle_seconds * 1000)),
         ]
 
     def allow_files(self, addresses: int) -> None:
-        """Let this process open a file for each connection at `addresses`, so that strangers cannot use up all.
+        """Raise the limit of open files to one for each connection at `addresses`, so that peers cannot use up all.
 
         Raises:
             ServeError: the system allows fewer.
