@@ -1,6 +1,6 @@
-"""A draft session that its only source with counts, a service, runs elsewhere.
+"""Remote sessions: a service that is the only source with counts of a draft session runs the session itself.
 
-The session here keeps the text, and what it needs to draft from the prompt and the model's logits while the other one
+The local session keeps the text, and what it needs to draft from the prompt and the model's logits while the remote one
 is away.
 """
 
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
     from rest_store._kernel import NativeSession
 
 NODE_BYTES = 11  # of a node as the message DraftSessionResponse has it
-MOST_RECENT = 16  # numbers that recent steps have taught a session; now it has 3, and one for each datastore
+MOST_RECENT = 16  # numbers of `recent`, what recent steps have taught a session: at present 3, and 1 per datastore
 _ORIGINS = 8  # bits
 
 
 @dataclass(frozen=True)
 class SessionSettings:
-    """A `DraftSession` for another process to run.
+    """The settings of a `DraftSession` for another process to run.
 
     Attributes:
-        calibration: that evidence is weighed with; learns what the session learns.
+        calibration: turns evidence into acceptance probabilities, and learns what the session learns.
         learn: whether it learns.
         max_suffix: longest suffix of the context that datastores are asked for, in tokens.
         tokenizer: of the session; None: that of the datastores.
-        prompt_top_k: [n, k], the model's most likely tokens after each of the last n tokens of the prompt, -1:
-            unknown; None: all are.
+        prompt_top_k: [n, k], the model's most likely tokens after each of the last n tokens of the prompt; -1: unknown.
+            None: nothing is known.
         prompt_lookup: whether the text is a source.
-        recycled_logits: by which key sessions share what the model found likely, as a source; None: it is none.
+        recycled_logits: key under which sessions share recycled logits; None: these are no source.
     """
 
     calibration: Calibration
@@ -56,12 +56,12 @@ class SessionSettings:
 
 
 class RemoteTree(NamedTuple):
-    """A tree that a session elsewhere drafted.
+    """A tree that a remote session drafted.
 
     Attributes:
         nodes: as in the message DraftSessionResponse of `proto/rest_store/v1/datastore.proto`, not verified.
-        vocabulary_size: above all its tokens.
-        datastores: that the session drafts from.
+        vocabulary_size: greater than all its tokens.
+        datastores: number of datastores that the session drafts from.
         calibration_weights: as `Calibration` takes them; empty: unknown.
     """
 
@@ -72,10 +72,10 @@ class RemoteTree(NamedTuple):
 
 
 class RemoteSession(Protocol):
-    """A session that runs elsewhere. It may be lost at any time, and is then opened again with the text."""
+    """A session in another process. It may be lost at any time, and is then opened again with the text."""
 
     def open(self, text: Callable[[], tuple[npt.NDArray[np.int32], int]]) -> None:
-        """Open it ahead of the first step, if that needs no waiting. If it fails, the first step opens it.
+        """Open it ahead of the first step, if that needs no waiting. If this fails, the first step opens it.
 
         Args:
             text: as in `draft`.
@@ -91,9 +91,9 @@ class RemoteSession(Protocol):
         *,
         timeout: float | None,
     ) -> RemoteTree | None:
-        """Return the tree of the next step; None if this session cannot be run there, now or later.
+        """Return the tree of the next step; None if the session cannot be run there, now or later.
 
-        Where a chain is asked for, it may be a tree of at most `tree_nodes(limits)` nodes, whose most probable path
+        A request for a chain may be answered with a tree of at most `tree_nodes(limits)` nodes, whose most probable path
         comes first.
 
         Args:
@@ -115,14 +115,14 @@ class RemoteSession(Protocol):
     ) -> bool:
         """Send the request of the next `draft`, which has the same arguments, if that needs no waiting.
 
-        Its time then counts from now on.
+        The timeout of that step then begins now.
 
         Returns:
-            Whether it was sent. If not, `draft` sends it, and says why it could not be sent if it still cannot.
+            Whether it was sent. If not, `draft` sends it, and raises an error if it still cannot be sent.
         """
 
     def share(self) -> None:
-        """Expect to be drafted together with others of the same source, whose requests travel together then."""
+        """Prepare to be drafted together with other sessions of the same source, in common messages."""
 
     def flush(self) -> None:
         """Send what `send` has kept, so that it travels together with the requests of other sessions."""
@@ -136,30 +136,30 @@ class RemoteSession(Protocol):
         """Keep for the next step what `DraftSession.accept` was told."""
 
     def close(self, text: Callable[[], tuple[npt.NDArray[np.int32], int]]) -> None:
-        """End the session; may be called again. Comes at the end of the text, also if `draft` has returned None.
+        """End the session; may be called again. Called at the end of the text, also if `draft` has returned None.
 
         Args:
-            text: as in `draft`, for what is done at the end.
+            text: as in `draft`, for the output to remember.
         """
 
 
 @runtime_checkable
 class SessionSource(Source, Protocol):
-    """A source that runs whole sessions where its datastores are."""
+    """A source that can run whole sessions in the process that has its datastores."""
 
     def session(self, settings: SessionSettings) -> RemoteSession | None:
-        """Return a session; None if it is not to run any."""
+        """Return a remote session; None if this source runs none."""
 
 
 class RemoteDrafting:
-    """Hands a session's steps over to `remote`, and its trees to the kernel.
+    """Drafts the steps of a session with `remote`, and hands its trees to the local kernel session.
 
     Args:
-        native: the kernel's side of the session here.
-        source: that runs the session elsewhere.
-        remote: the session elsewhere.
-        settings: that it was made with.
-        places: of the source that runs it, of prompt lookup and of recycled logits, among the session's sources.
+        native: the local kernel session.
+        source: the source that runs the remote session.
+        remote: the remote session.
+        settings: of the remote session.
+        places: of that source, of prompt lookup and of recycled logits among the session's sources.
         prompt_length: tokens of the prompt.
         timeout: seconds that a step waits; None: as long as `remote` does.
     """
@@ -183,10 +183,10 @@ class RemoteDrafting:
         self._timeout = timeout
         self._ends: float | None = None  # of the step, `time.monotonic`
         self._origins: dict[int, bytes] = {}  # by number of datastores: for each mask of origins, ours
-        self._rows = 1  # of top-k for the remote tree drafted last: one of the text, and one of each node; 0: unknown
+        self._rows = 1  # of `node_top_k` for the remote tree drafted last: the text's and each node's; 0: unknown
 
     def open(self) -> None:
-        """Open the session elsewhere, so that it is ready when the target model has read the prompt."""
+        """Open the remote session, so that it is ready when the target model has read the prompt."""
         with suppress(Exception):  # the first step says what is wrong
             self._remote.open(self._text)
 
@@ -211,9 +211,9 @@ class RemoteDrafting:
             self._remote.flush()
 
     def draft(self, limits: DraftLimits) -> Drafted | Drop | None:
-        """Return the draft of the next step, within the timeout from `send` on.
+        """Return the draft of the next step, within the timeout since `send`.
 
-        A Drop says why there are none in this step; None, that there will never be any.
+        A Drop says why this step has none; None means that the remote session cannot be run at all.
         """
         timeout = self.seconds_left
         most = tree_nodes(limits)
@@ -236,13 +236,13 @@ class RemoteDrafting:
             return Drop(self._places[0], why, error_text(error))
         if self._settings.learn and tree.calibration_weights:
             self._settings.calibration.native.weights = tree.calibration_weights
-        if len(tree.nodes) == NODE_BYTES * len(origins):  # else there it is a tree of which we use one path
+        if len(tree.nodes) == NODE_BYTES * len(origins):  # else it has a tree, of which one path is used
             self._rows = 1 + len(origins)
         return Drafted(packed, scores, origins.translate(self._origins_of(tree.datastores)))
 
     @property
     def seconds_left(self) -> float | None:
-        """What is left of the timeout of the step that was sent last; None without a timeout."""
+        """Seconds left of the timeout of the last step sent; None without a timeout."""
         return None if self._ends is None else max(0.0, self._ends - monotonic())
 
     def accept(
@@ -251,13 +251,13 @@ class RemoteDrafting:
         top_k: TopK | None,
         node_top_k: TopK | None,
     ) -> None:
-        """Tell the session elsewhere, with its next step, what `DraftSession.accept` was told."""
-        is_known = node_top_k is not None and len(node_top_k) == self._rows  # there, the tree that the rows are of
+        """Pass the arguments of `DraftSession.accept` on with the next step of the remote session."""
+        is_known = node_top_k is not None and len(node_top_k) == self._rows  # it has the tree of these rows
         self._remote.accept(tokens, top_k, node_top_k if is_known else None)
         self._rows = 1
 
     def close(self) -> None:
-        """End the session elsewhere."""
+        """End the remote session."""
         self._remote.close(self._text)
 
     def _text(self) -> tuple[npt.NDArray[np.int32], int]:
@@ -266,7 +266,7 @@ class RemoteDrafting:
         return np.frombuffer(self._native.tail(length), np.int32), length - self._prompt_length
 
     def _origins_of(self, datastores: int) -> bytes:
-        """Return, for each mask of the remote sources, the mask of ours: they are datastores, then the others."""
+        """Return the local mask of sources for each remote one, where datastores come before other sources."""
         if datastores not in self._origins:
             of_bits = [self._places[0]] * datastores + [place for place in self._places[1:] if place is not None]
             masks = []
@@ -280,7 +280,7 @@ class RemoteDrafting:
 
 
 def tree_nodes(limits: DraftLimits) -> int:
-    """Return most nodes of the tree to ask for: of one that a chain is cut out of, where no chains are drafted."""
+    """Return the most nodes to ask for; for a chain twice as many, as an old service answers with a tree."""
     return min(2 * limits.max_nodes, MAX_NODES) if limits.is_chain else limits.max_nodes
 
 
@@ -291,10 +291,10 @@ def remote_drafting(
     prompt_length: int,
     timeout: float | None,
 ) -> RemoteDrafting | None:
-    """Return what hands the steps of a session over to the only one of its `sources` with counts; None if it cannot.
+    """Return the remote drafting of a session whose only source with counts can run it; None if that cannot.
 
     Args:
-        native: the kernel's side of the session.
+        native: the local kernel session.
         sources: of the session; those without counts are added to `settings`.
         settings: of the session.
         prompt_length: tokens of the prompt.

@@ -17,7 +17,7 @@ from rest_store.service.client.requests import Request, Requests
 Round: TypeAlias = Mapping[int, Sequence[Request[Any]]]
 Answers: TypeAlias = Mapping[int, Sequence[Any]]
 
-# At first each part lists 4 times as many nodes as the tree may have, which is usually enough; then 4 times as many again.
+# At first each part lists 4 times as many nodes as the tree may have, which is usually enough; then 4 times as many.
 _FIRST, _MORE = 4, 4
 
 

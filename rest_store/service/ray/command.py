@@ -1,4 +1,4 @@
-"""What `rest-store serve --ray` does: its servers on a Ray cluster, until it is ended."""
+"""The command `rest-store serve --ray`: servers on a Ray cluster, until a signal ends it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from rest_store.service.ray.fleet import Fleet
 from rest_store.service.server.logs import EventLog
 from rest_store.service.tokens import TOKEN_VARIABLE
 
-# What servers are told by their place.
+# Options that are not passed to the servers: each has its own, or none.
 _OWN = ("datastores", "ray", "parts", "replicas", "parts_file", "listen", "metrics", "metrics_file")
-# What makes no sense for parts, or for servers that share machines.
+# Options that parts cannot have, or servers that share a machine.
 _REFUSED = ("part", "live", "live_tokenizer", "socket_mode", "socket_group")
-_STOPPING_SECONDS = 5.0  # that servers have to end, beyond those to drain
+_STOPPING_SECONDS = 5.0  # time that servers have to end after draining
 
 
 def serve_on_ray(context: click.Context, places: Sequence[tuple[str, Path]]) -> None:

@@ -25,12 +25,12 @@ _EVERYWHERE = "0.0.0.0"
 _CPUS = 0.001  # of an actor: Ray places those that take nothing at random
 _STARTING_SECONDS = 0.1  # between looks
 _WATCH_SECONDS = 1.0
-_ANSWER_SECONDS = 5.0  # that an actor has to say how it is
+_ANSWER_SECONDS = 5.0  # time that an actor has to return its state
 
 
 @dataclass
 class _Member:
-    """A replica, its actor, what the actor said last, and where the server and its metrics are, or were."""
+    """A replica, its actor, the actor's last state, and the last addresses of the server and its metrics."""
 
     replica: Replica
     actor: Any
@@ -40,18 +40,18 @@ class _Member:
 
 
 class Fleet:
-    """The servers of all parts, of one cluster that this process is connected to.
+    """The servers of all parts, on the Ray cluster that this process is connected to.
 
     Args:
-        arguments: of `rest-store serve`, without what a server is told by its place.
-        parts: how many there are.
-        replicas: of each part.
-        listen: at a loopback address, if the cluster is one machine; at 0.0.0.0, each server at the address of its
-            machine. The port is that of the first server, and the others have those behind it; 0: any free ones.
-        parts_file: for clients.
-        metrics: where the metrics of the servers are, likewise; None: they have none.
-        metrics_file: says so, for Prometheus.
-        variables: of the environment of the servers.
+        arguments: of `rest-store serve`, without `--part`, `--listen` and `--metrics`.
+        parts: number of parts.
+        replicas: number of replicas of each part.
+        listen: a loopback address, if the cluster is one machine; or 0.0.0.0: each server listens at the address of its
+            machine. The first server has this port, the others the ports behind it; 0: any free ones.
+        parts_file: written for clients.
+        metrics: where the servers have their metrics, likewise; None: they have none.
+        metrics_file: written for Prometheus.
+        variables: environment variables of the servers.
         log: receives events.
     """
 
@@ -84,7 +84,7 @@ class Fleet:
             actor = actor_class.options(
                 num_cpus=_CPUS,
                 max_restarts=-1,
-                max_concurrency=2,  # it says how it is while it stops
+                max_concurrency=2,  # it returns its state while it stops
                 scheduling_strategy=NodeAffinitySchedulingStrategy(replica.node.id, soft=True),
             ).remote(
                 [*arguments, "--part", f"{replica.part}/{parts}"],
@@ -98,7 +98,7 @@ class Fleet:
         """Return once all servers answer and are published, or when `ended` is set.
 
         Raises:
-            ServeError: one cannot start, or a machine has another version of rest-store; or the file cannot be written.
+            ServeError: a server cannot start, a machine has another version of rest-store, or a file cannot be written.
         """
         while not ended.is_set():
             self._look()
@@ -111,9 +111,9 @@ class Fleet:
             ended.wait(_STARTING_SECONDS)
 
     def watch(self, ended: threading.Event) -> None:
-        """Publish where servers have moved, and log what has become of them, until `ended` is set.
+        """Log starts of servers and publish new addresses until `ended` is set.
 
-        A file that cannot be written is logged and written later: the servers answer all the same.
+        If a file cannot be written, that is logged and tried again: the servers answer all the same.
         """
         while not ended.wait(_WATCH_SECONDS):
             self._look()
@@ -128,12 +128,12 @@ class Fleet:
             member.actor.reload.remote()
 
     def stop(self, seconds: float) -> None:
-        """End all servers, at once where running calls take longer than that."""
+        """End all servers; those that are still draining after `seconds` end when Ray ends their actors."""
         stopping = [member.actor.stop.remote() for member in self._members]
         ray.wait(stopping, num_returns=len(stopping), timeout=seconds)
 
     def _look(self) -> None:
-        """Ask all actors how they are; of those that do not answer, the last state stays."""
+        """Ask all actors for their state; those that do not answer keep the last one."""
         asked = [member.actor.state.remote() for member in self._members]
         ray.wait(asked, num_returns=len(asked), timeout=_ANSWER_SECONDS)
         for member, answer in zip(self._members, asked, strict=True):
@@ -150,7 +150,7 @@ class Fleet:
                 self._log("start", part=member.replica.part, replica=member.replica.number, **server._asdict())
 
     def _publish(self) -> None:
-        """Write the files that are new, or in which an address is."""
+        """Write the files whose content has changed."""
         groups: list[list[str]] = [[] for _ in range(self._parts)]
         for member in self._members:
             if member.address is not None:
@@ -168,7 +168,7 @@ def _host(listen: Address, machine_addresses: Collection[str], option: str) -> s
     """Return the host that all servers listen at; None: each at the address of its machine.
 
     Raises:
-        ServeError: not all who ask could reach them there.
+        ServeError: clients on other machines could not reach all servers there.
     """
     if listen.host == _EVERYWHERE:
         return None
@@ -181,12 +181,12 @@ def _host(listen: Address, machine_addresses: Collection[str], option: str) -> s
 
 
 def _bind_address(host: str | None, first: Address, place: int) -> BindAddress:
-    """Return where the server in this place binds, of which the first one binds at `first`."""
+    """Return where the server in this place binds; the first one binds at `first`."""
     return BindAddress(host, first.port + place if first.port else 0)
 
 
 def _require_startable(replica: Replica, state: PartState, parts: int) -> None:
-    """Raise ServeError if the server has failed before it answered, or is another version."""
+    """Raise ServeError if the server has failed before it answered, or has another version of rest-store."""
     where = f"part {replica.part}/{parts} on {replica.node.address}"
     if state.version != rest_store.__version__:
         raise ServeError(describe(where, "version of rest-store", state.version, rest_store.__version__))

@@ -14,10 +14,10 @@ from rest_store.service.ray.server_process import ServerProcess, ServerState
 
 
 class PartState(NamedTuple):
-    """What an actor says of itself.
+    """The state of an actor.
 
     Attributes:
-        server: what has become of its server.
+        server: state of its server process.
         version: of rest-store on its machine.
         process: of the actor.
     """
@@ -49,10 +49,10 @@ class PartServer:
 
     Args:
         arguments: of `rest-store serve`, without `--listen` and `--metrics`.
-        listen: where.
+        listen: where the server listens.
         metrics: where its metrics are; None: it has none.
-        variables: of the server's environment, which may be secrets. Ray does not show the arguments of an actor, as
-            it does the variables of a `runtime_env`.
+        variables: environment variables of the server, which may be secrets. Ray shows the variables of a
+            `runtime_env`, but not the arguments of an actor.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class PartServer:
         self._server = ServerProcess(arguments, listen.on_this_machine(), where, variables)
 
     def state(self) -> PartState:
-        """What has become of the server."""
+        """Return the state of the actor and its server."""
         return PartState(self._server.state, rest_store.__version__, os.getpid())
 
     def reload(self) -> None:

@@ -24,7 +24,7 @@ class Replica(NamedTuple):
     Attributes:
         part: 1..parts.
         number: 1..replicas.
-        node: where it is to run; elsewhere if that is gone.
+        node: where it should run; Ray chooses another machine if this one is gone.
     """
 
     part: int
@@ -35,8 +35,8 @@ class Replica(NamedTuple):
 def placement(nodes: Sequence[Node], parts: int, replicas: int) -> list[Replica]:
     """Return all replicas, those of a part one after another.
 
-    Each machine gets as many as any other, or one more. The replicas of a part are on different machines, if there are
-    as many.
+    The numbers of replicas on two machines differ by one at most. The replicas of a part are on different machines, if
+    there are enough.
     """
     return [
         Replica(part + 1, number + 1, nodes[(part * replicas + number) % len(nodes)])

@@ -23,12 +23,12 @@ _LEAST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0  # seconds before the next start
 
 
 class ServerState(NamedTuple):
-    """What has become of a process so far.
+    """The state of a server process.
 
     Attributes:
-        address: where it listens, or did; None: it has not yet.
+        address: where it listens, or listened last; None: it has not listened yet.
         starts: how often it has begun to answer.
-        failure: why the process that ended last did; None: none has ended.
+        failure: why a process ended last; None: none has ended.
         metrics: HOST:PORT of its metrics, likewise.
     """
 
@@ -45,7 +45,7 @@ class ServerProcess:
         arguments: of the command, without `--listen` and `--metrics`.
         listen: HOST:PORT.
         metrics: HOST:PORT of its metrics; None: it has none.
-        variables: of its environment, beside those of this process; they are not in its command line.
+        variables: environment variables beside those of this process; not on its command line, which others can read.
 
     What the process logs goes to standard error.
     """
@@ -70,7 +70,7 @@ class ServerProcess:
 
     @property
     def state(self) -> ServerState:
-        """What has become of it."""
+        """Its present state."""
         return self._state
 
     def send_signal(self, number: signal.Signals) -> None:
@@ -95,7 +95,7 @@ class ServerProcess:
             self._stopping.wait(pause)
 
     def _start(self) -> subprocess.Popen[str] | None:
-        """Start a process; None: it is to stop."""
+        """Start a process; return None if `stop` was called."""
         with self._lock:
             if self._stopping.is_set():
                 return None
@@ -114,7 +114,7 @@ class ServerProcess:
             return self._process
 
     def _follow(self, process: subprocess.Popen[str]) -> str:
-        """Read what a process says until it ends; return why it did."""
+        """Read the output of a process until it ends; return why it ended."""
         assert process.stdout is not None
         address, metrics, last = None, None, ""
         with process, process.stdout as lines:

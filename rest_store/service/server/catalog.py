@@ -29,7 +29,7 @@ from rest_store.service.server.rights import Rights
 
 @dataclass(frozen=True)
 class ReloadOutcome:
-    """How the reload of one datastore ended: `refused` says why it failed, None that it succeeded."""
+    """The outcome of reloading one datastore; `refused` says why it failed, and is None if it succeeded."""
 
     name: str
     generation: int
@@ -40,16 +40,16 @@ class Catalog:
     """Datastores by name.
 
     Args:
-        places: names and directories of built ones, in the order in which they are served.
-        live: names and directories of live ones, which come after these. This process writes them.
-        tokenizer: of live ones that are new; None: that of the built ones, if they have the same.
-        log: receives what happens to live ones.
-        part: of each built one that is served; None: all of it. Then there are no live ones.
+        places: names and directories of built datastores, in the order in which they are served.
+        live: names and directories of live datastores, which come after these. This process writes them.
+        tokenizer: of live datastores that are created; None: that of the built datastores, if they share one.
+        log: receives events of live datastores.
+        part: which part of each built datastore is served, without live ones; None: all of it.
 
     Raises:
-        ServeError: no datastore, an invalid name, two with the same name, or live ones of which a part is to be served.
-        PartError: one has fewer shards than there are parts.
-        DatastoreError: one cannot be opened.
+        ServeError: no datastore, an invalid name, two with the same name, or a part of a live datastore.
+        PartError: a datastore has fewer shards than there are parts.
+        DatastoreError: a datastore cannot be opened.
 
     `select` may be called while another thread runs `reopen`; `swap` belongs to the thread of `select`.
     """
@@ -90,7 +90,7 @@ class Catalog:
             raise
 
     def close(self) -> None:
-        """Close the live ones, once what is being added is there."""
+        """Close the live datastores, after what is being added was written."""
         for served in self.served:
             if isinstance(served, HostedLiveDatastore):
                 served.close()
@@ -128,9 +128,9 @@ class Catalog:
         Raises:
             PermissionDeniedError: `rights` include no datastore.
             UnknownDatastoreError: no datastore of those that `rights` include has one of the names.
-            TokenizerMismatchError: a named datastore, or every one, has another tokenizer; or there are several
+            TokenizerMismatchError: a named datastore, or every datastore, has another tokenizer; or there are several
                 tokenizers, and neither names nor a fingerprint select one.
-            PartError: a datastore is another part, or of another build.
+            PartError: a datastore is another part than the selection says, or of another build.
         """
         served = self._select(selection.names, selection.fingerprint, rights)
         if selection.parts:
@@ -157,7 +157,7 @@ class Catalog:
                 served.watch()
 
     def reopen(self) -> list[HostedDatastore | ReloadOutcome]:
-        """Open every built datastore again and try it out; one that fails becomes a ReloadOutcome. Changes nothing.
+        """Open every built datastore again and try it out; return a ReloadOutcome for those that fail. Changes nothing.
 
         Opening verifies the manifest, the headers, and the sizes of all files. The content is not read, which takes
         minutes for a large datastore; `rest-store check` does that, before a datastore takes the place of another.
@@ -203,7 +203,7 @@ def _require_parts(served: Sequence[HostedDatastore], expected: Sequence[ServedP
 
 
 def _matching(served: tuple[HostedDatastore, ...], fingerprint: str) -> tuple[HostedDatastore, ...]:
-    """Return those of `served` that have a tokenizer; all, without a `fingerprint`."""
+    """Return the datastores whose tokenizer has this fingerprint; all if it is empty."""
     known = {datastore.fingerprint for datastore in served}
     if fingerprint:
         matching = tuple(datastore for datastore in served if datastore.fingerprint == fingerprint)

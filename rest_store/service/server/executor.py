@@ -41,5 +41,5 @@ class Executor:
 
 
 def _page_faults() -> int:
-    """Return the number of pages that this thread has waited for."""
+    """Return how many pages this thread has waited for: its major page faults."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt

@@ -49,7 +49,7 @@ _SMALL_ROWS = 160
 
 @dataclass
 class StreamState:
-    """What a stream may do, what it chose with its first message, and the end of its context."""
+    """The rights of a stream, what its messages have selected so far, and the end of its context."""
 
     rights: Rights
     selection: Selection = field(default_factory=Selection)  # not the message, which holds its request
@@ -91,7 +91,7 @@ class Handlers:
         if request.HasField("evidence"):
             contexts = [(context.tokens, context.proposals) for context in request.contexts]
             work = self._evidence_work(served, request.evidence, contexts)
-            del request, contexts  # here and below: the memory of a message is given back while its work waits
+            del request, contexts  # here and below: frees the memory of a message while its work waits
             await self._add_evidence(response.evidence, work)
         else:
             limits = tree_limits(request.limits)

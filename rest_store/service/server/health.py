@@ -14,8 +14,8 @@ from rest_store.errors import UnknownDatastoreError, describe
 class Health:
     """Answers Check and Watch, whose methods take requests and yield responses. For use within one event loop.
 
-    The servicer that comes with gRPC is not used: there a watcher that does not read blocks whoever sets a status, and
-    one that leaves makes the others miss changes.
+    The servicer that comes with gRPC is not used: there, a watcher that does not read blocks the caller of `set`, and a
+    watcher that leaves makes the others miss changes.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Health:
         return int(serving if self._serving[name] else not_serving)
 
     async def check(self, requests: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
-        """Yield the status of one name; raise UnknownDatastoreError if neither the service nor a datastore has it."""
+        """Yield the status of one name; raise UnknownDatastoreError for a name of neither service nor datastore."""
         async for request in requests:
             status = self._status(request.service)
             if status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN:

@@ -1,4 +1,4 @@
-"""One datastore of a service, under its name: whether it can be read, and what it is."""
+"""One datastore of a service: its name, its description, and whether it can be read."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class HostedDatastore(ABC):
     """
 
     part_served: ServedPart | None = None
-    remedy: ClassVar[str] = "restore and reload it"  # when it cannot be read
+    remedy: ClassVar[str] = "restore and reload it"  # for messages when it cannot be read
 
     def __init__(self, name: str, store: Store, generation: int) -> None:
         self.name = name
@@ -54,7 +54,7 @@ class HostedDatastore(ABC):
 
     @property
     def fault(self) -> str | None:
-        """Why it cannot be read, as far as reading it has shown; None if it can."""
+        """Why it cannot be read, as far as queries have shown; None if it can."""
         try:
             self.store.require_readable()
         except (DatastoreUnavailableError, DatastoreClosedError):
@@ -72,7 +72,7 @@ class HostedDatastore(ABC):
         return self.fault is None
 
     def require_readable(self) -> None:
-        """Raise DatastoreUnavailableError unless `readable`; to be called after Reading, before the answer is used."""
+        """Raise DatastoreUnavailableError unless `readable`. Called after a query, before its answer is used."""
         fault = self.fault
         if fault is not None:
             raise DatastoreUnavailableError(f"datastore {self.name!r} is unavailable: {fault}; {self.remedy}")
@@ -83,7 +83,7 @@ class HostedDatastore(ABC):
             self.store.draft([0], max_nodes=1)
 
     def describe(self, rights: Rights) -> pb.DatastoreDescription:
-        """Return its description for Describe, as asked by a call with `rights`."""
+        """Return its description for a call of Describe with `rights`."""
         info = self.info()
         tokenizer = info.tokenizer
         return pb.DatastoreDescription(
@@ -125,7 +125,7 @@ class HostedFrozenDatastore(HostedDatastore):
 
     @property
     def fault(self) -> str | None:
-        """Why it cannot be read, as far as `watch` and reading it has shown; None if it can."""
+        """Why it cannot be read, as far as `watch` and queries have shown; None if it can."""
         return self._changed or super().fault
 
     def watch(self) -> None:
@@ -137,14 +137,14 @@ class HostedFrozenDatastore(HostedDatastore):
 
     @property
     def stored_tokenizer(self) -> StoredTokenizer | TokenizerIdentity:
-        """Its tokenizer, to begin a live datastore with."""
+        """Its tokenizer, with which a live datastore can be created."""
         file = self.path / TOKENIZER_FILE_NAME
         identity = self.store.tokenizer
         return StoredTokenizer(identity, file) if file.is_file() else identity
 
 
 class Reading:
-    """Requires that all of `served` are readable after the block; the error names them as clients do, not by path."""
+    """A block of queries; after it, raises an error unless all of `served` are readable. It tells names, not paths."""
 
     def __init__(self, served: Iterable[HostedDatastore]) -> None:
         self._served = served

@@ -1,4 +1,4 @@
-"""One live datastore of a service, which is the process that writes it."""
+"""One live datastore of a service. The service is the process that writes it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _ADDING_THREADS = 4  # callers that share a commit
 _MOST_REMEMBERED = 1 << 22  # tokens that wait to be added
-_OF_DOCUMENT = 1 << 10  # tokens that a document counts beside its own
+_OF_DOCUMENT = 1 << 10  # tokens that a document counts for beside its own
 
 T = TypeVar("T")
 Tokens = npt.NDArray[np.int32]
@@ -34,18 +34,18 @@ Tokens = npt.NDArray[np.int32]
 class HostedLiveDatastore(HostedDatastore):
     """A live datastore under its name, opened for writing. Thread-safe.
 
-    Its work is done in threads of its own: neither drafts nor other datastores wait for its disk.
+    It writes in threads of its own, so neither drafts nor other datastores wait for its disk.
 
     Args:
         name: under which clients select it.
-        path: its directory; a new one if it is absent or empty.
-        tokenizer: as `LiveDatastore.open` takes it, for a new one; None: there has to be one.
+        path: its directory; the datastore is created if it is absent or empty.
+        tokenizer: for a datastore that is created, as `LiveDatastore.open` takes it; None: it has to exist.
         log: receives failures.
 
     Attributes:
         failures: additions and deletions that could not be written.
         remembered: documents of sessions that were added.
-        dropped: documents of sessions that were not: too many waited, or they could not be written.
+        dropped: documents of sessions that were not added: too many waited, or they could not be written.
 
     Raises:
         DatastoreError, TokenizerMismatchError: as `LiveDatastore.open`.
@@ -56,13 +56,13 @@ class HostedLiveDatastore(HostedDatastore):
     def __init__(self, name: str, path: Path, tokenizer: object, log: EventLog) -> None:
         from rest_store.live.live_datastore import LiveDatastore  # needs more packages than a frozen one
 
-        path = path.absolute()  # a short name is in other words of a message, too: see `_named`
+        path = path.absolute()  # `_named` replaces it in messages; a short relative path may be part of other words
         self._live = LiveDatastore.open(path, tokenizer=None if is_live(path) else tokenizer)
         super().__init__(name, self._live, 1)
         self._log = log
         self._adding = ThreadPoolExecutor(_ADDING_THREADS, f"add {name}")
         self._deleting = ThreadPoolExecutor(1, f"delete {name}")
-        self._remembering = ThreadPoolExecutor(1, f"remember {name}")  # so that no addition waits behind many of these
+        self._remembering = ThreadPoolExecutor(1, f"remember {name}")  # so that additions do not wait behind outputs
         self._lock = threading.Lock()
         self._waiting = 0  # size of what is to be remembered
         self.failures = self.remembered = self.dropped = 0
@@ -72,7 +72,7 @@ class HostedLiveDatastore(HostedDatastore):
         return self._live.info()
 
     def describe(self, rights: Rights) -> pb.DatastoreDescription:
-        """Return its description for Describe, as asked by a call with `rights`."""
+        """Return its description for a call of Describe with `rights`."""
         info, description = self.info(), super().describe(rights)
         description.live.CopyFrom(
             pb.LiveDescription(
@@ -96,13 +96,13 @@ class HostedLiveDatastore(HostedDatastore):
         return self._deleting.submit(self._written, lambda: self._live.delete(ids))
 
     def remember(self, before: Sequence[int], output: Tokens, *, id: str = "", replaced: str = "") -> None:
-        """Add an output that nobody waits for, or count it as dropped. Never waits.
+        """Queue an output to be added, or count it as dropped. Never waits.
 
         Args:
-            before: the end of the text before it.
-            output: what a model wrote; if it is too short to be worth it, nothing happens.
-            id: of the document; empty: as `OutputDocument` makes it of the tokens.
-            replaced: id of a document that is deleted for it, if it is there; empty: none.
+            before: the end of the text before the output.
+            output: what a model wrote; ignored if it is too short to be of use.
+            id: of the document; empty: as `OutputDocument` makes it from the tokens.
+            replaced: id of a document that this one replaces, if it exists; empty: none.
         """
         if len(output) < LEAST_TOKENS:
             return
@@ -139,9 +139,9 @@ class HostedLiveDatastore(HostedDatastore):
         self._remembering.submit(add).add_done_callback(count)
 
     def close(self) -> None:
-        """Close it, once what is being written is there, and all that is to be remembered; for after all calls.
+        """Close it after the writes in progress and all outputs in the queue. Called when no calls are left.
 
-        Additions and deletions that have not begun have no caller left who could be told, and are left out.
+        Additions and deletions that have not begun are left out: nobody waits for their result.
         """
         for threads in (self._adding, self._deleting):
             threads.shutdown(cancel_futures=True)
@@ -149,7 +149,7 @@ class HostedLiveDatastore(HostedDatastore):
         self._live.close()
 
     def _written(self, write: Callable[[], T]) -> T:
-        """Return what `write` returns; what could not be written is logged, and named as clients name it."""
+        """Return what `write` returns; if it fails, log the error and raise one that names the datastore."""
         try:
             return write()
         except (StorageError, WriterError) as error:
@@ -159,5 +159,5 @@ class HostedLiveDatastore(HostedDatastore):
             raise StorageError(self._named(str(error))) from None
 
     def _named(self, text: str) -> str:
-        """Return `text` without the directory, which is nobody's business."""
+        """Return `text` with the datastore's name in place of its directory, which clients are not told."""
         return text.replace(str(self._live.path), f"datastore {self.name!r}")

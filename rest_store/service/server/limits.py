@@ -11,11 +11,11 @@ from rest_store.errors import OverloadedError, ServeError, describe
 
 _GREATEST = 1 << 30  # of each limit
 _GREATEST_MEMORY = 1 << 50
-# What a request takes: for each context 64 tokens of at most 5 bytes and a share of the proposals; and names, and the
+# Of the largest request: for each context 64 tokens of at most 5 bytes and a share of the proposals; and names and the
 # proposals of a single context.
 _CONTEXT_BYTES, _OTHER_BYTES = 512, 64 << 10
 _TOKEN_BYTES = 8  # of the text of a session
-MAX_STREAM_SESSIONS = 256  # whose steps one message may have
+MAX_STREAM_SESSIONS = 256  # of one stream, whose steps may be in one message
 
 
 @dataclass(frozen=True)
@@ -23,14 +23,14 @@ class Limits:
     """Limits of a service, of all clients together; published by Describe.
 
     Attributes:
-        max_message_bytes: size of an answer, and at most of a request.
-        max_contexts: contexts of one request, times datastores and rows of evidence.
-        max_streams: open streams.
-        max_in_flight: requests in flight, streams not counted.
-        max_waiting: requests that have arrived and are not in flight yet; at least 2.
-        max_session_tokens: text of one session.
-        max_session_memory: bytes of all sessions together.
-        session_idle_seconds: without a message, after which a session ends.
+        max_message_bytes: largest answer, and largest request that adds or deletes documents; others are smaller.
+        max_contexts: most contexts of one request, times datastores, rows of evidence and each 1024 nodes.
+        max_streams: most open streams.
+        max_in_flight: most requests in flight, without streams.
+        max_waiting: most requests that have arrived and are not in flight yet; at least 2.
+        max_session_tokens: most tokens of the text of one session.
+        max_session_memory: most bytes of all sessions together.
+        session_idle_seconds: time without a message after which a session ends.
 
     Raises:
         ServeError: a limit is out of range.
@@ -54,22 +54,22 @@ class Limits:
 
     @property
     def max_request_bytes(self) -> int:
-        """Size of a request: what `max_contexts` take, so that reading any message costs little."""
+        """Largest request: the size of `max_contexts` contexts, so that reading any message costs little."""
         return min(self.max_message_bytes, _OTHER_BYTES + _CONTEXT_BYTES * self.max_contexts)
 
     @property
     def max_opening_bytes(self) -> int:
-        """Size of the first message of a session, which has its text."""
+        """Largest first message of a session, which has its text."""
         return self.max_request_bytes + _TOKEN_BYTES * self.max_session_tokens
 
     @property
     def max_steps_bytes(self) -> int:
-        """Size of a message of many sessions: of one opening, and of other steps."""
+        """Largest message of many sessions: one opening, and other steps."""
         return self.max_opening_bytes + self.max_request_bytes
 
     @property
     def max_proposals(self) -> int:
-        """Proposals of all contexts of a request together."""
+        """Most proposals of all contexts of a request together."""
         return max(MAX_NODES, self.max_contexts)
 
 
@@ -81,7 +81,7 @@ class Gate:
         limit: most of them at once.
 
     Attributes:
-        tasks: those inside.
+        tasks: those that were let in and are not done.
     """
 
     def __init__(self, what: str, limit: int) -> None:

@@ -1,4 +1,4 @@
-"""What changes live datastores, from the bytes of a request to the bytes of its response; nothing here knows gRPC."""
+"""Handlers of `Add` and `Delete`, from the bytes of a request to those of its response; nothing here knows gRPC."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from rest_store.service.server.requests import M, parse, require_few_fields
 from rest_store.service.server.rights import Rights
 from rest_store.v1 import datastore_pb2 as pb
 
-_MOST_BYTES = 64 << 20  # of all requests that are not carried out yet
-_PART_BYTES = 1 << 10  # that a request, and each of its documents or ids, takes beside its message
-_OTHER_FIELDS = 16  # of a request, beside its documents or ids; there are two now
+_MOST_BYTES = 64 << 20  # of all requests that are not done yet
+_PART_BYTES = 1 << 10  # that a request, and each of its documents or ids, counts for beside its message
+_OTHER_FIELDS = 16  # of a request beside its documents or ids; at present there are two
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ class LiveHandlers:
     def __init__(self, catalog: Catalog, limits: Limits) -> None:
         self._catalog = catalog
         self._limits = limits
-        self._bytes = 0  # of requests that are not carried out yet
+        self._bytes = 0  # of requests that are not done yet
 
     async def add(self, data: bytes, rights: Rights) -> bytes:
         """Answer an AddRequest."""
@@ -67,7 +67,7 @@ class LiveHandlers:
         return pb.DeleteResponse(deleted=deleted).SerializeToString()
 
     async def _carried_out(self, writing: Future[T], size: int) -> T:
-        """Return what `writing` returns, which a client that leaves does not end: its `size` is in use until then."""
+        """Return the result of `writing`. It goes on if the client leaves, and `size` counts until it is done."""
         self._bytes += size
         done = asyncio.wrap_future(writing)
         done.add_done_callback(partial(self._give_back, size))
@@ -81,7 +81,7 @@ class LiveHandlers:
             raise OverloadedError(f"service is overloaded: writing of {_MOST_BYTES} bytes waits; try again later")
 
     def _parsed(self, kind: type[M], data: bytes) -> M:
-        """Return a message; what is too much is refused before anything is made of it."""
+        """Return a message; one that is too large is refused before it is parsed."""
         self._require_room(len(data))
         require_few_fields(data, self._limits.max_contexts + _OTHER_FIELDS)
         return parse(kind, data)

@@ -51,16 +51,18 @@ class EventLog:
             file = self._file or sys.stderr
             file.write(line + "\n")
             file.flush()
-        except OSError:  # the reader has gone, which is no reason to stop serving
+        except OSError:  # nobody reads the log any more, which is no reason to stop serving
             pass
 
     def limited(self, event: str, *kind: object, **fields: object) -> None:
-        """Write an event that peers can cause as often as they like: ten of a `kind` a minute, the rest as a count.
+        """Write an event that peers can cause as often as they like: at most ten of a kind in a minute.
+
+        `summarize` writes how many more there were.
 
         Args:
-            event: its name.
-            kind: what else tells kinds apart; nothing that a peer chooses freely.
-            fields: as of any event.
+            event: name of the event.
+            kind: with the name, tells kinds of events apart; must not be chosen by peers.
+            fields: of the event.
         """
         self.summarize()
         with self._lock:
@@ -81,7 +83,7 @@ class EventLog:
                 self("left_out", of=event, kind=" ".join(map(str, kind)), count=count)
 
     def take_over(self) -> None:
-        """Write as events what other packages log at level WARNING and above, `limited`."""
+        """Write what other packages log at level WARNING and above as `limited` events."""
         root = logging.getLogger()
         root.handlers = [_Handler(self)]
         root.setLevel(logging.WARNING)

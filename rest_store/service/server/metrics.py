@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rest_store.service.server.hosted_datastore import HostedDatastore
     from rest_store.service.server.sessions import Sessions
 
-# Upper bounds in seconds; a last bucket takes what is longer.
+# Upper bounds of buckets in seconds; a last bucket has no bound.
 SECONDS = (
     *(10e-6, 20e-6, 50e-6, 100e-6, 200e-6, 500e-6),
     *(1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0),
@@ -49,7 +49,7 @@ class MethodCounts:
 
 
 class Metrics:
-    """All counters of a service; `collect` has their public names."""
+    """All counters of a service; `collect` yields them under their public names."""
 
     def __init__(self, methods: Iterable[str], version: str, kernel: str) -> None:
         self.methods = {method: MethodCounts() for method in methods}
@@ -98,7 +98,7 @@ class Metrics:
         yield from _of_live([one for one in datastores if isinstance(one, HostedLiveDatastore)])
 
     def _of_requests(self) -> Iterator[Metric]:
-        """Yield what was counted of each method."""
+        """Yield the counters of each method."""
         from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 
         requests = CounterMetricFamily(
@@ -118,7 +118,7 @@ class Metrics:
         yield from (requests, received, sent, seconds)
 
     def _of_answers(self) -> Iterator[Metric]:
-        """Yield what was sent: draft trees, evidence, and the trees of sessions."""
+        """Yield the counters of answers: draft trees, evidence, and the trees of sessions."""
         from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 
         lengths = [0] * (len(MATCH_LENGTHS) + 1)
@@ -142,7 +142,7 @@ class Metrics:
 
 
 def _of_datastores(datastores: Sequence[HostedDatastore]) -> Iterator[Metric]:
-    """Yield what there is of all datastores."""
+    """Yield the metrics of every datastore."""
     from prometheus_client.core import GaugeMetricFamily
 
     gauges: dict[str, tuple[str, Callable[[HostedDatastore], int]]] = {
@@ -166,7 +166,7 @@ def _of_datastores(datastores: Sequence[HostedDatastore]) -> Iterator[Metric]:
 
 
 def _of_live(live: Iterable[HostedLiveDatastore]) -> Iterator[Metric]:
-    """Yield what there is of live datastores beside the metrics of all datastores."""
+    """Yield the metrics that only live datastores have."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     infos = {datastore: datastore.info() for datastore in live}

@@ -21,15 +21,15 @@ _LONGEST_HEAD = 16 << 10  # bytes of a request's line and headers
 class MetricsEndpoint:
     """Answers `GET /metrics`, one request a connection. For use within one event loop.
 
-    A connection ends after `seconds`, whether its peer is silent, sends slowly or reads slowly; while there are
-    `most_connections`, a new one ends the oldest. So peers that only hold connections cost a few descriptors, and
-    keep nobody from the page.
+    A connection ends after `seconds`, whether its peer is silent, sends slowly or reads slowly. Beyond
+    `most_connections`, a new connection ends the oldest. So peers that only hold connections cost a few descriptors,
+    and others still reach the page.
 
     Args:
         metrics: what the page shows.
-        workers: a thread of these writes the page.
-        most_connections: at once.
-        seconds: that a connection lasts at most.
+        workers: the threads that write the page.
+        most_connections: most connections at once.
+        seconds: longest time of a connection.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class MetricsEndpoint:
             with suppress(asyncio.TimeoutError, asyncio.CancelledError, OSError):
                 await asyncio.wait_for(self._answer(reader, writer), self._seconds)
         finally:
-            writer.transport.abort()  # nothing is left to send, or nobody reads it
+            writer.transport.abort()  # all was sent, or nobody reads it
             self._connections.pop(task, None)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -88,7 +88,7 @@ class MetricsEndpoint:
             while (event := http.next_event()) is h11.NEED_DATA:
                 http.receive_data(await reader.read(_LONGEST_HEAD))
             if not isinstance(event, h11.Request):
-                return  # it has gone
+                return  # the peer has closed the connection
             request = event
             status, content_type, body = await self._respond(request)
         except h11.RemoteProtocolError as error:
@@ -109,7 +109,7 @@ class MetricsEndpoint:
             return 405, "text/plain", b""
         try:
             encode, content_type = choose_encoder(dict(request.headers).get(b"accept", b"").decode("latin-1"))
-        except (TypeError, ValueError):  # what it raises for a version that is none
+        except (TypeError, ValueError):  # raised for a malformed version
             return 406, "text/plain", b""
         async with self._page:
             page = await asyncio.get_running_loop().run_in_executor(self._workers, encode, self._metrics)

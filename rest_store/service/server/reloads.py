@@ -10,10 +10,10 @@ T = TypeVar("T")
 
 
 class Reloads(Generic[T]):
-    """Runs reloads so that each answers only for what it read after it was asked for. For use within one event loop.
+    """Runs reloads one at a time; each reads everything after it was requested. For use within one event loop.
 
-    A reload that is asked for while one runs may find what that one has passed already. It runs afterwards, once for
-    all who ask until it begins.
+    A reload that is requested while another runs starts after it, since that one may already have read the old files.
+    All requests until it starts share it.
 
     Args:
         read: reads everything again.

@@ -1,4 +1,4 @@
-"""The outputs that sessions have a live datastore remember: one document of each, however many streams it takes."""
+"""Outputs of sessions for live datastores to remember: one document for each, however many streams it takes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _LONGEST_ID = 64  # characters
 
 @dataclass(eq=False)
 class RememberedOutput:
-    """What one stream is to have remembered.
+    """The output of one stream that is to be remembered.
 
     Attributes:
-        live: where.
-        id: that its client has chosen for all streams of one generation; empty: none.
+        live: the datastore that remembers it.
+        id: chosen by the client for all streams of one generation; empty: none.
         continues: whether the model had written something before this stream.
         finished: whether the generation has ended. Otherwise another stream may come with all of the output.
-        replaced: whether one has.
+        replaced: whether such a stream has come.
     """
 
     live: HostedLiveDatastore
@@ -34,7 +34,7 @@ class RememberedOutput:
 
     @classmethod
     def of(cls, opening: pb.SessionOpening, live: HostedLiveDatastore) -> RememberedOutput:
-        """Return what `opening` asks for; raise LimitError unless its id may be part of one of a document."""
+        """Return the output that `opening` describes; raise LimitError if its id cannot be part of a document's id."""
         if len(opening.output_id) > _LONGEST_ID or not opening.output_id.isprintable():
             found, expected = reprlib.repr(opening.output_id), f"at most {_LONGEST_ID} printable characters"
             raise LimitError(describe("session", "id of the output", found, expected))
@@ -48,7 +48,7 @@ class RememberedOutputs:
         self._latest: dict[tuple[HostedLiveDatastore, str], RememberedOutput] = {}  # by the ids of clients
 
     def begin(self, output: RememberedOutput) -> None:
-        """Have the stream of `output` alone remember it, though the end of one before may not be noticed yet."""
+        """Begin the stream of `output`. An earlier stream with its id, which may not have ended yet, is replaced."""
         if output.id:
             key = output.live, output.id
             if (before := self._latest.get(key)) is not None:
@@ -56,7 +56,7 @@ class RememberedOutputs:
             self._latest[key] = output
 
     def end(self, output: RememberedOutput, prompt_end: Sequence[int], tokens: Tokens) -> None:
-        """Have an output remembered whose stream has ended, under an id that a later stream knows if one may come.
+        """Remember the output of a stream that has ended. A later stream can replace it if it is not finished.
 
         Args:
             output: of the stream.

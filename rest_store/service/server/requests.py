@@ -1,6 +1,6 @@
-"""Validation of requests: what a service reads from a message before any work is done for it.
+"""Validation of requests, before any work is done for them.
 
-A message is weighed first: the numbers of its parts are known once it is parsed, before anything is made of the parts.
+First come the limits: a parsed message tells the number of its parts before anything is built from them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class TreeLimits(NamedTuple):
 
     @property
     def work(self) -> int:
-        """How many contexts one with such a tree counts for."""
+        """How many contexts a context with such a tree counts for."""
         return -(-self.max_nodes // MAX_NODES)
 
 
@@ -73,9 +73,9 @@ def parse(kind: type[M], data: bytes) -> M:
 
 
 def require_few_fields(data: bytes, most: int) -> None:
-    """Raise LimitError if a message has more than `most` fields; for large ones of many parts, before they are parsed.
+    """Raise LimitError if a message has more than `most` fields. Called before large messages are parsed.
 
-    An empty part of two bytes takes fifty once it is parsed, and holds the event loop up.
+    An empty field of two bytes takes fifty once it is parsed, and parsing many of them would block the event loop.
     """
     place = fields = 0
     while place < len(data) and fields <= most:
@@ -96,7 +96,7 @@ def require_few_fields(data: bytes, most: int) -> None:
 
 
 def _varint(data: bytes, place: int) -> tuple[int, int]:
-    """Return the number that begins at `place`, and where it ends; what is malformed, parsing refuses."""
+    """Return the varint at `place`, and where it ends. Parsing refuses a malformed one later."""
     value = shift = 0
     while place < len(data) and shift < 70:
         byte = data[place]
@@ -153,7 +153,7 @@ class Selection(NamedTuple):
 
 
 def selection_of(message: pb.Selection, limits: Limits) -> Selection:
-    """Return what a message selects; raise LimitError for more datastores than work is allowed for."""
+    """Return the selection of a message; raise LimitError if it names more than `max_contexts` datastores."""
     named = max(len(message.datastores), len(message.parts))
     if named > limits.max_contexts:
         expected = f"at most {limits.max_contexts}"
@@ -184,7 +184,7 @@ def require_tokens(sequences: Sequence[Sequence[int]], vocabulary_size: int, wha
 
 
 def require_no_proposals(message: pb.Context | pb.DraftStreamRequest, place: int) -> None:
-    """Raise ContextTypeError if a request for trees has proposals, which only evidence is read along."""
+    """Raise ContextTypeError if a request for trees has proposals, which only requests for evidence may have."""
     if message.HasField("proposals"):
         where = f"proposals of context {place}"
         raise ContextTypeError(describe("request", where, "present without evidence limits", "none"))
@@ -270,7 +270,7 @@ def top_k_of(message: pb.TopK, what: str) -> Tokens:
 
 
 def accepted_of(messages: Sequence[pb.Accepted], vocabulary_size: int) -> list[Accepted]:
-    """Return what a message says was accepted.
+    """Return the accepted tokens of a message.
 
     Raises:
         EmptyContextError: no tokens.
@@ -289,7 +289,7 @@ def accepted_of(messages: Sequence[pb.Accepted], vocabulary_size: int) -> list[A
 
 
 def step_costs(message: pb.StepCosts) -> npt.NDArray[np.float64]:
-    """Return what steps cost, float64[n + 1]; empty: no trees are cut.
+    """Return the costs of steps, float64[n + 1]; empty: trees are not cut.
 
     Raises:
         LimitError: too many, or not positive finite numbers.

@@ -1,4 +1,4 @@
-"""Who may ask a service for what: its bearer tokens, and what each of them allows."""
+"""The bearer tokens that a service accepts, and what each of them allows."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Rights:
     """What a call may do.
 
     Attributes:
-        digest: of its token; empty where none is required.
-        may_write: whether it may add to live datastores and delete.
-        datastores: names of those that it may ask for; None: all.
+        digest: of the call's token; empty where none is required.
+        may_write: whether the call may add to live datastores and delete.
+        datastores: names of the datastores that the call may use; None: all.
     """
 
     digest: bytes = b""
@@ -27,7 +27,7 @@ class Rights:
     datastores: frozenset[str] | None = None
 
     def include(self, name: str) -> bool:
-        """Whether a datastore may be asked for; another one is as if it were not served."""
+        """Whether a call may use a datastore; the others are hidden from it."""
         return self.datastores is None or name in self.datastores
 
     def require_write(self) -> None:
@@ -41,11 +41,11 @@ class BearerTokens:
     """The tokens that a service accepts; without any, no token is required, and every call may do everything.
 
     Args:
-        path: a file as `grants_in` reads it, if there is one; of lines with the same token, the last one holds.
+        path: a file as `grants_in` reads it, or None; of lines with the same token, the last one holds.
         token: a further token, from the environment, that only reads.
 
     Raises:
-        ServeError: as `grants_in`, or `token` is none.
+        ServeError: as `grants_in`, or `token` is invalid.
 
     Thread-safe.
     """

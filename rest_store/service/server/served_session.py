@@ -41,7 +41,7 @@ from rest_store.v1 import datastore_pb2 as pb
 
 FIXED_MEMORY = 256 << 10  # bytes of a session beside its text and trees, above all its calibration
 _NODES = 16  # of a tree, unless the client says
-_SMALL_NODES, _SMALL_TOKENS = 64, 4096  # drafted and taken in within a millisecond or so
+_SMALL_NODES, _SMALL_TOKENS = 64, 4096  # drafted, and appended, within about a millisecond
 _TOKENS_AHEAD = 1024  # for which memory is reserved at once
 _REMEMBERED_MEMORY = 8  # bytes of a token that is to be remembered
 
@@ -50,11 +50,11 @@ class Step(NamedTuple):
     """The work of one message, without the message.
 
     Attributes:
-        session: that it belongs to.
-        accepted: what is appended.
-        limits: of the draft; None: none is asked for.
+        session: the session of the message.
+        accepted: accepted tokens to append.
+        limits: of the draft; None: no draft is asked for.
         sequence: of the response.
-        tokens: that are taken in.
+        tokens: number of tokens to append, those of the opening included.
     """
 
     session: ServedSession
@@ -65,7 +65,7 @@ class Step(NamedTuple):
 
     @property
     def is_long(self) -> bool:
-        """Whether taking in the tokens may take longer than a millisecond or so."""
+        """Whether appending the tokens may take longer than about a millisecond."""
         return self.tokens > _SMALL_TOKENS
 
 
@@ -73,15 +73,15 @@ class ServedSession:
     """One session, from its opening on. One step at a time.
 
     Args:
-        opening: taken in with the first step.
+        opening: its text is read with the first step.
         served: the datastores.
         limits: of the service.
-        require_memory: takes the further bytes that are to be reserved, and raises OverloadedError if there are none.
+        require_memory: called with the number of further bytes to reserve; raises OverloadedError if there is no room.
 
     Attributes:
         calibration: of the session; to be set before the first step.
         recycled: the recycled logits; None: they are no source.
-        in_step: whether a step runs, perhaps in another thread; set by whoever runs it.
+        in_step: whether a step runs, perhaps in another thread; set by the caller of the step.
         memory: bytes reserved.
 
     Raises:
@@ -110,8 +110,8 @@ class ServedSession:
         self._tokens_reserved = self._nodes_reserved = self._recycled_memory = 0
         self._costs = NO_COSTS  # of trees
         self._names_sent = False
-        self._native: Any = None  # the kernel's side, once the text is taken in
-        self._datastores: list[OpenStore] = []  # that it reads
+        self._native: Any = None  # the kernel session, from the first step on
+        self._datastores: list[OpenStore] = []  # that the kernel session reads
         self.memory = 0
         self._length = 0
         self._opening = opening
@@ -170,12 +170,12 @@ class ServedSession:
         return DraftLimits(max_nodes, self._costs, min_score=min_score)
 
     def follow_changes(self) -> None:
-        """Let go of shards that live datastores have replaced, unless a step reads them: they keep files and memory."""
+        """Release shards that live datastores have replaced, with their files and memory, unless a step reads them."""
         if not self.in_step:
             follow_changes(self._native, self._datastores)
 
     def output(self) -> tuple[Sequence[int], Tokens]:
-        """Return what is to be remembered: the end of the prompt, and all that the model has written since."""
+        """Return what to remember: the end of the prompt, and all that the model has written since."""
         if self._output is None or self._native is None:  # or its opening was refused
             return (), np.zeros(0, np.int32)
         return self._prompt_end, np.frombuffer(self._output, np.int32)
@@ -204,7 +204,7 @@ class ServedSession:
             append(self._native, *one)
 
     def draft(self, limits: DraftLimits) -> bytes:
-        """Return a draft as a response has it."""
+        """Return a draft as packed nodes, as in the response."""
         follow_changes(self._native, self._datastores)
         drafted: bytes = self._native.draft_nodes(*limits)
         return drafted
@@ -224,7 +224,7 @@ class ServedSession:
         return response
 
     def _opened(self) -> Any:
-        """Return the kernel's side of the session, with its text.
+        """Return the kernel session, with the text of the opening.
 
         Raises:
             LimitError, TokenRangeError, ContextTypeError: the opening is malformed.
@@ -262,7 +262,7 @@ class ServedSession:
 
 
 def are_small(steps: Sequence[Step]) -> bool:
-    """Return whether steps together take less than a millisecond or so."""
+    """Return whether steps together take less than about a millisecond."""
     nodes = sum(step.limits.max_nodes for step in steps if step.limits is not None)
     return nodes <= _SMALL_NODES and sum(step.tokens for step in steps) <= _SMALL_TOKENS
 
@@ -291,7 +291,7 @@ def run_steps(steps: Sequence[Step]) -> list[pb.DraftSessionResponse | Exception
 
 
 def _drafted(asked: Sequence[tuple[ServedSession, DraftLimits]]) -> list[bytes]:
-    """Return what different sessions are asked for, as responses have it."""
+    """Return the drafts of different sessions as packed nodes."""
     if len(asked) <= 1:
         return [session.draft(limits) for session, limits in asked]
     for session, _ in asked:

@@ -171,7 +171,7 @@ class Server:
     async def _watch(self) -> None:
         """Check the files once a second, so that health and metrics show a change before a request meets it.
 
-        What the log left out is summarized as often. Raises what has ended gRPC's server, if anything has.
+        As often, end idle streams and summarize what the log left out. Raises the error with which gRPC's server ends.
         """
         while True:
             await self._server.wait_for_termination(_WATCH_SECONDS)
@@ -221,7 +221,7 @@ class Server:
             await asyncio.wait(running, timeout=self._options.drain_seconds)
         self.watch.cancel()
         self._servicer.end_streams()
-        with contextlib.suppress(Exception):  # what has ended it before
+        with contextlib.suppress(Exception):  # the error that has ended it before
             await self._server.stop(grace=0.5)
         if self._metrics_endpoint is not None:
             await self._metrics_endpoint.stop()
@@ -273,7 +273,7 @@ async def serve(
 ) -> None:
     """Run a service until SIGTERM or SIGINT; SIGHUP reloads. Calls `ready` with its addresses once it answers.
 
-    A SIGHUP that comes before is kept until then: what it asks for may have been read already.
+    An earlier SIGHUP is handled then, since the files may have been read before it came.
 
     Raises:
         ServeError: it cannot start with these options, or cannot go on.

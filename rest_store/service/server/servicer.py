@@ -67,16 +67,16 @@ class Servicer(GenericHandler):
     """The methods of DatastoreService, and access control for these and for further services.
 
     Args:
-        handlers: answer the requests that ask.
+        handlers: answer queries.
         session_handlers: answer the messages of sessions.
-        live_handlers: answer those that change live datastores.
-        reload: starts a reload, after one that runs.
+        live_handlers: answer requests that change live datastores.
+        reload: starts a reload, or queues it behind one that runs.
         limits: of message sizes and of calls in flight.
         tokens: required by all methods except those in `public`.
         metrics: count requests and answers.
         log: receives events, with `log_requests` one for every request.
         others: methods of further services by full name: the type of their requests, and what answers them.
-        public: full names of methods that need no token; of more than 1024 calls at once, a new one ends the oldest.
+        public: full names of methods that need no token; beyond 1024 calls at once, a new one ends the oldest.
         log_requests: see `log`.
     """
 
@@ -132,7 +132,10 @@ class Servicer(GenericHandler):
             self._methods[name] = self._other(name.rpartition("/")[2], kind, answer)
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> MethodHandler | None:
-        """Return the handler of a call, or one that refuses it unread; gRPC calls this in the task of the call."""
+        """Return the handler of a call, or one that refuses it before its message is read.
+
+        gRPC calls this in the task of the call.
+        """
         method = handler_call_details.method
         handler = self._methods.get(method)
         task = asyncio.current_task()
@@ -154,7 +157,7 @@ class Servicer(GenericHandler):
         return handler
 
     def _other(self, name: str, kind: type[Message], answer: Answer) -> MethodHandler:
-        """Return a handler of a method of another service. Its messages pass as bytes, too, so its errors are ours."""
+        """Return a handler of a method of another service. Its messages pass as bytes as well, so errors are ours."""
 
         async def run(context: Context) -> None:
             async def requests() -> AsyncIterator[Message]:
@@ -172,7 +175,7 @@ class Servicer(GenericHandler):
         return grpc.stream_stream_rpc_method_handler(partial(self._stream, name, run))
 
     def _enter_public(self, task: asyncio.Task[Any]) -> None:
-        """Let in a call that anyone may make; those that are held open keep nobody else out."""
+        """Let in a call that needs no token. Beyond the limit it ends the oldest, so open calls keep nobody out."""
         if len(self._public_calls) >= _MOST_PUBLIC:
             oldest = next(iter(self._public_calls))
             del self._public_calls[oldest]
@@ -181,13 +184,13 @@ class Servicer(GenericHandler):
         task.add_done_callback(lambda task: self._public_calls.pop(task, None))
 
     def end_streams(self, *, between_steps: bool = False) -> None:
-        """End streams with a status that tells their clients to use another service; perhaps not those in a step."""
+        """End streams with a status that tells clients to use another service; with `between_steps`, not in a step."""
         for task in self.streams.tasks:
             if not (between_steps and task in self._in_step):
                 self._end(task, _shutting_down())
 
     def end_idle_streams(self, seconds: float) -> None:
-        """End the sessions that have had no message for so long."""
+        """End the streams and sessions that have had no message for `seconds`."""
         latest = monotonic() - seconds
         error = ServiceUnavailableError(f"session is idle: it had no message for {seconds} s")
         for stream in list(self._shared.values()):
@@ -197,7 +200,7 @@ class Servicer(GenericHandler):
                 self._end(task, error)
 
     def end_revoked_streams(self) -> None:
-        """End the streams whose token is not accepted any more, or allows something else than before."""
+        """End the streams whose token is no longer accepted, or has other rights than before."""
         for task in self.streams.tasks:
             rights = self._tokens.current(self._rights[task])
             if rights is None:

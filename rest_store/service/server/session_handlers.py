@@ -1,4 +1,4 @@
-"""From the bytes of a session's message to the bytes of its response; nothing here knows gRPC."""
+"""Handlers of session messages, from the bytes of a message to those of its response; nothing here knows gRPC."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rest_store.v1 import datastore_pb2 as pb
 
 @dataclass(eq=False)
 class SessionState:
-    """What a client may do with a session, and the session, once it is open."""
+    """The rights of a session's stream, and the session once it is open."""
 
     rights: Rights
     session: ServedSession | None = None
@@ -35,9 +35,9 @@ class SessionWork(NamedTuple):
 
     Attributes:
         state: of the session.
-        step: what is to be done.
-        is_opening: whether the session begins with it.
-        finished: whether its generation has ended.
+        step: the step of the session.
+        is_opening: whether it is the first message of the session.
+        finished: whether the generation has ended.
     """
 
     state: SessionState
@@ -54,7 +54,7 @@ class SessionHandlers:
         limits: of requests.
         metrics: count trees, steps and tokens.
         executor: does the work.
-        sessions: all of them; None: the native kernel that runs them is missing.
+        sessions: all sessions of the service; None: the native kernel that runs them is missing.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class SessionHandlers:
         return result
 
     def begin(self, state: SessionState, data: bytes) -> SessionWork:
-        """Return the work of the next DraftSessionRequest of a session, which is to be run before the one after it.
+        """Return the work of the next DraftSessionRequest of a session; `run` does it, before the next message.
 
         Raises an error of the table in service/errors.py.
         """
@@ -136,7 +136,7 @@ class SessionHandlers:
         return result.SerializeToString()
 
     def end(self, state: SessionState) -> None:
-        """Give back what a session has taken, and remember its output."""
+        """End a session: free its memory, and remember its output."""
         if state.session is not None and self._sessions is not None:
             self._sessions.end(state.session)
             if state.output is not None:

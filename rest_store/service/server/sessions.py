@@ -28,11 +28,11 @@ class Sessions:
     """All sessions of a service. For use within one event loop.
 
     Args:
-        limits: of each and of all of them.
+        limits: of the service.
 
     Attributes:
-        fingerprint: of the trees of the calibration that they use.
-        open: those that are open now.
+        fingerprint: of the trees of the sessions' calibration.
+        open: the sessions that are open now.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -45,8 +45,8 @@ class Sessions:
 
     @property
     def memory(self) -> int:
-        """Bytes that sessions have reserved, and those of what they share."""
-        sessions = list(self.open)  # at once: metrics are collected in another thread
+        """Bytes that sessions have reserved, and those of the calibrations and recycled logits that they share."""
+        sessions = list(self.open)  # a copy: metrics are collected in another thread
         tables = {*self._recycled.values(), *(session.recycled for session in sessions if session.recycled is not None)}
         of_sessions = sum(session.memory for session in sessions)
         return of_sessions + sum(table.memory for table in tables) + FIXED_MEMORY * len(self._calibrations)
@@ -61,7 +61,7 @@ class Sessions:
             kept.popitem(last=False)
 
     def begin(self, opening: pb.SessionOpening, served: Sequence[HostedDatastore]) -> ServedSession:
-        """Return a new session over the datastores `served`, to be ended. No work is done for it yet.
+        """Return a new session over the datastores `served`, which `end` ends. Its text is not read yet.
 
         Raises:
             LimitError: the text, a key or a number is out of range, or there are too many datastores.
@@ -92,7 +92,7 @@ class Sessions:
         return session
 
     def follow_changes(self) -> None:
-        """Have sessions between two steps, which may be far apart, let go of what live datastores have replaced."""
+        """Release what live datastores have replaced in sessions between two steps, which may be far apart."""
         for session in self.open:
             session.follow_changes()
 
@@ -112,7 +112,7 @@ class Sessions:
 
 
 def _shared(kept: OrderedDict[Hashable, S], key: Hashable, make: Callable[[], S]) -> S:
-    """Return what sessions with the same key share, and keep it for later ones; without a key, a new one."""
+    """Return the object that sessions with the same key share, and keep it for later ones; a new one for None."""
     if key is None:
         return make()
     value = kept.pop(key, None)

@@ -45,8 +45,8 @@ class SharedStream:
         rights: of the stream.
         limits: of the service.
         write: sends a message.
-        end_of: returns what a client is told of an error that has ended its session.
-        settled: called when a step has been answered that went on beside later messages.
+        end_of: returns the message for an error that has ended a session.
+        settled: called when a step was answered that ran beside later messages.
     """
 
     def __init__(
@@ -89,9 +89,9 @@ class SharedStream:
             self._is_taking = False
 
     async def _begun(self, data: bytes) -> tuple[list[_Turn], list[pb.SessionAnswer]]:
-        """Return the steps of a message that are to be run together, without the message, and what is answered before.
+        """Return the steps of a message to run together, and the answers to those that have failed or only end.
 
-        Long ones are run beside later messages.
+        Long steps are run beside later messages.
         """
         require_few_fields(data, MAX_STREAM_SESSIONS)
         steps = parse(pb.DraftSessionsRequest, data).steps
@@ -121,7 +121,7 @@ class SharedStream:
             await asyncio.wait([member.running])
 
     def _turn(self, step: pb.SessionStep) -> _Turn | None:
-        """Return a step as it is run; None if it only ends its session. Raises what ends the session."""
+        """Return a step to run; None if it only ends its session. An error that it raises ends the session."""
         member = self._members.get(step.session)
         if member is None:
             if len(self._members) >= MAX_STREAM_SESSIONS:
@@ -137,7 +137,7 @@ class SharedStream:
         return _Turn(step.session, member, self._handlers.begin(member.state, step.request), step.last)
 
     async def _run(self, turns: Sequence[_Turn]) -> list[pb.SessionAnswer]:
-        """Do the work of steps together, and return what is answered."""
+        """Do the work of steps together, and return their answers."""
         if not turns:
             return []
         answers = []
@@ -178,7 +178,7 @@ class SharedStream:
             self._settled()
 
     async def _write(self, answers: Sequence[pb.SessionAnswer]) -> None:
-        """Send answers, in as many messages as their size takes."""
+        """Send answers, split into messages of at most `max_message_bytes`."""
         message, size = pb.DraftSessionsResponse(), 0
         async with self._writing:
             if self._is_closed:
@@ -194,7 +194,7 @@ class SharedStream:
                 await self._write_message(message.SerializeToString())
 
     async def _write_beside(self, answers: Sequence[pb.SessionAnswer]) -> None:
-        """Send answers from a task; if it is cancelled, what is being sent is sent, since gRPC cannot take it back."""
+        """Send answers from a task; if it is cancelled, a message that gRPC is sending is still sent."""
 
         async def write() -> None:
             with suppress(Exception):  # the stream has ended, as whoever reads it is told
@@ -203,7 +203,7 @@ class SharedStream:
         await asyncio.shield(write())
 
     def _ended(self, number: int, error: Exception | None = None) -> pb.SessionAnswer:
-        """Let go of a session, and return what its client is told."""
+        """End a session, and return the answer that says so."""
         member = self._members.pop(number, None)
         if member is not None:
             self._handlers.end(member.state)

@@ -17,7 +17,7 @@ _OWNER_ALONE = 0o177  # as a umask
 
 @dataclass(frozen=True)
 class SocketPermissions:
-    """Permissions and group of Unix sockets. To connect takes the permission to write.
+    """Permissions and group of Unix sockets. Who may write to a socket may connect.
 
     Attributes:
         mode: permission bits; None: 0660 with a group, else as the umask of the process says.
@@ -35,7 +35,7 @@ class SocketPermissions:
 
     @contextlib.contextmanager
     def given_to(self, path: Path) -> Iterator[None]:
-        """Give them to the socket that is made at `path` within the block, which never has wider ones.
+        """Give them to the socket that the block creates at `path`, which never has wider permissions.
 
         Raises:
             ServeError: the process may not give the socket this group.
