@@ -96,9 +96,7 @@ class AsyncDatastoreClient(ClientBase):
         timeout: float | None = None,
     ) -> list[Evidence] | None:
         """See `DatastoreClient.evidence`."""
-        began = time.monotonic()
-        if not self._codec.is_known:
-            await self._ask(self._requests.describe, timeout)
+        began = await self._describe_once(timeout)
         request = self._requests.evidence(context, proposals, max_nodes, max_suffix, max_rows)
         return await self._ask(request, timeout, began) if self._codec.max_evidence_rows else None
 
@@ -111,17 +109,13 @@ class AsyncDatastoreClient(ClientBase):
         timeout: float = WRITE_SECONDS,
     ) -> list[str]:
         """See `DatastoreClient.add`."""
-        began = time.monotonic()
-        if not self._codec.is_known:
-            await self._ask(self._requests.describe, timeout)
+        began = await self._describe_once(timeout)
         requests = self._requests.add(documents, ids, datastore)
         return [id for request in requests for id in await self._ask(request, timeout, began)]
 
     async def delete(self, ids: Sequence[str], *, datastore: str | None = None, timeout: float = WRITE_SECONDS) -> int:
         """See `DatastoreClient.delete`."""
-        began = time.monotonic()
-        if not self._codec.is_known:
-            await self._ask(self._requests.describe, timeout)
+        began = await self._describe_once(timeout)
         requests = self._requests.delete(ids, datastore)
         return sum([await self._ask(request, timeout, began) for request in requests])
 
@@ -132,6 +126,13 @@ class AsyncDatastoreClient(ClientBase):
         tree_limits = limits(max_nodes, max_suffix, max_depth)
         route = Route(self._codec, self._endpoints, self._open, self.info, self._seconds(timeout))
         return AsyncDraftStream(route, tree_limits)
+
+    async def _describe_once(self, timeout: float | None) -> float:
+        """See `DatastoreClient._describe_once`."""
+        began = time.monotonic()
+        if not self._codec.is_known:
+            await self._ask(self._requests.describe, timeout)
+        return began
 
     def _open(self, endpoint: Endpoint[Connection]) -> AsyncStreamCall:
         return AsyncStreamCall(endpoint.connection.channel, self._dialer.metadata, endpoint.target)

@@ -222,9 +222,7 @@ class DatastoreClient(ClientBase):
             TreeError: `proposals` is not a draft tree.
             QueryError, ServiceError: as `draft`.
         """
-        began = time.monotonic()
-        if not self._codec.is_known:
-            self._ask(self._requests.describe, timeout)
+        began = self._describe_once(timeout)
         request = self._requests.evidence(context, proposals, max_nodes, max_suffix, max_rows)
         return self._ask(request, timeout, began) if self._codec.max_evidence_rows else None
 
@@ -264,9 +262,7 @@ class DatastoreClient(ClientBase):
         What does not fit into one message is sent in several. If one of them fails, those before have been added; after
         an error without an answer, that one may have been. Calling again with the same `ids` is safe.
         """
-        began = time.monotonic()
-        if not self._codec.is_known:
-            self._ask(self._requests.describe, timeout)
+        began = self._describe_once(timeout)
         requests = self._requests.add(documents, ids, datastore)
         return [id for request in requests for id in self._ask(request, timeout, began)]
 
@@ -285,9 +281,7 @@ class DatastoreClient(ClientBase):
             DocumentError: an id is invalid.
             LiveFormatError, UnknownDatastoreError, PermissionDeniedError, StorageError, ServiceError: as `add`.
         """
-        began = time.monotonic()
-        if not self._codec.is_known:
-            self._ask(self._requests.describe, timeout)
+        began = self._describe_once(timeout)
         return sum(self._ask(request, timeout, began) for request in self._requests.delete(ids, datastore))
 
     def stream(
@@ -305,7 +299,10 @@ class DatastoreClient(ClientBase):
             LimitError: a limit is out of range.
         """
         tree_limits = limits(max_nodes, max_suffix, max_depth)
-        return DraftStream(self._route("DraftStream", self._seconds(timeout)), tree_limits)
+        open_call = functools.partial(self._open, "DraftStream")
+        return DraftStream(
+            Route(self._codec, self._endpoints, open_call, self.info, self._seconds(timeout)), tree_limits
+        )
 
     def session(self, settings: SessionSettings) -> SessionStream | None:
         """Return a session for the service to run, for `DraftSession`; None without `send_text`."""
@@ -314,8 +311,12 @@ class DatastoreClient(ClientBase):
         route = Route(self._codec, self._endpoints, self._open_session, self.info, self._timeout)
         return SessionStream(route, settings, self._sessions)
 
-    def _route(self, method: str, timeout: float) -> Route[StreamCall]:
-        return Route(self._codec, self._endpoints, functools.partial(self._open, method), self.info, timeout)
+    def _describe_once(self, timeout: float | None) -> float:
+        """Ask what the service is, unless that is known; return when the call began (`time.monotonic`)."""
+        began = time.monotonic()
+        if not self._codec.is_known:
+            self._ask(self._requests.describe, timeout)
+        return began
 
     def _open_session(self, endpoint: Endpoint[Connection]) -> StreamCall | SharedSession:
         return self._sessions.streams.join(endpoint) or self._open("DraftSession", endpoint)
@@ -356,7 +357,9 @@ class DatastoreClient(ClientBase):
 
         def finish() -> T:
             with self._counters.failures:
-                return policy.finish(first, lambda *at: self._attempt(at[0], request, message, at[1]))
+                return policy.finish(
+                    first, lambda endpoint, seconds: self._attempt(endpoint, request, message, seconds)
+                )
 
         return finish
 

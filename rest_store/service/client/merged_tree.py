@@ -99,11 +99,6 @@ class MergedTree:
         self.match = SuffixMatch(length, total)
 
     @property
-    def parts(self) -> list[int]:
-        """The parts that have the match."""
-        return [*self._listings]
-
-    @property
     def unfinished(self) -> list[int]:
         """The parts that have not listed all that they have."""
         return [part for part, listing in self._listings.items() if listing.most]

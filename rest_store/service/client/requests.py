@@ -167,7 +167,7 @@ class Requests:
     def draft(self, context: IntSequence, max_nodes: int, max_suffix: int, max_depth: int) -> Request[TokenTree]:
         """Ask for the draft tree of `context`; with several datastores, that of the longest match."""
         drafts = self._drafts([context], ["context"], limits(max_nodes, max_suffix, max_depth))
-        return Request(drafts.method, drafts.encode, lambda answer, target: drafts.decode(answer, target)[0])
+        return drafts.then(lambda trees: trees[0])
 
     @_counted
     def draft_batch(

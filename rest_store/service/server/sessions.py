@@ -83,7 +83,7 @@ class Sessions:
         weights = self._weights(opening)
         session = ServedSession(opening, served, self._limits, self.require_memory)
         names = tuple(datastore.name for datastore in served)
-        session.calibration = _shared(self._calibrations, (names, name) if name else None, self._new_calibration)
+        session.calibration = _shared(self._calibrations, (names, name) if name else None, Calibration.default)
         if weights and not any(session.calibration.weights):
             session.calibration.native.weights = weights
         if opening.HasField("recycled_logits"):
@@ -99,9 +99,6 @@ class Sessions:
     def end(self, session: ServedSession) -> None:
         """Give back what `session` has reserved."""
         self.open.discard(session)
-
-    def _new_calibration(self) -> Calibration:
-        return Calibration.default()
 
     def _weights(self, opening: pb.SessionOpening) -> list[float]:
         weights, number = opening.calibration_weights, len(self._default.weights)
