@@ -1,8 +1,8 @@
-"""External sources: user code and clients of services. What isolates a session from their faults is here alone.
+"""External sources: user code and clients of services. This module alone isolates a session from their faults.
 
 A source that raises, is late or answers wrongly is left out of the step, and the reason is counted. With a timeout,
-each source runs on a daemon thread of its own, so that none can hold up a step, a session or the end of the process.
-A source that was late goes on being asked, but no step waits for it until it has answered within the timeout.
+each source runs on a daemon thread of its own, so that none can delay a step, a session or the end of the process. A
+source that was late is still asked, but no step waits for it until it has answered within the timeout.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Drop(NamedTuple):
 
 
 class _Answer(NamedTuple):
-    """What a source said; `evidence` is None where it has none and was asked for trees."""
+    """The answer of a source; `evidence` is None if it has none and was asked for trees."""
 
     evidence: list[Evidence] | None
     trees: list[TokenTree]
@@ -55,16 +55,16 @@ class _Answer(NamedTuple):
 
 @dataclass(eq=False)
 class _External:
-    """One source, and where its answers go.
+    """One source, and the stores of the kernel that get its answers.
 
     Attributes:
         index: of its first store in the kernel, which also gets its trees.
         place: among the session's sources.
-        indices: for each of its datastores by name, the index of its store, which gets its evidence.
+        indices: of the store that gets the evidence of each of its datastores, by name.
         gives_evidence: whether its last answer was evidence.
-        thread: that calls it, if there is a timeout.
+        thread: calls it, if there is a timeout.
         stream: its stream for this session, if it has streams.
-        evidence: what asks for evidence, if it may have any.
+        evidence: the method that asks for evidence, if it has one.
     """
 
     index: int
@@ -114,14 +114,14 @@ class ExternalSources:
     """Asks each source once a step, for evidence or else for trees, and hands the answers to the kernel.
 
     Args:
-        native: the kernel's side of the session.
-        sources: of each (index of its store in the kernel, place among the session's sources, source).
+        native: the kernel session.
+        sources: (index of its store in the kernel, place among the session's sources, source) of each.
         timeout: seconds that a step waits for all of them together, as `require_source_timeout` takes them; None: no
             limit.
         max_suffix: longest suffix of the context that they are asked for, in tokens.
 
     Attributes:
-        tokenizer: of the session: requests and answers hold tokens of its vocabulary only, and sources that report
+        tokenizer: of the session. Requests and answers only have tokens of its vocabulary, and sources that report
             another tokenizer are left out. None: that of the first source that reports one.
 
     Not thread-safe.
@@ -192,9 +192,9 @@ class ExternalSources:
             self._asked = request, self._start(calls, seconds)
 
     def receive(self) -> list[Drop]:
-        """Wait for the answers to what was sent last; return what the step goes on without.
+        """Wait for the answers to the last request; return the sources that the step goes on without.
 
-        A source that reports another tokenizer is to be removed.
+        The caller removes a source that reports another tokenizer.
         """
         asked, self._asked = self._asked, None
         if asked is None:
@@ -220,11 +220,11 @@ class ExternalSources:
     def _start(
         self, calls: Mapping[int, Callable[[], _Result]], seconds: float | None = None
     ) -> Callable[[], dict[int, _Result | BaseException | None]]:
-        """Begin each source's call, by place; return what waits for them, `seconds` at most if given.
+        """Begin each source's call, by place; return a function that waits for them, `seconds` at most if given.
 
-        That returns, by place, what each call returned or raised; None: it was not done in time. KeyboardInterrupt
-        passes through. So does SystemExit without a timeout, when it may come from a handler of signals; on a thread of
-        the source it would end that thread alone.
+        That function returns, by place, what each call returned or raised; None: it was not done in time.
+        KeyboardInterrupt passes through. So does SystemExit without a timeout, when it may come from a signal handler;
+        on the thread of a source it would only end that thread.
         """
         if self.timeout is None:
             return lambda: {place: _outcome(call, KeyboardInterrupt, SystemExit) for place, call in calls.items()}
@@ -252,7 +252,7 @@ class ExternalSources:
         return _LAST_TOKEN + 1 if self.tokenizer is None else self.tokenizer.vocabulary_size
 
     def _use(self, source: _External, request: SourceRequest, answer: _Answer) -> Drop | None:
-        """Hand an answer to the kernel; return what it lacks or what is wrong with it as an answer to `request`."""
+        """Hand an answer to the kernel; return what is missing or wrong in it as an answer to `request`."""
         gave_evidence, source.gives_evidence = source.gives_evidence, answer.evidence is not None
         try:
             if (answer.evidence or answer.trees) and answer.tokenizer is not None:
@@ -270,7 +270,7 @@ class ExternalSources:
         return None
 
     def _use_evidence(self, source: _External, answer: list[Evidence]) -> Drop | None:
-        """Hand evidence to the kernel, that of the parts of a datastore as one; return what it lacks."""
+        """Hand evidence to the kernel, that of the parts of a datastore as one; return what is missing."""
         left_out = []
         by_datastore: dict[str, list[Evidence]] = {}
         for evidence in answer:

@@ -93,8 +93,8 @@ class RemoteSession(Protocol):
     ) -> RemoteTree | None:
         """Return the tree of the next step; None if the session cannot be run there, now or later.
 
-        A request for a chain may be answered with a tree of at most `tree_nodes(limits)` nodes, whose most probable path
-        comes first.
+        A request for a chain may be answered with a tree of at most `tree_nodes(limits)` nodes, with the most probable
+        path first.
 
         Args:
             text: returns the text so far, int32[n], and how many of its last tokens the model has written.

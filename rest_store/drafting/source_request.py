@@ -1,8 +1,8 @@
-"""What one step asks external sources: evidence after the context, or trees of several contexts.
+"""The request of one step to external sources: for evidence after the context, or for trees of several contexts.
 
 A source with evidence is asked once, for what it knows along the paths that the session's tree may take. A source
-without is asked for the trees of several suffixes of the context, and of the paths that the session's other sources
-would draft: each tree answers for one backoff level of one place.
+without evidence is asked for the trees of several suffixes of the context, and of the paths that the session's other
+sources would draft: each tree answers for one backoff level of one place.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TREE_NODES, TREE_DEPTH = 64, 12  # of each requested tree
 _BACKOFF_SUFFIXES = (4, 3, 2, 1)  # shorter suffixes of the context that trees are requested for
 _PATH_SUFFIX = 2  # the shorter suffix of each path that the other sources would draft
 _PATH_NODES = 8  # such paths
-_PROPOSED_NODES = 2  # of that tree that evidence is requested for; with more of them M is no greater
+_PROPOSED_NODES = 2  # nodes of the other sources' tree that a request for evidence has; more do not improve M
 
 _Tokens = npt.NDArray[np.int32]
 
@@ -33,12 +33,12 @@ class SourceRequest(NamedTuple):
     """What a step asks every source.
 
     Attributes:
-        tail: int32[n], the end of the text, of the vocabulary; at most `max_suffix` tokens.
+        tail: int32[n], the end of the text, without tokens outside the vocabulary; at most `max_suffix` tokens.
         proposals: the tree that the other sources would draft, with scores; empty if no source reads evidence.
         max_nodes: of the session's tree.
         max_suffix: longest suffix of the context to look for, in tokens.
         max_rows: most paths that evidence is read for.
-        contexts: for sources without evidence, what trees are requested of; empty if all gave evidence last time.
+        contexts: the contexts of trees, for sources without evidence; empty if all gave evidence last time.
         paths: for each of `contexts`, its path from the root of the draft.
     """
 
@@ -65,11 +65,11 @@ class SourceRequest(NamedTuple):
         """Return the request of a step; None without text.
 
         Args:
-            native: the kernel's side of the session. Drafts from it: the external stores take no part then.
+            native: the kernel session. It drafts proposals and paths, for which external sources are left out.
             max_nodes: of the session's tree, at least 1.
             max_suffix: longest suffix of the context that sources are asked for, in tokens.
             max_rows: most paths that evidence is read for.
-            vocabulary_size: above all tokens of the request.
+            vocabulary_size: greater than all tokens of the request.
             evidence: whether a source may answer with evidence.
             trees: whether a source may answer with trees.
         """
@@ -86,7 +86,8 @@ class SourceRequest(NamedTuple):
         checked: list[tuple[Any, ...]] = []
         for context, path, tree in zip(self.contexts, self.paths, trees, strict=True):
             tokens, match = tree.tokens, tree.match
-            if tokens.size > TREE_NODES or not (tokens.size > 0) <= match.length <= context.size:
+            shortest = 1 if tokens.size else 0
+            if tokens.size > TREE_NODES or not shortest <= match.length <= context.size:
                 raise ValueError("tree has too many nodes, or its match is not a suffix of the context")
             if tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocabulary_size:
                 raise ValueError("tree has a token outside the vocabulary")

@@ -1,4 +1,4 @@
-"""The thread that calls one external source: whatever a source does, no step waits for it longer than agreed."""
+"""The thread that calls one external source, so that no step waits for the source longer than its timeout."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _Calls = SimpleQueue[Call[Any] | None]  # None ends the thread
 
 
 class SourceThread:
-    """A daemon thread, started with the first call: it cannot hold up the end of the process either.
+    """A daemon thread, started with the first call. It does not delay the end of the process.
 
     Attributes:
         pending: the last call.
