@@ -14,6 +14,7 @@ import grpc.aio
 from rest_store.datastore.validation import real
 from rest_store.errors import LimitError, ServeError, ServiceError, TargetError, describe
 from rest_store.service.address import Address
+from rest_store.service.names import is_name
 from rest_store.service.tokens import TOKEN_EXPECTED, is_token
 
 # Each client has a connection of its own. It reconnects soon after a restart, and notices silent peers.
@@ -64,7 +65,7 @@ class Dialer:
         tls: certificates, True for those of gRPC, or None for no TLS.
 
     Raises:
-        TargetError: `tls` is of another type, its files are not certificates that can be used, or the token is invalid.
+        TargetError: `tls` is of another type, its files or its name cannot be used, or the token is invalid.
     """
 
     def __init__(self, token: str | None, tls: Tls | bool | None) -> None:
@@ -83,6 +84,8 @@ class Dialer:
             certificate, key, ca = read_certificates(tls.certificate, tls.key, tls.ca, TargetError)
             self._credentials = grpc.ssl_channel_credentials(ca, key, certificate)
             if tls.server_name is not None:
+                if not is_name(tls.server_name):
+                    raise TargetError(describe("client", "server_name", ascii(tls.server_name), "the name of a host"))
                 self._options.append(("grpc.ssl_target_name_override", tls.server_name))
 
     def connect(self, target: str) -> grpc.Channel:
@@ -124,7 +127,7 @@ def read_certificates(
         if certificate is not None:
             context.load_cert_chain(certificate, key, password=lambda: "")
         if read[2] is not None:
-            context.load_verify_locations(cadata=read[2].decode("ascii", "replace"))
+            context.load_verify_locations(cadata=read[2].decode("ascii", "backslashreplace"))
     except (ssl.SSLError, ValueError) as failure:
         where = ", ".join(str(path) for path in files if path is not None)
         found = f"unusable ({getattr(failure, 'reason', None) or failure})"

@@ -1,4 +1,4 @@
-"""Names in messages: of datastores, and of what sessions share."""
+"""Names in messages and options of gRPC: of datastores, of what sessions share, of hosts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TypeGuard
 
 
 def is_name(name: object) -> TypeGuard[str]:
-    """Return whether `name` is text that a message can hold: not empty, and without lone surrogates."""
+    """Return whether `name` is text that can be sent: not empty, and without lone surrogates."""
     if not isinstance(name, str):
         return False
     try:

@@ -272,9 +272,12 @@ def test_other_ways_to_reach_nothing_are_named(connect: Callable[..., Any], tmp_
 def test_files_that_are_no_certificates_are_named(connect: Callable[..., Any], tmp_path: Path) -> None:
     made, garbage = Certificates.make(tmp_path / "made"), tmp_path / "garbage"
     garbage.write_text("garbage")
+    binary = tmp_path / "binary"
+    binary.write_bytes(bytes(range(256)))  # as in the format DER
     certificate, key = made.client
     for tls, file in (
         (Tls(garbage), garbage),
+        (Tls(binary), binary),
         (Tls(key), key),
         (Tls(made.authority, key, certificate), key),
         (Tls(made.authority, certificate, made.authority), certificate),
@@ -282,6 +285,7 @@ def test_files_that_are_no_certificates_are_named(connect: Callable[..., Any], t
     ):
         refused(TargetError, lambda tls=tls: connect("a:1", tls=tls), "unusable", str(file))  # type: ignore[misc]
     connect("a:1", tls=Tls(str(made.authority), str(certificate), str(key)))
+    refused(TargetError, lambda: connect("a:1", tls=Tls(server_name="\udcff")), "server_name")
 
 
 def test_certificates_and_tokens(connect: Callable[..., Any], directories: dict[str, Path], tmp_path: Path) -> None:

@@ -175,8 +175,9 @@ def test_reload_with_a_client_certificate_and_a_server_name(
 
 
 def test_a_service_that_cannot_start_says_why(directory: Path, certificates: Certificates, tmp_path: Path) -> None:
-    empty, absent = tmp_path / "empty", tmp_path / "absent"
+    empty, absent, binary = tmp_path / "empty", tmp_path / "absent", tmp_path / "binary"
     empty.write_text("# none\n")
+    binary.write_bytes(bytes(range(256)))
     key_of_another = ["--tls-cert", certificates.server[1], "--tls-key", certificates.expired[3]]
     token = {"REST_STORE_TOKEN": "secret"}
     for options, environment, fragment in [
@@ -186,6 +187,7 @@ def test_a_service_that_cannot_start_says_why(directory: Path, certificates: Cer
         (["--token-file", str(empty)], {}, "without a token, expected"),
         (["--token-file", str(absent)], {}, "unreadable (No such file or directory), expected"),
         (key_of_another, {}, "unusable (KEY_VALUES_MISMATCH)"),
+        ([*certificates.server, "--tls-client-ca", str(binary)], {}, "certificate is unusable"),
         (["--tls-cert", str(absent), "--tls-key", str(absent)], {}, "unreadable"),
         (["--listen", "nowhere"], {}, "'nowhere', expected HOST:PORT"),
         (["--listen", f"unix:{empty}"], {}, "not a socket, expected"),
