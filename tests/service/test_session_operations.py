@@ -168,6 +168,9 @@ def test_what_sessions_share_makes_room_for_sessions(original: Path) -> None:
     """It is kept for the next ones, but not at their cost."""
     most = 3_000_000
     with running(f"a={original}", options=[METRICS, f"--max-session-memory={most}"]) as service, service.stub() as stub:
+        (talk,), _ = refused_openings(stub, 1)
+        alone = sessions_of(service)[1]
+        talk.close()
         for number in range(40):
             talk = SessionTalk(stub)
             talk.ask(opening(1, 2, shared_calibration=f"name {number}", recycled_logits=b"%d" % number))
@@ -176,9 +179,6 @@ def test_what_sessions_share_makes_room_for_sessions(original: Path) -> None:
         count, kept = sessions_of(service)
         assert count == 0
         assert 0 < kept <= most
-        (talk,), _ = refused_openings(stub, 1)
-        alone = sessions_of(service)[1] - kept
-        talk.close()
         talks, _ = refused_openings(stub, 30)
         assert len(talks) == int(most / alone)
         assert sessions_of(service)[1] == len(talks) * alone

@@ -16,6 +16,7 @@ import pytest
 from rest_store.datastore.datastore import Datastore
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
+from rest_store.errors import OverloadedError
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.service.server.catalog import Catalog
 from rest_store.service.server.hosted_live_datastore import HostedLiveDatastore
@@ -330,6 +331,21 @@ def test_memory_may_be_asked_for_while_sessions_come_and_go(phrases: Path) -> No
         sys.setswitchinterval(interval)
     assert failed == []
     assert not sessions.open
+
+
+def test_a_session_that_is_refused_takes_nothing_from_those_that_are_open(phrases: Path) -> None:
+    """They have no memory to spare, and later sessions still learn with them."""
+    sessions, served = Sessions(Limits(max_session_memory=4_000_000)), Catalog([("a", phrases)]).served
+    shared = opening(1, recycled_logits=b"key", shared_calibration="name").open
+    before = sessions.begin(shared, served)
+    idle = sessions.begin(opening(1, recycled_logits=b"idle", shared_calibration="idle").open, served)
+    sessions.end(idle)
+    memory = sessions.memory
+    with pytest.raises(OverloadedError):
+        sessions.begin(opening(*[1] * 20_000).open, served)
+    assert sessions.memory < memory  # what no session uses made room
+    after = sessions.begin(shared, served)
+    assert (after.recycled, after.calibration) == (before.recycled, before.calibration)
 
 
 def test_an_idle_session_lets_go_of_what_a_live_datastore_has_replaced(tmp_path: Path) -> None:

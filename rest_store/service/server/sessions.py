@@ -48,17 +48,26 @@ class Sessions:
         """Bytes that sessions have reserved, and those of the calibrations and recycled logits that they share."""
         sessions = list(self.open)  # a copy: metrics are collected in another thread
         tables = {*self._recycled.values(), *(session.recycled for session in sessions if session.recycled is not None)}
-        of_sessions = sum(session.memory for session in sessions)
-        return of_sessions + sum(table.memory for table in tables) + FIXED_MEMORY * len(self._calibrations)
+        idle = {*self._calibrations.values()}.difference(session.calibration for session in sessions)
+        of_sessions = sum(session.memory for session in sessions)  # with their calibrations
+        return of_sessions + sum(table.memory for table in tables) + FIXED_MEMORY * len(idle)
 
     def require_memory(self, more: int) -> None:
         """Make room for `more` bytes; raise OverloadedError if open sessions need it."""
         most = self._limits.max_session_memory
         while (memory := self.memory + more) > most:
-            kept = self._recycled or self._calibrations
-            if not kept:
+            if not self._forget_one():
                 raise OverloadedError(f"service is overloaded: its sessions would take {memory} bytes of {most}")
-            kept.popitem(last=False)
+
+    def _forget_one(self) -> bool:
+        """Forget the oldest recycled logits or calibration that no open session uses; return whether there is one."""
+        in_use = {shared for session in self.open for shared in (session.recycled, session.calibration)}
+        for kept in (self._recycled, self._calibrations):
+            for key, shared in kept.items():
+                if shared not in in_use:
+                    del kept[key]
+                    return True
+        return False
 
     def begin(self, opening: pb.SessionOpening, served: Sequence[HostedDatastore]) -> ServedSession:
         """Return a new session over the datastores `served`, which `end` ends. Its text is not read yet.
