@@ -87,9 +87,16 @@ class ServerProcess:
 
     def _run(self) -> None:
         pause = _LEAST_PAUSE
-        while (process := self._start()) is not None:
+        while True:
             starts = self._state.starts
-            failure = self._follow(process)
+            try:
+                process = self._start()
+            except OSError as error:  # for want of memory or descriptors, for instance
+                failure = f"it cannot be started ({error.strerror})"
+            else:
+                if process is None:
+                    return
+                failure = self._follow(process)
             self._state = self._state._replace(failure=failure)
             pause = _LEAST_PAUSE if self._state.starts > starts else min(2 * pause, _LONGEST_PAUSE)
             self._stopping.wait(pause)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
 import pytest
@@ -55,6 +58,26 @@ def test_a_server_that_is_killed_comes_back_where_it_was(server: ServerProcess) 
     server.stop()
     assert not answers(address)
     assert server.state.starts == 2
+
+
+def test_a_server_that_cannot_be_started_now_is_started_later(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, failed = subprocess.Popen, threading.Event()
+
+    def fail_once(*arguments: Any, **options: Any) -> Any:
+        if failed.is_set():
+            return start(*arguments, **options)
+        failed.set()
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", fail_once)
+    server.send_signal(signal.SIGKILL)
+    assert failed.wait(PATIENCE)
+    server._thread.join(0.1)
+    assert server._thread.is_alive()
+    until(lambda: server.state.starts == 2)
+    assert server.state.failure == "it cannot be started (Resource temporarily unavailable)"
 
 
 def test_metrics_come_back_where_they_were(place: str) -> None:
