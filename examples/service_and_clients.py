@@ -25,8 +25,10 @@ def service(directory: str, model: str) -> Iterator[str]:
     with subprocess.Popen([*command, "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
-            listening, *_ = takewhile(lambda line: line != "ready\n", process.stdout)  # "listening on ADDRESS"
-            yield listening.split()[-1]
+            lines = [*takewhile(lambda line: line != "ready\n", process.stdout)]  # "listening on ADDRESS"
+            if not lines:
+                sys.exit("The service did not start.")  # it has said why
+            yield lines[0].split()[-1]
         finally:
             process.terminate()
 
