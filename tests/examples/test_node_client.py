@@ -14,7 +14,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -124,20 +124,30 @@ def session_in_process(directory: Path, prompt: list[int]) -> Iterator[DraftSess
         yield session
 
 
-def reopened(
-    directory: Path, prompt: list[int], output: list[int], weights: list[float]
-) -> tuple[TokenTree, list[float]]:
+class Learnt(NamedTuple):
+    """What a session has learnt, as its answers say."""
+
+    weights: list[float]
+    recent: list[float]
+
+    @classmethod
+    def by(cls, session: DraftSession) -> Learnt:
+        return cls(session.calibration.weights, session.sources.native.recent)
+
+
+def reopened(directory: Path, prompt: list[int], output: list[int], learnt: Learnt) -> tuple[TokenTree, Learnt]:
     """The first tree of a session that takes over a text and what was learnt; and what has been learnt then."""
     with session_in_process(directory, prompt) as session:
-        session.calibration.native.weights = weights
+        session.calibration.native.weights = learnt.weights
         session.accept(output)
-        return session.draft(NODES), session.calibration.weights
+        session.sources.native.recent = learnt.recent
+        return session.draft(NODES), Learnt.by(session)
 
 
 class Text:
     """A prompt, an output, and the steps in which a session in process drafts it.
 
-    Of each step, `trees` has the draft, `weights` what the calibration had learnt, and `accepted` the tokens.
+    Of each step, `trees` has the draft, `learnt` what the session had learnt, and `accepted` the tokens.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -146,7 +156,7 @@ class Text:
         self.prompt = [token for piece in pieces[:4] for token in piece]
         self.output = [token for piece in pieces[2:] for token in piece]
         self.trees: list[TokenTree] = []
-        self.weights: list[list[float]] = []
+        self.learnt: list[Learnt] = []
         self.accepted: list[list[int]] = []
         place = 0
         with session_in_process(directory, self.prompt) as session:
@@ -154,7 +164,7 @@ class Text:
                 tree = session.draft(NODES)
                 accepted = self.output[place : place + len(tree.longest_path(self.output[place:])) + 1]
                 self.trees.append(tree)
-                self.weights.append(session.calibration.weights)
+                self.learnt.append(Learnt.by(session))
                 self.accepted.append(accepted)
                 session.accept(accepted)
                 place += len(accepted)
@@ -252,7 +262,7 @@ def test_a_broken_stream_is_opened_again_from_the_text(built: None, directory: P
         require_same(client.step(accept=first), text.trees[1])
         service.kill()
         service.restart()
-        tree, weights = reopened(directory, text.prompt, first + second, text.weights[1])
+        tree, learnt = reopened(directory, text.prompt, first + second, text.learnt[1])
         require_same(client.step(accept=second), tree)
         service.kill()
         assert client.step(accept=third)["tokens"] == []
@@ -260,7 +270,7 @@ def test_a_broken_stream_is_opened_again_from_the_text(built: None, directory: P
         end = time.monotonic() + PATIENCE
         while not (drafted := client.step())["tokens"] and time.monotonic() < end:
             pass
-        require_same(drafted, reopened(directory, text.prompt, first + second + third, weights)[0])
+        require_same(drafted, reopened(directory, text.prompt, first + second + third, learnt)[0])
 
 
 def test_a_late_tree_is_not_waited_for(service: Service, text: Text) -> None:

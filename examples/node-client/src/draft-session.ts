@@ -20,7 +20,7 @@ export class DraftSession {
   private readonly text: number[];
   private readonly promptLength: number;
   private accepted: object[] = []; // what this stream has not been told yet
-  private calibrationWeights: number[] = [];
+  private learnt = { calibrationWeights: [] as number[], recent: [] as number[] }; // there, for the next opening
   private call?: Call;
   private answers!: AsyncIterator<any>;
   private pausedUntil = 0;
@@ -89,7 +89,7 @@ export class DraftSession {
     const timer = setTimeout((call: Call) => call.cancel(), this.options.lateMs ?? LATE_MS, this.call);
     const { value, done } = await this.answers.next().finally(() => clearTimeout(timer));
     if (done) throw { code: status.UNAVAILABLE, details: "the service ended the session" };
-    this.calibrationWeights = value.calibrationWeights;
+    this.learnt = { calibrationWeights: value.calibrationWeights, recent: value.recent };
     return unpack(value.nodes);
   }
 
@@ -101,7 +101,7 @@ export class DraftSession {
       written: this.text.length - this.promptLength,
       promptLookup: true,
       recycledLogits: Buffer.alloc(0), // a source, of this session alone
-      calibrationWeights: this.calibrationWeights,
+      ...this.learnt,
     };
   }
 }
