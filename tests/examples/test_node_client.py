@@ -47,8 +47,9 @@ import { Service } from "./dist/service.js";
 const service = await Service.connect(process.argv[1]);
 let session;
 for await (const line of createInterface({ input: process.stdin })) {
-  const { prompt, options, accept, topK, nodeTopK, nodes, costs } = JSON.parse(line);
+  const { prompt, options, before, accept, topK, nodeTopK, nodes, costs } = JSON.parse(line);
   if (prompt) session = new DraftSession(service, prompt, options);
+  for (const token of before ?? []) session.accept([token]);
   if (accept) session.accept(accept, topK, nodeTopK);
   const columns = (tree) => Object.fromEntries(Object.entries(tree).map(([name, column]) => [name, [...column]]));
   const failure = ({ reason, message }) => ({ reason, message });
@@ -185,7 +186,10 @@ class Client:
         self._process = subprocess.Popen(command, cwd=BUILD, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def step(self, **step: object) -> dict[str, Any]:
-        """Do what a step says: begin with `prompt`, `accept` tokens with their top-k; return the tree then drafted."""
+        """Do what a step says; return the tree then drafted.
+
+        A step begins with a `prompt`, accepts the tokens `before` one by one, and those of `accept` with their top-k.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps({"nodes": NODES, "options": PATIENT, **step}) + "\n")
@@ -271,6 +275,12 @@ def test_a_broken_stream_is_opened_again_from_the_text(built: None, directory: P
         while not (drafted := client.step())["tokens"] and time.monotonic() < end:
             pass
         require_same(drafted, reopened(directory, text.prompt, first + second + third, learnt)[0])
+
+
+def test_tokens_may_be_accepted_for_long_without_a_tree(service: Service, text: Text) -> None:
+    with Client(service.unix) as client:
+        require_same(client.step(prompt=text.prompt), text.trees[0])
+        assert client.step(before=[7] * 1025)["tokens"]
 
 
 def test_a_late_tree_is_not_waited_for(service: Service, text: Text) -> None:

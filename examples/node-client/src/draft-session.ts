@@ -8,6 +8,7 @@ import { EMPTY, type Tree, unpack } from "./tree.js";
 
 const LATE_MS = 1000;
 const PAUSE_MS = 1000; // for which a service is left alone at least, after it failed
+const MOST_UNSENT = 512; // calls of `accept` since the last tree; a message has room for 1024
 
 export interface Options {
   datastores?: string[]; // to draft from, by name; all by default
@@ -66,6 +67,7 @@ export class DraftSession {
    */
   accept(tokens: number[], topK?: number[][], nodeTopK?: number[][]): void {
     this.text.push(...tokens);
+    if (this.accepted.length >= MOST_UNSENT) this.close(); // the next stream begins with the text
     if (this.call) this.accepted.push({ tokens, topK: packed(topK), nodeTopK: packed(nodeTopK) });
   }
 
