@@ -15,7 +15,7 @@ from rest_store.bench.replay import fit_calibration, replay
 from rest_store.datastore.render import counted
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import PromptLookup, RecycledLogits, require_sources
-from rest_store.options import PATH, json_option
+from rest_store.options import FILE, json_option
 
 
 @click.command(
@@ -24,7 +24,7 @@ from rest_store.options import PATH, json_option
 @recordings_option()
 @datastores_option
 @tokenizer_option
-@click.option("--out", metavar="FILE", required=True, type=PATH, help="The calibration to write.")
+@click.option("--out", metavar="FILE", required=True, type=FILE, help="The calibration to write.")
 @click.option("--trees", metavar="N", default=250, type=click.IntRange(1, 2000), help="Number of boosted trees.")
 @json_option
 def calibrate(

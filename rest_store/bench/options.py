@@ -13,7 +13,7 @@ from typing import Any, TextIO
 import click
 
 from rest_store.errors import RecordingError, describe
-from rest_store.options import FILE, PATH, Decorator, json_option
+from rest_store.options import FILE, PATH, SEED, Decorator, json_option
 
 
 def recordings_option(*, required: bool = True) -> Decorator[Any]:
@@ -54,7 +54,7 @@ calibration_option = click.option(
     show_default="the one of the package",
     help="What `rest-store calibrate` wrote.",
 )
-seed_option = click.option("--seed", metavar="N", default=0, help="Seed of random choices.")
+seed_option = click.option("--seed", metavar="N", default=0, type=SEED, help="Seed of random choices.")
 prepacked_option = click.option(
     "--prepacked-weights", is_flag=True, help="Prepack the weights for all methods, plain generation too."
 )

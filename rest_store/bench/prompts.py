@@ -5,14 +5,14 @@ A key of a question is made of family and number as for recordings, so a questio
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rest_store.bench.recordings import FIT_PARTS, Recording, lines_of, part_of
+from rest_store.bench.json_text import parsed_json
+from rest_store.bench.recordings import FIT_PARTS, Recording, integers, lines_of, part_of
 from rest_store.errors import RecordingError, describe
 
 FIRST, SECOND = "mt_bench, first turn", "mt_bench, second turn"
@@ -74,14 +74,17 @@ def read_prompts(path: Path, encode: Callable[[str], Sequence[int]]) -> list[Pro
     for number, where, entry in _entries(path):
         try:
             fields = entry if isinstance(entry, dict) else {"prompt": entry}
-            prompt = fields["prompt"] if "prompt" in fields else fields["turns"][0]
-            tokens = [int(token) for token in (encode(prompt) if isinstance(prompt, str) else prompt)]
+            prompt = fields["prompt"] if "prompt" in fields else _listed(fields["turns"])[0]
+            tokens = integers(encode(prompt) if isinstance(prompt, str) else _listed(prompt), 0)
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise RecordingError(describe(where, "prompt", "malformed", _EXPECTED)) from error
-        if not tokens:
+        if tokens.ndim != 1:
+            raise RecordingError(describe(where, "prompt", "malformed", _EXPECTED))
+        if not tokens.size:
             raise RecordingError(describe(where, "prompt", "empty", _EXPECTED))
         family = str(fields.get("set", fields.get("category", "all")))
-        prompts.append(Prompt(family, str(fields.get("id", fields.get("question_id", number))), tokens))
+        key = str(fields.get("id", fields.get("question_id", number)))
+        prompts.append(Prompt(family, key, tokens.tolist()))
     if not prompts:
         raise RecordingError(describe(path, "number of prompts", 0, "at least one"))
     return prompts
@@ -101,9 +104,16 @@ def _entries(path: Path) -> list[tuple[int, str, Any]]:
 def _parsed(text: str) -> Any:
     """Return what JSON says; None if it is none."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return parsed_json(text)
+    except ValueError:
         return None
+
+
+def _listed(value: Any) -> list[Any]:
+    """Return `value`; raise TypeError unless it is a list."""
+    if not isinstance(value, list):
+        raise TypeError("not a list")
+    return value
 
 
 def read_questions(path: Path) -> list[Question]:
@@ -119,8 +129,8 @@ def read_questions(path: Path) -> list[Question]:
     for number, line in lines_of(path):
         where, expected = f"{path}, line {number}", "JSON with question_id, category and turns (texts)"
         try:
-            fields = json.loads(line)
-            turns = tuple(fields["turns"][:2])
+            fields = parsed_json(line)
+            turns = tuple(_listed(fields["turns"])[:2])
             category, identifier = str(fields["category"]), str(fields["question_id"])
         except (ValueError, KeyError, TypeError) as error:
             raise RecordingError(describe(where, "question", "malformed", expected)) from error
@@ -198,6 +208,14 @@ def recorded_prompts(recordings: Iterable[Recording]) -> list[Prompt]:
         for recording in recordings
         if recording.prompt.size
     ]
+
+
+def require_known_tokens(prompts: Iterable[Prompt], vocabulary_size: int) -> None:
+    """Raise RecordingError unless the model, of `vocabulary_size` token ids, knows all tokens of the prompts."""
+    for prompt in prompts:
+        if (greatest := max(prompt.tokens)) >= vocabulary_size:
+            expected = f"0..{vocabulary_size - 1}, as the model has them"
+            raise RecordingError(describe(f"prompt {prompt.key}", "a token id", greatest, expected))
 
 
 def limited(prompts: Iterable[Prompt], count: float, families: Sequence[str] = ()) -> list[Prompt]:

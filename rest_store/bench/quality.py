@@ -43,7 +43,7 @@ from rest_store.datastore.store import Store
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import PromptLookup, RecycledLogits, require_sources
-from rest_store.errors import ServeError, describe
+from rest_store.errors import RecordingError, ServeError, describe
 from rest_store.options import max_nodes_option
 
 _SHARES = (0.01, 0.1)  # of the datastores, for the curve against their size
@@ -96,6 +96,9 @@ def quality(
         require_datastores(datastores)
     stores = open_datastores(datastores)
     require_sources("--datastore", list(stores.values()))
+    for name, store in stores.items() if curves else ():
+        if store.is_live:  # before anything is measured
+            raise RecordingError(describe("--curves", f"datastore {name}", "a live one", "a frozen one, to thin out"))
     start = Calibration.default() if calibration in ("fit", "default") else Calibration.load(calibration)
     chosen = read_all(recordings, stores, tokenizer)[::every]
     if calibration == "fit":

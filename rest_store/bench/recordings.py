@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import gzip
 import hashlib
-import json
 import os
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.bench.environment import file_hash
+from rest_store.bench.json_text import parsed_json
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 from rest_store.datastore.render import counted
 from rest_store.datastore.store import Store
@@ -76,22 +77,23 @@ def read_recordings(path: str | Path, encode: Encode | None = None) -> list[Reco
     for number, line in lines_of(path):
         where = f"{path}, line {number}"
         try:
-            fields = json.loads(line)
+            fields = parsed_json(line)
             prompt, output = fields["prompt"], fields["output"] if "output" in fields else fields["answer"]
         except (ValueError, KeyError, TypeError) as error:
             raise RecordingError(describe(where, "recording", "malformed", "JSON with prompt and output")) from error
         key = str(fields.get("id", prompt))
         if "id" in fields and "/" not in key:
             key = str(fields.get("set", "")) + key
-        if isinstance(prompt, str) or isinstance(output, str):
+        if isinstance(prompt, str) and isinstance(output, str):
             if encode is None:
-                raise RecordingError(describe(where, "prompt or output", "text", "token ids, or a tokenizer for it"))
-            prompt, output = encode(str(prompt), str(output))
+                raise RecordingError(describe(where, "prompt and output", "text", "token ids, or a tokenizer for it"))
+            prompt, output = encode(prompt, output)
         try:
-            tokens = _integers(prompt, 0), _integers(output, 0)
-            top_k = _integers(fields.get("topk") or np.zeros((0, 0)), -1)
+            tokens = integers(prompt, 0), integers(output, 0)
+            top_k = integers(fields.get("topk") or np.zeros((0, 0)), -1)
         except (TypeError, ValueError, OverflowError) as error:
-            raise RecordingError(describe(where, "recording", "of other types", "lists of token ids")) from error
+            expected = "prompt and output both as token ids, or both as text"
+            raise RecordingError(describe(where, "recording", "of other types", expected)) from error
         if (tokens[0].ndim, tokens[1].ndim, top_k.ndim) != (1, 1, 2) or len(top_k) not in (
             0,
             tokens[0].size + tokens[1].size,
@@ -170,7 +172,7 @@ def without(recordings: Sequence[Recording], reported: Sequence[Recording]) -> s
     return f"; left out: {', '.join(counts)}" if counts else ""
 
 
-def _integers(values: object, least: int) -> npt.NDArray[np.int32]:
+def integers(values: object, least: int) -> npt.NDArray[np.int32]:
     """Return `values` as int32; raise ValueError unless all are integers of at least `least`."""
     array = np.array(values)
     if array.size and (array.dtype.kind not in "iu" or int(array.min()) < least or int(array.max()) > _LAST_TOKEN):
@@ -189,7 +191,7 @@ def lines_of(path: str | Path) -> Iterator[tuple[int, str]]:
             for number, line in enumerate(file, 1):
                 if line.strip():
                     yield number, line
-    except (OSError, UnicodeDecodeError, EOFError) as error:
+    except (OSError, UnicodeDecodeError, EOFError, zlib.error) as error:
         raise RecordingError(describe(path, "file", f"unreadable ({error})", "lines of UTF-8")) from error
 
 

@@ -49,8 +49,11 @@ def report(
         raise click.UsageError("--check needs --tables")
     results = read_results(folder)
     if tables:
-        for file in tables:
-            _fill(file, results, folder, check=check)
+        states = {str(file): _fill(file, results, folder, check=check) for file in tables}
+        if as_json:
+            click.echo(json.dumps({"tables": states}))
+        else:
+            click.echo("".join(f"{file}: tables {state}\n" for file, state in states.items()), nl=False)
         return
     place = out if out is not None else folder / "report.html"
     _write(place, page(results))
@@ -65,7 +68,8 @@ def report(
             write_charts(section_of(result).exhibits, plots, name)
 
 
-def _fill(file: Path, results: Mapping[str, Result], folder: Path, *, check: bool) -> None:
+def _fill(file: Path, results: Mapping[str, Result], folder: Path, *, check: bool) -> str:
+    """Fill the marked tables of a file; return "written" or "up to date"."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -75,12 +79,12 @@ def _fill(file: Path, results: Mapping[str, Result], folder: Path, *, check: boo
         raise ResultsError(describe(file, "a table of figures", "out of date", f"the figures of {folder}"))
     if new != text:
         _write(file, new)
-    click.echo(f"{file}: {'tables written' if new != text else 'tables up to date'}")
+    return "written" if new != text else "up to date"
 
 
 def _write(path: Path, text: str) -> None:
     try:
-        path.write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8", errors="replace")  # names of files may be other bytes
     except OSError as error:
         raise ResultsError(describe(path, "file", f"not writable ({error.strerror})", "a place to write to")) from error
 
@@ -165,8 +169,9 @@ def _row(cells: list[str]) -> str:
 
 def _marked(text: str) -> str:
     """Return escaped text with `code` and **strong** as HTML."""
+    text = escape(text, quote=False)
     for mark, tag in (("`", "code"), ("**", "strong")):
         parts = text.split(mark)
         if len(parts) % 2:
-            text = "".join(part if place % 2 == 0 else f"\0{tag}\1{part}\0/{tag}\1" for place, part in enumerate(parts))
-    return escape(text, quote=False).replace("\0", "<").replace("\1", ">")
+            text = "".join(f"<{tag}>{part}</{tag}>" if place % 2 else part for place, part in enumerate(parts))
+    return text

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rest_store.bench.json_text import parsed_json
 from rest_store.errors import ResultsError, describe
 
 _FACTS = ("commit", "cpu", "platform", "python", "packages", "device", "seed", "data")
@@ -52,7 +52,7 @@ def read_results(folder: str | Path) -> dict[str, Result]:
 
 def _read(path: Path) -> Result:
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields = parsed_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ResultsError(describe(path, "file", f"unreadable ({error})", "a result as JSON")) from error
     if not isinstance(fields, dict):

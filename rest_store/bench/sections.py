@@ -42,7 +42,7 @@ def section_of(result: Result) -> Section:
     title, about, show = _KINDS.get(result.kind, (result.kind.replace("_", " ").capitalize(), "", any_exhibits))
     try:
         exhibits = show(result.figures)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError):
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, StopIteration):
         exhibits = any_exhibits(result.figures)
     variant = result.name.removeprefix(result.kind).lstrip("_")
     title = f"{title}: {variant.replace('_', ' ')}" if variant else title
@@ -74,7 +74,7 @@ _SAMPLES = {
 
 
 def _numbers(arguments: Mapping[str, str]) -> dict[str, int]:
-    return {name: int(value) for name, value in arguments.items() if value.isdecimal()}
+    return {name: int(value) for name, value in arguments.items() if value.isdecimal() and len(value) < 20}
 
 
 _QUERY_RATIOS = [  # part of the results, figure in it, and its name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 import time
@@ -38,14 +39,23 @@ from rest_store.bench.prompts import (
     read_prompts,
     read_questions,
     recorded_prompts,
+    require_known_tokens,
 )
-from rest_store.bench.recordings import read_recordings, unfitted, without
+from rest_store.bench.recordings import encoder, read_recordings, unfitted, without
 from rest_store.bench.serving import asking, unanswered
 from rest_store.datastore.render import counted
 from rest_store.drafting.calibration import Calibration
 from rest_store.errors import RecordingError, describe
 from rest_store.live.opening import open_store
-from rest_store.options import PATH, device_option, dtype_option, max_new_tokens_option, max_nodes_option, model_option
+from rest_store.options import (
+    PATH,
+    SEED,
+    device_option,
+    dtype_option,
+    max_new_tokens_option,
+    max_nodes_option,
+    model_option,
+)
 from rest_store.terminal import loading
 
 if TYPE_CHECKING:
@@ -79,7 +89,9 @@ _WARM_UP_TOKENS = 16
     "--method", "methods", metavar="NAME", multiple=True, help="Only this one and plain generation. Repeatable."
 )
 @click.option("--sampling", type=click.Choice(["greedy", "nucleus"]), default="greedy", help="How tokens are chosen.")
-@click.option("--seed", metavar="N", default=0, help="Seed of the first prompt; each other one has the next.")
+@click.option(
+    "--seed", metavar="N", default=0, type=SEED, help="Seed of the first prompt; each other one has the next."
+)
 @click.option(
     "--per-family", metavar="N", type=click.IntRange(1), show_default="all", help="Most prompts of each family."
 )
@@ -138,13 +150,21 @@ def speed(
 
     from rest_store.bench.methods import load_assistant, make_methods
     from rest_store.generation.model import load_model
+    from rest_store.generation.support import vocabulary_size
 
     if prompts_file is None and not recordings and questions is None:
         raise click.UsageError("prompts are needed: --prompts, --recordings or --questions")
     if through_service:
         require_datastores(datastores)
     own = None if calibration is None else Calibration.load(calibration)
-    recorded = [recording for path in recordings for recording in read_recordings(path)]
+    text_encoder = functools.cache(lambda: encoder(None, model))  # recordings of token ids need none
+
+    def encode(prompt: str, answer: str) -> tuple[list[int], list[int]]:
+        encode_with_model = text_encoder()
+        assert encode_with_model is not None
+        return encode_with_model(prompt, answer)
+
+    recorded = [recording for path in recordings for recording in read_recordings(path, encode)]
     reported = unfitted(recorded, own or Calibration.default(), "bench speed") if recorded else []
     target, tokenizer = load_model(model, dtype=dtype, device=device, announce=loading)
     stores = [open_store(path, tokenizer=tokenizer) for path in datastores]
@@ -169,6 +189,7 @@ def speed(
         if not prompts:
             of = f" of {', '.join(families)}" if families else ""
             raise RecordingError(describe("bench speed", f"number of prompts{of}", 0, "at least one"))
+        require_known_tokens(prompts, vocabulary_size(target))
         prompts = interleaved(prompts)
         click.echo(f"{counted(len(prompts), 'prompt')}{without(recorded, reported)}")
         results = measure_speed(

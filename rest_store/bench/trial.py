@@ -18,7 +18,7 @@ import click
 import rest_store
 from rest_store.bench.environment import write_result
 from rest_store.bench.options import Destination, chat_option, prepacked_option, prompts_option
-from rest_store.bench.prompts import encoding, interleaved, read_prompts
+from rest_store.bench.prompts import encoding, interleaved, read_prompts, require_known_tokens
 from rest_store.bench.quality import measure
 from rest_store.bench.record import write_recordings
 from rest_store.bench.recordings import read_recordings
@@ -167,6 +167,7 @@ def try_(
     from rest_store.bench import charts  # noqa: F401  a missing package is reported before anything is measured
     from rest_store.bench.methods import make_methods
     from rest_store.generation.model import load_model
+    from rest_store.generation.support import vocabulary_size
 
     began = time.perf_counter()
     read_prompts(prompts_file, lambda text: [0])  # a fault in the file is reported before anything is built
@@ -180,6 +181,7 @@ def try_(
         click.get_current_context().with_resource(rest_store.prepacked_weights(loaded))
     store = rest_store.Datastore.open(place, tokenizer=tokenizer)
     prompts = interleaved(read_prompts(prompts_file, encoding(tokenizer, chat=chat)))
+    require_known_tokens(prompts, vocabulary_size(loaded))
     say(f"recording {counted(len(prompts), 'output')}")
     recorded = out / "recordings.jsonl"
     write_recordings(loaded, prompts, recorded, max_new_tokens=max_new_tokens)

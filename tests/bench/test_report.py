@@ -81,6 +81,13 @@ def test_names_are_escaped_wherever_they_stand() -> None:
     assert "<x>" not in text
 
 
+def test_no_figure_becomes_markup() -> None:
+    text = page({"x": Result("x", "x", {}, {"a\0img src=y\1 `code` **strong**": 1})})
+    read(text)
+    assert "<img" not in text
+    assert "<code>code</code> <strong>strong</strong>" in text
+
+
 SVG = "{http://www.w3.org/2000/svg}"
 CHARTS = [
     Bars("a & b", "times", ["one", "two"], {"s": [0.5, 2.0], "t": [None, 4.0]}, 1.0),
@@ -173,6 +180,8 @@ def test_the_command_writes_pages_and_tables(tmp_path: Path) -> None:
     assert run(*both) == (0, f"{first}: tables written\n{second}: tables written\n")
     assert run(*both, "--check") == (0, f"{first}: tables up to date\n{second}: tables up to date\n")
     assert run(RESULTS, "--check")[0] == 2
+    status, message = run(*both, "--json")
+    assert (status, json.loads(message)) == (0, {"tables": {str(first): "up to date", str(second): "up to date"}})
     for arguments in (["--out", tmp_path / "none" / "x.html"], ["--tables", tmp_path / "none"]):
         status, message = run(tmp_path / "one", *arguments)
         assert (status, message.count("\n")) == (1, 1)
@@ -181,6 +190,16 @@ def test_the_command_writes_pages_and_tables(tmp_path: Path) -> None:
 def test_a_result_without_figures_does_not_fail(tmp_path: Path) -> None:
     for kind in ("query", "service", "quality", "speed", "build", "peers"):
         (tmp_path / f"{kind}.json").write_text(json.dumps({"benchmark": kind, "results": {}}))
+    read(page(read_results(tmp_path)))
+
+
+def test_a_result_of_another_shape_does_not_fail(tmp_path: Path) -> None:
+    curve = [{"remembered": 1, "M": 1, "M without": 0}]
+    live = [{"remembered": "x", "nodes": 1, "datastores": True, "M": 1.0, "curve": curve}]
+    shapes = {"vllm": {"batches": {}, "nothing to draft": {}}, "live": {"rows": live}}
+    for kind, figures in shapes.items():
+        (tmp_path / f"{kind}.json").write_text(json.dumps({"benchmark": kind, "results": figures}))
+    (tmp_path / "other.json").write_text(json.dumps({"arguments": {"n": "9" * 5000}, "results": {}}))
     read(page(read_results(tmp_path)))
 
 
