@@ -6,6 +6,7 @@ Without a prompt it reads them from standard input, line by line: on a terminal 
 from __future__ import annotations
 
 import functools
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from rest_store.options import (
     FILE,
     PATH,
     PLACE,
+    SEED,
     device_option,
     dtype_option,
     max_new_tokens_option,
@@ -36,6 +38,13 @@ def _writable(context: click.Context, parameter: click.Parameter, path: Path | N
     if path is not None and not os.access(path if path.exists() else path.parent, os.W_OK):
         raise click.BadParameter(f"{path} cannot be written; does its folder exist?")
     return path
+
+
+def _number(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
+    """Refuse NaN, which lies in every range of click."""
+    if value is not None and math.isnan(value):
+        raise click.BadParameter("nan is not a number")
+    return value
 
 
 @click.command(
@@ -104,7 +113,8 @@ Examples:
 @click.option(
     "--temperature",
     metavar="T",
-    type=click.FloatRange(0, min_open=True),
+    type=click.FloatRange(1e-30),  # scores divided by less may be infinite
+    callback=_number,
     show_default="greedy search",
     help="Sample at this temperature.",
 )
@@ -112,6 +122,7 @@ Examples:
     "--top-p",
     metavar="P",
     type=click.FloatRange(0, 1, min_open=True),
+    callback=_number,
     help="Sample from the likeliest tokens that have this probability together.",
 )
 @click.option("--top-k", metavar="N", type=click.IntRange(1), help="Sample from the N likeliest tokens.")
@@ -135,7 +146,7 @@ Examples:
     default=0.3,
     help="Typical acceptance also keeps one with a probability above this times exp(-entropy).",
 )
-@click.option("--seed", metavar="N", type=int, show_default="a random one", help="Seed of the random generator.")
+@click.option("--seed", metavar="N", type=SEED, show_default="a random one", help="Seed of the random generator.")
 @dtype_option("auto")
 @device_option
 @click.option("--prepacked-weights", is_flag=True, help="Prepack float32 weights for this CPU.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Iterator, Mapping
+from copy import copy
 from dataclasses import fields, replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.remembering import Targets
 from rest_store.errors import DrafterError, ModeNotSupportedError, PromptError, describe
 from rest_store.generation.comparison import Comparison
+from rest_store.generation.conversation import require_unicode
 from rest_store.generation.draft_sessions import SessionFactory
 from rest_store.generation.generate import session_factory_of
 from rest_store.generation.generator_output import GeneratorOutput, accepted_by_source, source_names
@@ -104,7 +106,7 @@ class Generator:
         """Return what `model.generate` of transformers writes without drafting; `options` as in `generate`."""
         ours = {field.name for field in fields(Options)}
         plain = {name: value for name, value in options.items() if name not in ours and name not in ASSISTANCE}
-        if plain.get("stop_strings") is not None and plain.get("tokenizer") is None:
+        if self._stop_strings(plain) is not None and plain.get("tokenizer") is None:
             plain["tokenizer"] = self._needed_tokenizer()
         output = self.model.generate(**self._inputs(prompt), **plain)
         sequences: torch.Tensor = getattr(output, "sequences", output)
@@ -127,11 +129,12 @@ class Generator:
         tokenizer = options.pop("tokenizer", None)
         changed = {field.name: options.pop(field.name) for field in fields(Options) if field.name in options}
         draft_options = replace(self._options, **changed)
-        strings = options.pop("stop_strings", None)
+        strings = self._stop_strings(options)
         if strings is not None:  # transformers gives its own loop the tokenizer for them, but no custom one
             tokenizer = self._needed_tokenizer() if tokenizer is None else tokenizer
             criterion = StopStringCriteria(tokenizer=tokenizer, stop_strings=strings)
             options["stopping_criteria"] = [*(options.get("stopping_criteria") or []), criterion]
+            _drop_stop_strings(options, self.model)
         self._targets.note(draft_options.remember)
         generation: Generation = self.model.generate(
             **self._inputs(prompt),
@@ -154,11 +157,18 @@ class Generator:
         """
         return self._targets.flush(seconds)
 
+    def _stop_strings(self, options: Mapping[str, Any]) -> Any:
+        """Return the stop strings of the options, or else those of a generation config; None: there are none."""
+        configs = (options.get("generation_config"), self.model.generation_config)
+        found = (options.get("stop_strings"), *(getattr(config, "stop_strings", None) for config in configs))
+        return next((strings for strings in found if strings is not None), None)
+
     def _session_factory(self, options: Options) -> SessionFactory | None:
         return session_factory_of(self._sources, options, self._calibration)
 
     def _inputs(self, prompt: Prompt) -> dict[str, Any]:
         if isinstance(prompt, str):
+            require_unicode("Generator", prompt)
             prompt = self._needed_tokenizer()(prompt, return_token_type_ids=False, return_tensors="pt")
         if isinstance(prompt, Mapping):
             return {name: self._rows(name, value) for name, value in prompt.items() if value is not None}
@@ -181,6 +191,7 @@ class Generator:
             if not whole or rows.ndim != 2 or not rows.numel():
                 found = f"{rows.dtype} of shape {list(tensor.shape)}"
                 raise PromptError(describe("Generator", name, found, expected))
+            rows = rows.long()  # models read no narrower ids, such as the uint16 of numpy
             least, greatest, last = int(rows.min()), int(rows.max()), vocabulary_size(self.model) - 1
             if least < 0 or greatest > last:
                 outside = least if least < 0 else greatest
@@ -191,3 +202,13 @@ class Generator:
         if self.tokenizer is None:
             raise DrafterError(describe("Generator", "tokenizer", "None", "a tokenizer, for a prompt or stop strings"))
         return self.tokenizer
+
+
+def _drop_stop_strings(options: dict[str, Any], model: Any) -> None:
+    """Change options of `model.generate` so that neither they nor a generation config has stop strings."""
+    options.pop("stop_strings", None)
+    if getattr(options.get("generation_config"), "stop_strings", None) is not None:
+        options["generation_config"] = copy(options["generation_config"])
+        options["generation_config"].stop_strings = None
+    if getattr(model.generation_config, "stop_strings", None) is not None:
+        options["stop_strings"] = None

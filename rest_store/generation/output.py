@@ -61,7 +61,7 @@ def padded(rows: Sequence[Row], config: Any, input_ids: torch.Tensor) -> torch.T
         ends = config.eos_token_id
         padding = ends[0] if isinstance(ends, list) else ends if ends is not None else 0
     length = max(len(row.tokens) for row in rows)
-    sequences = input_ids.new_full((len(rows), length), padding)
+    sequences = input_ids.new_full((len(rows), length), padding, dtype=torch.int64)
     for number, row in enumerate(rows):
         sequences[number, : len(row.tokens)] = torch.tensor(row.tokens)
     return sequences

@@ -6,8 +6,9 @@ import torch
 
 from rest_store.errors import PromptError
 from rest_store.generation.conversation import Conversation, rendered
+from rest_store.generation.generator import Generator
 from tests.shared.strategies import refused
-from tests.shared.tiny import text_tokenizer
+from tests.shared.tiny import text_tokenizer, tiny_model
 
 
 def test_a_chat_begins_with_one_token_of_its_own() -> None:
@@ -53,3 +54,13 @@ def test_a_prompt_has_a_token() -> None:
     bare = text_tokenizer()
     bare._tokenizer.post_processor = None
     refused(PromptError, lambda: rendered(bare, ""), "the prompt is empty")
+
+
+def test_a_prompt_is_unicode() -> None:
+    """Words of a command line that are not UTF-8 come as halves of surrogate pairs."""
+    tokenizer = text_tokenizer()
+    refused(PromptError, lambda: rendered(tokenizer, "caf\udce9"), "the prompt is not Unicode ('\\udce9' at 3)")
+    generator = Generator(tiny_model("llama"), tokenizer)
+    refused(
+        PromptError, lambda: generator.generate("caf\udce9", max_new_tokens=1), "Generator: the prompt is not Unicode"
+    )

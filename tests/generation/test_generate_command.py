@@ -102,6 +102,11 @@ def write(model: Path, *words: str) -> Result:
     [
         ["--temperature", "0"],
         ["--temperature", "-1"],
+        ["--temperature", "1e-300"],
+        ["--temperature", "nan"],
+        ["--top-p", "nan"],
+        ["--seed", str(2**64)],
+        ["--seed", "-1"],
         ["--max-new-tokens", "0"],
         ["--max-new-tokens", "-3"],
         ["--top-p", "0"],

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -200,6 +201,49 @@ def test_text_in_and_stop_strings(model_directory: Path) -> None:
     criteria = [transformers.StopStringCriteria(words, [stop])]  # what the error of `rest_store.generate` says to pass
     inputs = words(prompt, return_tensors="pt")
     assert torch.equal(model.generate(**inputs, **FIXED, **options, stopping_criteria=criteria), plain)
+
+
+def test_stop_strings_of_a_generation_config(model_directory: Path) -> None:
+    model, words = load_model(str(model_directory))
+    generator = rest_store.Generator(model, words, [rest_store.PromptLookup()])
+    prompt = "for i in range(10):"
+    inputs = words(prompt, return_tensors="pt")
+    whole = model.generate(**inputs, **FIXED)
+    stop = next(text for token in whole[0, -18:-6] if (text := words.decode(token)).isascii() and text.strip())
+    config = transformers.GenerationConfig(**FIXED, stop_strings=[stop])
+    plain = model.generate(**inputs, generation_config=config, tokenizer=words)
+    assert plain.shape[1] < whole.shape[1]
+
+    def compared(**options: Any) -> None:
+        output = generator.generate(prompt, compare=True, **options)
+        assert torch.equal(output.sequences, plain)
+        assert output.comparison is not None
+        assert output.comparison.identical
+
+    compared(generation_config=config)
+    assert config.stop_strings == [stop]
+    model.generation_config.stop_strings = [stop]
+    compared(**FIXED)
+    compared(generation_config=config)
+    output = generator.generate(prompt, **FIXED, stop_strings=["no such text"])  # the argument counts
+    assert torch.equal(output.sequences, whole)
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "uint64"])
+def test_token_ids_of_any_integer_type(kind: str) -> None:
+    model, ids = tiny_model("llama"), [5, 6, 7, 5, 6]
+    generator = rest_store.Generator(model, None, [rest_store.PromptLookup()])
+    output = generator.generate(np.array(ids, kind), **FIXED, compare=True)
+    assert torch.equal(output.sequences, model.generate(torch.tensor([ids]), **FIXED))
+    assert output.comparison is not None
+    assert output.comparison.identical
+
+
+def test_narrow_token_ids_give_wide_ones() -> None:
+    model, ids = tiny_model("llama"), torch.tensor([[5, 6, 7, 5, 6]], dtype=torch.int32)
+    drafted = model.generate(ids, **FIXED, custom_generate=rest_store.generate, drafter=[rest_store.PromptLookup()])
+    plain = model.generate(ids, **FIXED)
+    assert (drafted.dtype, drafted.tolist()) == (plain.dtype, plain.tolist())
 
 
 # --- Without drafts ---------------------------------------------------------------------------------------------------
