@@ -28,15 +28,20 @@ def open_datastores(paths: Sequence[Path]) -> dict[str, Datastore | LiveDatastor
 
     Raises:
         RecordingError: a datastore is named twice.
+        TokenizerMismatchError: they were built with different tokenizers.
     """
     resolved = [path.resolve() for path in paths]
     for path in paths:
         if resolved.count(path.resolve()) > 1:
             raise RecordingError(describe("--datastore", "datastore", f"{path} twice", "each one once"))
     names = [path.name for path in resolved]
-    return {
+    stores = {
         name if names.count(name) == 1 else str(path): open_store(path) for name, path in zip(names, paths, strict=True)
     }
+    opened = list(stores.values())
+    for store in opened[1:]:
+        opened[0].tokenizer.require_same(store.tokenizer, store.path)
+    return stores
 
 
 def thinned(source: Path, out: Path, share: float) -> Path:

@@ -98,7 +98,8 @@ def quality(
     require_sources("--datastore", list(stores.values()))
     for name, store in stores.items() if curves else ():
         if store.is_live:  # before anything is measured
-            raise RecordingError(describe("--curves", f"datastore {name}", "a live one", "a frozen one, to thin out"))
+            expected = "a frozen one, as `rest-store live export` writes it"
+            raise RecordingError(describe("--curves", f"datastore {name}", "live", expected))
     start = Calibration.default() if calibration in ("fit", "default") else Calibration.load(calibration)
     chosen = read_all(recordings, stores, tokenizer)[::every]
     if calibration == "fit":

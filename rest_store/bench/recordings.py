@@ -201,6 +201,9 @@ def encoder(store: Store | None, name: str | None) -> Encode | None:
     Args:
         store: a datastore that may keep a tokenizer; None: there is no datastore.
         name: name or path of a tokenizer to use instead.
+
+    Raises:
+        TokenizerMismatchError: that tokenizer is not the one of the datastore.
     """
     kept = None if store is None else store.path / TOKENIZER_FILE_NAME
     if name is None and (kept is None or not kept.exists()):
@@ -212,7 +215,10 @@ def encoder(store: Store | None, name: str | None) -> Encode | None:
 
         source = name if name is not None else os.fspath(kept or "")
         with loading(f"tokenizer {source}"):
-            return load_tokenizer(source)
+            loaded = load_tokenizer(source)
+        if store is not None:
+            store.tokenizer.require_same(loaded.identity, store.path)
+        return loaded
 
     if name is not None:
         tokenizer()

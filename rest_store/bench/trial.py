@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,6 +43,7 @@ from rest_store.terminal import loading
 
 THEIRS, OURS = "transformers prompt lookup", "DraftSession"
 _STORE = "datastore"  # its folder, and its name in the results
+_WILDCARD = re.compile(r"[*?[]")  # in brackets it stands for itself
 _SAME = 0.05  # speeds that differ by less are the same
 _STEADY = 1.5  # most by which a speed differs from the median over prompts, unless other work disturbed it
 
@@ -272,7 +274,9 @@ def _text_of(path: Path) -> str:
 def _inside(path: Path, corpus: str) -> list[str]:
     """Return the glob that leaves `path` out of a corpus; none where it is elsewhere."""
     top = Path(corpus).expanduser().resolve()
-    return [f"/{path.resolve().relative_to(top)}"] if top in path.resolve().parents else []
+    if top not in path.resolve().parents:
+        return []
+    return ["/" + _WILDCARD.sub(r"[\g<0>]", str(path.resolve().relative_to(top)))]
 
 
 def _content(path: str, exclude: Sequence[str]) -> str:

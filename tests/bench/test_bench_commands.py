@@ -185,13 +185,29 @@ def test_what_takes_long_begins_only_with_a_file_to_write(tmp_path: Path) -> Non
         assert (status, "is a directory" in shown) == (2, True), shown
 
 
+def test_tokens_of_several_tokenizers_are_not_compared(folder: Path, tmp_path: Path) -> None:
+    other = PreTrainedTokenizerFast(tokenizer_object=byte_level_bpe(300), eos_token="<|endoftext|>")
+    other.save_pretrained(tmp_path / "other")
+    build = ["build", "--corpus", folder / "text.txt", "--tokenizer", tmp_path / "other", "--out", tmp_path / "ds"]
+    assert run(*build)[0] == 0
+    path = tmp_path / "recordings.jsonl"
+    path.write_text("\n".join(f'{{"id": "{number}", "prompt": [1], "output": [2]}}' for number in range(30)))
+    both = ["--recordings", path, "--datastore", folder / "ds", "--datastore", tmp_path / "ds"]
+    named = ["--recordings", path, "--datastore", folder / "ds", "--tokenizer", tmp_path / "other"]
+    for command in (["bench", "quality"], ["bench", "live"], ["calibrate", "--out", tmp_path / "x", "--trees", 1]):
+        for options in (both, named):
+            status, shown = run(*command, *options)
+            assert (status, "tokenizer" in shown.splitlines()[-1]) == (1, True), shown
+
+
 def test_curves_of_a_live_datastore_are_refused_before_anything_is_measured(folder: Path, tmp_path: Path) -> None:
     add = ["live", "add", tmp_path / "live", folder / "text.txt", "--tokenizer", folder / "model"]
     assert run(*add)[0] == 0
     (tmp_path / "recordings.jsonl").write_text('{"prompt": [1], "output": [2]}')
     command = ["bench", "quality", "--datastore", tmp_path / "live", "--recordings", tmp_path / "recordings.jsonl"]
     status, shown = run(*command, "--curves")
-    assert (status, shown) == (1, "Error: --curves: datastore live is a live one, expected a frozen one, to thin out\n")
+    expected = "a frozen one, as `rest-store live export` writes it"
+    assert (status, shown) == (1, f"Error: --curves: datastore live is live, expected {expected}\n")
 
 
 def test_recording_refuses_an_absent_folder_before_the_model_is_loaded(tmp_path: Path) -> None:
