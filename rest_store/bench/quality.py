@@ -47,6 +47,8 @@ from rest_store.errors import RecordingError, ServeError, describe
 from rest_store.options import max_nodes_option
 
 _SHARES = (0.01, 0.1)  # of the datastores, for the curve against their size
+_NODES = 16  # of a step, where they do not vary
+_NGRAM, _CHAIN = 3, 10  # tokens that prompt lookup looks up at most, and drafts
 
 
 @click.command(epilog="Example: rest-store bench quality --recordings traces.jsonl.gz --datastore python.ds")
@@ -200,7 +202,6 @@ def measure_series(
     *,
     suffixes: Sequence[int] = (1, 2, 4, 8, 16, 32),
     budgets: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128),
-    nodes: int = 16,
 ) -> dict[str, list[tuple[float, float]]]:
     """Return M against nodes, against the size of the datastores and against the longest suffix, as pairs.
 
@@ -209,11 +210,10 @@ def measure_series(
         series: datastores by their relative size; the largest serves the other two curves.
         calibration: as `measure`.
         suffixes: longest suffixes, in tokens.
-        budgets: nodes of a step.
-        nodes: budget of the other two curves.
+        budgets: nodes of a step; the other two curves are of `_NODES`.
     """
 
-    def score(stores: Mapping[str, Store], budget: int = nodes, longest: int = 16) -> float:
+    def score(stores: Mapping[str, Store], budget: int = _NODES, longest: int = 16) -> float:
         sources = [PromptLookup(), RecycledLogits(), *stores.values()]
         return round(replay(recordings, sources, calibration, max_nodes=budget, max_suffix=longest).mean_accepted, 4)
 
@@ -221,7 +221,7 @@ def measure_series(
     return {
         "nodes": [(budget, score(whole, budget)) for budget in budgets],
         "size": [(size, score(stores)) for size, stores in sorted(series.items())],
-        "suffix": [(length, score(whole, nodes, length)) for length in suffixes],
+        "suffix": [(length, score(whole, longest=length)) for length in suffixes],
     }
 
 
@@ -239,20 +239,20 @@ def rest_rule(stores: Sequence[Store], *, max_nodes: int = 24) -> Draft:
     return draft
 
 
-def prompt_lookup_rule(*, longest: int = 3, tokens: int = 10) -> Draft:
-    """Return common prompt lookup: a chain of what followed the first earlier occurrence of the last `longest` tokens.
+def prompt_lookup_rule() -> Draft:
+    """Return common prompt lookup: a chain of what followed the first earlier occurrence of the last three tokens.
 
     Without such an occurrence, shorter suffixes are looked up.
     """
 
     def draft(context: npt.NDArray[np.int32]) -> TokenTree:
         text = np.ascontiguousarray(context, np.int32).tobytes()
-        for size in range(min(longest, context.size - 1), 0, -1):
+        for size in range(min(_NGRAM, context.size - 1), 0, -1):
             place = text.find(text[-4 * size :])
             while place % 4:
                 place = text.find(text[-4 * size :], place + 1)
             if place + 4 * size < len(text):
-                chain = np.frombuffer(text[place + 4 * size : place + 4 * (size + tokens)], np.int32)
+                chain = np.frombuffer(text[place + 4 * size : place + 4 * (size + _CHAIN)], np.int32)
                 return TokenTree(chain, np.arange(chain.size) - 1, np.ones(chain.size, np.int64))
         return TokenTree([], [], [])
 

@@ -6,11 +6,11 @@ _KEPT = 0.5 ** (1 / 256)  # what a step leaves of earlier promises, so that scor
 
 
 class Reliability:
-    """The part of the promised tokens that is accepted: 1 as long as nothing speaks against the scores.
+    """The ratio of accepted tokens to those that scores promise: 1 unless fewer are accepted.
 
-    The sum of the scores of verified draft tokens is what they promise. Promises that fail cost a bounded time, however
-    many there are: the more they are believed, the more of them are counted. In the long run that is about
-    `slack * prior * (1 - _KEPT)` tokens a step.
+    The sum of the scores of verified draft tokens is what they promise. Scores that promise too much cost a bounded
+    time, because verifying them lowers the ratio. In the long run they cost about `slack * prior * (1 - _KEPT)` tokens
+    a step.
 
     Args:
         prior: tokens that are taken to be promised and accepted, beside those that were.
@@ -27,7 +27,7 @@ class Reliability:
         return min(1.0, self._slack * (self._accepted + self._prior) / (self._promised + self._prior))
 
     def forget(self) -> None:
-        """Give what is known less weight; once a step."""
+        """Give earlier steps less weight; called once a step."""
         self._promised *= _KEPT
         self._accepted *= _KEPT
 

@@ -38,14 +38,14 @@ class BatchDrafter:
 
     Args:
         sources: what sessions draft from; closed with this.
-        most: draft tokens of a row.
-        longest: tokens of the longest row that the engine allows.
+        most: the most draft tokens of a row.
+        longest: the most tokens of a row that the engine allows.
         vocabulary_size: token ids of the model.
-        log: is told of each kind of error once.
-        ends: tokens that end an output, as a rule; it is then remembered at once.
-        clock: seconds that pass.
+        log: gets one warning for each kind of error.
+        ends: tokens that usually end an output, which is then remembered at once.
+        clock: returns the time in seconds.
 
-    Thread-safe. `tend` is called by a thread of its own, until `close`.
+    Thread-safe. A thread of its own calls `tend` until `close`.
     """
 
     def __init__(
@@ -68,9 +68,9 @@ class BatchDrafter:
         self._counters = Counters(sources.labels, most)
         self._rows = RowSessions(self._open_session, ends)
         self._goodput = Goodput()
-        # Of rows, the origins of their latest draft tokens, and the sum of the scores of these.
+        # For each row that drafted in the latest step: the origins of its draft tokens, and the sum of their scores.
         self._drafted: list[tuple[RowSession, list[int], float]] = []
-        self._returned: float | None = None  # when the latest call did; None: the next interval is not a step's
+        self._returned: float | None = None  # when the latest call of `propose` returned; None: there was none
         self._lock = threading.RLock()
         self._listeners: list[Callable[[Figures], None]] = []
         self._closed = threading.Event()
@@ -79,7 +79,7 @@ class BatchDrafter:
 
     @property
     def wants_logits(self) -> bool:
-        """Whether what the model finds likely in the next step is of use."""
+        """Whether the model's most likely tokens in the next step will be used."""
         return not self._goodput.is_paused
 
     def warm_up(self) -> None:
@@ -106,8 +106,8 @@ class BatchDrafter:
             sampled: for each row what the model has just produced; empty while its prompt is being read.
             lengths: int[B], tokens that each row holds, with those in `sampled`.
             tokens: int32[B, n], the rows.
-            computed: of each time that the model computed logits since the last call, its most likely tokens after
-                each position, int32[n, k]. They are of use if it did once, as in a step.
+            computed: one array for each time that the model computed logits since the last call: its most likely tokens
+                after each position, int32[n, k]. They are used only if there is exactly one, as after a step.
             seconds: spent on reading `computed`.
 
         Returns:
@@ -158,12 +158,12 @@ class BatchDrafter:
             self._goodput.settle(self._clock() - began_drafting)
 
     def _likely_tokens(self, computed: Sequence[Rows], drafted: dict[int, int], rows: int) -> LikelyTokens | None:
-        """Return what the model found likely in this step; None if that was not computed, or cannot be told.
+        """Return what the model found likely in this step; None if that was not computed or the rows are unknown.
 
         Args:
             computed: as in `propose`.
-            drafted: draft tokens of rows that produced tokens.
-            rows: of the batch.
+            drafted: the number of draft tokens of each row that produced tokens, by row.
+            rows: the number of rows in the batch.
         """
         if not computed:
             return None
@@ -174,7 +174,7 @@ class BatchDrafter:
         return likely
 
     def _accept(self, requests: list[RowDraft]) -> list[RowDraft]:
-        """Have sessions accept what their rows have grown by; return the requests of those that are still open."""
+        """Have sessions accept the new tokens of their rows; return the requests whose sessions are still open."""
         grown = [request for request in requests if request.new.size]
         try:
             accept_all(
@@ -192,7 +192,7 @@ class BatchDrafter:
         return [request for request in requests if request.row.session is not None]
 
     def _accept_alone(self, request: RowDraft) -> None:
-        """Have one session accept, unless it has; give it up if that fails."""
+        """Have one session accept its new tokens, unless it already has; give it up if that fails."""
         try:
             if len(request.session) == request.row.session_length:
                 request.session.accept(request.new, request.top_k, node_top_k=request.node_top_k)
@@ -214,7 +214,7 @@ class BatchDrafter:
         return trees
 
     def _draft_alone(self, request: RowDraft) -> TokenTree:
-        """Return the chain of one row; if that fails, give its session up."""
+        """Return the chain of one row; if drafting fails, give its session up."""
         try:
             return request.session.draft(request.max_nodes, shape="chain", min_score=self._goodput.min_score)
         except Exception as error:
@@ -222,13 +222,13 @@ class BatchDrafter:
             return _EMPTY
 
     def _give_up(self, request: RowDraft, where: str, error: Exception) -> None:
-        """Go on without the session of a row."""
+        """Close the session of a row after an error; the row gets no more drafts."""
         self.say(where, error)
         request.row.session = None
         self._let_go([], [request.session])
 
     def _choose(self, requests: list[RowDraft], trees: list[TokenTree], rows: int, drafts: list[list[int]]) -> None:
-        """Put the draft tokens that pay into `drafts`, by row."""
+        """Write the draft tokens that are worth verifying into `drafts`, by row."""
         scores = [_listed(tree.scores) for tree in trees]
         counts = self._goodput.chosen(scores, rows)
         for request, tree, promised, count in zip(requests, trees, scores, counts, strict=True):
@@ -241,7 +241,7 @@ class BatchDrafter:
             request.row.nodes, request.row.drafted = len(tree), count
 
     def _count_drafted(self) -> None:
-        """Count what became of the latest draft tokens, of rows that show it."""
+        """Count how many of the latest draft tokens were accepted, for the rows that show it."""
         promises, accepted = 0.0, 0
         for row, origins, promised in self._drafted:
             if row.accepted is not None:
@@ -259,7 +259,7 @@ class BatchDrafter:
             return None
 
     def _start_over(self, error: Exception) -> None:
-        """Let go of all sessions: what they hold is doubtful after an error."""
+        """Close all sessions, whose state is unknown after an error."""
         with self._lock:
             self.say("propose", error)
             self._drafted.clear()
@@ -280,7 +280,7 @@ class BatchDrafter:
             self._log.warning("rest-store: no drafts (%s): %s; said once", where, reason)
 
     def _let_go(self, answers: list[Answer], sessions: list[DraftSession]) -> None:
-        """Have answers remembered, and close sessions."""
+        """Queue answers to be remembered, and close sessions."""
         if documents := self._unknown(answers):
             counts = RememberCounts()
             self._counters.documents.append(counts)
@@ -293,10 +293,10 @@ class BatchDrafter:
                 self.say("close", error)
 
     def _unknown(self, answers: list[Answer]) -> list[OutputDocument]:
-        """Return the documents that are to be added: those whose text is not in the live datastore yet, each text once.
+        """Return the documents whose text is not in the live datastore yet, each text once.
 
-        An engine samples beyond the end of a request, a few tokens more or less each time, so the same answer has many
-        ids.
+        An engine samples a few tokens beyond the end of a request, more or fewer each time, so the same answer can have
+        many ids.
         """
         target = self._sources.target
         if target is None:
@@ -315,7 +315,7 @@ class BatchDrafter:
         return unknown
 
     def listen(self, listener: Callable[[Figures], None]) -> None:
-        """Have `listener` called with the figures about twice a second."""
+        """Call `listener` with the figures about twice a second."""
         self._listeners.append(listener)
 
     def figures(self) -> Figures:
@@ -356,14 +356,14 @@ class BatchDrafter:
 
 
 def _listed(column: npt.NDArray[Any] | None) -> list[Any]:
-    """Return a column that the drafts of sessions have."""
+    """Return a column of a session's draft, which always has it, as a list."""
     assert column is not None
     values: list[Any] = column.tolist()
     return values
 
 
 def _has(store: Store, text: Tokens) -> bool:
-    """Return whether each piece of `text` is in a datastore."""
+    """Return whether `text` is in a datastore: each of its pieces, which are as long as a query may be."""
     pieces = [text[start : start + MAX_SUFFIX] for start in range(0, text.size - MAX_SUFFIX, MAX_SUFFIX)]
     pieces.append(text[-MAX_SUFFIX:])
     return text.size > 0 and all(store.count(piece) for piece in pieces)

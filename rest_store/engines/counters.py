@@ -28,7 +28,7 @@ class Figures:
         resumed: sessions found again after their request had no row.
         remembered: documents added.
         not_remembered: documents left out.
-        unplaced: steps whose logits were not recycled, because it could not be told which rows they were of.
+        unplaced: steps whose logits were not recycled, because it is unknown which rows they belong to.
         errors: what went wrong, by where it did.
     """
 
@@ -60,13 +60,13 @@ class Figures:
 
 @dataclass
 class Counters:
-    """Counts as a drafter goes. One thread writes at a time.
+    """The running counts of a drafter. One thread writes at a time.
 
     Attributes:
-        labels: of the sources, by their place in sessions.
-        most: draft tokens of a row.
-        calls: as in `Figures`, like the further ones.
-        documents: what becomes of documents that were handed over and are not counted yet.
+        labels: names of the sources, by their place in sessions.
+        most: the most draft tokens of a row.
+        calls: as in `Figures`; so are the other counts.
+        documents: the outcome of documents that were queued and are not counted yet.
     """
 
     labels: Sequence[str]
@@ -99,9 +99,9 @@ class Counters:
             self._accepted[place] += 1
             self._accepted_by[origin] += 1
 
-    def add_error(self, where: str, error: BaseException | str, count: int = 1) -> str | None:
-        """Count an error; return it as text if it was not said yet and few others were."""
-        self.errors[where] = self.errors.get(where, 0) + count
+    def add_error(self, where: str, error: BaseException | str) -> str | None:
+        """Count an error; return its text if it is to be logged: one that is new, of the first few."""
+        self.errors[where] = self.errors.get(where, 0) + 1
         reason = (error if isinstance(error, str) else error_text(error))[:_MAX_REASON_LENGTH]
         reason = " ".join(reason.split())
         if reason in self._reasons or len(self._reasons) >= _MAX_REASONS:

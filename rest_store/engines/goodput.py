@@ -58,10 +58,10 @@ class _Steps:
 class StepCosts:
     """Seconds of a step over n tokens, all rows together, of which some may be draft tokens.
 
-    Fitted is a line over n, and a jump for steps with draft tokens, which engines verify in another way than they
-    sample. The fit is weighted towards recent steps and those with about as many rows, and outliers are held down.
-    Where the steps say nothing, because all had the same width, each further token is taken to cost a little. So steps
-    without draft tokens are asked for: often at first and when steps take another time than expected, seldom later.
+    The fit is a line over n, plus a constant for steps with draft tokens, which engines verify in another way than they
+    sample. Recent steps, and steps with about as many rows, weigh more; outliers weigh less. If all steps had the same
+    width, they do not show what a token costs, and a small cost is assumed. So the class asks for steps without draft
+    tokens: often at first and when steps take longer or shorter than expected, seldom later.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class StepCosts:
         return self._observed > 0
 
     def wants_plain(self) -> bool:
-        """Return whether the next step should have no draft tokens, because such a step was not measured for long."""
+        """Return whether the next step should have no draft tokens, because none was measured for a while."""
         if self._observed - self._plain_at < self._plain_after:
             return False
         self._plain_at = self._observed  # whether that step can be measured or not
@@ -145,9 +145,9 @@ class StepCosts:
 def _solved(
     widths: Floats, jumps: Floats, seconds: Floats, weights: Floats, assumed: float
 ) -> tuple[float, float, float]:
-    """Return the weighted least squares of intercept, slope and jump, with what is assumed of slope and jump.
+    """Return intercept, slope and jump by weighted least squares, regularized towards the assumed slope and no jump.
 
-    Without BLAS, whose threads would compete with the engine's.
+    This does not use BLAS, whose threads would compete with the engine's.
     """
     total = float(weights.sum())
     w, j, s = (float((weights * column).sum()) / total for column in (widths, jumps, seconds))
@@ -168,11 +168,11 @@ def _median(values: Floats) -> float:
 
 
 class Goodput:
-    """Decides for each step whether sessions are asked at all, and how many of their draft tokens are verified.
+    """Decides for each step whether to ask the sessions for drafts, and how many draft tokens to verify.
 
-    Asking takes time too. While that brings less than it takes, as on a saturated machine, with a slow service, or in
+    Asking takes time, too. While it takes longer than it saves, as on a saturated machine, with a slow service, or in
     texts that nothing matches, only some steps ask. The same holds for texts that match by chance, whose draft tokens
-    the model does not produce.
+    the model does not accept.
     """
 
     def __init__(self) -> None:

@@ -14,9 +14,9 @@ class LikelyTokens:
     """The target model's most likely tokens after the positions that a step computed logits for.
 
     Args:
-        computed: int32[n, k], in the order of the batch: of a row with d draft tokens, d + 1 positions, the first
-            before its draft. -1 ends a position's tokens.
-        drafts: draft tokens of each row.
+        computed: int32[n, k], in the order of the batch: a row with d draft tokens has d + 1 positions, the first of
+            them before its draft. -1 ends a position's tokens.
+        drafts: the number of draft tokens of each row.
     """
 
     def __init__(self, computed: Rows, drafts: Sequence[int]) -> None:
@@ -30,7 +30,8 @@ class LikelyTokens:
     def fits(self) -> bool:
         """Whether there are as many positions as the rows have.
 
-        A scheduler verifies fewer draft tokens than it was given, never more: if the sums are equal, so are all rows.
+        A scheduler may verify fewer draft tokens than it was given, never more. So if the sums are equal, each row has
+        the expected number.
         """
         return self._fits
 
@@ -39,12 +40,12 @@ class LikelyTokens:
 
         Args:
             row: of the batch.
-            output: tokens that the step produced in it.
-            count: of those that the session has not been told yet, which may be more.
+            output: number of tokens that the step produced in the row.
+            count: number of tokens that the session does not have yet; it may be larger than `output`.
 
         Returns:
-            int32[m, k], m >= `count`; of the last token, which the model has not read, and of those that were produced
-            by earlier steps, no tokens. None if the step did not compute as many positions in this row.
+            int32[m, k], m >= `count`. The rows of the last token, which the model has not read, and of tokens from
+            earlier steps are all -1. None if the step computed fewer positions in this row.
         """
         first, end = self._starts[row : row + 2]
         if output > end - first:
@@ -57,17 +58,17 @@ class LikelyTokens:
 
         Args:
             row: of the batch.
-            nodes: that its session drafted; the first ones were verified.
+            nodes: number of tokens that its session drafted, of which the first were verified.
 
         Returns:
-            int32[1 + nodes, k]; None if more were verified.
+            int32[1 + nodes, k]; None if more tokens were verified than drafted.
         """
         first, end = self._starts[row : row + 2]
         absent = 1 + nodes - (end - first)
         return None if absent < 0 else self._rows(first, end, after=absent)
 
     def _rows(self, first: int, end: int, *, before: int = 0, after: int) -> Rows:
-        """Return the tokens of positions `first` to `end`, with rows of -1 for those before and after, not computed."""
+        """Return the tokens of positions `first` to `end`, with `before` and `after` rows of -1 around them."""
         rows = np.full((before + end - first + after, self._computed.shape[1]), -1, np.int32)
         rows[before : before + end - first] = self._computed[first:end]
         return rows

@@ -12,7 +12,7 @@ from rest_store.datastore.render import counted
 from rest_store.engines.counters import Figures
 
 PREFIX = "rest_store_engine_"
-# Of each counter of `Figures` the name of its metric, its label, and what it counts.
+# For each counter of `Figures`: the name of its metric, its label, and what it counts.
 COUNTERS = {
     "drafted": ("draft_tokens", "position", "Draft tokens verified, by their place in a row's draft."),
     "accepted": ("accepted_tokens", "position", "Draft tokens accepted, by their place in a row's draft."),
@@ -87,7 +87,7 @@ class PrometheusCounters:
     the environment variable `PROMETHEUS_MULTIPROC_DIR` names an empty directory for both.
 
     Args:
-        labels: that all metrics have, such as the number of the engine; the same names in one process.
+        labels: labels of all metrics, such as the number of the engine; their names are the same in all of a process.
     """
 
     def __init__(self, labels: dict[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""What the session of one row of an engine's batch is told and asked in a step."""
+"""What a step passes to the session of one row of an engine's batch, and asks of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RowDraft(NamedTuple):
         session: its session.
         new: int32[n], tokens that the session does not have yet.
         max_nodes: most draft tokens.
-        top_k, node_top_k: what the model found likely, as `DraftSession.accept` takes it; one of them, or none.
+        top_k, node_top_k: what the model found likely, as `DraftSession.accept` takes it; at most one of them is set.
     """
 
     row: RowSession
@@ -28,7 +28,7 @@ class RowDraft(NamedTuple):
     node_top_k: Rows | None = None
 
     def with_likely(self, likely: LikelyTokens, output: int) -> RowDraft:
-        """Return it with what the model found likely in a step that produced `output` tokens of the row."""
-        if self.new.size == output:  # the session's latest draft continues what it was told before
+        """Return the request with what the model found likely in a step that produced `output` tokens of the row."""
+        if self.new.size == output:  # the session's latest draft was made for this step
             return self._replace(node_top_k=likely.of_nodes(self.row.index, self.row.nodes))
         return self._replace(top_k=likely.of_text(self.row.index, output, self.new.size))

@@ -34,8 +34,8 @@ class Answer(NamedTuple):
 
     Attributes:
         document: the output behind the end of its prompt.
-        certain: tokens of it that the request surely has. It may have ended at the first of the last step, without a
-            token that says so, while the engine has sampled more.
+        certain: number of its tokens that surely belong to the request. The request may have ended at the first token
+            of the last step, without an end token, while the engine sampled more.
     """
 
     document: OutputDocument
@@ -46,14 +46,14 @@ class RowSession:
     """The text of one request as far as rows have shown it, and its draft session.
 
     Attributes:
-        session: None if there is none any more, because it failed.
-        index: of the row that holds the text, in the batch.
+        session: None after the session has failed.
+        index: index in the batch of the row that holds the text.
         length: tokens of the text.
-        session_length: tokens of it that the session has.
-        nodes: draft tokens that the session has drafted since it was told anything.
-        drafted: how many of them the engine verifies in this step.
-        accepted: how many of those of the step before the model also produced; None if that cannot be told.
-        absent_since: when its row was first missed; None while it has one.
+        session_length: how many of them the session has.
+        nodes: tokens that the session has drafted since its latest `accept`.
+        drafted: how many of these the engine verifies in this step.
+        accepted: how many draft tokens of the step before were accepted; None if that is unknown.
+        absent_since: when its row was first missing; None while it has one.
     """
 
     __slots__ = (
@@ -105,8 +105,8 @@ class RowSession:
         Args:
             text: int32[n], which begins with this one.
             output: the tokens at its end that the model produced last.
-            has_prompt: whether those before `output` are another prompt, such as the next turn of a conversation, and
-                not what the model wrote.
+            has_prompt: whether the new tokens before `output` are another prompt, such as the next turn of a
+                conversation, and not output.
         """
         new = text[self.length :]
         if has_prompt:
@@ -126,10 +126,10 @@ class RowSession:
         self._taken = 0  # tokens of the latest answer
 
     def take_answer(self, ends: Container[int]) -> Answer | None:
-        """Return what the model wrote; None if that is too short to be remembered, or was returned before.
+        """Return what the model wrote; None if it is too short to be remembered, or was returned before.
 
         Args:
-            ends: tokens that end an output; what the last step has after one is left out.
+            ends: tokens that end an output; tokens of the last step after one are left out.
         """
         if len(self._output) == self._taken:
             return None
@@ -152,9 +152,9 @@ class Step(NamedTuple):
 
     Attributes:
         sessions: of the rows, in their order.
-        is_plain_decoding: whether each row is one of the call before and has grown by what was sampled last: no prompt
-            was read, and no call was left out.
-        drafted: draft tokens that each row was to verify in that step.
+        is_plain_decoding: whether each row was in the call before, and has grown by just what was sampled since: no
+            prompt was read, and the engine left no call out.
+        drafted: number of draft tokens that each row had in that step.
     """
 
     sessions: list[RowSession]
@@ -272,13 +272,13 @@ class RowSessions:
             self._finished.append(answer)
 
     def retire(self, now: float) -> tuple[list[Answer], list[DraftSession]]:
-        """Let go of requests that have ended, as far as that can be told: without a row, or without calls, for seconds.
+        """Drop requests that seem to have ended: they have had no row, or the engine has made no call, for seconds.
 
         Args:
             now: seconds of the clock of `follow`.
 
         Returns:
-            What the model wrote in them, and sessions to be closed.
+            What the model wrote for them, and the sessions to close.
         """
         steps = _STEPS * self._pace
         if self._called is not None and now - self._called >= max(_IDLE_SECONDS, steps):
@@ -300,7 +300,7 @@ class RowSessions:
         return answers, closed
 
     def clear(self) -> tuple[list[Answer], list[DraftSession]]:
-        """Let go of all requests; returns what `retire` does."""
+        """Drop all requests; return what `retire` returns."""
         sessions = [*self._present.values(), *self._absent]
         self._present, self._absent = {}, {}
         for session in sessions:

@@ -22,8 +22,8 @@ class EngineSettings:
         datastores: what to draft from: directories, frozen or live, and `HOST:PORT` or `unix:/path` of services.
         remember: a live datastore that finished requests are added to, and that is drafted from too: a directory, new
             or as it is, or the address of a service that has one; None: nothing is remembered.
-        logits: a file that what the model found likely is saved to when the engine ends, and that is loaded when it
-            starts if it is there; None: each engine begins anew.
+        logits: a file for what the model found likely: loaded when the engine starts, if it exists, and saved when the
+            engine ends; None: each engine begins anew.
         source_timeout: seconds that a step waits for services, for the whole batch together.
         token_file: file with a bearer token for services; None: the environment variable `REST_STORE_TOKEN`.
         tls: whether services are reached through TLS; the other TLS settings imply it.

@@ -42,19 +42,19 @@ class EngineSources:
 
     Args:
         settings: what to open.
-        tokenizer: the model's; None: unknown, then that of the first source with one is everybody's.
+        tokenizer: the model's; None: unknown, so all sources must have the tokenizer of the first that has one.
         name: of the tokenizer, for messages.
         vocabulary_size: token ids of the model.
         where: where the settings stand, for messages.
-        log: is told of services that do not answer yet.
+        log: gets a warning for each service that does not answer yet.
 
     Attributes:
         labels: names of the sources in figures, by their place in a session.
         target: what finished requests are added to; None: nothing.
 
     Raises:
-        RestStoreError: the subclass that names what cannot be opened or saved, has another tokenizer, or is one too
-            many.
+        RestStoreError: of the subclass for the cause: something cannot be opened or saved, or has another tokenizer, or
+            there are too many sources.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class EngineSources:
                 raise TokenRangeError(describe(store.path, "vocabulary size", found, expected))
 
     def _recycled_logits(self, where: str) -> RecycledLogits:
-        """Return those of the file, or new ones if it is not there yet and can be written later."""
+        """Return the recycled logits of the file; new ones if there is no file yet and it can be written later."""
         file = self._logits_file
         if file is None:
             return RecycledLogits()

@@ -21,7 +21,7 @@ class Acceptance:
         rows: written to.
         choice: chooses tokens.
         stops: end a row.
-        typical: keeps plausible draft tokens without a draw; None: nothing does.
+        typical: keeps plausible draft tokens without a draw; None: every token is chosen exactly.
         keeps_logits: whether rows keep the logits of each token.
         keeps_scores: whether rows keep the scores of each token.
     """
@@ -46,7 +46,7 @@ class Acceptance:
 
         Args:
             logits: [rows, width, vocabulary], of each row's last token and its tree.
-            top_tokens: of these.
+            top_tokens: the most likely tokens of these logits.
             drafts: of each row.
             statistics: counts the tokens.
 
@@ -55,7 +55,9 @@ class Acceptance:
         """
         best = top_tokens.best.tolist() if top_tokens.best is not None else [None] * len(drafts)
         piece, paths = Piece([], []), []
-        verified = [self._rows.continues(row) for row in self._rows]  # an end found below may let others go on
+        verified = [
+            self._rows.continues(row) for row in self._rows
+        ]  # before the loop ends rows, which may let others continue
         for number, draft in enumerate(drafts):
             tokens, path = self._walk(number, draft, logits[number], best[number]) if verified[number] else ([], [])
             origins = [draft.origins[place - 1] for place in path[1:]]

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 
 class Withheld(NamedTuple):
-    """Arguments of `model.generate`.
+    """Arguments that `model.generate` keeps to itself; None where they were not passed.
 
     Attributes:
-        streamer: has already been given the prompt.
-        assistant_model: of assisted generation.
+        streamer: `generate` has already given it the prompt.
+        assistant_model: the smaller model of assisted generation.
     """
 
     streamer: Any = None
@@ -19,7 +19,7 @@ class Withheld(NamedTuple):
 
 
 def withheld_arguments(model: Any) -> Withheld:
-    """Return what the `model.generate` that is running on this thread keeps to itself; nothing if none is.
+    """Return what the running `model.generate` of this thread keeps to itself; without one, nothing.
 
     transformers 5 gives a callable `custom_generate` neither of these arguments, so they are read where they were
     passed: in the frame of `generate`. Without them, a consumer of the streamer would wait for ever.

@@ -79,8 +79,8 @@ class DraftCounts:
         failed: calls that raised.
         malformed: answers that are not a tree over the vocabulary within the budget.
         errors: the first few reasons, as text.
-        dropped: steps that went on without a source, as in `SessionStatistics`; summed up when sessions close.
-        source_errors: the texts of these errors; collected when sessions close.
+        dropped: steps that went on without a source, as in `SessionStatistics`; added up when sessions close.
+        source_errors: the error texts of these sources; collected when sessions close.
     """
 
     asked: int = 0

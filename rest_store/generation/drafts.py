@@ -32,10 +32,10 @@ def tree_fault(tree: object, max_nodes: int, vocabulary_size: int) -> str | None
 
 
 def own_tree(tree: TokenTree) -> TokenTree:
-    """Return a tree of a subclass as a `TokenTree` of its own arrays, which cannot change later; others as they are.
+    """Return `tree`, or if it is of a subclass of `TokenTree`, a plain copy that cannot change later.
 
     Raises:
-        TreeError: they are no tree.
+        TreeError: its arrays do not form a tree.
     """
     if type(tree) is TokenTree or not isinstance(tree, TokenTree):
         return tree

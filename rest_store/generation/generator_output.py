@@ -26,9 +26,9 @@ class GeneratorOutput:
         tokens: for each row the generated token ids, without prompt and padding.
         texts: for each row the generated text, without special tokens; None without a tokenizer.
         statistics: forward passes, times, what the sessions did, where each token came from.
-        sources: of each source by name, how many of its draft tokens were accepted; under "model" the tokens that no
+        sources: for each source, by name, how many of its draft tokens were accepted; under "model" the tokens that no
             source drafted. A token that several sources drafted counts for each of them.
-        comparison: plain generation, if it was asked for.
+        comparison: with plain generation, if it was asked for.
     """
 
     result: torch.Tensor | GenerateOutput

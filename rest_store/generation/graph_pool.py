@@ -57,7 +57,7 @@ def release(model: Any, verifier: FixedVerifier) -> None:
 
 
 def _key(model: Any, prompt: Prompt, widths: Sequence[int], slots: int) -> Hashable:
-    """Return all that a graph depends on: shapes, options, the addresses of the model's weights, and its modules."""
+    """Return everything that a graph depends on: shapes, options, addresses of the model's weights, and its modules."""
     weights = tuple(tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers()))
     modules = tuple(map(_settings, model.modules()))
     attention = model.config.get_text_config(decoder=True)._attn_implementation

@@ -38,8 +38,8 @@ class Generation:
     Iterating again continues where the last iteration stopped. Can be given to `model.generate` as `custom_generate`.
     Used by one thread. A context manager; `close` ends it. The end of the text and an error close it too.
 
-    The caller's cache is empty meanwhile, and filled on closing. Of a generation that is dropped unclosed it stays
-    empty: when that is noticed, the cache may long be in use again.
+    The caller's cache is empty meanwhile, and filled on closing. If a generation is dropped without being closed, the
+    cache stays empty: by the time Python notices, it may be in use again.
 
     Args:
         session_factory: makes the draft session of a prompt; None: plain decoding.
@@ -249,7 +249,7 @@ class Generation:
         """Return how many tokens `row` may get in this step.
 
         Raises:
-            CacheFullError: none, for lack of slots.
+            CacheFullError: the caller's static cache has no slot for the next token.
         """
         if not self._rows.continues(row):
             return 0
@@ -258,7 +258,7 @@ class Generation:
 
     @property
     def tokens(self) -> list[list[int]]:
-        """What each row has got so far, without prompt and padding."""
+        """The tokens generated so far, for each row, without prompt and padding."""
         start = self._input_ids.shape[1]
         return [row.tokens[start:] for row in self._rows]
 
@@ -332,10 +332,10 @@ class Generation:
             remember(target, documents, self.statistics.remembered)
 
     def stream_to(self, streamer: Any, *, prompt: bool = True) -> None:
-        """Run to the end, and give a streamer of transformers each token, and before them the prompt if asked for.
+        """Run to the end and give a streamer of transformers each token; with `prompt`, the prompt first.
 
         Raises:
-            ModeNotSupportedError: there are several rows, which do not get their tokens in step.
+            ModeNotSupportedError: there are several rows; they do not all get a token in the same step.
         """
         if len(self._rows) != 1:
             raise ModeNotSupportedError(

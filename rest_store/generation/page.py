@@ -219,7 +219,7 @@ class _Texts:
 
 
 def _data(trace: Trace, tokenizer: Any) -> dict[str, Any]:
-    """Return for the script what each pass drafted and accepted; texts are places in a list of all texts.
+    """Return what the script shows: what each pass drafted and accepted. Texts are indices into a list of all texts.
 
     Scores are in thousandths, -1 where there is none. Times are in microseconds: of the step, of drafting in it, and
     of the forward pass.

@@ -18,7 +18,7 @@ class RandomState:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Have this state inside, and the state from before behind it."""
+        """Restore this state inside the block, and after it the state from before the block."""
         with torch.random.fork_rng(devices=self._devices):
             torch.set_rng_state(self._host)
             for device, state in zip(self._devices, self._of_devices, strict=True):

@@ -25,7 +25,7 @@ class Row:
         origins: of each generated token, as in `Statistics`.
         scores: float32[1, vocabulary] of each generated token, if they are kept.
         logits: the same before processing.
-        limit: most tokens that a step may make it long.
+        limit: the longest that a step may make it, in tokens.
         ended: its length when a stopping criterion was met; None before.
     """
 

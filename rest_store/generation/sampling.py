@@ -189,7 +189,7 @@ class Stops:
 
     Attributes:
         are_simple: only the length and single tokens end a row; no tensor of the row is needed.
-        pads: whether rows that have ended are padded, as where a token ends a row, or continued.
+        pads: whether rows that have ended are padded, as where an end token is set; if not, they are continued.
         max_length: most tokens of a row, prompt included; None: no limit.
     """
 

@@ -35,7 +35,7 @@ class TracedPass:
 
 @dataclass
 class Trace:
-    """What a generation keeps if asked to: `generation.trace = Trace()` before its first forward pass.
+    """All forward passes of a generation, which keeps them if `generation.trace = Trace()` is set before the first.
 
     Attributes:
         passes: in order, the prompt's first.

@@ -36,8 +36,8 @@ class Drafter:
                                  "num_speculative_tokens": 8}' \
           --additional-config '{"rest_store": {"datastores": ["code.ds", "127.0.0.1:50051"], "remember": "live.ds"}}'
 
-    vLLM makes one in each worker. The worker whose drafts vLLM takes, the first of the last pipeline stage, opens the
-    datastores; the others propose nothing.
+    vLLM makes one in each worker, and takes the drafts of one of them, the first of the last pipeline stage. This one
+    opens the datastores; the others propose nothing.
 
     Args:
         vllm_config: vLLM's configuration; the keys of `additional_config["rest_store"]` are those of `EngineSettings`.

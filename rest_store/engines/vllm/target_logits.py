@@ -14,7 +14,7 @@ from rest_store.drafting.top_k import most_likely
 from rest_store.engines.likely_tokens import Rows
 
 _COUNT = 8  # as many as are recycled
-_MOST_KEPT = 2  # of several since the last look none is of use
+_MOST_KEPT = 2  # logits computed more than once since the last step are not used, so no more are kept
 
 
 class TargetLogits:
@@ -26,7 +26,7 @@ class TargetLogits:
 
     Args:
         modules: that return logits, [positions, vocabulary], or None where another worker has them.
-        say: is told of errors, by a word for where they occurred.
+        say: called with each error, and a word for where it occurred.
 
     Attributes:
         drafts: the draft tokens of each row in the next step, so that on a CPU positions behind one that the model
@@ -80,8 +80,8 @@ def likely_tokens(logits: torch.Tensor, drafts: Sequence[Sequence[int]] = ()) ->
 
     Args:
         logits: [n, vocabulary].
-        drafts: the draft tokens of each row, whose positions these are; of no use if that is another number. On a CPU,
-            positions behind a draft token that is not the likeliest have -1 alone.
+        drafts: the draft tokens of each row at these positions; ignored if their number does not fit. On a CPU, all
+            tokens of positions behind a draft token that is not the likeliest are -1.
     """
     count = min(_COUNT, logits.shape[1])
     if not logits.is_cpu:
