@@ -3,9 +3,9 @@
 Recordings that the shipped calibration was not fitted to are replayed side by side, each after so much text of the
 other recordings that its context is 2,000 tokens long. A step hands over to all sessions what the model had produced
 (`accept_all`) and drafts the next trees or chains (`draft_all`). The service is a process of its own on this machine.
-The ways take turns. A session that is drafted alone before its first batch keeps a stream of its own. Of each way:
-steps of sessions a second, from the median time of a batch's step, and the processor time of a session's step in this
-process.
+The ways take turns. A session that is drafted alone before its first batch keeps a stream of its own. Reported for
+each way: steps of sessions a second, from the median time of a batch's step, and the processor time that a session's
+step takes in this process.
 """
 
 from __future__ import annotations

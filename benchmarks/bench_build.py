@@ -2,9 +2,9 @@
 
 Each build from Python source is a command of its own, with `fastokens` and without it, by one process and by several
 workers; these also with mimalloc, where it is installed. Reported: tokens a second by stage, the peak of resident
-memory of all processes and its budget, bytes a token, and how many tokens a second `tokenizers` by itself makes before
-each build: `encode_batch_fast` of one document in eight, all at once, on all cores. Builds are made in turns. The one
-with the median rate of its kind is reported, beside the median of what `tokenizers` makes by itself.
+memory of all processes and its budget, bytes a token, and how many tokens a second `tokenizers` alone produces before
+each build: `encode_batch_fast` of one document in eight, all at once, on all cores. Builds take turns. For each kind,
+the build with the median rate is reported, beside the median rate of `tokenizers` alone.
 """
 
 from __future__ import annotations

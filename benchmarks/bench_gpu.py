@@ -3,7 +3,7 @@
 The model has the shape of a 7B Llama and random weights, which suffice for times. Its outputs are recorded ones, forced
 by a logits processor, so that acceptance is that of the recordings' model. Reported: seconds of a step by width, with
 CUDA graphs and without; tokens a second beside `generate` of transformers with a static cache, which replays the same
-recordings; and the share of a drafted generation spent outside forward passes.
+recordings; and the share of a drafted generation that is spent outside forward passes.
 
 --shape tiny --device cpu runs everything on a processor, to see that it works; such figures mean nothing.
 """

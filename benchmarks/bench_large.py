@@ -1,12 +1,14 @@
 """What a large datastore costs and brings: drafts and steps with pages in memory and without, and M by size.
 
-The datastores are merged (files are linked) and measured as one. Warm: every step of the recordings, replayed twice;
-the second counts. Cold: the files' pages are dropped before each session, and its steps are shown by their number, with
-the pages that they read: with the system's read-ahead, as a datastore is opened that fits into memory, and without, as
-a larger one is. Warming: pages are dropped once, and each tenth of the recordings shows what its steps still read.
+The datastores are merged (files are linked) and measured as one.
 
-M, tokens per forward pass with 16 nodes, by family of recordings: of 1, 10 and 100 million tokens and all, whole
-documents evenly spread; and of each datastore alone, of all, and of all but one.
+Warm: every step of the recordings, replayed twice; the second time counts. Cold: the files' pages are dropped before
+each session, and the cost of a step is shown by its number in the session, with the pages that it read. This is
+measured with the system's read-ahead, which is on for a datastore that fits into memory, and without it, as for a
+larger one. Warming: pages are dropped once, and each tenth of the recordings shows what its steps still read.
+
+M, tokens per forward pass with 16 nodes, by family of recordings: with 1, 10 and 100 million tokens and with all, in
+whole documents evenly spread over the datastore; and with each datastore alone, with all, and with all but one.
 """
 
 from __future__ import annotations

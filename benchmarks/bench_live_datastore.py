@@ -1,12 +1,12 @@
 """Measure a live datastore: what adding costs, what queries cost meanwhile, opening, memory, and a day in small.
 
 - add: 500 tokens, durable and visible, in turns with SQLite's bare commit of the same bytes.
-- bulk: as many documents as come in, in one call.
+- bulk: many documents in one call.
 - queries: drafts and steps of a session from a live datastore while a thread, or another process, adds to it at full
-  speed, mostly single documents; and from one static shard of the same documents as it had in the beginning, in turns
-  and before.
-- open and memory: in processes of their own. Memory is anonymous memory, which the page cache is not part of.
-- day: many documents of 50 to 500 tokens with eviction. Size, descriptors and memory are written down as it goes.
+  speed, mostly single documents. For comparison, one static shard of the documents that the live datastore had at the
+  beginning is queried, alone before and in turns meanwhile.
+- open and memory: in processes of their own. Memory is anonymous memory, which does not include the page cache.
+- day: many documents of 50 to 500 tokens are added with eviction; size, descriptors and memory are recorded meanwhile.
 
 Documents are pieces of those of --datastore.
 """

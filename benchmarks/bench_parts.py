@@ -5,8 +5,8 @@ of its parts. Every tree is compared with that of the datastore in process. Step
 by sessions that a service runs, and by sessions that merge in the client the evidence of one service, or of several
 parts.
 
-Of each: microseconds, microseconds of processor time in this process and in all services, and requests and bytes, all
-for a draft or step; of sessions M. Of the services they are from their metrics.
+Reported for each way, per draft or step: microseconds, microseconds of processor time in this process and in all
+services, requests and bytes; for sessions also M. The figures of services come from their metrics.
 
 All services run on this machine and share its cores: parts show what they cost here, and not what they save.
 """
@@ -40,7 +40,7 @@ from rest_store.service.client.client import DatastoreClient
 NODES = (16, 64)
 SUFFIX = 16
 ROUND = 50  # drafts of each before the next takes its turn
-COUNTED = {  # metrics of a service, and what they count of a draft or step
+COUNTED = {  # metrics of a service, and the names of their figures
     "rest_store_requests_total": "requests",
     "rest_store_received_bytes_total": "request bytes",
     "rest_store_sent_bytes_total": "answer bytes",

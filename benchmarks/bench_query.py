@@ -1,9 +1,9 @@
 """Measure what a query of a datastore costs through the Python API.
 
 Contexts are the 16 tokens before random places of recorded outputs. Without --recordings, they are taken from the
-datastore's own documents with the oldest tokens changed, so that the match is a true suffix. Half of the contexts, of
-other recordings, warm up pages and caches. Each of the others is asked once of one shard and of eight, in turns of
-2,500. Times are microseconds per context on one thread unless stated otherwise, with garbage collection off.
+datastore's own documents with the oldest tokens changed, so that the match is a true suffix. Half of the contexts, from
+other recordings, warm up pages and caches. Each of the others is queried once in one shard and once in eight, in turns
+of 2,500. Times are microseconds per context on one thread unless stated otherwise, with garbage collection off.
 
 --size shows how the cost grows, with pages in memory (warm) and after dropping them (cold). A size beyond that of the
 source is synthetic: perturbed copies of its documents. --leave takes memory away first: with less than a datastore's

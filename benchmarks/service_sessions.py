@@ -2,18 +2,19 @@
 
 Steps: the same generations (`walks.py`) are replayed in turns in process, by sessions in the service, by sessions that
 merge in the client, and by echoes of the messages that the sessions in the service had exchanged, blocking and
-asyncio. Of each: median and 99th percentile of a step in microseconds, without the steps that open sessions, whose
-median stands beside. The ratio is that of the session in the service to the sum of a step in process and the quicker
-echo, all medians. These find their caches warm. So there is also a step in process with a blocking echo after it.
+asyncio. Reported for each: median and 99th percentile of a step in microseconds, without the steps that open sessions;
+their median is reported, too. The ratio is the median step in the service divided by the sum of the median step in
+process and the median of the quicker echo. Each of these two finds its caches warm, because nothing else runs between
+its steps. So a step in process followed by a blocking echo is measured as well.
 
 On one core: the same over TCP, while all threads of the client are bound to one core. gRPC's threads are then woken
 without crossing from core to core.
 
-At once: each of 16 processes runs one session after another, all in the same way, and the ways take turns; in process,
-only as many processes as there are cores, since more would lose time to switching. Counted are the steps of all
-processes in some seconds, and the share of the cores that the machine was busy meanwhile (`/proc/stat`: it must be
-idle otherwise), so that one step takes `share * cores / (steps a second)` seconds of a core. The cores allow as many
-steps a second as take, each, what a step in process and the cheaper echo, client and server, take together:
+At once: each of 16 processes runs one session after another, all in the same way, and the ways take turns. In process
+there are only as many processes as cores, since more would lose time to switching. The benchmark counts the steps of
+all processes in some seconds, and the share of the cores' time in which the machine was busy (`/proc/stat`: it must be
+idle otherwise). One step then takes `share * cores / (steps a second)` seconds of a core. "The cores allow" is the
+rate at which a step would cost no more than a step in process and the cheaper echo, client and server, together:
 `1 / (share in process / steps a second in process + share of the echo / echoes a second)`.
 
 M: the recordings are replayed as `rest-store bench quality` does it, in their own contexts.

@@ -11,7 +11,7 @@ from rest_store.bench.exhibits import Cell, Exhibit, Table
 def any_exhibits(figures: Any) -> list[Exhibit]:
     """Return tables that hold every figure.
 
-    Objects with like fields, in a list or by name, are the rows of one table. All else is listed as path and value.
+    Objects with the same fields, in a list or by name, are the rows of one table. All else is listed as path and value.
     """
     parts = figures if isinstance(figures, Mapping) else {"": figures}
     tables = {name: _rows(str(name).replace("_", " ").capitalize(), part) for name, part in parts.items()}

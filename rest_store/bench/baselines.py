@@ -75,7 +75,7 @@ class RestRule:
 
 
 class LongestMatch:
-    """Several datastores as one: the one with the longest suffix match is asked (the first of those that are equal).
+    """Several datastores as one: the one with the longest suffix match drafts; of equal ones, the first.
 
     Args:
         stores: datastores of one tokenizer, at least one.
@@ -88,7 +88,7 @@ class LongestMatch:
     def draft(
         self, context: Sequence[int] | npt.NDArray[np.int32], *, max_nodes: int, max_suffix: int, max_depth: int
     ) -> TokenTree:
-        """Return its continuations, about what follows the last token of `context` that is none of theirs."""
+        """Return its continuations of `context`, which begins after its last token outside their vocabulary."""
         context = np.asarray(context, np.int64)
         outside = np.flatnonzero(context >= self._vocabulary)
         context = context[outside[-1] + 1 :] if outside.size else context

@@ -79,7 +79,7 @@ def write_datastore(like: Datastore, out: Path, documents: Iterable[Document], s
     """Write `documents` as a datastore with the tokenizer of `like`; whatever lies at `out` is replaced.
 
     Args:
-        like: gives tokenizer and provenance.
+        like: the datastore whose tokenizer and provenance are taken over.
         out: the directory.
         documents: token ids of each document.
         shard_tokens: a shard ends with the document that reaches so many tokens.

@@ -54,12 +54,12 @@ def _cpu() -> str:
 
 
 def data_hashes(arguments: Any) -> dict[str, str]:
-    """Return the SHA-256 of each file that `arguments` name, by its name; of a datastore that of its manifest.
+    """Return the SHA-256 of each file in `arguments`, by the file's name.
 
-    The manifest of a datastore holds the checksums of its shards.
+    For a datastore it is that of the manifest, which holds the checksums of the shards.
 
     Args:
-        arguments: texts and paths, perhaps in lists and dictionaries; anything that is not a file is passed over.
+        arguments: texts and paths, perhaps in lists and dictionaries; anything that is not a file is ignored.
     """
     if isinstance(arguments, Mapping):
         arguments = list(arguments.values())
@@ -94,9 +94,9 @@ def write_result(
     Args:
         out: where the results go; the folder of a file is made.
         name: of the benchmark.
-        arguments: its arguments; of paths the last part is kept, and of files and datastores the hash. `plots` among
-            them is a folder for the charts that a report would show.
-        packages: whose versions are kept.
+        arguments: its arguments. Paths are shortened to their last part; files and datastores are hashed. `plots` is
+            a folder for the charts that a report would show.
+        packages: packages whose versions are recorded.
         results: the figures.
 
     Raises:

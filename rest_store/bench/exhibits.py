@@ -75,7 +75,7 @@ class Section:
     Attributes:
         title: of the section.
         about: what was measured, in one or two sentences.
-        sample: what on, such as "25 prompts"; empty: unknown.
+        sample: what it was measured on, such as "25 prompts"; empty: unknown.
         exhibits: tables and charts in order.
         arguments: of the command, by name.
         facts: commit, machine, versions and data, by name.
@@ -90,7 +90,7 @@ class Section:
 
 
 def shown(cell: Cell) -> str:
-    """Return a cell as text: numbers with two decimals or three digits, with separated thousands above."""
+    """Return a cell as text: numbers with two decimals below 10, one below 100, none above, and commas at thousands."""
     if cell is None:
         return "-"
     if isinstance(cell, bool) or not isinstance(cell, int | float):

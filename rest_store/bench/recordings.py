@@ -46,7 +46,7 @@ class Recording:
         output: int32[n].
         top_k: int32[p + n, k], most likely tokens after each position of prompt + output; k may be 0.
         key: of the task, with the family before a plain number; empty without an id.
-        file: hash of the file that it was read from, by which a calibration knows what it was fitted to.
+        file: hash of the file that it was read from. A calibration keeps the hashes of the files it was fitted to.
     """
 
     family: str
@@ -164,7 +164,7 @@ def amount(recordings: Sequence[Recording]) -> str:
 
 
 def without(recordings: Sequence[Recording], reported: Sequence[Recording]) -> str:
-    """Return as text what of `recordings` is not in `reported`, the result of `unfitted`; empty if everything is."""
+    """Return as text how many of `recordings` `unfitted` left out of `reported`, and why; empty if none."""
     empty = sum(not recording.output.size for recording in recordings)
     fitted = len(recordings) - empty - len(reported)
     reasons = {"that the calibration was fitted to": fitted, "without output": empty}

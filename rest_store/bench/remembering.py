@@ -37,7 +37,7 @@ def new_live_datastore(tokenizer: TokenizerIdentity) -> Iterator[LiveDatastore]:
 
 
 def logits_of(recordings: Iterable[Recording]) -> RecycledLogits:
-    """Return recycled logits that have learnt from recordings, as those that sessions share have from earlier ones."""
+    """Return recycled logits that have learnt from `recordings`, as if earlier sessions had shared them."""
     logits = RecycledLogits()
     for recording in recordings:
         if recording.top_k.size:
@@ -54,7 +54,7 @@ def without_one(recordings: Sequence[Recording], absent: Recording) -> list[Reco
 def in_turn(
     recordings: Sequence[Recording], live: LiveDatastore, chosen: Callable[[Recording], bool] | None = None
 ) -> Known:
-    """Yield the recordings in order, or those that are `chosen`, each while `live` holds all before it; with these."""
+    """Yield each recording that is `chosen`, in order, while `live` holds all before it; and those before it."""
     for number, recording in enumerate(recordings):
         if chosen is None or chosen(recording):
             yield recording, recordings[:number]
@@ -68,12 +68,12 @@ def among_others(
     *,
     same_task: bool = False,
 ) -> Known:
-    """Yield the recordings, or those that are `chosen`, each while `live` holds all others; with these.
+    """Yield each recording that is `chosen` while `live` holds all others, and these others.
 
     Args:
         recordings: all; `live` holds them in the end.
         live: empty.
-        chosen: which to yield.
+        chosen: says which to yield; None: all.
         same_task: whether it also holds the recordings of other prompts of the same task.
     """
     tasks: dict[object, list[int]] = defaultdict(list)
@@ -92,7 +92,7 @@ def among_others(
 def with_all(
     recordings: Sequence[Recording], live: LiveDatastore, chosen: Callable[[Recording], bool] | None = None
 ) -> Known:
-    """Yield the recordings, or those that are `chosen`, while `live` holds all of them; with these."""
+    """Yield each recording that is `chosen` while `live` holds all recordings, and all recordings."""
     add_outputs(live, range(len(recordings)), recordings)
     for recording in recordings:
         if chosen is None or chosen(recording):

@@ -169,7 +169,7 @@ def replay(
 def known_rows(top_k: npt.NDArray[np.int32], start: int, end: int) -> npt.NDArray[np.int32] | None:
     """Return top-k rows from `start` to `end` for `DraftSession.accept`; None if there are none.
 
-    The last is unknown: the forward pass has not read that token.
+    The last row is unknown: the forward pass has not read that token.
     """
     if not top_k.size:
         return None

@@ -61,8 +61,8 @@ class Trial:
         mean_tokens: M with all sources, by replay.
         without_datastore: M without the datastore, by replay.
         other_texts: prompts whose text was not that of plain generation.
-        median_speedup: median over the prompts, in place of all seconds.
-        prompt_lookup_median_speedup: the same of prompt lookup.
+        median_speedup: the median over prompts of the speedup of each.
+        prompt_lookup_median_speedup: the same for prompt lookup.
     """
 
     prompts: int

@@ -71,7 +71,7 @@ def _integers(what: str, values: Any) -> npt.NDArray[Any]:
 
 
 def times_of(costs: Costs | None, nodes: int) -> npt.NDArray[np.float64]:
-    """Return the times of steps of 0, 1, .. `nodes` draft tokens, or fewer, float64[n + 1]; without costs no times.
+    """Return the times of steps with 0, 1, .. n draft tokens, float64[n + 1], n <= `nodes`; empty without costs.
 
     Raises:
         LimitError: `costs` are not 1-D positive numbers or a function of one.

@@ -38,9 +38,9 @@ def draft_all(
 ) -> list[TokenTree]:
     """Return the next draft of each session: what its `draft` alone would return.
 
-    Sessions in this process are drafted by one call of the kernel without the GIL: four to eight together, on as many
-    cores as that needs. Services are asked for those that they run all at once, in one message for the sessions of a
-    client. So are sources of sessions with a `source_timeout`; other external sources are asked one after the other.
+    One call of the kernel, without the GIL, drafts for all sessions in this process: four to eight together, on as many
+    cores as that needs. The sessions that services run are asked all at once, in one message for those of a client. So
+    are external sources of sessions with a `source_timeout`; other external sources are asked one after the other.
 
     Args:
         sessions: different ones. They may share sources and a calibration, which learns in `accept_all` only.
@@ -53,7 +53,7 @@ def draft_all(
         LimitError: `max_nodes` or `min_score` out of range, or an unknown `shape`.
         SessionClosedError: a session is closed.
 
-    With an error nothing has been asked. Waits at most the longest `source_timeout` of all sessions. Interrupts pass
+    If this raises, no session was asked. It waits at most the longest `source_timeout` of all sessions. Interrupts pass
     through as in `DraftSession.draft`; all sessions are then as they were before.
     """
     _require_sessions("draft_all", sessions)
@@ -88,8 +88,8 @@ def accept_all(
         ContextTypeError, EmptyContextError, TokenRangeError: one of `tokens`, or a top-k, is not as above.
         SessionClosedError: a session is closed.
 
-    With an error nothing has been appended. What a shared calibration learns does not depend on threads: sessions are
-    learnt from in their order.
+    If this raises, nothing was appended. What a shared calibration learns does not depend on threads: it learns from
+    the sessions in their order.
     """
     _require_sessions("accept_all", sessions)
     if len(tokens) != len(sessions):
@@ -134,7 +134,7 @@ def _node_limits(max_nodes: int | Sequence[int], count: int) -> list[int]:
 def _draft_all(
     sessions: Sequence[SessionSources], limits: Sequence[DraftLimits]
 ) -> tuple[dict[int, Drafted], dict[int, list[Drop]]]:
-    """Ask elsewhere first, draft what is here meanwhile, then wait for the answers."""
+    """Ask the sources outside this process first, draft the other sessions meanwhile, then wait for the answers."""
     drops: dict[int, list[Drop]] = {}
     drafts: dict[int, Drafted] = {}
 
@@ -176,7 +176,7 @@ def _draft_all(
 
 
 def _share(remotes: Sequence[RemoteDrafting]) -> None:
-    """Have the sessions that one source runs travel together."""
+    """Have the steps of sessions that one source runs share its messages."""
     numbers = Counter(id(remote.source) for remote in remotes)
     for remote in remotes:
         if numbers[id(remote.source)] > 1:

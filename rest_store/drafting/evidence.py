@@ -106,7 +106,7 @@ def collect_evidence(
     return [Evidence(name, rows, store.is_live) for (name, store), rows in zip(stores.items(), packed, strict=True)]
 
 
-# By kernel, which a closed datastore drops: its reader goes with it. What the readers of a datastore share stays.
+# By kernel: a datastore that is closed drops its kernel, and so its reader. All readers of a datastore share a cache.
 _readers: weakref.WeakKeyDictionary[Kernel, NativeEvidenceReader] = weakref.WeakKeyDictionary()
 _caches: weakref.WeakKeyDictionary[Store, SuffixCache] = weakref.WeakKeyDictionary()
 

@@ -46,7 +46,7 @@ class RememberCounts:
         ids: of the documents handed over, one for each row that is long enough; `delete` of the target takes them.
         added: documents added so far.
         dropped: documents left out, because the queue was full or the target failed.
-        error: why, as text; empty if none was.
+        error: why documents were left out, as text; empty if none were.
     """
 
     ids: list[str] = field(default_factory=list)
@@ -63,7 +63,7 @@ class RememberCounts:
 
 
 class _Queue(threading.Thread):
-    """What waits for one target, and the thread that adds it. Everything but `run` under `_lock`."""
+    """The documents that wait for one target, and the thread that adds them. All but `run` is called under `_lock`."""
 
     def __init__(self, target: RememberTarget) -> None:
         super().__init__(name="rest-store remember", daemon=True)
@@ -97,7 +97,7 @@ class _Queue(threading.Thread):
                 self.tokens -= _size(documents)
 
 
-_queues: dict[int, _Queue] = {}  # by the identity of the target, which a queue holds as long as it is here
+_queues: dict[int, _Queue] = {}  # by the id of the target, which the queue keeps alive
 _lock = threading.RLock()  # a generation may be collected, and remembered, in the middle of any block
 
 

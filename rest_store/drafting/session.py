@@ -112,8 +112,8 @@ class DraftSession:
         ContextTypeError, TokenRangeError: `prompt` is not 1-D integers of 0 .. 2^31 - 1.
         NativeKernelError: the kernel was not compiled.
 
-    Learning keeps scores true on new text: as many tokens are accepted as they promise, which `costs` are weighed
-    against. It does not make trees of a fixed size accept more.
+    Learning keeps scores accurate on new text: about as many tokens are accepted as the scores promise. With `costs`,
+    the size of a tree depends on that. Trees of a fixed size do not get more tokens accepted.
 
     A datastore that is closed, or whose files are truncated while it is open, is left out from then on.
 

@@ -69,7 +69,7 @@ class SessionSources:
         self.external = ExternalSources(self.native, external, timeout=timeout, max_suffix=max_suffix)
         tokenizers |= self.external.tokenizers()
         self.remote: RemoteDrafting | None = None
-        self._given_up: RemoteDrafting | None = None  # what `remote` was; ends with all of the text
+        self._given_up: RemoteDrafting | None = None  # the former `remote`, closed with the session
         self._leave_out_other_tokenizers(tokenizers, tokenizer)
         take_prompt(self.native, prompt, prompt_top_k)
         if len(external) == len(self.external) == 1 and not self.datastores:
@@ -113,7 +113,7 @@ class SessionSources:
         return True
 
     def receive(self, limits: DraftLimits) -> tuple[Drafted | None, list[Drop]]:
-        """Wait for their answers; return the draft if it came whole, and the sources that the step goes on without."""
+        """Wait for the answers to `send`; return the draft if a service made it, and the sources that were left out."""
         drops: list[Drop] = []
         if self.remote is not None:
             answer = self.remote.draft(limits)
@@ -132,7 +132,7 @@ class SessionSources:
         return None, [drop for drop in drops if drop.why != "tokenizer"]
 
     def leave_out_unreadable(self) -> bool:
-        """Leave out datastores that have lost a page or were closed; return whether there are new ones."""
+        """Leave out datastores that have lost a page or were closed; return whether any were."""
         readable = len(self.datastores)
         for place, opened in list(self.datastores.items()):
             try:
@@ -157,7 +157,7 @@ class SessionSources:
                 remote.close()
 
     def draft_here(self, limits: DraftLimits) -> Drafted:
-        """Return what the kernel drafts."""
+        """Return a draft that the kernel makes in this process."""
         follow_changes(self.native, self.datastores.values())
         drafted = Drafted(*self.native.draft(*limits))
         if self.leave_out_unreadable():

@@ -99,10 +99,11 @@ class PromptLookup:
 class RecycledLogits:
     """Tokens that the target model itself found likely after similar contexts, as passed to `DraftSession.accept`.
 
-    Kept by the last one, two, three and four tokens, at most 131,072 rows of 8 tokens (9 MB); new rows displace old
-    ones. A row weighs the likely tokens of all times that its context came up, later times more. Sessions may share
-    one: what one generation learnt then helps the next. `save` and `load` carry it over to another program.
-    Thread-safe. Source: Token Recycling, arXiv 2408.08696, which keeps the latest time of the last token alone.
+    Rows are kept for the last one, two, three and four tokens of a context: at most 131,072 rows of 8 tokens (9 MB);
+    new rows replace old ones. A row combines the likely tokens of every time that its context came up; later times
+    weigh more. Sessions may share one: what one generation learnt then helps the next. `save` and `load` carry it over
+    to another program. Thread-safe. Source: Token Recycling, arXiv 2408.08696, which keeps only rows for the last
+    token, each from the latest time.
     """
 
     def __init__(self) -> None:
