@@ -14,13 +14,23 @@ from transformers import StopStringCriteria
 import rest_store
 
 
-def generate(inputs=None, *, model, tokenizer=None, generation_config=None, stopping_criteria=None, **arguments):
+def generate(
+    inputs=None,
+    *,
+    model,
+    tokenizer=None,
+    generation_config=None,
+    stop_strings=None,
+    stopping_criteria=None,
+    **arguments,
+):
     """Generate as `model.generate` does, with drafts."""
     if generation_config is not None and generation_config.stop_strings:
-        criterion = StopStringCriteria(tokenizer, generation_config.stop_strings)
-        stopping_criteria = [*(stopping_criteria or []), criterion]
+        stop_strings = stop_strings or generation_config.stop_strings
         generation_config = copy(generation_config)
         generation_config.stop_strings = None
+    if stop_strings:
+        stopping_criteria = [*(stopping_criteria or []), StopStringCriteria(tokenizer, stop_strings)]
     return type(model).generate(
         model,
         inputs,
