@@ -49,15 +49,16 @@ def lines() -> Iterator[str]:
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """Take the first Ctrl-C as a wish; yield a function that tells whether it came. A second one ends the command."""
+    """Catch the first Ctrl-C; yield a function that tells whether it came. A second one interrupts as usual."""
     came = False
+    before = signal.getsignal(signal.SIGINT)  # known before the handler can run
 
     def note(*_: object) -> None:
         nonlocal came
         came = True
         signal.signal(signal.SIGINT, before)
 
-    before = signal.signal(signal.SIGINT, note)
+    signal.signal(signal.SIGINT, note)
     try:
         yield lambda: came
     finally:
