@@ -117,9 +117,9 @@ class PromptLookupRule:
         self.accept(prompt)
 
     @classmethod
-    def of(cls, *, max_ngram: int = 3, tokens: int = 10) -> Callable[[list[int]], Session]:
+    def of(cls, *, tokens: int = 10) -> Callable[[list[int]], Session]:
         """Return what makes the session of a prompt."""
-        return lambda prompt: cls(prompt, max_ngram=max_ngram, tokens=tokens)
+        return lambda prompt: cls(prompt, tokens=tokens)
 
     def draft(self, *, max_nodes: int, costs: npt.NDArray[np.float64] | None) -> TokenTree:
         """Return the chain that followed the n-gram which ends the context; empty if none occurred before."""

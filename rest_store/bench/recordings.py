@@ -195,12 +195,13 @@ def lines_of(path: str | Path) -> Iterator[tuple[int, str]]:
         raise RecordingError(describe(path, "file", f"unreadable ({error})", "lines of UTF-8")) from error
 
 
-def encoder(store: Store | None, name: str | None) -> Encode | None:
+def encoder(store: Store | None, name: str | None, *, at_once: bool = True) -> Encode | None:
     """Return a function that turns a prompt and its answer into tokens as in a chat, or None without a tokenizer.
 
     Args:
         store: a datastore that may keep a tokenizer; None: there is no datastore.
         name: name or path of a tokenizer to use instead.
+        at_once: whether a tokenizer that is named is loaded now, and not when the first text comes.
 
     Raises:
         TokenizerMismatchError: that tokenizer is not the one of the datastore.
@@ -220,7 +221,7 @@ def encoder(store: Store | None, name: str | None) -> Encode | None:
             store.tokenizer.require_same(loaded.identity, store.path)
         return loaded
 
-    if name is not None:
+    if name is not None and at_once:
         tokenizer()
 
     def encode(prompt: str, answer: str) -> tuple[list[int], list[int]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import statistics
 import time
@@ -157,13 +156,7 @@ def speed(
     if through_service:
         require_datastores(datastores)
     own = None if calibration is None else Calibration.load(calibration)
-    text_encoder = functools.cache(lambda: encoder(None, model))  # recordings of token ids need none
-
-    def encode(prompt: str, answer: str) -> tuple[list[int], list[int]]:
-        encode_with_model = text_encoder()
-        assert encode_with_model is not None
-        return encode_with_model(prompt, answer)
-
+    encode = encoder(None, model, at_once=False)
     recorded = [recording for path in recordings for recording in read_recordings(path, encode)]
     reported = unfitted(recorded, own or Calibration.default(), "bench speed") if recorded else []
     target, tokenizer = load_model(model, dtype=dtype, device=device, announce=loading)
