@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 from rest_store.datastore.datastore import Datastore
 from rest_store.drafting.batch import accept_all
 from rest_store.engines import batch_drafter
-from rest_store.engines.goodput import Goodput
 from tests.engines.vllm.engine import DRAFTER, IN_VLLM, SCARCE, Request, answers, counted, drafter_of, engine
 from tests.shared.recycled import recycled_rows
 
@@ -67,25 +65,10 @@ def test_likely_tokens_are_those_of_their_positions(
     assert all(len(set(likely)) == 8 for _, likely in rows)
 
 
-class Generous(Goodput):
-    """Verifies all draft tokens, whatever they cost: the steps of a tiny model are too short for any to pay."""
-
-    def wants_drafts(self) -> bool:
-        return True
-
-    def chosen(self, scores: Sequence[Sequence[float]], rows: int) -> list[int]:
-        return [len(row) for row in scores]
-
-
+@pytest.mark.usefixtures("all_drafts")
 def test_the_next_engine_drafts_from_them(
-    model: Path,
-    empty: Path,
-    requests: list[Request],
-    texts: list[list[int]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    model: Path, empty: Path, requests: list[Request], texts: list[list[int]], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(batch_drafter, "Goodput", Generous)
     settings = {"datastores": [str(empty)], "logits": str(tmp_path / "logits")}
     accepted = []
     for _ in range(2):
@@ -97,6 +80,7 @@ def test_the_next_engine_drafts_from_them(
     assert accepted[1] > 100 > accepted[0]
 
 
+@pytest.mark.usefixtures("all_drafts")
 def test_other_calls_of_the_model_are_told_apart(
     model: Path, datastore: Path, requests: list[Request], texts: list[list[int]]
 ) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
+
 from rest_store.live.live_datastore import LiveDatastore
 from tests.engines.vllm.engine import DRAFTER, IN_VLLM, Request, answers, counted, engine
 from tests.shared.live import until
@@ -24,6 +26,7 @@ def test_a_service_that_dies_costs_drafts_and_no_text(
         assert answers(llm, requests) == texts
 
 
+@pytest.mark.usefixtures("all_drafts")
 def test_answers_are_remembered(model: Path, requests: list[Request], texts: list[list[int]], tmp_path: Path) -> None:
     """Finished requests and aborted ones, while the engine runs; they draft for later ones."""
     with engine(model, DRAFTER, {"remember": str(tmp_path / "live")}) as llm:
