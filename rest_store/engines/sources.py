@@ -70,7 +70,7 @@ class EngineSources:
         identity = None if tokenizer is None else identity_of(tokenizer, name)
         remember = None if settings.remember is None else _normal(settings.remember)
         places = list(dict.fromkeys([*map(_normal, settings.datastores), *([remember] if remember else [])]))
-        reach = {**settings.access(), "tokenizer": identity} if any(map(is_service, places)) else {}
+        client_options = {**settings.access(), "tokenizer": identity} if any(map(is_service, places)) else {}
         self._timeout = settings.source_timeout
         self._identity = identity
         self._calibration = Calibration.default()
@@ -79,7 +79,7 @@ class EngineSources:
             for place in places:
                 source: Store | DatastoreClient
                 if is_service(place):
-                    source = _client(place, reach, log)
+                    source = _client(place, client_options, log)
                 elif place == remember:
                     source = _writable(place, tokenizer)
                 else:
@@ -168,7 +168,7 @@ def _writable(place: str, tokenizer: object) -> LiveDatastore:
     return LiveDatastore.open(place, tokenizer=tokenizer)
 
 
-def _client(place: str, reach: dict[str, Any], log: logging.Logger) -> DatastoreClient:
+def _client(place: str, options: dict[str, Any], log: logging.Logger) -> DatastoreClient:
     """Return a client of the service at `place`; warn if it does not answer, as it may later.
 
     Raises:
@@ -177,7 +177,7 @@ def _client(place: str, reach: dict[str, Any], log: logging.Logger) -> Datastore
     """
     from rest_store.service.client.client import DatastoreClient
 
-    client = DatastoreClient(place, **reach)
+    client = DatastoreClient(place, **options)
     try:
         client.connect(timeout=_CONNECT_SECONDS)
     except (ServiceUnavailableError, DeadlineError) as error:

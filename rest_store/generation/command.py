@@ -205,11 +205,11 @@ def generate(
     sampling = {name: value for name, value in sampling.items() if value is not None}
     if acceptance == "typical" and not sampling:
         raise click.UsageError("--acceptance typical is for sampling: give --temperature, --top-p or --top-k")
-    learnt = None if calibration is None else rest_store.Calibration.load(calibration)
-    reach = {**access.arguments(), "send_text": send_text}
+    own_calibration = None if calibration is None else rest_store.Calibration.load(calibration)
+    client_options = {**access.arguments(), "send_text": send_text}
     places = list(dict.fromkeys(map(_normal, [*datastores, *([remember] if remember is not None else [])])))
-    kept = None if remember is None else _normal(remember)
-    directories = [place for place in places if not is_service(place) and place != kept]
+    remembered = None if remember is None else _normal(remember)
+    directories = [place for place in places if not is_service(place) and place != remembered]
     opened = {place: click.get_current_context().with_resource(open_store(place)) for place in directories}
     network, tokenizer = load_model(model, dtype=dtype, device=device, announce=loading)
     if chat and not tokenizer.chat_template:
@@ -219,14 +219,14 @@ def generate(
     identity = identity_of(tokenizer, model)
     for place, store in opened.items():
         store.tokenizer.require_same(identity, place)
-    reach["tokenizer"] = identity
-    stores = {place: opened.get(place) or _opened(place, tokenizer, reach) for place in places}
+    client_options["tokenizer"] = identity
+    stores = {place: opened.get(place) or _opened(place, tokenizer, client_options) for place in places}
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": bool(sampling), **sampling}
     logits = rest_store.RecycledLogits() if logits_path is None else _kept_logits(logits_path, identity)
     sources = [*stores.values(), rest_store.PromptLookup(), logits]
-    names = [*("remembered" if place == kept else "datastore" for place in places), "prompt", "recycled"]
+    names = [*("remembered" if place == remembered else "datastore" for place in places), "prompt", "recycled"]
     labels = [*places, "prompt lookup", "recycled logits"]
-    target = None if kept is None else stores[kept]
+    target = None if remembered is None else stores[remembered]
     widths = WIDTHS if graphs else ()
     generator = Generator(
         network,
@@ -236,7 +236,7 @@ def generate(
         adaptive=adaptive,
         widths=widths,
         remember=target,
-        calibration=learnt,
+        calibration=own_calibration,
         acceptance=acceptance,
         typical_threshold=typical_threshold,
         typical_alpha=typical_alpha,
@@ -262,7 +262,9 @@ def _normal(place: str) -> str:
     return place if is_service(place) else str(Path(place))
 
 
-def _opened(place: str, tokenizer: Any, reach: dict[str, Any]) -> rest_store.LiveDatastore | rest_store.DatastoreClient:
+def _opened(
+    place: str, tokenizer: Any, options: dict[str, Any]
+) -> rest_store.LiveDatastore | rest_store.DatastoreClient:
     """Return what is at `place`, closed when the command ends: a live datastore to write to, or a client of a service.
 
     Warn if the service does not answer.
@@ -274,7 +276,7 @@ def _opened(place: str, tokenizer: Any, reach: dict[str, Any]) -> rest_store.Liv
     context = click.get_current_context()
     if not is_service(place):
         return context.with_resource(rest_store.LiveDatastore.open(place, tokenizer=tokenizer))
-    client = context.with_resource(rest_store.DatastoreClient(place, **reach))
+    client = context.with_resource(rest_store.DatastoreClient(place, **options))
     try:
         client.connect(timeout=2.0)
     except (ServiceUnavailableError, DeadlineError) as error:
