@@ -193,6 +193,13 @@ def test_a_result_without_figures_does_not_fail(tmp_path: Path) -> None:
     read(page(read_results(tmp_path)))
 
 
+@pytest.mark.parametrize("fields", ['"results": %s', '"arguments": {"x": %s}'])
+def test_a_result_that_nests_too_deeply_is_refused(fields: str, tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text("{" + fields % ("[" * 900 + "]" * 900) + "}")
+    status, message = run(tmp_path)
+    assert (status, message.count("\n"), "nested too deeply" in message) == (1, 1, True), message
+
+
 def test_a_result_of_another_shape_does_not_fail(tmp_path: Path) -> None:
     curve = [{"remembered": 1, "M": 1, "M without": 0}]
     live = [{"remembered": "x", "nodes": 1, "datastores": True, "M": 1.0, "curve": curve}]
