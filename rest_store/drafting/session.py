@@ -29,7 +29,7 @@ from rest_store.drafting.external_sources import Drop
 from rest_store.drafting.kernel_session import Drafted, DraftLimits, TopK, append
 from rest_store.drafting.session_sources import SessionSources
 from rest_store.drafting.sources import require_source_timeout, require_sources
-from rest_store.errors import CopyError, EmptyContextError, describe
+from rest_store.errors import CalibrationError, CopyError, EmptyContextError, describe
 
 _MAX_ERRORS, _MAX_ERROR_LENGTH = 4, 300  # texts kept of each source, and characters of one
 
@@ -108,6 +108,7 @@ class DraftSession:
     Raises:
         SourceError: an object is not a source, is given twice, or there are too many.
         DatastoreClosedError, DatastoreUnavailableError: a datastore is closed, or a page of it could not be read.
+        CalibrationError: `calibration` is something else.
         LimitError: `max_suffix` or `source_timeout` out of range.
         ContextTypeError, TokenRangeError: `prompt` is not 1-D integers of 0 .. 2^31 - 1.
         NativeKernelError: the kernel was not compiled.
@@ -135,6 +136,11 @@ class DraftSession:
         require_sources("draft session", sources)
         require_source_timeout("draft session", source_timeout)
         max_suffix = limit("max_suffix", max_suffix, MAX_SUFFIX, where="draft session")
+        if calibration is not None and not isinstance(calibration, Calibration):
+            expected = "a Calibration; Calibration.load(path) reads one"
+            raise CalibrationError(
+                describe("draft session", "calibration", f"a {type(calibration).__name__}", expected)
+            )
         self.calibration = Calibration.default() if calibration is None else calibration
         self.statistics = SessionStatistics()
         self.sources = SessionSources(  # for batches, too; no public interface

@@ -20,6 +20,7 @@ from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits, Source
 from rest_store.errors import (
+    CalibrationError,
     ContextTypeError,
     EmptyContextError,
     LimitError,
@@ -395,6 +396,8 @@ def test_bad_input_is_refused_by_name(store: Datastore, calibration: Calibration
         return DraftSession(sources, prompt, calibration=calibration, **options)
 
     refused(LimitError, lambda: opened(store, max_suffix=0), "max_suffix")
+    other: Any = "mine.calibration"
+    refused(CalibrationError, lambda: DraftSession([store], calibration=other), "a str", "Calibration.load(path)")
     refused(ContextTypeError, lambda: opened(store, prompt=[[1], [2]]), "prompt")
     refused(ContextTypeError, lambda: opened(store, prompt=[1.5]), "prompt")
     refused(ContextTypeError, lambda: opened(store, prompt=[[1], [2, 3]]), "prompt")
