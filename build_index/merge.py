@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import rest_store
 from build_index.errors import output_errors
@@ -61,7 +62,7 @@ def merge(datastores: Sequence[Path], out: Path, *, copy: bool = False) -> Manif
             digest = _copy_tokenizer(datastores, manifests, staging)
             program = f"rest-store {rest_store.__version__}"
             corpora = tuple(corpus for manifest in manifests for corpus in manifest.corpora)
-            options = {"merged": [manifest.options for manifest in manifests]}
+            options = {"merged": [build for manifest in manifests for build in _merged_options(manifest)]}
             merged = Manifest(program, manifests[0].tokenizer, tuple(records), corpora, options, digest)
             staging.write(MANIFEST_NAME, merged.to_json())
             staging.sync()
@@ -76,6 +77,12 @@ def _checked(path: Path) -> Manifest:
     """Return the manifest of a datastore whose files are all there and fit it."""
     with Datastore.open(path) as store:
         return store.manifest
+
+
+def _merged_options(manifest: Manifest) -> list[Any]:
+    """Return the options of each build that is in a datastore: one level, however often it was merged."""
+    merged = manifest.options.get("merged")
+    return merged if isinstance(merged, list) else [manifest.options]
 
 
 def _require_distinct(datastores: Sequence[Path], manifests: Sequence[Manifest]) -> None:
