@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from build_index.errors import build_packages, first_line
@@ -81,15 +82,18 @@ def read_template(template: str) -> str:
     Raises:
         TokenizerLoadError: the file cannot be read as UTF-8.
     """
-    if "{" in template:
-        return template
+    return template if "{" in template else read_template_file(local_path(template))
+
+
+def read_template_file(path: Path) -> str:
+    """Return the Jinja text of a file; raises what `read_template` does."""
     try:
-        return local_path(template).read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except OSError as error:
         problem = f"not readable ({error.strerror})"
-        raise TokenizerLoadError(describe(template, "chat template", problem, "a file or a Jinja template")) from error
+        raise TokenizerLoadError(describe(path, "chat template", problem, "a file or a Jinja template")) from error
     except UnicodeDecodeError as error:
-        raise TokenizerLoadError(describe(template, "chat template", "not UTF-8", "a UTF-8 text file")) from error
+        raise TokenizerLoadError(describe(path, "chat template", "not UTF-8", "a UTF-8 text file")) from error
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from build_index.chat_template import ChatTemplate, read_template
+from build_index.chat_template import ChatTemplate, read_template, read_template_file
 from build_index.documents import well_formed
 from build_index.errors import build_packages, first_line
 from build_index.path import local_path
@@ -77,7 +77,7 @@ def _from_file(path: Path, name: str, override: str | None) -> TargetTokenizer:
     if template is None:
         template = _default_template(config.get("chat_template"))
         if (jinja := path.with_name("chat_template.jinja")).is_file():
-            template = jinja.read_text(encoding="utf-8")
+            template = read_template_file(jinja)
     special = {key: _token_text(value) for key, value in config.items() if key.endswith("_token")}
     return _assemble(text, name, template, {key: token for key, token in special.items() if token is not None})
 
@@ -147,8 +147,9 @@ def _neighbouring_config(path: Path) -> dict[str, Any]:
 def _default_template(template: object) -> str | None:
     """Return the template itself, or the one named "default" of several (a mapping, or a list of name and template)."""
     if isinstance(template, list):
-        template = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-    if isinstance(template, dict):
+        named = (entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default")
+        template = next(named, {}).get("template")
+    elif isinstance(template, dict):
         template = template.get("default")
     return template if isinstance(template, str) else None
 

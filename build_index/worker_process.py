@@ -7,6 +7,7 @@ import pickle
 import signal
 import sys
 import threading
+import traceback
 from queue import SimpleQueue
 from typing import Any, BinaryIO
 
@@ -41,6 +42,9 @@ def _receive(requests: BinaryIO, received: SimpleQueue[Any]) -> None:
     while True:
         try:
             received.put(pickle.load(requests))
-        except EOFError:
+        except (EOFError, pickle.UnpicklingError):  # the latter if the build was killed while it sent something
             sys.stderr.flush()
             os._exit(0)
+        except BaseException:  # such as a package that cannot be imported here: the build must not wait for an answer
+            traceback.print_exc()
+            os._exit(1)

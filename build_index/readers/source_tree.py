@@ -16,6 +16,7 @@ from build_index.errors import read_error
 from build_index.staging import is_datastore, is_live, is_staging
 from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
+from rest_store.errors import CorpusError, describe
 
 # What tools keep in a source tree and nobody wrote.
 DEFAULT_EXCLUDES = (
@@ -97,8 +98,19 @@ def compile_globs(globs: Iterable[str]) -> re.Pattern[str]:
     """Return a pattern whose `fullmatch` tells whether any of the globs matches a path.
 
     Paths are relative, with forward slashes and without a slash at the end. No globs match nothing.
+
+    Raises:
+        CorpusError: a range of characters ends before it begins, as `[z-a]`.
     """
-    return re.compile("|".join(f"(?:{_translate(glob)})" for glob in globs) or r"(?!)", re.DOTALL)
+    patterns = []
+    for glob in globs:
+        patterns.append(f"(?:{_translate(glob)})")
+        try:
+            re.compile(patterns[-1])
+        except re.error as error:
+            problem, expected = f"'{glob}' ({error.msg})", "one with ascending ranges, such as [a-z]"
+            raise CorpusError(describe("corpus", "a glob", problem, expected)) from None
+    return re.compile("|".join(patterns) or r"(?!)", re.DOTALL)
 
 
 def _translate(glob: str) -> str:
@@ -107,8 +119,8 @@ def _translate(glob: str) -> str:
     for part in _GLOB_PARTS.findall(glob.lstrip("/")):
         if part in _WILDCARDS:
             translated += _WILDCARDS[part]
-        elif part.startswith("[") and len(part) > 2:
-            inside = part[1:-1].replace("\\", "\\\\").replace("[", "\\[").replace("&&", "&\\&").replace("||", "|\\|")
+        elif part.startswith("[") and part not in ("[", "[]", "[!]"):
+            inside = re.sub(r"[\\\[&|~]", r"\\\g<0>", part[1:-1]).replace("--", r"-\-")
             translated += f"[^{inside[1:]}]" if inside.startswith("!") else f"[{inside}]"
         else:
             translated += re.escape(part)

@@ -162,11 +162,22 @@ def test_globs_choose_files(tmp_path, include, exclude, expected):
         ("(a|b)+", "(a|b)+", True),
         ("[[]", "[", True),
         ("[a&&b]", "&", True),
+        ("[+--]", ",", True),
+        ("[a~~]", "~", True),
+        ("[!]", "[!]", True),
     ],
 )
 def test_globs_match(glob, path, matches):
     assert (compile_globs([glob]).fullmatch(path) is not None) is matches
     assert compile_globs([]).fullmatch(path) is None
+
+
+@pytest.mark.parametrize("option", ["include", "exclude"])
+def test_a_glob_with_a_range_from_the_end_is_refused(tmp_path, option):
+    (tmp_path / "a.py").write_text("x")
+    expected = r"corpus: a glob is '\[z-a\]' \(bad character range z-a\), expected one with ascending ranges"
+    with pytest.raises(CorpusError, match=expected):
+        read_corpus(tmp_path, **{option: ("*.py", "[z-a]")})
 
 
 def test_links_make_no_loops_and_special_files_are_counted(tmp_path):

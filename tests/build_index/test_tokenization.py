@@ -50,6 +50,20 @@ def test_the_template_and_special_tokens_beside_a_tokenizer_json_are_used(tmp_pa
     assert load_tokenizer(tmp_path / "tokenizer.json").render([("user", "hi")]) == "user"
 
 
+def test_a_template_that_is_not_utf8_is_refused(byte_level_file, tmp_path):
+    (tmp_path / "tokenizer.json").write_bytes(byte_level_file.read_bytes())
+    (tmp_path / "chat_template.jinja").write_bytes("café".encode("latin-1"))
+    with pytest.raises(TokenizerLoadError, match=r"chat_template\.jinja: chat template is not UTF-8"):
+        load_tokenizer(tmp_path)
+
+
+def test_templates_with_strange_names_are_passed_over(byte_level_file, tmp_path):
+    (tmp_path / "tokenizer.json").write_bytes(byte_level_file.read_bytes())
+    templates = [{"name": ["x"], "template": "x"}, 7, {"name": "default", "template": "{{ messages[0].role }}"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
+    assert load_tokenizer(tmp_path / "tokenizer.json").render([("user", "hi")]) == "user"
+
+
 def test_a_directory_with_only_a_tokenizer_json_is_loaded(byte_level_file):
     loaded = load_tokenizer(byte_level_file.parent)
     assert loaded.identity == identity_of(byte_level_bpe())
