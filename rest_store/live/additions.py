@@ -13,7 +13,7 @@ class NewDocument(NamedTuple):
     Attributes:
         id: of the document.
         symbols: its tokens as a tokens file has them.
-        is_new: whether its id was drawn for it, so that no other document has it.
+        is_new: whether its id was drawn for it and is not stored yet, so that nobody need look it up.
     """
 
     id: str
@@ -86,6 +86,10 @@ class SharedCommits:
             made_work = self._commit([document for addition in additions for document in addition.documents])
         except Exception as error:
             failure = error
+        except BaseException:  # an interrupt, perhaps after they were stored
+            for addition in additions:
+                addition.documents = [document._replace(is_new=False) for document in addition.documents]
+            raise
         for addition in additions:
             addition.made_work, addition.error, addition.done = made_work, failure, True
         with self._queue_lock:

@@ -40,7 +40,8 @@ class Encoder:
 
     def encode(self, documents: Sequence[IntSequence | str], ids: Sequence[str] | None) -> list[NewDocument]:
         """Return `documents` with their ids; raises what `LiveDatastore.add` says of invalid ones."""
-        if isinstance(documents, str | bytes) or not isinstance(documents, Sequence | np.ndarray):
+        is_sequence = isinstance(documents, Sequence | np.ndarray) and not isinstance(documents, str | bytes)
+        if not is_sequence or getattr(documents, "ndim", 1) == 0:
             raise DocumentError(
                 describe("add", "documents", f"a {type(documents).__name__}", "a sequence of documents")
             )

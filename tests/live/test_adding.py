@@ -197,13 +197,19 @@ def test_an_interrupt_loses_nothing_and_adds_nothing_twice(
         assert live.count([1]) == 2 + stored
 
 
-def test_an_interrupt_of_one_caller_is_not_that_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("stored", [False, True])
+def test_an_interrupt_of_one_caller_is_not_that_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: bool
+) -> None:
+    """Whether it comes before the commit that they share, or after it."""
     store = Writer._store
     interrupt = failing(1, KeyboardInterrupt())
 
     def interrupted(self: Writer, added) -> bool:
+        if stored:
+            made_work = store(self, added)
         interrupt()
-        return store(self, added)
+        return made_work if stored else store(self, added)
 
     monkeypatch.setattr(Writer, "_store", interrupted)
     ends: list[object] = []
@@ -224,7 +230,7 @@ def test_an_interrupt_of_one_caller_is_not_that_of_another(tmp_path: Path, monke
             thread.join()
         assert sum(isinstance(end, KeyboardInterrupt) for end in ends) == 1
         assert sum(isinstance(end, list) for end in ends) == 3
-        assert sum(live.count([token]) for token in range(4)) == 3
+        assert sum(live.count([token]) for token in range(4)) == 3 + stored
 
 
 def test_a_full_disk_is_a_named_error_and_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

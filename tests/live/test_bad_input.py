@@ -72,7 +72,7 @@ def test_a_bad_document(shared: LiveDatastore, kind: str) -> None:
     require_unchanged(shared)
 
 
-@pytest.mark.parametrize("documents", ["text", b"bytes", 5, None, {1: 2}, iter([[1]])])
+@pytest.mark.parametrize("documents", ["text", b"bytes", 5, None, {1: 2}, iter([[1]]), np.array(5)])
 def test_what_is_no_sequence_of_documents(shared: LiveDatastore, documents: Any) -> None:
     refused(DocumentError, lambda: shared.add(documents), "add: documents is a")
     require_unchanged(shared)
