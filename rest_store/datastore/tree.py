@@ -46,8 +46,8 @@ class TokenTree:
         match: as given.
 
     Raises:
-        TreeError: not 1-D integers, arrays of unequal length, a parent that does not come before its child, or a match
-            that is not a length and a count.
+        TreeError: not 1-D numbers, arrays of unequal length, a parent that does not come before its child, an origin
+            outside 0..255, or a match that is not a length and a count.
     """
 
     __slots__ = ("_origins", "_scores", "match", "packed")
@@ -80,8 +80,8 @@ class TokenTree:
             depths.append(1 if parent < 0 else depths[parent] + 1)
         self.match = _match_of(match)
         self.packed = b"".join(column.tobytes() for column in (*columns, np.array(depths, dtype=np.int32)))
-        self._scores = None if scores is None else np.asarray(scores, np.float32).tobytes()
-        self._origins = None if origins is None else np.asarray(origins, np.uint8).tobytes()
+        self._scores = None if scores is None else _numbers("scores", scores).astype(np.float32).tobytes()
+        self._origins = None if origins is None else _integers("origins", origins, np.uint8).tobytes()
         for what, column, width in (("scores", self._scores, 4), ("origins", self._origins, 1)):
             if column is not None and len(column) != width * sizes[0]:
                 raise TreeError(describe("draft tree", f"length of {what}", len(column) // width, sizes[0]))
@@ -200,16 +200,22 @@ def _match_of(values: Iterable[int]) -> SuffixMatch:
     return match
 
 
-def _integers(
-    what: str, values: Sequence[int] | npt.NDArray[np.integer[Any]], dtype: type[np.signedinteger[Any]]
-) -> npt.NDArray[np.signedinteger[Any]]:
-    """Return `values` as 1-D integers of type `dtype`; raise TreeError unless they are."""
+def _numbers(what: str, values: object, kinds: str = "iuf", expected: str = "1-D numbers") -> npt.NDArray[Any]:
+    """Return `values` as a 1-D array of a type whose kind is one of `kinds`; raise TreeError unless they are."""
     try:
-        array = np.asarray(values)
+        array: npt.NDArray[Any] = np.asarray(values)
     except (TypeError, ValueError):  # ragged
         array = np.empty((), dtype=object)
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise TreeError(describe("draft tree", what, f"{array.ndim}-D {array.dtype}", "1-D integers"))
+    if array.ndim != 1 or (array.size and array.dtype.kind not in kinds):
+        raise TreeError(describe("draft tree", what, f"{array.ndim}-D {array.dtype}", expected))
+    return array
+
+
+def _integers(
+    what: str, values: Sequence[int] | npt.NDArray[np.integer[Any]], dtype: type[np.integer[Any]]
+) -> npt.NDArray[np.integer[Any]]:
+    """Return `values` as 1-D integers of type `dtype`; raise TreeError unless they are."""
+    array = _numbers(what, values, "iu", "1-D integers")
     limits = np.iinfo(dtype)
     if array.size and not limits.min <= int(array.min()) <= int(array.max()) <= limits.max:
         found = int(array.min()) if int(array.min()) < limits.min else int(array.max())

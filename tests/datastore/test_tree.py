@@ -165,3 +165,20 @@ def test_repr_says_how_large_it_is() -> None:
 )
 def test_arrays_that_are_not_a_tree(tokens: list[int], parents: list[int], counts: list[int], message: str) -> None:
     assert refused(TreeError, lambda: TokenTree(tokens, parents, counts)) == f"draft tree: {message}"
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"scores": ["high"]}, "scores is 1-D <U4, expected 1-D numbers"),
+        ({"scores": [[0.5]]}, "scores is 2-D float64, expected 1-D numbers"),
+        ({"scores": [None]}, "scores is 1-D object, expected 1-D numbers"),
+        ({"scores": [0.5, 0.5]}, "length of scores is 2, expected 1"),
+        ({"origins": [0.5]}, "origins is 1-D float64, expected 1-D integers"),
+        ({"origins": [256]}, "one of origins is 256, expected 0..255"),
+        ({"origins": [-1]}, "one of origins is -1, expected 0..255"),
+        ({"origins": []}, "length of origins is 0, expected 1"),
+    ],
+)
+def test_scores_and_origins_that_are_not_those_of_the_nodes(columns: dict[str, Any], message: str) -> None:
+    assert refused(TreeError, lambda: TokenTree([1], [-1], [1], **columns)) == f"draft tree: {message}"
