@@ -69,7 +69,8 @@ class LiveDatastore(Store):
         self._backend = backend
         self._segments: Segments | None = backend.segments
         self._lock = lock
-        self._encoder = Encoder(self.tokenizer, path, bounds)
+        self._location = path.absolute()
+        self._encoder = Encoder(self.tokenizer, self._location, bounds)
         self._end = partial(_end, backend, lock)
         self._before_close: dict[Callable[[LiveDatastore], object], None] = {}
         self._closing = threading.Lock()
@@ -124,6 +125,7 @@ class LiveDatastore(Store):
             LimitError: a limit is not positive.
         """
         directory = Path(path)
+        location = directory.absolute()  # also when the program changes its working directory
         limits = checked_limits(max_tokens, max_age)
         identity = None if tokenizer is None else identity_of(tokenizer)
         require_live(directory, new=identity is not None and not read_only)
@@ -137,7 +139,7 @@ class LiveDatastore(Store):
                 documents.close()
             if identity is not None:
                 stored.require_same(identity, directory)
-            return cls(directory, Follower(directory), bounds, None)
+            return cls(directory, Follower(location), bounds, None)
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -159,7 +161,7 @@ class LiveDatastore(Store):
                 bounds = Bounds(*documents.limits())
             finally:
                 documents.close()
-            return cls(directory, Writer(directory, bounds), bounds, lock)
+            return cls(directory, Writer(location, bounds), bounds, lock)
         except BaseException:
             lock.release()
             raise
@@ -246,6 +248,7 @@ class LiveDatastore(Store):
                 text; or an id is invalid. Nothing was added; likewise with the next two.
             TokenRangeError: a token is outside the vocabulary.
             TokenizerLoadError: a text, but the datastore was begun without a tokenizer that can encode it.
+            TokenizerMismatchError: a text, but the file of the tokenizer holds another one by now.
             StorageError: they cannot be written; of more than a million tokens, those before may have been.
             WriterError: the datastore was opened for reading, or in another process.
             DatastoreClosedError: after `close`.
@@ -319,7 +322,7 @@ class LiveDatastore(Store):
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._open_segments()
-        return _open_for_reading, (self.path.absolute(), self.tokenizer)
+        return _open_for_reading, (self._location, self.tokenizer)
 
     def __copy__(self) -> LiveDatastore:
         return self

@@ -55,6 +55,21 @@ def test_a_closed_datastore_keeps_no_files_mapped(tmp_path: Path, read_only: boo
     assert str(tmp_path / "live" / "segment-") not in Path("/proc/self/maps").read_text(encoding="utf-8")
 
 
+def test_the_working_directory_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_segments(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    with new_live(Path("live")) as live, LiveDatastore.open("live", read_only=True) as reader:
+        monkeypatch.chdir("/")
+        ids = live.add([[1, 2] * 50, [1, 3]])
+        live.compact()
+        assert live.delete(ids[1:]) == 1
+        reader.refresh()
+        assert (live.count([1, 2]), reader.count([1, 2]), reader.info().memory_size) == (50, 50, 0)
+        with pickle.loads(pickle.dumps(reader)) as received:
+            assert (received.path, received.count([1, 2])) == (tmp_path / "live", 50)
+        assert (live.info().failure, reader.info().failure, live.path) == (None, None, Path("live"))
+
+
 def test_closing_while_threads_add_and_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each call is completed, or says that the datastore is closed; what was acknowledged is there."""
     small_segments(monkeypatch)
