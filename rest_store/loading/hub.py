@@ -17,10 +17,12 @@ def hub_failure(name: str, *, kind: str = "model") -> str | None:
         kind: "model" or "dataset".
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
-    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
         get_hf_file_metadata(hf_hub_url(name, "README.md", repo_type=kind))
+    except HFValidationError:
+        return None  # no name on the hub, which whoever loads it says
     except HfHubHTTPError as error:
         status = error.response.status_code  # of any answer but these, what it means is for those who load
         return f"status {status}" if status >= 500 else None

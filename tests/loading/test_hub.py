@@ -78,3 +78,9 @@ def test_a_hub_that_is_turned_off_is_not_asked(connections: list[bytes], monkeyp
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert hub_failure(NAME) is not None
     assert connections == []
+
+
+def test_what_is_no_name_on_the_hub_is_no_failure_of_the_hub(connections: list[bytes]) -> None:
+    assert hub_failure("no such name!") is None
+    refused(TokenizerLoadError, lambda: load_tokenizer("no such name!"), "tokenizer is refused by transformers (")
+    assert connections == []
