@@ -217,11 +217,12 @@ def delete(directory: Path, ids: tuple[str, ...], as_json: bool) -> None:
     """Delete the documents with these IDs from the live datastore DIR: from all answers and files."""
     with _open(directory) as store:
         count = store.delete(ids)
+    named = len(set(ids))  # `add --print-ids` prints the id of equal documents several times
     if as_json:
-        click.echo(json.dumps({"path": str(directory), "deleted": count, "absent": len(ids) - count}))
+        click.echo(json.dumps({"path": str(directory), "deleted": count, "absent": named - count}))
         return
-    absent = ", the others absent" * (count < len(ids))
-    click.echo(f"{directory}: {count} of {counted(len(ids), 'document')} deleted{absent}")
+    absent = f", {named - count:,} absent" * (count < named)
+    click.echo(f"{directory}: {count:,} of {counted(named, 'document')} deleted{absent}")
 
 
 @live.command(epilog="Example: rest-store live compact memory")

@@ -34,7 +34,7 @@ class Encoder:
     """
 
     def __init__(self, tokenizer: TokenizerIdentity, directory: Path, bounds: Bounds) -> None:
-        self._vocabulary_size = tokenizer.vocabulary_size
+        self._identity = tokenizer
         self._directory = directory
         self._most = min(_LARGEST, bounds.max_tokens or _LARGEST)
 
@@ -65,15 +65,17 @@ class Encoder:
             raise TokenizerLoadError(
                 describe(path, "tokenizer", "absent", "there to encode text; add token ids instead")
             )
-        return load_tokenizer(path)
+        loaded = load_tokenizer(path)
+        self._identity.require_same(loaded.identity, self._directory)
+        return loaded
 
     def _symbols(self, document: IntSequence, place: int) -> bytes:
         """Return the tokens of the document at `place` as a tokens file has them."""
-        tokens = document_tokens(document, place, self._vocabulary_size, expected="1-D integers or text")
+        tokens = document_tokens(document, place, self._identity.vocabulary_size, expected="1-D integers or text")
         if tokens.size > self._most:
             what = f"the size of document {place}"
             raise DocumentError(describe("add", what, f"{tokens.size} tokens", f"at most {self._most}"))
-        return encode_symbols(tokens, self._vocabulary_size)
+        return encode_symbols(tokens, self._identity.vocabulary_size)
 
 
 def _new_ids(count: int) -> list[str]:

@@ -11,8 +11,9 @@ from build_index.staging import Staging
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME, Manifest, ShardRecord
+from rest_store.datastore.reference import KernelShard
 from rest_store.datastore.shard import Shard
-from rest_store.errors import EmptyCorpusError, describe
+from rest_store.errors import ChecksumError, EmptyCorpusError, describe
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.live.segment import Segment, Span, write_segment
 
@@ -32,6 +33,7 @@ def export(live: LiveDatastore, out: Path) -> Datastore:
         OutputError: something else is at `out`, or another process builds there.
         ResumeError: an unfinished build is there, whose shards would be lost.
         StorageError: a shard cannot be written.
+        ChecksumError: the files of a segment have been damaged since they were opened.
     """
     views = [view for view in live.snapshot.views if view.entry_count]
     if not views:
@@ -42,6 +44,7 @@ def export(live: LiveDatastore, out: Path) -> Datastore:
             staging.start()
             records = []
             for number, view in enumerate(views):
+                _require_intact(view)
                 name, documents = shard_name(number), view.position_count - view.entry_count
                 segment = Segment(Span(0, documents - 1, documents, 0.0, 0.0), view)
                 write_segment(segment, staging.datastore, name, live.vocabulary_size)
@@ -63,3 +66,11 @@ def export(live: LiveDatastore, out: Path) -> Datastore:
             staging.discard()
             raise
     return Datastore.open(out)
+
+
+def _require_intact(view: KernelShard) -> None:
+    """Raise ChecksumError if a file of a segment has been damaged: the new checksums would fit what is wrong."""
+    for file in view.files:
+        found, expected = hashlib.sha256(file.payload.data).hexdigest(), file.header.sha256.hex()
+        if found != expected:
+            raise ChecksumError(describe(file.path, "SHA-256 of the payload", found, expected))

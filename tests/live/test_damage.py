@@ -13,13 +13,16 @@ from pathlib import Path
 import pytest
 
 from rest_store.datastore.check import check_datastore
+from rest_store.datastore.kernel import native_kernel
 from rest_store.datastore.manifest import FILE_NAME, Manifest, ShardRecord
 from rest_store.datastore.shard import Shard
-from rest_store.errors import RestStoreError, StorageError
+from rest_store.errors import ChecksumError, RestStoreError, StorageError, TokenizerMismatchError
 from rest_store.live import segments
+from rest_store.live.export import export
 from rest_store.live.live_datastore import LiveDatastore
 from tests.shared.live import new_live, require_answers, small_segments, some_document
-from tests.shared.strategies import Document, identity
+from tests.shared.models import word_level
+from tests.shared.strategies import Document, identity, refused
 
 
 @pytest.fixture(autouse=True)
@@ -120,6 +123,32 @@ def test_a_segment_that_is_damaged_while_it_is_open_is_not_merged(
     with LiveDatastore.open(place) as live:
         live.compact()
         require_answers(live, documents, random.Random(3))
+
+
+@pytest.mark.parametrize("kind", ["tokens", "suffixes"])
+@pytest.mark.parametrize("harm", [flip, lambda path: os.truncate(path, 0)], ids=["flipped", "truncated"])
+def test_a_segment_that_is_damaged_while_it_is_open_is_not_exported(
+    place: Path, documents: list[Document], tmp_path: Path, kind: str, harm: Callable[[Path], None]
+) -> None:
+    """It would have new checksums, which fit what is wrong."""
+    if native_kernel() is None and harm is not flip:
+        pytest.skip("reading a truncated file ends the process")
+    with LiveDatastore.open(place, read_only=True) as live:
+        damaged = files(place, kind)[0]
+        harm(damaged)
+        refused(ChecksumError, lambda: export(live, tmp_path / "out"), str(damaged), "SHA-256 of the payload")
+        assert not (tmp_path / "out").exists()
+    with LiveDatastore.open(place, read_only=True) as live:
+        assert export(live, tmp_path / "out").info().document_count == len(documents)
+
+
+def test_text_is_not_encoded_by_another_tokenizer(tmp_path: Path) -> None:
+    """Which has taken the place of the datastore's, for instance by a copy of a directory."""
+    LiveDatastore.open(tmp_path / "live", tokenizer=word_level(100)).close()
+    word_level(90).save(str(tmp_path / "live" / "tokenizer.json"))
+    with LiveDatastore.open(tmp_path / "live") as live:
+        refused(TokenizerMismatchError, lambda: live.add(["w1 w2"]), "one with a vocabulary of 90")
+        assert live.add([[1, 2]])
 
 
 @pytest.mark.parametrize("seed", range(6))
