@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -36,17 +35,12 @@ Example:
 _SIGNAL_STATUS = 128  # and the number of the signal, as shells report it
 
 
-class MemorySize(click.ParamType[int]):
-    """A size in bytes, with K, M, G or T for powers of 1,024."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return bytes, or fail with a usage error."""
-        try:
-            return parse_size(str(value))
-        except MemoryBudgetError as error:
-            self.fail(str(error), param, ctx)
+def memory_size(text: str) -> int:
+    """Return the bytes of a size with K, M, G or T for powers of 1,024, or fail with a usage error."""
+    try:
+        return parse_size(text)
+    except MemoryBudgetError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 @click.command(
@@ -87,7 +81,7 @@ class MemorySize(click.ParamType[int]):
 @click.option(
     "--memory",
     metavar="SIZE",
-    type=MemorySize(),
+    type=memory_size,
     show_default="half of the available memory",
     help="Memory limit, such as 8G or 512M.",
 )

@@ -208,3 +208,13 @@ def test_serve_sets_what_grpc_reads_as_it_is_imported() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=False)
     recent = tuple(map(int, importlib.metadata.version("grpcio").split(".")[:2])) >= (1, 80)
     assert (done.returncode, done.stdout) == (1, f"{recent}\n"), done.stderr
+
+
+def test_commands_need_no_classes_of_click_that_take_types() -> None:
+    """Before 8.4 `click.ParamType` takes none, and the metadata of the package allows 8.1."""
+    program = (
+        "import click\nclick.ParamType.__class_getitem__ = None\n"
+        "from rest_store.cli import main\nmain(['--help'])"  # which imports all commands
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -29,17 +29,12 @@ if TYPE_CHECKING:
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
-class Duration(click.ParamType[float]):
-    """A time in seconds, or with s, m, h, d or w for seconds, minutes, hours, days or weeks."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return seconds, or fail with a usage error."""
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw]?)", str(value))
-        if match is None or not float(match[1]):
-            self.fail(f"'{value}' is not a time such as 3600, 12h or 30d", param, ctx)
-        return float(match[1]) * _UNITS[match[2]]
+def duration(text: str) -> float:
+    """Return the seconds of a time, which may end in s, m, h, d or w (weeks), or fail with a usage error."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw]?)", text)
+    if match is None or not float(match[1]):
+        raise click.BadParameter(f"'{text}' is not a time such as 3600, 12h or 30d")
+    return float(match[1]) * _UNITS[match[2]]
 
 
 @click.group(context_settings=SETTINGS)
@@ -122,7 +117,7 @@ Examples:
 )
 @click.option("--max-tokens", metavar="N", type=click.IntRange(1), help="Keep at most N tokens: the newest.")
 @click.option(
-    "--max-age", metavar="TIME", type=Duration(), help="Keep documents for this time: seconds, or 12h, 30d, 4w."
+    "--max-age", metavar="TIME", type=duration, help="Keep documents for this time: seconds, or 12h, 30d, 4w."
 )
 @click.option(
     "--id",

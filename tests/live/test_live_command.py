@@ -30,7 +30,7 @@ from rest_store.errors import (
 from rest_store.live import check as live_check
 from rest_store.live import corpora as corpora_into
 from rest_store.live.check import check_live
-from rest_store.live.command import Duration
+from rest_store.live.command import duration
 from rest_store.live.corpora import add_corpora
 from rest_store.live.export import export
 from tests.shared.builds import build_quick, write_jsonl, write_tokenizer
@@ -196,7 +196,7 @@ def test_limits_are_kept_from_then_on(live: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("1.5m", 90), ("12h", 43_200), ("4w", 2_419_200)])
 def test_times(text: str, seconds: float) -> None:
-    assert Duration().convert(text, None, None) == seconds
+    assert duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["0", "0d", "-1", "1y", "d", "inf", "nan"])

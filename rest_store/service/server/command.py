@@ -29,29 +29,21 @@ if TYPE_CHECKING:
     from rest_store.service.server.server import Options
 
 
-class _Mode(click.ParamType[int]):
-    """Permission bits in octal."""
-
-    name = "octal"
-
-    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> int:
-        if not re.fullmatch("0?[0-7]{3}", value):
-            self.fail(f"{value!r} is not three octal digits, such as 660", parameter, context)
-        return int(value, 8)
+def _mode(text: str) -> int:
+    """Return permission bits in octal, or fail with a usage error."""
+    if not re.fullmatch("0?[0-7]{3}", text):
+        raise click.BadParameter(f"{text!r} is not three octal digits, such as 660")
+    return int(text, 8)
 
 
-class _Part(click.ParamType["Part"]):
-    """Which part of how many."""
+def _part(text: str) -> Part:
+    """Return which part of how many, or fail with a usage error."""
+    from rest_store.datastore.part import Part
 
-    name = "part"
-
-    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Part:
-        from rest_store.datastore.part import Part
-
-        try:
-            return Part.parse(value)
-        except PartError as error:
-            self.fail(str(error), parameter, context)
+    try:
+        return Part.parse(text)
+    except PartError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 @click.command(epilog="Example: rest-store serve python.ds --listen 127.0.0.1:50051 --listen unix:/run/rest-store.sock")
@@ -59,7 +51,7 @@ class _Part(click.ParamType["Part"]):
 @click.option(
     "--part",
     metavar="I/N",
-    type=_Part(),
+    type=_part,
     show_default="all of it",
     help="Serve the I-th of N parts of each datastore; clients ask all N together.",
 )
@@ -85,7 +77,7 @@ class _Part(click.ParamType["Part"]):
 @click.option(
     "--socket-mode",
     metavar="MODE",
-    type=_Mode(),
+    type=_mode,
     show_default="660 with --socket-group",
     help="Permissions of Unix sockets, in octal.",
 )
