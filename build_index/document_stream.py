@@ -99,7 +99,7 @@ class DocumentStream:
         start: where an earlier build stopped.
         where: the place of the datastore, for messages.
         workers: who reads and tokenizes; None: this process alone.
-        known: is told what is stored, for the workers.
+        known: takes the documents that are stored, which workers look up.
 
     Attributes:
         documents_read: documents read, duplicates included.
@@ -303,7 +303,7 @@ class _Window:
     """The tasks that workers have begun, in order: as many as are needed to keep all of them busy.
 
     Args:
-        workers: who does them.
+        workers: do the tasks.
         tasks: all tasks; taken as there is room.
         tick: called now and then while a result is waited for.
         stored: whether the documents need no tokens.

@@ -73,8 +73,8 @@ class CorpusCounts:
             of its documents.
         split_files: text files so large that they were read as several documents.
         skipped: number of skipped files and documents by reason, such as `"empty"` or `"binary"`.
-        left_out: number of what the options left out by what it is: of records the language, of files in a directory
-            the ending. Of at most 1,000 kinds.
+        left_out: number of what the options left out by kind, which is the language of a record or the ending of a
+            file in a directory. At most 1,000 kinds are counted.
 
     Written by the iterating thread; other threads may read it for a progress bar.
     """

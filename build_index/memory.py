@@ -22,7 +22,7 @@ from rest_store.errors import BuildError, MemoryBudgetError, describe
 SMALLEST_SHARD = 1 << 20  # positions, unless the user sets the size
 WORK_BYTES = 320 * MIB  # reading, tokenizing a batch, and what the allocator keeps of it
 WORKER_BYTES = 320 * MIB
-"""Of a worker process without its tokenizer: its packages, and what `WORK_BYTES` are for, with less text at once."""
+"""Memory of a worker process besides its tokenizer: its packages, and the work of `WORK_BYTES` on less text at once."""
 _DECODER_BYTES = 128 * MIB  # of these, for a compressed file (the default limit of zstd) or the pages of a parquet file
 _PROCESS_STEP = 64 * MIB  # the process is rounded up to such steps, so that a few pages do not change the shards
 _DIGESTS_SHARE = 32

@@ -34,7 +34,7 @@ class Pipeline:
         memory: size of shards.
         seen: finds duplicates; None: they are kept.
         workers: who reads and tokenizes; None: this process alone.
-        known: is told what is stored, for the workers.
+        known: takes the documents that are stored, which workers look up.
 
     Attributes:
         shard_tokens: the tokens files.

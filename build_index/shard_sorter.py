@@ -17,6 +17,7 @@ from rest_store.datastore.manifest import ShardRecord
 from rest_store.datastore.shard import Shard, TokensFile, write_suffixes
 from rest_store.errors import MemoryBudgetError, describe
 
+_SECONDS_BETWEEN_TICKS = 0.2
 _USUAL_RATE = 5e6  # positions sorted a second, to estimate the progress of the first shard
 
 
@@ -110,19 +111,18 @@ class ShardSorter:
             seconds += now - began
         return positions, seconds
 
-    def submit(self, name: str, positions: int, tick: Callable[[], None], interval: float = 0.2) -> None:
+    def submit(self, name: str, positions: int, tick: Callable[[], None]) -> None:
         """Begin to sort a shard; wait first while as many as allowed are being sorted.
 
         Args:
             name: of the shard.
             positions: tokens and separators in it.
             tick: called now and then meanwhile.
-            interval: seconds between calls.
 
         Raises:
             RestStoreError: an earlier one has failed.
         """
-        while not self._free.acquire(timeout=interval):
+        while not self._free.acquire(timeout=_SECONDS_BETWEEN_TICKS):
             tick()
         self.require_success()
         self._threads = [thread for thread in self._threads if thread.is_alive()]
@@ -130,19 +130,18 @@ class ShardSorter:
         self._threads.append(thread)
         thread.start()
 
-    def wait(self, tick: Callable[[], None], interval: float = 0.2) -> None:
+    def wait(self, tick: Callable[[], None]) -> None:
         """Wait for all shards.
 
         Args:
             tick: called now and then meanwhile.
-            interval: seconds between calls.
 
         Raises:
             RestStoreError: sorting or writing has failed.
         """
         for thread in self._threads:
             while thread.is_alive():
-                thread.join(interval)
+                thread.join(_SECONDS_BETWEEN_TICKS)
                 tick()
         self.require_success()
 

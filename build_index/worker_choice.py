@@ -58,7 +58,7 @@ def started_workers(
         cluster: does the work, if there is one.
 
     Yields:
-        The workers, or None, and what has to be told which documents are stored, or None.
+        The workers, or None; and the table of stored documents that workers look up, or None.
     """
     count = memory.workers if cluster is None else min(most or cluster.cpus, cluster.cpus)
     if not count:

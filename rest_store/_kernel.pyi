@@ -97,8 +97,8 @@ class NativeRecycledLogits:
 class NativeSession:
     """One generation's text, sources and draft tree (`session/tree_builder.hpp`). Not thread-safe.
 
-    `place` is that of a source among the session's sources, 0..7: its bit in origins. `index` is that of a store, a
-    source with counts, as `add_store` returned it.
+    `place` is the index of a source among the session's sources, 0..7, which is its bit in origins. `index` is that of
+    a store, a source with counts, as `add_store` returned it.
     """
 
     def __init__(self, calibration: NativeCalibration, /) -> None: ...
@@ -153,7 +153,7 @@ class NativeSession:
         """Return the next draft; empty `costs`: it is not cut."""
 
     def draft_nodes(self, max_nodes: int, costs: npt.NDArray[np.float64], is_chain: bool, min_score: float, /) -> bytes:
-        """Return the same as the message DraftSessionResponse has its nodes."""
+        """Return the next draft in the layout of the nodes of the message DraftSessionResponse."""
 
     def adopt(
         self,

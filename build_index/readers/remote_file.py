@@ -29,7 +29,7 @@ _BLOCKS = 4  # kept of a file: pyarrow reads up to three columns in turns
 DELAYS = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Seconds between tries of one request."""
 _TIMEOUT_SECONDS = 60  # of one request over HTTP; the other libraries have limits of their own
-# Of these, another try would be the same.
+# Another try would fail in the same way.
 _LASTING = (FileNotFoundError, PermissionError, IsADirectoryError, ValueError, NotImplementedError, ImportError)
 _TRANSIENT_STATUS = (408, 429)
 _ABSENT_STATUS = (404, 410)

@@ -20,16 +20,16 @@ def available_bytes(root: Path = Path("/")) -> int | None:
         available = int(fields["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError, IndexError):
         return None
-    return max(0, min([available, *_control_group_rooms(root)]))
+    return max(0, min([available, *_control_group_headrooms(root)]))
 
 
-def _control_group_rooms(root: Path) -> list[int]:
+def _control_group_headrooms(root: Path) -> list[int]:
     """Return the bytes left by each control group of this process and by each group above it (versions 1 and 2)."""
     try:  # names may be any bytes
         text = (root / "proc/self/cgroup").read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
         return []
-    rooms = []
+    headrooms = []
     for line in text.splitlines():
         _, controllers, name = line.split(":", 2)
         if controllers == "":
@@ -47,8 +47,8 @@ def _control_group_rooms(root: Path) -> list[int]:
             group = top.joinpath(*parts[:depth])
             limit, usage = _number(group / limit_file), _number(group / usage_file)
             if limit is not None and usage is not None:
-                rooms.append(limit - usage + _reclaimable(group / "memory.stat"))
-    return rooms
+                headrooms.append(limit - usage + _reclaimable(group / "memory.stat"))
+    return headrooms
 
 
 def _number(path: Path) -> int | None:

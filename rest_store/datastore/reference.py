@@ -64,7 +64,7 @@ class KernelShard:
         return decode_symbols(raw.reshape(-1), self.width).astype(np.int64)
 
     def first_rank(self, pattern: npt.NDArray[np.int64], *, after: bool) -> int:
-        """Return the least rank whose suffix is not less than `pattern`; with `after`, greater than all it begins."""
+        """Return the least rank whose suffix is not less than `pattern`; with `after`, nor begins with it."""
         low, high = 0, self.entry_count
         steps = np.arange(pattern.size)
         while low < high:

@@ -30,7 +30,7 @@ def check_live(path: Path, *, full: bool = False, progress: Progress = lambda st
     """Verify the documents of a live datastore, and that its segments in files hold them, sorted.
 
     Another process may go on writing: a segment that it replaces meanwhile is left out. Damaged segments are no loss:
-    whoever opens the datastore for writing sorts them anew from the documents.
+    opening the datastore for writing sorts them anew from the documents.
 
     Args:
         path: its directory.

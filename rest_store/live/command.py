@@ -41,7 +41,7 @@ def duration(text: str) -> float:
 def live() -> None:
     """Inspect live datastores, add to them, delete from them, and freeze them.
 
-    A live datastore grows while it is asked. One process writes it: while a service or a script does, `add`, `delete`
+    A live datastore grows while it is queried. One process writes it: while a service or a script does, `add`, `delete`
     and `compact` are refused, and `info` and `export` work.
     """
 

@@ -187,8 +187,8 @@ class Documents(Database):
         """Delete documents, and replace the records of segments that held them, in one transaction.
 
         Their rows stay, empty, until they are purged or the file is rewritten: to remove rows would have SQLite move
-        others, which leaves copies of them in unused bytes. What a row gives up, it overwrites. Of those that may have
-        been moved before, copies are left: then the file says that it `is_to_be_rewritten`.
+        others, which leaves copies of them in unused bytes. The bytes that a row gives up are overwritten. Rows that
+        may have been moved before have left copies: then the file is marked as one that `is_to_be_rewritten`.
         """
         with self._transaction("written"):
             if numbers and min(numbers) <= self._last_moved():

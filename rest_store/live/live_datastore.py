@@ -1,4 +1,4 @@
-"""A datastore that grows while it is asked: `LiveDatastore`."""
+"""A datastore that grows while it is queried: `LiveDatastore`."""
 
 from __future__ import annotations
 

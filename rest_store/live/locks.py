@@ -17,9 +17,9 @@ class ThreadLocks:
     """The locks of a writer, in the order in which a thread takes them.
 
     Attributes:
-        files: of whoever replaces segments in files; held while others are sorted.
-        memory: of whoever replaces segments in memory, or cleans up; held while others are sorted.
-        commit: of whoever changes what is stored; held for a commit and a small sort.
+        files: held by a thread that replaces segments in files, also while it sorts the new ones.
+        memory: held by a thread that replaces segments in memory, also while it sorts the new ones, or cleans up.
+        commit: held by a thread that changes what is stored, for a commit and a small sort.
     """
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ def is_live(path: Path) -> bool:
     """Return whether `path` is the directory of a live datastore; False if it cannot be looked at."""
     try:
         return (path / DOCUMENTS_FILE_NAME).is_file()
-    except OSError:  # no permission, or a name that is too long: whoever opens it says so
+    except OSError:  # no permission, or a name that is too long: opening it raises the error
         return False
 
 

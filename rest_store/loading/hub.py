@@ -22,7 +22,7 @@ def hub_failure(name: str, *, kind: str = "model") -> str | None:
     try:
         get_hf_file_metadata(hf_hub_url(name, "README.md", repo_type=kind))
     except HFValidationError:
-        return None  # no name on the hub, which whoever loads it says
+        return None  # not a valid name on the hub: loading it raises the error
     except HfHubHTTPError as error:
         status = error.response.status_code  # of any answer but these, what it means is for those who load
         return f"status {status}" if status >= 500 else None

@@ -136,7 +136,7 @@ class NativeSession {
     return tree();
   }
 
-  // The same as the message DraftSessionResponse has it.
+  // The same draft in the layout of the message DraftSessionResponse.
   nb::bytes draft_nodes(std::size_t max_nodes, const Array<double>& costs, bool is_chain, float min_score) {
     build(limits_of(max_nodes, costs, is_chain, min_score));
     return nodes();
@@ -172,7 +172,7 @@ class NativeSession {
     return nb::make_tuple(bytes_of(packed), bytes_of(scores), bytes_of(origins));
   }
 
-  // The last tree as the message DraftSessionResponse has it.
+  // The last tree in the layout of the message DraftSessionResponse.
   nb::bytes nodes() const {
     const std::size_t size = order_.size();
     std::vector<char> out(size * kNodeSize);
@@ -310,7 +310,7 @@ class NativeSession {
 
   const DraftNode& node_in(std::size_t row) const { return builder_.nodes()[static_cast<std::size_t>(order_[row])]; }
 
-  // Of each node of the last tree, its row in the order of verification.
+  // The row of each node of the last tree in the order of verification.
   std::vector<std::int32_t> rows_of_nodes() const {
     std::vector<std::int32_t> row_of(order_.size());
     for (std::size_t i = 0; i < order_.size(); ++i)

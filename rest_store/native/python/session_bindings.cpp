@@ -26,8 +26,8 @@ nb::tuple packed_top_k(const TopK::Values& values) {
 
 // The `count` most likely tokens of each row of logits: int32[n, count], -1 where there are fewer.
 //
-// `drafted` has the draft token that is verified after each row, and -1 at the end of a chain of rows. Of a chain, rows
-// behind the first one whose most likely token is not its draft token are not read.
+// `drafted` has the draft token that is verified after each row, and -1 at the end of a chain of rows. In a chain, the
+// rows after the first one whose most likely token is not its draft token are not read.
 nb::bytes top_tokens_of(const nb::ndarray<const float, nb::ndim<2>, nb::device::cpu>& logits, std::size_t count,
                         const std::optional<Array<std::int32_t>>& drafted) {
   const std::size_t rows = logits.shape(0), width = logits.shape(1);

@@ -16,8 +16,8 @@ namespace rest_store {
 constexpr std::size_t kLongLevels = 2;  // the longest, and one between it and the short ones
 constexpr std::size_t kLevels = kLongLevels + kShort;
 
-// Of one context: levels[0] the longest suffix that occurs, levels[1] one between it and the short ones, if any, then
-// the suffixes of 4, 3, 2 and 1 tokens. Suffixes that do not occur have length 0.
+// The evidence of one context. levels[0] is the longest suffix that occurs, levels[1] one between it and the short
+// ones, if any; then come the suffixes of 4, 3, 2 and 1 tokens. Suffixes that do not occur have length 0.
 struct Evidence {
   std::array<BackoffLevel, kLevels> levels;
 
@@ -37,7 +37,7 @@ struct Evidence {
 // scratch memory belongs to the thread.
 class EvidenceReader {
  public:
-  // `cache`: of the datastore; what other readers have put there is not used.
+  // `cache` belongs to the datastore. What other readers have cached there is not used.
   EvidenceReader(std::vector<ShardView> shards, std::uint32_t vocabulary, bool live, std::shared_ptr<SuffixCache> cache)
       : shards_(std::move(shards)),
         vocabulary_(vocabulary),

@@ -98,7 +98,7 @@ class EvidenceRows {
   // and after each path the sum of their evidence.
   void combine(std::span<const EvidenceRows> parts) {
     rows_.assign(1, Row());
-    std::vector<std::vector<const Evidence*>> evidence(1);  // of each row, that of the parts that have it
+    std::vector<std::vector<const Evidence*>> evidence(1);  // for each row, the evidence of the parts that have it
     std::vector<std::size_t> place_of;
     for (const EvidenceRows& part : parts) {
       place_of.assign(part.rows_.size(), 0);

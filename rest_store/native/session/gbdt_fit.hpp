@@ -15,7 +15,6 @@ struct GbdtOptions {
   double rate = 0.12;
   double ridge = 20;
   double row_share = 0.5;  // of the groups, sampled anew for each tree
-  std::uint64_t seed = 1;
 };
 
 class GbdtFitter {
@@ -40,7 +39,7 @@ class GbdtFitter {
     odds_.assign(count_, gbdt.base);
     gradients_.resize(count_);
     leaves_.resize(count_);
-    std::mt19937_64 random(options.seed);
+    std::mt19937_64 random(1);
     const auto keep = static_cast<std::uint64_t>(options.row_share * 65536);
     for (std::uint32_t number = 0; number < options.trees; ++number) {
       sampled_.clear();
@@ -116,8 +115,8 @@ class GbdtFitter {
     return tree;
   }
 
-  // Split every leaf at `bin` of `feature`. The sums of the side with fewer rows are counted, the others' are what is
-  // left of their parents'.
+  // Split every leaf at `bin` of `feature`. The side with fewer rows is summed up; the sums of the other side are
+  // those of the parent minus these.
   void split_rows(std::size_t level, std::size_t feature, std::size_t bin) {
     for (std::vector<std::uint32_t>& side : sides_) side.clear();
     for (const std::uint32_t row : sampled_) {

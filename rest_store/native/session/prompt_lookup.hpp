@@ -95,7 +95,7 @@ class PromptLookup {
   static constexpr std::uint32_t kVisited = 256;  // among others, should a text be made of n-grams with the same tag
   static constexpr std::uint32_t kCompared = 48;  // tokens compared to tell the length of a match
 
-  // Of an n-gram. Different tokens have different tags; for longer n-grams, whoever reads them compares the tokens.
+  // The tag of an n-gram. Single tokens never share one. Longer n-grams may, so their tokens are compared, too.
   static std::uint32_t tag_of(std::span<const Token> tokens) {
     if (tokens.size() == 1) return (tokens[0] * 0x9E3779B1U) ^ ((tokens[0] * 0x9E3779B1U) >> 15);
     return static_cast<std::uint32_t>(hash_of(tokens, 0x243F6A8885A308D3ULL) >> 32);
@@ -153,7 +153,7 @@ class PromptLookup {
     }
   }
 
-  // Read occurrences of the last tokens of `tail`, from the last one on, which ends before `end`.
+  // Read the occurrences of the last tokens of `tail`, the latest first. `end`: the end position + 1 of the latest.
   void walk(std::size_t order, std::uint32_t end, int share, std::span<const Token> tail, PromptMatches& out) const {
     const std::uint32_t size = kOrders[order];
     float weight = 1, total = 0;
@@ -188,7 +188,7 @@ class PromptLookup {
 
   std::vector<Token> tokens_;
   std::vector<std::uint32_t> occurrence_;  // of each position: 1 for the first occurrence of its token, 2 for the next
-  // Of each position and order, where the n-gram that ends there was before, as end position + 1 (0: nowhere).
+  // For each position and order, the previous occurrence of the n-gram that ends there: its end position + 1 (0: none).
   std::vector<std::array<std::uint32_t, kOrders.size()>> before_;
   std::array<Table, kOrders.size()> tables_;
   std::size_t prompt_ = 0;

@@ -1,8 +1,7 @@
 // A cache of the evidence of short suffixes, which come up again and again.
 //
-// The readers of one datastore share it. A live datastore has a new reader whenever its shards change: what earlier
-// ones have cached is overwritten where it is, since to free thousands of slots at each change would hold up whoever
-// drafts.
+// The readers of one datastore share it. A live datastore has a new reader whenever its shards change. What earlier
+// readers have cached is overwritten in place: freeing thousands of slots at each change would delay drafts.
 #pragma once
 
 #include <atomic>

@@ -11,7 +11,8 @@
 
 namespace rest_store {
 
-// divsufsort of libdivsufsort: fills the places of all bytes of a text in the order of the suffixes there; 0: it has.
+// `divsufsort` of libdivsufsort: writes the positions of all bytes of a text, in the order of the suffixes that begin
+// there. Returns 0 on success.
 using ByteSorter = std::int32_t (*)(const std::uint8_t*, std::int32_t*, std::int32_t);
 
 // Room for `count` integers of any content. Much room has pages of its own, since the heap would keep some of them.

@@ -199,7 +199,8 @@ class Drafter {
   }
 
   // Count the other nodes as far as they may be among the heaviest, step by step and shard by shard; each step excludes
-  // some. Of nodes that show the same rows, as nodes of one path often do, the shallowest comes first: none is heavier.
+  // some. Among nodes that show the same rows, as nodes of one path often do, the shallowest comes first: none is
+  // heavier.
   void measure_others(std::uint32_t skip) {
     const auto top = places_.begin() + static_cast<std::ptrdiff_t>(std::min<std::size_t>(max_nodes_, places_.size()));
     std::sort(top, places_.end());

@@ -30,7 +30,7 @@ class Kernel {
                                   std::size_t{match.length} * suffix.width);
     std::shared_ptr<const PackedTree> tree = is_heavy ? cache_->lookup(tokens, limits) : nullptr;
     if (tree != nullptr && tree->match_count == match.count) return tree;
-    // Of a later kernel, if it has more occurrences.
+    // A cached tree of a match with more occurrences than here is that of a later kernel.
     const std::uint64_t least = tree != nullptr && tree->match_count < match.count ? tree->least_of(limits) : 0;
     Drafter& drafter = scratch().drafter;
     tree = std::make_shared<const PackedTree>(drafter.draft(shards_, match, vocabulary_, limits, least));
