@@ -142,10 +142,10 @@ def build(
         )
         has_bars = not quiet and TerminalBars.fits(sys.stderr)
         summary = build_datastore(options, TerminalBars(sys.stderr) if has_bars else None)
-        if as_json:
-            click.echo(json.dumps(asdict(summary), sort_keys=True))
-        elif not quiet:
-            click.echo(summary_text(summary))
+    if as_json:
+        click.echo(json.dumps(asdict(summary), sort_keys=True))
+    elif not quiet:
+        click.echo(summary_text(summary))
 
 
 @click.command(
@@ -172,11 +172,11 @@ def merge(context: click.Context, datastores: tuple[Path, ...], out: Path, copy:
         from build_index.merge import merge as merge_datastores
 
         merged = merge_datastores(datastores, out, copy=copy)
-        counts = {"document": merged.document_count, "token": merged.token_count, "shard": len(merged.shards)}
-        if as_json:
-            click.echo(json.dumps({"out": str(out), **{f"{what}s": number for what, number in counts.items()}}))
-        else:
-            click.echo(f"{out}: " + ", ".join(counted(number, what) for what, number in counts.items()))
+    counts = {"document": merged.document_count, "token": merged.token_count, "shard": len(merged.shards)}
+    if as_json:
+        click.echo(json.dumps({"out": str(out), **{f"{what}s": number for what, number in counts.items()}}))
+    else:
+        click.echo(f"{out}: " + ", ".join(counted(number, what) for what, number in counts.items()))
 
 
 @contextmanager

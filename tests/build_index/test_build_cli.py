@@ -72,6 +72,24 @@ def test_a_summary_for_programs_and_nothing_else(corpus, tokenizer, out):
     assert summary["tokens"] == Manifest.read(out).token_count
 
 
+def test_a_reader_that_has_gone_is_no_failure_of_the_build(corpus, tokenizer, out):
+    """As `rest-build ... | head -1` may have it."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        process = subprocess.run(
+            command("--corpus", corpus, "--tokenizer", tokenizer, "--out", out),
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    finally:
+        os.close(writing)
+    assert (process.returncode, process.stderr) == (1, "")
+    assert Manifest.read(out).document_count == 40
+
+
 def test_quiet_prints_nothing(corpus, tokenizer, out):
     process = run_build("--corpus", corpus, "--tokenizer", tokenizer, "--out", out, "--quiet")
     assert (process.returncode, process.stdout, process.stderr) == (0, "", "")
