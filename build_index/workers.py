@@ -148,8 +148,9 @@ class _Process:
     """A worker process, which does one task at a time."""
 
     def __init__(self, setup: bytes, environment: dict[str, str]) -> None:
-        # The path of modules may have been changed since this process began.
-        program = f"import sys; sys.path[:] = {sys.path!r}; from build_index.worker_process import main; main()"
+        # The path of modules may have been changed since this process began. Imports read its texts alone.
+        path = [entry for entry in sys.path if isinstance(entry, str)]
+        program = f"import sys; sys.path[:] = {path!r}; from build_index.worker_process import main; main()"
         self._process = subprocess.Popen(
             [sys.executable, "-c", program],
             stdin=subprocess.PIPE,

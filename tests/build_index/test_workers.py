@@ -280,6 +280,12 @@ def test_a_worker_that_is_killed_costs_its_task(corpora, tokenizer, out, expecte
     assert contents(out) == expected, "the old datastore stays"
 
 
+def test_what_imports_pass_over_in_the_path_of_modules_is_no_error(corpora, tokenizer, out, many_tasks, monkeypatch):
+    """A `Path`, as in many notebooks."""
+    monkeypatch.setattr(workers.sys, "path", [*workers.sys.path, out.parent])
+    assert build(options_of(corpora[:1], tokenizer, out, workers=2)).workers == 2
+
+
 def test_a_worker_that_cannot_start_is_an_error(corpora, tokenizer, out, many_tasks, monkeypatch):
     monkeypatch.setattr(workers.sys, "executable", "/bin/false")
     with pytest.raises(WorkerError, match="ended 2 times, with status 1"):
