@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -87,6 +88,20 @@ def test_a_reader_that_has_gone_is_no_failure_of_the_build(corpus, tokenizer, ou
     finally:
         os.close(writing)
     assert (process.returncode, process.stderr) == (1, "")
+    assert Manifest.read(out).document_count == 40
+
+
+def test_an_output_that_cannot_be_written_is_one_line(corpus, tokenizer, out):
+    with Path("/dev/full").open("w") as full:
+        process = subprocess.run(
+            command("--corpus", corpus, "--tokenizer", tokenizer, "--out", out),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert process.stderr == "Error: standard output cannot be written (No space left on device)\n"
+    assert process.returncode == 1
     assert Manifest.read(out).document_count == 40
 
 
