@@ -83,6 +83,8 @@ def open_corpus(spec: CorpusSpec) -> Corpus:
             raise CorpusError(describe(where, "corpus", "a live datastore", expected))
     except OSError as error:
         raise read_error(where, error) from error
+    except ValueError as error:  # a NUL in the path
+        raise CorpusError(describe(where, "path", f"invalid ({error})", "one of a file or a directory")) from None
     if stat.S_ISDIR(mode):
         return Corpus(spec, spec.reader or "tree")
     if not stat.S_ISREG(mode):

@@ -276,7 +276,10 @@ def is_staging(directory: Path) -> bool:
 
 
 def _resolved(out: Path) -> Path:
-    return Path(os.path.realpath(local_path(out)))
+    try:
+        return Path(os.path.realpath(local_path(out)))
+    except ValueError as error:  # a NUL in the path
+        raise OutputError(describe(out, "path", f"invalid ({error})", "one of a directory")) from None
 
 
 def building_place(place: Path) -> Path:

@@ -114,7 +114,8 @@ class LiveDatastore(Store):
                 later, where a core is free.
             max_tokens: most tokens kept; the oldest documents beyond it are evicted, up to an eighth of it at once.
                 None: as it was opened before; no limit for a new one.
-            max_age: most seconds that a document is kept; it may go up to an eighth of that earlier. None: likewise.
+            max_age: most seconds that a document is kept; it may go up to an eighth of that earlier, and stays while no
+                process writes the datastore. None: likewise.
 
         Raises:
             DatastoreNotFoundError: there is none, and no `tokenizer` to begin one with.
@@ -142,8 +143,9 @@ class LiveDatastore(Store):
             return cls(directory, Follower(location), bounds, None)
         try:
             directory.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StorageError(f"{directory}: the directory cannot be written ({error.strerror})") from error
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+            problem = getattr(error, "strerror", error)
+            raise StorageError(f"{directory}: the directory cannot be written ({problem})") from error
         lock = WriterLock(directory)
         try:
             documents = Documents(directory)

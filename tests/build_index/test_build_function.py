@@ -13,7 +13,14 @@ from transformers import AutoTokenizer
 import build_index
 import rest_store
 from rest_store.cli import main
-from rest_store.errors import BuildError, CorpusError, CorpusNotFoundError, MemoryBudgetError, TokenizerLoadError
+from rest_store.errors import (
+    BuildError,
+    CorpusError,
+    CorpusNotFoundError,
+    MemoryBudgetError,
+    OutputError,
+    TokenizerLoadError,
+)
 from tests.shared.builds import contents, documents, write_jsonl, write_tokenizer
 from tests.shared.tiny import text_tokenizer
 
@@ -115,3 +122,13 @@ def test_errors_are_those_of_the_command(corpus: Path, tmp_path: Path, monkeypat
     monkeypatch.setitem(sys.modules, "pydivsufsort", None)  # type: ignore[arg-type]  # to import is what is not installed
     with pytest.raises(BuildError, match=r"pip install 'rest-store\[build\]'"):
         rest_store.build(corpus, tokenizer, out)
+
+
+def test_paths_with_a_nul_are_refused_by_name(corpus: Path, tmp_path: Path) -> None:
+    tokenizer = write_tokenizer(tmp_path / "tokenizer.json")
+    with pytest.raises(
+        CorpusError, match=r"path is invalid \(embedded null byte\), expected one of a file or a directory"
+    ):
+        rest_store.build("a\0b", tokenizer, tmp_path / "ds")
+    with pytest.raises(OutputError, match=r"path is invalid \(embedded null byte\), expected one of a directory"):
+        rest_store.build(corpus, tokenizer, "a\0b")

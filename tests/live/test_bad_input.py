@@ -225,6 +225,11 @@ def test_a_database_of_another_release_or_program(tmp_path: Path, version: int, 
     )
 
 
+def test_a_path_with_a_nul(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"the directory cannot be written .embedded null byte."):
+        new_live(tmp_path / "a\0b")
+
+
 def test_what_is_no_database(tmp_path: Path) -> None:
     (tmp_path / "documents.sqlite").write_bytes(b"no database" * 1000)
     for read_only in (False, True):
