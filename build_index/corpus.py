@@ -74,6 +74,8 @@ def open_corpus(spec: CorpusSpec) -> Corpus:
             return Corpus(spec, spec.reader or "tree", remote)
         return _corpus_of_file(spec, RemotePath(remote.url), remote)
     path = local_path(where)
+    if "\0" in where:
+        raise CorpusError(describe(where, "path", "invalid (a NUL)", "one of a file or a directory"))
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode) and is_datastore(path):
@@ -83,8 +85,6 @@ def open_corpus(spec: CorpusSpec) -> Corpus:
             raise CorpusError(describe(where, "corpus", "a live datastore", expected))
     except OSError as error:
         raise read_error(where, error) from error
-    except ValueError as error:  # a NUL in the path
-        raise CorpusError(describe(where, "path", f"invalid ({error})", "one of a file or a directory")) from None
     if stat.S_ISDIR(mode):
         return Corpus(spec, spec.reader or "tree")
     if not stat.S_ISREG(mode):
