@@ -74,9 +74,17 @@ class MappedFile(Generic[Header]):
         mapping = _map(path)
         header = cls.header_type.unpack(mapping.bytes[:HEADER_SIZE].tobytes(), path)
         file = cls(path, header, mapping)
-        _require_size(file.raw, header.file_size, path)
+        if file.raw.size != header.file_size:
+            raise ShardSizeError(describe(path, "size", f"{file.raw.size} bytes", f"{header.file_size} bytes"))
+        file.require_tail()
         file.require_end()
         return file
+
+    def require_tail(self) -> None:
+        """Raise ShardHeaderError if the tail, of which no checksum knows, is not zero bytes."""
+        tail = self.raw[-TAIL_SIZE:].tobytes()
+        if any(tail):
+            raise ShardHeaderError(describe(self.path, "tail", tail.hex(), "zero bytes"))
 
     def require_end(self) -> None:
         """Raise an error if the end of the payload is not valid for this kind of file."""
@@ -126,11 +134,3 @@ def _map(path: Path) -> Mapping:
     except OSError as error:
         found = f"unreadable ({error.strerror})"
         raise MissingShardError(describe(path, "file", found, "a file that the manifest names")) from None
-
-
-def _require_size(raw: npt.NDArray[np.uint8], expected: int, where: Path) -> None:
-    if raw.size != expected:
-        raise ShardSizeError(describe(where, "size", f"{raw.size} bytes", f"{expected} bytes"))
-    tail = raw[-TAIL_SIZE:].tobytes()
-    if any(tail):
-        raise ShardHeaderError(describe(where, "tail", tail.hex(), "zero bytes"))

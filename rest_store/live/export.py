@@ -33,7 +33,7 @@ def export(live: LiveDatastore, out: Path) -> Datastore:
         OutputError: something else is at `out`, or another process builds there.
         ResumeError: an unfinished build is there, whose shards would be lost.
         StorageError: a shard cannot be written.
-        ChecksumError: the files of a segment have been damaged since they were opened.
+        ChecksumError, ShardHeaderError: the files of a segment have been damaged since they were opened.
     """
     views = [view for view in live.snapshot.views if view.entry_count]
     if not views:
@@ -69,8 +69,9 @@ def export(live: LiveDatastore, out: Path) -> Datastore:
 
 
 def _require_intact(view: KernelShard) -> None:
-    """Raise ChecksumError if a file of a segment has been damaged: the new checksums would fit what is wrong."""
+    """Raise an error if a file of a segment has been damaged: the new checksums would fit what is wrong."""
     for file in view.files:
+        file.require_tail()
         found, expected = hashlib.sha256(file.payload.data).hexdigest(), file.header.sha256.hex()
         if found != expected:
             raise ChecksumError(describe(file.path, "SHA-256 of the payload", found, expected))

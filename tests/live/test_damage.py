@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from rest_store.datastore.check import check_datastore
+from rest_store.datastore.header import HEADER_SIZE
 from rest_store.datastore.kernel import native_kernel
 from rest_store.datastore.manifest import FILE_NAME, Manifest, ShardRecord
 from rest_store.datastore.shard import Shard
-from rest_store.errors import ChecksumError, RestStoreError, StorageError, TokenizerMismatchError
+from rest_store.errors import ChecksumError, RestStoreError, ShardHeaderError, StorageError, TokenizerMismatchError
 from rest_store.live import segments
 from rest_store.live.export import export
 from rest_store.live.live_datastore import LiveDatastore
@@ -66,7 +67,7 @@ def truncate(path: Path) -> None:
 
 def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
-    content[300] ^= 4
+    content[HEADER_SIZE] ^= 4
     path.write_bytes(content)
 
 
@@ -140,6 +141,16 @@ def test_a_segment_that_is_damaged_while_it_is_open_is_not_exported(
         assert not (tmp_path / "out").exists()
     with LiveDatastore.open(place, read_only=True) as live:
         assert export(live, tmp_path / "out").info().document_count == len(documents)
+
+
+def test_a_segment_whose_tail_is_damaged_while_it_is_open_is_not_exported(place: Path, tmp_path: Path) -> None:
+    with LiveDatastore.open(place, read_only=True) as live:
+        damaged = files(place, "suffixes")[0]
+        content = bytearray(damaged.read_bytes())
+        content[-4] ^= 4
+        damaged.write_bytes(content)
+        refused(ShardHeaderError, lambda: export(live, tmp_path / "out"), str(damaged), "tail", "zero bytes")
+        assert not (tmp_path / "out").exists()
 
 
 def test_text_is_not_encoded_by_another_tokenizer(tmp_path: Path) -> None:
