@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,6 +31,30 @@ model_option = click.option(
 device_option = click.option(
     "--device", metavar="DEVICE", show_default="where it is loaded", help="Where the model runs, such as cuda."
 )
+
+
+class FloatRange(click.FloatRange):
+    """A range of numbers, without NaN, which lies in every range of click."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number."""
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail("nan is not a number", param, ctx)
+        return number
+
+
+def to_be_written(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+    """Make the folder of a file to be written, and refuse one that cannot be, before anything costly is done."""
+    if path is not None and not context.resilient_parsing:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            is_writable = os.access(path if path.exists() else path.parent, os.W_OK)
+        except OSError as error:
+            raise click.BadParameter(f"{path} cannot be written; {path.parent}: {error.strerror}") from error
+        if not is_writable:
+            raise click.BadParameter(f"{path} cannot be written")
+    return path
 
 
 def max_nodes_option(default: Any = None, *, least: int = 1, **settings: Any) -> Decorator[Any]:

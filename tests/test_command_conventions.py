@@ -12,6 +12,7 @@ import pytest
 
 from rest_store.cli import main
 from rest_store.datastore.kernel import MAX_NODES
+from rest_store.options import FILE
 from rest_store.options import MAX_NODES as MOST_NODES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -116,6 +117,28 @@ def test_measurements_write_to_out(name: str) -> None:
     assert given.get_help_record(SCRIPTS[name]) == option(COMMANDS["bench quality"], "--out").get_help_record(  # type: ignore[union-attr]
         COMMANDS["bench quality"]
     )
+
+
+FILES = [name for name in ALL if (one := option(ALL[name], "--out")) is not None and one.type is FILE]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_done(name: str, tmp_path: Path) -> None:
+    out = option(ALL[name], "--out")
+    assert out is not None
+    (tmp_path / "file").touch()
+    with pytest.raises(click.BadParameter, match=r"file/out cannot be written; .*/file: File exists"):
+        out.process_value(ALL[name], str(tmp_path / "file" / "out"))
+    assert out.process_value(ALL[name], str(tmp_path / "new" / "out")) == tmp_path / "new" / "out"
+    assert list((tmp_path / "new").iterdir()) == [], "its folder is made"
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_numbers_in_a_range_are_numbers(name: str) -> None:
+    for one in options(ALL[name]):
+        if isinstance(one.type, click.FloatRange):
+            with pytest.raises(click.BadParameter, match="nan is not a number"):
+                one.process_value(ALL[name], "nan")
 
 
 @pytest.mark.parametrize(

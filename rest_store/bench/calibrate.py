@@ -9,13 +9,13 @@ import click
 
 from rest_store.bench.datastores import open_datastores
 from rest_store.bench.environment import file_hash
-from rest_store.bench.options import datastores_option, recordings_option, require_folder, tokenizer_option
+from rest_store.bench.options import datastores_option, recordings_option, tokenizer_option
 from rest_store.bench.recordings import FIT_PARTS, LEAST_TO_FIT, read_all, split
 from rest_store.bench.replay import fit_calibration, replay
 from rest_store.datastore.render import counted
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import PromptLookup, RecycledLogits, require_sources
-from rest_store.options import FILE, json_option
+from rest_store.options import FILE, json_option, to_be_written
 
 
 @click.command(
@@ -24,7 +24,9 @@ from rest_store.options import FILE, json_option
 @recordings_option()
 @datastores_option
 @tokenizer_option
-@click.option("--out", metavar="FILE", required=True, type=FILE, help="The calibration to write.")
+@click.option(
+    "--out", metavar="FILE", required=True, type=FILE, callback=to_be_written, help="The calibration to write."
+)
 @click.option("--trees", metavar="N", default=250, type=click.IntRange(1, 2000), help="Number of boosted trees.")
 @json_option
 def calibrate(
@@ -43,7 +45,6 @@ def calibrate(
     stores = open_datastores(datastores)
     require_sources("--datastore", list(stores.values()))
     fitting, held_out = split(read_all(recordings, stores, tokenizer), "calibrate", least=LEAST_TO_FIT)
-    require_folder(out)
     sources = [PromptLookup(), RecycledLogits(), *stores.values()]
     provenance = {
         "recordings": [path.name for path in recordings],

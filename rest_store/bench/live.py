@@ -18,7 +18,6 @@ from rest_store.bench.options import (
     every_option,
     recordings_option,
     require_datastores,
-    require_folder,
     result_options,
     tokenizer_option,
 )
@@ -82,8 +81,6 @@ def live(
     With the datastores and without. All recordings are remembered; the figures are those of the recordings that the
     calibration was not fitted to. The first datastore says which tokenizer the tokens are from.
     """
-    if out.file is not None:
-        require_folder(out.file)
     require_datastores(datastores, "bench live")
     stores = open_datastores(datastores)
     require_sources("--datastore", list(stores.values()))

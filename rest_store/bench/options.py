@@ -13,7 +13,7 @@ from typing import Any, TextIO
 import click
 
 from rest_store.errors import RecordingError, describe
-from rest_store.options import FILE, PATH, SEED, Decorator, json_option
+from rest_store.options import FILE, PATH, SEED, Decorator, json_option, to_be_written
 
 
 def recordings_option(*, required: bool = True) -> Decorator[Any]:
@@ -61,7 +61,9 @@ prepacked_option = click.option(
 plots_option = click.option(
     "--plots", metavar="DIR", type=PATH, help="Folder for charts as PNG and SVG; needs the extra [plots]."
 )
-_out_option = click.option("--out", metavar="FILE", type=FILE, help="Write all figures to this file, as JSON.")
+_out_option = click.option(
+    "--out", metavar="FILE", type=FILE, callback=to_be_written, help="Write all figures to this file, as JSON."
+)
 
 
 @dataclass(frozen=True)
@@ -104,16 +106,6 @@ def prompts_option(*, required: bool = True) -> Decorator[Any]:
         help="Plain text, one prompt a line; or JSON lines or a JSON list of texts, token ids, or objects with prompt "
         "or turns (texts, of which the first is used). May end in .gz.",
     )
-
-
-def require_folder(file: Path) -> None:
-    """Raise, before anything costly is done, unless there is a folder to write `file` into.
-
-    Raises:
-        RecordingError: the folder does not exist.
-    """
-    if not file.absolute().parent.is_dir():
-        raise RecordingError(describe(file, "folder", "missing", "one that exists"))
 
 
 def require_datastores(datastores: Sequence[Path], where: str = "--through-service") -> None:

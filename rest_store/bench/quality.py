@@ -22,7 +22,6 @@ from rest_store.bench.options import (
     plots_option,
     recordings_option,
     require_datastores,
-    require_folder,
     result_options,
     through_service_option,
     tokenizer_option,
@@ -92,8 +91,6 @@ def quality(
     """
     if plots is not None:
         import rest_store.bench.charts  # noqa: F401  a missing package is reported before anything is measured
-    if out.file is not None:
-        require_folder(out.file)
     if through_service:
         require_datastores(datastores)
     stores = open_datastores(datastores)

@@ -10,11 +10,19 @@ from typing import Any
 
 import click
 
-from rest_store.bench.options import chat_option, every_option, prompts_option, require_folder
+from rest_store.bench.options import chat_option, every_option, prompts_option
 from rest_store.bench.prompts import Prompt, encoding, read_prompts, require_known_tokens
 from rest_store.datastore.render import counted
 from rest_store.errors import RecordingError, describe
-from rest_store.options import FILE, device_option, dtype_option, json_option, max_new_tokens_option, model_option
+from rest_store.options import (
+    FILE,
+    device_option,
+    dtype_option,
+    json_option,
+    max_new_tokens_option,
+    model_option,
+    to_be_written,
+)
 from rest_store.terminal import loading
 
 TOP = 8  # most likely tokens kept for each position
@@ -25,7 +33,14 @@ TOP = 8  # most likely tokens kept for each position
 )
 @model_option
 @prompts_option()
-@click.option("--out", metavar="FILE", required=True, type=FILE, help="The recordings to write; .gz compresses.")
+@click.option(
+    "--out",
+    metavar="FILE",
+    required=True,
+    type=FILE,
+    callback=to_be_written,
+    help="The recordings to write; .gz compresses.",
+)
 @chat_option
 @max_new_tokens_option()
 @every_option
@@ -50,7 +65,6 @@ def record(
     from rest_store.generation.model import load_model
     from rest_store.generation.support import vocabulary_size
 
-    require_folder(out)
     loaded, tokenizer = load_model(model, dtype=dtype, device=device, announce=loading)
     prompts = read_prompts(prompts_file, encoding(tokenizer, chat=chat))[::every]
     require_known_tokens(prompts, vocabulary_size(loaded))

@@ -6,8 +6,6 @@ Without a prompt it reads them from standard input, line by line: on a terminal 
 from __future__ import annotations
 
 import functools
-import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -22,29 +20,17 @@ from rest_store.options import (
     PATH,
     PLACE,
     SEED,
+    FloatRange,
     device_option,
     dtype_option,
     max_new_tokens_option,
     max_nodes_option,
     model_option,
+    to_be_written,
 )
 from rest_store.service.address import is_service
 from rest_store.service.options import Access, access_options
 from rest_store.terminal import loading
-
-
-def _writable(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
-    """Refuse a path that cannot be written, before anything is loaded."""
-    if path is not None and not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise click.BadParameter(f"{path} cannot be written; does its folder exist?")
-    return path
-
-
-def _number(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
-    """Refuse NaN, which lies in every range of click."""
-    if value is not None and math.isnan(value):
-        raise click.BadParameter("nan is not a number")
-    return value
 
 
 @click.command(
@@ -79,7 +65,7 @@ Examples:
     "logits_path",
     metavar="FILE",
     type=FILE,
-    callback=_writable,
+    callback=to_be_written,
     help="Also draft from what the model found likely in earlier runs: read from this file, written to it at the end.",
 )
 @click.option(
@@ -113,16 +99,14 @@ Examples:
 @click.option(
     "--temperature",
     metavar="T",
-    type=click.FloatRange(1e-30),  # scores divided by less may be infinite
-    callback=_number,
+    type=FloatRange(1e-30),  # scores divided by less may be infinite
     show_default="greedy search",
     help="Sample at this temperature.",
 )
 @click.option(
     "--top-p",
     metavar="P",
-    type=click.FloatRange(0, 1, min_open=True),
-    callback=_number,
+    type=FloatRange(0, 1, min_open=True),
     help="Sample from the likeliest tokens that have this probability together.",
 )
 @click.option("--top-k", metavar="N", type=click.IntRange(1), help="Sample from the N likeliest tokens.")
@@ -135,14 +119,14 @@ Examples:
 @click.option(
     "--typical-threshold",
     metavar="P",
-    type=click.FloatRange(0, 1),
+    type=FloatRange(0, 1),
     default=0.09,
     help="Typical acceptance keeps a draft token with a probability above this.",
 )
 @click.option(
     "--typical-alpha",
     metavar="FACTOR",
-    type=click.FloatRange(0),
+    type=FloatRange(0),
     default=0.3,
     help="Typical acceptance also keeps one with a probability above this times exp(-entropy).",
 )
@@ -157,7 +141,7 @@ Examples:
     "page_path",
     metavar="FILE",
     type=FILE,
-    callback=_writable,
+    callback=to_be_written,
     help="Also write an HTML page; takes one --prompt.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each prompt, each on a line.")

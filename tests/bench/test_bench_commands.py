@@ -210,12 +210,6 @@ def test_curves_of_a_live_datastore_are_refused_before_anything_is_measured(fold
     assert (status, shown) == (1, f"Error: --curves: datastore live is live, expected {expected}\n")
 
 
-def test_recording_refuses_an_absent_folder_before_the_model_is_loaded(tmp_path: Path) -> None:
-    command = ["bench", "record", "--model", "none", "--prompts", tmp_path, "--out", tmp_path / "none" / "out"]
-    status, shown = run(*command)
-    assert (status, "folder is missing" in shown) == (1, True)
-
-
 def test_results_name_commit_machine_and_data(tmp_path: Path) -> None:
     assert {"commit", "cpu", "platform", "python", "packages"} <= environment().keys()
     (tmp_path / "data").write_bytes(b"abc")

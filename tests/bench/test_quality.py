@@ -125,7 +125,6 @@ def test_bad_options_are_refused_before_anything_is_fitted(folder: Path, monkeyp
         monkeypatch.setattr(module, "fit_calibration", costly)
     store = ["--datastore", folder / "a"]
     for options, fragment in (
-        (["--out", folder / "no/where.json"], "folder is missing"),
         (["--datastore", folder / "none"], "none"),
         (["--calibration", folder / "none"], "calibration is"),
     ):
@@ -141,10 +140,6 @@ def test_bad_options_are_refused_before_anything_is_fitted(folder: Path, monkeyp
         done = CliRunner().invoke(main, [*command, *recordings, *many])
         assert done.exit_code == 1
         assert "number of sources with counts is 7" in done.output
-    common = ["--recordings", str(folder / "recordings.jsonl"), "--datastore", str(folder / "a")]
-    done = CliRunner().invoke(main, ["calibrate", *common, "--out", str(folder / "no/where")])
-    assert done.exit_code == 1
-    assert "folder is missing" in done.output
 
 
 def test_recordings_without_output_are_not_used(folder: Path, tmp_path: Path) -> None:

@@ -112,7 +112,8 @@ def write(model: Path, *words: str) -> Result:
         ["--top-p", "0"],
         ["--top-p", "1.5"],
         ["--top-k", "0"],
-        ["--html", "no/such/folder/page.html"],
+        ["--html", f"{__file__}/page.html"],
+        ["--logits", f"{__file__}/logits"],
     ],
 )
 def test_the_command_refuses_numbers_and_places_before_it_loads_anything(words: list[str], tmp_path: Path) -> None:

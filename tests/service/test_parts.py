@@ -252,7 +252,7 @@ def test_a_part_that_has_moved_is_found_by_the_parts_file(
     [token, *_] = (token for token in range(300) if whole.count([token]) > first.count([token]))
     groups = served.start_all(directory, 2, name)
     write_parts(tmp_path / "parts.toml", groups)
-    with connected(kind, str(tmp_path / "parts.toml"), timeout=PATIENCE, retries=0, pause=0) as client:
+    with connected(kind, tmp_path / "parts.toml", timeout=PATIENCE, retries=0, pause=0) as client:
         client.connect()
         served.stop(f"{name}2of2")
         assert client.count([token]) == first.count([token])

@@ -45,8 +45,8 @@ class DatastoreClient(ClientBase):
 
     Args:
         targets: `HOST:PORT` or `unix:/path`, or a list of several that serve the same. A datastore that is served in
-            parts has a list of such lists, one for each part: `[["a:1", "b:1"], ["a:2", "b:2"]]`; or the name of a
-            parts file, which ends with `.toml`. All parts are asked at once, and answer as one datastore.
+            parts has a list of such lists, one for each part: `[["a:1", "b:1"], ["a:2", "b:2"]]`; or the path
+            of a parts file, which ends with `.toml`. All parts are asked at once, and answer as one datastore.
         datastore: name or names of the datastores to ask; None: all whose tokenizer matches.
         tokenizer: the tokenizer in use, as for `Datastore.open`; a service with another is refused.
         token: bearer token.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,15 +19,20 @@ else:
 
 _MOST_PARTS = 1024
 _LARGEST_FILE = 1 << 20  # bytes
-Targets: TypeAlias = str | Sequence[str] | Sequence[Sequence[str]]
+Targets: TypeAlias = str | os.PathLike[str] | Sequence[str] | Sequence[Sequence[str]]
 Groups: TypeAlias = list[list[str]]
 
 
 def is_in_parts(targets: object) -> bool:
     """Return whether `targets` of a `DatastoreClient` are those of parts: a parts file, or a list of lists."""
-    if isinstance(targets, str):
-        return is_parts_file(targets)
+    if (path := path_of(targets)) is not None:
+        return is_parts_file(path)
     return isinstance(targets, list | tuple) and any(isinstance(group, list | tuple) for group in targets)
+
+
+def path_of(targets: object) -> str | None:
+    """Return the path of a parts file, if `targets` may be one; None: they are lists."""
+    return os.fsdecode(targets) if isinstance(targets, str | os.PathLike) else None
 
 
 def part_groups(targets: Targets) -> Groups:
@@ -35,7 +41,7 @@ def part_groups(targets: Targets) -> Groups:
     Raises:
         TargetError: the file cannot be read or is malformed, or an address is invalid or comes twice.
     """
-    return _read(Path(targets)) if isinstance(targets, str) else _checked(targets, "client")
+    return _read(Path(targets)) if isinstance(targets, str | os.PathLike) else _checked(targets, "client")
 
 
 def _read(path: Path) -> Groups:

@@ -18,7 +18,7 @@ from rest_store.service.client.client_base import ClientBase
 from rest_store.service.client.codec import Codec
 from rest_store.service.client.counters import ClientCounters, ClientStatistics
 from rest_store.service.client.merged_drafts import Drafts
-from rest_store.service.client.part_groups import Groups, Targets, part_groups
+from rest_store.service.client.part_groups import Groups, Targets, part_groups, path_of
 from rest_store.service.client.requests import Requests, longest_match
 
 C = TypeVar("C", bound=ClientBase)
@@ -46,7 +46,7 @@ class PartsBase(Generic[C]):
             if options.get(name) is not None:
                 raise TargetError(describe("client", name, ascii(options[name]), "None where a datastore is in parts"))
         self._groups = groups = part_groups(targets)
-        self._file = targets if isinstance(targets, str) else None
+        self._file = path_of(targets)
         self._read_at = time.monotonic()
         self._options = dict(options)
         if (tokenizer := options.get("tokenizer")) is not None:

@@ -16,7 +16,7 @@ import click
 
 import rest_store
 from rest_store.errors import PartError, ServeError, describe
-from rest_store.options import FILE
+from rest_store.options import FILE, FloatRange
 from rest_store.service.address import Address
 from rest_store.service.server.connections import Connections
 from rest_store.service.server.limits import Limits
@@ -139,7 +139,7 @@ def _part(text: str) -> Part:
 @click.option(
     "--drain-seconds",
     metavar="SECONDS",
-    type=click.FloatRange(min=0),
+    type=FloatRange(0),
     default=10.0,
     help="Time that running calls have after SIGTERM.",
 )
