@@ -73,33 +73,25 @@ def test_a_summary_for_programs_and_nothing_else(corpus, tokenizer, out):
     assert summary["tokens"] == Manifest.read(out).token_count
 
 
+def build_and_say(stdout, corpus, tokenizer, out):
+    """Run the command with this file as its standard output."""
+    words = command("--corpus", corpus, "--tokenizer", tokenizer, "--out", out)
+    return subprocess.run(words, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)
+
+
 def test_a_reader_that_has_gone_is_no_failure_of_the_build(corpus, tokenizer, out):
     """As `rest-build ... | head -1` may have it."""
     reading, writing = os.pipe()
     os.close(reading)
-    try:
-        process = subprocess.run(
-            command("--corpus", corpus, "--tokenizer", tokenizer, "--out", out),
-            stdout=writing,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-    finally:
-        os.close(writing)
+    with os.fdopen(writing, "w") as closed:
+        process = build_and_say(closed, corpus, tokenizer, out)
     assert (process.returncode, process.stderr) == (1, "")
     assert Manifest.read(out).document_count == 40
 
 
 def test_an_output_that_cannot_be_written_is_one_line(corpus, tokenizer, out):
     with Path("/dev/full").open("w") as full:
-        process = subprocess.run(
-            command("--corpus", corpus, "--tokenizer", tokenizer, "--out", out),
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
+        process = build_and_say(full, corpus, tokenizer, out)
     assert process.stderr == "Error: standard output cannot be written (No space left on device)\n"
     assert process.returncode == 1
     assert Manifest.read(out).document_count == 40
